@@ -1,0 +1,70 @@
+"""What a source of data gives, and what a partition makes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """All samples of one source as tensors; use it for any data, read from files or built in memory.
+
+    `features` is float32, or uint8 for images whose values are to be divided by 255 when they are used. `labels` is
+    int64 for classes, float32 for a regression target. `owners` names the writer or user of each row where the
+    source knows one. `held_out` marks the rows of the source's own test part. `marks` are further per-row
+    attributes, such as "sharp".
+    """
+
+    name: str
+    features: torch.Tensor
+    labels: torch.Tensor
+    classes: int
+    """Number of classes; 0 for regression."""
+    owners: NDArray[np.str_] | None = None
+    held_out: NDArray[np.bool_] | None = None
+    marks: Mapping[str, NDArray[np.float64]] = field(default_factory=dict[str, NDArray[np.float64]])
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+
+@dataclass(frozen=True)
+class ClientRows:
+    """The rows of one client: which samples it trains on, which it tests on."""
+
+    client: str
+    train: Rows
+    test: Rows
+    train_labels: torch.Tensor | None = None
+    """Labels that replace the data set's on the training rows (a client with wrong labels); None for the true ones."""
+
+
+@dataclass(frozen=True)
+class Population:
+    """A data set shared out among clients; `server` are the rows that the server itself holds for testing."""
+
+    dataset: Dataset
+    clients: tuple[ClientRows, ...]
+    server: Rows
+    notes: tuple[str, ...] = ()
+    """What the partition had to do that the user should know (clients dropped, draws with overlap)."""
+
+    @cached_property
+    def by_name(self) -> dict[str, ClientRows]:
+        return {rows.client: rows for rows in self.clients}
+
+    @property
+    def names(self) -> list[str]:
+        return [rows.client for rows in self.clients]
+
+    def train_labels(self, rows: ClientRows) -> torch.Tensor:
+        """The labels that this client trains on."""
+        return self.dataset.labels[torch.from_numpy(rows.train)] if rows.train_labels is None else rows.train_labels
