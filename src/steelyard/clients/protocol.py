@@ -1,0 +1,54 @@
+"""The two protocols that the round loop speaks to; it never knows which implementation answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import torch
+
+from steelyard.messages import Evaluations, Question, ServerTest, Task, Updates
+
+
+class Clients(Protocol):
+    """The devices of a federation: in this process, across machines, or anything else that trains and evaluates."""
+
+    def names(self, seed: int) -> Sequence[str]:
+        """Return the stable ids of all registered clients, ascending."""
+        ...
+
+    def train(self, tasks: Sequence[Task]) -> list[Updates]:
+        """Do the tasks and return one answer each, in order; clients that fail are named in the answer."""
+        ...
+
+    def evaluate(self, questions: Sequence[Question]) -> list[Evaluations]:
+        """Test models on every registered client; one answer per question, in order."""
+        ...
+
+    def snapshot(self) -> Mapping[str, torch.Tensor]:
+        """Return what the clients keep between rounds and a checkpoint must hold (empty when it lives elsewhere)."""
+        ...
+
+    def restore(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Put back what `snapshot` returned; called once, before the first round after a resume."""
+        ...
+
+    def describe(self) -> Mapping[str, str]:
+        """Return what a reader of the run should know of how the clients work: engine, device, memory, notes."""
+        ...
+
+    def close(self) -> None:
+        """Let go of devices and connections."""
+        ...
+
+
+class Server(Protocol):
+    """What the server itself can compute: first parameters, and tests on data of its own."""
+
+    def initial(self, seed: int) -> torch.Tensor:
+        """Return the first global model as one flat vector, a pure function of the seed."""
+        ...
+
+    def test(self, seed: int, models: torch.Tensor) -> ServerTest:
+        """Test models [candidates, parameters] on the server's own test set."""
+        ...

@@ -1,0 +1,180 @@
+"""What travels between the server and the clients: frozen, typed, checked where it enters the server.
+
+    Task ──▶ clients.train ──▶ Updates ──▶ weigh ──▶ combine ──▶ Question ──▶ clients.evaluate ──▶ Evaluations
+
+A task and an answer concern one federation (one rule with one seed) and its whole cohort: weights need the whole cohort
+before anything is summed. Several federations that are compared side by side pass several tasks in one call, so
+that an implementation may train them all together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class LossState:
+    """The loss that clients are to use this round; what adapts between rounds is in here.
+
+    `class_weights` are AdaFed's κ_c (None for 1); `shape` and `scale` are α and c of Barron's general loss.
+    """
+
+    name: str = "cross-entropy"
+    class_weights: tuple[float, ...] | None = None
+    shape: float | None = None
+    scale: float | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """One round's work for one federation: train these clients from these parameters with this loss."""
+
+    federation: str
+    seed: int
+    round: int
+    clients: tuple[str, ...]
+    """The cohort, in ascending order of client id."""
+    parameters: torch.Tensor
+    """The global model as one flat float32 vector."""
+    loss: LossState = LossState()
+
+
+class Payload(Protocol):
+    """The updates of a cohort in a form that can be weighed: dense models, or sparse rows of a shared table."""
+
+    def combine(self, parameters: torch.Tensor, weights: Floats) -> torch.Tensor:
+        """Return the new global parameters for weights[clients], or one row per candidate for [candidates, clients]."""
+        ...
+
+    def divergence(self, parameters: torch.Tensor) -> Floats:
+        """Return ‖Θ − Θ_a‖₂ over all parameters together, one number per client."""
+        ...
+
+    def select(self, keep: Sequence[int]) -> Payload:
+        """Return the payload of some of the clients only, by position; used when an update is refused."""
+        ...
+
+    def finite(self) -> NDArray[np.bool_]:
+        """Return for each client whether all its numbers are finite."""
+        ...
+
+
+@dataclass(frozen=True, eq=False)
+class DenseModels:
+    """Whole local models, stacked: `models[clients, parameters]`. Combining is a matrix product, weights @ models."""
+
+    models: torch.Tensor
+
+    def combine(self, parameters: torch.Tensor, weights: Floats) -> torch.Tensor:
+        return torch.as_tensor(weights, dtype=self.models.dtype, device=self.models.device) @ self.models
+
+    def divergence(self, parameters: torch.Tensor) -> Floats:
+        reference = parameters.to(self.models.device)
+        norms = [torch.linalg.vector_norm(model - reference, dtype=torch.float64) for model in self.models]
+        return torch.stack(norms).cpu().numpy() if norms else np.zeros(0)
+
+    def select(self, keep: Sequence[int]) -> DenseModels:
+        return DenseModels(self.models[list(keep)])
+
+    def finite(self) -> NDArray[np.bool_]:
+        # A sum is finite exactly when every term is, short of an overflow, which is refused all the same.
+        return torch.isfinite(self.models.sum(dim=1)).cpu().numpy()
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A client that was asked and gives nothing to weigh, with the reason; the round goes on without it."""
+
+    client: str
+    reason: str
+
+
+@dataclass(frozen=True, eq=False)
+class Updates:
+    """What a cohort sent back for one task, in ascending order of client id."""
+
+    federation: str
+    round: int
+    clients: tuple[str, ...]
+    samples: NDArray[np.int64]
+    """Number of training samples of each client."""
+    criteria: Mapping[str, Floats]
+    """The raw measures that the clients took themselves, by criterion."""
+    losses: Floats
+    """Mean training loss of the last local epoch."""
+    payload: Payload
+    failures: tuple[Failure, ...] = ()
+    bytes_sent: NDArray[np.int64] | None = None
+    """Size of each client's answer as sent, where a real message was sent or can be counted."""
+
+    def select(self, keep: Sequence[int], refused: Sequence[Failure]) -> Updates:
+        """Return the same updates with only the clients at these positions; the rest are noted as failures."""
+        rows = list(keep)
+        return Updates(
+            federation=self.federation,
+            round=self.round,
+            clients=tuple(self.clients[i] for i in rows),
+            samples=self.samples[rows],
+            criteria={name: values[rows] for name, values in self.criteria.items()},
+            losses=self.losses[rows],
+            payload=self.payload.select(rows),
+            failures=(*self.failures, *refused),
+            bytes_sent=None if self.bytes_sent is None else self.bytes_sent[rows],
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Question:
+    """Test these models on every client's local test set; several candidates are asked in one question."""
+
+    federation: str
+    seed: int
+    round: int
+    models: torch.Tensor
+    """One flat model per row: [candidates, parameters]."""
+    detailed: bool = False
+    """Also return right or wrong for every single test sample of the first candidate."""
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluations:
+    """The answers to one question, in ascending order of client id; clients without test samples are left out."""
+
+    federation: str
+    round: int
+    clients: tuple[str, ...]
+    samples: NDArray[np.int64]
+    """Number of test samples of each client."""
+    scores: Floats
+    """[candidates, clients]: local accuracy, or another score for which more is better."""
+    losses: Floats
+    """[candidates, clients]: mean test loss."""
+    metrics: Mapping[str, Floats] = field(default_factory=dict[str, Floats])
+    """Further figures per client of the first candidate (ranking metrics, errors)."""
+    right: NDArray[np.bool_] | None = None
+    """Right or wrong per test sample of the first candidate, clients in order; None unless asked for."""
+    failures: tuple[Failure, ...] = ()
+
+    def overall(self) -> Floats:
+        """Return each candidate's score over all clients, weighted by their number of test samples."""
+        total = self.samples.sum()
+        return self.scores @ self.samples / total if total else np.zeros(len(self.scores))
+
+
+@dataclass(frozen=True, eq=False)
+class ServerTest:
+    """How models do on the server's own test set, one row per model."""
+
+    accuracy: Floats
+    f1: Floats
+    """[models, classes]: F1 of each class; shape [models, 0] for regression."""
+    errors: Mapping[str, Floats] = field(default_factory=dict[str, Floats])
+    """Regression errors by name: mape, mae, rmse."""
