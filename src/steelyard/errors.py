@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable
 
 
-class UserError(Exception):
+class UserError(ValueError):
     """A mistake in what the user gave: one line that names the field or file, what it held and what is allowed.
 
     Raise it wherever input from outside (a config, a file, an option) turns out wrong; the command line prints

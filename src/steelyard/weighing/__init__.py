@@ -1,0 +1,1 @@
+"""Criteria, scores and weights: how a client's say is weighed."""

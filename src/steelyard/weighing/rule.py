@@ -1,0 +1,167 @@
+"""A weighing rule: which criteria, which score, in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field, field_validator, model_validator
+
+from steelyard.errors import UserError, listed, nearest
+from steelyard.messages import Floats
+from steelyard.settings import Section
+from steelyard.weighing import capacity as capacities
+from steelyard.weighing import criteria as registry
+from steelyard.weighing import plugins, scores
+from steelyard.weighing.weights import Weighing, normalise, to_weights
+
+ScoreName = Literal["prioritized", "mean", "weighted-mean", "owa", "choquet", "product", "power"]
+SCORES: tuple[str, ...] = ("prioritized", "mean", "weighted-mean", "owa", "choquet", "product", "power")
+
+# Which parameter belongs to which scores: one given for another score is a mistake that must not pass in silence.
+_PARAMETERS = {
+    "priority": ("prioritized",),
+    "weights": ("weighted-mean", "owa"),
+    "quantifier": ("owa",),
+    "capacity": ("choquet",),
+    "power": ("power",),
+}
+
+
+class WeighingSettings(Section):
+    """How the clients of a cohort are weighed: criteria, score function and its parameters."""
+
+    criteria: tuple[str, ...] = Field(default=("DS",), min_length=1)
+    """Names of the criteria, such as ["DS", "LD", "MD"]; `steelyard criteria` lists them all."""
+    score: ScoreName = "prioritized"
+    """Score function that joins the criteria of a client into one number."""
+    priority: str | None = None
+    """For prioritized: the criteria from most to least important, "DS>LD>MD". Default: as listed in `criteria`."""
+    weights: tuple[float, ...] | None = None
+    """For weighted-mean: a weight per criterion. For owa: a weight per rank, largest value first."""
+    quantifier: str | None = None
+    """For owa: all, most, at-least-half, as-many-as-possible, or "a,b" for Q(r) = (r − a)/(b − a)."""
+    capacity: dict[str, Any] | None = None
+    """For choquet: a worth per subset of criteria, {"DS" = 0.4, "DS,LD" = 0.7, ...}, or {two_additive = {...}}."""
+    power: float | None = Field(default=None, gt=0)
+    """For power: the exponent k of p_i = c^k. Default 1."""
+    plugins: tuple[str, ...] = ()
+    """Python files or modules that define criteria of your own; loaded before the criteria are looked up."""
+
+    @field_validator("score", mode="before")
+    @classmethod
+    def _plain_score(cls, value: object) -> object:
+        return value.strip().lower().replace("_", "-") if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _check(self) -> WeighingSettings:
+        if len(set(self.criteria)) != len(self.criteria):
+            raise UserError(f"criteria: got {listed(self.criteria)}; allowed: each criterion once")
+        for name, allowed in _PARAMETERS.items():
+            if getattr(self, name) is not None and self.score not in allowed:
+                raise UserError(f"{name}: given with score = '{self.score}'; allowed only with {listed(allowed)}")
+        self.order()
+        self.score_function()
+        return self
+
+    def order(self) -> tuple[int, ...]:
+        """Return the priority order as positions in `criteria`."""
+        if self.priority is None:
+            return tuple(range(len(self.criteria)))
+        return parse_priority(self.priority, self.criteria)
+
+    def score_function(self) -> scores.Score:
+        """Return the score as a function of values [..., criteria]; for prioritized they stand in priority order."""
+        count = len(self.criteria)
+        match self.score:
+            case "prioritized":
+                return scores.prioritized
+            case "mean":
+                return scores.mean
+            case "weighted-mean":
+                return scores.weighted_mean(self._checked_weights("a weight per criterion"))
+            case "owa":
+                return scores.owa(self._owa_weights(count))
+            case "choquet":
+                if self.capacity is None:
+                    raise UserError("capacity: missing; score = 'choquet' needs a worth for every subset of criteria")
+                return scores.choquet(capacities.read(self.capacity, self.criteria))
+            case "product":
+                return scores.product
+            case "power":
+                return scores.power(1.0 if self.power is None else self.power)
+
+    def _owa_weights(self, count: int) -> Sequence[float]:
+        if (self.weights is None) == (self.quantifier is None):
+            raise UserError("weights, quantifier: score = 'owa' needs exactly one of the two")
+        if self.quantifier is not None:
+            return scores.quantifier_weights(scores.quantifier_bounds(self.quantifier), count).tolist()
+        return self._checked_weights("a weight per rank")
+
+    def _checked_weights(self, meaning: str) -> tuple[float, ...]:
+        given = self.weights
+        if given is None or len(given) != len(self.criteria):
+            shown = "nothing" if given is None else f"{len(given)} numbers"
+            raise UserError(f"weights: got {shown}; allowed: {len(self.criteria)} numbers, {meaning}")
+        if not all(np.isfinite(given)) or min(given) < 0 or sum(given) <= 0:
+            raise UserError(f"weights: got {listed(map(str, given))}; allowed: numbers >= 0, not all 0")
+        return given
+
+
+def parse_priority(text: str, criteria: Sequence[str]) -> tuple[int, ...]:
+    """Read "DS>LD>MD" as positions in `criteria`; it must name each criterion exactly once."""
+    names = [part.strip() for part in text.split(">")]
+    for name in names:
+        if name not in criteria:
+            raise UserError(
+                f"priority: '{text}' names '{name}', which is not among the criteria"
+                f"{nearest(name, criteria)}; allowed: an order of {listed(criteria)}"
+            )
+    if sorted(names) != sorted(criteria):
+        raise UserError(f"priority: got '{text}'; allowed: an order that names each of {listed(criteria)} once")
+    return tuple(criteria.index(name) for name in names)
+
+
+def show_priority(order: Sequence[int], criteria: Sequence[str]) -> str:
+    """Write an order as "DS>LD>MD"."""
+    return ">".join(criteria[i] for i in order)
+
+
+class Rule:
+    """A weighing rule ready for use: pure functions from raw criteria to weights."""
+
+    def __init__(self, settings: WeighingSettings) -> None:
+        self.settings = settings
+        self.names = settings.criteria
+        self.start_order = settings.order()
+        self._score = settings.score_function()
+
+    @property
+    def ordered(self) -> bool:
+        """Whether the order of the criteria matters to this rule."""
+        return self.settings.score == "prioritized"
+
+    def criteria(self) -> list[registry.Criterion]:
+        """Look the criteria up, after loading the plugins that may define them."""
+        for place in self.settings.plugins:
+            plugins.load_module(place)
+        return [registry.get(name) for name in self.names]
+
+    def score(self, values: Floats, order: Sequence[int] | None = None) -> Floats:
+        """Return the scores of values [clients, criteria] given in the listed order of the criteria."""
+        if not self.ordered:
+            return self._score(values)
+        return self._score(values[..., list(self.start_order if order is None else order)])
+
+    def weigh(self, raw: Floats, order: Sequence[int] | None = None) -> Weighing:
+        """Weigh a cohort from its raw measures [clients, criteria]: normalise, score, divide by the sum."""
+        normalised, zero = normalise(raw)
+        found = self.score(normalised, order)
+        weights, uniform = to_weights(found)
+        silent = tuple(name for name, is_zero in zip(self.names, zero, strict=True) if is_zero)
+        return Weighing(self.names, raw, normalised, found, weights, silent, uniform)
+
+    def candidates(self, normalised: Floats, orders: Sequence[Sequence[int]]) -> Floats:
+        """Return the weights [orders, clients] of one cohort under several priority orders."""
+        return np.stack([to_weights(self.score(normalised, order))[0] for order in orders])
