@@ -46,6 +46,8 @@ class WeighingSettings(Section):
     """For choquet: a worth per subset of criteria, {"DS" = 0.4, "DS,LD" = 0.7, ...}, or {two_additive = {...}}."""
     power: float | None = Field(default=None, gt=0)
     """For power: the exponent k of p_i = c^k. Default 1."""
+    when_zero: Literal["uniform", "keep"] = "uniform"
+    """When all scores of a cohort are 0: weigh all clients alike, or keep the old model (as AdaFed does)."""
     plugins: tuple[str, ...] = ()
     """Python files or modules that define criteria of your own; loaded before the criteria are looked up."""
 
@@ -126,6 +128,13 @@ def parse_priority(text: str, criteria: Sequence[str]) -> tuple[int, ...]:
 def show_priority(order: Sequence[int], criteria: Sequence[str]) -> str:
     """Write an order as "DS>LD>MD"."""
     return ">".join(criteria[i] for i in order)
+
+
+def label(settings: WeighingSettings) -> str:
+    """Name a rule by what it does: "DS>LD>MD", "mean(DS,LD)", "DS"; use it where the user gave no name."""
+    if settings.score == "prioritized" or (len(settings.criteria) == 1 and settings.score != "power"):
+        return show_priority(settings.order(), settings.criteria)
+    return f"{settings.score}({','.join(settings.criteria)})"
 
 
 class Rule:

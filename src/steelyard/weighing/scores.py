@@ -57,7 +57,7 @@ def quantifier_weights(bounds: tuple[float, float] | None, count: int) -> Floats
 
 
 def choquet(capacity: Mapping[frozenset[int], float]) -> Score:
-    """Σ_i (c_(i) − c_(i−1)) μ(A_(i)), values ascending, A_(i) the criteria from the i-th up; for criteria that interact."""
+    """Σ_i (c_(i) − c_(i−1)) μ(A_(i)), values ascending, A_(i) the criteria from the i-th up (criteria interact)."""
 
     def score(values: Floats) -> Floats:
         flat = values.reshape(-1, values.shape[-1])

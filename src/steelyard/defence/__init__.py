@@ -1,0 +1,1 @@
+"""What protects the server: checks of all that comes from a client."""

@@ -1,0 +1,122 @@
+"""A federation, its state and the record of its rounds: the nouns of the loop in `rounds`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+
+from steelyard.clients.protocol import Server
+from steelyard.messages import Evaluations, LossState, ServerTest, Updates
+from steelyard.weighing.priorities import FixedOrder, Order, OrderState, OrderStrategy
+from steelyard.weighing.rule import Rule
+from steelyard.weighing.weights import Weighing
+
+PLAIN_LOSS = LossState()
+
+
+class LossRule(Protocol):
+    """Decides which loss the clients use next; adaptive losses look at the server's test of the new model."""
+
+    adapts: bool
+
+    def first(self) -> LossState:
+        """Return the loss of the first round."""
+        ...
+
+    def after(self, loss: LossState, test: ServerTest) -> LossState:
+        """Return the loss of the next round, from how the new model does on the server's test set."""
+        ...
+
+
+@dataclass(frozen=True)
+class FixedLoss:
+    """The same loss every round."""
+
+    loss: LossState = PLAIN_LOSS
+    adapts: bool = False
+
+    def first(self) -> LossState:
+        return self.loss
+
+    def after(self, loss: LossState, test: ServerTest) -> LossState:
+        return loss
+
+
+@dataclass(frozen=True, eq=False)
+class RoundState:
+    """All of one federation that survives a round."""
+
+    round: int
+    parameters: torch.Tensor
+    loss: LossState
+    orders: OrderState
+    finished: bool = False
+    """True once an early stop at the target was reached; the federation then rests."""
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """One rule with one seed: what is compared when several run side by side."""
+
+    name: str
+    rule_name: str
+    seed: int
+    rule: Rule
+    strategy: OrderStrategy = field(default_factory=FixedOrder)
+    loss: LossRule = field(default_factory=FixedLoss)
+
+    def start(self, server: Server) -> RoundState:
+        """Return the state before the first round; the accuracy of the first model is filled in by the loop."""
+        return RoundState(0, server.initial(self.seed), self.loss.first(), OrderState(self.rule.start_order, 0.0))
+
+
+@dataclass(frozen=True, eq=False)
+class RoundRecord:
+    """What happened in one round of one federation; the store writes it."""
+
+    federation: str
+    round: int
+    seconds: float
+    updates: Updates | None = None
+    weighing: Weighing | None = None
+    order: Order = ()
+    kept_old: bool = False
+    """True when the old model was kept, because no update or no score could be used."""
+    tried: tuple[tuple[Order, float], ...] = ()
+    """Orders tested this round with their accuracy, the one the round started with first."""
+    tests: int = 0
+    evaluations: Evaluations | None = None
+    accuracy: float | None = None
+    loss: LossState | None = None
+    server_accuracy: float | None = None
+    server_macro_f1: float | None = None
+
+
+class Recorder(Protocol):
+    """Takes whole rounds; `commit` makes a round durable as a whole or not at all."""
+
+    def commit(
+        self,
+        round: int,
+        records: Sequence[RoundRecord],
+        states: Mapping[str, RoundState],
+        snapshot: Callable[[], Mapping[str, torch.Tensor]],
+        *,
+        last: bool,
+    ) -> None: ...
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The settings of the loop, resolved."""
+
+    rounds: int
+    fraction: float
+    min_clients: int = 1
+    evaluate_every: int = 1
+    stop_at: tuple[float, float] | None = None
+    """(target accuracy, share of devices): stop a federation once this share reaches the target."""
+    detailed: bool = False

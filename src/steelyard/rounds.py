@@ -1,0 +1,262 @@
+"""The loop: select, train, weigh, combine, evaluate, adapt; for one federation or several side by side.
+
+It speaks to clients and server through their protocols only, and to the store through `Recorder`. Everything that
+survives a round is in RoundState, and that is what a checkpoint holds.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from steelyard import randomness
+from steelyard.clients.protocol import Clients, Server
+from steelyard.defence.validate import admit
+from steelyard.errors import UserError
+from steelyard.federation import Federation, Plan, Recorder, RoundRecord, RoundState
+from steelyard.messages import Evaluations, Question, Task, Updates
+from steelyard.weighing.criteria import CohortView, Criterion
+from steelyard.weighing.priorities import Order, OrderState
+from steelyard.weighing.weights import Weighing
+
+
+class TooFewClients(UserError):
+    """Fewer clients gave a usable update than `rounds.min_clients` asks; the run stops and can be resumed."""
+
+
+Progress = Callable[[int, Mapping[str, float | None]], None]
+
+
+def run_rounds(
+    federations: Sequence[Federation],
+    states: dict[str, RoundState],
+    clients: Clients,
+    server: Server,
+    plan: Plan,
+    recorder: Recorder,
+    progress: Progress | None = None,
+) -> dict[str, RoundState]:
+    """Run all federations from their states to the last round, in lock step, and return their final states.
+
+    With an empty `states` the run starts anew: the first models are evaluated and recorded as round 0.
+    """
+    if not states:
+        states = _begin(federations, clients, server, plan, recorder)
+        _report(progress, 0, states)
+    begun = min(state.round for state in states.values() if not state.finished) if _active(states) else plan.rounds
+    for round in range(begun + 1, plan.rounds + 1):
+        active = [federation for federation in federations if not states[federation.name].finished]
+        records = one_round(active, states, clients, server, plan, round)
+        last = round == plan.rounds or not _active(states)
+        recorder.commit(round, records, states, clients.snapshot, last=last)
+        _report(progress, round, states)
+        if last:
+            break
+    return states
+
+
+def _active(states: Mapping[str, RoundState]) -> bool:
+    return any(not state.finished for state in states.values())
+
+
+def _report(progress: Progress | None, round: int, states: Mapping[str, RoundState]) -> None:
+    if progress is not None:
+        progress(round, {name: state.orders.reference for name, state in states.items()})
+
+
+def _begin(
+    federations: Sequence[Federation], clients: Clients, server: Server, plan: Plan, recorder: Recorder
+) -> dict[str, RoundState]:
+    begun = time.perf_counter()
+    states = {federation.name: federation.start(server) for federation in federations}
+    questions = [Question(f.name, f.seed, 0, states[f.name].parameters[None]) for f in federations]
+    records: list[RoundRecord] = []
+    for federation, answer in zip(federations, clients.evaluate(questions), strict=True):
+        accuracy = float(answer.overall()[0])
+        state = states[federation.name]
+        states[federation.name] = replace(state, orders=replace(state.orders, reference=accuracy))
+        seconds = time.perf_counter() - begun
+        records.append(RoundRecord(federation.name, 0, seconds, evaluations=answer, accuracy=accuracy, loss=state.loss))
+    recorder.commit(0, records, states, clients.snapshot, last=plan.rounds == 0)
+    return states
+
+
+def one_round(
+    federations: Sequence[Federation],
+    states: dict[str, RoundState],
+    clients: Clients,
+    server: Server,
+    plan: Plan,
+    round: int,
+) -> list[RoundRecord]:
+    """Do one round of every federation; `states` is brought up to date, the records say what happened."""
+    begun = time.perf_counter()
+    tasks = [make_task(federation, states[federation.name], clients, plan, round) for federation in federations]
+    answers = clients.train(tasks)
+    drafts: list[_Draft] = []
+    for federation, task, updates in zip(federations, tasks, answers, strict=True):
+        drafts.append(_weigh(federation, states[federation.name], task, updates, server, plan))
+    last = round == plan.rounds
+    if last or round % plan.evaluate_every == 0:
+        _evaluate(drafts, clients, round, detailed=plan.detailed and last)
+    records: list[RoundRecord] = []
+    for draft in drafts:
+        state, record = _finish(draft, server, plan, time.perf_counter() - begun)
+        states[draft.federation.name] = state
+        records.append(record)
+    return records
+
+
+def make_task(federation: Federation, state: RoundState, clients: Clients, plan: Plan, round: int) -> Task:
+    """Select this round's cohort by stable id and name the work; the cohort depends on seed and round alone."""
+    names = clients.names(federation.seed)
+    if not names:
+        raise TooFewClients("no client is registered; allowed: at least one client with training samples")
+    count = min(len(names), max(1, plan.min_clients, math.floor(plan.fraction * len(names) + 0.5)))
+    cohort = tuple(randomness.choose(federation.seed, round, names, count))
+    return Task(federation.name, federation.seed, round, cohort, state.parameters, state.loss)
+
+
+@dataclass(eq=False)
+class _Draft:
+    """A round of one federation on its way: filled in step by step."""
+
+    federation: Federation
+    before: RoundState
+    updates: Updates
+    weighing: Weighing | None
+    model: torch.Tensor
+    order: Order
+    kept_old: bool = False
+    answer: Evaluations | None = None
+    tried: tuple[tuple[Order, float], ...] = ()
+    tests: int = 0
+    orders: OrderState | None = None
+
+
+def _weigh(
+    federation: Federation, state: RoundState, task: Task, updates: Updates, server: Server, plan: Plan
+) -> _Draft:
+    criteria = federation.rule.criteria()
+    updates = admit(task, updates, criteria)
+    if len(updates.clients) < plan.min_clients:
+        reasons = "; ".join(f"{failure.client}: {failure.reason}" for failure in updates.failures[:3])
+        raise TooFewClients(
+            f"round {task.round} of {federation.name}: {len(updates.clients)} of {len(task.clients)} clients gave a "
+            f"usable update, rounds.min_clients = {plan.min_clients} ({reasons or 'no answers'})"
+        )
+    order = state.orders.order
+    if not updates.clients:
+        return _Draft(federation, state, updates, None, state.parameters, order, kept_old=True)
+    raw = measure(criteria, updates, state.parameters, federation.seed, server)
+    weighing = federation.rule.weigh(raw, order)
+    if weighing.uniform and federation.rule.settings.when_zero == "keep":
+        return _Draft(federation, state, updates, weighing, state.parameters, order, kept_old=True)
+    model = updates.payload.combine(state.parameters, weighing.weights)
+    return _Draft(federation, state, updates, weighing, model, order)
+
+
+def measure(
+    criteria: Sequence[Criterion], updates: Updates, parameters: torch.Tensor, seed: int, server: Server
+) -> np.ndarray:
+    """Put the raw criteria of a cohort side by side: [clients, criteria], measured by whoever each criterion says."""
+    view = CohortView(
+        updates.samples,
+        lambda: updates.payload.divergence(parameters),
+        lambda: server.test(seed, _single_models(updates)),
+    )
+    columns = [
+        updates.criteria[criterion.name] if criterion.measured_by == "client" else criterion.on_server(view)
+        for criterion in criteria
+    ]
+    return np.stack([np.asarray(column, dtype=np.float64) for column in columns], axis=1)
+
+
+def _single_models(updates: Updates) -> torch.Tensor:
+    models = getattr(updates.payload, "models", None)
+    if models is None:
+        raise UserError("criterion VP: the server sees no single models in this run; allowed: criteria without them")
+    return models
+
+
+def _evaluate(drafts: Sequence[_Draft], clients: Clients, round: int, *, detailed: bool) -> None:
+    """Test the combined models on every client; where a strategy wants more orders, test those together too."""
+    questions = [
+        Question(draft.federation.name, draft.federation.seed, round, draft.model[None], detailed) for draft in drafts
+    ]
+    extra: list[tuple[_Draft, list[Order], torch.Tensor]] = []
+    for draft, answer in zip(drafts, clients.evaluate(questions), strict=True):
+        draft.answer = answer
+        accuracy = float(answer.overall()[0])
+        draft.tried = ((draft.order, accuracy),)
+        others = _other_orders(draft, accuracy, round)
+        if others and draft.weighing is not None:
+            weights = draft.federation.rule.candidates(draft.weighing.normalised, others)
+            extra.append((draft, others, draft.updates.payload.combine(draft.before.parameters, weights)))
+    more = [Question(d.federation.name, d.federation.seed, round, models, detailed) for d, _, models in extra]
+    answers = clients.evaluate(more) if more else []
+    for (draft, others, models), answer in zip(extra, answers, strict=True):
+        draft.tried += tuple(zip(others, answer.overall().tolist(), strict=True))
+        _decide(draft, models, answer)
+    for draft in drafts:
+        if draft.orders is None:
+            _decide(draft, None, None)
+
+
+def _other_orders(draft: _Draft, accuracy: float, round: int) -> list[Order]:
+    if draft.kept_old or not draft.federation.rule.ordered:
+        return []
+    return list(draft.federation.strategy.others(draft.before.orders, accuracy, draft.federation.seed, round))
+
+
+def _decide(draft: _Draft, models: torch.Tensor | None, answer: Evaluations | None) -> None:
+    orders, accuracies = [order for order, _ in draft.tried], [accuracy for _, accuracy in draft.tried]
+    decision = draft.federation.strategy.decide(draft.before.orders, orders, accuracies)
+    draft.orders, draft.tests = decision.state, decision.tests
+    if decision.chosen > 0 and models is not None and answer is not None and draft.weighing is not None:
+        place = decision.chosen - 1
+        draft.order = orders[decision.chosen]
+        draft.model = models[place]
+        draft.weighing = draft.federation.rule.weigh(draft.weighing.raw, draft.order)
+        draft.answer = replace(answer, scores=answer.scores[place : place + 1], losses=answer.losses[place : place + 1])
+
+
+def _finish(draft: _Draft, server: Server, plan: Plan, seconds: float) -> tuple[RoundState, RoundRecord]:
+    federation, before = draft.federation, draft.before
+    loss, test = before.loss, None
+    if federation.loss.adapts:
+        test = server.test(federation.seed, draft.model[None])
+        loss = federation.loss.after(before.loss, test)
+    answer = draft.answer
+    accuracy = None if answer is None else float(answer.overall()[0])
+    finished = plan.stop_at is not None and answer is not None and reached(answer.scores[0], *plan.stop_at)
+    orders = draft.orders or before.orders
+    state = RoundState(before.round + 1, draft.model, loss, orders, finished)
+    macro = None if test is None or test.f1.shape[1] == 0 else float(test.f1[0].mean())
+    record = RoundRecord(
+        federation=federation.name,
+        round=state.round,
+        seconds=seconds,
+        updates=draft.updates,
+        weighing=draft.weighing,
+        order=draft.order,
+        kept_old=draft.kept_old,
+        tried=draft.tried,
+        tests=draft.tests,
+        evaluations=answer,
+        accuracy=accuracy,
+        loss=before.loss,
+        server_accuracy=None if test is None else float(test.accuracy[0]),
+        server_macro_f1=macro,
+    )
+    return state, record
+
+
+def reached(scores: np.ndarray, target: float, share: float) -> bool:
+    """Whether at least ceil(share · n) of the devices have a local score of at least the target."""
+    return bool(len(scores)) and int((scores >= target).sum()) >= math.ceil(share * len(scores) - 1e-9)
