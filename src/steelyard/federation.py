@@ -20,7 +20,10 @@ PLAIN_LOSS = LossState()
 class LossRule(Protocol):
     """Decides which loss the clients use next; adaptive losses look at the server's test of the new model."""
 
-    adapts: bool
+    @property
+    def adapts(self) -> bool:
+        """Whether `after` needs the server's test of the new model."""
+        ...
 
     def first(self) -> LossState:
         """Return the loss of the first round."""

@@ -1,0 +1,75 @@
+"""Checkpoints: the states of all federations as one safetensors file plus one JSON text."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from steelyard.errors import UserError
+from steelyard.federation import RoundState
+from steelyard.messages import LossState
+from steelyard.weighing.priorities import OrderState
+
+CLIENTS = "clients/"
+MODELS = "models/"
+
+
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Write a safetensors file so that it is there whole or not at all: a temporary file, flushed, then renamed."""
+    from safetensors.torch import save
+
+    draft = path.with_suffix(".part")
+    with draft.open("wb") as file:
+        file.write(save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}))
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+
+
+def read_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """Read a safetensors file; a damaged one is named in the error."""
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{path}: not a readable checkpoint: {error}") from error
+
+
+def pack(states: Mapping[str, RoundState], clients: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], str]:
+    """Split states into tensors (models, what clients keep) and JSON (everything else)."""
+    tensors = {MODELS + name: state.parameters for name, state in states.items()}
+    tensors |= {CLIENTS + name: tensor for name, tensor in clients.items()}
+    rest = {
+        name: {
+            "round": state.round,
+            "loss": asdict(state.loss),
+            "orders": asdict(state.orders),
+            "finished": state.finished,
+        }
+        for name, state in states.items()
+    }
+    return tensors, json.dumps(rest)
+
+
+def unpack(tensors: Mapping[str, torch.Tensor], text: str) -> tuple[dict[str, RoundState], dict[str, torch.Tensor]]:
+    """Put states together again from tensors and JSON; the inverse of `pack`."""
+    states: dict[str, RoundState] = {}
+    for name, rest in json.loads(text).items():
+        loss: dict[str, Any] = rest["loss"]
+        if loss["class_weights"] is not None:
+            loss["class_weights"] = tuple(loss["class_weights"])
+        orders: dict[str, Any] = rest["orders"]
+        orders["order"] = tuple(orders["order"])
+        states[name] = RoundState(
+            rest["round"], tensors[MODELS + name], LossState(**loss), OrderState(**orders), rest["finished"]
+        )
+    kept = {name.removeprefix(CLIENTS): tensor for name, tensor in tensors.items() if name.startswith(CLIENTS)}
+    return states, kept

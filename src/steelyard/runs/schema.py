@@ -1,0 +1,77 @@
+"""The tables of a run's database. A round is written in one transaction, so a reader sees whole rounds only."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+from steelyard.errors import UserError
+
+DATABASE = "run.sqlite"
+VERSION = 1
+
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS info (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS federations (
+    id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE, rule TEXT NOT NULL, seed INTEGER NOT NULL, settings TEXT NOT NULL
+);
+CREATE TABLE IF NOT EXISTS clients (id INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE);
+CREATE TABLE IF NOT EXISTS rounds (
+    federation INTEGER NOT NULL REFERENCES federations(id),
+    round INTEGER NOT NULL,
+    accuracy REAL,               -- over all clients' test samples; NULL where the round was not evaluated
+    priority TEXT,               -- the order that the round kept
+    tried TEXT NOT NULL,         -- JSON: [[order, accuracy], ...], the order the round started with first
+    tests INTEGER NOT NULL,      -- testing rounds: extra tests beyond the one every round has
+    cohort INTEGER NOT NULL,     -- clients asked
+    answered INTEGER NOT NULL,   -- clients whose update was weighed
+    kept_old INTEGER NOT NULL,   -- 1: the old model was kept, nothing could be weighed
+    zero_criteria TEXT NOT NULL, -- JSON: criteria that were 0 for the whole cohort (everyone got 1/n)
+    zero_scores INTEGER NOT NULL,-- 1: all scores were 0, weights are uniform for that reason
+    loss TEXT NOT NULL,          -- JSON: the loss the clients used
+    server_accuracy REAL, server_macro_f1 REAL,
+    seconds REAL NOT NULL,
+    PRIMARY KEY (federation, round)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS updates (
+    federation INTEGER NOT NULL, round INTEGER NOT NULL, client INTEGER NOT NULL REFERENCES clients(id),
+    samples INTEGER, loss REAL, raw TEXT, normalised TEXT, -- JSON lists, one number per criterion of the rule
+    score REAL, weight REAL, bytes INTEGER, failure TEXT,  -- failure: why this client was left out
+    PRIMARY KEY (federation, round, client)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS evaluations (
+    federation INTEGER NOT NULL, round INTEGER NOT NULL, client INTEGER NOT NULL REFERENCES clients(id),
+    samples INTEGER NOT NULL, score REAL NOT NULL, loss REAL, metrics TEXT,
+    PRIMARY KEY (federation, round, client)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS samples (
+    federation INTEGER NOT NULL, round INTEGER NOT NULL, hits BLOB NOT NULL, -- packed bits, clients in order
+    count INTEGER NOT NULL, PRIMARY KEY (federation, round)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS checkpoints (
+    round INTEGER PRIMARY KEY, file TEXT NOT NULL, states TEXT NOT NULL
+);
+"""
+
+
+def connect(folder: Path, *, write: bool) -> sqlite3.Connection:
+    """Open the database of a run folder; readers never block the writer nor the other way round (WAL)."""
+    path = folder / DATABASE
+    if not write and not path.is_file():
+        raise UserError(f"{folder}: no run here (no {DATABASE}); allowed: a folder that `steelyard run` made")
+    try:
+        if write:
+            connection = sqlite3.connect(path, timeout=30)
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute("PRAGMA synchronous=NORMAL")
+            with connection:
+                connection.executescript(SCHEMA)
+                connection.execute("INSERT OR IGNORE INTO info VALUES ('schema', ?)", (str(VERSION),))
+        else:
+            connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=30)
+        row = connection.execute("SELECT value FROM info WHERE key = 'schema'").fetchone()
+    except sqlite3.DatabaseError as error:
+        raise UserError(f"{path}: not a readable run database: {error}") from error
+    if row is None or row[0] != str(VERSION):
+        raise UserError(f"{path}: schema {row and row[0]}; this version reads schema {VERSION}")
+    return connection

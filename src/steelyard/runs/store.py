@@ -1,0 +1,204 @@
+"""Writing a run: rounds into SQLite, states into checkpoints, both as whole rounds."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import sqlite3
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from steelyard.errors import UserError
+from steelyard.federation import Federation, RoundRecord, RoundState
+from steelyard.messages import Evaluations
+from steelyard.runs import checkpoint
+from steelyard.runs.schema import connect
+from steelyard.weighing.rule import show_priority
+
+FOLDER = "checkpoints"
+_TABLES = ("rounds", "updates", "evaluations", "samples")
+
+
+class Store:
+    """The writer of one run folder; implements the loop's `Recorder`. Only one process may hold it at a time."""
+
+    def __init__(self, folder: Path, checkpoint_every: int = 1) -> None:
+        self.folder = folder
+        self.checkpoint_every = checkpoint_every
+        try:
+            (folder / FOLDER).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"{folder}: cannot be written: {error.strerror}; allowed: a writable folder") from error
+        self._lock = (folder / "lock").open("w")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._lock.close()
+            raise UserError(f"{folder}: another process is writing this run; wait for it or stop it first") from None
+        self._db = connect(folder, write=True)
+        self._federations: dict[str, int] = {}
+        self._criteria: dict[str, tuple[str, ...]] = {}
+        self._clients: dict[str, int] = {name: key for key, name in self._db.execute("SELECT id, name FROM clients")}
+
+    def register(self, federations: Sequence[Federation]) -> None:
+        """Name the federations of this run; on a resume they are already there."""
+        with self._db:
+            for federation in federations:
+                settings = federation.rule.settings.model_dump_json()
+                self._db.execute(
+                    "INSERT OR IGNORE INTO federations (name, rule, seed, settings) VALUES (?, ?, ?, ?)",
+                    (federation.name, federation.rule_name, federation.seed, settings),
+                )
+                self._criteria[federation.name] = federation.rule.names
+        self._federations = {name: key for key, name in self._db.execute("SELECT id, name FROM federations")}
+
+    def note(self, **info: object) -> None:
+        """Write facts about the run (status, engine, versions) where readers find them."""
+        with self._db:
+            rows = [(key, value if isinstance(value, str) else json.dumps(value)) for key, value in info.items()]
+            self._db.executemany("INSERT OR REPLACE INTO info VALUES (?, ?)", rows)
+
+    def commit(
+        self,
+        round: int,
+        records: Sequence[RoundRecord],
+        states: Mapping[str, RoundState],
+        snapshot: Callable[[], Mapping[str, torch.Tensor]],
+        *,
+        last: bool,
+    ) -> None:
+        """Make a round durable: the checkpoint file first, then everything else in one transaction."""
+        kept: tuple[int, str, str] | None = None
+        if last or round % self.checkpoint_every == 0:
+            tensors, text = checkpoint.pack(states, snapshot())
+            file = f"round-{round:06d}.safetensors"
+            checkpoint.write_tensors(self.folder / FOLDER / file, tensors)
+            kept = (round, file, text)
+        with self._db:
+            for record in records:
+                self._write(record)
+            if kept is not None:
+                self._db.execute("INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?)", kept)
+                self._db.execute("DELETE FROM checkpoints WHERE round < ?", (round,))
+        if kept is not None:
+            self._sweep(kept[1])
+
+    def _sweep(self, current: str) -> None:
+        for path in (self.folder / FOLDER).iterdir():
+            if path.name != current:
+                path.unlink(missing_ok=True)
+
+    def resume(self) -> tuple[dict[str, RoundState], dict[str, torch.Tensor]]:
+        """Return the states of the last checkpoint and forget what was written after it; empty for a fresh run."""
+        row = self._db.execute("SELECT round, file, states FROM checkpoints ORDER BY round DESC LIMIT 1").fetchone()
+        after = -1 if row is None else row[0]
+        with self._db:
+            for table in _TABLES:
+                self._db.execute(f"DELETE FROM {table} WHERE round > ?", (after,))
+        if row is None:
+            return {}, {}
+        return checkpoint.unpack(checkpoint.read_tensors(self.folder / FOLDER / row[1]), row[2])
+
+    def close(self) -> None:
+        """Close the database and let another process have the folder."""
+        self._db.close()
+        self._lock.close()
+
+    def _client(self, name: str) -> int:
+        key = self._clients.get(name)
+        if key is None:
+            key = self._db.execute("INSERT INTO clients (name) VALUES (?)", (name,)).lastrowid
+            assert key is not None
+            self._clients[name] = key
+        return key
+
+    def _write(self, record: RoundRecord) -> None:
+        federation = self._federations[record.federation]
+        criteria = self._criteria[record.federation]
+        weighing, updates = record.weighing, record.updates
+        answered = 0 if updates is None else len(updates.clients)
+        asked = 0 if updates is None else answered + len({failure.client for failure in updates.failures})
+        tried = [[show_priority(order, criteria), accuracy] for order, accuracy in record.tried]
+        self._db.execute(
+            "INSERT OR REPLACE INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                federation,
+                record.round,
+                record.accuracy,
+                show_priority(record.order, criteria) if record.order else None,
+                json.dumps(tried),
+                record.tests,
+                asked,
+                answered,
+                int(record.kept_old),
+                json.dumps([] if weighing is None else weighing.all_zero),
+                int(weighing is not None and weighing.uniform),
+                json.dumps({} if record.loss is None else asdict(record.loss)),
+                record.server_accuracy,
+                record.server_macro_f1,
+                record.seconds,
+            ),
+        )
+        self._db.executemany(
+            "INSERT OR REPLACE INTO updates VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            [(federation, record.round, *row) for row in self._update_rows(record)],
+        )
+        if record.evaluations is not None:
+            self._write_evaluations(federation, record.round, record.evaluations)
+
+    def _update_rows(self, record: RoundRecord) -> list[tuple[Any, ...]]:
+        updates, weighing = record.updates, record.weighing
+        if updates is None:
+            return []
+        rows: list[tuple[Any, ...]] = []
+        for place, client in enumerate(updates.clients):
+            measured: tuple[Any, ...] = (None, None, None, None)
+            if weighing is not None:
+                measured = (
+                    json.dumps(weighing.raw[place].tolist()),
+                    json.dumps(weighing.normalised[place].tolist()),
+                    float(weighing.scores[place]),
+                    0.0 if record.kept_old else float(weighing.weights[place]),
+                )
+            sent = None if updates.bytes_sent is None else int(updates.bytes_sent[place])
+            head = (self._client(client), int(updates.samples[place]), _number(updates.losses[place]))
+            rows.append((*head, *measured, sent, None))
+        answered = set(updates.clients)
+        left_out = [failure for failure in updates.failures if failure.client not in answered]
+        return rows + [(self._client(failure.client), *(None,) * 7, failure.reason) for failure in left_out]
+
+    def _write_evaluations(self, federation: int, round: int, answer: Evaluations) -> None:
+        names = list(answer.metrics)
+        rows: list[tuple[Any, ...]] = []
+        for place, client in enumerate(answer.clients):
+            metrics = json.dumps({name: float(answer.metrics[name][place]) for name in names}) if names else None
+            figures = (int(answer.samples[place]), float(answer.scores[0][place]), _number(answer.losses[0][place]))
+            rows.append((federation, round, self._client(client), *figures, metrics))
+        self._db.executemany("INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+        if answer.right is not None:
+            bits = np.packbits(answer.right).tobytes()
+            self._db.execute(
+                "INSERT OR REPLACE INTO samples VALUES (?, ?, ?, ?)", (federation, round, bits, len(answer.right))
+            )
+
+
+def _number(value: float) -> float | None:
+    return float(value) if np.isfinite(value) else None
+
+
+def exists(folder: Path) -> bool:
+    """Whether a folder holds a run already."""
+    from steelyard.runs.schema import DATABASE
+
+    return (folder / DATABASE).is_file()
+
+
+def status_of(connection: sqlite3.Connection) -> str:
+    """Return "running", "finished" or "stopped" as last noted."""
+    row = connection.execute("SELECT value FROM info WHERE key = 'status'").fetchone()
+    return "unknown" if row is None else row[0]
