@@ -24,10 +24,11 @@ Floats = NDArray[np.float64]
 class LossState:
     """The loss that clients are to use this round; what adapts between rounds is in here.
 
+    "auto" is the loss that fits: cross-entropy for classes, on one logit for two, squared error for regression.
     `class_weights` are AdaFed's κ_c (None for 1); `shape` and `scale` are α and c of Barron's general loss.
     """
 
-    name: str = "cross-entropy"
+    name: str = "auto"
     class_weights: tuple[float, ...] | None = None
     shape: float | None = None
     scale: float | None = None

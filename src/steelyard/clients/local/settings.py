@@ -1,0 +1,81 @@
+"""Where and how the clients of a simulation are computed."""
+
+from __future__ import annotations
+
+import os
+from typing import Literal
+
+import torch
+from pydantic import PositiveFloat, PositiveInt
+
+from steelyard.errors import UserError
+from steelyard.settings import Section
+
+Precision = Literal["float32", "tf32", "bfloat16"]
+
+
+class ComputeSettings(Section):
+    """[compute]: device, engine and limits of the simulation; none of it changes what is computed, only how fast.
+
+    Results of two engines agree within float tolerance; results of one engine with one seed agree bit for bit.
+    """
+
+    device: str = "auto"
+    """auto (a GPU where there is one), cpu, cuda, or cuda:N."""
+    engine: str = "auto"
+    """auto (chosen by a short trial, kept per model and machine) or one of loop, threads, vmap, graph, fused, stacked;
+    a choice recorded by an earlier run, such as "vmap:50", is taken back as it is."""
+    precision: Precision = "float32"
+    """float32, tf32 (matrix units of a GPU with shortened mantissas) or bfloat16 (the heavy products only)."""
+    memory_gb: PositiveFloat | None = None
+    """Most memory that the simulation may plan for on the device; default 70 % of what is free at the start."""
+    chunk: PositiveInt | None = None
+    """Clients trained in one stack; default as many as the memory allows or as the trial finds fastest."""
+    threads: PositiveInt | None = None
+    """CPU threads; default all cores this process may use."""
+
+
+def device_of(settings: ComputeSettings) -> torch.device:
+    """Return the device that the settings name, or say that it is not there."""
+    name = settings.device
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        raise UserError(f"compute.device: got '{name}'; allowed: auto, cpu, cuda, cuda:N")
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= count:
+            raise UserError(f"compute.device: got '{name}', but this machine has {count} CUDA devices; allowed: cpu")
+        return torch.device("cuda", device.index or 0)
+    return device
+
+
+def threads_of(settings: ComputeSettings) -> int:
+    """Return how many CPU threads to use."""
+    if settings.threads is not None:
+        return settings.threads
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+
+
+def memory_of(settings: ComputeSettings, device: torch.device) -> int:
+    """Return the bytes that the simulation may plan for on the device."""
+    if settings.memory_gb is not None:
+        return int(settings.memory_gb * 1e9)
+    if device.type == "cuda":
+        return int(0.7 * torch.cuda.mem_get_info(device)[0])
+    return int(0.7 * _free_memory())
+
+
+def _free_memory() -> float:
+    try:
+        with open("/proc/meminfo") as lines:
+            for line in lines:
+                if line.startswith("MemAvailable:"):
+                    return float(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return 4e9

@@ -1,0 +1,126 @@
+"""The clients' data as tensors on the device, laid out so that a whole cohort is gathered in one step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from steelyard.data.dataset import ClientRows, Dataset, Population
+from steelyard.weighing.criteria import LocalData
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Shelf:
+    """The samples of one data set on the device; populations of several seeds share it."""
+
+    features: torch.Tensor
+    labels: torch.Tensor
+    classes: int
+
+    @classmethod
+    def of(cls, dataset: Dataset, device: torch.device) -> Shelf:
+        """Put a data set on the device."""
+        return cls(dataset.features.to(device), dataset.labels.to(device), dataset.classes)
+
+    def gather(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the samples of these rows as float32; bytes become numbers from 0 to 1."""
+        taken = self.features[rows]
+        return taken.to(torch.float32).div_(255) if taken.dtype == torch.uint8 else taken.to(torch.float32)
+
+    @property
+    def device(self) -> torch.device:
+        return self.features.device
+
+    @property
+    def sample_bytes(self) -> int:
+        """Bytes of one sample once it is float32."""
+        return 4 * self.features[:1].numel()
+
+
+class Stock:
+    """The rows of every client of one population, one after another, with where each begins."""
+
+    def __init__(self, population: Population, shelf: Shelf) -> None:
+        self.population = population
+        self.shelf = shelf
+        ordered = sorted(population.clients, key=lambda rows: rows.client)
+        self.names: tuple[str, ...] = tuple(rows.client for rows in ordered)
+        self.position = {name: place for place, name in enumerate(self.names)}
+        self.sizes: Ints = np.array([len(rows.train) for rows in ordered], dtype=np.int64)
+        self.begins: Ints = np.concatenate([[0], np.cumsum(self.sizes)])[:-1].astype(np.int64)
+        flat = np.concatenate([rows.train for rows in ordered]) if ordered else np.zeros(0, np.int64)
+        self.rows = torch.from_numpy(flat.astype(np.int64)).to(shelf.device)
+        self.labels = _labels(population, ordered, flat, shelf)
+        self.stubborn: frozenset[str] = frozenset(getattr(population, "stubborn", ()) or ())
+        self._ordered = ordered
+
+    @cached_property
+    def tests(self) -> TestRows:
+        """Every client's local test rows; read once, used in every round."""
+        return TestRows.of(self._ordered, self.shelf)
+
+    def local(
+        self, name: str, facts: Mapping[str, Mapping[str, float]], model: torch.Tensor | None = None
+    ) -> LocalData:
+        """Return what the client can look at when it measures itself."""
+        rows = self._ordered[self.position[name]]
+        dataset = self.population.dataset
+        return LocalData(
+            client=name,
+            labels=self.population.train_labels(rows),
+            classes=dataset.classes,
+            marks={mark: values[rows.train] for mark, values in dataset.marks.items()},
+            features=lambda: dataset.features[torch.from_numpy(rows.train)],
+            model=model,
+            device=facts.get("device", {}),
+            user=facts.get("user", {}),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class TestRows:
+    """Which samples are tested, each once, and which of them belong to which client."""
+
+    clients: tuple[str, ...]
+    sizes: Ints
+    unique: torch.Tensor
+    """Rows of the data set that some client tests on, ascending."""
+    place: Ints
+    """For every client's test samples, one after another: where in `unique` each stands."""
+
+    @classmethod
+    def of(cls, ordered: Sequence[ClientRows], shelf: Shelf) -> TestRows:
+        """Collect the test rows of all clients that have some."""
+        having = [rows for rows in ordered if len(rows.test)]
+        flat = np.concatenate([rows.test for rows in having]) if having else np.zeros(0, np.int64)
+        unique, place = np.unique(flat, return_inverse=True)
+        return cls(
+            tuple(rows.client for rows in having),
+            np.array([len(rows.test) for rows in having], dtype=np.int64),
+            torch.from_numpy(unique.astype(np.int64)).to(shelf.device),
+            place.astype(np.int64).reshape(-1),
+        )
+
+    def sums(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Sum values[..., unique rows] over each client's test samples: [..., clients]."""
+        if not len(self.sizes):
+            return np.zeros((*values.shape[:-1], 0))
+        begins = np.concatenate([[0], np.cumsum(self.sizes)])[:-1]
+        return np.add.reduceat(values[..., self.place], begins, axis=-1)
+
+
+def _labels(population: Population, ordered: Sequence[ClientRows], flat: Ints, shelf: Shelf) -> torch.Tensor:
+    labels = population.dataset.labels[torch.from_numpy(flat.astype(np.int64))].clone()
+    begin = 0
+    for rows in ordered:
+        if rows.train_labels is not None:
+            labels[begin : begin + len(rows.train)] = rows.train_labels.to(labels.dtype)
+        begin += len(rows.train)
+    return labels.to(shelf.device)

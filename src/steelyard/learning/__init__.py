@@ -1,0 +1,1 @@
+"""Models, losses, local training and evaluation; knows nothing of federations."""

@@ -1,0 +1,56 @@
+"""How good outputs are: right or wrong, confusion, F1 of each class, errors of a regression."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+
+def predictions(outputs: torch.Tensor, classes: int) -> torch.Tensor:
+    """Return the predicted class (the logit's sign for one output), or the value itself for regression."""
+    if classes == 0:
+        return outputs.squeeze(-1)
+    if outputs.shape[-1] == 1:
+        return (outputs.squeeze(-1) > 0).long()
+    return outputs.argmax(dim=-1)
+
+
+def confusion(predicted: torch.Tensor, labels: torch.Tensor, classes: int) -> NDArray[np.int64]:
+    """Return counts [..., true class, predicted class]; leading axes of `predicted` are models."""
+    lead = predicted.shape[:-1]
+    pairs = (labels.long() * classes + predicted.long()).reshape(-1, predicted.shape[-1])
+    counts = torch.stack([torch.bincount(row, minlength=classes * classes) for row in pairs])
+    return counts.reshape(*lead, classes, classes).cpu().numpy()
+
+
+def accuracy(counts: NDArray[np.int64]) -> Floats:
+    """Return the share of right answers; 0 where nothing was tested."""
+    right = np.trace(counts, axis1=-2, axis2=-1).astype(np.float64)
+    total = counts.sum(axis=(-2, -1))
+    return np.divide(right, total, out=np.zeros_like(right), where=total > 0)
+
+
+def f1(counts: NDArray[np.int64]) -> Floats:
+    """Return F1 = 2TP / (2TP + FP + FN) of each class; 0 for a class neither tested nor predicted."""
+    true = np.diagonal(counts, axis1=-2, axis2=-1).astype(np.float64)
+    both = counts.sum(axis=-1) + counts.sum(axis=-2)
+    return np.divide(2 * true, both, out=np.zeros_like(true), where=both > 0)
+
+
+def errors(predicted: torch.Tensor, labels: torch.Tensor) -> dict[str, Floats]:
+    """Return mape, mae and rmse over the last axis; nan where there is nothing to test.
+
+    MAPE leaves out targets that are 0, where a relative error has no meaning.
+    """
+    target = labels.to(torch.float64)
+    gap = (predicted.to(torch.float64) - target).abs()
+    known = (target != 0).expand_as(gap)
+    relative = torch.where(known, gap / target.abs().clamp_min(1e-300), torch.nan)
+    return {
+        "mape": relative.nanmean(dim=-1).cpu().numpy(),
+        "mae": gap.mean(dim=-1).cpu().numpy(),
+        "rmse": gap.square().mean(dim=-1).sqrt().cpu().numpy(),
+    }

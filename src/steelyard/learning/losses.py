@@ -1,0 +1,95 @@
+"""What local training minimises: per-sample losses, divided by the number of samples and by nothing else.
+
+AdaFed's class weights κ multiply the loss of each sample and the sum is divided by M, the number of samples, **not** by
+Σκ (paper 001, Algorithm 1), so raising the weight of one class does not lower that of the others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch.nn import functional
+
+from steelyard.errors import UserError, listed, nearest
+from steelyard.learning import models
+from steelyard.messages import LossState
+
+PerSample = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+NAMES = ("auto", "cross-entropy", "binary-cross-entropy", "squared-error", "barron")
+
+
+def resolve(state: LossState, classes: int, outputs: int) -> LossState:
+    """Return the state with "auto" replaced by the loss that fits the task, and refuse one that cannot fit.
+
+    No classes: squared error; two classes and one output: binary cross-entropy on the logit; else cross-entropy.
+    """
+    name = state.name
+    if name == "auto":
+        name = "squared-error" if classes == 0 else ("binary-cross-entropy" if outputs == 1 else "cross-entropy")
+    if name not in NAMES and ":" not in name:
+        raise UserError(
+            f"training.loss: got '{name}'{nearest(name, NAMES)}; allowed: {listed(NAMES)}, 'module:function' "
+            "or 'path/to/file.py:function'"
+        )
+    if name == "cross-entropy" and (classes == 0 or outputs < 2):
+        raise UserError(
+            f"training.loss: got 'cross-entropy' for {classes} classes and {outputs} outputs; allowed: "
+            "'squared-error' or 'barron' for regression, 'binary-cross-entropy' for one output"
+        )
+    if name == "binary-cross-entropy" and (classes != 2 or outputs != 1):
+        raise UserError(
+            f"training.loss: got 'binary-cross-entropy' for {classes} classes and {outputs} outputs; allowed: "
+            "2 classes and a model with 1 output"
+        )
+    if name in ("squared-error", "barron") and outputs != 1:
+        raise UserError(f"training.loss: got '{name}' for a model with {outputs} outputs; allowed: 1 output")
+    if state.class_weights is not None and len(state.class_weights) != classes:
+        raise UserError(f"class weights: got {len(state.class_weights)} for {classes} classes")
+    return LossState(name, state.class_weights, state.shape, state.scale)
+
+
+def per_sample(state: LossState) -> PerSample:
+    """Return the function (outputs, labels) → one loss per sample, class weights left out.
+
+    Use it with `weigh` for the class weights; both run under `torch.func.vmap`.
+    """
+    if state.name == "cross-entropy":
+        return lambda outputs, labels: functional.cross_entropy(outputs, labels, reduction="none")
+    if state.name == "binary-cross-entropy":
+        return lambda outputs, labels: functional.binary_cross_entropy_with_logits(
+            outputs.squeeze(-1), labels.to(outputs.dtype), reduction="none"
+        )
+    if state.name == "squared-error":
+        return lambda outputs, labels: (outputs.squeeze(-1) - labels.to(outputs.dtype)).square()
+    if state.name == "barron":
+        shape, scale = 2.0 if state.shape is None else state.shape, 1.0 if state.scale is None else state.scale
+        return lambda outputs, labels: barron(outputs.squeeze(-1) - labels.to(outputs.dtype), shape, scale)
+    return models.find(state.name, "training.loss", NAMES)
+
+
+def weigh(losses: torch.Tensor, labels: torch.Tensor, class_weights: torch.Tensor | None) -> torch.Tensor:
+    """Multiply each sample's loss by the weight κ of its class; None stands for 1 everywhere."""
+    return losses if class_weights is None else losses * class_weights[labels.long()]
+
+
+def barron(error: torch.Tensor, shape: float, scale: float) -> torch.Tensor:
+    """Barron's general robust loss ρ(x, α, c): α=2 squared, 1 Charbonnier, 0 Cauchy, −2 Geman-McClure, −∞ Welsch.
+
+    Use it for regression with outliers; the smaller the shape α, the less a large error counts (Barron 2019, Eq. 13).
+    """
+    if not scale > 0 or math.isnan(shape):
+        raise UserError(f"barron: got shape {shape} and scale {scale}; allowed: a number or -inf, and scale > 0")
+    squared = (error / scale).square()
+    if shape == 2:
+        return 0.5 * squared
+    if shape == 0:
+        return torch.log1p(0.5 * squared)
+    if shape == -math.inf:
+        return -torch.expm1(-0.5 * squared)
+    if shape == math.inf:
+        return torch.expm1(0.5 * squared)
+    distance = abs(shape - 2)
+    # expm1 and log1p keep the formula exact near α = 0 and α = 2, where |α−2|/α · (…^{α/2} − 1) cancels.
+    return (distance / shape) * torch.expm1(0.5 * shape * torch.log1p(squared / distance))

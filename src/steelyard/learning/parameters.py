@@ -1,0 +1,88 @@
+"""A model as one flat vector of numbers, and back: what is sent, stacked, weighed and combined."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Slot:
+    """The place of one named tensor in the flat vector."""
+
+    name: str
+    shape: tuple[int, ...]
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which part of the flat vector is which tensor of a model; use it to go between the two forms.
+
+    Parameters come first, in the order in which the module names them, then the floating buffers (running means of a
+    normalisation layer, say). Buffers of whole numbers are no part of what is averaged.
+    """
+
+    slots: tuple[Slot, ...]
+    trained: int
+    """How many numbers at the front are trained parameters; the rest are buffers."""
+
+    @classmethod
+    def of(cls, module: nn.Module) -> Layout:
+        """Return the layout of a module; use it once per model."""
+        slots: list[Slot] = []
+        offset = 0
+        for name, tensor in module.named_parameters():
+            slots.append(Slot(name, tuple(tensor.shape), offset, tensor.numel()))
+            offset += tensor.numel()
+        trained = offset
+        for name, tensor in module.named_buffers():
+            if tensor.is_floating_point():
+                slots.append(Slot(name, tuple(tensor.shape), offset, tensor.numel()))
+                offset += tensor.numel()
+        return cls(tuple(slots), trained)
+
+    @property
+    def size(self) -> int:
+        """How many numbers the flat vector holds."""
+        return sum(slot.size for slot in self.slots)
+
+    def views(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return named views into a flat vector, or into stacked ones: [..., size] gives [..., *shape].
+
+        Use it for functional calls; writing into a view writes into the vector.
+        """
+        lead = flat.shape[:-1]
+        return {slot.name: _cut(flat, slot).view(*lead, *slot.shape) for slot in self.slots}
+
+    def flatten(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Return one float32 vector made of the named tensors, stacked over their common leading axes."""
+        first = self.slots[0]
+        lead = tuple(tensors[first.name].shape)[: tensors[first.name].dim() - len(first.shape)]
+        parts = [tensors[slot.name].detach().reshape(*lead, slot.size) for slot in self.slots]
+        return torch.cat(parts, dim=-1).to(torch.float32)
+
+    def read(self, module: nn.Module) -> torch.Tensor:
+        """Return the module's numbers as one flat vector."""
+        return self.flatten(dict(module.state_dict(keep_vars=True)))
+
+    def write(self, module: nn.Module, flat: torch.Tensor) -> None:
+        """Put a flat vector into the module, in place."""
+        held = dict(module.state_dict(keep_vars=True))
+        with torch.no_grad():
+            for name, view in self.views(flat).items():
+                held[name].copy_(view)
+
+
+def _cut(flat: torch.Tensor, slot: Slot) -> torch.Tensor:
+    return flat.narrow(-1, slot.offset, slot.size)
+
+
+def count(module: nn.Module) -> int:
+    """Return the number of trained parameters; use it in reports and checks."""
+    return sum(prod(tensor.shape) for tensor in module.parameters())

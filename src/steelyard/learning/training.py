@@ -1,0 +1,116 @@
+"""Local training, one client after another: the slow, readable version that every faster engine is held to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from torch import nn
+
+from steelyard.learning import losses
+from steelyard.learning.parameters import Layout
+from steelyard.messages import LossState
+from steelyard.randomness import permutations, stream_key, stream_keys
+from steelyard.settings import Section
+
+
+class TrainingSettings(Section):
+    """[training]: how each client trains on its own data."""
+
+    learning_rate: PositiveFloat = 0.1
+    """Step size of local SGD."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Heavy-ball momentum, started afresh in every round."""
+    weight_decay: NonNegativeFloat = 0.0
+    """L2 penalty: this times the parameters is added to each gradient."""
+    epochs: PositiveInt = 1
+    """Passes over the local data in one round (E)."""
+    batch_size: PositiveInt | Literal["full"] = 10
+    """Samples in one step (B), or "full" for all of the client's samples at once."""
+    proximal: NonNegativeFloat = 0.0
+    """FedProx's μ: adds μ/2 ‖θ − Θ‖² to the local loss, which holds clients near the global model."""
+    loss: str = "auto"
+    """auto, cross-entropy, binary-cross-entropy, squared-error, barron, or your own per-sample loss as
+    "package.module:function" or "path/to/file.py:function", called with (outputs, labels)."""
+
+
+def orders(seed: int, round: int, clients: Sequence[str], size: int, settings: TrainingSettings) -> NDArray[np.int64]:
+    """Return the order in which clients of one size visit their samples: [clients, epochs, size].
+
+    It is a pure function of (seed, round, client). One batch of everything needs no order: it is taken as stored.
+    """
+    if settings.batch_size == "full" or settings.batch_size >= size:
+        return np.broadcast_to(np.arange(size), (len(clients), settings.epochs, size))
+    return permutations(stream_keys(seed, round, clients, "batches"), size, settings.epochs)
+
+
+def batch_limit(settings: TrainingSettings, size: int) -> int:
+    """Return how many samples a step takes from a client of this size."""
+    return size if settings.batch_size == "full" else min(settings.batch_size, size)
+
+
+def train_client(
+    module: nn.Module,
+    layout: Layout,
+    start: torch.Tensor,
+    features: torch.Tensor,
+    labels: torch.Tensor,
+    order: NDArray[np.int64],
+    settings: TrainingSettings,
+    loss: LossState,
+    chance: int = 0,
+) -> tuple[torch.Tensor, float]:
+    """Train one client from `start` and return its flat model and the mean loss of its last epoch.
+
+    Use it as the reference and for modules that no faster engine takes. `chance` seeds layers that draw (dropout).
+    """
+    layout.write(module, start)
+    module.train()
+    parameters = list(module.parameters())
+    anchors = [parameter.detach().clone() for parameter in parameters]
+    optimizer = torch.optim.SGD(
+        parameters, settings.learning_rate, momentum=settings.momentum, weight_decay=settings.weight_decay
+    )
+    each = losses.per_sample(loss)
+    weights = class_weights(loss, features.device)
+    step = batch_limit(settings, len(labels))
+    devices = [features.device] if features.device.type == "cuda" else []
+    mean = torch.zeros((), device=features.device)
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(chance)
+        for epoch in range(settings.epochs):
+            mean = torch.zeros((), device=features.device)
+            rows = torch.from_numpy(np.array(order[epoch])).to(features.device)
+            for batch in rows.split(step):
+                optimizer.zero_grad(set_to_none=True)
+                target = labels[batch]
+                total = losses.weigh(each(module(features[batch]), target), target, weights).sum()
+                (total / len(batch)).backward()
+                _pull(parameters, anchors, settings.proximal)
+                optimizer.step()
+                mean += total.detach()
+    return layout.read(module), float(mean) / max(len(labels), 1)
+
+
+def _pull(parameters: list[nn.Parameter], anchors: list[torch.Tensor], proximal: float) -> None:
+    """Add the gradient μ(θ − Θ) of FedProx's term."""
+    if proximal:
+        for parameter, anchor in zip(parameters, anchors, strict=True):
+            if parameter.grad is not None:
+                parameter.grad.add_(parameter.detach() - anchor, alpha=proximal)
+
+
+def class_weights(loss: LossState, device: torch.device | str) -> torch.Tensor | None:
+    """Return κ as a tensor, or None where every class counts 1."""
+    if loss.class_weights is None:
+        return None
+    return torch.tensor(loss.class_weights, dtype=torch.float32, device=device)
+
+
+def chance_of(seed: int, round: int, client: str) -> int:
+    """Return the seed of layers that draw at random in this client's training of this round."""
+    return stream_key(seed, round, client, "layers")

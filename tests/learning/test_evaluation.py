@@ -1,0 +1,33 @@
+import numpy as np
+import pytest
+import torch
+
+from steelyard.learning.evaluation import accuracy, confusion, errors, f1, predictions
+
+
+def test_confusion_accuracy_f1_by_hand() -> None:
+    labels = torch.tensor([0, 0, 1, 1, 1])
+    said = torch.tensor([[0, 1, 1, 1, 0], [0, 0, 0, 0, 0]])
+    counts = confusion(said, labels, 3)
+    assert counts[0].tolist() == [[1, 1, 0], [1, 2, 0], [0, 0, 0]]
+    assert accuracy(counts).tolist() == [0.6, 0.4]
+    # class 0: 2·1/(2·1+1+1); class 1: 2·2/(4+1+1); class 2 neither tested nor said
+    assert f1(counts)[0].tolist() == pytest.approx([0.5, 2 / 3, 0.0])
+    assert f1(counts)[1].tolist() == pytest.approx([4 / 7, 0.0, 0.0])
+
+
+def test_predictions() -> None:
+    assert predictions(torch.tensor([[0.1, 0.9], [2.0, 1.0]]), 2).tolist() == [1, 0]
+    assert predictions(torch.tensor([[-0.1], [2.0]]), 2).tolist() == [0, 1]
+    assert predictions(torch.tensor([[-0.5], [2.0]]), 0).tolist() == [-0.5, 2.0]
+
+
+def test_errors_by_hand() -> None:
+    found = errors(torch.tensor([[1.0, 3.0, 1.0]]), torch.tensor([2.0, 2.0, 0.0]))
+    assert found["mape"].tolist() == [0.5]  # the target 0 is left out
+    assert found["mae"].tolist() == [1.0]
+    assert found["rmse"].tolist() == [1.0]
+
+
+def test_nothing_tested_scores_zero() -> None:
+    assert accuracy(np.zeros((1, 2, 2), dtype=np.int64)).tolist() == [0.0]

@@ -1,0 +1,97 @@
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from steelyard.errors import UserError
+from steelyard.learning.models import ModelSettings, build
+from steelyard.learning.parameters import Layout, count
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "classes", "parameters"),
+    [
+        ("cnn-mnist", (1, 28, 28), 10, 1_663_370),
+        ("cnn-mnist", (784,), 10, 1_663_370),
+        ("cnn-femnist", (28, 28), 62, 6_603_710),
+        ("cnn-celeba", (3, 64, 64), 2, 8_409_025),
+        ("logistic", (784,), 10, 7_850),
+        ("linear", (5,), 0, 6),
+    ],
+)
+def test_parameter_counts(name: str, shape: tuple[int, ...], classes: int, parameters: int) -> None:
+    assert count(build(ModelSettings(name=name), shape, classes, 0)) == parameters
+
+
+def test_mlp_has_the_hidden_layers_asked_for() -> None:
+    module = build(ModelSettings(name="mlp", hidden=(64,)), (28, 28), 10, 0)
+    assert count(module) == 785 * 64 + 65 * 10
+    assert module(torch.zeros(3, 28, 28)).shape == (3, 10)
+
+
+@pytest.mark.parametrize("name", ["cnn-digits", "cnn-adafed", "cnn", "mlp", "logistic"])
+def test_models_take_small_images(name: str) -> None:
+    assert build(ModelSettings(name=name), (8, 8), 10, 0)(torch.zeros(2, 8, 8)).shape == (2, 10)
+
+
+def test_first_parameters_depend_on_the_seed_alone() -> None:
+    settings = ModelSettings(name="mlp")
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    one = build(settings, (4,), 3, seed=5)
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(2)
+    layout = Layout.of(one)
+    assert torch.equal(layout.read(one), layout.read(build(settings, (4,), 3, seed=5)))
+    assert not torch.equal(layout.read(one), layout.read(build(settings, (4,), 3, seed=6)))
+
+
+class Own(nn.Module):
+    def __init__(self, feature_shape: tuple[int, ...], classes: int, width: int = 2) -> None:
+        super().__init__()
+        self.a = nn.Linear(feature_shape[0], width)
+        self.b = nn.Linear(width, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.b(torch.tanh(self.a(x)))
+
+
+def test_own_model_from_python() -> None:
+    assert count(build(Own, (4,), 3, 0)) == 10 + 9
+    settings = ModelSettings(name=Own, arguments={"width": 5})  # type: ignore[arg-type]
+    assert count(build(settings, (4,), 3, 0)) == 25 + 18
+    assert count(build(lambda: nn.Linear(4, 3), (4,), 3, 0)) == 15
+
+
+def test_own_model_from_file(tmp_path: Path) -> None:
+    file = tmp_path / "net.py"
+    file.write_text("from torch import nn\ndef make(classes):\n    return nn.Linear(4, classes)\n")
+    assert count(build(ModelSettings(name=f"{file}:make"), (4,), 3, 0)) == 15
+    assert count(build(ModelSettings(name="torch.nn:Linear", arguments={"in_features": 4, "out_features": 3}),
+                       (4,), 3, 0)) == 15  # fmt: skip
+    assert any(name.startswith("steelyard_user_net") for name in sys.modules)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (ModelSettings(name="cnn-mnits"), "did you mean 'cnn-mnist'"),
+        (ModelSettings(name="no_such_package:make"), "cannot import 'no_such_package'"),
+        (ModelSettings(name="no/such/file.py:make"), "no file 'no/such/file.py'"),
+        (ModelSettings(name="torch.nn:NoSuchLayer"), "no function or class 'NoSuchLayer'"),
+        (ModelSettings(name="builtins:dict"), "returned dict"),
+        (ModelSettings(name="cnn", kernel=4), "model.kernel: got 4"),
+        (ModelSettings(name="cnn", hidden=(4, 5)), "model.hidden"),
+        (ModelSettings(name="torch.nn:Linear"), "model.arguments"),
+    ],
+)
+def test_mistakes_are_named(settings: ModelSettings, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        build(settings, (8, 8), 10, 0)
+
+
+def test_a_convolution_needs_an_image() -> None:
+    with pytest.raises(UserError, match="images of at least"):
+        build(ModelSettings(name="cnn"), (7,), 2, 0)
