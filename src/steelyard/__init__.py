@@ -1,3 +1,64 @@
-"""Steelyard: federated learning in which each client's say is weighed."""
+"""Steelyard: federated learning in which each client's say is weighed.
+
+from steelyard import Experiment
+
+result = Experiment.load("quickstart").run()
+print(result.history.rounds)
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from steelyard.data import Dataset, Population, in_memory
+    from steelyard.errors import UserError
+    from steelyard.experiment.model import Experiment
+    from steelyard.experiment.running import Result, resume
+    from steelyard.runs.reader import History
+    from steelyard.weighing.criteria import CohortView, LocalData, client_criterion, server_criterion
+    from steelyard.weighing.rule import Rule, WeighingSettings
+
+__all__ = [
+    "CohortView",
+    "Dataset",
+    "Experiment",
+    "History",
+    "LocalData",
+    "Population",
+    "Result",
+    "Rule",
+    "UserError",
+    "WeighingSettings",
+    "client_criterion",
+    "in_memory",
+    "resume",
+    "server_criterion",
+]
+
+# Names are imported when first used: `steelyard --help` must not wait for torch.
+_HOMES = {
+    "CohortView": "steelyard.weighing.criteria",
+    "Dataset": "steelyard.data",
+    "Experiment": "steelyard.experiment.model",
+    "History": "steelyard.runs.reader",
+    "LocalData": "steelyard.weighing.criteria",
+    "Population": "steelyard.data",
+    "Result": "steelyard.experiment.running",
+    "Rule": "steelyard.weighing.rule",
+    "UserError": "steelyard.errors",
+    "WeighingSettings": "steelyard.weighing.rule",
+    "client_criterion": "steelyard.weighing.criteria",
+    "in_memory": "steelyard.data",
+    "resume": "steelyard.experiment.running",
+    "server_criterion": "steelyard.weighing.criteria",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'steelyard' has no attribute '{name}'")
+    return getattr(import_module(_HOMES[name]), name)

@@ -1,0 +1,219 @@
+"""The command line: parse, call, print. What is heavy is imported inside the commands."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn
+
+import typer
+
+from steelyard import __version__
+from steelyard.errors import UserError
+
+app = typer.Typer(
+    name="steelyard",
+    help="Federated learning in which each client's say is weighed.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Format = Literal["text", "json"]
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", help="Change a field: section.field=value. May be given again.")
+]
+FormatOption = Annotated[Format, typer.Option("--format", help="text for people, json for programs.")]
+OutOption = Annotated[Path | None, typer.Option("--out", help="The run's own folder; it must not hold a run yet.")]
+SeedOption = Annotated[int | None, typer.Option("--seed", help="Seed of everything; in place of the experiment's.")]
+
+
+def main() -> NoReturn:
+    """Run the command line; a user's mistake is one line on standard error and exit code 2."""
+    try:
+        app(standalone_mode=True)
+    except UserError as error:
+        fail(" ".join(str(error).split()))
+    except BrokenPipeError:
+        # The reader of our output (head, less) has gone; that is no error of ours.
+        sys.stderr.close()
+        sys.exit(0)
+    sys.exit(0)
+
+
+def fail(line: str) -> NoReturn:
+    """Print one line and exit with code 2."""
+    print(f"steelyard: {line}", file=sys.stderr)
+    sys.exit(2)
+
+
+def print_json(document: Any) -> None:
+    """Print one JSON document on standard output; NaN has no place in JSON and becomes null."""
+    import json
+
+    print(json.dumps(_finite(document), indent=2, ensure_ascii=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))) else value
+
+
+@app.callback(invoke_without_command=True)
+def _version(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+    if version:
+        print(f"steelyard {__version__}")
+        raise typer.Exit
+
+
+@app.command()
+def run(
+    experiment: Annotated[str, typer.Argument(help="Name of a recipe, or path of a TOML file.")],
+    changes: SetOption = None,
+    seed: SeedOption = None,
+    out: OutOption = None,
+    format: FormatOption = "text",
+) -> None:
+    """Run an experiment and show its result."""
+    from steelyard.experiment.loading import load
+    from steelyard.experiment.running import run as run_experiment
+
+    described = load(experiment, changes or [], seed)
+    _finish(lambda: run_experiment(described, out=out, progress=True), format)
+
+
+@app.command()
+def resume(
+    folder: Annotated[Path, typer.Argument(help="Folder of a run that was stopped or killed.")],
+    format: FormatOption = "text",
+) -> None:
+    """Continue a run, bit for bit as if it had not been stopped."""
+    from steelyard.experiment.running import resume as resume_run
+
+    _finish(lambda: resume_run(folder, progress=True), format)
+
+
+def _finish(work: Any, format: Format) -> None:
+    from rich.console import Console
+
+    from steelyard.report.summary import show
+
+    try:
+        result = work()
+    except KeyboardInterrupt:
+        print("steelyard: stopped; `steelyard resume` on the run's folder continues it", file=sys.stderr)
+        raise typer.Exit(130) from None
+    if format == "json":
+        print_json(result.summary)
+    else:
+        show(result.summary, Console())
+
+
+@app.command()
+def recipes(format: FormatOption = "text") -> None:
+    """List the ready experiments."""
+    from steelyard.experiment.loading import parse
+    from steelyard.experiment.loading import recipes as ready
+
+    described = {name: parse(entry.read_text(encoding="utf-8"), name) for name, entry in ready().items()}
+    if format == "json":
+        print_json([{"name": name, "description": d.get("description", "")} for name, d in described.items()])
+        return
+    width = max(map(len, described), default=0)
+    for name, document in described.items():
+        print(f"{name:<{width}}  {document.get('description', '')}")
+
+
+@app.command()
+def show(
+    experiment: Annotated[str | None, typer.Argument(help="Name of a recipe, or path of a TOML file.")] = None,
+    changes: SetOption = None,
+    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of an experiment file.")] = False,
+    resolved: Annotated[bool, typer.Option("--resolved", help="With every default filled in.")] = False,
+) -> None:
+    """Print an experiment as TOML, or the schema of experiment files."""
+    from steelyard.experiment.loading import kind_class, load, source_text, to_toml
+
+    if schema:
+        kind = "learning" if experiment is None else str(load(experiment).model_dump().get("kind", "learning"))
+        print_json(kind_class(kind).model_json_schema())
+        return
+    if experiment is None:
+        raise UserError("show: no experiment named; allowed: a recipe, a file, or --schema")
+    described = load(experiment, changes or [])
+    print(to_toml(described) if changes or resolved else source_text(experiment), end="")
+
+
+@app.command()
+def criteria(
+    plugin: Annotated[list[str] | None, typer.Option("--plugin", help="Python file or module with criteria.")] = None,
+    format: FormatOption = "text",
+) -> None:
+    """List the criteria: what each measures, who takes the measure, and what it is about."""
+    from steelyard.weighing.criteria import known
+    from steelyard.weighing.plugins import load_module
+
+    for place in plugin or []:
+        load_module(place)
+    found = [
+        {"name": c.name, "measured_by": c.measured_by, "about": c.about, "description": c.description}
+        for c in known().values()
+    ]
+    if format == "json":
+        print_json(found)
+        return
+    for entry in found:
+        print(
+            f"{entry['name']:<5} by the {entry['measured_by']:<7} about the {entry['about']:<7} {entry['description']}"
+        )
+
+
+@app.command()
+def weigh(
+    file: Annotated[Path, typer.Argument(help="CSV with a client column and a column per criterion.")],
+    score: Annotated[
+        str, typer.Option(help="prioritized, mean, weighted-mean, owa, choquet, product or power.")
+    ] = "prioritized",
+    priority: Annotated[str | None, typer.Option(help='For prioritized: "DS>CD>IS"; default: as listed.')] = None,
+    weights: Annotated[str | None, typer.Option(help="For weighted-mean and owa: numbers with commas.")] = None,
+    quantifier: Annotated[
+        str | None, typer.Option(help="For owa: all, most, at-least-half, as-many-as-possible, or a,b.")
+    ] = None,
+    capacity: Annotated[Path | None, typer.Option(help="For choquet: TOML with a value per subset.")] = None,
+    power: Annotated[float | None, typer.Option(help="For power: the exponent.")] = None,
+    normalise: Annotated[bool, typer.Option("--normalise", help="First divide each criterion by its sum.")] = False,
+    format: FormatOption = "text",
+) -> None:
+    """Score and weigh clients from a table: for trying rules on paper, no training needed."""
+    from steelyard.report.weighed import show_weighed, weigh_file
+
+    document = weigh_file(
+        file,
+        score=score,
+        priority=priority,
+        weights=weights,
+        quantifier=quantifier,
+        capacity=capacity,
+        power=power,
+        normalised=normalise,
+    )
+    if format == "json":
+        print_json(document)
+    else:
+        show_weighed(document)
+
+
+@app.command()
+def export(
+    folder: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    to: Annotated[Literal["csv", "json"], typer.Option("--to", help="Format of the tables.")] = "csv",
+    out: Annotated[Path | None, typer.Option("--out", help="Folder for the files; default: DIR/export.")] = None,
+) -> None:
+    """Write a run's rounds, clients and evaluations as files."""
+    from steelyard.runs.export import export_run
+
+    for path in export_run(folder, to, out):
+        print(path)

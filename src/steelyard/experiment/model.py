@@ -1,0 +1,74 @@
+"""Experiment: a federation that trains a model on samples, described in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import model_validator
+
+from steelyard.clients.local.settings import ComputeSettings
+from steelyard.data.settings import DataSettings, PartitionSettings, check_together
+from steelyard.errors import UserError
+from steelyard.experiment.sections import BaseExperiment
+from steelyard.learning.models import ModelSettings
+from steelyard.learning.training import TrainingSettings
+from steelyard.weighing import criteria as registry
+
+if TYPE_CHECKING:
+    from steelyard.clients.protocol import Clients, Server
+    from steelyard.data.dataset import Dataset, Population
+
+
+class Experiment(BaseExperiment):
+    """One description of a run: data, partition, model, local training, rounds, and the rule that weighs clients.
+
+    Build it in Python, or load a recipe or TOML file with `Experiment.load("quickstart")`; `run()` runs it.
+    """
+
+    kind: Literal["learning"] = "learning"
+    """What is trained: "learning" is a model on samples; recommenders are of kind "recommend"."""
+    data: DataSettings = DataSettings()
+    partition: PartitionSettings = PartitionSettings(clients=10)
+    model: ModelSettings = ModelSettings(name="cnn-digits")
+    training: TrainingSettings = TrainingSettings()
+    compute: ComputeSettings = ComputeSettings()
+
+    @model_validator(mode="after")
+    def _together(self) -> Experiment:
+        check_together(self.data, self.partition)
+        return self
+
+    def check_criterion(self, criterion: registry.Criterion) -> None:
+        """Refuse criteria that this data or partition cannot give, before any of it is read."""
+        if criterion.name == "IS" and self.data.source in ("digits", "mnist", "leaf", "diabetes"):
+            raise UserError(
+                f"weighing.criteria: IS needs samples marked sharp, and data.source = '{self.data.source}' has none; "
+                "allowed: a source with marks (images, npz, memory)"
+            )
+        if criterion.name == "CB" and self.data.source in ("digits", "mnist", "diabetes"):
+            raise UserError(
+                f"weighing.criteria: CB is for two classes, and data.source = '{self.data.source}' has not two; "
+                "allowed: data with two classes"
+            )
+        if criterion.name.startswith("V") and criterion.measured_by == "server" and self.partition.server == "none":
+            raise UserError(
+                f"weighing.criteria: {criterion.name} is measured on the server's test set, and partition.server = "
+                "'none' leaves it without one; allowed: partition.server = 'held-out' or 'fraction'"
+            )
+
+    def populations(self, dataset: Dataset | None = None) -> Callable[[int], Population]:
+        """Return the function that shares the data out for a seed; the data are read once."""
+        from steelyard.data import load, share_out
+
+        samples = load(self.data) if dataset is None else dataset
+        return lambda seed: share_out(samples, self.partition, seed)
+
+    def assemble(self, dataset: Dataset | None = None) -> tuple[Clients, Server]:
+        """Read the data and build simulated clients and their server."""
+        from steelyard.clients.local import LocalClients, LocalServer
+
+        wanted = dict.fromkeys(name for rule in self.rules().values() for name in rule.criteria)
+        criteria = [registry.get(name) for name in wanted]
+        clients = LocalClients(self.populations(dataset), self.model, self.training, self.compute, criteria)
+        return clients, LocalServer(clients)

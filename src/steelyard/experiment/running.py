@@ -1,0 +1,223 @@
+"""Running an experiment into a run folder, and going on with one that was stopped."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from steelyard.errors import UserError
+from steelyard.experiment.loading import build, parse, to_toml
+from steelyard.experiment.sections import BaseExperiment
+from steelyard.federation import Federation, FixedLoss, Plan
+from steelyard.messages import LossState
+from steelyard.rounds import Progress, run_rounds
+from steelyard.runs.reader import History
+from steelyard.runs.store import Store, exists
+from steelyard.weighing.rule import Rule, WeighingSettings
+
+if TYPE_CHECKING:
+    from steelyard.clients.protocol import Clients, Server
+    from steelyard.data.dataset import Dataset
+
+DESCRIPTION = "experiment.toml"
+_LIBRARIES = ("torch", "numpy", "scipy", "scikit-learn", "pydantic", "safetensors", "flwr")
+
+
+@dataclass(frozen=True)
+class Result:
+    """A run that has ended: its folder and everything recorded in it."""
+
+    folder: Path
+    experiment: BaseExperiment
+
+    @cached_property
+    def history(self) -> History:
+        """Data frames of the run: rounds, clients, evaluations."""
+        return History(self.folder)
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """The final figures as one document; the same that `steelyard run --format json` prints."""
+        from steelyard.report.summary import summarise
+
+        return summarise(self.folder, self.experiment.rounds)
+
+
+def federations_of(experiment: BaseExperiment, seeds: Sequence[int] | None = None) -> list[Federation]:
+    """Return every rule of an experiment with every seed as a federation, the main rule first."""
+    chosen = list(seeds) if seeds else [experiment.seed]
+    made: list[Federation] = []
+    for seed in chosen:
+        for name, settings in experiment.rules().items():
+            made.append(make_federation(experiment, name, settings, seed, several=len(chosen) > 1))
+    return made
+
+
+def make_federation(
+    experiment: BaseExperiment, name: str, settings: WeighingSettings, seed: int, *, several: bool = False
+) -> Federation:
+    """Make one federation from a rule and a seed; its name is the rule's, with the seed where there are several."""
+    training = getattr(experiment, "training", None)
+    loss = FixedLoss(LossState("auto" if training is None else training.loss))
+    return Federation(f"{name}#{seed}" if several else name, name, seed, Rule(settings), loss=loss)
+
+
+def plan_of(experiment: BaseExperiment) -> Plan:
+    """Return the loop's settings."""
+    rounds = experiment.rounds
+    return Plan(
+        rounds=rounds.count,
+        fraction=rounds.fraction,
+        min_clients=rounds.min_clients,
+        evaluate_every=rounds.evaluate_every,
+        stop_at=(rounds.target, rounds.share) if rounds.stop_at_target else None,
+        detailed=rounds.samples,
+    )
+
+
+def new_folder(experiment: BaseExperiment, out: str | Path | None) -> Path:
+    """Return the folder of a new run; one that holds a run already is refused, so that nothing is lost."""
+    if out is not None:
+        folder = Path(out)
+        if exists(folder):
+            raise UserError(
+                f"--out: {folder} holds a run already; allowed: a new folder, or `steelyard resume {folder}`"
+            )
+        if folder.exists() and not folder.is_dir():
+            raise UserError(f"--out: {folder} is a file; allowed: a folder")
+        return folder
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    first = experiment.store.folder / f"{experiment.name}-{stamp}"
+    folder, count = first, 1
+    while folder.exists():
+        count += 1
+        folder = first.with_name(f"{first.name}-{count}")
+    return folder
+
+
+def run(
+    experiment: BaseExperiment,
+    *,
+    out: str | Path | None = None,
+    seeds: Sequence[int] | None = None,
+    dataset: Dataset | None = None,
+    progress: bool | Progress = False,
+) -> Result:
+    """Run an experiment from the start into a new folder."""
+    folder = new_folder(experiment, out)
+    clients, server = experiment.assemble(dataset)
+    store = Store(folder, experiment.store.checkpoint_every)
+    try:
+        (folder / DESCRIPTION).write_text(to_toml(experiment), encoding="utf-8")
+        store.note(seeds=list(seeds or [experiment.seed]), in_memory=dataset is not None, **versions())
+        return _go(experiment, folder, store, clients, server, seeds, progress)
+    finally:
+        clients.close()
+        store.close()
+
+
+def resume(folder: str | Path, *, dataset: Dataset | None = None, progress: bool | Progress = False) -> Result:
+    """Go on with a run that was stopped or killed, from its last whole checkpoint, to the same bits."""
+    folder = Path(folder)
+    history = History(folder)
+    experiment = read_experiment(folder)
+    if history.info.get("status") == "finished":
+        return Result(folder, experiment)
+    if history.info.get("in_memory") == "true" and dataset is None:
+        raise UserError(f"{folder}: this run was given its data in Python; resume it there with dataset=...")
+    seeds = [int(seed) for seed in _json(history.info.get("seeds", "[]"))] or None
+    choice = history.info.get("engine_choice")
+    if choice and "compute" in type(experiment).model_fields:
+        compute = {**experiment.model_dump(mode="json", exclude_none=True)["compute"], "engine": choice}
+        experiment = build({**experiment.model_dump(mode="json", exclude_none=True), "compute": compute})
+    clients, server = experiment.assemble(dataset)
+    store = Store(folder, experiment.store.checkpoint_every)
+    try:
+        return _go(experiment, folder, store, clients, server, seeds, progress)
+    finally:
+        clients.close()
+        store.close()
+
+
+def read_experiment(folder: Path) -> BaseExperiment:
+    """Return the experiment that a run folder describes."""
+    path = folder / DESCRIPTION
+    if not path.is_file():
+        raise UserError(f"{folder}: no {DESCRIPTION} here; allowed: a folder that `steelyard run` made")
+    return build(parse(path.read_text(encoding="utf-8"), str(path)), str(path))
+
+
+def _go(
+    experiment: BaseExperiment,
+    folder: Path,
+    store: Store,
+    clients: Clients,
+    server: Server,
+    seeds: Sequence[int] | None,
+    progress: bool | Progress,
+) -> Result:
+    federations = federations_of(experiment, seeds)
+    store.register(federations)
+    states, kept = store.resume()
+    clients.restore(kept)
+    store.note(status="running")
+    plan = plan_of(experiment)
+    try:
+        with _shown(progress, plan.rounds) as report:
+            run_rounds(federations, states, clients, server, plan, _Noting(store, clients), report)
+    except BaseException:
+        store.note(status="stopped")
+        raise
+    store.note(status="finished", **clients.describe())
+    return Result(folder, experiment)
+
+
+class _Noting:
+    """A recorder that also writes down, with the first round, how the clients compute: a resume must do the same."""
+
+    def __init__(self, store: Store, clients: Clients) -> None:
+        self._store, self._clients, self._noted = store, clients, False
+
+    def commit(self, round: int, *rest: Any, last: bool) -> None:
+        if not self._noted and round > 0:
+            self._store.note(**self._clients.describe())
+            self._noted = True
+        self._store.commit(round, *rest, last=last)
+
+
+def _shown(progress: bool | Progress, rounds: int) -> Any:
+    from contextlib import nullcontext
+
+    from steelyard.report.progress import show_progress
+
+    if callable(progress):
+        return nullcontext(progress)
+    return show_progress(rounds) if progress else nullcontext(None)
+
+
+def _json(text: str) -> Any:
+    import json
+
+    return json.loads(text)
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that a result depends on, for the run's record."""
+    found = {"python": sys.version.split()[0], "platform": platform.platform(), "steelyard": "unknown"}
+    for name in ("steelyard", *_LIBRARIES):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    if found["steelyard"] == "unknown":
+        from steelyard import __version__
+
+        found["steelyard"] = __version__
+    return {f"version_{name}": value for name, value in found.items()}

@@ -1,0 +1,1 @@
+"""Reading results: figures, tables and summaries of a run."""

@@ -1,0 +1,35 @@
+"""Figures of a run as pure functions of local scores: rounds to target, the worst tenth, percentiles."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steelyard.messages import Floats
+
+
+def rounds_to_target(rounds: NDArray[np.int64], scores: Floats, target: float, share: float) -> int | None:
+    """Return the first round at which at least ceil(share · n) devices have a score of at least the target.
+
+    `scores` is [rounds, devices]. None when no round reaches it (SPEC §6).
+    """
+    if scores.size == 0:
+        return None
+    # 0.3 · 10 is 3.0000000000000004 in binary: without the slack, ceil would ask for a fourth device.
+    needed = math.ceil(share * scores.shape[1] - 1e-9)
+    enough = np.flatnonzero((scores >= target).sum(axis=1) >= needed)
+    return int(rounds[enough[0]]) if len(enough) else None
+
+
+def worst_tenth(scores: Floats) -> float:
+    """Return the mean score of the worst 10 % of the devices (at least one); use it to see who is left behind."""
+    count = max(1, math.ceil(0.1 * len(scores) - 1e-9))
+    return float(np.sort(scores)[:count].mean()) if len(scores) else float("nan")
+
+
+def jain(scores: Floats) -> float:
+    """Jain's fairness index (Σx)² / (n Σx²): 1 when all devices do equally well, 1/n when only one does."""
+    squares = float(np.square(scores).sum())
+    return float(scores.sum()) ** 2 / (len(scores) * squares) if squares else float("nan")

@@ -1,0 +1,132 @@
+"""The short account of a finished run: final figures, rounds to target, who carried most weight."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from steelyard.experiment.sections import RoundSettings
+from steelyard.report.figures import rounds_to_target, worst_tenth
+from steelyard.runs.reader import History
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+TOP = 5
+
+
+def summarise(folder: Path, settings: RoundSettings) -> dict[str, Any]:
+    """Return the account of a run as one JSON-ready document; `steelyard run --format json` prints it."""
+    history = History(folder)
+    rules: list[dict[str, Any]] = []
+    table: list[dict[str, Any]] = []
+    for federation in history.federations.to_dict("records"):
+        rule, seed = str(federation["rule"]), int(federation["seed"])
+        rounds, scores = history.scores(rule, seed)
+        last = scores[-1] if len(scores) else np.zeros(0)
+        mine = history.rounds[(history.rounds["rule"] == rule) & (history.rounds["seed"] == seed)]
+        measured = mine[mine["accuracy"].notna()]
+        rules.append(
+            {
+                "rule": rule,
+                "seed": seed,
+                "rounds": int(mine["round"].max()),
+                "accuracy": float(measured["accuracy"].iloc[-1]),
+                "worst_tenth": worst_tenth(last),
+                "p10": float(np.percentile(last, 10)) if len(last) else None,
+                "p90": float(np.percentile(last, 90)) if len(last) else None,
+                "rounds_to_target": rounds_to_target(rounds, scores, settings.target, settings.share),
+                "testing_rounds": int(mine["tests"].sum()),
+                "left_out": int((mine["cohort"] - mine["answered"]).sum()),
+                "seconds": float(mine["seconds"].sum()),
+                "heaviest_clients": _heaviest(history, rule, seed),
+                "criteria": _criteria(str(federation["settings"])),
+            }
+        )
+        table += [
+            {
+                "rule": rule,
+                "seed": seed,
+                "target": target,
+                "share": share,
+                "round": rounds_to_target(rounds, scores, target, share),
+            }
+            for target in settings.all_targets
+            for share in settings.shares
+        ]
+    return {
+        "run": str(folder),
+        "status": history.info.get("status", "unknown"),
+        "target": settings.target,
+        "share": settings.share,
+        "rules": rules,
+        "rounds_to_target": table,
+    }
+
+
+def _criteria(settings: str) -> list[dict[str, str]]:
+    """Say for each criterion of a rule who measured it, so that a reader knows what a client could have lied about."""
+    from steelyard.weighing import criteria
+
+    known = criteria.known()
+    names: list[str] = json.loads(settings)["criteria"]
+    return [{"name": name, "measured_by": known[name].measured_by if name in known else "unknown"} for name in names]
+
+
+def _heaviest(history: History, rule: str, seed: int) -> list[dict[str, Any]]:
+    frame = history.clients
+    mine = frame[(frame["rule"] == rule) & (frame["seed"] == seed) & frame["weight"].notna()]
+    grouped = mine.groupby("client").agg(
+        weight=("weight", "sum"), rounds=("round", "count"), samples=("samples", "max")
+    )
+    total = float(grouped["weight"].sum()) or 1.0
+    grouped["share"] = grouped["weight"] / total
+    ranked = grouped.reset_index().sort_values(["weight", "client"], ascending=[False, True]).head(TOP)
+    return [
+        {
+            "client": str(row["client"]),
+            "share": float(row["share"]),
+            "rounds": int(row["rounds"]),
+            "samples": int(row["samples"]),
+        }
+        for row in ranked.to_dict("records")
+    ]
+
+
+def show(summary: dict[str, Any], console: Console) -> None:
+    """Print the account as tables for people."""
+    from rich.table import Table
+
+    several = len({rule["seed"] for rule in summary["rules"]}) > 1
+    target = f"rounds until {summary['share']:.0%} of clients reach {summary['target']:.0%}"
+    table = Table(title="Result")
+    for heading in ("rule", *(("seed",) if several else ()), "accuracy", "worst 10 %", target, "testing rounds"):
+        table.add_column(heading, justify="left" if heading == "rule" else "right")
+    for rule in summary["rules"]:
+        reached = rule["rounds_to_target"]
+        cells = [
+            rule["rule"],
+            *((str(rule["seed"]),) if several else ()),
+            f"{rule['accuracy']:.2%}",
+            f"{rule['worst_tenth']:.2%}",
+            "not reached" if reached is None else str(reached),
+            str(rule["testing_rounds"]),
+        ]
+        table.add_row(*cells)
+    console.print(table)
+    heavy = Table(title="Clients that carried most weight (share of all weight, samples)")
+    heavy.add_column("rule")
+    for place in range(TOP):
+        heavy.add_column(f"{place + 1}.")
+    for rule in summary["rules"]:
+        cells = [
+            f"{client['client']} {client['share']:.1%} ({client['samples']})" for client in rule["heaviest_clients"]
+        ]
+        heavy.add_row(rule["rule"], *cells)
+    console.print(heavy)
+    measured = {c["name"]: c["measured_by"] for rule in summary["rules"] for c in rule["criteria"]}
+    console.print("measured by: " + ", ".join(f"{name} the {who}" for name, who in measured.items()))
+    console.print(f"run stored in {summary['run']}", soft_wrap=True)

@@ -1,0 +1,129 @@
+"""Weighing a table of clients on paper: a CSV in, scores and weights out."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from pydantic import ValidationError
+
+from steelyard.errors import UserError
+from steelyard.experiment.loading import explain, parse
+from steelyard.weighing.rule import Rule, WeighingSettings
+from steelyard.weighing.weights import normalise, to_weights
+
+
+def read_table(path: Path) -> tuple[list[str], list[str], np.ndarray]:
+    """Read (clients, criteria, values [clients, criteria]) from a CSV; each fault is named with its line."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            rows = [row for row in csv.reader(file) if any(cell.strip() for cell in row)]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UserError(f"{path}: cannot be read: {reason}; allowed: a CSV with a header") from error
+    if len(rows) < 2 or len(rows[0]) < 2:
+        raise UserError(f"{path}: no table; allowed: a header with a client column and criteria, then a row per client")
+    header = [cell.strip() for cell in rows[0]]
+    if len(set(header)) != len(header) or "" in header:
+        raise UserError(f"{path}: header {','.join(header)}; allowed: each column named, each name once")
+    named = [place for place, name in enumerate(header) if name.lower() == "client"]
+    place = named[0] if named else 0
+    criteria = [name for column, name in enumerate(header) if column != place]
+    clients: list[str] = []
+    values: list[list[float]] = []
+    for line, row in enumerate(rows[1:], start=2):
+        if len(row) != len(header):
+            raise UserError(f"{path}, row {line}: {len(row)} cells; allowed: {len(header)}, as in the header")
+        clients.append(row[place].strip())
+        values.append([_cell(path, line, header[column], cell) for column, cell in enumerate(row) if column != place])
+    return clients, criteria, np.array(values)
+
+
+def _cell(path: Path, line: int, column: str, text: str) -> float:
+    word = text.strip().lower()
+    if word in ("true", "yes", "false", "no"):
+        return 1.0 if word in ("true", "yes") else 0.0
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not (np.isfinite(value) and value >= 0):
+        raise UserError(f"{path}, row {line}, {column}: got '{text.strip()}'; allowed: a number >= 0, or true or false")
+    return value
+
+
+def weigh_file(
+    path: Path,
+    *,
+    score: str,
+    priority: str | None,
+    weights: str | None,
+    quantifier: str | None,
+    capacity: Path | None,
+    power: float | None,
+    normalised: bool,
+) -> dict[str, Any]:
+    """Score and weigh the clients of a CSV; returns the document that `steelyard weigh --format json` prints."""
+    clients, criteria, values = read_table(path)
+    given = {
+        "criteria": criteria,
+        "score": score,
+        "priority": priority,
+        "weights": None if weights is None else _numbers(weights),
+        "quantifier": quantifier,
+        "capacity": None if capacity is None else _capacity(capacity),
+        "power": power,
+    }
+    try:
+        settings = WeighingSettings.model_validate({name: value for name, value in given.items() if value is not None})
+    except ValidationError as error:
+        raise UserError(explain(error, WeighingSettings)) from None
+    zero: list[str] = []
+    if normalised:
+        values, silent = normalise(values)
+        zero = [name for name, is_zero in zip(criteria, silent, strict=True) if is_zero]
+    elif values.max() > 1:
+        raise UserError(f"{path}: holds {values.max():g}; allowed: values from 0 to 1, or --normalise for raw measures")
+    scores = Rule(settings).score(values)
+    shares, uniform = to_weights(scores)
+    rows = [
+        {"client": client, "score": float(found), "weight": float(share)}
+        for client, found, share in zip(clients, scores, shares, strict=True)
+    ]
+    flags = {"zero_criteria": zero, "uniform": uniform}
+    return {"clients": rows, "criteria": criteria, "score": settings.score, "flags": flags}
+
+
+def _numbers(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.replace(" ", "").split(",")]
+    except ValueError:
+        raise UserError(f"--weights: got '{text}'; allowed: numbers with commas, such as 0.5,0.3,0.2") from None
+
+
+def _capacity(path: Path) -> dict[str, Any]:
+    try:
+        return parse(path.read_text(encoding="utf-8"), str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UserError(f"--capacity: {path} cannot be read: {reason}; allowed: a TOML file") from error
+
+
+def show_weighed(document: dict[str, Any]) -> None:
+    """Print scores and weights as a table."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table()
+    for heading in ("client", "score", "weight"):
+        table.add_column(heading, justify="left" if heading == "client" else "right")
+    for row in document["clients"]:
+        table.add_row(row["client"], f"{row['score']:.6f}", f"{row['weight']:.6f}")
+    console = Console()
+    console.print(table)
+    for name in document["flags"]["zero_criteria"]:
+        console.print(f"{name} is 0 for every client: everyone got 1/n for it")
+    if document["flags"]["uniform"]:
+        console.print("all scores are 0: the weights are uniform")
