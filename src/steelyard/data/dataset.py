@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 Rows = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Dataset:
     """All samples of one source as tensors; use it for any data, read from files or built in memory.
 
@@ -31,14 +31,26 @@ class Dataset:
     owners: NDArray[np.str_] | None = None
     held_out: NDArray[np.bool_] | None = None
     marks: Mapping[str, NDArray[np.float64]] = field(default_factory=dict[str, NDArray[np.float64]])
+    notes: tuple[str, ...] = ()
+    """What reading had to do that the user should know."""
 
     def __len__(self) -> int:
         return len(self.labels)
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one sample: (channels, height, width) for images, (columns,) for tables."""
+        return tuple(self.features.shape[1:])
 
-@dataclass(frozen=True)
+    def inputs(self, rows: Rows) -> torch.Tensor:
+        """Return the features of some rows as float32, bytes divided by 255; what a model takes."""
+        chosen = self.features[torch.from_numpy(rows)]
+        return chosen.float() / 255 if chosen.dtype == torch.uint8 else chosen
+
+
+@dataclass(frozen=True, eq=False)
 class ClientRows:
-    """The rows of one client: which samples it trains on, which it tests on."""
+    """The rows of one client: which samples it trains on, which it tests on; both in ascending order."""
 
     client: str
     train: Rows
@@ -47,15 +59,18 @@ class ClientRows:
     """Labels that replace the data set's on the training rows (a client with wrong labels); None for the true ones."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Population:
     """A data set shared out among clients; `server` are the rows that the server itself holds for testing."""
 
     dataset: Dataset
     clients: tuple[ClientRows, ...]
+    """In ascending order of client id."""
     server: Rows
     notes: tuple[str, ...] = ()
     """What the partition had to do that the user should know (clients dropped, draws with overlap)."""
+    stubborn: frozenset[str] = frozenset()
+    """Clients that ignore the model they receive and keep training their own (AdaFed, simulation 3)."""
 
     @cached_property
     def by_name(self) -> dict[str, ClientRows]:

@@ -1,0 +1,47 @@
+"""Data: sources that are read into a `Dataset`, and partitions that share it out among clients.
+
+`load` reads what a `DataSettings` names; `share_out` makes a `Population` of it. Heavy imports wait until they are
+called, so that importing this room is cheap.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from steelyard.data.settings import CopySettings, DataSettings, PartitionSettings, check_together
+
+if TYPE_CHECKING:
+    from steelyard.data.dataset import ClientRows, Dataset, Population
+    from steelyard.data.loading import load
+    from steelyard.data.memory import in_memory
+    from steelyard.data.partition import share_out
+
+__all__ = [
+    "ClientRows",
+    "CopySettings",
+    "DataSettings",
+    "Dataset",
+    "PartitionSettings",
+    "Population",
+    "check_together",
+    "in_memory",
+    "load",
+    "share_out",
+]
+
+_HOMES = {
+    "ClientRows": "dataset",
+    "Dataset": "dataset",
+    "Population": "dataset",
+    "in_memory": "memory",
+    "load": "loading",
+    "share_out": "partition",
+}
+
+
+def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    if name not in _HOMES:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,0 +1,47 @@
+"""Finding and opening files of data, with one clear line where something is missing or broken."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import zlib
+from pathlib import Path
+
+from steelyard.errors import UserError
+
+
+def search_folders() -> list[Path]:
+    """Return the folders in which a relative data path is looked for, in order."""
+    named = os.environ.get("STEELYARD_DATA")
+    return [Path(), *([Path(named)] if named else []), Path("../shared/data")]
+
+
+def find(path: Path, expected: str) -> Path:
+    """Return where `path` exists; `expected` says what it should be and where a user gets it, for the error line."""
+    path = path.expanduser()
+    places = [path] if path.is_absolute() else [folder / path for folder in search_folders()]
+    for place in places:
+        if place.exists():
+            return place
+    looked = ", ".join(str(place) for place in places)
+    raise UserError(f"data.path: found no '{path}' (looked at {looked}); expected {expected}")
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return the content of a file, unpacked if its name ends in .gz."""
+    try:
+        if path.suffix == ".gz":
+            with gzip.open(path, "rb") as packed:
+                return packed.read()
+        return path.read_bytes()
+    except (OSError, EOFError, zlib.error) as problem:
+        reason = str(problem) or type(problem).__name__
+        raise UserError(f"{path}: cannot be read ({reason}); expected a whole, readable file") from None
+
+
+def read_text(path: Path) -> str:
+    """Return the content of a text file, unpacked if its name ends in .gz."""
+    try:
+        return read_bytes(path).decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: not a text file; expected UTF-8 text") from None

@@ -1,0 +1,119 @@
+"""LEAF folders: JSON files of users with their rows, in a train and a test part (Caldas et al. 2018)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steelyard.data.dataset import Dataset
+from steelyard.data.files import find, read_text
+from steelyard.data.memory import in_memory
+from steelyard.data.settings import DataSettings
+from steelyard.errors import UserError
+
+ORIGIN = (
+    "a LEAF folder with train/*.json and test/*.json (keys users, num_samples, user_data), made by LEAF's "
+    "preprocess.sh, https://github.com/TalwalkarLab/leaf"
+)
+
+
+def read_leaf(settings: DataSettings) -> Dataset:
+    """Return a LEAF data set, each row with its user, the test/ rows held out; use it with scheme given or natural.
+
+    784 numbers per row become an image 1×28×28 (FEMNIST). Rows that are names of images (CelebA) are decoded from
+    data/raw/img_align_celeba beside the folder, at data.size pixels. Other rows must be lists of numbers.
+    """
+    folder = find(settings.path or Path(), ORIGIN)
+    if not folder.is_dir():
+        raise UserError(f"data.path: '{folder}' is a file; expected {ORIGIN}")
+    folder = folder / "data" if (folder / "data" / "train").is_dir() else folder
+    rows: list[Any] = []
+    labels: list[Any] = []
+    owners: list[str] = []
+    held_out: list[bool] = []
+    for part in ("train", "test"):
+        files = sorted([*(folder / part).glob("*.json"), *(folder / part).glob("*.json.gz")])
+        if not files:
+            raise UserError(f"{folder / part}: holds no .json file; expected {ORIGIN}")
+        for path in files:
+            for user, inputs, targets in _users(path):
+                rows.extend(inputs)
+                labels.extend(targets)
+                owners.extend([user] * len(inputs))
+                held_out.extend([part == "test"] * len(inputs))
+    if not rows:
+        raise UserError(f"{folder}: holds no rows; expected {ORIGIN}")
+    features = _features(folder, rows, settings.size)
+    targets, name = _classes(folder, labels), folder.resolve().name
+    return in_memory(features, targets, np.array(owners), held_out=held_out, classes=settings.classes, name=name)
+
+
+def _users(path: Path) -> list[tuple[str, list[Any], list[Any]]]:
+    """Return (user, x, y) of every user of one file, with the counts checked."""
+    try:
+        content: object = json.loads(read_text(path))
+    except json.JSONDecodeError as problem:
+        raise UserError(f"{path}: not JSON ({problem}); expected a whole LEAF file") from None
+    if not isinstance(content, Mapping):
+        raise UserError(f"{path}: holds no JSON object; expected keys users, num_samples, user_data")
+    leaf = cast("Mapping[str, Any]", content)
+    users, counts, data = leaf.get("users"), leaf.get("num_samples"), leaf.get("user_data")
+    if not isinstance(users, list) or not isinstance(counts, list) or not isinstance(data, Mapping):
+        raise UserError(f"{path}: lacks lists users and num_samples or object user_data; expected all three")
+    if len(users) != len(counts):
+        raise UserError(f"{path}: names {len(users)} users with {len(counts)} num_samples; expected as many of each")
+    found: list[tuple[str, list[Any], list[Any]]] = []
+    for user, count in zip(cast("list[Any]", users), cast("list[Any]", counts), strict=True):
+        rows = cast("Mapping[str, Any]", data).get(user)
+        inputs = rows.get("x") if isinstance(rows, Mapping) else None
+        targets = rows.get("y") if isinstance(rows, Mapping) else None
+        if not isinstance(inputs, list) or not isinstance(targets, list):
+            raise UserError(f"{path}: user '{user}' lacks lists x and y in user_data; expected both")
+        if not len(inputs) == len(targets) == count:
+            raise UserError(
+                f"{path}: user '{user}' has {len(inputs)} x and {len(targets)} y; expected {count}, its num_samples"
+            )
+        found.append((str(user), inputs, targets))
+    return found
+
+
+def _features(folder: Path, rows: list[Any], size: int) -> NDArray[Any]:
+    if all(isinstance(row, str) for row in rows):
+        return _pictures(folder, rows, size)
+    try:
+        features = np.asarray(rows, dtype=np.float32)
+    except (ValueError, TypeError):
+        raise UserError(
+            f"{folder}: rows x are not lists of numbers of one length; expected FEMNIST, synthetic or CelebA rows"
+        ) from None
+    if features.ndim == 1:
+        features = features[:, None]
+    if features.ndim == 2 and features.shape[1] == 28 * 28:
+        return features.reshape(-1, 1, 28, 28)
+    return features
+
+
+def _pictures(folder: Path, names: list[str], size: int) -> NDArray[np.uint8]:
+    if not all(Path(name).suffix.lower() in (".jpg", ".jpeg", ".png") for name in names):
+        raise UserError(f"{folder}: rows x are text such as {names[0][:30]!r}; expected numbers or names of images")
+    from steelyard.data.images import Pictures
+
+    places = [base / "raw" / "img_align_celeba" for base in (folder, folder.parent, folder.parent / "data")]
+    raw = next((place for place in places if place.is_dir()), None)
+    if raw is None:
+        raise UserError(f"{folder}: rows x name images, but there is no {places[0]}; expected the folder of the images")
+    return Pictures(raw).read(names, size)
+
+
+def _classes(folder: Path, labels: list[Any]) -> NDArray[np.int64]:
+    whole = [int(label) if isinstance(label, float) and label.is_integer() else label for label in labels]
+    if not all(isinstance(label, int) for label in whole):
+        raise UserError(
+            f"{folder}: labels y such as {labels[0]!r} are not whole numbers; expected classes 0, 1, 2, ..."
+        )
+    return np.asarray(whole, dtype=np.int64)

@@ -1,0 +1,66 @@
+"""From settings to a data set: one reader per source."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from steelyard.data.dataset import Dataset
+from steelyard.data.settings import DataSettings
+from steelyard.data.subset import keep_rows, share_of_rows
+from steelyard.errors import UserError
+
+
+def load(settings: DataSettings) -> Dataset:
+    """Read the data set that the settings name; use it before `share_out`."""
+    dataset = _read(settings)
+    # images draw their share before any picture is decoded.
+    if settings.share < 1 and settings.source != "images":
+        kept = share_of_rows(dataset.owners, len(dataset), settings.share, settings.seed)
+        dataset = keep_rows(dataset, kept)
+    return standardised(dataset) if settings.normalise == "standard" else dataset
+
+
+def _read(settings: DataSettings) -> Dataset:
+    match settings.source:
+        case "digits":
+            from steelyard.data.bundled import read_digits
+
+            return read_digits()
+        case "diabetes":
+            from steelyard.data.bundled import read_diabetes
+
+            return read_diabetes()
+        case "mnist":
+            from steelyard.data.mnist import read_mnist
+
+            return read_mnist(settings.path)
+        case "npz":
+            from steelyard.data.npz import read_npz
+
+            return read_npz(settings)
+        case "leaf":
+            from steelyard.data.leaf import read_leaf
+
+            return read_leaf(settings)
+        case "images":
+            from steelyard.data.images import read_images
+
+            return read_images(settings)
+        case "memory":
+            raise UserError(
+                "data.source: got 'memory', which has no file; allowed: a data set built in Python with "
+                "steelyard.data.in_memory and handed to the experiment"
+            )
+
+
+def standardised(dataset: Dataset) -> Dataset:
+    """Return the data set with mean 0 and deviation 1 per channel or column, as measured on its training part."""
+    values = dataset.features.float() / 255 if dataset.features.dtype == torch.uint8 else dataset.features
+    seen = values if dataset.held_out is None else values[torch.from_numpy(~dataset.held_out)]
+    axes = [0, *range(2, values.ndim)]
+    mean = seen.double().mean(dim=axes, keepdim=True).float()
+    deviation = seen.double().std(dim=axes, keepdim=True, correction=0).float()
+    deviation[deviation == 0] = 1
+    return replace(dataset, features=(values - mean) / deviation)

@@ -1,0 +1,101 @@
+"""Data that a user already holds: tensors or arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+
+from steelyard.data.dataset import Dataset
+from steelyard.errors import UserError
+
+
+def in_memory(
+    features: torch.Tensor | ArrayLike,
+    labels: torch.Tensor | ArrayLike,
+    owners: Sequence[Any] | NDArray[Any] | None = None,
+    *,
+    held_out: ArrayLike | None = None,
+    marks: Mapping[str, ArrayLike] | None = None,
+    classes: int | None = None,
+    name: str = "memory",
+) -> Dataset:
+    """Build a data set from tensors or arrays; use it for any data that Steelyard has no reader for.
+
+    Whole-number labels are classes 0, 1, 2, ... (`classes` of them, default the largest plus one); floating-point
+    labels are a regression target. uint8 features are pixels and are divided by 255 when used; all others become
+    float32. `owners` names each row's person, `held_out` marks the rows of a test part, `marks` are further 0/1
+    attributes of the rows such as "sharp".
+    """
+    inputs = _features(name, features)
+    targets, count = _labels(name, labels, classes)
+    if len(inputs) != len(targets):
+        raise UserError(
+            f"{name}: got {len(inputs)} rows of features and {len(targets)} labels; expected as many of each"
+        )
+    if not len(targets):
+        raise UserError(f"{name}: got no rows; expected at least one")
+    people = None if owners is None else owner_names(np.asarray(owners))
+    test = None if held_out is None else np.asarray(held_out).astype(np.bool_)
+    extra = {mark: np.asarray(values, dtype=np.float64) for mark, values in (marks or {}).items()}
+    columns: dict[str, NDArray[Any] | None] = {"owners": people, "held_out": test, **extra}
+    for column, values in columns.items():
+        if values is not None and values.shape != (len(targets),):
+            raise UserError(
+                f"{name}: {column} has shape {values.shape}; expected one value for each of the {len(targets)} rows"
+            )
+    return Dataset(name, inputs, targets, count, people, test, extra)
+
+
+def _features(name: str, features: torch.Tensor | ArrayLike) -> torch.Tensor:
+    tensor = features.detach().cpu() if isinstance(features, torch.Tensor) else _tensor(name, "features", features)
+    if tensor.ndim < 2:
+        raise UserError(f"{name}: features has shape {tuple(tensor.shape)}; expected (rows, ...) with two or more axes")
+    if tensor.dtype == torch.uint8:
+        return tensor.contiguous()
+    tensor = tensor.to(torch.float32).contiguous()
+    if not bool(torch.isfinite(tensor).all()):
+        raise UserError(f"{name}: features holds nan or infinite values; expected finite numbers")
+    return tensor
+
+
+def _labels(name: str, labels: torch.Tensor | ArrayLike, classes: int | None) -> tuple[torch.Tensor, int]:
+    tensor = labels.detach().cpu() if isinstance(labels, torch.Tensor) else _tensor(name, "labels", labels)
+    if tensor.ndim != 1:
+        raise UserError(f"{name}: labels has shape {tuple(tensor.shape)}; expected one label per row")
+    if tensor.is_floating_point():
+        if classes:
+            raise UserError(f"{name}: labels are floating-point numbers with classes={classes}; expected whole numbers")
+        if not bool(torch.isfinite(tensor).all()):
+            raise UserError(f"{name}: labels holds nan or infinite values; expected finite numbers")
+        return tensor.to(torch.float32), 0
+    tensor = tensor.to(torch.int64)
+    if not len(tensor):
+        return tensor, classes or 0
+    least, most = int(tensor.min()), int(tensor.max())
+    count = most + 1 if classes is None else classes
+    if least < 0 or most >= count:
+        raise UserError(f"{name}: labels run from {least} to {most}; expected classes 0 to {count - 1}")
+    return tensor, count
+
+
+def _tensor(name: str, part: str, values: ArrayLike) -> torch.Tensor:
+    array = np.asarray(values)
+    if array.dtype.kind not in "biuf":
+        raise UserError(f"{name}: {part} is of type {array.dtype}; expected numbers")
+    if array.dtype.kind == "u" and array.dtype.itemsize > 1:
+        array = array.astype(np.int64)
+    return torch.from_numpy(np.array(array, order="C"))
+
+
+def owner_names(values: NDArray[Any], word: str = "user") -> NDArray[np.str_]:
+    """Return a name per row: whole numbers become word-007, zero-padded so that they sort as numbers; words stay."""
+    if values.dtype.kind in "iu":
+        if len(values) and int(values.min()) < 0:
+            return np.array([f"{word}-{value}" for value in values.tolist()])
+        width = max(3, len(str(int(values.max())))) if len(values) else 3
+        return np.array([f"{word}-{value:0{width}d}" for value in values.tolist()])
+    return values.astype(np.str_)

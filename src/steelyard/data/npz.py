@@ -1,0 +1,89 @@
+"""NumPy archives with an array of features, one of labels and one that says whose row it is."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steelyard.data.dataset import Dataset
+from steelyard.data.files import find
+from steelyard.data.memory import in_memory, owner_names
+from steelyard.data.settings import DataSettings
+from steelyard.errors import UserError, listed, nearest
+
+ORIGIN = "an .npz file with arrays of features, labels and owners (numpy.savez), one row each"
+_OWNERS = ("writer", "user", "owner", "identity")
+
+
+def read_npz(settings: DataSettings) -> Dataset:
+    """Return the data of one npz file; use it for UNIPEN-62, FEMNIST or any data packed by writer or user.
+
+    Images may be (rows, height, width) or have channels last or first; they become channels first.
+    """
+    path = find(settings.path or Path(), ORIGIN)
+    arrays = read_arrays(path)
+    features = _images(_column(path, arrays, "features", settings.features))
+    raw = _column(path, arrays, "labels", settings.labels or "y")
+    rows = len(features)
+    if raw.shape != (rows,):
+        raise UserError(f"{path}: data.labels has shape {raw.shape}; expected ({rows},), one per row")
+    if settings.task == "regression":
+        labels = raw.astype(np.float32) if raw.dtype.kind in "biuf" else raw
+    else:
+        labels = class_numbers(raw)
+    owner = settings.owner or next((name for name in _OWNERS if name in arrays), None)
+    people = None if owner is None else owner_names(_column(path, arrays, "owner", owner), owner)
+    test = None if settings.held_out is None else _column(path, arrays, "held_out", settings.held_out)
+    marks = {name: _mark(path, arrays, name, column) for name, column in settings.marks.items()}
+    return in_memory(features, labels, people, held_out=test, marks=marks, classes=settings.classes, name=path.name)
+
+
+def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """Return the arrays of an npz file by name; nothing is ever unpickled."""
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            if not isinstance(archive, np.lib.npyio.NpzFile):
+                raise UserError(f"{path}: holds one bare array; expected an .npz archive")
+            return {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as problem:
+        raise UserError(f"{path}: cannot be read as npz ({problem}); expected an archive of plain arrays") from None
+
+
+def class_numbers(values: NDArray[Any]) -> NDArray[np.int64]:
+    """Return labels as 0, 1, 2, ...: whole numbers from 0 stay as they are, words are numbered in sorted order."""
+    if values.dtype.kind in "biu" and (not len(values) or int(values.min()) >= 0):
+        return values.astype(np.int64)
+    return np.unique(values, return_inverse=True)[1].reshape(-1).astype(np.int64)
+
+
+def _column(path: Path, arrays: dict[str, NDArray[Any]], field: str, name: str) -> NDArray[Any]:
+    if name in arrays:
+        return arrays[name]
+    names = arrays.get("attribute_names")
+    table = arrays.get("attributes")
+    known = list(arrays)
+    if names is not None and table is not None and names.ndim == 1 and table.ndim == 2:
+        columns = [str(word) for word in names.tolist()]
+        if name in columns and len(columns) == table.shape[1]:
+            return table[:, columns.index(name)]
+        known += columns
+    raise UserError(f"data.{field}: found no '{name}' in {path}{nearest(name, known)}; allowed: {listed(known)}")
+
+
+def _mark(path: Path, arrays: dict[str, NDArray[Any]], mark: str, column: str) -> NDArray[np.float64]:
+    inverted = column.startswith("not ")
+    values = _column(path, arrays, f"marks.{mark}", column.removeprefix("not ")) > 0
+    return (~values if inverted else values).astype(np.float64)
+
+
+def _images(features: NDArray[Any]) -> NDArray[Any]:
+    if features.ndim == 3:
+        return features[:, None]
+    if features.ndim == 4 and features.shape[-1] in (1, 3) and features.shape[1] not in (1, 3):
+        return features.transpose(0, 3, 1, 2)
+    return features

@@ -1,0 +1,199 @@
+"""Sharing a data set out among clients: who trains on which rows, who tests on which, what the server holds.
+
+All chance is named by the seed and a purpose that starts with "partition/", so that, for example, another test
+fraction leaves the clients' rows as they were.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from steelyard import randomness
+from steelyard.data import schemes
+from steelyard.data.dataset import ClientRows, Dataset, Population, Rows
+from steelyard.data.settings import NUMBERED, CopySettings, PartitionSettings, client_name
+from steelyard.data.testsets import held_out_tests, own_tests, split_locally
+from steelyard.errors import UserError, nearest
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """The rows of each client before test sets are split off."""
+
+    names: list[str]
+    rows: list[Rows]
+    notes: list[str]
+
+
+def share_out(dataset: Dataset, settings: PartitionSettings, seed: int) -> Population:
+    """Share out a data set among clients; use it once per run, with the run's seed.
+
+    The settings' own seed, where given, comes before `seed`. Clients come in ascending order of their id.
+    """
+    seed = seed if settings.seed is None else settings.seed
+    _check(dataset, settings)
+    pool, server = _pool(dataset, settings, seed)
+    parts = _parts(dataset, settings, pool, seed)
+    clients, notes = _with_tests(dataset, settings, parts, seed)
+    clients, stubborn = _with_copies(dataset, settings, clients, seed)
+    if len(server) and any(np.isin(server, client.test).any() for client in clients):
+        notes = [*notes, "the server's test set and the clients' local test sets share rows"]
+    clients = sorted(clients, key=lambda client: client.client)
+    return Population(dataset, tuple(clients), server, tuple(notes), stubborn)
+
+
+def _check(dataset: Dataset, settings: PartitionSettings) -> None:
+    if settings.scheme in ("natural", "given") and dataset.owners is None:
+        raise UserError(
+            f"partition.scheme: got '{settings.scheme}', but {dataset.name} does not say whose rows they are; "
+            "allowed: iid, shard, dirichlet, table"
+        )
+    for field in ("scheme", "test", "server"):
+        if getattr(settings, field) in ("given", "held-out") and dataset.held_out is None:
+            raise UserError(
+                f"partition.{field}: got '{getattr(settings, field)}', but {dataset.name} has no test part of its own; "
+                "allowed: a scheme other than given, test = local or none, server = fraction or none"
+            )
+    if dataset.classes == 0 and (settings.scheme in ("dirichlet", "table") or settings.copies):
+        field = "copies" if settings.copies else "scheme"
+        raise UserError(
+            f"partition.{field}: needs classes, but {dataset.name} is a regression; allowed: iid, shard, natural"
+        )
+    if settings.table and len(settings.table[0]) != dataset.classes:
+        raise UserError(
+            f"partition.table: got lines of {len(settings.table[0])} counts; allowed: {dataset.classes}, "
+            f"one per class of {dataset.name}"
+        )
+
+
+def _pool(dataset: Dataset, settings: PartitionSettings, seed: int) -> tuple[Rows, Rows]:
+    """Return the rows that clients may train on, and the rows that the server holds."""
+    everything = np.arange(len(dataset))
+    held = np.zeros(len(dataset), dtype=np.bool_) if dataset.held_out is None else dataset.held_out
+    pool = everything if settings.rows == "all" else everything[~held]
+    if settings.server == "held-out":
+        return pool, everything[held]
+    if settings.server == "fraction":
+        count = min(max(1, round(settings.server_fraction * len(pool))), len(pool) - 1)
+        mixed = randomness.generator(seed, purpose="partition/server").permutation(pool)
+        return np.sort(mixed[count:]), np.sort(mixed[:count])
+    return pool, everything[:0]
+
+
+def _parts(dataset: Dataset, settings: PartitionSettings, pool: Rows, seed: int) -> _Parts:
+    chance = randomness.generator(seed, purpose=f"partition/{settings.scheme}")
+    if settings.scheme in ("natural", "given"):
+        return _people(dataset, settings, pool, chance)
+    notes: list[str] = []
+    labels = dataset.labels.numpy()[pool]
+    count, spread, minimum = settings.client_count or 0, settings.size_spread, settings.minimum
+    match settings.scheme:
+        case "shard":
+            size, per_client = settings.shard_size, settings.shards_per_client
+            rows = schemes.shards(pool, labels, count, per_client, size, spread, minimum, chance)
+        case "dirichlet" if settings.samples is not None:
+            size, alpha = settings.samples, settings.alpha
+            rows = schemes.dirichlet_sized(pool, labels, dataset.classes, count, size, alpha, chance)
+        case "dirichlet":
+            alpha = settings.alpha
+            rows = schemes.dirichlet(pool, labels, dataset.classes, count, alpha, spread, minimum, chance)
+        case "table":
+            rows, notes = schemes.table(pool, labels, settings.table or (), settings.overlap, chance)
+        case _:
+            rows = schemes.iid(pool, count, settings.samples, spread, minimum, chance)
+    total = count + len(settings.copies)
+    if (unused := len(pool) - len(np.unique(np.concatenate(rows)))) > 0:
+        notes.append(f"{unused} of {len(pool)} rows go to no client")
+    return _Parts([client_name(number, total) for number in range(count)], rows, notes)
+
+
+def _people(dataset: Dataset, settings: PartitionSettings, pool: Rows, chance: np.random.Generator) -> _Parts:
+    """One part per owner; those with too few rows are dropped, and `clients` of the rest drawn."""
+    assert dataset.owners is not None
+    owners = dataset.owners[pool]
+    people, index, sizes = np.unique(owners, return_inverse=True, return_counts=True)
+    notes: list[str] = []
+    if settings.scheme == "given":
+        testers, tests = np.unique(dataset.owners[dataset.held_out], return_counts=True)
+        tested = dict(zip(testers.tolist(), tests.tolist(), strict=True))
+        sizes = sizes + np.array([tested.get(person, 0) for person in people.tolist()])
+        if idle := len(np.setdiff1d(testers, people)):
+            notes.append(f"{idle} people dropped: rows to test on, none to train on")
+    enough = np.flatnonzero(sizes >= settings.minimum)
+    if len(enough) < len(people):
+        notes.append(f"{len(people) - len(enough)} of {len(people)} people dropped: fewer than {settings.minimum} rows")
+    if settings.clients is not None:
+        if settings.clients > len(enough):
+            raise UserError(
+                f"partition.clients: got {settings.clients}; allowed: at most {len(enough)} "
+                f"(people of {dataset.name} with at least {settings.minimum} rows)"
+            )
+        enough = np.sort(chance.choice(enough, size=settings.clients, replace=False))
+    if not len(enough):
+        raise UserError(
+            f"partition.minimum: got {settings.minimum}; allowed: at most {int(sizes.max(initial=0))}, "
+            "the most rows of any person"
+        )
+    order = np.argsort(index.reshape(-1), kind="stable")
+    pieces = np.split(pool[order], np.cumsum(np.bincount(index.reshape(-1), minlength=len(people)))[:-1])
+    rows = [pieces[person] for person in enough]
+    if settings.samples is not None:
+        rows = [chance.permutation(part)[: settings.samples] for part in rows]
+    return _Parts([str(people[person]) for person in enough], rows, notes)
+
+
+def _with_tests(
+    dataset: Dataset, settings: PartitionSettings, parts: _Parts, seed: int
+) -> tuple[list[ClientRows], list[str]]:
+    notes = parts.notes
+    if settings.test == "local":
+        pairs = [
+            split_locally(rows, settings.test_fraction, name, seed)
+            for name, rows in zip(parts.names, parts.rows, strict=True)
+        ]
+        return [ClientRows(name, *pair) for name, pair in zip(parts.names, pairs, strict=True)], notes
+    tests = [np.zeros(0, dtype=np.int64) for _ in parts.names]
+    if settings.test == "held-out" and settings.scheme == "given":
+        tests = own_tests(dataset, parts.names)
+    elif settings.test == "held-out":
+        tests, found = held_out_tests(dataset, settings, parts.rows, seed)
+        notes = [*notes, *found]
+    clients = zip(parts.names, parts.rows, tests, strict=True)
+    return [ClientRows(name, np.sort(rows), np.sort(test)) for name, rows, test in clients], notes
+
+
+def _with_copies(
+    dataset: Dataset, settings: PartitionSettings, clients: list[ClientRows], seed: int
+) -> tuple[list[ClientRows], frozenset[str]]:
+    by_name = {client.client: client for client in clients}
+    stubborn = set(settings.stubborn)
+    total = len(clients) + len(settings.copies)
+    for number, copy in enumerate(settings.copies):
+        if copy.copy_of not in by_name:
+            raise UserError(f"partition.copies: no client '{copy.copy_of}'{nearest(copy.copy_of, by_name)}")
+        numbered = settings.scheme in NUMBERED
+        name = client_name(len(clients) + number, total) if numbered else f"{copy.copy_of}-copy-{number}"
+        original = by_name[copy.copy_of]
+        labels = wrong_labels(dataset, original.train, copy, name, seed)
+        by_name[name] = ClientRows(name, original.train, original.test, labels)
+        if copy.stubborn:
+            stubborn.add(name)
+    for name in sorted(stubborn - set(by_name)):
+        raise UserError(f"partition.stubborn: no client '{name}'{nearest(name, by_name)}")
+    return list(by_name.values()), frozenset(stubborn)
+
+
+def wrong_labels(dataset: Dataset, rows: Rows, copy: CopySettings, name: str, seed: int) -> torch.Tensor:
+    """Return the labels of these rows, a share of them replaced by one of the other classes, all equally likely."""
+    if dataset.classes < 2:
+        raise UserError(f"partition.copies: needs two classes or more, but {dataset.name} has {dataset.classes}")
+    chance = randomness.generator(seed, client=name, purpose="partition/wrong-labels")
+    labels: NDArray[np.int64] = dataset.labels.numpy()[rows].copy()
+    chosen = chance.permutation(len(rows))[: round(copy.share * len(rows))]
+    steps = chance.integers(1, dataset.classes, size=len(chosen))
+    labels[chosen] = (labels[chosen] + steps) % dataset.classes
+    return torch.from_numpy(labels)

@@ -1,0 +1,291 @@
+"""Partitions: nothing lost or doubled, every client has its share, the same seed gives the same rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from steelyard.data import Dataset, PartitionSettings, Population, in_memory, share_out
+from steelyard.errors import UserError
+
+
+def made(rows: int, classes: int = 5, owners: int = 0, test: int = 0, seed: int = 0) -> Dataset:
+    chance = np.random.default_rng(seed)
+    labels = chance.integers(0, classes, size=rows)
+    labels[:classes] = np.arange(classes)
+    people = [f"user-{number:02d}" for number in chance.integers(0, owners, size=rows)] if owners else None
+    return in_memory(
+        np.arange(rows, dtype=np.float32)[:, None],
+        labels,
+        people,
+        held_out=np.arange(rows) >= rows - test if test else None,
+        classes=classes,
+    )
+
+
+def all_rows(population: Population) -> list[int]:
+    return sorted(np.concatenate([np.concatenate([c.train, c.test]) for c in population.clients]).tolist())
+
+
+def same(one: Population, other: Population) -> bool:
+    return one.names == other.names and all(
+        np.array_equal(a.train, b.train) and np.array_equal(a.test, b.test)
+        for a, b in zip(one.clients, other.clients, strict=True)
+    )
+
+
+schemes = st.one_of(
+    st.fixed_dictionaries({"scheme": st.just("iid"), "size_spread": st.floats(0, 2)}),
+    st.fixed_dictionaries(
+        {"scheme": st.just("shard"), "size_spread": st.floats(0, 2), "shards_per_client": st.integers(1, 4)}
+    ),
+    st.fixed_dictionaries(
+        {"scheme": st.just("dirichlet"), "alpha": st.floats(0.3, 50), "size_spread": st.floats(0, 0.5)}
+    ),
+)
+
+
+@settings(max_examples=80, deadline=None)
+@given(schemes, st.integers(1, 12), st.integers(120, 300), st.integers(0, 3), st.floats(0.05, 0.6))
+def test_every_row_goes_to_exactly_one_client(scheme, clients, rows, seed, fraction):
+    dataset = made(rows)
+    chosen = PartitionSettings(**scheme, clients=clients, test_fraction=fraction)
+    population = share_out(dataset, chosen, seed)
+    assert all_rows(population) == list(range(rows))
+    assert population.names == sorted(population.names) == [f"client-{n:03d}" for n in range(clients)]
+    for client in population.clients:
+        total = len(client.train) + len(client.test)
+        assert total >= 2
+        assert len(client.test) == min(max(1, int(fraction * total + 0.5)), total - 1)
+        assert np.array_equal(client.train, np.sort(client.train))
+    assert same(population, share_out(dataset, chosen, seed))
+    assert same(population, share_out(dataset, chosen.model_copy(update={"seed": seed}), seed + 99))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.lists(st.integers(0, 6), min_size=3, max_size=3), min_size=1, max_size=5), st.integers(0, 5))
+def test_a_table_is_met_exactly(lines, seed):
+    lines = [[line[0] + 2, *line[1:]] for line in lines]
+    labels = np.repeat([0, 1, 2], 40)
+    dataset = in_memory(np.zeros((120, 1), dtype=np.float32), labels)
+    population = share_out(dataset, PartitionSettings(scheme="table", table=lines, test="none"), seed)
+    for line, client in zip(lines, population.clients, strict=True):
+        assert np.bincount(labels[client.train], minlength=3).tolist() == line
+    rows = all_rows(population)
+    assert len(rows) == len(set(rows)) == sum(map(sum, lines))
+
+
+def test_iid_sizes_by_hand():
+    population = share_out(made(23), PartitionSettings(scheme="iid", clients=5, test="none"), 1)
+    assert [len(client.train) for client in population.clients] == [5, 5, 5, 4, 4]
+    population = share_out(made(23), PartitionSettings(scheme="iid", clients=5, samples=4, test="none"), 1)
+    assert [len(client.train) for client in population.clients] == [4] * 5
+    assert population.notes == ("3 of 23 rows go to no client",)
+
+
+def test_two_shards_of_one_label_each_bound_the_labels():
+    labels = np.repeat(np.arange(10), 60)
+    dataset = in_memory(np.zeros((600, 1), dtype=np.float32), labels)
+    chosen = PartitionSettings(scheme="shard", clients=10, shard_size=30, test="none")
+    population = share_out(dataset, chosen, 3)
+    # 20 shards of 30 cut each class of 60 into exactly two shards, so each shard holds one label.
+    for client in population.clients:
+        counts = np.bincount(labels[client.train], minlength=10)
+        assert sorted(counts[counts > 0].tolist()) in ([30, 30], [60])
+    assert all_rows(population) == list(range(600))
+    assert not same(population, share_out(dataset, chosen, 4))
+
+
+def test_shards_of_a_regression_follow_the_target():
+    target = np.linspace(0, 1, 100, dtype=np.float32)
+    dataset = in_memory(np.zeros((100, 1), dtype=np.float32), target)
+    chosen = PartitionSettings(scheme="shard", clients=10, shards_per_client=1, test="none")
+    population = share_out(dataset, chosen, 0)
+    spans = sorted((client.train.min(), client.train.max()) for client in population.clients)
+    assert spans == [(10 * i, 10 * i + 9) for i in range(10)]
+
+
+def test_a_size_spread_makes_clients_unequal_and_zero_makes_them_equal():
+    even = share_out(made(1000), PartitionSettings(scheme="iid", clients=20, test="none"), 0)
+    uneven = share_out(made(1000), PartitionSettings(scheme="iid", clients=20, size_spread=1.0, test="none"), 0)
+    assert {len(client.train) for client in even.clients} == {50}
+    sizes = [len(client.train) for client in uneven.clients]
+    assert max(sizes) > 4 * min(sizes)
+
+
+def test_a_small_alpha_gives_fewer_labels_than_a_large_one():
+    dataset = made(2000, classes=10)
+
+    def labels_seen(alpha: float) -> float:
+        population = share_out(dataset, PartitionSettings(scheme="dirichlet", clients=20, alpha=alpha), 0)
+        return float(np.mean([len(np.unique(population.train_labels(client))) for client in population.clients]))
+
+    assert labels_seen(0.1) < 6 < 9 < labels_seen(100)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.floats(0.05, 10), st.integers(0, 5))
+def test_dirichlet_with_samples_gives_each_client_that_many(alpha, seed):
+    chosen = PartitionSettings(scheme="dirichlet", clients=10, samples=20, alpha=alpha, test="none")
+    population = share_out(made(200), chosen, seed)
+    assert [len(client.train) for client in population.clients] == [20] * 10
+    assert all_rows(population) == list(range(200))
+
+
+def test_natural_keeps_people_apart_and_drops_small_ones():
+    owners = ["b"] * 3 + ["a"] * 5 + ["c"] * 2
+    dataset = in_memory(np.zeros((10, 1), dtype=np.float32), [0, 1] * 5, owners)
+    population = share_out(dataset, PartitionSettings(scheme="natural", minimum=3), 0)
+    assert population.names == ["a", "b"]
+    assert sorted([*population.clients[0].train, *population.clients[0].test]) == [3, 4, 5, 6, 7]
+    assert (len(population.clients[0].test), len(population.clients[1].test)) == (1, 1)
+    assert population.notes == ("1 of 3 people dropped: fewer than 3 rows",)
+
+
+def test_natural_with_a_number_of_clients_draws_people_and_caps_samples():
+    dataset = made(600, owners=30)
+    chosen = PartitionSettings(scheme="natural", clients=12, samples=10, test="none")
+    population = share_out(dataset, chosen, 5)
+    assert len(population.clients) == 12
+    assert max(len(client.train) for client in population.clients) <= 10
+    assert population.names != share_out(dataset, chosen, 6).names
+
+
+def test_given_keeps_the_users_own_split():
+    owners = ["u1", "u2", "u1", "u1", "u2", "u3"]
+    dataset = in_memory(np.zeros((6, 1)), [0] * 6, owners, held_out=[False, False, False, True, True, True])
+    population = share_out(dataset, PartitionSettings(scheme="given", test="held-out"), 0)
+    assert {c.client: (c.train.tolist(), c.test.tolist()) for c in population.clients} == {
+        "u1": ([0, 2], [3]),
+        "u2": ([1], [4]),
+    }
+    assert population.notes == ("1 people dropped: rows to test on, none to train on",)
+
+
+def test_held_out_tests_follow_the_labels_of_the_client():
+    labels = np.concatenate([np.repeat([0, 1], 60), np.tile([0, 1], 20)])
+    dataset = in_memory(np.zeros((160, 1)), labels, held_out=np.arange(160) >= 120)
+    lines = [[30, 10], [10, 30]]
+    chosen = PartitionSettings(scheme="table", table=lines, test="held-out", test_samples=8)
+    population = share_out(dataset, chosen, 0)
+    for client, counts in zip(population.clients, ([6, 2], [2, 6]), strict=True):
+        assert np.bincount(labels[client.test]).tolist() == counts
+        assert client.test.min() >= 120
+    assert not set(population.clients[0].test) & set(population.clients[1].test)
+    whole = share_out(dataset, chosen.model_copy(update={"test_labels": "all", "test_samples": None}), 0)
+    assert sorted(np.concatenate([client.test for client in whole.clients])) == list(range(120, 160))
+
+
+def test_held_out_rows_are_shared_only_when_they_run_out():
+    dataset = in_memory(np.zeros((40, 1)), [0] * 40, held_out=np.arange(40) >= 30)
+    population = share_out(dataset, PartitionSettings(scheme="iid", clients=3, test="held-out", test_samples=5), 0)
+    assert population.notes == ("local test sets: 5 of 15 rows also serve another client",)
+    assert [len(set(client.test.tolist())) for client in population.clients] == [5, 5, 5]
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.floats(0.01, 0.9), st.sampled_from(["iid", "shard", "natural"]), st.integers(0, 3))
+def test_the_server_never_holds_a_row_of_a_client(fraction, scheme, seed):
+    dataset = made(200, owners=4)
+    clients = None if scheme == "natural" else 4
+    chosen = PartitionSettings(scheme=scheme, clients=clients, server="fraction", server_fraction=fraction)
+    population = share_out(dataset, chosen, seed)
+    assert len(population.server) == round(fraction * 200)
+    assert sorted([*all_rows(population), *population.server.tolist()]) == list(range(200))
+
+
+def test_the_server_takes_the_held_out_part_and_says_when_clients_test_on_it_too():
+    dataset = made(100, test=20)
+    chosen = PartitionSettings(scheme="iid", clients=4, server="held-out", test="none")
+    population = share_out(dataset, chosen, 0)
+    assert population.server.tolist() == list(range(80, 100))
+    assert all_rows(population) == list(range(80))
+    assert population.notes == ()
+    both = share_out(dataset, chosen.model_copy(update={"test": "held-out"}), 0)
+    assert both.notes == ("the server's test set and the clients' local test sets share rows",)
+
+
+def test_all_rows_join_the_test_part():
+    population = share_out(made(100, test=20), PartitionSettings(scheme="iid", clients=4, rows="all"), 0)
+    assert all_rows(population) == list(range(100))
+
+
+def test_overlap_is_refused_unless_asked_for_and_then_noted():
+    dataset = in_memory(np.zeros((15, 1)), [0] * 10 + [1] * 5)
+    lines = [[8, 2], [8, 3]]
+    with pytest.raises(UserError, match=r"partition.table: asks for 16 rows of class 0; allowed: at most 10"):
+        share_out(dataset, PartitionSettings(scheme="table", table=lines, test="none"), 0)
+    population = share_out(dataset, PartitionSettings(scheme="table", table=lines, test="none", overlap=True), 0)
+    assert population.notes == ("class 0: 16 rows asked for, 10 there: 6 drawn with overlap",)
+    first, second = (set(client.train.tolist()) for client in population.clients)
+    assert (len(first), len(second), len(first & second)) == (10, 11, 6)
+    with pytest.raises(UserError, match=r"line 1 asks for 11 rows of class 0; allowed: at most 10"):
+        share_out(dataset, PartitionSettings(scheme="table", table=[[1, 1], [11, 0]], test="none", overlap=True), 0)
+
+
+@pytest.mark.parametrize(("share", "wrong"), [(0.5, 20), (1.0, 40), (0.0, 0)])
+def test_a_copy_has_the_rows_of_another_with_wrong_labels(share, wrong):
+    dataset = made(200, classes=4)
+    chosen = PartitionSettings(
+        scheme="iid",
+        clients=4,
+        test_fraction=0.2,
+        copies=[{"copy_of": "client-002", "share": share, "stubborn": True}],
+        stubborn=["client-000"],
+    )
+    population = share_out(dataset, chosen, 0)
+    assert population.names == [f"client-{n:03d}" for n in range(5)]
+    original, copy = population.clients[2], population.clients[4]
+    assert np.array_equal(original.train, copy.train)
+    assert np.array_equal(original.test, copy.test)
+    differ = population.train_labels(copy) != population.train_labels(original)
+    assert int(differ.sum()) == wrong
+    assert copy.train_labels is not None
+    assert bool(((copy.train_labels >= 0) & (copy.train_labels < 4)).all())
+    assert population.stubborn == {"client-000", "client-004"}
+    assert torch.equal(dataset.labels, made(200, classes=4).labels)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"scheme": "iid", "clients": 60}, "partition.clients: got 60 with at least 2 rows each; allowed: at most 50"),
+        ({"scheme": "iid", "clients": 10, "samples": 11}, "partition.samples: got 11 for each of 10 clients"),
+        ({"scheme": "shard", "clients": 10, "shard_size": 6}, "partition.shard_size: got 6 for each of 20 shards"),
+        ({"scheme": "shard", "clients": 2, "shard_size": 2, "minimum": 5}, "partition.shard_size: got 2; allowed"),
+        ({"scheme": "dirichlet", "clients": 60}, "partition.clients: got 60"),
+        ({"scheme": "dirichlet", "clients": 20, "alpha": 0.01, "minimum": 5}, "partition.minimum: got 5, not met"),
+        ({"scheme": "natural"}, "partition.scheme: got 'natural', but memory does not say whose"),
+        ({"scheme": "given", "test": "none"}, "partition.scheme: got 'given'"),
+        ({"scheme": "iid", "clients": 2, "test": "held-out"}, "partition.test: got 'held-out', but memory has no"),
+        ({"scheme": "iid", "clients": 2, "server": "held-out"}, "partition.server: got 'held-out'"),
+        ({"scheme": "table", "table": [[2, 2]]}, "partition.table: got lines of 2 counts; allowed: 5"),
+    ],
+)
+def test_what_the_data_cannot_give_is_refused_in_one_line(fields, message):
+    with pytest.raises(UserError) as caught:
+        share_out(made(100), PartitionSettings(**fields), 0)
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_people_that_are_not_there_are_refused():
+    dataset = made(100, owners=5)
+    with pytest.raises(UserError, match=r"partition.clients: got 6; allowed: at most 5"):
+        share_out(dataset, PartitionSettings(scheme="natural", clients=6), 0)
+    with pytest.raises(UserError, match=r"partition.minimum: got 99; allowed: at most"):
+        share_out(dataset, PartitionSettings(scheme="natural", minimum=99), 0)
+    with pytest.raises(UserError, match=r"partition.copies: no client 'user-9' \(did you mean 'user-0"):
+        share_out(dataset, PartitionSettings(scheme="natural", copies=[{"copy_of": "user-9"}]), 0)
+    with pytest.raises(UserError, match=r"partition.stubborn: no client 'nobody'"):
+        share_out(dataset, PartitionSettings(scheme="natural", stubborn=["nobody"]), 0)
+
+
+def test_a_regression_has_no_classes_to_share_out():
+    dataset = in_memory(np.zeros((50, 1)), np.linspace(0, 1, 50))
+    for fields in ({"scheme": "dirichlet", "clients": 2}, {"scheme": "table", "table": [[5], [5]]}):
+        with pytest.raises(UserError, match=r"partition.scheme: needs classes, but memory is a regression"):
+            share_out(dataset, PartitionSettings(**fields), 0)
