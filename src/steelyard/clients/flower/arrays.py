@@ -1,0 +1,68 @@
+"""Arrays on the wire: written by NumPy, read with every claim of the header checked before anything is allocated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from io import BytesIO
+from math import prod
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+from steelyard.clients.flower.forms import Refused
+
+_NUMPY = "numpy.ndarray"
+
+
+def pack(arrays: Mapping[str, NDArray[Any]]) -> ArrayRecord:
+    """Return a record of these arrays, ready to be sent."""
+    return ArrayRecord({name: Array(np.ascontiguousarray(value)) for name, value in arrays.items()})
+
+
+def unpack(array: Array, name: str, dtype: str, shape: tuple[int | None, ...]) -> NDArray[Any]:
+    """Return an array that came over the wire, or refuse it; None in `shape` stands for any length.
+
+    The header of the bytes themselves is believed, not what the message says about them, and the number of bytes must
+    be exactly what the header promises: a header that claims terabytes costs nothing.
+    """
+    if array.stype != _NUMPY:
+        raise Refused(f"array {name}: serialised as {array.stype!r}; allowed: {_NUMPY}")
+    found, found_dtype, start = _header(array.data, name)
+    if found_dtype != np.dtype(dtype):
+        raise Refused(f"array {name}: dtype {found_dtype}; allowed: {np.dtype(dtype)}")
+    if len(found) != len(shape) or any(w is not None and f != w for f, w in zip(found, shape, strict=True)):
+        wanted = str(tuple("any" if length is None else length for length in shape)).replace("'", "")
+        raise Refused(f"array {name}: shape {found}; allowed: {wanted}")
+    promised = prod(found) * found_dtype.itemsize
+    if len(array.data) - start != promised:
+        raise Refused(f"array {name}: {len(array.data) - start} bytes of data; allowed: {promised}")
+    return np.frombuffer(array.data, dtype=found_dtype, offset=start).reshape(found)
+
+
+def _header(data: bytes, name: str) -> tuple[tuple[int, ...], np.dtype[Any], int]:
+    stream = BytesIO(data)
+    try:
+        version = npy.read_magic(stream)
+        reader = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[version]
+        shape, fortran, dtype = reader(stream)
+    except (ValueError, KeyError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
+        raise Refused(f"array {name}: not an array file ({str(error)[:80]})") from None
+    if fortran and len(shape) > 1:
+        raise Refused(f"array {name}: Fortran order; allowed: C order")
+    if dtype.hasobject:
+        raise Refused(f"array {name}: holds Python objects; allowed: numbers")
+    return shape, dtype, stream.tell()
+
+
+def size(record: ArrayRecord) -> int:
+    """Return the number of bytes of all arrays of a record as they were sent."""
+    return sum(len(array.data) for array in record.values())
+
+
+def tensor(array: NDArray[Any]) -> torch.Tensor:
+    """Return a tensor with a memory of its own; the bytes of a message cannot be written to."""
+    return torch.from_numpy(array.copy())

@@ -1,0 +1,98 @@
+"""Single checks of what a node sends: each refuses with one line, or returns what is wrong with one client's part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord
+
+from steelyard.clients.flower import arrays as packing
+from steelyard.clients.flower.forms import FailureForm, Refused
+from steelyard.messages import Failure, Floats
+
+MOST_SAMPLES = 10**12
+"""More samples than any device can hold; a larger number is a lie or a mistake."""
+LONGEST_REASON = 300
+FORM_BYTES = 65_536
+FORM_BYTES_PER_CLIENT = 4_096
+
+
+def clean(reason: str) -> str:
+    """Return a node's words as one printable line of bounded length, safe to store and to show."""
+    line = " ".join("".join(letter if letter.isprintable() else " " for letter in reason).split())
+    return line if len(line) <= LONGEST_REASON else line[: LONGEST_REASON - 1] + "…"
+
+
+def refuse_size(text: object, arrays: ArrayRecord, clients: int, largest: int) -> int:
+    sent = packing.size(arrays) + (len(text) if isinstance(text, str | bytes) else 0)
+    limit = largest + FORM_BYTES + FORM_BYTES_PER_CLIENT * clients
+    if sent > limit:
+        raise Refused(f"size: {sent} bytes; allowed: at most {limit}")
+    return sent
+
+
+def refuse_other(federation: str, round: int, wanted: str, wanted_round: int) -> None:
+    if federation != wanted:
+        raise Refused(f"federation: got {federation!r}; allowed: {wanted!r}")
+    if round != wanted_round:
+        raise Refused(f"round: got {round}; allowed: {wanted_round}")
+
+
+def refuse_clients(clients: list[str], failures: list[FailureForm], asked: Sequence[str]) -> int:
+    named = [*clients, *(failure.client for failure in failures)]
+    strangers = sorted(set(named) - set(asked))
+    if strangers:
+        raise Refused(f"clients: got {names(strangers)}; allowed: only those asked, {names(asked)}")
+    if len(set(named)) != len(named):
+        twice = sorted({name for name in named if named.count(name) > 1})
+        raise Refused(f"clients: {names(twice)} answered twice; allowed: one answer each")
+    return len(clients)
+
+
+def refuse_lengths(count: int, **columns: Sequence[object]) -> None:
+    for name, column in columns.items():
+        if len(column) != count:
+            raise Refused(f"{name}: {len(column)} values; allowed: {count}, one per client")
+
+
+def sample_fault(samples: int) -> str | None:
+    return None if 0 <= samples <= MOST_SAMPLES else f"samples = {samples}; allowed: 0 to {MOST_SAMPLES}"
+
+
+def loss_fault(loss: float, samples: int) -> str | None:
+    # A client without samples has no loss to speak of.
+    return None if np.isfinite(loss) or samples == 0 else f"loss = {loss}; allowed: a finite number"
+
+
+def score_fault(scores: Floats, allowed: tuple[float, float] | None) -> str | None:
+    low, high = allowed or (-np.inf, np.inf)
+    for score in scores.tolist():
+        if not (np.isfinite(score) and low <= score <= high):
+            return f"score = {score}; allowed: " + ("a finite number" if allowed is None else f"{low} to {high}")
+    return None
+
+
+def table(name: str, rows: list[list[float]], candidates: int, clients: int) -> Floats:
+    if len(rows) != candidates or any(len(row) != clients for row in rows):
+        raise Refused(f"{name}: not a table of {candidates} candidates by {clients} clients")
+    return floats(rows).reshape(candidates, clients)
+
+
+def failures(forms: list[FailureForm], answered: Sequence[str], asked: Sequence[str]) -> tuple[Failure, ...]:
+    told = {form.client: clean(form.reason) for form in forms}
+    silent = [client for client in asked if client not in told and client not in set(answered)]
+    return (
+        *(Failure(client, reason) for client, reason in told.items()),
+        *(Failure(client, "its node answered without it") for client in silent),
+    )
+
+
+def floats(values: Sequence[Any]) -> Floats:
+    return np.asarray(values, dtype=np.float64)
+
+
+def names(names: Any) -> str:
+    text = ", ".join(sorted(str(name) for name in names)) or "none"
+    return clean(text)

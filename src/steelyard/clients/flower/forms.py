@@ -1,0 +1,139 @@
+"""The written part of every message between server and node: strict forms, one JSON text each.
+
+A form that does not parse is refused before any array is looked at; what a form cannot say (does the answer belong to
+the question, are the numbers possible) is checked in `checks`.
+"""
+
+from __future__ import annotations
+
+from typing import Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from steelyard.messages import LossState
+
+PROTOCOL = 1
+"""Number of this way of writing; both sides must agree."""
+
+INTRODUCE = "query.introduce"
+TRAIN = "train.task"
+EVALUATE = "evaluate.question"
+"""The three messages that a server sends, by Flower's message type."""
+
+FormT = TypeVar("FormT", bound="Form")
+
+
+class Refused(Exception):
+    """What came from a node cannot be used; the text says why and is recorded with the round."""
+
+
+class Form(BaseModel):
+    """Base of all forms: exact types, unknown fields refused, NaN and infinity written as such."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, ser_json_inf_nan="constants")
+
+    protocol: int = PROTOCOL
+
+    @classmethod
+    def read(cls, text: object) -> Self:
+        """Parse a form that came over the wire, or refuse it with the first thing that is wrong."""
+        if not isinstance(text, str):
+            raise Refused(f"form: got {type(text).__name__}; allowed: a JSON text")
+        try:
+            form = cls.model_validate_json(text)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            place = ".".join(str(part) for part in first["loc"]) or "form"
+            raise Refused(f"{place}: {first['msg']}") from None
+        if form.protocol != PROTOCOL:
+            raise Refused(f"protocol: got {form.protocol}; allowed: {PROTOCOL} (another version of steelyard)")
+        return form
+
+    def write(self) -> str:
+        """Return the form as JSON; numbers survive unchanged."""
+        return self.model_dump_json()
+
+
+class IntroductionForm(Form):
+    """A node says which clients live on it."""
+
+    version: str
+    clients: list[str]
+
+
+class LossForm(BaseModel):
+    """`LossState` on the wire."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    class_weights: list[float] | None = None
+    shape: float | None = None
+    scale: float | None = None
+
+    @classmethod
+    def of(cls, loss: LossState) -> LossForm:
+        weights = None if loss.class_weights is None else list(loss.class_weights)
+        return cls(name=loss.name, class_weights=weights, shape=loss.shape, scale=loss.scale)
+
+    def state(self) -> LossState:
+        weights = None if self.class_weights is None else tuple(self.class_weights)
+        return LossState(self.name, weights, self.shape, self.scale)
+
+
+class TaskForm(Form):
+    """The server asks some of a node's clients to train."""
+
+    federation: str
+    seed: int
+    round: int
+    clients: list[str]
+    loss: LossForm
+    seconds: float
+    """How long the server waits; the node gives up by itself after that, so that it is free for the next round."""
+
+
+class FailureForm(BaseModel):
+    """One client that could not do its part, in its node's own words."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    client: str
+    reason: str
+
+
+class UpdateForm(Form):
+    """A node's answer to a task; the models are in the arrays beside it."""
+
+    federation: str
+    round: int
+    clients: list[str]
+    samples: list[int]
+    criteria: dict[str, list[float]]
+    losses: list[float]
+    payload: str
+    failures: list[FailureForm] = []
+
+
+class QuestionForm(Form):
+    """The server asks all of a node's clients to test one or more models."""
+
+    federation: str
+    seed: int
+    round: int
+    candidates: int
+    detailed: bool
+    seconds: float
+
+
+class EvaluationForm(Form):
+    """A node's answer to a question; right or wrong per sample is in the arrays beside it, where asked for."""
+
+    federation: str
+    round: int
+    clients: list[str]
+    samples: list[int]
+    scores: list[list[float]]
+    losses: list[list[float]]
+    metrics: dict[str, list[float]] = {}
+    failures: list[FailureForm] = []

@@ -1,0 +1,166 @@
+"""The clients of a federation across machines, as the round loop sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import torch
+from flwr.app import RecordDict
+from flwr.serverapp import Grid
+
+from steelyard.clients.flower import merging, wire
+from steelyard.clients.flower.courier import Courier, Letter
+from steelyard.clients.flower.forms import EVALUATE, TRAIN, Refused
+from steelyard.clients.flower.roster import Roster
+from steelyard.clients.flower.settings import FederateSettings
+from steelyard.errors import UserError
+from steelyard.messages import Evaluations, Failure, Question, Task, Updates
+
+PartT = TypeVar("PartT", Updates, Evaluations)
+_NAMES = "registered-clients"
+_AWAY = "no connected node holds this client"
+
+
+class NoAnswers(UserError):
+    """Not one client answered a question in time; the run stops and can be resumed."""
+
+
+@dataclass(eq=False)
+class _Errand:
+    """One letter on behalf of one task or question."""
+
+    place: int
+    node: int
+    asked: tuple[str, ...]
+    letter: Letter
+
+
+class FlowerClients:
+    """Clients on other machines; implements the `Clients` protocol over Flower's grid.
+
+    `criteria` are the measures that clients take themselves, each with the check of its range; `scores` is the range
+    that a local score can have. Nothing that a node sends is used before it was checked.
+    """
+
+    def __init__(
+        self,
+        grid: Grid,
+        criteria: Mapping[str, wire.Refusal],
+        settings: FederateSettings,
+        scores: tuple[float, float] | None = None,
+    ) -> None:
+        self.settings = settings
+        self.roster = Roster(Courier(grid), min(60.0, settings.timeout))
+        self._courier = Courier(grid)
+        self._criteria = dict(criteria)
+        self._scores = scores
+
+    def wait(self) -> None:
+        """Wait for the nodes that the experiment asks for; call it before the first round."""
+        self.roster.wait_for(self.settings.nodes, self.settings.start_timeout)
+
+    def names(self, seed: int) -> Sequence[str]:
+        return sorted(self.roster.registered)
+
+    def train(self, tasks: Sequence[Task]) -> list[Updates]:
+        self.roster.refresh()
+        errands: list[_Errand] = []
+        failures: list[list[Failure]] = [[] for _ in tasks]
+        for place, task in enumerate(tasks):
+            arrays = wire.pack_parameters(task)
+            for node, asked in self._group(task.clients, failures[place]).items():
+                content = wire.write_task(task, asked, self._seconds(tasks), arrays)
+                errands.append(_Errand(place, node, asked, Letter(node, TRAIN, content, task.round)))
+
+        def read(errand: _Errand, content: RecordDict) -> Updates:
+            return wire.read_updates(content, tasks[errand.place], errand.asked, self._criteria)
+
+        parts = self._exchange(errands, self._seconds(tasks), read, failures)
+        return [merging.updates(task, parts.get(i, []), failures[i]) for i, task in enumerate(tasks)]
+
+    def evaluate(self, questions: Sequence[Question]) -> list[Evaluations]:
+        self.roster.refresh()
+        errands: list[_Errand] = []
+        failures: list[list[Failure]] = [[] for _ in questions]
+        homes = self._group(sorted(self.roster.registered), [])
+        for place, question in enumerate(questions):
+            failures[place] = [Failure(client, _AWAY) for client in self._away()]
+            content = wire.write_question(question, self._seconds(questions))
+            for node, asked in homes.items():
+                errands.append(_Errand(place, node, asked, Letter(node, EVALUATE, content, question.round)))
+
+        def read(errand: _Errand, content: RecordDict) -> Evaluations:
+            return wire.read_evaluations(content, questions[errand.place], errand.asked, self._scores)
+
+        parts = self._exchange(errands, self._seconds(questions), read, failures)
+        for place, question in enumerate(questions):
+            if not parts.get(place):
+                why = "; ".join(f"{failure.client}: {failure.reason}" for failure in failures[place][:3])
+                raise NoAnswers(f"round {question.round}: no client tested the model ({why or 'no node is connected'})")
+        return [merging.evaluations(question, parts[i], failures[i]) for i, question in enumerate(questions)]
+
+    def snapshot(self) -> Mapping[str, torch.Tensor]:
+        # What clients keep stays on their nodes; only who is registered is kept, so that a resumed run draws
+        # the same cohorts even before every node is back.
+        text = "\n".join(sorted(self.roster.registered)).encode()
+        return {_NAMES: torch.from_numpy(np.frombuffer(text, dtype=np.uint8).copy())}
+
+    def restore(self, state: Mapping[str, torch.Tensor]) -> None:
+        if _NAMES in state:
+            names = bytes(state[_NAMES].to(torch.uint8).numpy().tobytes()).decode()
+            self.roster.registered |= {name for name in names.split("\n") if name}
+
+    def describe(self) -> Mapping[str, str]:
+        return {
+            "engine": "flower",
+            "nodes": str(self.roster.nodes),
+            "clients": str(len(self.roster.registered)),
+            "timeout": f"{self.settings.timeout:g} s",
+            "notes": "; ".join(self.roster.notes),
+        }
+
+    def close(self) -> None:
+        """Nothing to let go of: the grid belongs to Flower."""
+
+    def _seconds(self, work: Sequence[object]) -> float:
+        # A node does one thing after the other, so several federations side by side share its time.
+        return self.settings.timeout * max(1, len(work))
+
+    def _group(self, clients: Sequence[str], failures: list[Failure]) -> dict[int, tuple[str, ...]]:
+        groups: dict[int, list[str]] = {}
+        for client in clients:
+            node = self.roster.holder(client)
+            if node is None:
+                failures.append(Failure(client, _AWAY))
+            else:
+                groups.setdefault(node, []).append(client)
+        return {node: tuple(sorted(groups[node])) for node in sorted(groups)}
+
+    def _away(self) -> list[str]:
+        return [client for client in sorted(self.roster.registered) if self.roster.holder(client) is None]
+
+    def _exchange(
+        self,
+        errands: list[_Errand],
+        seconds: float,
+        read: merging.Reader[_Errand, PartT],
+        failures: list[list[Failure]],
+    ) -> dict[int, list[PartT]]:
+        """Send all letters, read what comes back, and put the blame where an answer is missing or refused."""
+        parts: dict[int, list[PartT]] = {}
+        answers = self._courier.ask([errand.letter for errand in errands], seconds)
+        for errand, answer in zip(errands, answers, strict=True):
+            self.roster.heard(errand.node, answered=not isinstance(answer, str))
+            try:
+                if isinstance(answer, str):
+                    raise Refused(answer)
+                part = read(errand, answer)
+            except Refused as refusal:
+                failures[errand.place] += [Failure(client, str(refusal)) for client in errand.asked]
+            else:
+                failures[errand.place] += part.failures
+                parts.setdefault(errand.place, []).append(part)
+        return parts

@@ -1,0 +1,84 @@
+"""Putting the answers of several nodes together, clients in ascending order of id."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, TypeVar
+
+import numpy as np
+import torch
+from flwr.app import RecordDict
+from numpy.typing import NDArray
+
+from steelyard.clients.flower import payloads
+from steelyard.messages import DenseModels, Evaluations, Failure, Payload, Question, Task, Updates
+
+ErrandT = TypeVar("ErrandT", contravariant=True)
+AnswerT = TypeVar("AnswerT", covariant=True)
+NumberT = TypeVar("NumberT", np.int64, np.float64)
+
+_NO_COUNTS = np.zeros(0, dtype=np.int64)
+_NO_FLOATS = np.zeros(0, dtype=np.float64)
+
+
+class Reader(Protocol[ErrandT, AnswerT]):
+    """Reads and checks one node's answer to one errand."""
+
+    def __call__(self, errand: ErrandT, content: RecordDict, /) -> AnswerT: ...
+
+
+def updates(task: Task, parts: Sequence[Updates], failures: Sequence[Failure]) -> Updates:
+    """Join the checked updates of several nodes; with none, an empty answer."""
+    clients = [client for part in parts for client in part.clients]
+    order = sorted(range(len(clients)), key=lambda i: clients[i])
+    names = sorted({name for part in parts for name in part.criteria})
+    return Updates(
+        federation=task.federation,
+        round=task.round,
+        clients=tuple(clients[i] for i in order),
+        samples=_column([part.samples for part in parts], _NO_COUNTS)[order],
+        criteria={name: _column([part.criteria[name] for part in parts], _NO_FLOATS)[order] for name in names},
+        losses=_column([part.losses for part in parts], _NO_FLOATS)[order],
+        payload=_payload(task, [part.payload for part in parts if part.clients], order),
+        failures=tuple(sorted(failures, key=lambda failure: failure.client)),
+        bytes_sent=_column([part.bytes_sent for part in parts if part.bytes_sent is not None], _NO_COUNTS)[order],
+    )
+
+
+def _payload(task: Task, parts: Sequence[Payload], order: list[int]) -> Payload:
+    if not parts:
+        return DenseModels(torch.zeros(0, task.parameters.numel()))
+    return payloads.for_payload(parts[0]).join(parts).select(order)
+
+
+def evaluations(question: Question, parts: Sequence[Evaluations], failures: Sequence[Failure]) -> Evaluations:
+    """Join the checked evaluations of several nodes."""
+    clients = [client for part in parts for client in part.clients]
+    order = sorted(range(len(clients)), key=lambda i: clients[i])
+    # A figure that some nodes did not give cannot be told for all clients.
+    names = sorted(set.intersection(*(set(part.metrics) for part in parts)))
+    samples = _column([part.samples for part in parts], _NO_COUNTS)
+    right = None
+    if question.detailed:
+        pieces = [piece for part in parts for piece in _pieces(part)]
+        right = np.concatenate([np.zeros(0, dtype=np.bool_), *(pieces[i] for i in order)])
+    return Evaluations(
+        federation=question.federation,
+        round=question.round,
+        clients=tuple(clients[i] for i in order),
+        samples=samples[order],
+        scores=np.concatenate([part.scores for part in parts], axis=1)[:, order],
+        losses=np.concatenate([part.losses for part in parts], axis=1)[:, order],
+        metrics={name: _column([part.metrics[name] for part in parts], _NO_FLOATS)[order] for name in names},
+        right=right,
+        failures=tuple(sorted(failures, key=lambda failure: failure.client)),
+    )
+
+
+def _pieces(part: Evaluations) -> list[NDArray[np.bool_]]:
+    assert part.right is not None
+    return np.split(part.right, np.cumsum(part.samples)[:-1]) if len(part.samples) else []
+
+
+def _column(columns: Sequence[NDArray[NumberT]], none: NDArray[NumberT]) -> NDArray[NumberT]:
+    return np.concatenate([none, *columns])

@@ -1,0 +1,123 @@
+"""Who lives where: nodes come and go with ids of Flower's making, clients keep the names that their node gives them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from steelyard.clients.flower import wire
+from steelyard.clients.flower.courier import Courier, Letter
+from steelyard.clients.flower.forms import INTRODUCE, Form, IntroductionForm, Refused
+from steelyard.errors import UserError
+
+_INTRODUCTION_SECONDS = 60.0
+_LONGEST_NAME = 128
+_MOST_CLIENTS = 1_000_000
+
+
+class Roster:
+    """Maps stable client ids to the nodes that hold them now; cohorts are drawn from the ids, never from nodes."""
+
+    def __init__(self, courier: Courier, seconds: float = _INTRODUCTION_SECONDS) -> None:
+        self.registered: set[str] = set()
+        """Every client that ever introduced itself in this run, also while its node is away."""
+        self.notes: list[str] = []
+        """What a reader of the run should know: nodes refused, clients claimed twice."""
+        self._courier = courier
+        self._seconds = seconds
+        self._claims: dict[int, tuple[str, ...]] = {}
+        self._holders: dict[str, int] = {}
+        self._silent: set[int] = set()
+        self._refused: set[int] = set()
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes that are connected and introduced."""
+        return len(self._claims)
+
+    def holder(self, client: str) -> int | None:
+        """Return the node that holds a client now, or None while it is away."""
+        return self._holders.get(client)
+
+    def held(self, node: int) -> tuple[str, ...]:
+        """Return the clients that a node answers for, ascending."""
+        return tuple(sorted(client for client in self._claims.get(node, ()) if self._holders.get(client) == node))
+
+    def homes(self) -> dict[int, tuple[str, ...]]:
+        """Return all nodes with the clients they answer for."""
+        return {node: held for node in self._claims if (held := self.held(node))}
+
+    def heard(self, node: int, *, answered: bool) -> None:
+        """Note whether a node answered; one that did not loses its clients to another node that claims them."""
+        (self._silent.discard if answered else self._silent.add)(node)
+
+    def refresh(self) -> None:
+        """Ask newcomers who they are and let go of nodes that left; cheap when nothing changed."""
+        present = set(self._courier.grid.get_node_ids())
+        self._claims = {node: clients for node, clients in self._claims.items() if node in present}
+        self._refused &= present
+        newcomers = sorted(present - set(self._claims) - self._refused)
+        letters = [Letter(node, INTRODUCE, wire.content(Form(), {})) for node in newcomers]
+        answers = self._courier.ask(letters, self._seconds) if letters else []
+        for node, answer in zip(newcomers, answers, strict=True):
+            try:
+                self._claims[node] = _introduction(answer)
+                self._silent.discard(node)
+            except Refused as refusal:
+                self._note(f"node {node} was not admitted: {refusal}")
+                if not isinstance(answer, str):  # It spoke, and not as it should; one that was silent may try again.
+                    self._refused.add(node)
+        self._assign()
+
+    def wait_for(self, nodes: int, seconds: float) -> None:
+        """Wait until this many nodes have introduced themselves, or say how many there are."""
+        deadline = time.monotonic() + seconds
+        self.refresh()
+        while self.nodes < nodes:
+            if time.monotonic() > deadline:
+                raise UserError(
+                    f"federate.nodes: {nodes} nodes are to take part, {self.nodes} connected within "
+                    f"federate.start_timeout = {seconds:g} s{'; ' + self.notes[-1] if self.notes else ''}"
+                )
+            time.sleep(0.5)
+            self.refresh()
+
+    def _assign(self) -> None:
+        claimants: dict[str, list[int]] = {}
+        for node, clients in self._claims.items():
+            for client in clients:
+                claimants.setdefault(client, []).append(node)
+        for client, nodes in claimants.items():
+            current = self._holders.get(client)
+            fit = [node for node in nodes if node not in self._silent] or nodes
+            # Whoever holds a client and answers keeps it: a second claim must not displace it.
+            chosen = current if current in fit else fit[0]
+            self._holders[client] = chosen
+            for other in nodes:
+                if other != chosen:
+                    self._note(f"client {client} is claimed by node {other}, but node {chosen} holds it")
+        self._holders = {client: node for client, node in self._holders.items() if client in claimants}
+        self.registered |= set(claimants)
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
+
+
+def _introduction(answer: object) -> tuple[str, ...]:
+    if isinstance(answer, str):
+        raise Refused(answer)
+    text, arrays = wire.split(answer)  # type: ignore[arg-type]
+    if arrays:
+        raise Refused("introduction: holds arrays; allowed: none")
+    form = IntroductionForm.read(text)
+    return _names(form.clients)
+
+
+def _names(clients: Sequence[str]) -> tuple[str, ...]:
+    if not 1 <= len(clients) <= _MOST_CLIENTS or len(set(clients)) != len(clients):
+        raise Refused(f"clients: {len(clients)} names; allowed: 1 to {_MOST_CLIENTS}, all different")
+    for name in clients:
+        if not (name.strip() and name.isprintable() and len(name) <= _LONGEST_NAME):
+            raise Refused(f"clients: got {name[:40]!r}; allowed: printable names of at most {_LONGEST_NAME} letters")
+    return tuple(sorted(clients))

@@ -1,0 +1,18 @@
+"""The section `[federate]` of an experiment: how long a federation across machines waits, and for whom."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from steelyard.settings import Section
+
+
+class FederateSettings(Section):
+    """How a run across machines waits for its nodes; a simulation ignores it."""
+
+    nodes: int = Field(default=1, ge=1)
+    """Number of nodes (SuperNodes) to wait for before the first round; give all of them for reproducible cohorts."""
+    start_timeout: float = Field(default=300.0, gt=0)
+    """Seconds to wait for that many nodes to connect and say which clients live on them."""
+    timeout: float = Field(default=600.0, gt=0)
+    """Seconds that a node has to answer one task or question; who has not answered by then is left out of the round."""

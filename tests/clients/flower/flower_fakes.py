@@ -1,0 +1,123 @@
+"""A grid without a network: nodes are functions that answer messages, honestly or not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import torch
+from flwr.app import Error, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from steelyard.clients.flower import wire
+from steelyard.clients.flower.forms import EVALUATE, INTRODUCE, TRAIN, IntroductionForm
+from steelyard.messages import DenseModels, Evaluations, Failure, Question, Task, Updates
+
+# A message can only be made inside a run; these are this run's papers.
+TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1
+
+Answer = RecordDict | Error | None
+Node = Callable[[Message], Answer]
+
+
+class FakeGrid:
+    """Delivers at once; a node that returns None never answers, `delays` makes one slow."""
+
+    def __init__(self, nodes: dict[int, Node]) -> None:
+        self.nodes = nodes
+        self.sent: dict[str, tuple[Message, float]] = {}
+        self.delays: dict[int, float] = {}
+        self.tamper: Callable[[Message, Message], list[Message]] = lambda question, answer: [answer]
+        self.kinds: list[str] = []
+
+    def get_node_ids(self) -> Iterable[int]:
+        return list(self.nodes)
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        names: list[str] = []
+        for message in messages:
+            node = message.metadata.dst_node_id
+            if node not in self.nodes:
+                names.append("")
+                continue
+            name = f"message-{len(self.sent)}"
+            message.metadata.__dict__["_message_id"] = name
+            self.sent[name] = (message, time.monotonic() + self.delays.get(node, 0.0))
+            self.kinds.append(message.metadata.message_type)
+            names.append(name)
+        return names
+
+    def pull_messages(self, names: Iterable[str]) -> list[Message]:
+        answers: list[Message] = []
+        for name in names:
+            message, ready = self.sent[name]
+            if time.monotonic() < ready:
+                continue
+            answer = self.nodes[message.metadata.dst_node_id](message)
+            if answer is not None:
+                answers += self.tamper(message, Message(answer, reply_to=message))
+        return answers
+
+
+def introduction(*clients: str) -> RecordDict:
+    return wire.content(IntroductionForm(version="test", clients=list(clients)), {})
+
+
+def train(task: Task) -> Updates:
+    """Each client adds the number in its name to every parameter and holds ten times as many samples."""
+    numbers = np.asarray([int(client.strip("abcdefghijklmnopqrstuvwxyz-")) for client in task.clients])
+    return Updates(
+        federation=task.federation,
+        round=task.round,
+        clients=task.clients,
+        samples=numbers * 10,
+        criteria={"DS": numbers * 10.0},
+        losses=numbers / 8.0,
+        payload=DenseModels(task.parameters + torch.as_tensor(numbers, dtype=torch.float32)[:, None]),
+    )
+
+
+def evaluate(question: Question, clients: tuple[str, ...]) -> Evaluations:
+    """Each client finds candidate k right on (number + k) percent of its two samples' worth."""
+    numbers = np.asarray([int(client.strip("abcdefghijklmnopqrstuvwxyz-")) for client in clients], dtype=np.float64)
+    ranks = np.arange(len(question.models))[:, None]
+    right = np.asarray([flag for number in numbers for flag in (number % 2 == 1, True)], dtype=np.bool_)
+    return Evaluations(
+        federation=question.federation,
+        round=question.round,
+        clients=clients,
+        samples=np.full(len(clients), 2, dtype=np.int64),
+        scores=(numbers[None] + ranks) / 100,
+        losses=np.ones((len(question.models), len(clients))),
+        right=right if question.detailed else None,
+    )
+
+
+def honest(*clients: str) -> Node:
+    """A node that hosts these clients and does as it is asked."""
+
+    def answer(message: Message) -> Answer:
+        kind = message.metadata.message_type
+        if kind == INTRODUCE:
+            return introduction(*clients)
+        if kind == TRAIN:
+            return wire.write_updates(train(wire.read_task(message.content)[0]))
+        assert kind == EVALUATE
+        return wire.write_evaluations(evaluate(wire.read_question(message.content)[0], tuple(sorted(clients))))
+
+    return answer
+
+
+def failing(*clients: str, kind: str = TRAIN, answer: Answer = None) -> Node:
+    """A node that is honest but for one kind of message, which it answers like this."""
+    otherwise = honest(*clients)
+    return lambda message: answer if message.metadata.message_type == kind else otherwise(message)
+
+
+def task(*clients: str, parameters: int = 3, round: int = 1) -> Task:
+    return Task("fed", 7, round, tuple(sorted(clients)), torch.arange(parameters, dtype=torch.float32))
+
+
+def reasons(failures: Iterable[Failure]) -> dict[str, str]:
+    return {failure.client: failure.reason for failure in failures}

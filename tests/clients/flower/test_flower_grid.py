@@ -1,0 +1,245 @@
+"""The loop's view of clients on other machines, over a grid without a network: every fault of the issue, one by one."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flower_fakes import FakeGrid, failing, honest, introduction, reasons, task, train
+from flwr.app import Error, Message
+
+from steelyard.clients.flower import wire
+from steelyard.clients.flower.courier import Courier, Letter, RunStopped
+from steelyard.clients.flower.forms import EVALUATE, INTRODUCE, TRAIN, Form
+from steelyard.clients.flower.grid import FlowerClients, NoAnswers
+from steelyard.clients.flower.settings import FederateSettings
+from steelyard.errors import UserError
+from steelyard.messages import Question
+
+CRITERIA: dict[str, Any] = {"DS": lambda value: None if 0 <= value <= 1000 else f"criterion DS = {value}"}
+
+
+def clients(grid: FakeGrid, timeout: float = 1.0, **options: Any) -> FlowerClients:
+    made = FlowerClients(grid, CRITERIA, FederateSettings(timeout=timeout, **options), scores=(0.0, 1.0))  # type: ignore[arg-type]
+    made.wait()
+    return made
+
+
+def test_cohorts_are_named_by_stable_ids_and_answers_come_in_their_order():
+    grid = FakeGrid({900: honest("c3", "c1"), 17: honest("c2")})
+    crowd = clients(grid, nodes=2)
+    assert crowd.names(0) == ["c1", "c2", "c3"]
+    (updates,) = crowd.train([task("c1", "c2", "c3")])
+    assert updates.clients == ("c1", "c2", "c3")
+    assert updates.samples.tolist() == [10, 20, 30]
+    assert updates.payload.combine(torch.zeros(3), np.asarray([1.0, 0.0, 0.0])).tolist() == [1, 2, 3]
+    assert updates.payload.combine(torch.zeros(3), np.asarray([0.0, 0.0, 1.0])).tolist() == [3, 4, 5]
+    assert updates.failures == ()
+
+
+def test_only_the_nodes_of_the_cohort_are_asked_to_train():
+    grid = FakeGrid({1: honest("c1"), 2: honest("c2")})
+    crowd = clients(grid, nodes=2)
+    grid.kinds.clear()
+    crowd.train([task("c2")])
+    assert grid.kinds == [TRAIN]
+
+
+def test_several_tasks_and_candidates_in_one_call():
+    crowd = clients(FakeGrid({1: honest("c1", "c4"), 2: honest("c2")}), nodes=2)
+    first, second = crowd.train([task("c1", "c2"), task("c2", "c4", parameters=5)])
+    assert (first.clients, second.clients) == (("c1", "c2"), ("c2", "c4"))
+    (answer,) = crowd.evaluate([Question("fed", 7, 1, torch.zeros(6, 3), detailed=True)])
+    assert answer.clients == ("c1", "c2", "c4")
+    assert answer.scores.shape == (6, 3)
+    assert answer.scores[5].tolist() == [0.06, 0.07, 0.09]
+    assert answer.right is not None
+    assert answer.right.tolist() == [True, True, False, True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (Error(2, "<class 'ZeroDivisionError'>:<'division by zero'>"), "raised an error: ZeroDivisionError: division"),
+        (Error(8, "ClientApp stopped responding."), "its ClientApp died"),
+        (Error(5, "Node Unavailable"), "its node is gone"),
+        (Error(1, "import"), "its ClientApp could not be loaded"),
+        (None, "no answer within 0.5 s"),
+        (introduction("c1"), "federation: Field required"),
+    ],
+)
+def test_a_node_that_fails_is_left_out_with_its_reason(answer: Any, reason: str):
+    crowd = clients(FakeGrid({1: failing("c1", answer=answer), 2: honest("c2")}), timeout=0.5, nodes=2)
+    begun = time.monotonic()
+    (updates,) = crowd.train([task("c1", "c2")])
+    assert time.monotonic() - begun < 2
+    assert updates.clients == ("c2",)
+    assert list(reasons(updates.failures)) == ["c1"]
+    assert reasons(updates.failures)["c1"].startswith(reason)
+
+
+def test_an_answer_for_another_round_is_left_out():
+    stale = wire.write_updates(train(task("c1", round=4)))
+    crowd = clients(FakeGrid({1: failing("c1", answer=stale), 2: honest("c2")}), nodes=2)
+    (updates,) = crowd.train([task("c1", "c2", round=5)])
+    assert reasons(updates.failures) == {"c1": "round: got 4; allowed: 5"}
+
+
+def test_a_late_answer_is_left_out_and_the_round_does_not_wait():
+    grid = FakeGrid({1: honest("c1"), 2: honest("c2")})
+    crowd = clients(grid, timeout=0.6, nodes=2)
+    grid.delays[1] = 5.0
+    begun = time.monotonic()
+    (updates,) = crowd.train([task("c1", "c2")])
+    assert time.monotonic() - begun < 2
+    assert reasons(updates.failures) == {"c1": "no answer within 0.6 s"}
+    grid.delays.clear()
+    (again,) = crowd.train([task("c1", "c2", round=2)])
+    assert again.clients == ("c1", "c2")
+
+
+def test_a_node_that_answers_twice_is_left_out():
+    grid = FakeGrid({1: honest("c1"), 2: honest("c2")})
+    crowd = clients(grid, nodes=2)
+    grid.tamper = lambda question, answer: [answer] * (2 if question.metadata.dst_node_id == 1 else 1)
+    (updates,) = crowd.train([task("c1", "c2")])
+    assert reasons(updates.failures) == {"c1": "answered 2 times; allowed: once"}
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "reason"),
+    [
+        ("_src_node_id", 2, "answered as node 2; asked node 1"),
+        ("_reply_to_message_id", "other", "answered another message"),
+        ("_message_type", "train.other", "answered with 'train.other'; allowed: 'train.task'"),
+    ],
+)
+def test_an_answer_with_a_false_envelope_is_left_out(field: str, value: Any, reason: str):
+    def forge(question: Message, answer: Message) -> list[Message]:
+        if question.metadata.dst_node_id == 1:
+            answer.metadata.__dict__[field] = value
+        return [answer]
+
+    grid = FakeGrid({1: honest("c1"), 2: honest("c2")})
+    crowd = clients(grid, nodes=2)
+    grid.tamper = forge
+    (updates,) = crowd.train([task("c1", "c2")])
+    assert reasons(updates.failures) == {"c1": reason}
+
+
+def test_an_answer_that_cannot_be_read_does_not_stop_the_others():
+    class Broken(FakeGrid):
+        def pull_messages(self, names: Any) -> list[Message]:
+            (name,) = names
+            message = self.sent[name][0]
+            if message.metadata.dst_node_id == 1 and message.metadata.message_type == TRAIN:
+                raise KeyError("missing chunk")
+            return super().pull_messages([name])
+
+    crowd = clients(Broken({1: honest("c1"), 2: honest("c2")}), nodes=2)
+    (updates,) = crowd.train([task("c1", "c2")])
+    assert reasons(updates.failures) == {"c1": "its answer could not be read: KeyError: 'missing chunk'"}
+
+
+def test_reading_one_answer_that_hangs_does_not_block_the_others():
+    class Hanging(FakeGrid):
+        def pull_messages(self, names: Any) -> list[Message]:
+            (name,) = names
+            message = self.sent[name][0]
+            if message.metadata.dst_node_id == 1 and message.metadata.message_type == TRAIN:
+                time.sleep(3)
+            return super().pull_messages([name])
+
+    crowd = clients(Hanging({1: honest("c1"), 2: honest("c2")}), timeout=0.8, nodes=2)
+    begun = time.monotonic()
+    (updates,) = crowd.train([task("c1", "c2")])
+    assert time.monotonic() - begun < 2
+    assert (updates.clients, list(reasons(updates.failures))) == (("c2",), ["c1"])
+
+
+def test_a_run_that_flower_stopped_ends():
+    class RunNotRunningException(Exception):
+        pass
+
+    class Stopped(FakeGrid):
+        def pull_messages(self, names: Any) -> list[Message]:
+            raise RunNotRunningException
+
+    with pytest.raises(RunStopped):
+        Courier(Stopped({1: honest("c1")})).ask([Letter(1, INTRODUCE, wire.content(Form(), {}))], 1.0)  # type: ignore[arg-type]
+
+
+def test_nobody_answers_gives_an_empty_update_for_the_loop_to_judge():
+    crowd = clients(FakeGrid({1: failing("c1")}), timeout=0.3)
+    (updates,) = crowd.train([task("c1")])
+    assert updates.clients == ()
+    assert updates.payload.finite().tolist() == []
+    assert reasons(updates.failures) == {"c1": "no answer within 0.3 s"}
+
+
+def test_nobody_tests_the_model_stops_the_run_with_a_line():
+    crowd = clients(FakeGrid({1: failing("c1", kind=EVALUATE)}), timeout=0.3)
+    with pytest.raises(NoAnswers, match=r"round 3: no client tested the model \(c1: no answer within 0.3 s\)"):
+        crowd.evaluate([Question("fed", 7, 3, torch.zeros(1, 3))])
+
+
+def test_a_node_that_leaves_costs_no_waiting_and_comes_back_under_another_id():
+    grid = FakeGrid({1: honest("c1"), 2: honest("c2")})
+    crowd = clients(grid, timeout=5.0, nodes=2)
+    del grid.nodes[1]
+    begun = time.monotonic()
+    (updates,) = crowd.train([task("c1", "c2")])
+    assert time.monotonic() - begun < 2
+    assert crowd.names(0) == ["c1", "c2"]
+    assert reasons(updates.failures) == {"c1": "no connected node holds this client"}
+    grid.nodes[44] = honest("c1")
+    (updates,) = crowd.train([task("c1", "c2", round=2)])
+    assert updates.clients == ("c1", "c2")
+
+
+def test_a_second_claim_does_not_displace_a_client_that_answers():
+    grid = FakeGrid({5: honest("c1")})
+    crowd = clients(grid)
+    grid.nodes[1] = honest("c1", "c2")
+    crowd.roster.refresh()
+    assert (crowd.roster.holder("c1"), crowd.roster.holder("c2")) == (5, 1)
+    assert "client c1 is claimed by node 1, but node 5 holds it" in crowd.roster.notes
+    (updates,) = crowd.train([task("c1", "c2")])
+    assert updates.clients == ("c1", "c2")
+
+
+def test_a_silent_node_loses_its_client_to_one_that_claims_it():
+    grid = FakeGrid({5: failing("c1")})
+    crowd = clients(grid, timeout=0.3)
+    crowd.train([task("c1")])
+    grid.nodes[9] = honest("c1")  # Started again: a new id, while Flower still believes in the old one.
+    (updates,) = crowd.train([task("c1", round=2)])
+    assert updates.clients == ("c1",)
+
+
+@pytest.mark.parametrize("names", [[], ["c1", "c1"], ["", "c1"], ["a\nb"], ["x" * 200]])
+def test_an_impossible_introduction_is_not_admitted(names: list[str]):
+    grid = FakeGrid({1: failing(kind=INTRODUCE, answer=introduction(*names)), 2: honest("c2")})
+    crowd = clients(grid)
+    assert crowd.names(0) == ["c2"]
+    assert crowd.roster.notes[0].startswith("node 1 was not admitted: clients: ")
+    grid.kinds.clear()
+    crowd.roster.refresh()
+    assert grid.kinds == []  # It is not asked again and again.
+
+
+def test_too_few_nodes_stop_the_run_before_it_starts():
+    with pytest.raises(UserError, match=r"federate.nodes: 3 nodes are to take part, 1 connected within .* = 0.2 s"):
+        clients(FakeGrid({1: honest("c1")}), nodes=3, start_timeout=0.2)
+
+
+def test_a_resumed_run_knows_who_was_registered():
+    first = clients(FakeGrid({1: honest("c1"), 2: honest("c2", "ü4")}), nodes=2)
+    second = clients(FakeGrid({7: honest("c1")}))
+    assert second.names(0) == ["c1"]
+    second.restore(first.snapshot())
+    assert second.names(0) == ["c1", "c2", "ü4"]
+    assert second.describe()["engine"] == "flower"
