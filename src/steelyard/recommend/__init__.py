@@ -1,0 +1,1 @@
+"""Recommenders in which each user is a client: interactions, ranking metrics, FPL, baselines."""

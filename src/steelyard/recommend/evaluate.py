@@ -1,0 +1,172 @@
+"""Scoring any system's lists from files: what `steelyard recommend evaluate` does, for use from Python as well."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from steelyard.errors import UserError
+from steelyard.recommend.interactions import Codes, Interactions, ascending, numbered
+from steelyard.recommend.metrics import METRICS, PerUser, bias_disparity, measure
+from steelyard.recommend.ranking import Ground
+from steelyard.recommend.reading import Table, read_members, read_table
+from steelyard.recommend.significance import compare_views
+
+
+@dataclass(frozen=True, eq=False)
+class Case:
+    """A ground and one or two systems' lists, all in one numbering, and notes on what was odd in the files."""
+
+    ground: Ground
+    users: tuple[str, ...]
+    items: tuple[str, ...]
+    lists: Codes
+    against: Codes | None
+    notes: tuple[str, ...]
+
+
+def load(
+    train: Path,
+    test: Path,
+    recommendations: Path,
+    *,
+    places: int,
+    threshold: float | None = None,
+    catalogue: Path | None = None,
+    categories: Path | None = None,
+    against: Path | None = None,
+) -> Case:
+    """Read all files of a case into one numbering; lists are cut at `places`."""
+    tables = {"train": read_table(train), "test": read_table(test)}
+    systems = [read_table(path) for path in (recommendations, against) if path is not None]
+    members = read_members(categories) if categories else None
+    notes: list[str] = []
+    items = _catalogue(tables, systems, catalogue, notes)
+    users = ascending([u for table in (*tables.values(), *systems) for u in set(table.texts("user"))])
+    ground = Ground.between(*(_numbered(table, users, items) for table in tables.values()), threshold)
+    if not ground.relevant.any():
+        limit = "" if threshold is None else f" rated {threshold:g} or more"
+        raise UserError(f"{test}: no test interaction{limit}; allowed: at least one relevant test item")
+    if members is not None:
+        ground = _with_categories(ground, items, members, categories)
+    lists = [_lists(table, users, items, places, ground, notes) for table in systems]
+    return Case(ground, tuple(users), tuple(items), lists[0], lists[1] if against else None, tuple(notes))
+
+
+def _catalogue(
+    tables: dict[str, Table], systems: Sequence[Table], catalogue: Path | None, notes: list[str]
+) -> list[str]:
+    known = {item for table in tables.values() for item in table.frame["item"].unique()}
+    shown = {item for table in systems for item in table.frame["item"].unique()}
+    if catalogue is None:
+        if shown - known:
+            notes.append(
+                f"{len(shown - known)} recommended items occur in neither train nor test; they join the catalogue"
+            )
+        return ascending(known | shown)
+    items = set(read_members(catalogue)[0])
+    for words, others in (("recommended", shown), ("training or test", known)):
+        if others - items:
+            example = ascending(others - items)[0]
+            raise UserError(
+                f"{catalogue}: {len(others - items)} {words} items are not in the catalogue, for one {example!r}; "
+                "allowed: a catalogue with every item"
+            )
+    return ascending(items)
+
+
+def _numbered(table: Table, users: list[str], items: list[str]) -> Interactions:
+    user, item = table.texts("user"), table.texts("item")
+    return Interactions(
+        users=np.array(users, dtype=np.str_),
+        items=np.array(items, dtype=np.str_),
+        user=numbered(user, users),
+        item=numbered(item, items),
+        rating=table.numbers("rating") if "rating" in table else np.ones(len(user)),
+    )
+
+
+def _with_categories(ground: Ground, items: list[str], members: tuple, path: Path | None) -> Ground:
+    names, labels = members
+    if labels is None:
+        raise UserError(f"{path}: got one column; allowed: item and category on each line")
+    spread = [
+        (item, part) for item, label in zip(names, labels, strict=True) for part in str(label).split("|")
+    ]
+    pairs = sorted(set(spread))
+    kinds = sorted({label for _, label in pairs})
+    codes = numbered(np.array([item for item, _ in pairs], dtype=object), items)
+    kind = numbered(np.array([label for _, label in pairs], dtype=object), kinds)
+    return replace(
+        ground, categories=tuple(kinds), member_item=codes[codes >= 0], member_category=kind[codes >= 0]
+    )
+
+
+def _lists(
+    table: Table, users: list[str], items: list[str], places: int, ground: Ground, notes: list[str]
+) -> Codes:
+    """Return lists[users, places] ordered by falling score; equal scores, or none, keep the order of the file."""
+    rows = _numbered(table, users, items)
+    scores = rows.rating if "rating" in table else np.zeros(len(rows))
+    order = np.lexsort((-scores, rows.user))
+    pair = rows.user[order] * len(items) + rows.item[order]
+    _, first = np.unique(pair, return_index=True)
+    if len(first) < len(pair):
+        notes.append(
+            f"{table.path.name}: {len(pair) - len(first)} repeated items left out, the best place kept"
+        )
+    order = order[np.sort(first)]
+    seen = np.isin(pair, ground.train_user * len(items) + ground.train_item).sum()
+    if seen:
+        notes.append(f"{table.path.name}: {seen} recommended items are in the user's own training set")
+    counts = np.bincount(rows.user[order], minlength=len(users))
+    place = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
+    lists = np.full((len(users), places), -1, dtype=np.int64)
+    within = place < places
+    lists[rows.user[order][within], place[within]] = rows.item[order][within]
+    missing = int(((counts == 0) & (ground.relevant > 0)).sum())
+    if missing:
+        notes.append(
+            f"{table.path.name}: {missing} users with relevant test items have no list; they count as 0"
+        )
+    return lists
+
+
+def figures(case: Case, cutoffs: Sequence[int]) -> dict[str, dict[str, object]]:
+    """Return all metrics by cutoff and name: the document that `--format json` prints, nan as None."""
+    document: dict[str, dict[str, object]] = {}
+    for cutoff in cutoffs:
+        view = case.ground.view(case.lists, cutoff)
+        block: dict[str, object] = {name: _plain(value) for name, value in measure(view).items()}
+        block["users"] = int(view.judged.sum())
+        block["catalogue"] = case.ground.items
+        if case.ground.categories:
+            bias = bias_disparity(view)
+            block["bias_disparity"] = _by_name(bias.categories, bias.disparity)
+            block["bias_source"] = _by_name(bias.categories, bias.source)
+            block["bias_recommended"] = _by_name(bias.categories, bias.recommended)
+        if case.against is not None:
+            other = case.ground.view(case.against, cutoff)
+            outcomes = {m.name: compare_views(m, view, other) for m in METRICS if isinstance(m, PerUser)}
+            block["against"] = {
+                name: {
+                    "difference": _plain(outcome.difference),
+                    "t_test_p": _plain(outcome.t_p),
+                    "wilcoxon_p": _plain(outcome.wilcoxon_p),
+                }
+                for name, outcome in outcomes.items()
+            }
+        document[str(cutoff)] = block
+    return document
+
+
+def _by_name(names: Sequence[str], values: np.ndarray) -> dict[str, float | None]:
+    return {name: _plain(float(value)) for name, value in zip(names, values, strict=True)}
+
+
+def _plain(value: float) -> float | None:
+    """A number that JSON can hold; nan, a metric that is not defined here, becomes null."""
+    return value if np.isfinite(value) else None

@@ -1,0 +1,166 @@
+"""Ranked lists against what users took later: the ground on which the metrics stand.
+
+"All unrated items" protocol: a list may hold any item that the user did not train on; what counts as a hit is decided by
+her relevant test items alone. Lists, test and training share one numbering of users and items.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steelyard.recommend.interactions import Codes, Flags, Interactions
+from steelyard.recommend.splits import Split
+
+Floats = NDArray[np.float64]
+HEAD_SHARE = (4, 5)
+"""The short head holds 80 % of the training interactions; a fraction, so that the border is exact."""
+
+
+@dataclass(frozen=True, eq=False)
+class Ground:
+    """What lists are judged by: training and relevant test pairs, the catalogue, and categories of items.
+
+    Build it once per split with `Ground.of`; then `view(lists, k)` gives what each metric reads.
+    """
+
+    users: int
+    items: int
+    train_user: Codes
+    train_item: Codes
+    test_user: Codes
+    """User of each relevant test pair, ascending; pairs are distinct."""
+    test_item: Codes
+    liked: Flags | None = None
+    """Which training rows are positive feedback (bias disparity counts these alone); None for all."""
+    categories: tuple[str, ...] = ()
+    member_item: Codes = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """Items of the (item, category) pairs; an item may be in several categories."""
+    member_category: Codes = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+
+    @classmethod
+    def of(cls, split: Split, threshold: float | None = None) -> Ground:
+        """Judge by a split; test rows rated below the threshold are not relevant."""
+        return cls.between(split.train, split.test, threshold)
+
+    @classmethod
+    def between(cls, train: Interactions, test: Interactions, threshold: float | None = None) -> Ground:
+        """Judge by two tables that share one numbering."""
+        relevant = np.ones(len(test), dtype=np.bool_) if threshold is None else test.rating >= threshold
+        pairs = np.unique(test.user[relevant] * len(test.items) + test.item[relevant])
+        return cls(
+            users=len(train.users),
+            items=len(train.items),
+            train_user=train.user,
+            train_item=train.item,
+            test_user=pairs // max(len(test.items), 1),
+            test_item=pairs % max(len(test.items), 1),
+            liked=None if threshold is None else train.rating >= threshold,
+        )
+
+    @cached_property
+    def relevant(self) -> Codes:
+        """Number of relevant test items of each user."""
+        return np.bincount(self.test_user, minlength=self.users)
+
+    @cached_property
+    def popularity(self) -> Codes:
+        """Number of training interactions of each item."""
+        return np.bincount(self.train_item, minlength=self.items)
+
+    @cached_property
+    def short_head(self) -> Flags:
+        """The most popular training items, up to and including the one at which 80 % of the interactions is passed.
+
+        Ties go by ascending item id; every other item of the catalogue is in the long tail.
+        """
+        order = np.lexsort((np.arange(self.items), -self.popularity))
+        reached = np.cumsum(self.popularity[order]) * HEAD_SHARE[1] >= self.popularity.sum() * HEAD_SHARE[0]
+        head = np.zeros(self.items, dtype=np.bool_)
+        if self.popularity.sum():
+            head[order[: int(np.argmax(reached)) + 1]] = True
+        return head
+
+    @cached_property
+    def train_in_head(self) -> Codes:
+        """Number of distinct short-head items in each user's training set."""
+        return self._distinct_train(self.short_head)
+
+    @cached_property
+    def train_in_tail(self) -> Codes:
+        """Number of distinct long-tail items in each user's training set."""
+        return self._distinct_train(~self.short_head)
+
+    def _distinct_train(self, group: Flags) -> Codes:
+        inside = group[self.train_item]
+        pairs = np.unique(self.train_user[inside] * self.items + self.train_item[inside])
+        return np.bincount(pairs // max(self.items, 1), minlength=self.users)
+
+    @cached_property
+    def _test_pairs(self) -> Codes:
+        return self.test_user * self.items + self.test_item
+
+    def view(self, lists: Codes, cutoff: int) -> View:
+        """Return what the metrics read: lists[users, places] of item numbers (-1 for none), cut at k."""
+        top = lists[:, :cutoff]
+        shown = top >= 0
+        if not len(self._test_pairs):
+            return View(self, cutoff, top, shown, np.zeros(top.shape, dtype=np.bool_))
+        wanted = np.arange(self.users)[:, None] * self.items + top
+        place = np.minimum(np.searchsorted(self._test_pairs, wanted), len(self._test_pairs) - 1)
+        return View(self, cutoff, top, shown, shown & (self._test_pairs[place] == wanted))
+
+
+@dataclass(frozen=True, eq=False)
+class View:
+    """The lists of all users cut at k, and which of their places are hits; what every metric is computed from."""
+
+    ground: Ground
+    cutoff: int
+    lists: Codes
+    shown: Flags
+    hits: Flags
+
+    @cached_property
+    def judged(self) -> Flags:
+        """Users with at least one relevant test item: means run over these."""
+        return self.ground.relevant > 0
+
+    @cached_property
+    def hit_counts(self) -> Codes:
+        return self.hits.sum(axis=1)
+
+    @cached_property
+    def times_shown(self) -> Codes:
+        """How often each item of the catalogue is recommended, items never recommended included."""
+        return np.bincount(self.lists[self.shown], minlength=self.ground.items)
+
+
+def top(scores: NDArray[np.floating], seen: Flags, cutoff: int) -> Codes:
+    """Return the numbers of the k best items per row of scores, best first, ties by ascending number.
+
+    Items marked `seen` are left out; places that cannot be filled are -1. Use it for any system that scores all items.
+    """
+    masked = np.where(seen, -np.inf, scores)
+    rows, items = masked.shape
+    count = min(cutoff, items)
+    if count < items:
+        # A partial sort finds the k-th best score; items tied with it must be kept until ties are settled by number.
+        border = np.partition(masked, items - count, axis=1)[:, items - count]
+        above = masked > border[:, None]
+        tied = (masked == border[:, None]) & (
+            np.cumsum(masked == border[:, None], axis=1) <= (count - above.sum(axis=1))[:, None]
+        )
+        chosen = np.nonzero(above | tied)[1].reshape(rows, count)
+    else:
+        chosen = np.broadcast_to(np.arange(items), (rows, items))
+    values = np.take_along_axis(masked, chosen, axis=1)
+    order = np.argsort(-values, axis=1, kind="stable")
+    best = np.take_along_axis(chosen, order, axis=1)
+    best = np.where(np.isneginf(np.take_along_axis(values, order, axis=1)), -1, best)
+    if count < cutoff:
+        best = np.pad(best, ((0, 0), (0, cutoff - count)), constant_values=-1)
+    return best.astype(np.int64)

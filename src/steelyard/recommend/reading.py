@@ -1,0 +1,239 @@
+"""Reading interactions: MovieLens `.dat` and `u.data`, RecBole `.inter`, and TSV or CSV with or without a header.
+
+The form is told from the file itself: `::` between fields is MovieLens, `name:type` in the first line is RecBole, a
+first line that names a user and an item column is a header, anything else is user, item, rating, time in that order.
+A name that ends in `.gz` is unpacked on the fly.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from steelyard.errors import UserError, listed
+from steelyard.recommend.interactions import Interactions, ascending, numbered
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+KNOWN: Mapping[str, tuple[str, ...]] = {
+    "user": ("user", "user_id", "userid", "users", "uid", "reviewerid"),
+    "item": (
+        *(
+            "item",
+            "item_id",
+            "itemid",
+            "items",
+            "iid",
+            "movie_id",
+            "movieid",
+            "venue_id",
+            "venueid",
+            "book_id",
+        ),
+        *("artist_id", "business_id", "product_id", "asin"),
+    ),
+    "rating": ("rating", "ratings", "score", "value", "stars", "overall", "preference", "weight"),
+    "time": ("time", "timestamp", "utc", "date", "datetime", "ts", "unixreviewtime"),
+}
+"""Names under which a header may give a column; compared in lower case."""
+_ORDER = ("user", "item", "rating", "time")
+_FOURSQUARE = "%a %b %d %H:%M:%S %z %Y"
+
+
+def read_bytes(path: Path) -> bytes:
+    """Return a file's bytes, unpacked if its name ends in `.gz`; a missing or broken file is the user's error."""
+    if not path.is_file():
+        raise UserError(
+            f"{path}: no such file; expected a table of interactions (.dat, .data, .inter, .tsv, .csv, .gz)"
+        )
+    try:
+        raw = path.read_bytes()
+        return gzip.decompress(raw) if path.suffix == ".gz" else raw
+    except (OSError, EOFError, ValueError) as error:
+        raise UserError(f"{path}: cannot be read ({error}); allowed: plain text or gzip") from None
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """A file's columns as text, named user, item, rating, time, or by their own names where these are others."""
+
+    path: Path
+    frame: pd.DataFrame
+    first_line: int
+    """The line of the file on which the first row stands: 2 under a header."""
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.frame.columns
+
+    def texts(self, name: str) -> np.ndarray:
+        """Return a column as it stands; an empty cell is the user's error."""
+        values = self.frame[name].to_numpy(dtype=object)
+        if "" in self.frame[name].unique():
+            self._refuse(name, int(np.flatnonzero(values == "")[0]), "a value")
+        return values
+
+    def numbers(self, name: str) -> np.ndarray:
+        """Return a column as numbers; a cell that is none is the user's error, with its line."""
+        import pandas as pd
+
+        values = np.array(pd.to_numeric(self.frame[name], errors="coerce"), dtype=np.float64)
+        if not np.isfinite(values).all():
+            self._refuse(name, int(np.flatnonzero(~np.isfinite(values))[0]), "a number")
+        return values
+
+    def times(self, name: str = "time") -> np.ndarray:
+        """Return a column of moments as seconds since 1970, from numbers, ISO 8601 or Foursquare's form."""
+        import pandas as pd
+
+        column = self.frame[name]
+        sample = str(column.iloc[0])
+        if sample.replace(".", "", 1).lstrip("-").isdigit():
+            return self.numbers(name)
+        style = _FOURSQUARE if sample[:1].isalpha() else "ISO8601"
+        parsed = pd.to_datetime(column, format=style, utc=True, errors="coerce")
+        if parsed.isna().any():
+            allowed = "seconds since 1970, 2012-04-03T18:07:30Z, or Tue Apr 03 18:07:30 +0000 2012"
+            self._refuse(name, int(np.flatnonzero(parsed.isna())[0]), allowed)
+        return np.asarray((parsed - pd.Timestamp(0, tz="UTC")) / pd.Timedelta(seconds=1), dtype=np.float64)
+
+    def _refuse(self, name: str, row: int, allowed: str) -> None:
+        hint = (
+            " (if line 1 is a header, name its user and item columns)" if row + self.first_line == 1 else ""
+        )
+        value = self.frame[name].iloc[row]
+        raise UserError(
+            f"{self.path}: line {row + self.first_line}: {name} is {value!r}; allowed: {allowed}{hint}"
+        )
+
+
+def read_table(path: Path, columns: Mapping[str, str] | None = None) -> Table:
+    """Return a file's columns as text; use `read` unless you need the raw text.
+
+    `columns` maps any of user, item, rating and time to the header's own names.
+    """
+    import pandas as pd
+
+    raw = read_bytes(path).removeprefix(b"\xef\xbb\xbf")
+    first = raw[: raw.find(b"\n") if b"\n" in raw else len(raw)].decode("utf-8", "replace").rstrip("\r")
+    if not first.strip():
+        raise UserError(
+            f"{path}: the file is empty or begins with an empty line; allowed: one interaction per line"
+        )
+    separator = _separator(first, path)
+    if separator == "::":
+        raw, separator, first = (
+            raw.replace(b"\t", b" ").replace(b"::", b"\t"),
+            "\t",
+            first.replace("::", "\t"),
+        )
+    header = _header(first.split(separator), columns or {}, path)
+    try:
+        frame = pd.read_csv(
+            io.BytesIO(raw),
+            sep=separator,
+            header=None,
+            skiprows=1 if header else 0,
+            dtype=str,
+            keep_default_na=False,
+            quoting=3 if separator == "\t" else 0,
+            encoding="utf-8",
+            encoding_errors="replace",
+        )
+    except (pd.errors.ParserError, pd.errors.EmptyDataError) as error:
+        raise UserError(
+            f"{path}: {' '.join(str(error).split())}; allowed: the same number of fields on each line"
+        ) from None
+    names = (
+        header or [*_ORDER, *(f"column{i + 1}" for i in range(len(_ORDER), frame.shape[1]))][: frame.shape[1]]
+    )
+    if len(names) != frame.shape[1]:
+        raise UserError(f"{path}: the header names {len(names)} columns, the rows have {frame.shape[1]}")
+    frame.columns = pd.Index(names)
+    if "item" not in names or frame.empty:
+        raise UserError(
+            f"{path}: {len(frame)} rows of {frame.shape[1]} columns; allowed: at least a user and an item in each"
+        )
+    return Table(path, frame, 2 if header else 1)
+
+
+def _separator(first: str, path: Path) -> str:
+    for mark in ("::", "\t", ",", ";", "|"):
+        if mark in first:
+            return mark
+    raise UserError(f"{path}: line 1 is {first[:60]!r}; allowed separators: tab, '::', comma, ';', '|'")
+
+
+def _header(cells: list[str], wanted: Mapping[str, str], path: Path) -> list[str] | None:
+    """Return the columns' names if the first line is a header, else None."""
+    plain = [cell.split(":")[0].strip().strip('"') for cell in cells]
+    unknown = [f"{key}={name}" for key, name in wanted.items() if name not in plain]
+    if unknown:
+        raise UserError(f"{path}: columns {listed(unknown)}: not in the header; it has: {listed(plain)}")
+    given = {name: key for key, name in wanted.items()}
+    names = [given.get(cell, cell) for cell in plain]
+    for key, known in KNOWN.items():
+        if key not in names:
+            found = [i for i, name in enumerate(names) if name.lower() in known]
+            if found:
+                names[found[0]] = key
+    if "user" in names and "item" in names:
+        return names
+    if wanted or any(":" in cell and not cell.replace(":", "").isdigit() for cell in cells[:2]):
+        raise UserError(f"{path}: no user and item columns; the header has: {listed(plain)}")
+    return None
+
+
+def read(path: str | Path, columns: Mapping[str, str] | None = None) -> Interactions:
+    """Read one file of interactions in any of the known forms; the usual way in.
+
+    `columns` names the header's columns where they are not the usual ones: `{"user": "reader", "item": "book"}`.
+    """
+    table = read_table(Path(path), columns)
+    user, item = table.texts("user"), table.texts("item")
+    users, items = ascending(user), ascending(item)
+    return Interactions(
+        users=np.array(users, dtype=np.str_),
+        items=np.array(items, dtype=np.str_),
+        user=numbered(user, users),
+        item=numbered(item, items),
+        rating=table.numbers("rating") if "rating" in table else np.ones(len(user)),
+        time=table.times() if "time" in table else None,
+        columns={
+            str(name): table.frame[name].to_numpy(dtype=np.str_)
+            for name in table.frame.columns
+            if name not in _ORDER
+        },
+    )
+
+
+def read_members(path: str | Path, second: str = "category") -> tuple[np.ndarray, np.ndarray | None]:
+    """Read a list of items, with a second column where there is one: a catalogue, categories, titles.
+
+    A first line that names an item column is a header. Several categories of one item are several lines, or one cell
+    joined by `|`. Use it for what is known of items rather than of interactions.
+    """
+    path = Path(path)
+    lines = read_bytes(path).decode("utf-8", "replace").removeprefix("\ufeff").splitlines()
+    mark = next((mark for mark in ("::", "\t", ",", ";") if lines and mark in lines[0]), "\t")
+    cells = [line.split(mark) for line in lines if line.strip()]
+    if not cells:
+        raise UserError(f"{path}: the file is empty; allowed: one item per line")
+    plain = [cell.split(":")[0].strip().lower() for cell in cells[0]]
+    where = next((i for i, name in enumerate(plain) if name in KNOWN["item"]), None)
+    items, other = 0 if where is None else where, 1
+    if where is not None:
+        other = plain.index(second) if second in plain else (1 if where == 0 else 0)
+        cells = cells[1:]
+    if any(len(row) <= items for row in cells):
+        raise UserError(f"{path}: a line has no item column; allowed: the same columns on each line")
+    names = np.array([row[items].strip() for row in cells], dtype=object)
+    if all(len(row) > other for row in cells):
+        return names, np.array([row[other].strip() for row in cells], dtype=object)
+    return names, None
