@@ -50,12 +50,8 @@ def evaluate(
     test: Annotated[Path, typer.Option(help="Test interactions: user, item, rating.")],
     recommendations: Annotated[Path, typer.Option(help="A system's lists: user, item, score.")],
     cutoff: Annotated[str, typer.Option(help="List lengths k, joined by commas.")] = "10",
-    threshold: Annotated[
-        float | None, typer.Option(help="A test item is relevant from this rating on.")
-    ] = None,
-    catalogue: Annotated[
-        Path | None, typer.Option(help="All items that could have been recommended.")
-    ] = None,
+    threshold: Annotated[float | None, typer.Option(help="A test item is relevant from this rating on.")] = None,
+    catalogue: Annotated[Path | None, typer.Option(help="All items that could have been recommended.")] = None,
     categories: Annotated[Path | None, typer.Option(help="Item and category: adds bias disparity.")] = None,
     against: Annotated[Path | None, typer.Option(help="Another system's lists: adds paired tests.")] = None,
     format: Annotated[Format, typer.Option(help="text: a table; json: by cutoff and metric.")] = Format.text,
@@ -96,18 +92,13 @@ def _table(document: dict[str, dict[str, object]]) -> str:
     names = list(next(iter(columns.values())))
     width = max(map(len, names))
     lines = [" " * width + "".join(f"{'@' + cutoff:>14}" for cutoff in columns)]
-    lines += [
-        f"{name:<{width}}" + "".join(f"{cell(block[name]):>14}" for block in columns.values())
-        for name in names
-    ]
+    lines += [f"{name:<{width}}" + "".join(f"{cell(block[name]):>14}" for block in columns.values()) for name in names]
     return "\n".join(lines)
 
 
 @app.command()
 def split(
-    data: Annotated[
-        Path, typer.Argument(help="Interactions in any known form (.dat, .data, .inter, .tsv, .gz).")
-    ],
+    data: Annotated[Path, typer.Argument(help="Interactions in any known form (.dat, .data, .inter, .tsv, .gz).")],
     out: Annotated[Path, typer.Option(help="Folder for train.tsv, test.tsv and catalogue.tsv.")],
     kind: Annotated[SplitKind, typer.Option(help="How each user's rows are cut.")] = SplitKind.temporal,
     share: Annotated[float, typer.Option(help="Share of each user's rows that is tested on.")] = 0.2,
@@ -115,9 +106,7 @@ def split(
     core: Annotated[int, typer.Option(help="Keep the k-core: k for users and items alike.")] = 0,
     min_user: Annotated[int, typer.Option(help="Keep users with at least this many rows.")] = 0,
     threshold: Annotated[float | None, typer.Option(help="Keep rows rated at least this.")] = None,
-    duplicates: Annotated[
-        Repeated, typer.Option(help="Which row of a repeated pair stays.")
-    ] = Repeated.first,
+    duplicates: Annotated[Repeated, typer.Option(help="Which row of a repeated pair stays.")] = Repeated.first,
     seed: Annotated[int, typer.Option(help="For the kinds random and shuffled.")] = 42,
 ) -> None:
     """Filter interactions, split them per user, and say what was dropped and why."""

@@ -46,7 +46,8 @@ def load(
     notes: list[str] = []
     items = _catalogue(tables, systems, catalogue, notes)
     users = ascending([u for table in (*tables.values(), *systems) for u in set(table.texts("user"))])
-    ground = Ground.between(*(_numbered(table, users, items) for table in tables.values()), threshold)
+    train_rows, test_rows = (_numbered(table, users, items) for table in tables.values())
+    ground = Ground.between(train_rows, test_rows, threshold)
     if not ground.relevant.any():
         limit = "" if threshold is None else f" rated {threshold:g} or more"
         raise UserError(f"{test}: no test interaction{limit}; allowed: at least one relevant test item")
@@ -93,21 +94,15 @@ def _with_categories(ground: Ground, items: list[str], members: tuple, path: Pat
     names, labels = members
     if labels is None:
         raise UserError(f"{path}: got one column; allowed: item and category on each line")
-    spread = [
-        (item, part) for item, label in zip(names, labels, strict=True) for part in str(label).split("|")
-    ]
+    spread = [(item, part) for item, label in zip(names, labels, strict=True) for part in str(label).split("|")]
     pairs = sorted(set(spread))
     kinds = sorted({label for _, label in pairs})
     codes = numbered(np.array([item for item, _ in pairs], dtype=object), items)
     kind = numbered(np.array([label for _, label in pairs], dtype=object), kinds)
-    return replace(
-        ground, categories=tuple(kinds), member_item=codes[codes >= 0], member_category=kind[codes >= 0]
-    )
+    return replace(ground, categories=tuple(kinds), member_item=codes[codes >= 0], member_category=kind[codes >= 0])
 
 
-def _lists(
-    table: Table, users: list[str], items: list[str], places: int, ground: Ground, notes: list[str]
-) -> Codes:
+def _lists(table: Table, users: list[str], items: list[str], places: int, ground: Ground, notes: list[str]) -> Codes:
     """Return lists[users, places] ordered by falling score; equal scores, or none, keep the order of the file."""
     rows = _numbered(table, users, items)
     scores = rows.rating if "rating" in table else np.zeros(len(rows))
@@ -115,9 +110,7 @@ def _lists(
     pair = rows.user[order] * len(items) + rows.item[order]
     _, first = np.unique(pair, return_index=True)
     if len(first) < len(pair):
-        notes.append(
-            f"{table.path.name}: {len(pair) - len(first)} repeated items left out, the best place kept"
-        )
+        notes.append(f"{table.path.name}: {len(pair) - len(first)} repeated items left out, the best place kept")
     order = order[np.sort(first)]
     seen = np.isin(pair, ground.train_user * len(items) + ground.train_item).sum()
     if seen:
@@ -129,9 +122,7 @@ def _lists(
     lists[rows.user[order][within], place[within]] = rows.item[order][within]
     missing = int(((counts == 0) & (ground.relevant > 0)).sum())
     if missing:
-        notes.append(
-            f"{table.path.name}: {missing} users with relevant test items have no list; they count as 0"
-        )
+        notes.append(f"{table.path.name}: {missing} users with relevant test items have no list; they count as 0")
     return lists
 
 

@@ -107,9 +107,7 @@ def numbered(names: Sequence[str] | NDArray[np.object_], vocabulary: Sequence[st
     """Return the position of each name in the vocabulary, -1 for a name that is not in it."""
     import pandas as pd
 
-    return np.asarray(
-        pd.Index(np.asarray(vocabulary, dtype=object)).get_indexer(pd.Index(names)), dtype=np.int64
-    )
+    return np.asarray(pd.Index(np.asarray(vocabulary, dtype=object)).get_indexer(pd.Index(names)), dtype=np.int64)
 
 
 def build(

@@ -33,7 +33,7 @@ def write_interactions(path: Path, data: Interactions) -> None:
     """Write interactions as a TSV with header user, item, rating, time (where known) and further columns."""
     import pandas as pd
 
-    frame = {"user": data.users[data.user], "item": data.items[data.item], "rating": data.rating}
+    frame: dict[str, np.ndarray] = {"user": data.users[data.user], "item": data.items[data.item], "rating": data.rating}
     if data.time is not None:
         frame["time"] = data.time.astype(np.int64) if (data.time % 1 == 0).all() else data.time
     frame |= dict(data.columns)
@@ -45,9 +45,7 @@ def most_popular(train: Interactions, cutoff: int) -> tuple[Codes, NDArray[np.fl
     popularity = train.per_item().astype(np.float64)
     seen = np.zeros((len(train.users), len(train.items)), dtype=np.bool_)
     seen[train.user, train.item] = True
-    lists = np.concatenate(
-        [top(np.broadcast_to(popularity, rows.shape), rows, cutoff) for rows in _blocks(seen)]
-    )
+    lists = np.concatenate([top(np.broadcast_to(popularity, rows.shape), rows, cutoff) for rows in _blocks(seen)])
     return lists, popularity[lists]
 
 

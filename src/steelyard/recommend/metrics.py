@@ -1,7 +1,7 @@
 """The metrics of the thesis' chapter 2, one small class each: `Precision()(view)` is P@k for the view's k.
 
-Metrics of the kind `PerUser` also give one number per user, for paired tests; their value is the mean over users who have
-a relevant test item. The others look at all lists together. A metric that is not defined (no user to average over, an
+Metrics of the kind `PerUser` also give one number per user, for paired tests; their value is the mean over users who
+have a relevant test item. The others look at all lists together. A metric that is not defined (no user to average, an
 empty group) is nan.
 """
 

@@ -1,7 +1,7 @@
 """Ranked lists against what users took later: the ground on which the metrics stand.
 
-"All unrated items" protocol: a list may hold any item that the user did not train on; what counts as a hit is decided by
-her relevant test items alone. Lists, test and training share one numbering of users and items.
+"All unrated items" protocol: a list may hold any item that the user did not train on; what counts as a hit is decided
+by her relevant test items alone. Lists, test and training share one numbering of users and items.
 """
 
 from __future__ import annotations

@@ -104,13 +104,9 @@ class Table:
         return np.asarray((parsed - pd.Timestamp(0, tz="UTC")) / pd.Timedelta(seconds=1), dtype=np.float64)
 
     def _refuse(self, name: str, row: int, allowed: str) -> None:
-        hint = (
-            " (if line 1 is a header, name its user and item columns)" if row + self.first_line == 1 else ""
-        )
+        hint = " (if line 1 is a header, name its user and item columns)" if row + self.first_line == 1 else ""
         value = self.frame[name].iloc[row]
-        raise UserError(
-            f"{self.path}: line {row + self.first_line}: {name} is {value!r}; allowed: {allowed}{hint}"
-        )
+        raise UserError(f"{self.path}: line {row + self.first_line}: {name} is {value!r}; allowed: {allowed}{hint}")
 
 
 def read_table(path: Path, columns: Mapping[str, str] | None = None) -> Table:
@@ -123,9 +119,7 @@ def read_table(path: Path, columns: Mapping[str, str] | None = None) -> Table:
     raw = read_bytes(path).removeprefix(b"\xef\xbb\xbf")
     first = raw[: raw.find(b"\n") if b"\n" in raw else len(raw)].decode("utf-8", "replace").rstrip("\r")
     if not first.strip():
-        raise UserError(
-            f"{path}: the file is empty or begins with an empty line; allowed: one interaction per line"
-        )
+        raise UserError(f"{path}: the file is empty or begins with an empty line; allowed: one interaction per line")
     separator = _separator(first, path)
     if separator == "::":
         raw, separator, first = (
@@ -150,9 +144,7 @@ def read_table(path: Path, columns: Mapping[str, str] | None = None) -> Table:
         raise UserError(
             f"{path}: {' '.join(str(error).split())}; allowed: the same number of fields on each line"
         ) from None
-    names = (
-        header or [*_ORDER, *(f"column{i + 1}" for i in range(len(_ORDER), frame.shape[1]))][: frame.shape[1]]
-    )
+    names = header or [*_ORDER, *(f"column{i + 1}" for i in range(len(_ORDER), frame.shape[1]))][: frame.shape[1]]
     if len(names) != frame.shape[1]:
         raise UserError(f"{path}: the header names {len(names)} columns, the rows have {frame.shape[1]}")
     frame.columns = pd.Index(names)
@@ -206,9 +198,7 @@ def read(path: str | Path, columns: Mapping[str, str] | None = None) -> Interact
         rating=table.numbers("rating") if "rating" in table else np.ones(len(user)),
         time=table.times() if "time" in table else None,
         columns={
-            str(name): table.frame[name].to_numpy(dtype=np.str_)
-            for name in table.frame.columns
-            if name not in _ORDER
+            str(name): table.frame[name].to_numpy(dtype=np.str_) for name in table.frame.columns if name not in _ORDER
         },
     )
 

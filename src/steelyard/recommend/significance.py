@@ -30,22 +30,18 @@ def compare(first: Floats, second: Floats) -> Comparison:
     from scipy import stats
 
     if first.shape != second.shape:
-        raise UserError(
-            f"compare: got {len(first)} and {len(second)} users; allowed: the same users in the same order"
-        )
+        raise UserError(f"compare: got {len(first)} and {len(second)} users; allowed: the same users in the same order")
     difference = np.asarray(first - second, dtype=np.float64)
     if len(difference) < 2 or not difference.any():
-        return Comparison(
-            len(difference), float(difference.mean()) if len(difference) else 0.0, 0.0, 1.0, 1.0
-        )
+        return Comparison(len(difference), float(difference.mean()) if len(difference) else 0.0, 0.0, 1.0, 1.0)
     if np.ptp(difference) == 0:
         # Every user gains the same: no spread, so the t statistic is infinite.
         t, t_p = float(np.copysign(np.inf, difference[0])), 0.0
     else:
         outcome = stats.ttest_rel(first, second)
         t, t_p = float(outcome.statistic), float(outcome.pvalue)
-    ranks = stats.wilcoxon(first, second)
-    return Comparison(len(difference), float(difference.mean()), t, t_p, float(ranks.pvalue))
+    wilcoxon_p: float = stats.wilcoxon(first, second).pvalue  # pyright: ignore[reportAttributeAccessIssue]
+    return Comparison(len(difference), float(difference.mean()), t, t_p, float(wilcoxon_p))
 
 
 def compare_views(metric: PerUser, first: View, second: View) -> Comparison:
