@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cached_property
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from steelyard.errors import UserError
 from steelyard.experiment.loading import build, parse, to_toml
 from steelyard.experiment.sections import BaseExperiment
-from steelyard.federation import Federation, FixedLoss, Plan
+from steelyard.federation import Federation, FixedLoss, Plan, RoundRecord, RoundState
 from steelyard.messages import LossState
 from steelyard.rounds import Progress, run_rounds
 from steelyard.runs.reader import History
@@ -23,6 +23,8 @@ from steelyard.runs.store import Store, exists
 from steelyard.weighing.rule import Rule, WeighingSettings
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from steelyard.clients.protocol import Clients, Server
     from steelyard.data.dataset import Dataset
 
@@ -185,11 +187,19 @@ class _Noting:
     def __init__(self, store: Store, clients: Clients) -> None:
         self._store, self._clients, self._noted = store, clients, False
 
-    def commit(self, round: int, *rest: Any, last: bool) -> None:
+    def commit(
+        self,
+        round: int,
+        records: Sequence[RoundRecord],
+        states: Mapping[str, RoundState],
+        snapshot: Callable[[], Mapping[str, Tensor]],
+        *,
+        last: bool,
+    ) -> None:
         if not self._noted and round > 0:
             self._store.note(**self._clients.describe())
             self._noted = True
-        self._store.commit(round, *rest, last=last)
+        self._store.commit(round, records, states, snapshot, last=last)
 
 
 def _shown(progress: bool | Progress, rounds: int) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 
 from steelyard.rounds import Progress
@@ -13,7 +13,7 @@ PLAIN_SECONDS = 5.0
 
 
 @contextmanager
-def show_progress(rounds: int) -> Iterator[Progress]:
+def show_progress(rounds: int) -> Generator[Progress]:
     """Show how far the rounds are and the current accuracy of each rule; yields the function that the loop calls."""
     if sys.stderr.isatty():
         with _bar(rounds) as report:
@@ -29,7 +29,7 @@ def _figures(accuracies: Mapping[str, float | None]) -> str:
 
 
 @contextmanager
-def _bar(rounds: int) -> Iterator[Progress]:
+def _bar(rounds: int) -> Generator[Progress]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar

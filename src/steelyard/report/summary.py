@@ -33,15 +33,15 @@ def summarise(folder: Path, settings: RoundSettings) -> dict[str, Any]:
             {
                 "rule": rule,
                 "seed": seed,
-                "rounds": int(mine["round"].max()),
+                "rounds": int(mine["round"].to_numpy().max()),
                 "accuracy": float(measured["accuracy"].iloc[-1]),
                 "worst_tenth": worst_tenth(last),
                 "p10": float(np.percentile(last, 10)) if len(last) else None,
                 "p90": float(np.percentile(last, 90)) if len(last) else None,
                 "rounds_to_target": rounds_to_target(rounds, scores, settings.target, settings.share),
-                "testing_rounds": int(mine["tests"].sum()),
-                "left_out": int((mine["cohort"] - mine["answered"]).sum()),
-                "seconds": float(mine["seconds"].sum()),
+                "testing_rounds": int(mine["tests"].to_numpy().sum()),
+                "left_out": int((mine["cohort"] - mine["answered"]).to_numpy().sum()),
+                "seconds": float(mine["seconds"].to_numpy().sum()),
                 "heaviest_clients": _heaviest(history, rule, seed),
                 "criteria": _criteria(str(federation["settings"])),
             }
@@ -82,7 +82,7 @@ def _heaviest(history: History, rule: str, seed: int) -> list[dict[str, Any]]:
     grouped = mine.groupby("client").agg(
         weight=("weight", "sum"), rounds=("round", "count"), samples=("samples", "max")
     )
-    total = float(grouped["weight"].sum()) or 1.0
+    total = float(grouped["weight"].to_numpy().sum()) or 1.0
     grouped["share"] = grouped["weight"] / total
     ranked = grouped.reset_index().sort_values(["weight", "client"], ascending=[False, True]).head(TOP)
     return [
