@@ -142,7 +142,7 @@ def test_natural_keeps_people_apart_and_drops_small_ones():
     assert population.names == ["a", "b"]
     assert sorted([*population.clients[0].train, *population.clients[0].test]) == [3, 4, 5, 6, 7]
     assert (len(population.clients[0].test), len(population.clients[1].test)) == (1, 1)
-    assert population.notes == ("1 of 3 people dropped: fewer than 3 rows",)
+    assert population.notes == ("people with fewer than 3 rows, left out: 1 of 3",)
 
 
 def test_natural_with_a_number_of_clients_draws_people_and_caps_samples():
@@ -162,7 +162,7 @@ def test_given_keeps_the_users_own_split():
         "u1": ([0, 2], [3]),
         "u2": ([1], [4]),
     }
-    assert population.notes == ("1 people dropped: rows to test on, none to train on",)
+    assert population.notes == ("users without rows to train on, left out: 1",)
 
 
 def test_held_out_tests_follow_the_labels_of_the_client():

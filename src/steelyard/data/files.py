@@ -16,10 +16,18 @@ def search_folders() -> list[Path]:
     return [Path(), *([Path(named)] if named else []), Path("../shared/data")]
 
 
-def find(path: Path, expected: str) -> Path:
-    """Return where `path` exists; `expected` says what it should be and where a user gets it, for the error line."""
-    path = path.expanduser()
-    places = [path] if path.is_absolute() else [folder / path for folder in search_folders()]
+def find(path: Path | None, expected: str, default: str = "") -> Path:
+    """Return where `path` exists; `expected` says what it should be and where a user gets it, for the error line.
+
+    Without a path, `default` is the name to look for. It is not looked for in the working folder itself, where a
+    folder of that name is more likely a run than data.
+    """
+    if path is None:
+        places = [folder / default for folder in (*search_folders()[1:], Path("data"))]
+        path = Path(default)
+    else:
+        path = path.expanduser()
+        places = [path] if path.is_absolute() else [folder / path for folder in search_folders()]
     for place in places:
         if place.exists():
             return place

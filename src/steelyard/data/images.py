@@ -38,9 +38,9 @@ def read_images(settings: DataSettings) -> Dataset:
 
     Rows of the attribute table whose image is not there are left out and counted in the notes.
     """
-    pictures = Pictures(find(settings.path or Path(), ORIGIN))
+    pictures = Pictures(find(settings.path, ORIGIN))
     table = read_table(settings, pictures.path)
-    labels = class_numbers(table.column("labels", settings.labels or "Smiling"))
+    labels = class_numbers(table.column("labels", settings.labels or "Smiling"), table.path)
     people = _people(table, settings)
     marks = {name: table.mark(name, column) for name, column in _marks(table, settings).items()}
     rows = np.flatnonzero([name in pictures for name in table.images])

@@ -28,7 +28,7 @@ def read_leaf(settings: DataSettings) -> Dataset:
     784 numbers per row become an image 1×28×28 (FEMNIST). Rows that are names of images (CelebA) are decoded from
     data/raw/img_align_celeba beside the folder, at data.size pixels. Other rows must be lists of numbers.
     """
-    folder = find(settings.path or Path(), ORIGIN)
+    folder = find(settings.path, ORIGIN)
     if not folder.is_dir():
         raise UserError(f"data.path: '{folder}' is a file; expected {ORIGIN}")
     folder = folder / "data" if (folder / "data" / "train").is_dir() else folder

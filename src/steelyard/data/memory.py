@@ -39,8 +39,8 @@ def in_memory(
     if not len(targets):
         raise UserError(f"{name}: got no rows; expected at least one")
     people = None if owners is None else owner_names(np.asarray(owners))
-    test = None if held_out is None else np.asarray(held_out).astype(np.bool_)
-    extra = {mark: np.asarray(values, dtype=np.float64) for mark, values in (marks or {}).items()}
+    test = None if held_out is None else _numbers(name, "held_out", held_out).astype(np.bool_)
+    extra = {mark: _numbers(name, mark, values).astype(np.float64) for mark, values in (marks or {}).items()}
     columns: dict[str, NDArray[Any] | None] = {"owners": people, "held_out": test, **extra}
     for column, values in columns.items():
         if values is not None and values.shape != (len(targets),):
@@ -82,10 +82,18 @@ def _labels(name: str, labels: torch.Tensor | ArrayLike, classes: int | None) ->
     return tensor, count
 
 
-def _tensor(name: str, part: str, values: ArrayLike) -> torch.Tensor:
-    array = np.asarray(values)
+def _numbers(name: str, part: str, values: ArrayLike) -> NDArray[Any]:
+    try:
+        array = np.asarray(values)
+    except ValueError:
+        raise UserError(f"{name}: {part} has rows of different lengths; expected one shape for all") from None
     if array.dtype.kind not in "biuf":
         raise UserError(f"{name}: {part} is of type {array.dtype}; expected numbers")
+    return array
+
+
+def _tensor(name: str, part: str, values: ArrayLike) -> torch.Tensor:
+    array = _numbers(name, part, values)
     if array.dtype.kind == "u" and array.dtype.itemsize > 1:
         array = array.astype(np.int64)
     return torch.from_numpy(np.array(array, order="C"))

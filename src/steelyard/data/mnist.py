@@ -28,7 +28,7 @@ def read_mnist(path: Path | None) -> Dataset:
 
     Writers are read from `mnist_writers.npz` (arrays `train_writer` and `test_writer`) if the folder has it.
     """
-    folder = find(path or Path("mnist"), ORIGIN)
+    folder = find(path, ORIGIN, default="mnist")
     if not folder.is_dir():
         raise UserError(f"data.path: '{folder}' is a file; expected {ORIGIN}")
     train_images, train_labels = _part(folder, "train")
@@ -56,9 +56,11 @@ def _part(folder: Path, part: str) -> tuple[NDArray[np.uint8], NDArray[np.uint8]
 def _locate(folder: Path, name: str) -> Path:
     # Some mirrors write a dot where the original has a dash before "idx".
     names = [name, f"{name}.gz", name.replace("-idx", ".idx"), f"{name.replace('-idx', '.idx')}.gz"]
-    for candidate in names:
-        if (folder / candidate).is_file():
-            return folder / candidate
+    # torchvision keeps the same files in MNIST/raw.
+    for place in (folder, folder / "raw", folder / "MNIST" / "raw"):
+        for candidate in names:
+            if (place / candidate).is_file():
+                return place / candidate
     raise UserError(f"{folder}: holds no {name} or {name}.gz; expected {ORIGIN}")
 
 

@@ -25,7 +25,7 @@ def read_npz(settings: DataSettings) -> Dataset:
 
     Images may be (rows, height, width) or have channels last or first; they become channels first.
     """
-    path = find(settings.path or Path(), ORIGIN)
+    path = find(settings.path, ORIGIN)
     arrays = read_arrays(path)
     features = _images(_column(path, arrays, "features", settings.features))
     raw = _column(path, arrays, "labels", settings.labels or "y")
@@ -35,7 +35,7 @@ def read_npz(settings: DataSettings) -> Dataset:
     if settings.task == "regression":
         labels = raw.astype(np.float32) if raw.dtype.kind in "biuf" else raw
     else:
-        labels = class_numbers(raw)
+        labels = class_numbers(raw, path)
     owner = settings.owner or next((name for name in _OWNERS if name in arrays), None)
     people = None if owner is None else owner_names(_column(path, arrays, "owner", owner), owner)
     test = None if settings.held_out is None else _column(path, arrays, "held_out", settings.held_out)
@@ -54,9 +54,13 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
         raise UserError(f"{path}: cannot be read as npz ({problem}); expected an archive of plain arrays") from None
 
 
-def class_numbers(values: NDArray[Any]) -> NDArray[np.int64]:
-    """Return labels as 0, 1, 2, ...: whole numbers from 0 stay as they are, words are numbered in sorted order."""
-    if values.dtype.kind in "biu" and (not len(values) or int(values.min()) >= 0):
+def class_numbers(values: NDArray[Any], where: Path) -> NDArray[np.int64]:
+    """Return labels as 0, 1, 2, ...: whole numbers from 0 stay, words and negatives are numbered in sorted order."""
+    if values.dtype.kind == "f" and not bool(np.all(values == np.floor(values))):
+        raise UserError(
+            f"{where}: data.labels holds fractions or nan; expected classes, or for npz task = 'regression'"
+        )
+    if values.dtype.kind in "biuf" and (not len(values) or values.min() >= 0):
         return values.astype(np.int64)
     return np.unique(values, return_inverse=True)[1].reshape(-1).astype(np.int64)
 

@@ -122,10 +122,11 @@ def _people(dataset: Dataset, settings: PartitionSettings, pool: Rows, chance: n
         tested = dict(zip(testers.tolist(), tests.tolist(), strict=True))
         sizes = sizes + np.array([tested.get(person, 0) for person in people.tolist()])
         if idle := len(np.setdiff1d(testers, people)):
-            notes.append(f"{idle} people dropped: rows to test on, none to train on")
+            notes.append(f"users without rows to train on, left out: {idle}")
     enough = np.flatnonzero(sizes >= settings.minimum)
     if len(enough) < len(people):
-        notes.append(f"{len(people) - len(enough)} of {len(people)} people dropped: fewer than {settings.minimum} rows")
+        few = len(people) - len(enough)
+        notes.append(f"people with fewer than {settings.minimum} rows, left out: {few} of {len(people)}")
     if settings.clients is not None:
         if settings.clients > len(enough):
             raise UserError(

@@ -1,0 +1,209 @@
+"""The `[partition]` section of an experiment: how the samples are shared out among clients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self, cast
+
+from pydantic import Field, model_validator
+
+from steelyard.data.source_settings import Count, refuse_misplaced
+from steelyard.settings import Section
+
+Scheme = Literal["iid", "shard", "dirichlet", "natural", "table", "given"]
+Fraction = Annotated[float, Field(gt=0, lt=1)]
+
+NUMBERED: frozenset[str] = frozenset({"iid", "shard", "dirichlet", "table"})
+"""Schemes whose clients are counted and so have names known before any data is read."""
+
+# What users of flwr-datasets call the same things.
+_FLOWER_FIELDS = {
+    "num_partitions": "clients",
+    "num_shards_per_partition": "shards_per_client",
+    "min_partition_size": "minimum",
+}
+_FLOWER_SCHEMES = {
+    "IidPartitioner": "iid",
+    "ShardPartitioner": "shard",
+    "DirichletPartitioner": "dirichlet",
+    "NaturalIdPartitioner": "natural",
+    "natural_id": "natural",
+    "natural-id": "natural",
+}
+
+
+def client_name(number: int, count: int) -> str:
+    """Return the id of client `number` (counted from 0) of `count`: zero-padded, so that names sort as numbers do."""
+    return f"client-{number:0{max(3, len(str(count - 1)))}d}"
+
+
+class CopySettings(Section):
+    """One more client with the training rows of another, part of them wrongly labelled (AdaFed, simulation 3)."""
+
+    copy_of: str
+    """Id of the client whose rows are copied, such as client-002."""
+    share: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Share of its training rows that get a wrong label, drawn evenly from the other classes."""
+    stubborn: bool = False
+    """True: this client ignores the model it receives and keeps training its own."""
+
+
+class PartitionSettings(Section):
+    """How the samples are shared out among clients; use one `[partition]` section per experiment.
+
+    Fields and schemes also go by their flwr-datasets names: num_partitions (clients), num_shards_per_partition
+    (shards_per_client), min_partition_size (minimum); IidPartitioner, ShardPartitioner and so on.
+    """
+
+    scheme: Scheme = "iid"
+    """iid: at random; shard: sorted by label and cut into shards (McMahan); dirichlet: label shares drawn from a
+    Dirichlet distribution; natural: one client per writer or user; table: an explicit number of rows per class and
+    client; given: as the source itself splits users and their train and test rows (LEAF)."""
+    clients: Count | None = None
+    """Number of clients. Needed for iid, shard and dirichlet. natural and given: this many people, drawn at random
+    (default: all)."""
+    samples: Count | None = None
+    """Rows per client (natural and given: at most) before a local test set is split off. Default: all rows are shared
+    out."""
+    rows: Literal["train", "all"] = "train"
+    """Which rows clients get: those of the source's training part, or all of the source."""
+    shards_per_client: Count = 2
+    """shard: how many shards each client gets; bounds how many labels it sees."""
+    shard_size: Count | None = None
+    """shard: rows per shard; rows beyond clients × shards_per_client × shard_size stay unused. Default: all rows."""
+    alpha: Annotated[float, Field(gt=0)] = 0.5
+    """dirichlet: concentration; small values give each client few labels, large ones approach iid."""
+    size_spread: Annotated[float, Field(ge=0, le=5)] = 0.0
+    """iid, shard and dirichlet: how unequal the clients are: standard deviation of the logarithm of their sizes (a
+    lognormal). 0: as equal as possible; 0.5: the biggest of 30 is some eight times the smallest."""
+    minimum: Count = 2
+    """Least number of rows of a client, its local test rows included. natural and given drop people with fewer and say
+    so; the other schemes keep to it or refuse."""
+    table: tuple[tuple[Annotated[int, Field(ge=0)], ...], ...] | None = None
+    """table: one line per client, in it the number of rows of class 0, 1, 2, ..."""
+    overlap: bool = False
+    """table: where a class has too few rows, let clients share rows (no client holds a row twice) and say so."""
+    test: Literal["local", "held-out", "none"] = "local"
+    """Local test sets. local: test_fraction of each client's rows; held-out: test_samples rows of the source's test
+    part for each client (given: the user's own test rows); none: clients have no test rows."""
+    test_fraction: Fraction = 0.2
+    """test = local: share of each client's rows that it tests on: rounded, at least one row, never all."""
+    test_samples: Count | None = None
+    """test = held-out: rows per client. Default: the test part is dealt out evenly."""
+    test_labels: Literal["client", "all"] = "client"
+    """test = held-out: client: in proportion to the labels that the client trains on (what it will meet); all: at
+    random from all classes. With iid, always at random."""
+    server: Literal["none", "held-out", "fraction"] = "none"
+    """Rows the server holds for its own test set: none; the source's test part; or server_fraction of the rows, taken
+    away before clients get theirs. Never a row that a client trains on."""
+    server_fraction: Fraction = 0.1
+    """server = fraction: share of the rows that the server keeps."""
+    copies: tuple[CopySettings, ...] = ()
+    """Further clients with the rows of another and wrong labels."""
+    stubborn: tuple[str, ...] = ()
+    """Ids of clients that ignore the model they receive and keep training their own."""
+    seed: int | None = None
+    """Seed of the partition; default: the run's seed."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _flower_names(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping):
+            return given
+        fields: dict[str, Any] = dict(cast("Mapping[str, Any]", given))
+        for flower, own in _FLOWER_FIELDS.items():
+            if flower in fields:
+                if own in fields:
+                    raise ValueError(f"{own}: got it twice, also as '{flower}'; allowed: one of the two")
+                fields[own] = fields.pop(flower)
+        if isinstance(scheme := fields.get("scheme"), str):
+            fields["scheme"] = _FLOWER_SCHEMES.get(scheme, scheme)
+        return fields
+
+    @property
+    def client_count(self) -> int | None:
+        """Number of clients before copies, where it is known before any data is read."""
+        return len(self.table) if self.scheme == "table" and self.table is not None else self.clients
+
+    @model_validator(mode="after")
+    def _fits_scheme(self) -> Self:
+        # Only what would mislead is refused: alpha or shard_size beside another scheme are read by nobody.
+        only: dict[str, tuple[str, ...]] = {
+            "table": ("table",),
+            "overlap": ("table",),
+            "samples": ("iid", "dirichlet", "natural", "given"),
+        }
+        refuse_misplaced(self, "scheme", only)
+        if self.scheme == "table" and self.table and self.clients not in (None, len(self.table)):
+            raise ValueError(f"clients: got {self.clients}; allowed: {len(self.table)}, the lines of the table")
+        if self.scheme in ("iid", "shard", "dirichlet") and self.clients is None:
+            raise ValueError(f"clients: got nothing; needed with scheme '{self.scheme}': a whole number from 1")
+        fixed = {"iid": "samples", "dirichlet": "samples", "shard": "shard_size"}.get(self.scheme)
+        if self.size_spread and fixed and getattr(self, fixed) is not None:
+            raise ValueError(
+                f"size_spread: got {self.size_spread} with {fixed}, which fixes the size; allowed: one of the two"
+            )
+        if self.samples is not None and self.samples < self.minimum:
+            raise ValueError(f"samples: got {self.samples}; allowed: at least minimum = {self.minimum}")
+        self._check_table()
+        self._check_tests()
+        self._check_names()
+        return self
+
+    def _check_table(self) -> None:
+        if self.scheme != "table":
+            return
+        if not self.table or not self.table[0]:
+            raise ValueError("table: got nothing; needed with scheme 'table': one list of class counts per client")
+        width = len(self.table[0])
+        for number, line in enumerate(self.table):
+            if len(line) != width:
+                raise ValueError(f"table: line {number} has {len(line)} counts; allowed: {width}, as in line 0")
+            if sum(line) < self.minimum:
+                raise ValueError(
+                    f"table: line {number} sums to {sum(line)}; allowed: at least minimum = {self.minimum}"
+                )
+
+    def _check_tests(self) -> None:
+        if self.test == "local" and self.minimum < 2:
+            raise ValueError("minimum: got 1 with test 'local', which takes one row to test; allowed: 2 or more")
+        if self.scheme == "given" and self.test == "local":
+            raise ValueError(
+                "test: got 'local' with scheme 'given'; allowed: held-out (the user's own test rows), none"
+            )
+        if self.rows == "all" and "held-out" in (self.test, self.server):
+            name = "test" if self.test == "held-out" else "server"
+            raise ValueError(
+                f"rows: got 'all' with {name} 'held-out', so that test rows would be trained on; allowed: train"
+            )
+        if self.overlap and self.test == "local":
+            raise ValueError(
+                "overlap: got true with test 'local': one client could train on what another tests on; "
+                "allowed: test = held-out or none"
+            )
+        if self.server != "fraction" and "server_fraction" in self.model_fields_set:
+            raise ValueError(
+                f"server_fraction: got {self.server_fraction} with server '{self.server}'; allowed with: fraction"
+            )
+        if self.test != "held-out" and self.test_samples is not None:
+            raise ValueError(f"test_samples: got {self.test_samples} with test '{self.test}'; allowed with: held-out")
+        if self.scheme == "given" and self.test_samples is not None:
+            raise ValueError(
+                f"test_samples: got {self.test_samples} with scheme 'given'; allowed: nothing (the user's own)"
+            )
+
+    def _check_names(self) -> None:
+        count = self.client_count
+        if self.scheme not in NUMBERED or count is None:
+            return
+        total = count + len(self.copies)
+        known = {client_name(number, total) for number in range(count)}
+        names = f"{client_name(0, total)} to {client_name(count - 1, total)}"
+        for copy in self.copies:
+            if copy.copy_of not in known:
+                raise ValueError(f"copies.copy_of: got '{copy.copy_of}'; allowed: {names}")
+        known |= {client_name(number, total) for number in range(count, total)}
+        for name in self.stubborn:
+            if name not in known:
+                last = client_name(total - 1, total)
+                raise ValueError(f"stubborn: got '{name}'; allowed: {client_name(0, total)} to {last}")
