@@ -46,9 +46,10 @@ def read_npz(settings: DataSettings) -> Dataset:
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     """Return the arrays of an npz file by name; nothing is ever unpickled."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            if not isinstance(archive, np.lib.npyio.NpzFile):
-                raise UserError(f"{path}: holds one bare array; expected an .npz archive")
+        archive: Any = np.load(path, allow_pickle=False)
+        if isinstance(archive, np.ndarray):
+            raise UserError(f"{path}: holds one bare array; expected an .npz archive")
+        with archive:
             return {name: archive[name] for name in archive.files}
     except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as problem:
         raise UserError(f"{path}: cannot be read as npz ({problem}); expected an archive of plain arrays") from None

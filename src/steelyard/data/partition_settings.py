@@ -181,10 +181,7 @@ class PartitionSettings(Section):
                 "overlap: got true with test 'local': one client could train on what another tests on; "
                 "allowed: test = held-out or none"
             )
-        if self.server != "fraction" and "server_fraction" in self.model_fields_set:
-            raise ValueError(
-                f"server_fraction: got {self.server_fraction} with server '{self.server}'; allowed with: fraction"
-            )
+        refuse_misplaced(self, "server", {"server_fraction": ("fraction",)})
         if self.test != "held-out" and self.test_samples is not None:
             raise ValueError(f"test_samples: got {self.test_samples} with test '{self.test}'; allowed with: held-out")
         if self.scheme == "given" and self.test_samples is not None:

@@ -1,0 +1,130 @@
+"""The real files, where they are at hand: counts as their makers give them, and the partitions of the papers."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from steelyard.data import Dataset, DataSettings, PartitionSettings, load, share_out
+
+
+def needed(name: str) -> str:
+    folders = [Path(os.environ.get("STEELYARD_DATA", "../shared/data")), Path("../shared/data")]
+    if not any((folder / name).exists() for folder in folders):
+        pytest.skip(f"needs {name} in STEELYARD_DATA or ../shared/data")
+    return name
+
+
+@pytest.fixture(scope="module")
+def mnist() -> Dataset:
+    needed("mnist")
+    return load(DataSettings(source="mnist"))
+
+
+def test_mnist_counts(mnist):
+    assert mnist.features.shape == (70000, 1, 28, 28)
+    assert mnist.held_out.sum() == 10000
+    train = mnist.labels.numpy()[~mnist.held_out]
+    assert np.bincount(train).tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
+
+
+def test_mnist_non_iid_as_in_the_papers(mnist):
+    settings = PartitionSettings(scheme="shard", clients=100, shard_size=300, test="held-out", test_samples=100)
+    population = share_out(mnist, settings, 1)
+    labels = mnist.labels.numpy()
+    assert len(population.clients) == 100
+    for client in population.clients:
+        assert (len(client.train), len(client.test), len(np.unique(client.test))) == (600, 100, 100)
+        seen = np.bincount(labels[client.train], minlength=10)
+        # Two shards of 300 touch at most two labels each.
+        assert np.count_nonzero(seen) <= 4
+        tested = np.bincount(labels[client.test], minlength=10)
+        assert np.abs(tested - seen / 6).max() < 1
+        assert not mnist.held_out[client.train].any()
+        assert mnist.held_out[client.test].all()
+    assert len(np.unique(np.concatenate([client.train for client in population.clients]))) == 60000
+
+
+def test_mnist_iid_as_in_the_papers(mnist):
+    settings = PartitionSettings(scheme="iid", clients=100, samples=600, test="held-out", test_samples=100)
+    population = share_out(mnist, settings, 1)
+    assert len(np.unique(np.concatenate([client.train for client in population.clients]))) == 60000
+    assert len(np.unique(np.concatenate([client.test for client in population.clients]))) == 10000
+    assert population.notes == ()
+
+
+def test_adafed_simulation_1_draws_with_overlap_and_says_so(mnist):
+    lines = [[0] * 10 for _ in range(5)]
+    for label in range(10):
+        lines[label // 2][label] = {0: 100, 5: 200}.get(label, 5500)
+    lines.append([500] * 10)
+    settings = PartitionSettings(scheme="table", table=lines, overlap=True, test="none", server="held-out")
+    population = share_out(mnist, settings, 1)
+    for line, client in zip(lines, population.clients, strict=True):
+        assert np.bincount(mnist.labels.numpy()[client.train], minlength=10).tolist() == line
+        assert len(np.unique(client.train)) == len(client.train)
+    assert population.notes[0] == "class 2: 6000 rows asked for, 5958 there: 42 drawn with overlap"
+    assert len(population.server) == 10000
+
+
+def test_adafed_simulation_3_has_two_liars(mnist):
+    table = [
+        [10, 0, 30, 10, 30, 50, 20, 20, 10, 10],
+        [10, 0, 0, 500, 100, 0, 0, 500, 100, 500],
+        [0, 0, 30, 500, 100, 150, 500, 0, 0, 500],
+        [0, 0, 30, 0, 100, 0, 500, 500, 100, 0],
+        [0, 10, 30, 500, 0, 0, 500, 500, 0, 500],
+        [0, 10, 10, 10, 10, 100, 10, 0, 10, 3000],
+    ]
+    copies = [
+        {"copy_of": "client-002", "share": 0.5, "stubborn": True},
+        {"copy_of": "client-003", "share": 1.0, "stubborn": True},
+    ]
+    settings = PartitionSettings(scheme="table", table=table, test="none", server="held-out", copies=copies)
+    population = share_out(mnist, settings, 1)
+    sizes = [len(client.train) for client in population.clients]
+    assert sizes == [190, 1710, 1780, 1230, 2040, 3160, 1780, 1230]
+    wrong = [
+        int((population.train_labels(client) != mnist.labels[client.train]).sum()) for client in population.clients
+    ]
+    assert wrong == [0] * 6 + [890, 1230]
+    assert population.stubborn == {"client-006", "client-007"}
+
+
+def test_mnist_by_writer(mnist):
+    if mnist.owners is None:
+        pytest.skip("needs mnist/mnist_writers.npz")
+    population = share_out(mnist, PartitionSettings(scheme="natural", server="held-out"), 1)
+    assert len(population.clients) == 539
+    assert sum(len(client.train) + len(client.test) for client in population.clients) == 60000
+
+
+def test_unipen_by_writer():
+    path = needed("unipen62/unipen62_28x28.npz")
+    dataset = load(DataSettings(source="npz", path=path))
+    assert (dataset.features.shape, dataset.classes) == ((34209, 1, 28, 28), 62)
+    population = share_out(dataset, PartitionSettings(scheme="natural", test_fraction=0.1), 1)
+    assert len(population.clients) == 300
+    assert population.names[:2] == ["writer-000", "writer-001"]
+
+
+def test_celeba_at_32_pixels():
+    path = needed("celeba/celeba_32.npz")
+    settings = DataSettings(source="npz", path=path, labels="Smiling", marks={"sharp": "not Blurry"})
+    dataset = load(settings)
+    assert (dataset.features.shape, dataset.classes) == ((1682, 3, 32, 32), 2)
+    assert len(share_out(dataset, PartitionSettings(scheme="natural", minimum=5), 1).clients) == 200
+    assert 0.9 < dataset.marks["sharp"].mean() < 1
+
+
+def test_celeba_at_64_pixels():
+    pytest.importorskip("PIL")
+    path = needed("celeba/celeba_64.zip")
+    dataset = load(DataSettings(source="images", path=path))
+    assert (dataset.features.shape, dataset.classes, dataset.notes) == ((7490, 3, 64, 64), 2, ())
+    population = share_out(dataset, PartitionSettings(scheme="natural", minimum=5), 1)
+    assert len(population.clients) == 1000
+    assert 0.46 < float(dataset.labels.float().mean()) < 0.48
