@@ -95,6 +95,10 @@ def test_in_memory_refuses_what_does_not_fit(arguments, message):
 def test_in_memory_refuses_too_few_classes_and_words_as_marks():
     with pytest.raises(UserError, match="expected classes 0 to 1"):
         in_memory([[1.0], [2.0]], [0, 2], classes=2)
+    with pytest.raises(
+        UserError, match="labels run up to 1000000000; expected classes 0 to at most 99999, or floating"
+    ):
+        in_memory([[1.0], [2.0]], [0, 10**9])
     with pytest.raises(UserError, match="held_out is of type"):
         in_memory([[1.0], [2.0]], [0, 1], held_out=["False", "True"])
 
@@ -261,15 +265,16 @@ def test_npz_regression(tmp_path):
     ("fields", "message"),
     [
         ({"labels": "why"}, "data.labels: found no 'why' in"),
-        ({"features": "X"}, "(did you mean 'x'?); allowed: x, y, writer"),
+        ({"features": "X"}, "(did you mean 'x'?); allowed: x, y, writer, site"),
         ({"owner": "user"}, "data.owner: found no 'user'"),
         ({"marks": {"sharp": "not Blurry"}}, "data.marks.sharp: found no 'Blurry'"),
         ({"labels": "x"}, "data.labels has shape (5, 2, 2)"),
+        ({"marks": {"sharp": "site"}}, "data.marks.sharp: 'site' of"),
         ({"classes": 2}, "labels run from 0 to 2; expected classes 0 to 1"),
     ],
 )
 def test_npz_names_what_is_missing(tmp_path, fields, message):
-    path = npz_file(tmp_path / "a.npz")
+    path = npz_file(tmp_path / "a.npz", site=np.array(["a", "b", "c", "d", "e"]))
     assert message in refused(DataSettings(source="npz", path=path, **fields))
 
 
@@ -460,7 +465,8 @@ def test_half_of_the_images_by_person(tmp_path):
         ({"labels": "smiling"}, "(did you mean 'Smiling'?)"),
         ({"owner": "person"}, "data.owner: found no 'person'"),
         ({"marks": {"sharp": "not Fuzzy"}}, "data.marks.sharp: found no 'Fuzzy'"),
-        ({"attributes": "nowhere.csv"}, "found no 'nowhere.csv'"),
+        ({"attributes": "nowhere.csv"}, "data.attributes: found no 'nowhere.csv'"),
+        ({"identities": "nowhere.txt"}, "data.identities: found no 'nowhere.txt'"),
     ],
 )
 def test_images_name_what_is_missing(tmp_path, fields, message):

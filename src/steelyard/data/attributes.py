@@ -48,9 +48,11 @@ class Table:
 
 def read_table(settings: DataSettings, images: Path) -> Table:
     """Return the attribute table of these images, joined with the file of identities where there is one."""
-    path = find(settings.attributes, ORIGIN) if settings.attributes else _beside(images)
+    path = find(settings.attributes, ORIGIN, field="attributes") if settings.attributes else _beside(images)
     frame = _read_csv(path) if ".csv" in path.suffixes else _read_celeba(path)
-    identities = settings.identities and find(settings.identities, "CelebA's identity_CelebA.txt, also as .gz")
+    identities = settings.identities and find(
+        settings.identities, "CelebA's identity_CelebA.txt, also as .gz", field="identities"
+    )
     if identities is None and "identity" not in frame.columns:
         identities = _first([path.parent / f"identity_CelebA.txt{packed}" for packed in ("", ".gz")])
     if identities is not None:

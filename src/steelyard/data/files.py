@@ -16,7 +16,7 @@ def search_folders() -> list[Path]:
     return [Path(), *([Path(named)] if named else []), Path("../shared/data")]
 
 
-def find(path: Path | None, expected: str, default: str = "") -> Path:
+def find(path: Path | None, expected: str, default: str = "", field: str = "path") -> Path:
     """Return where `path` exists; `expected` says what it should be and where a user gets it, for the error line.
 
     Without a path, `default` is the name to look for. It is not looked for in the working folder itself, where a
@@ -32,7 +32,7 @@ def find(path: Path | None, expected: str, default: str = "") -> Path:
         if place.exists():
             return place
     looked = ", ".join(str(place) for place in places)
-    raise UserError(f"data.path: found no '{path}' (looked at {looked}); expected {expected}")
+    raise UserError(f"data.{field}: found no '{path}' (looked at {looked}); expected {expected}")
 
 
 def read_bytes(path: Path) -> bytes:

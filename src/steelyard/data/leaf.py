@@ -69,6 +69,8 @@ def _users(path: Path) -> list[tuple[str, list[Any], list[Any]]]:
         raise UserError(f"{path}: names {len(users)} users with {len(counts)} num_samples; expected as many of each")
     found: list[tuple[str, list[Any], list[Any]]] = []
     for user, count in zip(cast("list[Any]", users), cast("list[Any]", counts), strict=True):
+        if not isinstance(user, str):
+            raise UserError(f"{path}: names user {user!r}; expected users as text")
         rows = cast("Mapping[str, Any]", data).get(user)
         inputs = rows.get("x") if isinstance(rows, Mapping) else None
         targets = rows.get("y") if isinstance(rows, Mapping) else None
@@ -78,7 +80,7 @@ def _users(path: Path) -> list[tuple[str, list[Any], list[Any]]]:
             raise UserError(
                 f"{path}: user '{user}' has {len(inputs)} x and {len(targets)} y; expected {count}, its num_samples"
             )
-        found.append((str(user), inputs, targets))
+        found.append((user, inputs, targets))
     return found
 
 
@@ -112,7 +114,7 @@ def _pictures(folder: Path, names: list[str], size: int) -> NDArray[np.uint8]:
 
 def _classes(folder: Path, labels: list[Any]) -> NDArray[np.int64]:
     whole = [int(label) if isinstance(label, float) and label.is_integer() else label for label in labels]
-    if not all(isinstance(label, int) for label in whole):
+    if not all(isinstance(label, int) and abs(label) < 2**31 for label in whole):
         raise UserError(
             f"{folder}: labels y such as {labels[0]!r} are not whole numbers; expected classes 0, 1, 2, ..."
         )

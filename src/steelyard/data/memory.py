@@ -12,6 +12,8 @@ from numpy.typing import ArrayLike, NDArray
 from steelyard.data.dataset import Dataset
 from steelyard.errors import UserError
 
+_MOST_CLASSES = 100_000
+
 
 def in_memory(
     features: torch.Tensor | ArrayLike,
@@ -77,6 +79,11 @@ def _labels(name: str, labels: torch.Tensor | ArrayLike, classes: int | None) ->
         return tensor, classes or 0
     least, most = int(tensor.min()), int(tensor.max())
     count = most + 1 if classes is None else classes
+    if count > _MOST_CLASSES:
+        raise UserError(
+            f"{name}: labels run up to {count - 1}; expected classes 0 to at most {_MOST_CLASSES - 1}, "
+            "or floating-point numbers for a regression"
+        )
     if least < 0 or most >= count:
         raise UserError(f"{name}: labels run from {least} to {most}; expected classes 0 to {count - 1}")
     return tensor, count

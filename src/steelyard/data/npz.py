@@ -82,8 +82,10 @@ def _column(path: Path, arrays: dict[str, NDArray[Any]], field: str, name: str) 
 
 def _mark(path: Path, arrays: dict[str, NDArray[Any]], mark: str, column: str) -> NDArray[np.float64]:
     inverted = column.startswith("not ")
-    values = _column(path, arrays, f"marks.{mark}", column.removeprefix("not ")) > 0
-    return (~values if inverted else values).astype(np.float64)
+    values = _column(path, arrays, f"marks.{mark}", column.removeprefix("not "))
+    if values.dtype.kind not in "biuf":
+        raise UserError(f"data.marks.{mark}: '{column}' of {path} is text; allowed: arrays of numbers")
+    return ((values > 0) != inverted).astype(np.float64)
 
 
 def _images(features: NDArray[Any]) -> NDArray[Any]:

@@ -40,7 +40,7 @@ def share_out(dataset: Dataset, settings: PartitionSettings, seed: int) -> Popul
     parts = _parts(dataset, settings, pool, seed)
     clients, notes = _with_tests(dataset, settings, parts, seed)
     clients, stubborn = _with_copies(dataset, settings, clients, seed)
-    if len(server) and any(np.isin(server, client.test).any() for client in clients):
+    if len(server) and np.isin(np.concatenate([client.test for client in clients]), server).any():
         notes = [*notes, "the server's test set and the clients' local test sets share rows"]
     clients = sorted(clients, key=lambda client: client.client)
     return Population(dataset, tuple(clients), server, tuple(notes), stubborn)

@@ -15,7 +15,7 @@ from steelyard.errors import UserError
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-_ATTEMPTS = 1000
+_ATTEMPTS = 300
 
 
 def apportion(shares: Floats | Ints, total: int) -> Ints:
