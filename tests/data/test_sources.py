@@ -418,6 +418,7 @@ def test_celeba_in_its_own_layout(tmp_path):
     assert dataset.owners is not None
     assert dataset.owners.tolist() == ["identity-007", "identity-007", "identity-012", "identity-012"]
     assert dataset.notes == ("1 of 5 rows of list_attr_celeba.txt have no image",)
+    assert share_out(dataset, PartitionSettings(scheme="natural"), 0).notes == dataset.notes
 
 
 def test_a_zip_of_images_with_a_csv(tmp_path):

@@ -68,7 +68,7 @@ class Population:
     """In ascending order of client id."""
     server: Rows
     notes: tuple[str, ...] = ()
-    """What the partition had to do that the user should know (clients dropped, draws with overlap)."""
+    """What reading and partition had to do that the user should know (people left out, draws with overlap)."""
     stubborn: frozenset[str] = frozenset()
     """Clients that ignore the model they receive and keep training their own (AdaFed, simulation 3)."""
 

@@ -43,7 +43,7 @@ def share_out(dataset: Dataset, settings: PartitionSettings, seed: int) -> Popul
     if len(server) and np.isin(np.concatenate([client.test for client in clients]), server).any():
         notes = [*notes, "the server's test set and the clients' local test sets share rows"]
     clients = sorted(clients, key=lambda client: client.client)
-    return Population(dataset, tuple(clients), server, tuple(notes), stubborn)
+    return Population(dataset, tuple(clients), server, (*dataset.notes, *notes), stubborn)
 
 
 def _check(dataset: Dataset, settings: PartitionSettings) -> None:
