@@ -1,0 +1,55 @@
+"""What all tests share: the real command line in a subprocess, and where the real data lie."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+
+CommandLine = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def cli_environment() -> dict[str, str]:
+    """The environment of a subprocess that runs this checkout's code."""
+    paths = [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path), "COLUMNS": "160"}
+
+
+@pytest.fixture
+def steelyard(tmp_path: Path) -> CommandLine:
+    """Run `steelyard ...` in a subprocess, in an empty folder; returns the completed process."""
+
+    def call(*arguments: str | Path, timeout: float = 240, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "steelyard", *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            cwd=cwd or tmp_path,
+            env=cli_environment(),
+            check=False,
+        )
+
+    return call
+
+
+@pytest.fixture
+def refused(steelyard: CommandLine) -> Callable[..., str]:
+    """Run a command that must be refused: exit code 2, one line, no traceback; returns the line."""
+
+    def call(*arguments: str | Path) -> str:
+        done = steelyard(*arguments)
+        assert done.returncode == 2, done.stderr
+        assert "Traceback" not in done.stderr
+        lines = done.stderr.strip().splitlines()
+        assert len(lines) == 1, done.stderr
+        return lines[0]
+
+    return call
