@@ -96,6 +96,8 @@ class RoundRecord:
     loss: LossState | None = None
     server_accuracy: float | None = None
     server_macro_f1: float | None = None
+    server_metrics: Mapping[str, float | list[float]] = field(default_factory=dict[str, "float | list[float]"])
+    """Further figures of the server's test of the new model: F1 of each class, errors of a regression."""
 
 
 class Recorder(Protocol):
@@ -123,3 +125,6 @@ class Plan:
     stop_at: tuple[float, float] | None = None
     """(target accuracy, share of devices): stop a federation once this share reaches the target."""
     detailed: bool = False
+    """Record right or wrong for every test sample in the last round."""
+    report: bool = False
+    """Test each new model on the server's reporting rows."""

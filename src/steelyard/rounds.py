@@ -15,11 +15,11 @@ import numpy as np
 import torch
 
 from steelyard import randomness
-from steelyard.clients.protocol import Clients, Server
+from steelyard.clients.protocol import Clients, ReportingServer, Server
 from steelyard.defence.validate import admit
 from steelyard.errors import UserError
 from steelyard.federation import Federation, Plan, Recorder, RoundRecord, RoundState
-from steelyard.messages import Evaluations, Question, Task, Updates
+from steelyard.messages import Evaluations, Question, ServerTest, Task, Updates
 from steelyard.weighing.criteria import CohortView, Criterion
 from steelyard.weighing.priorities import Order, OrderState
 from steelyard.weighing.weights import Weighing
@@ -137,6 +137,8 @@ class _Draft:
     tried: tuple[tuple[Order, float], ...] = ()
     tests: int = 0
     orders: OrderState | None = None
+    partial: bool = False
+    """True while the answer lacks what only the first candidate of a question gets."""
 
 
 def _weigh(
@@ -155,7 +157,9 @@ def _weigh(
         return _Draft(federation, state, updates, None, state.parameters, order, kept_old=True)
     raw = measure(criteria, updates, state.parameters, federation.seed, server)
     weighing = federation.rule.weigh(raw, order)
-    if weighing.uniform and federation.rule.settings.when_zero == "keep":
+    # A criterion that is 0 for everyone became 1/n each; when all are, no client showed any worth (AdaFed's p = 0).
+    worthless = weighing.uniform or len(weighing.all_zero) == len(weighing.criteria)
+    if worthless and federation.rule.settings.when_zero == "keep":
         return _Draft(federation, state, updates, weighing, state.parameters, order, kept_old=True)
     model = updates.payload.combine(state.parameters, weighing.weights)
     return _Draft(federation, state, updates, weighing, model, order)
@@ -206,6 +210,16 @@ def _evaluate(drafts: Sequence[_Draft], clients: Clients, round: int, *, detaile
     for draft in drafts:
         if draft.orders is None:
             _decide(draft, None, None)
+    _ask_again([draft for draft in drafts if draft.partial], clients, round, detailed=detailed)
+
+
+def _ask_again(drafts: Sequence[_Draft], clients: Clients, round: int, *, detailed: bool) -> None:
+    """Right or wrong per sample and further metrics come for the first candidate only: get them for the one kept."""
+    if not drafts:
+        return
+    questions = [Question(d.federation.name, d.federation.seed, round, d.model[None], detailed) for d in drafts]
+    for draft, answer in zip(drafts, clients.evaluate(questions), strict=True):
+        draft.answer = answer
 
 
 def _other_orders(draft: _Draft, accuracy: float, round: int) -> list[Order]:
@@ -218,12 +232,15 @@ def _decide(draft: _Draft, models: torch.Tensor | None, answer: Evaluations | No
     orders, accuracies = [order for order, _ in draft.tried], [accuracy for _, accuracy in draft.tried]
     decision = draft.federation.strategy.decide(draft.before.orders, orders, accuracies)
     draft.orders, draft.tests = decision.state, decision.tests
+    # Candidates are tested together; those that the strategy did not need are neither counted nor recorded.
+    draft.tried = draft.tried[: max(decision.tests, decision.chosen) + 1]
     if decision.chosen > 0 and models is not None and answer is not None and draft.weighing is not None:
         place = decision.chosen - 1
         draft.order = orders[decision.chosen]
         draft.model = models[place]
         draft.weighing = draft.federation.rule.weigh(draft.weighing.raw, draft.order)
         draft.answer = replace(answer, scores=answer.scores[place : place + 1], losses=answer.losses[place : place + 1])
+        draft.partial = place > 0 and (answer.right is not None or bool(answer.metrics))
 
 
 def _finish(draft: _Draft, server: Server, plan: Plan, seconds: float) -> tuple[RoundState, RoundRecord]:
@@ -232,6 +249,8 @@ def _finish(draft: _Draft, server: Server, plan: Plan, seconds: float) -> tuple[
     if federation.loss.adapts:
         test = server.test(federation.seed, draft.model[None])
         loss = federation.loss.after(before.loss, test)
+    if plan.report and isinstance(server, ReportingServer):
+        test = server.report(federation.seed, draft.model[None])
     answer = draft.answer
     accuracy = None if answer is None else float(answer.overall()[0])
     finished = plan.stop_at is not None and answer is not None and reached(answer.scores[0], *plan.stop_at)
@@ -251,10 +270,18 @@ def _finish(draft: _Draft, server: Server, plan: Plan, seconds: float) -> tuple[
         evaluations=answer,
         accuracy=accuracy,
         loss=before.loss,
-        server_accuracy=None if test is None else float(test.accuracy[0]),
+        server_accuracy=None if test is None or macro is None else float(test.accuracy[0]),
         server_macro_f1=macro,
+        server_metrics={} if test is None else _server_metrics(test),
     )
     return state, record
+
+
+def _server_metrics(test: ServerTest) -> dict[str, float | list[float]]:
+    metrics: dict[str, float | list[float]] = {name: float(values[0]) for name, values in test.errors.items()}
+    if test.f1.shape[1]:
+        metrics["f1"] = test.f1[0].tolist()
+    return metrics
 
 
 def reached(scores: np.ndarray, target: float, share: float) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -51,4 +51,13 @@ class Server(Protocol):
 
     def test(self, seed: int, models: torch.Tensor) -> ServerTest:
         """Test models [candidates, parameters] on the server's own test set."""
+        ...
+
+
+@runtime_checkable
+class ReportingServer(Server, Protocol):
+    """A server with rows that report on the combined model, apart from those that weigh clients."""
+
+    def report(self, seed: int, models: torch.Tensor) -> ServerTest:
+        """Test models [candidates, parameters] on the rows that only report."""
         ...

@@ -67,10 +67,13 @@ class Population:
     clients: tuple[ClientRows, ...]
     """In ascending order of client id."""
     server: Rows
+    """Rows on which the server weighs clients and adapts the loss."""
     notes: tuple[str, ...] = ()
     """What reading and partition had to do that the user should know (people left out, draws with overlap)."""
     stubborn: frozenset[str] = frozenset()
     """Clients that ignore the model they receive and keep training their own (AdaFed, simulation 3)."""
+    report: Rows = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """Rows on which the server reports how the combined model does; empty when only local test sets report."""
 
     @cached_property
     def by_name(self) -> dict[str, ClientRows]:

@@ -37,13 +37,14 @@ def share_out(dataset: Dataset, settings: PartitionSettings, seed: int) -> Popul
     seed = seed if settings.seed is None else settings.seed
     _check(dataset, settings)
     pool, server = _pool(dataset, settings, seed)
+    server, report = _report(server, settings, seed)
     parts = _parts(dataset, settings, pool, seed)
-    clients, notes = _with_tests(dataset, settings, parts, seed)
+    clients, notes = _with_tests(dataset, settings, parts, seed, server)
     clients, stubborn = _with_copies(dataset, settings, clients, seed)
     if len(server) and np.isin(np.concatenate([client.test for client in clients]), server).any():
         notes = [*notes, "the server's test set and the clients' local test sets share rows"]
     clients = sorted(clients, key=lambda client: client.client)
-    return Population(dataset, tuple(clients), server, (*dataset.notes, *notes), stubborn)
+    return Population(dataset, tuple(clients), server, (*dataset.notes, *notes), stubborn, report)
 
 
 def _check(dataset: Dataset, settings: PartitionSettings) -> None:
@@ -82,6 +83,19 @@ def _pool(dataset: Dataset, settings: PartitionSettings, seed: int) -> tuple[Row
         mixed = randomness.generator(seed, purpose="partition/server").permutation(pool)
         return np.sort(mixed[count:]), np.sort(mixed[:count])
     return pool, everything[:0]
+
+
+def _report(server: Rows, settings: PartitionSettings, seed: int) -> tuple[Rows, Rows]:
+    """Return the server's rows that weigh clients, and those that report."""
+    if settings.server_report == "same":
+        return server, server
+    if settings.server_report == "none":
+        return server, server[:0]
+    if len(server) < 2:
+        raise UserError(f"partition.server_report: got 'apart' with {len(server)} server rows; allowed: 2 rows or more")
+    mixed = randomness.generator(seed, purpose="partition/report").permutation(server)
+    half = len(server) // 2
+    return np.sort(mixed[:half]), np.sort(mixed[half:])
 
 
 def _parts(dataset: Dataset, settings: PartitionSettings, pool: Rows, seed: int) -> _Parts:
@@ -148,7 +162,7 @@ def _people(dataset: Dataset, settings: PartitionSettings, pool: Rows, chance: n
 
 
 def _with_tests(
-    dataset: Dataset, settings: PartitionSettings, parts: _Parts, seed: int
+    dataset: Dataset, settings: PartitionSettings, parts: _Parts, seed: int, server: Rows
 ) -> tuple[list[ClientRows], list[str]]:
     notes = parts.notes
     if settings.test == "local":
@@ -161,7 +175,8 @@ def _with_tests(
     if settings.test == "held-out" and settings.scheme == "given":
         tests = own_tests(dataset, parts.names)
     elif settings.test == "held-out":
-        tests, found = held_out_tests(dataset, settings, parts.rows, seed)
+        weighs = server if settings.server_report == "apart" else server[:0]
+        tests, found = held_out_tests(dataset, settings, parts.rows, seed, weighs)
         notes = [*notes, *found]
     clients = zip(parts.names, parts.rows, tests, strict=True)
     return [ClientRows(name, np.sort(rows), np.sort(test)) for name, rows, test in clients], notes

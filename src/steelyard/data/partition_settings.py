@@ -98,6 +98,10 @@ class PartitionSettings(Section):
     away before clients get theirs. Never a row that a client trains on."""
     server_fraction: Fraction = 0.1
     """server = fraction: share of the rows that the server keeps."""
+    server_report: Literal["none", "apart", "same"] = "none"
+    """Whether the server also reports on its rows. none: only local test sets report; apart: half of the server's rows
+    weigh clients and adapt the loss, the other half (and held-out local test sets, dealt from it) only report; same:
+    the rows that weigh also report, as AdaFed's authors do."""
     copies: tuple[CopySettings, ...] = ()
     """Further clients with the rows of another and wrong labels."""
     stubborn: tuple[str, ...] = ()
@@ -182,6 +186,10 @@ class PartitionSettings(Section):
                 "allowed: test = held-out or none"
             )
         refuse_misplaced(self, "server", {"server_fraction": ("fraction",)})
+        if self.server == "none" and self.server_report != "none":
+            raise ValueError(
+                f"server_report: got '{self.server_report}' with server 'none'; allowed with: held-out, fraction"
+            )
         if self.test != "held-out" and self.test_samples is not None:
             raise ValueError(f"test_samples: got {self.test_samples} with test '{self.test}'; allowed with: held-out")
         if self.scheme == "given" and self.test_samples is not None:

@@ -33,15 +33,16 @@ def own_tests(dataset: Dataset, names: list[str]) -> list[Rows]:
 
 
 def held_out_tests(
-    dataset: Dataset, settings: PartitionSettings, train: list[Rows], seed: int
+    dataset: Dataset, settings: PartitionSettings, train: list[Rows], seed: int, weighs: Rows
 ) -> tuple[list[Rows], list[str]]:
     """Deal each client a test set from the source's test part; also return notes on rows that serve two clients.
 
     Under iid, or with test_labels = all, the rows are dealt at random. Otherwise a client's test rows have the labels
     of its training rows in the same proportion (largest remainder). Rows go to one client only as long as they last.
+    The rows in `weighs` are left out: the server weighs on them.
     """
     assert dataset.held_out is not None
-    pool = np.flatnonzero(dataset.held_out).astype(np.int64)
+    pool = np.setdiff1d(np.flatnonzero(dataset.held_out).astype(np.int64), weighs)
     count = settings.test_samples or len(pool) // len(train)
     if not 1 <= count <= len(pool):
         raise UserError(

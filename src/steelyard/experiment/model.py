@@ -14,6 +14,7 @@ from steelyard.experiment.sections import BaseExperiment
 from steelyard.learning.models import ModelSettings
 from steelyard.learning.training import TrainingSettings
 from steelyard.weighing import criteria as registry
+from steelyard.weighing.rule import WeighingSettings
 
 if TYPE_CHECKING:
     from steelyard.clients.protocol import Clients, Server
@@ -51,10 +52,51 @@ class Experiment(BaseExperiment):
                 f"weighing.criteria: CB is for two classes, and data.source = '{self.data.source}' has not two; "
                 "allowed: data with two classes"
             )
-        if criterion.name.startswith("V") and criterion.measured_by == "server" and self.partition.server == "none":
+        if criterion.needs_test_set:
+            self._check_server(f"weighing.criteria: {criterion.name} is measured on the server's test set")
+        if criterion.name in ("VP", "VS", "VF") and self._regression:
             raise UserError(
-                f"weighing.criteria: {criterion.name} is measured on the server's test set, and partition.server = "
-                "'none' leaves it without one; allowed: partition.server = 'held-out' or 'fraction'"
+                f"weighing.criteria: {criterion.name} measures classes, and data.source = '{self.data.source}' is a "
+                "regression; allowed: VE"
+            )
+        if criterion.name == "VE" and not self._regression and self.data.source != "memory":
+            raise UserError(
+                f"weighing.criteria: VE measures the error of a regression, and data.source = '{self.data.source}' has "
+                "classes; allowed: VP, VS, VF"
+            )
+
+    def check_rule(self, rule: WeighingSettings) -> None:
+        """Refuse an adaptive loss that this data or partition cannot feed."""
+        if rule.loss is None:
+            return
+        self._check_server("weighing.loss: it adapts to the server's test set")
+        fits = "barron" if self._regression else "class-f1"
+        if rule.loss.adapt != fits and self.data.source != "memory":
+            raise UserError(
+                f"weighing.loss.adapt: got '{rule.loss.adapt}' with data.source = '{self.data.source}'; allowed: {fits}"
+            )
+        if rule.loss.adapt == "barron" and self.training.loss not in ("auto", "barron"):
+            raise UserError(
+                f"training.loss: got '{self.training.loss}' with weighing.loss.adapt = 'barron'; allowed: auto, barron"
+            )
+
+    @property
+    def _regression(self) -> bool:
+        return self.data.source == "diabetes" or self.data.task == "regression"
+
+    def _check_server(self, need: str) -> None:
+        """Refuse a server without rows of its own, or with rows that clients report on, unless the user says so."""
+        partition = self.partition
+        if partition.server == "none":
+            raise UserError(
+                f"{need}, and partition.server = 'none' leaves it without one; "
+                "allowed: partition.server = 'held-out' or 'fraction'"
+            )
+        if partition.server == "held-out" and partition.test == "held-out" and partition.server_report == "none":
+            raise UserError(
+                f"{need}, and partition.server and partition.test both take the held-out rows, so that the rows that "
+                "weigh would also report; allowed: partition.server_report = 'apart' (half weighs, half reports) or "
+                "'same' (as AdaFed's authors do), partition.server = 'fraction', or another partition.test"
             )
 
     def populations(self, dataset: Dataset | None = None) -> Callable[[int], Population]:

@@ -15,11 +15,13 @@ from typing import TYPE_CHECKING, Any
 from steelyard.errors import UserError
 from steelyard.experiment.loading import build, parse, to_toml
 from steelyard.experiment.sections import BaseExperiment
-from steelyard.federation import Federation, FixedLoss, Plan, RoundRecord, RoundState
+from steelyard.federation import Federation, FixedLoss, LossRule, Plan, RoundRecord, RoundState
 from steelyard.messages import LossState
 from steelyard.rounds import Progress, run_rounds
 from steelyard.runs.reader import History
 from steelyard.runs.store import Store, exists
+from steelyard.weighing.adjusting import strategy_of
+from steelyard.weighing.performance import BarronLoss, ClassF1Loss, LossSettings
 from steelyard.weighing.rule import Rule, WeighingSettings
 
 if TYPE_CHECKING:
@@ -66,9 +68,20 @@ def make_federation(
     experiment: BaseExperiment, name: str, settings: WeighingSettings, seed: int, *, several: bool = False
 ) -> Federation:
     """Make one federation from a rule and a seed; its name is the rule's, with the seed where there are several."""
+    full_name = f"{name}#{seed}" if several else name
+    loss = make_loss(experiment, settings.loss)
+    return Federation(full_name, name, seed, Rule(settings), strategy_of(settings.adjust), loss)
+
+
+def make_loss(experiment: BaseExperiment, settings: LossSettings | None) -> LossRule:
+    """Return what decides the clients' loss: the experiment's own every round, or one that adapts (AdaFed)."""
     training = getattr(experiment, "training", None)
-    loss = FixedLoss(LossState("auto" if training is None else training.loss))
-    return Federation(f"{name}#{seed}" if several else name, name, seed, Rule(settings), loss=loss)
+    name = "auto" if training is None else str(training.loss)
+    if settings is None:
+        return FixedLoss(LossState(name))
+    if settings.adapt == "class-f1":
+        return ClassF1Loss(name, settings.epsilon)
+    return BarronLoss(settings.scale, settings.adapt_scale, settings.lowest)
 
 
 def plan_of(experiment: BaseExperiment) -> Plan:
@@ -81,6 +94,7 @@ def plan_of(experiment: BaseExperiment) -> Plan:
         evaluate_every=rounds.evaluate_every,
         stop_at=(rounds.target, rounds.share) if rounds.stop_at_target else None,
         detailed=rounds.samples,
+        report=getattr(getattr(experiment, "partition", None), "server_report", "none") != "none",
     )
 
 

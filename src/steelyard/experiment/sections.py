@@ -86,10 +86,21 @@ class BaseExperiment(Section):
                 plugins.load_module(place)
             for name in rule.criteria:
                 self.check_criterion(registry.get(name))
+            if rule.adjust is not None and self.rounds.evaluate_every != 1:
+                raise UserError(
+                    f"rounds.evaluate_every: got {self.rounds.evaluate_every} with weighing.adjust, which compares "
+                    "each round with the last; allowed: 1"
+                )
+            self.check_rule(rule)
         return self
 
     def check_criterion(self, criterion: registry.Criterion) -> None:
         """Refuse a criterion that this kind of experiment cannot measure; called for each before any data is read."""
+
+    def check_rule(self, rule: WeighingSettings) -> None:
+        """Refuse a rule that this kind of experiment cannot follow; called for each before any data is read."""
+        if rule.loss is not None:
+            raise UserError("weighing.loss: given, but the loss of this kind of experiment is fixed; allowed: nothing")
 
     def rules(self) -> dict[str, WeighingSettings]:
         """Return all rules of this run by name, the main one first."""

@@ -55,7 +55,7 @@ class History:
         """One row per rule, seed and round; round 0 is the first model before any training."""
         return self._read(
             "SELECT f.rule, f.seed, r.round, accuracy, priority, tried, tests, cohort, answered, kept_old, "
-            "zero_criteria, zero_scores, loss, server_accuracy, server_macro_f1, seconds "
+            "zero_criteria, zero_scores, loss, server_accuracy, server_macro_f1, server_metrics, seconds "
             "FROM rounds r JOIN federations f ON f.id = r.federation ORDER BY f.id, r.round"
         )
 

@@ -30,6 +30,7 @@ CREATE TABLE IF NOT EXISTS rounds (
     zero_scores INTEGER NOT NULL,-- 1: all scores were 0, weights are uniform for that reason
     loss TEXT NOT NULL,          -- JSON: the loss the clients used
     server_accuracy REAL, server_macro_f1 REAL,
+    server_metrics TEXT,         -- JSON: f1 per class, or mape, mae, rmse, on the server's test set
     seconds REAL NOT NULL,
     PRIMARY KEY (federation, round)
 ) WITHOUT ROWID;

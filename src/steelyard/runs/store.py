@@ -125,7 +125,7 @@ class Store:
         asked = 0 if updates is None else answered + len({failure.client for failure in updates.failures})
         tried = [[show_priority(order, criteria), accuracy] for order, accuracy in record.tried]
         self._db.execute(
-            "INSERT OR REPLACE INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT OR REPLACE INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 federation,
                 record.round,
@@ -141,6 +141,7 @@ class Store:
                 json.dumps({} if record.loss is None else asdict(record.loss)),
                 record.server_accuracy,
                 record.server_macro_f1,
+                json.dumps(record.server_metrics) if record.server_metrics else None,
                 record.seconds,
             ),
         )

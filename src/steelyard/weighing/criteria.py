@@ -1,7 +1,8 @@
 """Criteria: raw measures of a client's worth, each saying who takes it and what it is about.
 
 A criterion that the client measures is believed as sent (after a check of its range); one that the server measures
-cannot be lied about. The built-in ones are those of SPEC §2: DS, LD, CB, IS on the client, MD and VP on the server.
+cannot be lied about. The built-in ones: DS, LD, CB, IS on the client, MD on the server; AdaFed's
+measured performance (VP and its kin, on the server) is in `performance`.
 A criterion of your own is one decorated function:
 
     @client_criterion("BT", about="device", description="battery level")
@@ -80,6 +81,8 @@ class Criterion:
     """Largest raw value that can be true; a client that sends more is refused. The smallest is always 0."""
     needs_models: bool = False
     """Whether the server must see single models; secure aggregation hides them."""
+    needs_test_set: bool = False
+    """Whether the server must hold a test set of its own to measure it."""
 
     def on_client(self, local: LocalData) -> float:
         """Take a client-side measure as a number; booleans become 0 or 1."""
@@ -117,13 +120,18 @@ def client_criterion(
 
 
 def server_criterion(
-    name: str, *, about: About = "model", description: str = "", needs_models: bool = True
+    name: str,
+    *,
+    about: About = "model",
+    description: str = "",
+    needs_models: bool = True,
+    needs_test_set: bool = False,
 ) -> Callable[[Callable[[CohortView], Floats]], Callable[[CohortView], Floats]]:
     """Register a function of CohortView as a criterion that the server measures, so that no client can lie about it."""
 
     def register(measure: Callable[[CohortView], Floats]) -> Callable[[CohortView], Floats]:
         text = description or (measure.__doc__ or name).strip().splitlines()[0]
-        add(Criterion(name, "server", about, text, measure, None, needs_models))
+        add(Criterion(name, "server", about, text, measure, None, needs_models, needs_test_set))
         return measure
 
     return register
@@ -142,8 +150,9 @@ def add(criterion: Criterion) -> None:
 
 def known() -> dict[str, Criterion]:
     """Return all registered criteria by name: built in, from entry points, from loaded scripts."""
-    from steelyard.weighing.plugins import load_entry_points
+    from steelyard.weighing.plugins import load_entry_points, load_module
 
+    load_module("steelyard.weighing.performance")  # registers VP and its kin
     load_entry_points()
     return dict(_registry)
 
@@ -189,9 +198,3 @@ def image_sharpness(local: LocalData) -> float:
 def model_divergence(view: CohortView) -> Floats:
     """1 / √(‖Θ − Θ_a‖₂ + 1), the norm over all parameters together (papers 000, 003)."""
     return 1.0 / np.sqrt(view.divergence + 1.0)
-
-
-@server_criterion("VP", description="validation performance: accuracy on the server's test set")
-def validation_performance(view: CohortView) -> Floats:
-    """Accuracy of the client's model on the server's test set (paper 001)."""
-    return view.validation.accuracy

@@ -14,6 +14,8 @@ from steelyard.settings import Section
 from steelyard.weighing import capacity as capacities
 from steelyard.weighing import criteria as registry
 from steelyard.weighing import plugins, scores
+from steelyard.weighing.adjusting import AdjustSettings
+from steelyard.weighing.performance import LossSettings
 from steelyard.weighing.weights import Weighing, normalise, to_weights
 
 ScoreName = Literal["prioritized", "mean", "weighted-mean", "owa", "choquet", "product", "power"]
@@ -50,6 +52,12 @@ class WeighingSettings(Section):
     """When all scores of a cohort are 0: weigh all clients alike, or keep the old model (as AdaFed does)."""
     plugins: tuple[str, ...] = ()
     """Python files or modules that define criteria of your own; loaded before the criteria are looked up."""
+    name: str | None = Field(default=None, pattern=r"^[^#\s][^#]*$")
+    """What the rule is called in tables; default: by what it does, such as "DS>LD>MD" or "online(DS>LD>MD)"."""
+    adjust: AdjustSettings | None = None
+    """For prioritized: find the order while the federation learns; default: the order stays fixed."""
+    loss: LossSettings | None = None
+    """AdaFed: let the clients' loss adapt between rounds; default: the same loss every round."""
 
     @field_validator("score", mode="before")
     @classmethod
@@ -63,6 +71,11 @@ class WeighingSettings(Section):
         for name, allowed in _PARAMETERS.items():
             if getattr(self, name) is not None and self.score not in allowed:
                 raise UserError(f"{name}: given with score = '{self.score}'; allowed only with {listed(allowed)}")
+        if self.adjust is not None and (self.score != "prioritized" or len(self.criteria) < 2):
+            raise UserError(
+                f"adjust: given with score = '{self.score}' and {len(self.criteria)} criteria; "
+                "allowed only with prioritized and two criteria or more, since it changes their order"
+            )
         self.order()
         self.score_function()
         return self
@@ -131,10 +144,22 @@ def show_priority(order: Sequence[int], criteria: Sequence[str]) -> str:
 
 
 def label(settings: WeighingSettings) -> str:
-    """Name a rule by what it does: "DS>LD>MD", "mean(DS,LD)", "DS"; use it where the user gave no name."""
+    """Name a rule by what it does, unless the user named it.
+
+    "DS", "DS>LD>MD", "mean(DS,LD)", "online(DS>LD>MD)", "online(DS>LD>MD)@20" with a budget, "VP+class-f1".
+    """
+    if settings.name is not None:
+        return settings.name
     if settings.score == "prioritized" or (len(settings.criteria) == 1 and settings.score != "power"):
-        return show_priority(settings.order(), settings.criteria)
-    return f"{settings.score}({','.join(settings.criteria)})"
+        text = show_priority(settings.order(), settings.criteria)
+    elif settings.score == "power" and settings.power not in (None, 1):
+        text = f"power({','.join(settings.criteria)})^{settings.power:g}"
+    else:
+        text = f"{settings.score}({','.join(settings.criteria)})"
+    if settings.adjust is not None:
+        limit = "" if settings.adjust.budget is None else f"@{settings.adjust.budget}"
+        text = f"{settings.adjust.strategy}({text}){limit}"
+    return text if settings.loss is None else f"{text}+{settings.loss.adapt}"
 
 
 class Rule:

@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from steelyard.clients.local.clients import LocalClients
+from steelyard.data.dataset import Rows
 from steelyard.errors import UserError
 from steelyard.learning import evaluation
 from steelyard.learning.models import build
@@ -27,13 +28,19 @@ class LocalServer:
         return Layout.of(module).read(module).to(room.device)
 
     def test(self, seed: int, models: torch.Tensor) -> ServerTest:
-        """Test models [candidates, parameters] on the rows that the server holds."""
+        """Test models [candidates, parameters] on the rows on which the server weighs."""
+        return self._judge(seed, models, self.clients.room.stock(seed).population.server)
+
+    def report(self, seed: int, models: torch.Tensor) -> ServerTest:
+        """Test models [candidates, parameters] on the rows on which the server reports."""
+        return self._judge(seed, models, self.clients.room.stock(seed).population.report)
+
+    def _judge(self, seed: int, models: torch.Tensor, held: Rows) -> ServerTest:
         room = self.clients.room
         stock = room.stock(seed)
-        held = stock.population.server
         if not len(held):
             raise UserError(
-                "data: the server holds no test samples; allowed: a source or partition with a server test set"
+                "partition.server: the server holds no test samples; allowed: held-out or fraction, with rows in it"
             )
         rows = torch.from_numpy(np.asarray(held, dtype=np.int64)).to(room.device)
         loss = room.loss(LossState(room.training.loss))

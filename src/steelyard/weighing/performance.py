@@ -1,0 +1,141 @@
+"""AdaFed (paper 001): measured performance as a criterion, and a loss that adapts to where the model still fails.
+
+The criteria here are measured by the server on its own test set, so a client cannot lie about them; they combine with
+all others and with priorities. Which rows the server weighs on and which it reports on is the partition's matter.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from steelyard.errors import UserError
+from steelyard.messages import Floats, LossState, ServerTest
+from steelyard.settings import Section
+from steelyard.weighing.criteria import CohortView, server_criterion
+
+
+def _classified(name: str, view: CohortView) -> ServerTest:
+    test = view.validation
+    if test.f1.shape[1] == 0:
+        raise UserError(f"criterion {name}: measures classes, and this is a regression; allowed: VE")
+    return test
+
+
+@server_criterion("VP", description="validation performance: accuracy on the server's test set", needs_test_set=True)
+def validation_performance(view: CohortView) -> Floats:
+    """Accuracy of the client's model on the server's test set: p_i of simulations 2 and 3 (paper 001)."""
+    return _classified("VP", view).accuracy
+
+
+@server_criterion("VS", description="accuracy on the server's test set times number of samples", needs_test_set=True)
+def validation_times_size(view: CohortView) -> Floats:
+    """p_i = accuracy_i × #training-data_i, as in simulation 1 (paper 001, §4.0.1)."""
+    return _classified("VS", view).accuracy * view.samples
+
+
+@server_criterion("VF", description="macro F1 on the server's test set", needs_test_set=True)
+def validation_macro_f1(view: CohortView) -> Floats:
+    """Mean over classes of F1 on the server's test set; use it where rare classes matter (paper 001, §3.1)."""
+    return _classified("VF", view).f1.mean(axis=1)
+
+
+@server_criterion("VE", description="regression: 1/(1 + MAPE) on the server's test set", needs_test_set=True)
+def validation_error(view: CohortView) -> Floats:
+    """1 / (1 + MAPE): falls as the mean absolute percentage error grows (paper 001, §3.2)."""
+    errors = view.validation.errors
+    if "mape" not in errors:
+        raise UserError("criterion VE: measures the error of a regression, and this data has classes; allowed: VP, VF")
+    mape = np.nan_to_num(np.asarray(errors["mape"], dtype=np.float64), nan=np.inf)
+    return 1.0 / (1.0 + mape)
+
+
+class LossSettings(Section):
+    """[weighing.loss]: the loss adapts between rounds to how the new model does on the server's test set (AdaFed)."""
+
+    adapt: Literal["class-f1", "barron"] = "class-f1"
+    """class-f1: each class counts κ_c = 1/(F1_c + ε); barron: regression with Barron's general loss, whose shape α goes
+    down as the errors get heavier tails."""
+    epsilon: float = Field(default=0.1, gt=0)
+    """class-f1: ε, which bounds κ by 1/ε."""
+    scale: float = Field(default=1.0, gt=0)
+    """barron: scale c of the first round: the size of an error that is not yet an outlier."""
+    adapt_scale: bool = False
+    """barron: whether c follows the errors too (c = √(π/2)·MAE, the deviation of normal errors with that mean)."""
+    lowest: float = Field(default=-2.0, ge=-10, le=2)
+    """barron: the least α; 2 is the squared error, 1 Charbonnier, 0 Cauchy, -2 Geman-McClure."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> LossSettings:
+        for name in ("scale", "adapt_scale", "lowest"):
+            if self.adapt != "barron" and getattr(self, name) != type(self).model_fields[name].default:
+                raise UserError(f"{name}: given with adapt = '{self.adapt}'; allowed only with barron")
+        if self.adapt != "class-f1" and self.epsilon != 0.1:
+            raise UserError(f"epsilon: given with adapt = '{self.adapt}'; allowed only with class-f1")
+        return self
+
+
+def class_weights(f1: Floats, epsilon: float = 0.1) -> Floats:
+    """κ_c = 1 / (F1_c + ε) (paper 001, §3.1): F1 = 0 gives 10, F1 = 1 gives .909091 with ε = 0.1."""
+    return 1.0 / (np.asarray(f1, dtype=np.float64) + epsilon)
+
+
+@dataclass(frozen=True)
+class ClassF1Loss:
+    """Cross-entropy whose class weights κ_c grow where the new model's F1 is low; the first round has κ = 1."""
+
+    name: str = "auto"
+    epsilon: float = 0.1
+    adapts: bool = True
+
+    def first(self) -> LossState:
+        return LossState(self.name)
+
+    def after(self, loss: LossState, test: ServerTest) -> LossState:
+        if test.f1.shape[1] == 0:
+            raise UserError("weighing.loss.adapt: got 'class-f1' for a regression; allowed: barron")
+        return LossState(self.name, tuple(class_weights(test.f1[0], self.epsilon).tolist()))
+
+
+NORMAL_RATIO = math.sqrt(math.pi / 2)
+"""RMSE / MAE of normal errors."""
+LAPLACE_RATIO = math.sqrt(2)
+"""RMSE / MAE of Laplace errors."""
+
+
+def barron_shape(rmse: float, mae: float, lowest: float = -2.0) -> float:
+    """Choose Barron's α from how heavy the tails of the errors are: a straight line in RMSE/MAE, cut to [lowest, 2].
+
+    Normal errors (RMSE/MAE = √(π/2)) want the squared error, α = 2; Laplace errors (√2) want α = 1, which is linear
+    far out; heavier tails go on down. Without errors (MAE 0) there are no tails: α = 2.
+    """
+    if not (math.isfinite(rmse) and math.isfinite(mae)) or mae <= 0:
+        return 2.0
+    heaviness = (rmse / mae - NORMAL_RATIO) / (LAPLACE_RATIO - NORMAL_RATIO)
+    return min(2.0, max(lowest, 2.0 - heaviness))
+
+
+@dataclass(frozen=True)
+class BarronLoss:
+    """Barron's general robust loss for regression; shape α and, if asked, scale c follow the new model's errors."""
+
+    scale: float = 1.0
+    adapt_scale: bool = False
+    lowest: float = -2.0
+    adapts: bool = True
+
+    def first(self) -> LossState:
+        return LossState("barron", shape=2.0, scale=self.scale)
+
+    def after(self, loss: LossState, test: ServerTest) -> LossState:
+        if "mae" not in test.errors:
+            raise UserError("weighing.loss.adapt: got 'barron' for classes; allowed: class-f1")
+        rmse, mae = float(test.errors["rmse"][0]), float(test.errors["mae"][0])
+        scale = self.scale
+        if self.adapt_scale and math.isfinite(mae) and mae > 0:
+            scale = NORMAL_RATIO * mae
+        return LossState("barron", shape=barron_shape(rmse, mae, self.lowest), scale=scale)

@@ -1,0 +1,124 @@
+"""AdaFed's criteria and adaptive losses, with the numbers of SPEC §5."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from steelyard.errors import UserError
+from steelyard.messages import LossState, ServerTest
+from steelyard.weighing import criteria as registry
+from steelyard.weighing.criteria import CohortView
+from steelyard.weighing.performance import BarronLoss, ClassF1Loss, LossSettings, barron_shape, class_weights
+from steelyard.weighing.rule import Rule, WeighingSettings, label
+
+TEST = ServerTest(np.array([0.5, 0.25, 0.0]), np.array([[0.6, 0.2], [0.4, 0.0], [0.0, 0.0]]))
+REGRESSION = ServerTest(np.zeros(2), np.zeros((2, 0)), {"mape": np.array([0.25, 3.0])})
+
+
+def view(test: ServerTest) -> CohortView:
+    return CohortView(np.array([100, 300, 50])[: len(test.accuracy)], lambda: np.zeros(3), lambda: test)
+
+
+def test_performance_is_measured_by_the_server_on_its_own_test_set():
+    for name in ("VP", "VS", "VF", "VE"):
+        criterion = registry.get(name)
+        assert criterion.measured_by == "server"
+        assert criterion.needs_test_set
+        assert criterion.needs_models
+
+
+def test_accuracy_times_size_macro_f1_and_error():
+    assert registry.get("VP").on_server(view(TEST)).tolist() == [0.5, 0.25, 0.0]
+    assert registry.get("VS").on_server(view(TEST)).tolist() == [50.0, 75.0, 0.0]
+    assert registry.get("VF").on_server(view(TEST)) == pytest.approx([0.4, 0.2, 0.0])
+    assert registry.get("VE").on_server(view(REGRESSION)) == pytest.approx([0.8, 0.25])
+
+
+def test_a_criterion_for_classes_refuses_a_regression_and_the_other_way_round():
+    with pytest.raises(UserError, match="criterion VP: measures classes"):
+        registry.get("VP").on_server(view(REGRESSION))
+    with pytest.raises(UserError, match="criterion VE"):
+        registry.get("VE").on_server(view(TEST))
+
+
+def test_powers_of_accuracy_sharpen_the_weights_whatever_the_normalisation():
+    raw = np.array([[0.9], [0.6], [0.3]])
+    for power, expected in ((1, [0.5, 1 / 3, 1 / 6]), (2, [9 / 14, 4 / 14, 1 / 14]), (3, [27 / 36, 8 / 36, 1 / 36])):
+        rule = Rule(WeighingSettings(criteria=("VP",), score="power", power=power))
+        assert rule.weigh(raw).weights == pytest.approx(expected)
+
+
+def test_performance_joins_priorities_with_other_criteria():
+    rule = Rule(WeighingSettings(criteria=("VP", "DS")))
+    # VP .75 .25, DS .2 .8: f = .75 + .75·.2 = .9 and .25 + .25·.8 = .45.
+    assert rule.weigh(np.array([[0.6, 10], [0.2, 40]])).weights == pytest.approx([2 / 3, 1 / 3])
+
+
+def test_class_weights_of_the_paper():
+    assert class_weights(np.array([0.0, 1.0, 0.4])) == pytest.approx([10.0, 0.909091, 2.0], abs=1e-6)
+
+
+def test_the_loss_starts_with_equal_classes_and_follows_f1():
+    rule = ClassF1Loss("auto", 0.1)
+    assert rule.adapts
+    assert rule.first() == LossState("auto", None)
+    after = rule.after(rule.first(), TEST)
+    assert after.class_weights == pytest.approx((1 / 0.7, 1 / 0.3))
+    with pytest.raises(UserError, match="barron"):
+        rule.after(after, REGRESSION)
+
+
+def test_barron_shape_follows_the_tails():
+    assert barron_shape(math.sqrt(math.pi / 2), 1.0) == pytest.approx(2.0)
+    assert barron_shape(math.sqrt(2), 1.0) == pytest.approx(1.0)
+    assert barron_shape(1.0, 1.0) == 2.0
+    assert barron_shape(5.0, 1.0) == -2.0
+    assert barron_shape(5.0, 1.0, lowest=0.0) == 0.0
+    assert barron_shape(0.0, 0.0) == 2.0
+    assert barron_shape(math.nan, 1.0) == 2.0
+
+
+def test_barron_loss_adapts_shape_and_if_asked_scale():
+    test = ServerTest(np.zeros(1), np.zeros((1, 0)), {"rmse": np.array([math.sqrt(2) * 40]), "mae": np.array([40.0])})
+    fixed = BarronLoss(scale=30.0)
+    assert fixed.first() == LossState("barron", None, 2.0, 30.0)
+    after = fixed.after(fixed.first(), test)
+    assert (after.name, after.scale) == ("barron", 30.0)
+    assert after.shape == pytest.approx(1.0)
+    moving = BarronLoss(scale=30.0, adapt_scale=True).after(fixed.first(), test)
+    assert moving.scale == pytest.approx(40 * math.sqrt(math.pi / 2))
+    with pytest.raises(UserError, match="class-f1"):
+        fixed.after(after, TEST)
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [({"adapt": "class-f1", "scale": 3.0}, "scale"), ({"adapt": "barron", "epsilon": 0.2}, "epsilon")],
+)
+def test_a_parameter_of_the_other_loss_is_refused(given, named):
+    with pytest.raises(ValueError, match=named):
+        LossSettings(**given)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"criteria": ["DS"]}, "DS"),
+        ({"criteria": ["DS", "LD", "MD"], "priority": "LD>DS>MD", "adjust": {}}, "online(LD>DS>MD)"),
+        ({"criteria": ["DS", "LD"], "adjust": {"strategy": "bandit", "budget": 7}}, "bandit(DS>LD)@7"),
+        ({"criteria": ["VP"], "loss": {}}, "VP+class-f1"),
+        ({"criteria": ["VP"], "score": "power", "power": 2}, "power(VP)^2"),
+        ({"criteria": ["VP"], "loss": {}, "name": "AdaFed"}, "AdaFed"),
+    ],
+)
+def test_rules_are_named_by_what_they_do(given, expected):
+    assert label(WeighingSettings.model_validate(given)) == expected
+
+
+@pytest.mark.parametrize("given", [{"criteria": ["DS"]}, {"criteria": ["DS", "LD"], "score": "mean"}])
+def test_adjusting_needs_an_order_to_adjust(given):
+    with pytest.raises(ValueError, match="adjust: given with score"):
+        WeighingSettings.model_validate({**given, "adjust": {}})
