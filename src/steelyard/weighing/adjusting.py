@@ -95,7 +95,7 @@ class OnlineOrder:
 
 @dataclass(frozen=True)
 class GreedyOrder:
-    """Test every order in every round and keep the best: what re-ordering can give at most, for m! − 1 tests a round."""
+    """Test every order in every round and keep the best: the most that re-ordering gives, for m! − 1 tests a round."""
 
     def others(self, state: OrderState, accuracy: float, seed: int, round: int) -> Sequence[Order]:
         return other_orders(state.order)
