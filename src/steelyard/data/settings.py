@@ -25,12 +25,22 @@ def check_together(data: DataSettings, partition: PartitionSettings) -> None:
             hint = "local, none" if field == "test" else "fraction, none"
             refuse(field, value, f"{hint} (the source has no test part of its own)")
     if partition.scheme == "given" and data.source not in ("leaf", "npz", "memory"):
-        refuse("scheme", partition.scheme, "any other (the source does not split its users' rows)")
+        refuse(
+            "scheme",
+            partition.scheme,
+            "iid, shard, dirichlet, natural, table (the source does not split its users' rows)",
+        )
     if partition.scheme == "natural" and data.source not in _OWNED:
-        refuse("scheme", partition.scheme, "any other (the source does not know whose rows they are)")
+        refuse(
+            "scheme", partition.scheme, "iid, shard, dirichlet, table (the source does not know whose rows they are)"
+        )
     if data.source == "diabetes" or data.task == "regression":
         if partition.scheme in ("dirichlet", "table"):
-            refuse("scheme", partition.scheme, "iid, shard, natural (a regression has no classes)")
+            refuse(
+                "scheme",
+                partition.scheme,
+                "iid, shard, or natural where the source knows people (a regression has no classes)",
+            )
         if partition.copies:
             refuse("copies", len(partition.copies), "none (a regression has no wrong classes)")
     classes = _CLASSES.get(data.source)
