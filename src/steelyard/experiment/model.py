@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import model_validator
@@ -17,6 +17,7 @@ from steelyard.weighing import criteria as registry
 from steelyard.weighing.rule import WeighingSettings
 
 if TYPE_CHECKING:
+    from steelyard.clients.place import Hosted, Place
     from steelyard.clients.protocol import Clients, Server
     from steelyard.data.dataset import Dataset, Population
 
@@ -106,11 +107,33 @@ class Experiment(BaseExperiment):
         samples = load(self.data) if dataset is None else dataset
         return lambda seed: share_out(samples, self.partition, seed)
 
+    def criteria(self) -> list[registry.Criterion]:
+        """Return the criteria of all rules, each once."""
+        return [
+            registry.get(name) for name in dict.fromkeys(n for rule in self.rules().values() for n in rule.criteria)
+        ]
+
     def assemble(self, dataset: Dataset | None = None) -> tuple[Clients, Server]:
         """Read the data and build simulated clients and their server."""
         from steelyard.clients.local import LocalClients, LocalServer
 
-        wanted = dict.fromkeys(name for rule in self.rules().values() for name in rule.criteria)
-        criteria = [registry.get(name) for name in wanted]
-        clients = LocalClients(self.populations(dataset), self.model, self.training, self.compute, criteria)
+        clients = LocalClients(self.populations(dataset), self.model, self.training, self.compute, self.criteria())
         return clients, LocalServer(clients)
+
+    def on_node(self, place: Place) -> Hosted:
+        """Build the clients that live on one node: their part of the data set, or the node's own file."""
+        from steelyard.experiment.across import host
+
+        return host(self, place)
+
+    def at_server(self, about: Mapping[str, int | list[int]]) -> Server:
+        """Build the server; it reads data only where the partition gives it a test set of its own."""
+        from steelyard.experiment.across import FarServer
+
+        return self.assemble()[1] if self.partition.server != "none" else FarServer(self.model, about)
+
+    @property
+    def score_range(self) -> tuple[float, float] | None:
+        """Accuracy lies between 0 and 1; the score of a regression is minus an error."""
+        regression = self.data.task == "regression" or self.data.source == "diabetes"
+        return None if regression else (0.0, 1.0)

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from steelyard.clients.protocol import Clients, Server
     from steelyard.data.dataset import Dataset
 
+Assembly = Callable[[], "tuple[Clients, Server]"]
+
 DESCRIPTION = "experiment.toml"
 _LIBRARIES = ("torch", "numpy", "scipy", "scikit-learn", "pydantic", "safetensors", "flwr")
 
@@ -125,10 +127,11 @@ def run(
     seeds: Sequence[int] | None = None,
     dataset: Dataset | None = None,
     progress: bool | Progress = False,
+    assemble: Assembly | None = None,
 ) -> Result:
-    """Run an experiment from the start into a new folder."""
+    """Run an experiment from the start into a new folder; `assemble` brings clients of another kind than simulated."""
     folder = new_folder(experiment, out)
-    clients, server = experiment.assemble(dataset)
+    clients, server = experiment.assemble(dataset) if assemble is None else assemble()
     store = Store(folder, experiment.store.checkpoint_every)
     try:
         (folder / DESCRIPTION).write_text(to_toml(experiment), encoding="utf-8")
@@ -139,7 +142,13 @@ def run(
         store.close()
 
 
-def resume(folder: str | Path, *, dataset: Dataset | None = None, progress: bool | Progress = False) -> Result:
+def resume(
+    folder: str | Path,
+    *,
+    dataset: Dataset | None = None,
+    progress: bool | Progress = False,
+    assemble: Assembly | None = None,
+) -> Result:
     """Go on with a run that was stopped or killed, from its last whole checkpoint, to the same bits."""
     folder = Path(folder)
     history = History(folder)
@@ -153,7 +162,7 @@ def resume(folder: str | Path, *, dataset: Dataset | None = None, progress: bool
     if choice and "compute" in type(experiment).model_fields:
         compute = {**experiment.model_dump(mode="json", exclude_none=True)["compute"], "engine": choice}
         experiment = build({**experiment.model_dump(mode="json", exclude_none=True), "compute": compute})
-    clients, server = experiment.assemble(dataset)
+    clients, server = experiment.assemble(dataset) if assemble is None else assemble()
     store = Store(folder, experiment.store.checkpoint_every)
     try:
         return _go(experiment, folder, store, clients, server, seeds, progress)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from pydantic import Field, model_validator
 
+from steelyard.clients.flower.settings import FederateSettings
 from steelyard.errors import UserError
 from steelyard.settings import Section
 from steelyard.weighing import criteria as registry
@@ -15,6 +16,7 @@ from steelyard.weighing import plugins
 from steelyard.weighing.rule import WeighingSettings, label
 
 if TYPE_CHECKING:
+    from steelyard.clients.place import Hosted, Place
     from steelyard.clients.protocol import Clients, Server
     from steelyard.data.dataset import Dataset
     from steelyard.experiment.running import Result
@@ -75,6 +77,7 @@ class BaseExperiment(Section):
     beside: dict[str, WeighingSettings] = Field(default_factory=dict)
     """Further rules, by name, that run on the same cohorts and the same first model, for comparison."""
     store: StoreSettings = StoreSettings()
+    federate: FederateSettings = FederateSettings()
 
     @model_validator(mode="after")
     def _rules(self) -> BaseExperiment:
@@ -109,6 +112,19 @@ class BaseExperiment(Section):
     def assemble(self, dataset: Dataset | None = None) -> tuple[Clients, Server]:
         """Read the data and build the clients and the server that the loop talks to; every kind says how."""
         raise NotImplementedError(type(self).__name__)
+
+    def on_node(self, place: Place) -> Hosted:
+        """Build those clients that live on one node of a federation across machines, from the node's own data."""
+        raise UserError(f"kind: '{type(self).__name__}' cannot run across machines yet; allowed: steelyard run")
+
+    def at_server(self, about: Mapping[str, int | list[int]]) -> Server:
+        """Build the server of a federation across machines; `about` is what the nodes say of their data."""
+        return self.assemble()[1]
+
+    @property
+    def score_range(self) -> tuple[float, float] | None:
+        """The range that a client's local score can have, where there is one; a score beyond it is refused."""
+        return None
 
     @classmethod
     def load(cls, name_or_file: str | Path, changes: Sequence[str] = (), seed: int | None = None) -> BaseExperiment:

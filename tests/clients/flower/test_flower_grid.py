@@ -242,4 +242,4 @@ def test_a_resumed_run_knows_who_was_registered():
     assert second.names(0) == ["c1"]
     second.restore(first.snapshot())
     assert second.names(0) == ["c1", "c2", "ü4"]
-    assert second.describe()["engine"] == "flower"
+    assert second.describe()["clients"] == "flower"

@@ -43,11 +43,11 @@ def read(records: RecordDict) -> Updates:
 def test_task_survives_the_wire():
     loss = LossState("cross-entropy", (10.0, 1 / 1.1), None, 0.1 + 0.2)
     sent = replace(TASK, loss=loss)
-    got, seconds = wire.read_task(wire.write_task(sent, ["c2"], 12.5, wire.pack_parameters(sent)))
+    got, run, seconds = wire.read_task(wire.write_task(sent, ["c2"], 12.5, wire.pack_parameters(sent), "r1"))
     assert (got.federation, got.seed, got.round, got.clients) == ("fed", 7, 1, ("c2",))
     assert got.loss == loss
     assert torch.equal(got.parameters, sent.parameters)
-    assert seconds == 12.5
+    assert (run, seconds) == ("r1", 12.5)
 
 
 def test_update_survives_the_wire():
@@ -248,8 +248,8 @@ QUESTION = Question("fed", 7, 3, torch.zeros(2, 3), detailed=True)
 
 
 def test_question_and_evaluation_survive_the_wire():
-    got, seconds = wire.read_question(wire.write_question(QUESTION, 5.0))
-    assert (got.federation, got.seed, got.round, got.detailed, seconds) == ("fed", 7, 3, True, 5.0)
+    got, run, seconds = wire.read_question(wire.write_question(QUESTION, 5.0, "r1"))
+    assert (got.federation, got.seed, got.round, got.detailed, run, seconds) == ("fed", 7, 3, True, "r1", 5.0)
     assert got.models.shape == (2, 3)
     answer = evaluate(QUESTION, ("c1", "c2"))
     answer = replace(answer, metrics={"ndcg": np.asarray([0.1, 0.7])})
@@ -298,5 +298,5 @@ def test_a_score_out_of_range_leaves_out_only_its_client():
 
 def test_empty_task_is_possible():
     empty = Task("fed", 7, 1, (), torch.zeros(3))
-    got, _ = wire.read_task(wire.write_task(empty, [], 1.0, wire.pack_parameters(empty)))
+    got, _, _ = wire.read_task(wire.write_task(empty, [], 1.0, wire.pack_parameters(empty)))
     assert got.clients == ()

@@ -59,6 +59,8 @@ class IntroductionForm(Form):
 
     version: str
     clients: list[str]
+    about: dict[str, int | list[int]] = {}
+    """What a server without data must know to make the first model; all nodes must say the same."""
 
 
 class LossForm(BaseModel):
@@ -84,6 +86,8 @@ class LossForm(BaseModel):
 class TaskForm(Form):
     """The server asks some of a node's clients to train."""
 
+    run: str
+    """Name of the run; what a node kept from another run is not used in this one."""
     federation: str
     seed: int
     round: int
@@ -118,6 +122,7 @@ class UpdateForm(Form):
 class QuestionForm(Form):
     """The server asks all of a node's clients to test one or more models."""
 
+    run: str
     federation: str
     seed: int
     round: int

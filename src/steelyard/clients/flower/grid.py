@@ -42,7 +42,8 @@ class FlowerClients:
     """Clients on other machines; implements the `Clients` protocol over Flower's grid.
 
     `criteria` are the measures that clients take themselves, each with the check of its range; `scores` is the range
-    that a local score can have. Nothing that a node sends is used before it was checked.
+    that a local score can have; `run` names the run, so that nodes keep its private states apart from others'. Nothing
+    that a node sends is used before it was checked.
     """
 
     def __init__(
@@ -51,12 +52,14 @@ class FlowerClients:
         criteria: Mapping[str, wire.Refusal],
         settings: FederateSettings,
         scores: tuple[float, float] | None = None,
+        run: str = "",
     ) -> None:
         self.settings = settings
         self.roster = Roster(Courier(grid), min(60.0, settings.timeout))
         self._courier = Courier(grid)
         self._criteria = dict(criteria)
-        self._scores = scores
+        self.scores = scores
+        self._run = run
 
     def wait(self) -> None:
         """Wait for the nodes that the experiment asks for; call it before the first round."""
@@ -72,7 +75,7 @@ class FlowerClients:
         for place, task in enumerate(tasks):
             arrays = wire.pack_parameters(task)
             for node, asked in self._group(task.clients, failures[place]).items():
-                content = wire.write_task(task, asked, self._seconds(tasks), arrays)
+                content = wire.write_task(task, asked, self._seconds(tasks), arrays, self._run)
                 errands.append(_Errand(place, node, asked, Letter(node, TRAIN, content, task.round)))
 
         def read(errand: _Errand, content: RecordDict) -> Updates:
@@ -88,12 +91,12 @@ class FlowerClients:
         homes = self._group(sorted(self.roster.registered), [])
         for place, question in enumerate(questions):
             failures[place] = [Failure(client, _AWAY) for client in self._away()]
-            content = wire.write_question(question, self._seconds(questions))
+            content = wire.write_question(question, self._seconds(questions), self._run)
             for node, asked in homes.items():
                 errands.append(_Errand(place, node, asked, Letter(node, EVALUATE, content, question.round)))
 
         def read(errand: _Errand, content: RecordDict) -> Evaluations:
-            return wire.read_evaluations(content, questions[errand.place], errand.asked, self._scores)
+            return wire.read_evaluations(content, questions[errand.place], errand.asked, self.scores)
 
         parts = self._exchange(errands, self._seconds(questions), read, failures)
         for place, question in enumerate(questions):
@@ -115,11 +118,12 @@ class FlowerClients:
 
     def describe(self) -> Mapping[str, str]:
         return {
-            "engine": "flower",
+            "clients": "flower",
+            "federation_run": self._run,
             "nodes": str(self.roster.nodes),
-            "clients": str(len(self.roster.registered)),
+            "registered": str(len(self.roster.registered)),
             "timeout": f"{self.settings.timeout:g} s",
-            "notes": "; ".join(self.roster.notes),
+            "federation_notes": "; ".join(self.roster.notes),
         }
 
     def close(self) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from flwr.app import RecordDict
+
 from steelyard.clients.flower import wire
 from steelyard.clients.flower.courier import Courier, Letter
 from steelyard.clients.flower.forms import INTRODUCE, Form, IntroductionForm, Refused
@@ -13,6 +15,7 @@ from steelyard.errors import UserError
 _INTRODUCTION_SECONDS = 60.0
 _LONGEST_NAME = 128
 _MOST_CLIENTS = 1_000_000
+_LONGEST_INTRODUCTION = 100_000_000
 
 
 class Roster:
@@ -21,6 +24,8 @@ class Roster:
     def __init__(self, courier: Courier, seconds: float = _INTRODUCTION_SECONDS) -> None:
         self.registered: set[str] = set()
         """Every client that ever introduced itself in this run, also while its node is away."""
+        self.about: dict[str, int | list[int]] = {}
+        """What the first node said about its data; a node that says something else is not admitted."""
         self.notes: list[str] = []
         """What a reader of the run should know: nodes refused, clients claimed twice."""
         self._courier = courier
@@ -61,13 +66,20 @@ class Roster:
         answers = self._courier.ask(letters, self._seconds) if letters else []
         for node, answer in zip(newcomers, answers, strict=True):
             try:
-                self._claims[node] = _introduction(answer)
+                self._claims[node] = self._admit(_introduction(answer))
                 self._silent.discard(node)
             except Refused as refusal:
                 self._note(f"node {node} was not admitted: {refusal}")
                 if not isinstance(answer, str):  # It spoke, and not as it should; one that was silent may try again.
                     self._refused.add(node)
         self._assign()
+
+    def _admit(self, form: IntroductionForm) -> tuple[str, ...]:
+        if self._claims and form.about != self.about:
+            raise Refused(f"its data is of another kind: {form.about}; allowed: {self.about}"[:300])
+        names = _names(form.clients)
+        self.about = dict(form.about)
+        return names
 
     def wait_for(self, nodes: int, seconds: float) -> None:
         """Wait until this many nodes have introduced themselves, or say how many there are."""
@@ -104,14 +116,15 @@ class Roster:
             self.notes.append(text)
 
 
-def _introduction(answer: object) -> tuple[str, ...]:
+def _introduction(answer: RecordDict | str) -> IntroductionForm:
     if isinstance(answer, str):
         raise Refused(answer)
-    text, arrays = wire.split(answer)  # type: ignore[arg-type]
+    text, arrays = wire.split(answer)
     if arrays:
         raise Refused("introduction: holds arrays; allowed: none")
-    form = IntroductionForm.read(text)
-    return _names(form.clients)
+    if isinstance(text, str) and len(text) > _LONGEST_INTRODUCTION:
+        raise Refused(f"introduction: {len(text)} letters; allowed: at most {_LONGEST_INTRODUCTION}")
+    return IntroductionForm.read(text)
 
 
 def _names(clients: Sequence[str]) -> tuple[str, ...]:

@@ -59,9 +59,12 @@ def pack_parameters(task: Task) -> ArrayRecord:
     return packing.pack({"parameters": task.parameters.detach().to("cpu", torch.float32).numpy()})
 
 
-def write_task(task: Task, clients: Sequence[str], seconds: float, parameters: ArrayRecord) -> RecordDict:
+def write_task(
+    task: Task, clients: Sequence[str], seconds: float, parameters: ArrayRecord, run: str = ""
+) -> RecordDict:
     """Return a task for those of its cohort that live on one node."""
     form = TaskForm(
+        run=run,
         federation=task.federation,
         seed=task.seed,
         round=task.round,
@@ -72,20 +75,21 @@ def write_task(task: Task, clients: Sequence[str], seconds: float, parameters: A
     return RecordDict({"form": _written(form), "arrays": parameters})
 
 
-def read_task(records: RecordDict) -> tuple[Task, float]:
-    """Return the task that a node received and the seconds it has for it."""
+def read_task(records: RecordDict) -> tuple[Task, str, float]:
+    """Return the task that a node received, the run it belongs to, and the seconds it has for it."""
     text, arrays = split(records)
     form = TaskForm.read(text)
     payloads.only_keys(arrays, ["parameters"])
     parameters = packing.tensor(packing.unpack(arrays["parameters"], "parameters", "<f4", (None,)))
     clients = tuple(sorted(form.clients))
     task = Task(form.federation, form.seed, form.round, clients, parameters, form.loss.state())
-    return task, form.seconds
+    return task, form.run, form.seconds
 
 
-def write_question(question: Question, seconds: float) -> RecordDict:
+def write_question(question: Question, seconds: float, run: str = "") -> RecordDict:
     """Return a question with all its candidate models."""
     form = QuestionForm(
+        run=run,
         federation=question.federation,
         seed=question.seed,
         round=question.round,
@@ -96,13 +100,14 @@ def write_question(question: Question, seconds: float) -> RecordDict:
     return content(form, {"models": question.models.detach().to("cpu", torch.float32).numpy()})
 
 
-def read_question(records: RecordDict) -> tuple[Question, float]:
-    """Return the question that a node received and the seconds it has for it."""
+def read_question(records: RecordDict) -> tuple[Question, str, float]:
+    """Return the question that a node received, the run it belongs to, and the seconds it has for it."""
     text, arrays = split(records)
     form = QuestionForm.read(text)
     payloads.only_keys(arrays, ["models"])
     models = packing.tensor(packing.unpack(arrays["models"], "models", "<f4", (form.candidates, None)))
-    return Question(form.federation, form.seed, form.round, models, form.detailed), form.seconds
+    question = Question(form.federation, form.seed, form.round, models, form.detailed)
+    return question, form.run, form.seconds
 
 
 # ---------------------------------------------------------------- node to server

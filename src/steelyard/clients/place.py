@@ -1,0 +1,122 @@
+"""One node's place in a federation across machines: which clients live on it, and where their data are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from steelyard.clients.protocol import Clients
+from steelyard.errors import UserError, listed, nearest
+
+KEYS = ("client", "clients", "partition-id", "num-partitions", "data", "state")
+PREFIXES = ("device-", "user-")
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a node's configuration says; make it with `Place.read`.
+
+    Either names (`client="alice"`, `clients="alice,bob"`) or a share of all clients (`partition-id=0
+    num-partitions=4`). With names, `data` is a file that holds these clients' own samples and nothing else; with a
+    share, it is the whole data set, of which the node uses its part.
+    """
+
+    names: tuple[str, ...] = ()
+    part: tuple[int, int] | None = None
+    data: Path | None = None
+    state: Path | None = None
+    """Folder in which the node keeps what its clients keep to themselves, so that it outlives the SuperNode."""
+    device: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Facts about the device for criteria: device-battery=0.7."""
+    user: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Facts about the user for criteria: user-trust=1."""
+
+    @classmethod
+    def read(cls, config: Mapping[str, object]) -> Place:
+        """Read a node's configuration; a key or value that makes no sense is named."""
+        for key in config:
+            if key not in KEYS and not key.startswith(PREFIXES):
+                known = [*KEYS, "device-*", "user-*"]
+                raise UserError(f"node config {key}: unknown{nearest(key, KEYS)}; allowed: {listed(known)}")
+        names = _names(config)
+        part = _part(config)
+        if bool(names) == (part is not None):
+            got = "both names and a partition" if names else "no clients"
+            raise UserError(
+                f'node config: got {got}; allowed: client="NAME", clients="A,B", or partition-id=I num-partitions=N'
+            )
+        return cls(names, part, _path(config, "data"), _path(config, "state"), _facts(config, 0), _facts(config, 1))
+
+    @property
+    def own_data(self) -> bool:
+        """Whether `data` holds this node's samples only, so that nothing is to be shared out."""
+        return self.data is not None and bool(self.names)
+
+    def choose(self, everyone: Sequence[str]) -> tuple[str, ...]:
+        """Return which of all clients live here, ascending; a name that does not exist is refused."""
+        ordered = sorted(everyone)
+        if self.part is not None:
+            number, count = self.part
+            if count > len(ordered):
+                raise UserError(f"node config num-partitions: got {count}; allowed: at most {len(ordered)} clients")
+            return tuple(ordered[number::count])
+        for name in self.names:
+            if name not in ordered:
+                raise UserError(f"node config client: no client '{name}'{nearest(name, ordered)} in this experiment")
+        return tuple(sorted(self.names))
+
+    def facts(self, clients: Sequence[str]) -> dict[str, dict[str, Mapping[str, float]]]:
+        """Return the facts about device and user for each client that lives here."""
+        return {client: {"device": self.device, "user": self.user} for client in clients}
+
+
+@dataclass(frozen=True, eq=False)
+class Hosted:
+    """The clients of one node, ready to work."""
+
+    clients: Clients
+    names: tuple[str, ...]
+    about: Mapping[str, int | list[int]] = field(default_factory=dict[str, "int | list[int]"])
+    """What a server without data must know to make the first model, such as the shape of a sample."""
+
+
+def _names(config: Mapping[str, object]) -> tuple[str, ...]:
+    single, several = config.get("client"), config.get("clients")
+    if single is not None and several is not None:
+        raise UserError("node config: got both client and clients; allowed: one of the two")
+    # A name that looks like a number arrives as one; it is a name all the same.
+    if single is not None:
+        return (str(single),)
+    return tuple(dict.fromkeys(name.strip() for name in str(several).split(",") if name.strip())) if several else ()
+
+
+def _part(config: Mapping[str, object]) -> tuple[int, int] | None:
+    number, count = config.get("partition-id"), config.get("num-partitions")
+    if number is None and count is None:
+        return None
+    if not isinstance(number, int) or not isinstance(count, int) or not 0 <= number < count:
+        raise UserError(
+            f"node config partition-id: got {number!r} of num-partitions {count!r}; allowed: whole numbers, 0 <= id < n"
+        )
+    return number, count
+
+
+def _path(config: Mapping[str, object], key: str) -> Path | None:
+    value = config.get(key)
+    if value is None:
+        return None
+    if not isinstance(value, str) or not value:
+        raise UserError(f'node config {key}: got {value!r}; allowed: a path in quotes, such as {key}="/srv/{key}"')
+    return Path(value)
+
+
+def _facts(config: Mapping[str, object], which: int) -> dict[str, float]:
+    prefix = PREFIXES[which]
+    facts: dict[str, float] = {}
+    for key, value in config.items():
+        if key.startswith(prefix):
+            if not isinstance(value, int | float):
+                raise UserError(f"node config {key}: got {value!r}; allowed: a number")
+            facts[key.removeprefix(prefix)] = float(value)
+    return facts

@@ -1,0 +1,122 @@
+"""An experiment across machines: what each node builds from its own data, and a server that has none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import prod
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from steelyard.clients.local import ComputeSettings, LocalClients
+from steelyard.clients.place import Hosted, Place
+from steelyard.data import load, share_out
+from steelyard.data.settings import PartitionSettings
+from steelyard.data.subset import keep_rows
+from steelyard.errors import UserError
+from steelyard.learning.models import ModelSettings, build
+from steelyard.learning.parameters import Layout
+from steelyard.messages import ServerTest
+
+if TYPE_CHECKING:
+    from steelyard.data.dataset import Dataset, Population
+    from steelyard.experiment.model import Experiment
+
+MOST_INPUTS = 10**8
+"""More numbers per sample than any model here takes; a node that says so is mistaken or lying."""
+
+
+def host(experiment: Experiment, place: Place) -> Hosted:
+    """Build the clients that live at a place; nothing of other clients is kept."""
+    dataset = _dataset(experiment, place)
+    partition = _own_rows(experiment.partition, place.names) if place.own_data else experiment.partition
+
+    def population(seed: int) -> Population:
+        return _keep(share_out(dataset, partition, seed), place)
+
+    first = population(experiment.seed)
+    clients = LocalClients(
+        lambda seed: first if seed == experiment.seed else population(seed),
+        experiment.model,
+        experiment.training,
+        _compute(experiment.compute),
+        experiment.criteria(),
+        place.facts(first.names),
+    )
+    about: dict[str, int | list[int]] = {"features": list(dataset.features.shape[1:]), "classes": dataset.classes}
+    return Hosted(clients, tuple(sorted(first.names)), about)
+
+
+def _dataset(experiment: Experiment, place: Place) -> Dataset:
+    if place.data is None:
+        return load(experiment.data)
+    source = experiment.data.source
+    if source in ("digits", "diabetes"):
+        raise UserError(f"node config data: got {place.data}, but data.source = '{source}' comes with the package")
+    dataset = load(experiment.data.model_copy(update={"path": place.data}))
+    if not place.own_data:
+        return dataset
+    if len(place.names) == 1:
+        return replace(dataset, owners=np.full(len(dataset), place.names[0]))
+    if dataset.owners is None:
+        raise UserError(f"node config clients: {place.data} does not say whose rows they are; allowed: one client")
+    return dataset
+
+
+def _own_rows(partition: PartitionSettings, names: tuple[str, ...]) -> PartitionSettings:
+    """Return the partition for a file of a node's own rows: each owner is a client, tests are split as asked."""
+    changes = {
+        "scheme": "given" if partition.test == "held-out" else "natural",
+        "clients": None,
+        "table": None,
+        "overlap": False,
+        "copies": (),
+        "server": "none",
+        "stubborn": tuple(name for name in partition.stubborn if name in names),
+    }
+    return partition.model_copy(update=changes)
+
+
+def _keep(population: Population, place: Place) -> Population:
+    """Return a population of only those clients that live at the place, with only their rows of the data set."""
+    chosen = [population.by_name[name] for name in place.choose(population.names)]
+    parts = [part for rows in chosen for part in (rows.train, rows.test)]
+    used = np.unique(np.concatenate(parts)) if parts else np.zeros(0, dtype=np.int64)
+    moved = [
+        replace(rows, train=np.searchsorted(used, rows.train), test=np.searchsorted(used, rows.test)) for rows in chosen
+    ]
+    return replace(
+        population,
+        dataset=keep_rows(population.dataset, used),
+        clients=tuple(moved),
+        server=np.zeros(0, dtype=np.int64),
+        stubborn=population.stubborn & {rows.client for rows in chosen},
+    )
+
+
+def _compute(compute: ComputeSettings) -> ComputeSettings:
+    # A process that trains a few clients once has no time for trials; the engines agree within float tolerance.
+    return compute.model_copy(update={"engine": "loop"}) if compute.engine == "auto" else compute
+
+
+class FarServer:
+    """A server without data: it knows of the samples only what the nodes say, and can make the first model."""
+
+    def __init__(self, model: ModelSettings, about: Mapping[str, int | list[int]]) -> None:
+        shape, classes = about.get("features"), about.get("classes")
+        if not isinstance(shape, list) or not isinstance(classes, int) or classes < 0:
+            raise UserError(f"federate: the nodes do not say what their samples look like, but {dict(about)}")
+        if min(shape, default=0) < 1 or prod(shape) > MOST_INPUTS or classes > MOST_INPUTS:
+            raise UserError(f"federate: the nodes say samples of shape {shape} in {classes} classes; that cannot be")
+        self._model, self._shape, self._classes = model, torch.Size(shape), classes
+
+    def initial(self, seed: int) -> torch.Tensor:
+        """Return the first global model, the same as a simulation's for this seed."""
+        module = build(self._model, self._shape, self._classes, seed)
+        return Layout.of(module).read(module)
+
+    def test(self, seed: int, models: torch.Tensor) -> ServerTest:
+        """Refuse: there is nothing to test on."""
+        raise UserError("partition.server: 'none' leaves the server without a test set; allowed: held-out, fraction")

@@ -1,0 +1,84 @@
+"""The Flower ServerApp: the round loop of a simulation, with clients on other machines."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from steelyard.errors import UserError
+from steelyard.federate.config import experiment_of
+
+if TYPE_CHECKING:
+    from steelyard.experiment.running import Result
+    from steelyard.experiment.sections import BaseExperiment
+
+OUTCOME = "outcome.json"
+"""Written beside the run when the ServerApp ends by itself; where it is missing, the ServerApp was killed."""
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run or resume the experiment of the run configuration; the run folder lies on the SuperLink's machine."""
+    config = context.run_config
+    try:
+        result = federate(grid, config, str(context.run_id))
+    except BaseException as error:
+        stopped = isinstance(error, UserError)
+        line = " ".join(str(error).split()) if stopped else f"{type(error).__name__}: {error}"
+        _note(config, {"status": "stopped", "line": line, "mistake": stopped})
+        print(f"steelyard: {line}", flush=True)
+        raise
+    _note(config, {"status": "finished", "line": str(result.folder)})
+    print(f"steelyard: finished, {result.folder}", flush=True)
+
+
+def federate(grid: Grid, config: dict[str, Any], run_id: str) -> Result:
+    """Run an experiment with the clients behind a grid, or go on with one; what the ServerApp does."""
+    from steelyard.experiment.running import read_experiment, resume, run
+    from steelyard.runs.reader import History
+    from steelyard.runs.store import exists
+
+    out = str(config.get("out") or "")
+    if config.get("resume"):
+        if not out or not exists(Path(out)):
+            raise UserError(
+                f"run config out: got '{out}'; allowed with resume=true: the folder of a run that was stopped"
+            )
+        folder = Path(out)
+        info = History(folder).info
+        assemble = _assembly(grid, read_experiment(folder), info.get("federation_run") or run_id)
+        return resume(folder, progress=True, assemble=assemble)
+    experiment = experiment_of(config)
+    return run(experiment, out=out or None, progress=True, assemble=_assembly(grid, experiment, run_id))
+
+
+def _assembly(grid: Grid, experiment: BaseExperiment, run: str) -> Any:
+    def assemble() -> Any:
+        from steelyard.clients.flower.grid import FlowerClients
+        from steelyard.weighing import criteria as registry
+
+        wanted = {name: registry.get(name) for rule in experiment.rules().values() for name in rule.criteria}
+        refusals = {name: found.refusal for name, found in wanted.items() if found.measured_by == "client"}
+        clients = FlowerClients(grid, refusals, experiment.federate, experiment.score_range, run)
+        print(f"steelyard: waiting for {experiment.federate.nodes} nodes", flush=True)
+        clients.wait()
+        print(f"steelyard: {clients.roster.nodes} nodes, {len(clients.roster.registered)} clients", flush=True)
+        return clients, experiment.at_server(clients.roster.about)
+
+    return assemble
+
+
+def _note(config: dict[str, Any], outcome: dict[str, Any]) -> None:
+    """Leave word of how it ended for whoever started the run on this machine."""
+    place = os.environ.get("STEELYARD_OUTCOME")
+    if place:
+        draft = Path(place).with_suffix(".part")
+        draft.write_text(json.dumps(outcome), encoding="utf-8")
+        draft.replace(place)

@@ -1,0 +1,228 @@
+"""The two Flower apps, joined without a network: the same weights, record and private states as a simulation."""
+
+from __future__ import annotations
+
+import re
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context, Message, RecordDict
+from flwr.supercore.task_identity import TaskIdentity
+
+from steelyard.errors import UserError
+from steelyard.experiment.loading import build
+from steelyard.federate import client_app
+from steelyard.federate.client_app import app, within
+from steelyard.federate.config import experiment_of, experiment_text
+from steelyard.federate.private import PrivateStates
+from steelyard.federate.server_app import federate
+from steelyard.runs.reader import History
+from steelyard.runs.store import Store
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "clients" / "flower"))
+from flower_fakes import FakeGrid
+
+TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1
+
+BUSY = threading.Lock()
+SMALL: dict[str, Any] = {
+    "name": "small",
+    "seed": 5,
+    "data": {"source": "digits"},
+    "partition": {"scheme": "dirichlet", "clients": 6, "alpha": 0.5, "minimum": 10, "test": "local"},
+    "model": {"name": "logistic"},
+    "training": {"learning_rate": 0.1, "epochs": 1, "batch_size": 10},
+    "rounds": {"count": 3, "fraction": 0.5},
+    "weighing": {"criteria": ["DS", "LD", "MD"], "score": "prioritized", "priority": "LD>DS>MD"},
+    "compute": {"engine": "loop", "device": "cpu"},
+}
+
+
+def described(**sections: Any) -> dict[str, Any]:
+    return {
+        name: {**SMALL.get(name, {}), **value} if isinstance(value, dict) else value
+        for name, value in {**SMALL, **sections}.items()
+    }
+
+
+def node(config: dict[str, Any], run_config: dict[str, Any], fresh: bool = False) -> Any:
+    """A node that runs the real ClientApp, with a state of its own."""
+    context = Context(run_id=1, node_id=1, node_config=config, state=RecordDict(), run_config=run_config)
+
+    def answer(message: Message) -> Any:
+        with BUSY:  # The clients of a node are made for one message at a time.
+            if fresh:
+                client_app._hosted.clear()  # As on a real node: every message is a process of its own.
+            return app(message, context).content
+
+    answer.context = context  # type: ignore[attr-defined]
+    return answer
+
+
+def grid_of(document: dict[str, Any], nodes: int, fresh: bool = False, **extra: Any) -> tuple[FakeGrid, dict[str, Any]]:
+    document = {**document, "federate": {"nodes": nodes, "timeout": 60.0}}
+    config = {"experiment": experiment_text(build(document)), "set": "", **extra}
+    made = {40 + i: node({"partition-id": i, "num-partitions": nodes}, config, fresh) for i in range(nodes)}
+    return FakeGrid(made), config
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    store = Store(folder)
+    try:
+        return {name: state.parameters for name, state in store.resume()[0].items()}
+    finally:
+        store.close()
+
+
+@pytest.mark.parametrize("nodes", [2, 6])
+def test_a_federation_gives_the_weights_of_the_simulation(tmp_path: Path, nodes: int):
+    document = described(beside={"fedavg": {"criteria": ["DS"]}})
+    build(document).run(tmp_path / "simulated")
+    grid, config = grid_of(document, nodes, out=str(tmp_path / "federated"))
+    result = federate(grid, config, "77")  # type: ignore[arg-type]
+    first, second = weights(tmp_path / "simulated"), weights(tmp_path / "federated")
+    assert set(first) == set(second) == {"LD>DS>MD", "fedavg"}
+    for name in first:
+        torch.testing.assert_close(first[name], second[name], rtol=1e-5, atol=1e-6)
+    here, there = History(tmp_path / "simulated"), History(tmp_path / "federated")
+    assert here.clients["client"].tolist() == there.clients["client"].tolist()
+    np.testing.assert_allclose(here.clients["weight"], there.clients["weight"], rtol=1e-6)
+    np.testing.assert_allclose(here.evaluations["score"], there.evaluations["score"])
+    assert (there.clients["bytes"] > 650 * 4).all()
+    assert there.info["clients"] == "flower"
+    assert there.info["federation_run"] == "77"
+    assert result.folder == tmp_path / "federated"
+
+
+def test_online_adjustment_and_several_candidates_travel(tmp_path: Path):
+    document = described(rounds={"count": 4, "fraction": 0.5})
+    grid, config = grid_of(document, 2, out=str(tmp_path / "run"))
+    federate(grid, config, "1")  # type: ignore[arg-type]
+    assert len(History(tmp_path / "run").rounds) == 5
+
+
+def test_a_stubborn_client_keeps_its_model_in_the_node_state(tmp_path: Path):
+    document = described(partition={"stubborn": ["client-001"]}, rounds={"count": 3, "fraction": 1.0})
+    build(document).run(tmp_path / "simulated")
+    grid, config = grid_of(document, 3, fresh=True, out=str(tmp_path / "federated"))
+    federate(grid, config, "1")  # type: ignore[arg-type]
+    ours, theirs = weights(tmp_path / "simulated"), weights(tmp_path / "federated")
+    for name in ours:
+        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-5, atol=1e-6)
+    kept = [sorted(made.context.state) for made in grid.nodes.values()]  # type: ignore[attr-defined]
+    assert kept == [[], ["steelyard/LD>DS>MD/2", "steelyard/LD>DS>MD/3", "steelyard/LD>DS>MD/run"], []]
+
+
+def test_a_run_that_lost_its_nodes_is_resumed_to_the_same_weights(tmp_path: Path):
+    document = described(partition={"stubborn": ["client-000"]}, rounds={"count": 4, "fraction": 1.0})
+    build(document).run(tmp_path / "simulated")
+    grid, config = grid_of(document, 2, out=str(tmp_path / "federated"))
+    client_app._hosted.clear()
+    honest = dict(grid.nodes)
+
+    def dies(message: Message) -> Any:
+        if message.metadata.message_type.startswith("train") and message.metadata.group_id == "3":
+            honest[40](message)  # It trains, and the answer is lost with the server.
+            raise KeyboardInterrupt
+        return honest[40](message)
+
+    class Mortal(FakeGrid):
+        def push_messages(self, messages: Any) -> list[str]:
+            names = super().push_messages(messages)
+            for name in names:
+                message = self.sent[name][0]
+                if message.metadata.dst_node_id == 40:
+                    dies(message) if message.metadata.group_id == "3" else None
+            return names
+
+    with pytest.raises(KeyboardInterrupt):
+        federate(Mortal(honest), config, "1")  # type: ignore[arg-type]
+    assert History(tmp_path / "federated").rounds["round"].max() == 2
+    back = {90 + place: made for place, made in enumerate(honest.values())}  # The same nodes under other ids.
+    federate(FakeGrid(back), {**config, "resume": True}, "2")  # type: ignore[arg-type]
+    ours, theirs = weights(tmp_path / "simulated"), weights(tmp_path / "federated")
+    for name in ours:
+        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-5, atol=1e-6)
+
+
+def test_a_server_without_data_needs_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    rng = np.random.default_rng(0)
+    for name in ("north", "south"):
+        x = rng.normal(size=(40, 5)).astype(np.float32)
+        np.savez(tmp_path / f"{name}.npz", x=x, y=(x[:, 0] > 0).astype(np.int64))
+    document = {
+        "name": "two-hospitals",
+        "data": {"source": "npz", "path": "nowhere.npz", "classes": 2},
+        "partition": {"scheme": "iid", "clients": 2, "test": "local", "minimum": 2},
+        "model": {"name": "logistic"},
+        "rounds": {"count": 2, "fraction": 1.0},
+        "compute": {"engine": "loop", "device": "cpu"},
+        "federate": {"nodes": 2},
+    }
+    config = {"experiment": experiment_text(build(document)), "out": str(tmp_path / "run")}
+    nodes = {
+        i: node({"client": name, "data": str(tmp_path / f"{name}.npz"), "device-battery": 0.5}, config)
+        for i, name in enumerate(("north", "south"), 2)
+    }
+    federate(FakeGrid(nodes), config, "1")  # type: ignore[arg-type]
+    history = History(tmp_path / "run")
+    assert sorted(set(history.clients["client"])) == ["north", "south"]
+    assert history.clients["samples"].tolist() == [32, 32, 32, 32]
+
+
+def test_changes_travel_in_the_run_config():
+    config = {"experiment": experiment_text(build(SMALL)), "set": "rounds.count=9 'description=two words'"}
+    experiment = experiment_of(config)
+    assert (experiment.rounds.count, experiment.description) == (9, "two words")
+
+
+@pytest.mark.parametrize(
+    ("config", "line"),
+    [
+        ({}, "run config experiment: not JSON"),
+        ({"experiment": "[]"}, "run config experiment: not a JSON object"),
+        ({"experiment": '{"rounds": {"count": 0}}'}, "run config experiment: rounds.count"),
+        ({"experiment": "{}", "set": "rounds"}, "--set: got 'rounds'"),
+        ({"experiment": "{}", "set": "'"}, "run config set: "),
+    ],
+)
+def test_a_wrong_run_config_is_named(config: dict[str, Any], line: str):
+    with pytest.raises(UserError, match=re.escape(line)):
+        experiment_of(config)
+
+
+def test_work_that_takes_too_long_gives_up_by_itself():
+    import time
+
+    with pytest.raises(TimeoutError, match=r"took longer than the 0.1 s that the server waits"):
+        within(0.1, lambda: time.sleep(5))
+    with pytest.raises(ZeroDivisionError):
+        within(5, lambda: 1 / 0)
+    assert within(5, lambda: 7) == 7
+
+
+def test_private_states_roll_back_and_outlive_the_node(tmp_path: Path):
+    state = RecordDict()
+    kept = PrivateStates(state, "run-a", "fed", 2, tmp_path)
+    assert kept.before(1) == {}
+    for round in (1, 2, 4):
+        kept.keep(round, {"own": torch.tensor([float(round)])})
+    again = PrivateStates(state, "run-a", "fed", 2)
+    assert again.before(5)["own"].tolist() == [4.0]
+    assert again.before(4)["own"].tolist() == [2.0]
+    assert again.before(2) == {}  # Only the last two are kept.
+    again.keep(3, {"own": torch.tensor([30.0])})  # A resumed run repeats: what came after is dropped.
+    assert again.before(9)["own"].tolist() == [30.0]
+    assert PrivateStates(state, "run-b", "fed", 2).before(9) == {}
+    assert PrivateStates(state, "run-a", "other", 2).before(9) == {}
+    fresh = PrivateStates(RecordDict(), "run-a", "fed", 2, tmp_path)  # A SuperNode that was started anew.
+    assert fresh.before(9)["own"].tolist() == [4.0]
+    assert PrivateStates(RecordDict(), "run-b", "fed", 2, tmp_path).before(9) == {}
+    empty = RecordDict()
+    PrivateStates(empty, "run-a", "fed", 2).keep(1, {})
+    assert not empty
