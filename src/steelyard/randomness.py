@@ -44,12 +44,24 @@ def words(keys: NDArray[np.uint64], count: int, start: int = 0) -> NDArray[np.ui
 
     Use it where thousands of clients draw in one step: word i of a key is the same however many are asked for.
     """
-    counter = np.arange(start + 1, start + count + 1, dtype=np.uint64)
+    return words_at(keys[..., None], np.arange(start, start + count, dtype=np.uint64))
+
+
+def words_at(keys: NDArray[np.uint64], places: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return the word at one place of each key's stream, element by element; `words` gives places in a row.
+
+    Use it where each draw belongs to a thing with a number of its own (an item, a round), whatever else is drawn.
+    """
     with np.errstate(over="ignore"):
-        z = keys[..., None] + counter * _GOLDEN
-        z = (z ^ (z >> np.uint64(30))) * _MIX_1
-        z = (z ^ (z >> np.uint64(27))) * _MIX_2
-        return z ^ (z >> np.uint64(31))
+        z = places + np.uint64(1)
+        z *= _GOLDEN
+        z = keys + z
+        z ^= z >> np.uint64(30)
+        z *= _MIX_1
+        z ^= z >> np.uint64(27)
+        z *= _MIX_2
+        z ^= z >> np.uint64(31)
+        return z
 
 
 def uniforms(keys: NDArray[np.uint64], count: int, start: int = 0) -> NDArray[np.float64]:

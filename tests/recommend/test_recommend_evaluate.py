@@ -114,7 +114,7 @@ def test_no_relevant_item_is_an_error(folder: Path):
 
 
 def test_split_then_evaluate_from_the_command_line(tmp_path: Path):
-    rows = [f"{u}\t{i}\t{3 + (u + i) % 3}\t{u * 7 + i}" for u in range(6) for i in range(8) if (u * i) % 5]
+    rows = [f"{u}\t{i}\t{3 + (u + i) % 3}\t{u * 7 + i}" for u in range(6) for i in range(8) if (u + i) % 3]
     (tmp_path / "all.tsv").write_text("\n".join([*rows, "9\t99\t5\t1"]) + "\n")
     runner = CliRunner()
     out = tmp_path / "out"

@@ -128,6 +128,8 @@ def read_table(path: Path, columns: Mapping[str, str] | None = None) -> Table:
             first.replace("::", "\t"),
         )
     header = _header(first.split(separator), columns or {}, path)
+    if header and not raw[raw.find(b"\n") :].strip():
+        raise UserError(f"{path}: a header and no rows; allowed: at least one row")
     try:
         frame = pd.read_csv(
             io.BytesIO(raw),

@@ -1,0 +1,189 @@
+"""What is drawn on the devices: triples, which positive updates are sent, and decoys.
+
+Every draw is a pure function of seed, user, round and item, so it does not matter how many users are simulated together, in
+which order they answer, or whether they live in one process or on devices of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steelyard.randomness import generator, stream_keys, words_at
+from steelyard.recommend.interactions import Codes, Interactions
+
+Items = NDArray[np.int32]
+Keys = NDArray[np.uint64]
+MaskKind = Literal["round", "persistent"]
+_TRIES = 32
+"""Draws of a negative before the rest is looked up; few users have so many items that this happens."""
+
+
+@dataclass(frozen=True, eq=False)
+class Histories:
+    """The items of each user, as they lie on the devices: user u has items[starts[u] : starts[u + 1]], ascending.
+
+    `decoys` items at the end of a user's stretch, counted by `fakes`, are not hers: they are drawn as if they were.
+    """
+
+    names: tuple[str, ...]
+    catalogue: int
+    starts: Codes
+    items: Items
+    fakes: Codes
+    """Number of decoys at the end of each user's stretch."""
+
+    @classmethod
+    def of(cls, data: Interactions) -> Histories:
+        """Lay out training interactions by user; repeated pairs count once."""
+        pairs = np.unique(data.user * len(data.items) + data.item)
+        counts = np.bincount(pairs // len(data.items), minlength=len(data.users))
+        starts = np.concatenate([[0], np.cumsum(counts)])
+        items = (pairs % len(data.items)).astype(np.int32)
+        return cls(tuple(data.users.tolist()), len(data.items), starts, items, np.zeros(len(counts), dtype=np.int64))
+
+    @property
+    def users(self) -> int:
+        return len(self.names)
+
+    @cached_property
+    def drawn_from(self) -> Codes:
+        """Number of items that each user draws positives from, decoys included."""
+        return np.diff(self.starts)
+
+    @cached_property
+    def sizes(self) -> Codes:
+        """Number of each user's own items."""
+        return self.drawn_from - self.fakes
+
+    @cached_property
+    def total(self) -> int:
+        """R⁺: the number of positive interactions of all users."""
+        return int(self.sizes.sum())
+
+    @cached_property
+    def bits(self) -> NDArray[np.uint8]:
+        """[users, ⌈items/8⌉]: one bit per item, set where the user must not draw it as a negative."""
+        flags = np.zeros((self.users, -(-self.catalogue // 8)), dtype=np.uint8)
+        user = np.repeat(np.arange(self.users), self.drawn_from)
+        np.bitwise_or.at(flags, (user, self.items >> 3), np.left_shift(1, self.items & 7).astype(np.uint8))
+        return flags
+
+    def own(self, user: int) -> Items:
+        """Return one user's own items, ascending."""
+        return self.items[self.starts[user] : self.starts[user + 1] - self.fakes[user]]
+
+    def seen(self, users: Codes) -> NDArray[np.bool_]:
+        """Return [users, items]: which items each of these users has; decoys are not among them."""
+        flags = np.zeros((len(users), self.catalogue), dtype=np.bool_)
+        counts = self.sizes[users]
+        row = np.repeat(np.arange(len(users)), counts)
+        flags[row, self.items[_stretches(self.starts[users], counts)]] = True
+        return flags
+
+    def with_decoys(self, share: float, seed: int) -> Histories:
+        """Give each user round(share · n) decoys for her n items: others' items that she will claim as her own.
+
+        The choice is made once per seed and user; a fresh choice each round would wash out over rounds.
+        """
+        parts: list[Items] = []
+        fakes = np.zeros(self.users, dtype=np.int64)
+        for user, name in enumerate(self.names):
+            own = self.own(user)
+            others = np.setdiff1d(np.arange(self.catalogue, dtype=np.int32), own, assume_unique=True)
+            # One item at least must stay for her to draw as a negative.
+            count = max(0, min(round(share * len(own)), len(others) - 1))
+            fakes[user] = count
+            parts += [own, generator(seed, 0, name, "decoys").choice(others, size=count, replace=False)]
+        starts = np.concatenate([[0], np.cumsum(self.sizes + fakes)])
+        return Histories(self.names, self.catalogue, starts, np.concatenate(parts).astype(np.int32), fakes)
+
+
+def _stretches(starts: Codes, counts: Codes) -> Codes:
+    """Return starts[0] .. starts[0] + counts[0] − 1, then those of the next, and so on."""
+    ends = np.cumsum(counts)
+    return np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(starts - (ends - counts), counts)
+
+
+@dataclass(frozen=True, eq=False)
+class Triples:
+    """T triples (u, i⁺, i⁻) for each of some users: positives and negatives [users, T]."""
+
+    positives: Items
+    negatives: Items
+    real: NDArray[np.bool_] | None = None
+    """Which positives are the user's own; None where there are no decoys."""
+
+
+def user_keys(seed: int, names: Sequence[str], purpose: str) -> Keys:
+    """Return one key per user and purpose; with `round_keys` it names her stream of a round."""
+    return stream_keys(seed, 0, names, f"fpl {purpose}")
+
+
+def round_keys(keys: Keys, round: int | Codes) -> Keys:
+    """Return the users' keys of one round, or of one round each."""
+    return words_at(keys, np.asarray(round, dtype=np.uint64))
+
+
+def draw_triples(histories: Histories, users: Codes, keys: Keys, count: int) -> Triples:
+    """Draw `count` triples for each user: i⁺ evenly from her items, i⁻ evenly from all that are not.
+
+    Both come from one 64-bit word per triple; a negative that turns out to be hers is drawn again.
+    """
+    places = np.arange(count, dtype=np.uint64)
+    word = words_at(keys[:, None], places)
+    sizes = histories.drawn_from[users]
+    half = np.uint64(32)
+    place = ((word >> half) * sizes[:, None].astype(np.uint64)) >> half
+    positives = histories.items[histories.starts[users][:, None] + place.astype(np.int64)]
+    negatives = _scaled(word, histories.catalogue)
+    flat, owner = negatives.reshape(-1), users
+    again = np.flatnonzero(_taken(histories, np.repeat(owner, count), flat))
+    for attempt in range(1, _TRIES):
+        if not len(again):
+            break
+        rows, columns = np.divmod(again, count)
+        # Tries after the first lie far out in the stream, where no number of triples reaches.
+        flat[again] = _scaled(
+            words_at(keys[rows], columns.astype(np.uint64) + np.uint64(attempt << 32)), histories.catalogue
+        )
+        again = again[_taken(histories, owner[rows], flat[again])]
+    for index in again.tolist():
+        row, column = divmod(index, count)
+        free = np.setdiff1d(np.arange(histories.catalogue), histories.items[histories.starts[owner[row]] : histories.starts[owner[row] + 1]])
+        spot = words_at(keys[row : row + 1], np.array([column + (_TRIES << 32)], dtype=np.uint64))
+        flat[index] = free[int(_scaled(spot, len(free))[0])]
+    real = None
+    if histories.fakes.any():
+        real = place.astype(np.int64) < histories.sizes[users][:, None]
+    return Triples(positives, negatives, real)
+
+
+def _scaled(word: Keys, size: int) -> Items:
+    """Map the low half of each word evenly to 0 .. size − 1."""
+    return (((word & np.uint64(0xFFFFFFFF)) * np.uint64(size)) >> np.uint64(32)).astype(np.int32)
+
+
+def _taken(histories: Histories, users: Codes, items: Items) -> NDArray[np.bool_]:
+    flat = histories.bits.reshape(-1)
+    byte = flat[users * histories.bits.shape[1] + (items >> 3)]
+    return ((byte >> (items & 7).astype(np.uint8)) & 1).astype(np.bool_)
+
+
+def sends(mask_keys: Keys, shares: NDArray[np.float64], positives: Items) -> NDArray[np.bool_]:
+    """Return which positive updates are sent: each item with its user's probability π (Eq. 4.8).
+
+    One draw per user, key and item: an item that stands in several triples of a round is sent or not as a whole. Keys of
+    the round give the thesis' fresh draws; keys that do not change give a fixed choice that no number of rounds undoes.
+    """
+    if (shares >= 1).all():
+        return np.ones(positives.shape, dtype=np.bool_)
+    if (shares <= 0).all():
+        return np.zeros(positives.shape, dtype=np.bool_)
+    word = words_at(mask_keys[:, None], positives.astype(np.uint64))
+    return (word >> np.uint64(11)).astype(np.float64) * (1.0 / (1 << 53)) < shares[:, None]
