@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -77,10 +78,10 @@ def evaluate(
 def _table(document: dict[str, dict[str, object]]) -> str:
     """Lay the document out with one line per metric and one column per cutoff."""
 
-    def rows(block: dict[str, object], before: str = "") -> dict[str, object]:
-        flat: dict[str, object] = {}
+    def rows(block: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+        flat: dict[str, Any] = {}
         for name, value in block.items():
-            flat |= rows(value, f"{before}{name} ") if isinstance(value, dict) else {before + name: value}  # pyright: ignore[reportUnknownArgumentType]
+            flat |= rows(value, f"{before}{name} ") if isinstance(value, dict) else {before + name: value}
         return flat
 
     def cell(value: object) -> str:

@@ -1,12 +1,13 @@
 """FPL, federated pair-wise learning (thesis ch. 4): the local pass of many users at once.
 
-Shared is a table with a row (q_i, b_i) per item; private is a vector p_u per user. Score b_i + q_i·p_u (Eq. 4.1). Per round
-a user draws T triples and goes through them one by one: her vector moves, the items stay as they were at the start of the
-round, and what the items should change is collected and sent (Eq. 4.3 to 4.10).
+Shared is a table with a row (q_i, b_i) per item; private is a vector p_u per user. Score b_i + q_i·p_u (Eq. 4.1). Per
+round a user draws T triples and goes through them one by one: her vector moves, the items stay as they were at the
+start of the round, and what the items should change is collected and sent (Eq. 4.3 to 4.10).
 """
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,7 +38,8 @@ class Learning:
         """λ of user, positive item and negative item."""
         given = (self.user_decay, self.positive_decay, self.negative_decay)
         usual = (self.rate / 20, self.rate / 20, self.rate / 200)
-        return tuple(u if g is None else g for g, u in zip(given, usual, strict=True))  # type: ignore[return-value]
+        user, positive, negative = (u if g is None else g for g, u in zip(given, usual, strict=True))
+        return user, positive, negative
 
 
 def first_table(seed: int, items: int, factors: int, spread: float = 0.1) -> Floats32:
@@ -58,25 +60,25 @@ class Pass:
 
     vectors: Floats32
     """[users, factors]"""
-    positive: Floats32
-    """[users, T, factors + 1]: gradient minus decay for the row of i⁺."""
-    negative: Floats32
-    """[users, T, factors + 1]: the same for i⁻."""
+    push: Floats32
+    """[users, T, factors + 1]: s (p, 1) of each triple, the gradient for the row of i⁺; that for i⁻ is its negative."""
     losses: Floats32
     """[users, T]: −ln σ(x̂) of each triple when it was visited."""
 
 
-def local_pass(table: Floats32, vectors: Floats32, triples: Triples, learning: Learning) -> Pass:
+def local_pass(
+    table: Floats32, vectors: Floats32, triples: Triples, learning: Learning, push: Floats32 | None = None
+) -> Pass:
     """Let each user go through her triples; all users take their t-th step together.
 
     With x̂ = x_ui⁺ − x_ui⁻ (Eq. 4.5) and s = σ(−x̂), the derivative of ln σ(x̂), a step is
-    p ← p + α (s (q⁺ − q⁻) − λ p), and the rows asked for are s (p, 1) − λ⁺ (q⁺, 0) and −s (p, 1) − λ⁻ (q⁻, 0), with p as it
-    was before the step. A triple with a decoy asks for the same, but does not move the user's vector.
+    p ← p + α (s (q⁺ − q⁻) − λ p), and the changes asked for are s (p, 1) − λ⁺ (q⁺, 0) and −s (p, 1) − λ⁻ (q⁻, 0), with
+    p as it was before the step. A triple with a decoy asks for the same, but does not move the user's vector. `push`
+    may give the room to write s (p, 1) to.
     """
     users, steps = triples.positives.shape
     width = table.shape[1]
-    positive = np.empty((users, steps, width), dtype=np.float32)
-    negative = np.empty((users, steps, width), dtype=np.float32)
+    room = np.empty((users, steps, width), dtype=np.float32) if push is None else push
     losses = np.empty((users, steps), dtype=np.float32)
     # The user's vector with a 1 for the bias: then one product gives the score, and s·(p, 1) the whole row.
     person = np.ones((users, width), dtype=np.float32)
@@ -84,25 +86,44 @@ def local_pass(table: Floats32, vectors: Floats32, triples: Triples, learning: L
     scratch = _Scratch(users, width, learning)
     for step in range(steps):
         real = None if triples.real is None else triples.real[:, step]
-        scratch.step(
-            *(table, person, triples.positives[:, step], triples.negatives[:, step], real),
-            *(positive[:, step], negative[:, step], losses[:, step]),
+        losses[:, step] = scratch.step(
+            *(table, person, triples.positives[:, step], triples.negatives[:, step], real, room[:, step])
         )
-    return Pass(person[:, :-1].copy(), positive, negative, losses)
+    np.logaddexp(np.float32(0), -losses, out=losses)
+    return Pass(person[:, :-1].copy(), room, losses)
+
+
+def blockwise(
+    table: Floats32, vectors: Floats32, triples: Triples, learning: Learning, threads: int = 1, block: int = 1024
+) -> Pass:
+    """Do a local pass in blocks of users, on several threads; the numbers are those of one big block.
+
+    Use it for whole populations: a block's vectors stay in the processor's cache through all its steps.
+    """
+    users, steps = triples.positives.shape
+    if users <= block:
+        return local_pass(table, vectors, triples, learning)
+    push = np.empty((users, steps, table.shape[1]), dtype=np.float32)
+
+    def part(start: int) -> Pass:
+        rows = slice(start, start + block)
+        real = None if triples.real is None else triples.real[rows]
+        mine = Triples(triples.positives[rows], triples.negatives[rows], real)
+        return local_pass(table, vectors[rows], mine, learning, push[rows])
+
+    with ThreadPoolExecutor(threads) as pool:
+        parts = list(pool.map(part, range(0, users, block)))
+    return Pass(np.concatenate([p.vectors for p in parts]), push, np.concatenate([p.losses for p in parts]))
 
 
 class _Scratch:
     """Room for one step of a block of users; kept between steps, since allocating costs more than computing."""
 
     def __init__(self, users: int, width: int, learning: Learning) -> None:
-        user, positive, negative = learning.decays
         self.rate = np.float32(learning.rate)
-        keep = np.full(width, 1.0 - learning.rate * user, dtype=np.float32)
-        keep[-1] = 1.0
-        self.keep = keep
-        self.positive_decay = _without_bias(positive, width)
-        self.negative_decay = _without_bias(negative, width)
-        self.liked, self.other, self.gap, self.change = (np.empty((users, width), np.float32) for _ in range(4))
+        self.keep = np.full(width, 1.0 - learning.rate * learning.decays[0], dtype=np.float32)
+        self.keep[-1] = 1.0
+        self.liked, self.gap = np.empty((users, width), np.float32), np.empty((users, width), np.float32)
 
     def step(
         self,
@@ -111,24 +132,18 @@ class _Scratch:
         positives: Items,
         negatives: Items,
         real: NDArray[np.bool_] | None,
-        positive: Floats32,
-        negative: Floats32,
-        losses: Floats32,
-    ) -> None:
-        """Take one triple of each user; writes the rows asked for and moves `person` in place."""
-        liked, other, gap, change = self.liked, self.other, self.gap, self.change
+        push: Floats32,
+    ) -> Floats32:
+        """Take one triple of each user: write the push, move `person` in place, return the margins x̂."""
+        liked, gap = self.liked, self.gap
         np.take(table, positives, axis=0, out=liked, mode="clip")
-        np.take(table, negatives, axis=0, out=other, mode="clip")
-        np.subtract(liked, other, out=gap)
+        np.take(table, negatives, axis=0, out=gap, mode="clip")
+        np.subtract(liked, gap, out=gap)
         margin = np.einsum("uf,uf->u", person, gap)  # x̂
-        weight = 1.0 / (1.0 + np.exp(np.minimum(margin, 80.0)))  # s = σ(−x̂)
-        np.logaddexp(np.float32(0), -margin, out=losses)
-        np.multiply(person, weight[:, None], out=change)
-        np.multiply(liked, self.positive_decay, out=liked)
-        np.subtract(change, liked, out=positive)
-        np.multiply(other, self.negative_decay, out=other)
-        np.add(change, other, out=other)
-        np.negative(other, out=negative)
+        weight = np.exp(np.minimum(margin, np.float32(80)))
+        weight += np.float32(1)
+        np.reciprocal(weight, out=weight)  # s = σ(−x̂)
+        np.multiply(person, weight[:, None], out=push)
         weight *= self.rate
         gap *= weight[:, None]
         gap[:, -1] = 0.0
@@ -137,10 +152,4 @@ class _Scratch:
             person += gap
         else:
             person[real] = person[real] * self.keep + gap[real]
-
-
-def _without_bias(decay: float, width: int) -> Floats32:
-    """The decay of each column; the bias, in the last one, has none."""
-    columns = np.full(width, decay, dtype=np.float32)
-    columns[-1] = 0.0
-    return columns
+        return margin

@@ -1,7 +1,7 @@
 """What is drawn on the devices: triples, which positive updates are sent, and decoys.
 
-Every draw is a pure function of seed, user, round and item, so it does not matter how many users are simulated together, in
-which order they answer, or whether they live in one process or on devices of their own.
+Every draw is a pure function of seed, user, round and item, so it does not matter how many users are simulated
+together, in which order they answer, or whether they live in one process or on devices of their own.
 """
 
 from __future__ import annotations
@@ -155,7 +155,10 @@ def draw_triples(histories: Histories, users: Codes, keys: Keys, count: int) -> 
         again = again[_taken(histories, owner[rows], flat[again])]
     for index in again.tolist():
         row, column = divmod(index, count)
-        free = np.setdiff1d(np.arange(histories.catalogue), histories.items[histories.starts[owner[row]] : histories.starts[owner[row] + 1]])
+        free = np.setdiff1d(
+            np.arange(histories.catalogue),
+            histories.items[histories.starts[owner[row]] : histories.starts[owner[row] + 1]],
+        )
         spot = words_at(keys[row : row + 1], np.array([column + (_TRIES << 32)], dtype=np.uint64))
         flat[index] = free[int(_scaled(spot, len(free))[0])]
     real = None
@@ -178,8 +181,9 @@ def _taken(histories: Histories, users: Codes, items: Items) -> NDArray[np.bool_
 def sends(mask_keys: Keys, shares: NDArray[np.float64], positives: Items) -> NDArray[np.bool_]:
     """Return which positive updates are sent: each item with its user's probability π (Eq. 4.8).
 
-    One draw per user, key and item: an item that stands in several triples of a round is sent or not as a whole. Keys of
-    the round give the thesis' fresh draws; keys that do not change give a fixed choice that no number of rounds undoes.
+    One draw per user, key and item: an item that stands in several triples of a round is sent or not as a whole. Keys
+    of the round give the thesis' fresh draws; keys that do not change give a fixed choice that no number of rounds
+    undoes.
     """
     if (shares >= 1).all():
         return np.ones(positives.shape, dtype=np.bool_)
