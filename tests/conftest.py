@@ -12,6 +12,8 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
+# Tests run in two workers on two cores: operator threads that wait for each other would only slow both down.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 CommandLine = Callable[..., subprocess.CompletedProcess[str]]
 

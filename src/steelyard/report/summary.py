@@ -60,6 +60,7 @@ def summarise(folder: Path, settings: RoundSettings) -> dict[str, Any]:
     return {
         "run": str(folder),
         "status": history.info.get("status", "unknown"),
+        "notes": history.info.get("notes", ""),
         "target": settings.target,
         "share": settings.share,
         "rules": rules,
@@ -129,4 +130,6 @@ def show(summary: dict[str, Any], console: Console) -> None:
     console.print(heavy)
     measured = {c["name"]: c["measured_by"] for rule in summary["rules"] for c in rule["criteria"]}
     console.print("measured by: " + ", ".join(f"{name} the {who}" for name, who in measured.items()))
+    if summary["notes"]:
+        console.print(f"note: {summary['notes']}", highlight=False)
     console.print(f"run stored in {summary['run']}", soft_wrap=True)

@@ -196,7 +196,8 @@ class LocalClients:
             "parameters": str(shop.layout.trained),
         }
         chosen = self._engines.describe() if self._engines else {"engine_choice": self.compute.engine}
-        return {**said, **chosen}
+        notes = self.room.notes()
+        return {**said, **chosen, **({"notes": notes} if notes else {})}
 
     def close(self) -> None:
         self._engines = None

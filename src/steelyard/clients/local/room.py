@@ -50,6 +50,11 @@ class Room:
             self._stocks[seed] = Stock(population, self._shelves[key])
         return self._stocks[seed]
 
+    def notes(self) -> str:
+        """Return what reading and sharing out had to do that the user should know, each note once."""
+        said = (note for stock in self._stocks.values() for note in stock.population.notes)
+        return "; ".join(dict.fromkeys(said))
+
     def _population(self, seed: int) -> Population:
         if not isinstance(self._populations, Mapping):
             return self._populations(seed)
