@@ -10,6 +10,7 @@ import typer
 
 from steelyard import __version__
 from steelyard.errors import UserError
+from steelyard.recommend.commands import app as recommend_app
 
 app = typer.Typer(
     name="steelyard",
@@ -18,6 +19,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+app.add_typer(recommend_app, name="recommend")
 
 Format = Literal["text", "json"]
 SetOption = Annotated[

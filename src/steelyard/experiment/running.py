@@ -88,7 +88,7 @@ def make_loss(experiment: BaseExperiment, settings: LossSettings | None) -> Loss
 
 def plan_of(experiment: BaseExperiment) -> Plan:
     """Return the loop's settings."""
-    rounds = experiment.rounds
+    rounds = experiment.resolved().rounds
     return Plan(
         rounds=rounds.count,
         fraction=rounds.fraction,
@@ -132,7 +132,7 @@ def run(
     """Run an experiment from the start into a new folder; `assemble` brings clients of another kind than simulated."""
     folder = new_folder(experiment, out)
     clients, server = experiment.assemble(dataset) if assemble is None else assemble()
-    store = Store(folder, experiment.store.checkpoint_every)
+    store = _open(folder, experiment)
     try:
         (folder / DESCRIPTION).write_text(to_toml(experiment), encoding="utf-8")
         store.note(seeds=list(seeds or [experiment.seed]), in_memory=dataset is not None, **versions())
@@ -163,12 +163,17 @@ def resume(
         compute = {**experiment.model_dump(mode="json", exclude_none=True)["compute"], "engine": choice}
         experiment = build({**experiment.model_dump(mode="json", exclude_none=True), "compute": compute})
     clients, server = experiment.assemble(dataset) if assemble is None else assemble()
-    store = Store(folder, experiment.store.checkpoint_every)
+    store = _open(folder, experiment)
     try:
         return _go(experiment, folder, store, clients, server, seeds, progress)
     finally:
         clients.close()
         store.close()
+
+
+def _open(folder: Path, experiment: BaseExperiment) -> Store:
+    settings = experiment.resolved().store
+    return Store(folder, settings.checkpoint_every, settings.clients_every)
 
 
 def read_experiment(folder: Path) -> BaseExperiment:

@@ -61,6 +61,8 @@ class StoreSettings(Section):
     """Folder in which a run's own folder is made, unless --out names that folder itself."""
     checkpoint_every: int = Field(default=1, ge=1)
     """Write a checkpoint each k rounds; a killed run repeats at most k rounds when resumed, to the same bits."""
+    clients_every: int = Field(default=1, ge=1)
+    """Write what single clients sent and weighed each k rounds, and in the last; for runs of many short rounds."""
 
 
 class BaseExperiment(Section):
@@ -108,6 +110,10 @@ class BaseExperiment(Section):
     def rules(self) -> dict[str, WeighingSettings]:
         """Return all rules of this run by name, the main one first."""
         return {label(self.weighing): self.weighing, **self.beside}
+
+    def resolved(self) -> BaseExperiment:
+        """Return the experiment with what only the data can tell filled in, such as rounds counted in epochs."""
+        return self
 
     def assemble(self, dataset: Dataset | None = None) -> tuple[Clients, Server]:
         """Read the data and build the clients and the server that the loop talks to; every kind says how."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +11,8 @@ import numpy as np
 from steelyard.errors import UserError
 from steelyard.recommend.interactions import Codes, Interactions, ascending, numbered
 from steelyard.recommend.metrics import METRICS, PerUser, bias_disparity, measure
-from steelyard.recommend.ranking import Ground
-from steelyard.recommend.reading import Table, read_members, read_table
+from steelyard.recommend.ranking import Ground, memberships
+from steelyard.recommend.reading import Table, read_columns, read_table
 from steelyard.recommend.significance import compare_views
 
 
@@ -42,7 +42,10 @@ def load(
     """Read all files of a case into one numbering; lists are cut at `places`."""
     tables = {"train": read_table(train), "test": read_table(test)}
     systems = [read_table(path) for path in (recommendations, against) if path is not None]
-    members = read_members(categories) if categories else None
+    members = None
+    if categories is not None:
+        found = read_columns(categories, {"item": "item", "category": 2})
+        members = memberships(found["item"], found["category"])
     notes: list[str] = []
     items = _catalogue(tables, systems, catalogue, notes)
     users = ascending([u for table in (*tables.values(), *systems) for u in set(table.texts("user"))])
@@ -52,7 +55,7 @@ def load(
         limit = "" if threshold is None else f" rated {threshold:g} or more"
         raise UserError(f"{test}: no test interaction{limit}; allowed: at least one relevant test item")
     if members is not None:
-        ground = _with_categories(ground, items, members, categories)
+        ground = ground.with_categories(items, members)
     lists = [_lists(table, users, items, places, ground, notes) for table in systems]
     return Case(ground, tuple(users), tuple(items), lists[0], lists[1] if against else None, tuple(notes))
 
@@ -68,7 +71,7 @@ def _catalogue(
                 f"{len(shown - known)} recommended items occur in neither train nor test; they join the catalogue"
             )
         return ascending(known | shown)
-    items = set(read_members(catalogue)[0])
+    items = set(read_columns(catalogue, {"item": "item"})["item"])
     for words, others in (("recommended", shown), ("training or test", known)):
         if others - items:
             example = ascending(others - items)[0]
@@ -88,18 +91,6 @@ def _numbered(table: Table, users: list[str], items: list[str]) -> Interactions:
         item=numbered(item, items),
         rating=table.numbers("rating") if "rating" in table else np.ones(len(user)),
     )
-
-
-def _with_categories(ground: Ground, items: list[str], members: tuple, path: Path | None) -> Ground:
-    names, labels = members
-    if labels is None:
-        raise UserError(f"{path}: got one column; allowed: item and category on each line")
-    spread = [(item, part) for item, label in zip(names, labels, strict=True) for part in str(label).split("|")]
-    pairs = sorted(set(spread))
-    kinds = sorted({label for _, label in pairs})
-    codes = numbered(np.array([item for item, _ in pairs], dtype=object), items)
-    kind = numbered(np.array([label for _, label in pairs], dtype=object), kinds)
-    return replace(ground, categories=tuple(kinds), member_item=codes[codes >= 0], member_category=kind[codes >= 0])
 
 
 def _lists(table: Table, users: list[str], items: list[str], places: int, ground: Ground, notes: list[str]) -> Codes:

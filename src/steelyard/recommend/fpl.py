@@ -7,6 +7,7 @@ start of the round, and what the items should change is collected and sent (Eq. 
 
 from __future__ import annotations
 
+import math
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -93,6 +94,36 @@ def local_pass(
     return Pass(person[:, :-1].copy(), room, losses)
 
 
+def single_pass(table: Floats32, vector: Floats32, triples: Triples, learning: Learning) -> Pass:
+    """The local pass of one user by herself, with as few calls per step as can be; no decoys.
+
+    Use it for long chains of one-user rounds. It equals `local_pass` up to the rounding of the inner product.
+    """
+    gaps = table[triples.positives[0]] - table[triples.negatives[0]]
+    # The bias has its place in the score, but none in the user's step.
+    moves = gaps * np.float32(learning.rate)
+    moves[:, -1] = 0.0
+    person = np.ones(table.shape[1], dtype=np.float32)
+    person[:-1] = vector[0]
+    keep = _keep(len(person), learning)
+    push, margins = np.empty_like(gaps), np.empty(len(gaps), dtype=np.float32)
+    for step, (gap, move) in enumerate(zip(gaps, moves, strict=True)):
+        margin = float(gap @ person)
+        weight = np.float32(1.0 / (1.0 + math.exp(min(margin, 80.0))))
+        margins[step] = margin
+        np.multiply(person, weight, out=push[step])
+        person *= keep
+        person += weight * move
+    return Pass(person[None, :-1].copy(), push[None], np.logaddexp(np.float32(0), -margins)[None])
+
+
+def _keep(width: int, learning: Learning) -> Floats32:
+    """What a step leaves of the user's vector before it adds to it: 1 − α λ, and the 1 of the bias whole."""
+    kept = np.full(width, 1.0 - learning.rate * learning.decays[0], dtype=np.float32)
+    kept[-1] = 1.0
+    return kept
+
+
 def blockwise(
     table: Floats32, vectors: Floats32, triples: Triples, learning: Learning, threads: int = 1, block: int = 1024
 ) -> Pass:
@@ -121,8 +152,7 @@ class _Scratch:
 
     def __init__(self, users: int, width: int, learning: Learning) -> None:
         self.rate = np.float32(learning.rate)
-        self.keep = np.full(width, 1.0 - learning.rate * learning.decays[0], dtype=np.float32)
-        self.keep[-1] = 1.0
+        self.keep = _keep(width, learning)
         self.liked, self.gap = np.empty((users, width), np.float32), np.empty((users, width), np.float32)
 
     def step(

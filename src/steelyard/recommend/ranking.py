@@ -6,13 +6,14 @@ by her relevant test items alone. Lists, test and training share one numbering o
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from steelyard.recommend.interactions import Codes, Flags, Interactions
+from steelyard.recommend.interactions import Codes, Flags, Interactions, numbered
 from steelyard.recommend.splits import Split
 
 Floats = NDArray[np.float64]
@@ -60,6 +61,15 @@ class Ground:
             test_item=pairs % max(len(test.items), 1),
             liked=None if threshold is None else train.rating >= threshold,
         )
+
+    def with_categories(self, items: Sequence[str], pairs: Iterable[tuple[str, str]]) -> Ground:
+        """Add (item, category) pairs; items that are not in the catalogue are passed over."""
+        known = sorted(set(pairs))
+        labels = sorted({label for _, label in known})
+        item = numbered(np.array([item for item, _ in known], dtype=object), items)
+        label = numbered(np.array([label for _, label in known], dtype=object), labels)
+        inside = item >= 0
+        return replace(self, categories=tuple(labels), member_item=item[inside], member_category=label[inside])
 
     @cached_property
     def relevant(self) -> Codes:
@@ -112,6 +122,16 @@ class Ground:
         wanted = np.arange(self.users)[:, None] * self.items + top
         place = np.minimum(np.searchsorted(self._test_pairs, wanted), len(self._test_pairs) - 1)
         return View(self, cutoff, top, shown, shown & (self._test_pairs[place] == wanted))
+
+
+def memberships(items: Sequence[str], labels: Sequence[str]) -> list[tuple[str, str]]:
+    """Return (item, category) pairs from two columns; a cell may join several categories by `|`."""
+    return [
+        (str(item), part.strip())
+        for item, label in zip(items, labels, strict=True)
+        for part in str(label).split("|")
+        if part.strip()
+    ]
 
 
 @dataclass(frozen=True, eq=False)

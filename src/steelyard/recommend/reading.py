@@ -7,7 +7,6 @@ A name that ends in `.gz` is unpacked on the fly.
 
 from __future__ import annotations
 
-import gzip
 import io
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from steelyard.data import files
 from steelyard.errors import UserError, listed
 from steelyard.recommend.interactions import Interactions, ascending, numbered
 
@@ -50,14 +50,8 @@ _FOURSQUARE = "%a %b %d %H:%M:%S %z %Y"
 def read_bytes(path: Path) -> bytes:
     """Return a file's bytes, unpacked if its name ends in `.gz`; a missing or broken file is the user's error."""
     if not path.is_file():
-        raise UserError(
-            f"{path}: no such file; expected a table of interactions (.dat, .data, .inter, .tsv, .csv, .gz)"
-        )
-    try:
-        raw = path.read_bytes()
-        return gzip.decompress(raw) if path.suffix == ".gz" else raw
-    except (OSError, EOFError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read ({error}); allowed: plain text or gzip") from None
+        raise UserError(f"{path}: no such file; expected a table (.dat, .data, .inter, .tsv or .csv, plain or .gz)")
+    return files.read_bytes(path)
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,27 +199,39 @@ def read(path: str | Path, columns: Mapping[str, str] | None = None) -> Interact
     )
 
 
-def read_members(path: str | Path, second: str = "category") -> tuple[np.ndarray, np.ndarray | None]:
-    """Read a list of items, with a second column where there is one: a catalogue, categories, titles.
+def read_columns(path: str | Path, wanted: Mapping[str, str | int]) -> dict[str, list[str]]:
+    """Read some columns of a table about items: a catalogue, titles, categories; each by header name or place from 1.
 
-    A first line that names an item column is a header. Several categories of one item are several lines, or one cell
-    joined by `|`. Use it for what is known of items rather than of interactions.
+    A first line that names an item column is a header. Use it for what is known of items rather than of interactions.
     """
     path = Path(path)
-    lines = read_bytes(path).decode("utf-8", "replace").removeprefix("\ufeff").splitlines()
-    mark = next((mark for mark in ("::", "\t", ",", ";") if lines and mark in lines[0]), "\t")
-    cells = [line.split(mark) for line in lines if line.strip()]
-    if not cells:
+    raw = read_bytes(path)
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        text = raw.decode("latin-1")
+    lines = [line for line in text.splitlines() if line.strip()]
+    if not lines:
         raise UserError(f"{path}: the file is empty; allowed: one item per line")
+    mark = next((mark for mark in ("::", "\t", "|", ",", ";") if mark in lines[0]), "\t")
+    cells = [line.split(mark) for line in lines]
     plain = [cell.split(":")[0].strip().lower() for cell in cells[0]]
-    where = next((i for i, name in enumerate(plain) if name in KNOWN["item"]), None)
-    items, other = 0 if where is None else where, 1
-    if where is not None:
-        other = plain.index(second) if second in plain else (1 if where == 0 else 0)
-        cells = cells[1:]
-    if any(len(row) <= items for row in cells):
-        raise UserError(f"{path}: a line has no item column; allowed: the same columns on each line")
-    names = np.array([row[items].strip() for row in cells], dtype=object)
-    if all(len(row) > other for row in cells):
-        return names, np.array([row[other].strip() for row in cells], dtype=object)
-    return names, None
+    header = any(name in KNOWN["item"] for name in plain)
+    places: dict[str, int] = {}
+    for name, column in wanted.items():
+        if isinstance(column, str) and column.isdigit():
+            column = int(column)
+        if isinstance(column, int):
+            places[name] = column - 1
+        elif header and column.lower() in plain:
+            places[name] = plain.index(column.lower())
+        elif name == "item":
+            places[name] = next((i for i, found in enumerate(plain) if found in KNOWN["item"]), 0)
+        else:
+            known = f"its header has: {listed(plain)}" if header else "it has no header: give the column's place"
+            raise UserError(f"{path}: no column '{column}' for {name}; {known}")
+    rows = cells[1:] if header else cells
+    for number, row in enumerate(rows, 2 if header else 1):
+        if len(row) <= max(places.values()):
+            raise UserError(f"{path}: line {number}: {len(row)} columns; allowed: at least {max(places.values()) + 1}")
+    return {name: [row[place].strip() for row in rows] for name, place in places.items()}

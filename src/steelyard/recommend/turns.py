@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 
 from steelyard.messages import Floats
-from steelyard.recommend.fpl import Floats32, Learning, local_pass
+from steelyard.recommend.fpl import Floats32, Learning, local_pass, single_pass
 from steelyard.recommend.interactions import Codes, Flags
 from steelyard.recommend.sampling import Triples
 
@@ -59,7 +59,8 @@ def take_turns(
         begin = end
         real = None if triples.real is None else triples.real[turns]
         mine = Triples(triples.positives[turns], triples.negatives[turns], real)
-        done = local_pass(table, vectors[users[turns]], mine, learning)
+        alone = len(turns) == 1 and real is None
+        done = (single_pass if alone else local_pass)(table, vectors[users[turns]], mine, learning)
         vectors[users[turns]] = done.vectors
         losses[turns] = done.losses.mean(axis=1)
         _apply(table, mine, sent[turns], done.push, learning)

@@ -27,9 +27,10 @@ _TABLES = ("rounds", "updates", "evaluations", "samples")
 class Store:
     """The writer of one run folder; implements the loop's `Recorder`. Only one process may hold it at a time."""
 
-    def __init__(self, folder: Path, checkpoint_every: int = 1) -> None:
+    def __init__(self, folder: Path, checkpoint_every: int = 1, clients_every: int = 1) -> None:
         self.folder = folder
         self.checkpoint_every = checkpoint_every
+        self.clients_every = clients_every
         try:
             (folder / FOLDER).mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -81,7 +82,7 @@ class Store:
             kept = (round, file, text)
         with self._db:
             for record in records:
-                self._write(record)
+                self._write(record, single=last or round % self.clients_every == 0)
             if kept is not None:
                 self._db.execute("INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?)", kept)
                 self._db.execute("DELETE FROM checkpoints WHERE round < ?", (round,))
@@ -117,7 +118,7 @@ class Store:
             self._clients[name] = key
         return key
 
-    def _write(self, record: RoundRecord) -> None:
+    def _write(self, record: RoundRecord, *, single: bool) -> None:
         federation = self._federations[record.federation]
         criteria = self._criteria[record.federation]
         weighing, updates = record.weighing, record.updates
@@ -147,7 +148,7 @@ class Store:
         )
         self._db.executemany(
             "INSERT OR REPLACE INTO updates VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            [(federation, record.round, *row) for row in self._update_rows(record)],
+            [(federation, record.round, *row) for row in (self._update_rows(record) if single else [])],
         )
         if record.evaluations is not None:
             self._write_evaluations(federation, record.round, record.evaluations)

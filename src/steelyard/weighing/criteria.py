@@ -194,6 +194,12 @@ def image_sharpness(local: LocalData) -> float:
     return float(np.mean(sharp)) if len(sharp) else 0.0
 
 
+@server_criterion("EQ", about="data", description="equal say: 1 for every client", needs_models=False)
+def equal_say(view: CohortView) -> Floats:
+    """1 for every client: plain averaging, or the plain sum of FPL."""
+    return np.ones(len(view.samples))
+
+
 @server_criterion("MD", description="model divergence: 1/sqrt(distance from the global model + 1)", needs_models=True)
 def model_divergence(view: CohortView) -> Floats:
     """1 / √(‖Θ − Θ_a‖₂ + 1), the norm over all parameters together (papers 000, 003)."""

@@ -1,0 +1,152 @@
+"""RecommendExperiment: a federation whose clients are the users of a recommender, described in one place."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import model_validator
+
+from steelyard.errors import UserError
+from steelyard.experiment.sections import BaseExperiment, StoreSettings
+from steelyard.recommend.settings import (
+    EpochSettings,
+    FplSettings,
+    InteractionSettings,
+    ItemSettings,
+    RankingSettings,
+)
+from steelyard.weighing import criteria as registry
+from steelyard.weighing.rule import WeighingSettings
+
+if TYPE_CHECKING:
+    from steelyard.data.dataset import Dataset
+    from steelyard.recommend.clients import Protocol, RecommendClients, RecommendServer
+    from steelyard.recommend.prepared import Prepared
+
+
+class RecommendExperiment(BaseExperiment):
+    """One description of an FPL run: interactions, split, mode, π, rounds or epochs, and the rule that weighs users.
+
+    Load a recipe with `Experiment.load("fpl-ml1m")`; `run()` runs it through the same loop as every other kind.
+    """
+
+    kind: Literal["recommend"] = "recommend"
+    """What is trained: "recommend" is FPL on interactions."""
+    interactions: InteractionSettings
+    items: ItemSettings | None = None
+    fpl: FplSettings = FplSettings()
+    ranking: RankingSettings = RankingSettings()
+    rounds: EpochSettings = EpochSettings(epochs=20, target=0.1)  # pyright: ignore[reportIncompatibleVariableOverride]
+    weighing: WeighingSettings = WeighingSettings(criteria=("EQ",))
+
+    @model_validator(mode="after")
+    def _fits(self) -> RecommendExperiment:
+        if (self.fpl.mode == "custom") != (self.fpl.triples is not None):
+            raise UserError(
+                f"fpl.triples: got {self.fpl.triples} with mode = '{self.fpl.mode}'; allowed: a number with mode = "
+                "'custom', none with the others"
+            )
+        if self.one_by_one and (self.beside or self.weighing.criteria != ("EQ",)):
+            raise UserError(
+                f"weighing: mode = '{self.fpl.mode}' has one user in each round, so nothing is weighed; allowed: "
+                "criteria = ['EQ'] and no rules beside, or another mode"
+            )
+        if self.one_by_one and self.rounds.epochs is None:
+            raise UserError(f"rounds.epochs: missing; mode = '{self.fpl.mode}' counts its one-user rounds in epochs")
+        return self
+
+    def check_criterion(self, criterion: registry.Criterion) -> None:
+        """Refuse criteria that users of a recommender cannot have."""
+        if criterion.name in ("CB", "IS") or criterion.name.startswith("V"):
+            raise UserError(
+                f"weighing.criteria: {criterion.name} has no meaning for users of a recommender; allowed: EQ, DS, LD "
+                "(distinct categories or items), MD, or criteria of your own about data or user"
+            )
+
+    @property
+    def one_by_one(self) -> bool:
+        """Whether each round has a single user; an epoch of such rounds is one round of the loop."""
+        return self.fpl.mode in ("sFPL", "sFPL+")
+
+    def prepare(self) -> Prepared:
+        """Read, filter and split the data; done once for equal settings."""
+        described = self.model_dump_json(include={"interactions", "items", "ranking", "fpl"})
+        return _prepared(described)
+
+    def triples(self) -> int:
+        """Return T: given, 1, or R⁺/|U| rounded."""
+        if self.fpl.triples is not None:
+            return self.fpl.triples
+        histories = self.prepare().histories
+        return max(1, round(histories.total / histories.users)) if self.fpl.mode.endswith("+") else 1
+
+    def users_per_round(self) -> int:
+        """Return m."""
+        users = self.prepare().histories.users
+        if self.fpl.mode == "custom":
+            return min(users, max(1, int(self.rounds.fraction * users + 0.5)))
+        return 1 if self.one_by_one else users
+
+    def rounds_per_epoch(self) -> int:
+        """Return rpe, so that m · T · rpe is about R⁺."""
+        from steelyard.recommend.communication import rounds_per_epoch
+
+        return rounds_per_epoch(self.prepare().histories.total, self.users_per_round(), self.triples())
+
+    def resolved(self) -> RecommendExperiment:
+        """Turn epochs into rounds of the loop; one-user rounds are bundled, an epoch to a round."""
+        whole = self.fpl.mode != "custom"
+        rounds = self.rounds.model_copy(update={"fraction": 1.0} if whole else {})
+        if self.rounds.epochs is None:
+            return self.model_copy(update={"rounds": rounds})
+        each = 1 if self.one_by_one else self.rounds_per_epoch()
+        rounds = rounds.model_copy(
+            update={"count": self.rounds.epochs * each, "evaluate_every": self.rounds.evaluate_every * each}
+        )
+        store: StoreSettings = self.store.model_copy(
+            update={
+                "checkpoint_every": self.store.checkpoint_every * each,
+                "clients_every": self.store.clients_every * each,
+            }
+        )
+        return self.model_copy(update={"rounds": rounds, "store": store})
+
+    def protocol(self) -> Protocol:
+        """Return how a round goes for the users."""
+        from steelyard.recommend.clients import Protocol
+
+        turns = self.rounds_per_epoch() if self.one_by_one else None
+        return Protocol(self.triples(), self.fpl.mask, self.fpl.decoys, turns)
+
+    def assemble(self, dataset: Dataset | None = None) -> tuple[RecommendClients, RecommendServer]:
+        """Read the data and build the simulated users and their server."""
+        from steelyard.recommend.clients import RecommendClients, RecommendServer
+
+        if dataset is not None:
+            raise UserError("dataset: an experiment of kind 'recommend' reads interactions.path; allowed: no dataset")
+        prepared = self.prepare()
+        wanted = dict.fromkeys(name for rule in self.rules().values() for name in rule.criteria)
+        clients = RecommendClients(
+            *(prepared.users, prepared.learning, self.protocol()),
+            cutoff=self.ranking.cutoff,
+            score=self.ranking.score,
+            criteria=[registry.get(name) for name in wanted],
+            threads=self.fpl.threads,
+        )
+        return clients, RecommendServer(prepared.histories.catalogue, self.fpl.factors)
+
+
+@lru_cache(maxsize=4)
+def _prepared(described: str) -> Prepared:
+    import json
+
+    from steelyard.recommend.prepared import prepare
+
+    found = json.loads(described)
+    return prepare(
+        InteractionSettings.model_validate(found["interactions"]),
+        None if found["items"] is None else ItemSettings.model_validate(found["items"]),
+        FplSettings.model_validate(found["fpl"]),
+        RankingSettings.model_validate(found["ranking"]),
+    )

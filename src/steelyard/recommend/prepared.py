@@ -1,0 +1,158 @@
+"""From an experiment's sections to users on their devices: read, filter, split, and what is known of items."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from steelyard.data.files import find
+from steelyard.errors import UserError, listed
+from steelyard.recommend import filters, splits
+from steelyard.recommend.clients import Users
+from steelyard.recommend.fpl import Learning
+from steelyard.recommend.interactions import Interactions, numbered
+from steelyard.recommend.ranking import Floats, Ground, memberships
+from steelyard.recommend.reading import read, read_columns
+from steelyard.recommend.sampling import Histories
+from steelyard.recommend.settings import FplSettings, InteractionSettings, ItemSettings, RankingSettings
+from steelyard.recommend.splits import Split
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """The data of a run, ready: interactions as kept, their split, the users, titles of items."""
+
+    data: Interactions
+    split: Split
+    users: Users
+    learning: Learning
+    titles: Mapping[str, str]
+
+    @property
+    def histories(self) -> Histories:
+        return self.users.histories
+
+
+def prepare(
+    interactions: InteractionSettings, items: ItemSettings | None, fpl: FplSettings, ranking: RankingSettings
+) -> Prepared:
+    """Read, filter and split; every step that drops something says so in `data.report()`."""
+    data = kept(interactions)
+    split = cut(data, interactions)
+    titles, pairs = _about_items(data, interactions, items)
+    ground = Ground.of(split, ranking.threshold)
+    if not ground.relevant.any():
+        raise UserError(
+            f"interactions: no user has a relevant test item ({data}); allowed: more data, a larger share, or a lower "
+            "ranking.threshold"
+        )
+    if pairs:
+        ground = ground.with_categories(data.items.tolist(), pairs)
+    histories = Histories.of(split.train)
+    kinds = _kinds(histories, ground)
+    users = Users(histories, ground, _shares(data, interactions.pi_column, fpl.pi), kinds)
+    learning = Learning(fpl.learning_rate, fpl.factors, fpl.user_decay, fpl.positive_decay, fpl.negative_decay)
+    return Prepared(data, split, users, learning, titles)
+
+
+def kept(settings: InteractionSettings) -> Interactions:
+    """Read a file and keep what the settings ask for."""
+    path = find(settings.path, "a table of interactions", field="path (interactions.path)")
+    data = read(path, {str(key): name for key, name in settings.columns.items()})
+    data = filters.single(data, settings.duplicates)
+    if settings.threshold is not None:
+        data = filters.at_least(data, settings.threshold)
+    data = filters.core(data, max(settings.core, settings.min_user), settings.core)
+    if not len(data):
+        raise UserError(
+            f"interactions: nothing is left of {path} ({'; '.join(data.report())}); allowed: looser filters"
+        )
+    return data
+
+
+def cut(data: Interactions, settings: InteractionSettings) -> Split:
+    """Split as the settings say."""
+    match settings.split:
+        case "temporal":
+            return splits.temporal(data, settings.share)
+        case "random":
+            return splits.random(data, settings.share, settings.split_seed)
+        case "shuffled":
+            return splits.shuffled(data, settings.share, settings.split_seed)
+        case "newest":
+            return splits.newest(data, settings.count)
+
+
+def _about_items(
+    data: Interactions, interactions: InteractionSettings, items: ItemSettings | None
+) -> tuple[dict[str, str], list[tuple[str, str]]]:
+    """Return titles by item, and (item, category) pairs, from a table of items or a column of the interactions."""
+    titles: dict[str, str] = {}
+    pairs: list[tuple[str, str]] = []
+    if items is not None:
+        wanted = {"item": items.item, "title": items.title, "category": items.category}
+        path = find(items.path, "a table of items", field="path (items.path)")
+        found = read_columns(path, {name: column for name, column in wanted.items() if column is not None})
+        if "title" in found:
+            titles = dict(zip(found["item"], found["title"], strict=True))
+        if "category" in found:
+            pairs = memberships(found["item"], found["category"])
+    if interactions.category_column is not None:
+        labels = _column(data, interactions.category_column, "interactions.category_column")
+        # An item has the category of its first row: a venue may be renamed, but must not count twice.
+        items_seen, first = np.unique(data.item, return_index=True)
+        pairs += memberships(data.items[items_seen].tolist(), labels[first].tolist())
+    return titles, pairs
+
+
+def _column(data: Interactions, name: str, field: str) -> np.ndarray:
+    if name not in data.columns:
+        raise UserError(
+            f"{field}: got '{name}'; allowed: a further column of the data: {listed(data.columns) or 'none'}"
+        )
+    return data.columns[name]
+
+
+def _kinds(histories: Histories, ground: Ground) -> np.ndarray:
+    """Return a label per training item: its first category where there are categories, else the item itself."""
+    if not ground.categories:
+        return histories.items.astype(np.int64)
+    label = np.full(histories.catalogue, len(ground.categories), dtype=np.int64)
+    label[ground.member_item[::-1]] = ground.member_category[::-1]
+    return label[histories.items]
+
+
+def _shares(data: Interactions, column: str | None, usual: float) -> Floats:
+    """Return π of each user, in the order of the histories, which is that of the data."""
+    if column is None:
+        return np.full(len(data.users), usual)
+    texts = _column(data, column, "interactions.pi_column")
+    users, first = np.unique(data.user, return_index=True)
+    shares = np.empty(len(data.users))
+    for user, row in zip(users.tolist(), first.tolist(), strict=True):
+        try:
+            share = float(texts[row])
+        except ValueError:
+            share = -1.0
+        if not 0 <= share <= 1:
+            raise UserError(
+                f"interactions.pi_column: '{column}' is {str(texts[row])!r} for {data.users[user]}; allowed: 0 to 1"
+            )
+        shares[user] = share
+    return shares
+
+
+def titles_of(prepared: Prepared, items: np.ndarray) -> list[str]:
+    """Return the titles of items by their numbers; an item without one goes by its id."""
+    return [prepared.titles.get(str(name), str(name)) for name in prepared.data.items[items]]
+
+
+def place_of(prepared: Prepared, user: str) -> int:
+    """Return the number of a user, or say who there is."""
+    place = int(numbered(np.array([user], dtype=object), prepared.data.users)[0])
+    if place < 0:
+        some = listed(prepared.data.users[:5].tolist())
+        raise UserError(f"--user: got '{user}'; allowed: one of {len(prepared.data.users)} users, such as {some}")
+    return place

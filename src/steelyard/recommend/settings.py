@@ -1,0 +1,111 @@
+"""The sections of an experiment of kind "recommend"."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from steelyard.errors import UserError
+from steelyard.experiment.sections import RoundSettings
+from steelyard.recommend.filters import Duplicates
+from steelyard.recommend.sampling import MaskKind
+from steelyard.settings import Section
+
+Mode = Literal["sFPL", "sFPL+", "pFPL", "pFPL+", "custom"]
+Probability = Annotated[float, Field(ge=0, le=1)]
+
+
+class InteractionSettings(Section):
+    """[interactions]: the data, what is kept of it, and how each user's part is split."""
+
+    path: Path
+    """File of interactions in any known form; relative paths are looked for here, in STEELYARD_DATA, ../shared/data."""
+    columns: dict[Literal["user", "item", "rating", "time"], str] = Field(default_factory=dict)
+    """The header's own names for user, item, rating and time, where they are not the usual ones."""
+    duplicates: Duplicates = "first"
+    """What stays of a repeated pair: its first row, its last, the first with the mean rating, or all ("keep")."""
+    threshold: float | None = None
+    """Keep rows rated at least this, as likes; default: keep all."""
+    core: int = Field(default=0, ge=0)
+    """Keep the k-core: users and items with at least k rows, until both hold."""
+    min_user: int = Field(default=0, ge=0)
+    """Keep users with at least this many rows."""
+    split: Literal["temporal", "random", "shuffled", "newest"] = "temporal"
+    """How each user's rows are cut: her newest, her own random draw, one shuffle for all, or leave-the-newest-out."""
+    share: float = Field(default=0.2, gt=0, lt=1)
+    """Share of each user's rows that is tested on."""
+    count: int = Field(default=1, ge=1)
+    """For split = "newest": how many rows of each user are tested on."""
+    split_seed: int = Field(default=42, ge=0)
+    """Seed of the random and shuffled splits; kept apart from the experiment's seed, so that seeds share a split."""
+    category_column: str | None = None
+    """A column of the interactions that holds the item's category (Foursquare: "type")."""
+    pi_column: str | None = None
+    """A column of the interactions that holds the user's own π; her first row counts."""
+
+
+class ItemSettings(Section):
+    """[items]: what is known of items: titles for people, categories for label diversity and bias disparity."""
+
+    path: Path
+    """Table of items, such as MovieLens' movies.dat or u.item."""
+    item: str | int = "item"
+    """Column of the item's id: a header name, or a place from 1."""
+    title: str | int | None = None
+    """Column of the title."""
+    category: str | int | None = None
+    """Column of the category; several are joined by `|` in the cell."""
+
+
+class FplSettings(Section):
+    """[fpl]: the federated pair-wise learning itself."""
+
+    mode: Mode = "pFPL+"
+    """sFPL: one user, one triple a round; sFPL+: one user, R⁺/|U| triples; pFPL and pFPL+: all users at once."""
+    factors: int = Field(default=20, ge=1)
+    """Length of the vectors of items and users."""
+    learning_rate: float = Field(default=0.05, gt=0)
+    """α, on the device and on the server."""
+    user_decay: float | None = Field(default=None, ge=0)
+    """λ of users' vectors; default: learning_rate / 20."""
+    positive_decay: float | None = Field(default=None, ge=0)
+    """λ of positive items; default: learning_rate / 20."""
+    negative_decay: float | None = Field(default=None, ge=0)
+    """λ of negative items; default: learning_rate / 200."""
+    triples: int | None = Field(default=None, ge=1)
+    """T for mode = "custom": triples of each user and round; rounds.fraction says how many users."""
+    pi: Probability = 1.0
+    """π: the probability with which a positive item's update is sent; `interactions.pi_column` gives each user hers."""
+    mask: MaskKind = "round"
+    """Draw what is sent anew each round, as in the thesis, or once for all ("persistent"), which rounds cannot undo."""
+    decoys: float = Field(default=0.0, ge=0)
+    """Decoys: items that are not hers which a user claims as positives, per item that is; 1 doubles her history."""
+    threads: int = Field(default=2, ge=1)
+    """Threads of the simulation; they do not change the result."""
+
+
+class RankingSettings(Section):
+    """[ranking]: how each user's list is judged."""
+
+    cutoff: int = Field(default=10, ge=1)
+    """k: length of the list."""
+    score: Literal["ndcg", "precision", "recall", "hit_rate", "f1_per_user"] = "ndcg"
+    """The score of a user in the loop; the others are recorded beside it."""
+    threshold: float | None = None
+    """A test item is relevant from this rating on; default: every test item is."""
+
+
+class EpochSettings(RoundSettings):
+    """[rounds] of a recommender: as elsewhere, or counted in epochs, each of as many triples as there are positives."""
+
+    epochs: int | None = Field(default=None, ge=1)
+    """Number of epochs; then evaluate_every, checkpoint_every and clients_every count epochs too, count is not used."""
+
+    @model_validator(mode="after")
+    def _one_measure(self) -> EpochSettings:
+        usual = type(self).model_fields["count"].default
+        if self.epochs is not None and self.count != usual:
+            raise UserError(f"count: got {self.count} beside epochs = {self.epochs}; allowed: one of the two")
+        return self
