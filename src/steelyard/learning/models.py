@@ -100,7 +100,7 @@ class ModelSettings(Section):
     """Keyword arguments for your own factory."""
 
 
-def hand_over(factory: Factory) -> str:
+def hand_over(factory: Callable[..., Any]) -> str:
     """Return a name under which a factory given from Python can be found again; use it to name a model in settings."""
     module, name = getattr(factory, "__module__", ""), getattr(factory, "__qualname__", repr(factory))
     if module and module != "__main__" and "<" not in name:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Annotated, Literal
 
 import numpy as np
@@ -62,11 +63,12 @@ def train_client(
     order: NDArray[np.int64],
     settings: TrainingSettings,
     loss: LossState,
-    chance: int = 0,
+    chance: int | None = 0,
 ) -> tuple[torch.Tensor, float]:
     """Train one client from `start` and return its flat model and the mean loss of its last epoch.
 
-    Use it as the reference and for modules that no faster engine takes. `chance` seeds layers that draw (dropout).
+    Use it as the reference and for modules that no faster engine takes. `chance` seeds layers that draw (dropout);
+    None leaves the generator alone, which threads must.
     """
     layout.write(module, start)
     module.train()
@@ -78,10 +80,8 @@ def train_client(
     each = losses.per_sample(loss)
     weights = class_weights(loss, features.device)
     step = batch_limit(settings, len(labels))
-    devices = [features.device] if features.device.type == "cuda" else []
     mean = torch.zeros((), device=features.device)
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(chance)
+    with nullcontext() if chance is None else seeded(features.device, chance):
         for epoch in range(settings.epochs):
             mean = torch.zeros((), device=features.device)
             rows = torch.from_numpy(np.array(order[epoch])).to(features.device)
@@ -94,6 +94,19 @@ def train_client(
                 optimizer.step()
                 mean += total.detach()
     return layout.read(module), float(mean) / max(len(labels), 1)
+
+
+@contextmanager
+def seeded(device: torch.device, chance: int) -> Generator[None]:
+    """Seed torch's generator of the device for one block and put its state back; use it around layers that draw."""
+    # torch.manual_seed would seed every backend there is and note where from, which costs more than a small client.
+    source = torch.cuda.default_generators[device.index or 0] if device.type == "cuda" else torch.default_generator
+    state = source.get_state()
+    source.manual_seed(chance)
+    try:
+        yield
+    finally:
+        source.set_state(state)
 
 
 def _pull(parameters: list[nn.Parameter], anchors: list[torch.Tensor], proximal: float) -> None:

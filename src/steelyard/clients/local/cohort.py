@@ -13,7 +13,7 @@ from torch import nn
 from steelyard.clients.local.settings import Precision
 from steelyard.clients.local.stock import Ints, Shelf, Stock
 from steelyard.learning.parameters import Layout
-from steelyard.learning.training import TrainingSettings, batch_limit, orders
+from steelyard.learning.training import TrainingSettings, orders
 from steelyard.messages import LossState, Task
 
 
@@ -115,53 +115,3 @@ class Cohort:
         """Return the starting model of every job, stacked: [jobs, parameters]."""
         table = torch.stack([start.to(device) for start in self.starts])
         return table[torch.from_numpy(self.origin).to(device)]
-
-
-@dataclass(frozen=True, eq=False)
-class Padded:
-    """Jobs of like size as rectangles: samples beyond a client's own are padding that no step looks at."""
-
-    features: torch.Tensor
-    """[jobs, longest, ...] as float32."""
-    labels: torch.Tensor
-    sizes: Ints
-    orders: torch.Tensor
-    """[jobs, epochs, longest]: positions in the order of visit; padding stands at the end."""
-    batch: int
-
-
-def pad(cohort: Cohort, training: TrainingSettings) -> Padded:
-    """Gather the samples of all jobs into one rectangle; use it for engines that stack clients."""
-    shelf, sizes = cohort.shelf, cohort.sizes
-    longest = int(sizes.max())
-    rows, labels = _rectangles(cohort, sizes, longest)
-    return Padded(
-        shelf.gather(rows), labels, sizes, _orders(cohort, sizes, longest, training), batch_limit(training, longest)
-    )
-
-
-def _rectangles(cohort: Cohort, sizes: Ints, longest: int) -> tuple[torch.Tensor, torch.Tensor]:
-    device = cohort.shelf.device
-    rows = torch.zeros((len(cohort), longest), dtype=torch.int64, device=device)
-    labels = torch.zeros((len(cohort), longest), dtype=cohort.stocks[0].labels.dtype, device=device)
-    # One gather per stock: tasks of one seed share it.
-    for stock in {id(stock): stock for stock in cohort.stocks}.values():
-        mine = np.flatnonzero([cohort.stocks[t] is stock for t in cohort.task])
-        begins = stock.begins[cohort.client[mine]]
-        inside = np.minimum(np.arange(longest)[None, :], sizes[mine][:, None] - 1)
-        where = torch.from_numpy(begins[:, None] + inside).to(device)
-        places = torch.from_numpy(mine).to(device)
-        rows[places] = stock.rows[where]
-        labels[places] = stock.labels[where]
-    return rows, labels
-
-
-def _orders(cohort: Cohort, sizes: Ints, longest: int, training: TrainingSettings) -> torch.Tensor:
-    table = np.broadcast_to(np.arange(longest), (len(cohort), training.epochs, longest)).copy()
-    for t, task in enumerate(cohort.tasks):
-        mine = np.flatnonzero(cohort.task == t)
-        for size in np.unique(sizes[mine]):
-            jobs = mine[sizes[mine] == size]
-            names = [cohort.name(int(job)) for job in jobs]
-            table[jobs, :, :size] = orders(task.seed, task.round, names, int(size), training)
-    return torch.from_numpy(table).to(cohort.shelf.device)

@@ -26,7 +26,8 @@ def arithmetic(precision: Precision, device: torch.device, autocast: bool = Fals
             torch.backends.cudnn.allow_tf32 = short
             torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
         if autocast and precision == "bfloat16":
-            stack.enter_context(torch.autocast(device.type, dtype=torch.bfloat16))
+            # Without its cache: it would keep the shortened weights of the first step for the whole block.
+            stack.enter_context(torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=False))
         try:
             yield
         finally:

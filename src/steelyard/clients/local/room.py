@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable, Mapping
 from functools import cached_property
 
 import torch
 
 from steelyard.clients.local.cohort import Workshop
+from steelyard.clients.local.memory import Pool
 from steelyard.clients.local.settings import ComputeSettings, device_of, memory_of, threads_of
 from steelyard.clients.local.stock import Shelf, Stock
 from steelyard.data.dataset import Population
@@ -38,7 +37,7 @@ class Room:
         self.device = device_of(compute)
         self._stocks: dict[int, Stock] = {}
         self._shelves: dict[int, Shelf] = {}
-        self._files: list[str] = []
+        self._pool: Pool | None = None
 
     def stock(self, seed: int) -> Stock:
         """Return the population of a seed, laid out on the device."""
@@ -114,19 +113,12 @@ class Room:
         go over the models row by row or as one product keep working.
         """
         size = self.shop.layout.size
-        needed = 4 * clients * size
-        if needed <= self.shop.memory // 2:
+        if self.device.type == "cuda" and 4 * clients * size <= self.shop.memory // 3:
             return torch.empty((clients, size), device=self.device)
-        host = memory_of(ComputeSettings(), torch.device("cpu"))
-        if self.device.type == "cuda" and needed <= host:
-            return torch.empty((clients, size))
-        handle, path = tempfile.mkstemp(prefix="steelyard-updates-")
-        os.close(handle)
-        try:
-            matrix = torch.from_file(path, shared=True, size=clients * size, dtype=torch.float32)
-        finally:
-            os.unlink(path)  # the mapping keeps the file alive as long as the matrix is
-        return matrix.view(clients, size)
+        if self._pool is None:
+            limit = memory_of(self.compute if self.device.type == "cpu" else ComputeSettings(), torch.device("cpu"))
+            self._pool = Pool(limit // 2)
+        return self._pool.matrix(clients, size)
 
     @property
     def device_name(self) -> str:
@@ -139,3 +131,4 @@ class Room:
         """Let go of the tensors."""
         self._stocks.clear()
         self._shelves.clear()
+        self._pool = None

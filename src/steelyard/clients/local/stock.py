@@ -31,7 +31,7 @@ class Shelf:
 
     def gather(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the samples of these rows as float32; bytes become numbers from 0 to 1."""
-        taken = self.features[rows]
+        taken = self.features.index_select(0, rows.reshape(-1)).view(*rows.shape, *self.features.shape[1:])
         return taken.to(torch.float32).div_(255) if taken.dtype == torch.uint8 else taken.to(torch.float32)
 
     @property

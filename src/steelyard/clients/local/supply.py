@@ -1,39 +1,169 @@
-"""Which engine trains a cohort."""
+"""Which engine trains a cohort: the one asked for, the one found before on this machine, or the fastest in a trial."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
-from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from steelyard.clients.local import choices
+from steelyard.clients.local.architectures import architecture_of
 from steelyard.clients.local.cohort import Cohort, Workshop
-from steelyard.clients.local.loop import LoopEngine
-from steelyard.errors import UserError
+from steelyard.clients.local.fused import FusedEngine
+from steelyard.clients.local.gradients import Sgd
+from steelyard.clients.local.graph import ByHand, ByMap, GraphEngine
+from steelyard.clients.local.loop import LoopEngine, ThreadsEngine
+from steelyard.clients.local.stacked import StackedEngine
+from steelyard.clients.local.trial import Engine, Trial, run_trial
+from steelyard.clients.local.vmap import VmapEngine
+from steelyard.errors import UserError, listed, nearest
+from steelyard.learning.models import ConvNet
+
+NAMES = ("auto", "loop", "threads", "vmap", "graph", "fused", "stacked")
 
 
-class Engine(Protocol):
-    """Trains all jobs of a cohort; every engine gives what the loop gives, within float tolerance."""
+class NotForThis(Exception):
+    """An engine that cannot train this model or does not run on this device, with the reason."""
 
-    def train(self, cohort: Cohort, out: torch.Tensor) -> NDArray[np.float64]:
-        """Write each job's trained model into a row of `out`; return the mean losses of the last epoch."""
-        ...
+
+def parse(wanted: str) -> tuple[str, int | None]:
+    """Split "name" or "name:chunk"; use it on what a field or an earlier run's record holds."""
+    name, colon, chunk = wanted.partition(":")
+    if name not in NAMES:
+        raise UserError(
+            f"compute.engine: got '{wanted}'{nearest(name, NAMES)}; allowed: {listed(NAMES)}, or name:chunk"
+        )
+    if not colon:
+        return name, None
+    if not chunk.isdigit() or int(chunk) < 1:
+        raise UserError(f"compute.engine: got '{wanted}'; allowed after the colon: how many clients stand in one stack")
+    return name, int(chunk)
+
+
+def make(shop: Workshop, name: str, chunk: int | None = None) -> Engine:
+    """Make an engine by name, or raise NotForThis."""
+    cuda = shop.device.type == "cuda"
+    if name == "loop":
+        return LoopEngine(shop)
+    if name == "threads":
+        if cuda:
+            raise NotForThis("threads share out CPU cores")
+        return ThreadsEngine(shop)
+    if name == "vmap":
+        return VmapEngine(shop, chunk)
+    if name == "graph":
+        if not cuda:
+            raise NotForThis("graphs are captured on a CUDA device")
+        return GraphEngine(shop, ByMap(shop, Sgd.of(shop.training)), "graph", chunk)
+    if name == "fused":
+        if type(shop.module) is not ConvNet:
+            raise NotForThis("its steps are written out for the built-in convolutional networks only")
+        return FusedEngine(shop, shop.module)
+    steps = architecture_of(shop.module, shop.layout, shop.precision)
+    if steps is None:
+        raise NotForThis("its steps are written out for the built-in networks only")
+    if cuda:
+        return GraphEngine(shop, ByHand(steps, Sgd.of(shop.training)), "stacked", chunk)
+    return StackedEngine(shop, steps, chunk)
+
+
+def candidates(shop: Workshop) -> list[str]:
+    """Return the engines worth a trial for this model on this device, the likely best first."""
+    built_in = architecture_of(shop.module, shop.layout, shop.precision) is not None
+    convolutional = type(shop.module) is ConvNet
+    if shop.device.type == "cuda":
+        return ["stacked", *(["fused"] if convolutional else [])] if built_in else ["graph", "vmap", "loop"]
+    if convolutional:
+        return ["fused", "threads"]
+    if built_in:
+        return ["stacked", "threads"]
+    return ["threads", "vmap:50", "vmap:10", "loop"]
 
 
 class Engines:
-    """Keeps the engine that a run uses."""
+    """Keeps the engine of a run; the choice falls at the first cohort and holds for the rest."""
 
     def __init__(self, shop: Workshop, wanted: str) -> None:
-        if wanted not in ("auto", "loop"):
-            raise UserError(f"compute.engine: got '{wanted}'; allowed: auto, loop")
-        self.engine: Engine = LoopEngine(shop)
+        self.shop = shop
+        self.name, self.chunk = parse(wanted)
+        self.engine: Engine | None = None
+        self.choice = wanted
+        self.reason = "asked for"
+        self.notes: list[str] = []
 
     def train(self, cohort: Cohort, out: torch.Tensor) -> NDArray[np.float64]:
         """Train a cohort with the engine of this run."""
-        return self.engine.train(cohort, out)
+        if self.engine is None:
+            self.engine = self._choose(cohort)
+        try:
+            return self.engine.train(cohort, out)
+        except torch.OutOfMemoryError as error:
+            raise UserError(
+                f"compute.memory_gb: engine {self.choice} ran out of memory on {self.shop.device} with a limit of "
+                f"{self.shop.memory / 1e9:.1f} GB; allowed: a lower limit or a smaller compute.chunk"
+            ) from error
+
+    def _choose(self, cohort: Cohort) -> Engine:
+        if self.name == "auto":
+            return self._automatic(cohort)
+        try:
+            engine = make(self.shop, self.name, self.chunk)
+            if self.name in ("vmap", "graph", "threads"):
+                self._must_agree(engine, cohort)
+        except NotForThis as why:
+            return self._fall_back(str(why))
+        self.choice = named(engine, self.name)
+        return engine
+
+    def _must_agree(self, engine: Engine, cohort: Cohort) -> None:
+        """A module that draws, keeps running means or branches on its data does not stack: better slow than wrong."""
+        found = run_trial(self.shop, cohort, {self.name: lambda shop: _like(shop, engine)}, timed=False)
+        if self.name in found.refused:
+            raise NotForThis(found.refused[self.name])
+
+    def _fall_back(self, why: str) -> Engine:
+        note = f"engine {self.name} does not take this model ({why}); clients are trained one after another"
+        warnings.warn(note, stacklevel=2)
+        self.notes.append(note)
+        self.choice = "loop"
+        return LoopEngine(self.shop)
+
+    def _automatic(self, cohort: Cohort) -> Engine:
+        key = choices.key(self.shop, cohort)
+        known = choices.read(key)
+        if known is None:
+            wanted = {name: (lambda shop, name=name: make(shop, *parse(name))) for name in candidates(self.shop)}
+            found = run_trial(self.shop, cohort, wanted)
+            known = choices.write(key, self._settled(found, cohort), found.describe())
+            self.reason = f"fastest in a trial: {found.describe()}"
+            if found.draws:
+                self.notes.append("the model draws at random while it trains; clients are trained one after another")
+        else:
+            self.reason = "found by an earlier trial on this machine"
+        self.choice = known
+        return make(self.shop, *parse(known))
+
+    def _settled(self, found: Trial, cohort: Cohort) -> str:
+        """Name the winner together with the size of its stacks, which free memory may change from run to run."""
+        engine = make(self.shop, *parse(found.best))
+        return named(engine, parse(found.best)[0], cohort)
 
     def describe(self) -> Mapping[str, str]:
         """Return what was chosen and why."""
-        return {"engine_choice": "loop", "engine_reason": "only engine"}
+        said = {"engine_choice": self.choice, "engine_reason": self.reason}
+        return said | ({"engine_notes": "; ".join(self.notes)} if self.notes else {})
+
+
+def named(engine: Engine, name: str, cohort: Cohort | None = None) -> str:
+    """Return "name" or "name:chunk", whichever says all there is to say."""
+    chunk = getattr(engine, "chunk", None)
+    if chunk is None and isinstance(engine, GraphEngine) and cohort is not None:
+        chunk = engine.fitting(cohort)
+    return name if chunk is None else f"{name}:{chunk}"
+
+
+def _like(shop: Workshop, engine: Engine) -> Engine:
+    return make(shop, getattr(engine, "name", "loop"), getattr(engine, "chunk", None))

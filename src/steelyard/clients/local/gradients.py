@@ -1,0 +1,108 @@
+"""Pieces of hand-derived training steps: the gradient of the loss at the outputs, and what SGD does with a gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from steelyard.learning import losses
+from steelyard.learning.training import TrainingSettings
+from steelyard.messages import LossState
+
+OutputGradient = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+"""(outputs [..., n, o], labels [..., n], weights [..., n]) → (gradient [..., n, o], loss of each sample [..., n])."""
+
+
+def output_gradient(loss: LossState) -> OutputGradient:
+    """Return the function that gives d(Σ weight · loss)/d outputs, and each sample's unweighted loss.
+
+    The weights hold κ of the sample's class over the number of samples of the step; 0 marks padding. The losses of
+    the papers have closed forms; any other goes through autograd, on the outputs alone.
+    """
+    closed = {
+        "cross-entropy": _cross_entropy,
+        "binary-cross-entropy": _binary_cross_entropy,
+        "squared-error": _squared_error,
+    }
+    return closed[loss.name] if loss.name in closed else _through_autograd(losses.per_sample(loss))
+
+
+def _cross_entropy(
+    outputs: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    logs = torch.log_softmax(outputs, dim=-1)
+    each = logs.gather(-1, labels[..., None]).squeeze(-1).neg_()
+    classes = torch.arange(outputs.shape[-1], device=outputs.device)
+    return logs.exp_().sub_((labels[..., None] == classes).to(logs.dtype)).mul_(weights[..., None]), each
+
+
+def _binary_cross_entropy(
+    outputs: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    logits, target = outputs.squeeze(-1), labels.to(outputs.dtype)
+    each = torch.nn.functional.binary_cross_entropy_with_logits(logits, target, reduction="none")
+    return torch.sigmoid(logits).sub_(target).mul_(weights)[..., None], each
+
+
+def _squared_error(
+    outputs: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    gap = outputs.squeeze(-1) - labels.to(outputs.dtype)
+    return (2 * gap * weights)[..., None], gap.square()
+
+
+def _through_autograd(each_of: losses.PerSample) -> OutputGradient:
+    def gradient(
+        outputs: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        with torch.enable_grad():
+            leaf = outputs.detach().flatten(0, -2).requires_grad_()
+            each = each_of(leaf, labels.flatten())
+            # A product with weight 0 would carry a nan of padding into the sum; where() does not.
+            flat = weights.flatten()
+            total = torch.where(flat > 0, each * flat, torch.zeros_like(each)).sum()
+            (slope,) = torch.autograd.grad(total, leaf)
+        return slope.view_as(outputs), each.detach().view_as(labels)
+
+    return gradient
+
+
+@dataclass(frozen=True)
+class Sgd:
+    """Local SGD as numbers: v ← m·v + g + λθ + μ(θ − Θ); θ ← θ − ηv."""
+
+    rate: float
+    momentum: float
+    decay: float
+    proximal: float
+
+    @classmethod
+    def of(cls, training: TrainingSettings) -> Sgd:
+        return cls(training.learning_rate, training.momentum, training.weight_decay, training.proximal)
+
+    @property
+    def plain(self) -> bool:
+        """Whether a step is θ ← θ − ηg, so that a gradient can be added into θ as it is computed."""
+        return not (self.momentum or self.decay or self.proximal)
+
+    def apply(
+        self,
+        parameters: torch.Tensor,
+        gradients: torch.Tensor,
+        velocity: torch.Tensor | None,
+        start: torch.Tensor | None,
+        rates: torch.Tensor | None = None,
+    ) -> None:
+        """Take one step in place; `rates` are step sizes per row (0 for a client that is done) instead of η."""
+        if self.decay:
+            gradients.add_(parameters, alpha=self.decay)
+        if self.proximal and start is not None:
+            gradients.add_(parameters, alpha=self.proximal).sub_(start, alpha=self.proximal)
+        if velocity is not None:
+            gradients = velocity.mul_(self.momentum).add_(gradients)
+        if rates is None:
+            parameters.sub_(gradients, alpha=self.rate)
+        else:
+            parameters.addcmul_(gradients, rates[:, None], value=-1)

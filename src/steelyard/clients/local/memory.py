@@ -1,0 +1,57 @@
+"""Room for the models of a cohort: taken once, used again as soon as nobody looks at it any more."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import sys
+import tempfile
+
+import torch
+
+
+class Pool:
+    """Gives out matrices in main memory; fresh pages cost more than the numbers written to them, so they are kept.
+
+    A block is free again when no tensor refers to it: the count of references to the block says so.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._blocks: list[mmap.mmap] = []
+
+    def matrix(self, rows: int, columns: int) -> torch.Tensor:
+        """Return an uninitialised float32 matrix; beyond the limit it lies in a file that is read as it is used."""
+        needed = 4 * rows * columns
+        if not needed:
+            return torch.empty((rows, columns))
+        if needed > self.limit:
+            return _in_file(rows, columns)
+        block = self._free(needed)
+        return torch.frombuffer(block, dtype=torch.float32, count=rows * columns).view(rows, columns)
+
+    def _free(self, needed: int) -> mmap.mmap:
+        # References of a free block: the list, the loop variable, and getrefcount's own argument.
+        for block in self._blocks:
+            if sys.getrefcount(block) <= 3 and needed <= len(block) <= 2 * needed:
+                return block
+        self._blocks = [block for block in self._blocks if sys.getrefcount(block) > 3]
+        fresh = mmap.mmap(-1, needed)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            fresh.madvise(mmap.MADV_HUGEPAGE)
+        self._blocks.append(fresh)
+        return fresh
+
+    def held(self) -> int:
+        """Return the bytes of all blocks."""
+        return sum(len(block) for block in self._blocks)
+
+
+def _in_file(rows: int, columns: int) -> torch.Tensor:
+    handle, path = tempfile.mkstemp(prefix="steelyard-updates-")
+    os.close(handle)
+    try:
+        matrix = torch.from_file(path, shared=True, size=rows * columns, dtype=torch.float32)
+    finally:
+        os.unlink(path)  # the mapping keeps the file alive as long as the matrix is
+    return matrix.view(rows, columns)

@@ -1,0 +1,117 @@
+"""Cases that every engine is held to: models, sizes, losses and SGD variants."""
+
+import numpy as np
+import torch
+from torch import nn
+
+from steelyard.clients.local import ComputeSettings, LocalClients, LocalServer
+from steelyard.data.dataset import ClientRows, Dataset, Population
+from steelyard.learning.models import ModelSettings
+from steelyard.learning.training import TrainingSettings
+from steelyard.messages import LossState, Task, Updates
+
+SIZES = (23, 9, 30, 1, 9, 16)
+
+
+def population(
+    shape: tuple[int, ...], classes: int, sizes: tuple[int, ...] = SIZES, seed: int = 0, bytes_: bool = False
+) -> Population:
+    draw = np.random.default_rng(seed)
+    count = sum(sizes) + 12
+    labels = torch.from_numpy(draw.integers(0, max(classes, 2), count))
+    if bytes_:
+        features = torch.from_numpy(draw.integers(0, 256, (count, *shape)).astype(np.uint8))
+    else:
+        features = torch.from_numpy(draw.normal(size=(count, *shape)).astype(np.float32))
+    if not classes:
+        labels = torch.from_numpy(draw.normal(size=count).astype(np.float32))
+    clients, begin = [], 0
+    rows = draw.permutation(count)
+    for number, size in enumerate(sizes):
+        clients.append(ClientRows(f"c{number}", np.sort(rows[begin : begin + size]), rows[-12 + number : -11 + number]))
+        begin += size
+    return Population(Dataset("toy", features, labels, classes), tuple(clients), rows[-12:])
+
+
+class Own(nn.Module):
+    """A user's module that vmap takes."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 12), nn.LayerNorm(12), nn.GELU(), nn.Linear(12, classes))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.body(x)
+
+
+class Drawing(nn.Module):
+    """A module that draws at random, so clients cannot share a step."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.dense = nn.Linear(64, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.dense(nn.functional.dropout(x.flatten(1), 0.3, self.training))
+
+
+class Normed(nn.Module):
+    """A module with running means, which change while it trains."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(64)
+        self.dense = nn.Linear(64, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.dense(self.norm(x.flatten(1)))
+
+
+MODELS = {
+    "cnn-digits": (ModelSettings(name="cnn-digits"), (8, 8), 10),
+    "cnn-odd": (ModelSettings(name="cnn", kernel=5, channels=(3, 5), hidden=(7,)), (2, 11, 9), 4),
+    "cnn-celeba": (ModelSettings(name="cnn-celeba", hidden=(8,), channels=(4, 6)), (3, 8, 8), 2),
+    "mlp": (ModelSettings(name="mlp", hidden=(16, 8)), (8, 8), 10),
+    "logistic": (ModelSettings(name="logistic"), (5,), 3),
+    "linear": (ModelSettings(name="linear"), (5,), 0),
+    "own": (ModelSettings(name=Own), (8, 8), 10),
+}
+TRAINING = {
+    "mini": TrainingSettings(learning_rate=0.1, batch_size=7, epochs=2),
+    "full": TrainingSettings(learning_rate=0.1, batch_size="full", epochs=3),
+    "heavy": TrainingSettings(
+        learning_rate=0.05, batch_size=8, epochs=2, momentum=0.6, weight_decay=0.01, proximal=0.2
+    ),
+}
+
+
+def trained(
+    engine: str,
+    people: Population,
+    model: ModelSettings,
+    training: TrainingSettings,
+    device: str = "cpu",
+    precision: str = "float32",
+) -> tuple[list[Updates], torch.Tensor, LocalClients]:
+    """Train two federations, one with class weights, in one call."""
+    clients = LocalClients(
+        {0: people, 1: people}, model, training,
+        ComputeSettings(engine=engine, device=device, precision=precision, threads=2),
+    )  # fmt: skip
+    start = LocalServer(clients).initial(0)
+    classes = people.dataset.classes
+    weights = tuple(1 + 0.5 * c for c in range(classes)) if classes else None
+    tasks = [
+        Task("plain", 0, 3, tuple(clients.names(0)), start),
+        Task("weighted", 1, 3, tuple(clients.names(0))[1:], start * 1.1, LossState(class_weights=weights)),
+    ]
+    return clients.train(tasks), start, clients
+
+
+def assert_alike(found: list[Updates], expected: list[Updates], start: torch.Tensor, tolerance: float) -> None:
+    for mine, theirs in zip(found, expected, strict=True):
+        assert mine.clients == theirs.clients
+        apart = torch.linalg.vector_norm((mine.payload.models - theirs.payload.models).cpu(), dim=1)
+        moved = torch.linalg.vector_norm(theirs.payload.models.cpu() - start.cpu(), dim=1)
+        assert float((apart / moved).max()) < tolerance
+        assert np.allclose(mine.losses, theirs.losses, rtol=max(10 * tolerance, 1e-4), atol=1e-5)
