@@ -1,9 +1,9 @@
 import warnings
 from pathlib import Path
 
-import engine_cases as cases
 import pytest
 import torch
+from tests.clients import engine_cases as cases
 
 from steelyard.clients.local import ComputeSettings, LocalClients, LocalServer
 from steelyard.clients.local.gradients import Sgd
