@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
 
 from steelyard import __version__
 from steelyard.errors import UserError
 from steelyard.recommend.commands import app as recommend_app
+
+if TYPE_CHECKING:
+    from steelyard.experiment.running import Result
 
 app = typer.Typer(
     name="steelyard",
@@ -28,6 +32,13 @@ SetOption = Annotated[
 ]
 FormatOption = Annotated[Format, typer.Option("--format", help="text for people, json for programs.")]
 OutOption = Annotated[Path | None, typer.Option("--out", help="The run's own folder; it must not hold a run yet.")]
+TableFormat = Literal["text", "markdown", "latex", "csv", "json"]
+TableFormatOption = Annotated[
+    TableFormat, typer.Option("--format", help="text, markdown or latex for people, csv or json for programs.")
+]
+BaselineOption = Annotated[
+    str | None, typer.Option("--baseline", help="Rule that the others are held against; default: DS alone.")
+]
 SeedOption = Annotated[int | None, typer.Option("--seed", help="Seed of everything; in place of the experiment's.")]
 
 
@@ -99,16 +110,82 @@ def resume(
     _finish(lambda: resume_run(folder, progress=True), format)
 
 
-def _finish(work: Any, format: Format) -> None:
+@app.command()
+def compare(
+    experiment: Annotated[str, typer.Argument(help="Name of a recipe, or path of a TOML file.")],
+    rules: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--rules",
+            help='Rules, with commas or one by one: DS, "LD>DS>MD", online, "online(LD>DS>MD)@20", greedy, bandit, '
+            '"budget(20)", fedavg, adafed, mean, recipe. Default: each criterion, all orders of up to three, online.',
+        ),
+    ] = None,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Number of seeds, counted from the first.")] = 1,
+    changes: SetOption = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="The first seed; default: the experiment's.")] = None,
+    out: OutOption = None,
+    baseline: BaselineOption = None,
+    format: TableFormatOption = "text",
+) -> None:
+    """Run several rules on the same cohorts and first models, and show the papers' tables."""
+    from steelyard.experiment.comparing import compare as run_comparison
+    from steelyard.experiment.comparing import load_comparison
+
+    described = load_comparison(experiment, changes or [], rules or [], seed)
+    if baseline is not None and baseline not in described.rules():
+        raise UserError(f"--baseline: got '{baseline}'; allowed: {', '.join(described.rules())}")
+    result = _watched(lambda: run_comparison(described, ["recipe"], seeds, out=out, progress=True))
+    _print_table(result.folder, baseline, format)
+    if format == "text":
+        print(f"run stored in {result.folder}")
+
+
+@app.command()
+def table(
+    folder: Annotated[Path, typer.Argument(help="Folder of a run or comparison.")],
+    baseline: BaselineOption = None,
+    format: TableFormatOption = "text",
+    curves: Annotated[
+        Path | None, typer.Option("--curves", help="Also write the accuracy curves to this .svg or .csv file.")
+    ] = None,
+) -> None:
+    """Show a comparison as the papers' tables: rounds to target, gains, intervals, tests, devices, samples, curves."""
+    _print_table(folder, baseline, format, curves)
+
+
+def _print_table(folder: Path, baseline: str | None, format: TableFormat, curves: Path | None = None) -> None:
+    from steelyard.experiment.running import read_experiment
+    from steelyard.report.comparison import compare_run
+    from steelyard.report.drawing import write_curves
+    from steelyard.report.tables import write_csv, write_tables
+
+    document = compare_run(folder, read_experiment(folder).rounds, baseline)
+    if curves is not None:
+        write_curves(document, curves)
+    if format == "json":
+        print_json(document)
+    elif format == "csv":
+        print(write_csv(document), end="")
+    else:
+        print(write_tables(document, format), end="")
+
+
+def _watched(work: Callable[[], Result]) -> Result:
+    """Do the work of a run; a stop by the user is said in one line."""
+    try:
+        return work()
+    except KeyboardInterrupt:
+        print("steelyard: stopped; `steelyard resume` on the run's folder continues it", file=sys.stderr)
+        raise typer.Exit(130) from None
+
+
+def _finish(work: Callable[[], Result], format: Format) -> None:
     from rich.console import Console
 
     from steelyard.report.summary import show
 
-    try:
-        result = work()
-    except KeyboardInterrupt:
-        print("steelyard: stopped; `steelyard resume` on the run's folder continues it", file=sys.stderr)
-        raise typer.Exit(130) from None
+    result = _watched(work)
     if format == "json":
         print_json(result.summary)
     else:

@@ -96,7 +96,11 @@ def test_barron_loss_adapts_shape_and_if_asked_scale():
 
 @pytest.mark.parametrize(
     ("given", "named"),
-    [({"adapt": "class-f1", "scale": 3.0}, "scale"), ({"adapt": "barron", "epsilon": 0.2}, "epsilon")],
+    [
+        ({"adapt": "class-f1", "scale": 3.0}, "scale"),
+        ({"adapt": "none", "lowest": 0.0}, "lowest"),
+        ({"adapt": "barron", "epsilon": 0.2}, "epsilon"),
+    ],
 )
 def test_a_parameter_of_the_other_loss_is_refused(given, named):
     with pytest.raises(ValueError, match=named):

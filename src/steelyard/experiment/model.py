@@ -9,7 +9,7 @@ from pydantic import model_validator
 
 from steelyard.clients.local.settings import ComputeSettings
 from steelyard.data.settings import DataSettings, PartitionSettings, check_together
-from steelyard.errors import UserError
+from steelyard.errors import UserError, listed
 from steelyard.experiment.sections import BaseExperiment
 from steelyard.learning.models import ModelSettings
 from steelyard.learning.training import TrainingSettings
@@ -70,15 +70,18 @@ class Experiment(BaseExperiment):
         """Refuse an adaptive loss that this data or partition cannot feed."""
         if rule.loss is None:
             return
-        self._check_server("weighing.loss: it adapts to the server's test set")
-        fits = "barron" if self._regression else "class-f1"
-        if rule.loss.adapt != fits and self.data.source != "memory":
+        if rule.loss.adapt != "none":
+            self._check_server("weighing.loss: it adapts to the server's test set")
+        fits = ("barron", "none") if self._regression else ("class-f1",)
+        if rule.loss.adapt not in fits and self.data.source != "memory":
             raise UserError(
-                f"weighing.loss.adapt: got '{rule.loss.adapt}' with data.source = '{self.data.source}'; allowed: {fits}"
+                f"weighing.loss.adapt: got '{rule.loss.adapt}' with data.source = '{self.data.source}'; "
+                f"allowed: {listed(fits)}"
             )
-        if rule.loss.adapt == "barron" and self.training.loss not in ("auto", "barron"):
+        if rule.loss.adapt in ("barron", "none") and self.training.loss not in ("auto", "barron"):
             raise UserError(
-                f"training.loss: got '{self.training.loss}' with weighing.loss.adapt = 'barron'; allowed: auto, barron"
+                f"training.loss: got '{self.training.loss}' with weighing.loss.adapt = '{rule.loss.adapt}'; "
+                "allowed: auto, barron"
             )
 
     @property

@@ -55,6 +55,13 @@ class Result:
 
         return summarise(self.folder, self.experiment.rounds)
 
+    @cached_property
+    def table(self) -> dict[str, Any]:
+        """The rules compared, as one document; the same that `steelyard table --format json` prints."""
+        from steelyard.report.comparison import compare_run
+
+        return compare_run(self.folder, self.experiment.rounds)
+
 
 def federations_of(experiment: BaseExperiment, seeds: Sequence[int] | None = None) -> list[Federation]:
     """Return every rule of an experiment with every seed as a federation, the main rule first."""
@@ -83,7 +90,8 @@ def make_loss(experiment: BaseExperiment, settings: LossSettings | None) -> Loss
         return FixedLoss(LossState(name))
     if settings.adapt == "class-f1":
         return ClassF1Loss(name, settings.epsilon)
-    return BarronLoss(settings.scale, settings.adapt_scale, settings.lowest)
+    adapts = settings.adapt == "barron"
+    return BarronLoss(settings.shape, settings.scale, settings.adapt_scale, settings.lowest, adapts)
 
 
 def plan_of(experiment: BaseExperiment) -> Plan:

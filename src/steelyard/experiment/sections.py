@@ -145,6 +145,23 @@ class BaseExperiment(Section):
 
         return run(self, out=out, dataset=dataset, progress=progress)
 
+    def compare(
+        self,
+        rules: Sequence[str] = (),
+        seeds: int = 1,
+        out: str | Path | None = None,
+        *,
+        dataset: Dataset | None = None,
+        progress: bool = False,
+    ) -> Result:
+        """Run several rules on the same cohorts and first models, with some seeds; `result.table` compares them.
+
+        Rules are written as for `steelyard compare`; without any, each criterion, every order of them, and online.
+        """
+        from steelyard.experiment.comparing import compare
+
+        return compare(self, rules, seeds, out=out, dataset=dataset, progress=progress)
+
     def changed(self, changes: Mapping[str, Any]) -> BaseExperiment:
         """Return a copy with some fields changed, by dotted name: changed({"rounds.count": 50})."""
         from steelyard.experiment.loading import build, put

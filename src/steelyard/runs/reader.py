@@ -29,12 +29,12 @@ class History:
         self.folder = Path(folder)
         connect(self.folder, write=False).close()
 
-    def _read(self, query: str) -> pd.DataFrame:
+    def _read(self, query: str, values: tuple[str | int, ...] = ()) -> pd.DataFrame:
         import pandas as pd
 
         connection = connect(self.folder, write=False)
         try:
-            return pd.read_sql_query(query, connection)
+            return pd.read_sql_query(query, connection, params=values)
         except sqlite3.DatabaseError as error:
             raise UserError(f"{self.folder}: the run's database cannot be read: {error}") from error
         finally:
@@ -101,8 +101,11 @@ class History:
 
     def scores(self, rule: str, seed: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Return (rounds, local scores [rounds, clients]) of one federation, round 0 left out."""
-        frame = self.evaluations
-        mine = frame[(frame["rule"] == rule) & (frame["seed"] == seed) & (frame["round"] > 0)]
+        mine = self._read(
+            "SELECT e.round, c.name AS client, score FROM evaluations e JOIN federations f ON f.id = e.federation "
+            "JOIN clients c ON c.id = e.client WHERE f.rule = ? AND f.seed = ? AND e.round > 0",
+            (rule, seed),
+        )
         table = mine.pivot(index="round", columns="client", values="score")
         return table.index.to_numpy(np.int64), table.to_numpy(np.float64)
 

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from pydantic import Field, model_validator
 
-from steelyard.errors import UserError
+from steelyard.errors import UserError, listed
 from steelyard.messages import Floats, LossState, ServerTest
 from steelyard.settings import Section
 from steelyard.weighing.criteria import CohortView, server_criterion
@@ -57,23 +57,26 @@ def validation_error(view: CohortView) -> Floats:
 class LossSettings(Section):
     """[weighing.loss]: the loss adapts between rounds to how the new model does on the server's test set (AdaFed)."""
 
-    adapt: Literal["class-f1", "barron"] = "class-f1"
+    adapt: Literal["class-f1", "barron", "none"] = "class-f1"
     """class-f1: each class counts κ_c = 1/(F1_c + ε); barron: regression with Barron's general loss, whose shape α goes
-    down as the errors get heavier tails."""
+    down as the errors get heavier tails; none: Barron's loss with shape and scale as given, to compare with."""
     epsilon: float = Field(default=0.1, gt=0)
     """class-f1: ε, which bounds κ by 1/ε."""
+    shape: float = Field(default=2.0, ge=-10, le=2)
+    """barron, none: shape α of the first round; 2 is the squared error, 1 Charbonnier, 0 Cauchy, -2 Geman-McClure."""
     scale: float = Field(default=1.0, gt=0)
-    """barron: scale c of the first round: the size of an error that is not yet an outlier."""
+    """barron, none: scale c of the first round: the size of an error that is not yet an outlier."""
     adapt_scale: bool = False
     """barron: whether c follows the errors too (c = √(π/2)·MAE, the deviation of normal errors with that mean)."""
     lowest: float = Field(default=-2.0, ge=-10, le=2)
-    """barron: the least α; 2 is the squared error, 1 Charbonnier, 0 Cauchy, -2 Geman-McClure."""
+    """barron: the least α."""
 
     @model_validator(mode="after")
     def _fits(self) -> LossSettings:
-        for name in ("scale", "adapt_scale", "lowest"):
-            if self.adapt != "barron" and getattr(self, name) != type(self).model_fields[name].default:
-                raise UserError(f"{name}: given with adapt = '{self.adapt}'; allowed only with barron")
+        homes = {"shape": ("barron", "none"), "scale": ("barron", "none"), "adapt_scale": ("barron",)}
+        for name, allowed in {**homes, "lowest": ("barron",)}.items():
+            if self.adapt not in allowed and getattr(self, name) != type(self).model_fields[name].default:
+                raise UserError(f"{name}: given with adapt = '{self.adapt}'; allowed only with {listed(allowed)}")
         if self.adapt != "class-f1" and self.epsilon != 0.1:
             raise UserError(f"epsilon: given with adapt = '{self.adapt}'; allowed only with class-f1")
         return self
@@ -123,13 +126,14 @@ def barron_shape(rmse: float, mae: float, lowest: float = -2.0) -> float:
 class BarronLoss:
     """Barron's general robust loss for regression; shape α and, if asked, scale c follow the new model's errors."""
 
+    shape: float = 2.0
     scale: float = 1.0
     adapt_scale: bool = False
     lowest: float = -2.0
     adapts: bool = True
 
     def first(self) -> LossState:
-        return LossState("barron", shape=2.0, scale=self.scale)
+        return LossState("barron", shape=self.shape, scale=self.scale)
 
     def after(self, loss: LossState, test: ServerTest) -> LossState:
         if "mae" not in test.errors:

@@ -159,7 +159,7 @@ def label(settings: WeighingSettings) -> str:
     if settings.adjust is not None:
         limit = "" if settings.adjust.budget is None else f"@{settings.adjust.budget}"
         text = f"{settings.adjust.strategy}({text}){limit}"
-    return text if settings.loss is None else f"{text}+{settings.loss.adapt}"
+    return text if settings.loss is None or settings.loss.adapt == "none" else f"{text}+{settings.loss.adapt}"
 
 
 class Rule:

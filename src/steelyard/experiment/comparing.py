@@ -1,0 +1,194 @@
+"""Comparing rules: several of them on the same cohorts, first models and partitions, over several seeds."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from itertools import permutations
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from steelyard.errors import UserError, listed, nearest
+from steelyard.experiment.loading import build, change, explain, parse, source_text
+from steelyard.experiment.sections import BaseExperiment
+from steelyard.weighing import criteria as registry
+from steelyard.weighing import plugins
+from steelyard.weighing.rule import WeighingSettings, label, parse_priority, show_priority
+
+if TYPE_CHECKING:
+    from steelyard.data.dataset import Dataset
+    from steelyard.experiment.running import Result
+
+STRATEGIES = ("online", "greedy", "bandit")
+WORDS = (*STRATEGIES, "budget(20)", "fedavg", "adafed", "adafed-weights", "mean", "product", "recipe")
+CHECKPOINTS = 10
+"""How many checkpoints a comparison writes: each holds the models of all rules and seeds."""
+
+
+def load_comparison(
+    name_or_file: str | Path, changes: Sequence[str] = (), rules: Sequence[str] = (), seed: int | None = None
+) -> BaseExperiment:
+    """Load a recipe or file as `steelyard compare` does: with the rules to compare in place of its own.
+
+    Unless the file or a change says otherwise, right or wrong is recorded for every test sample of the last round,
+    and checkpoints are written ten times a run.
+    """
+    document = parse(source_text(name_or_file), str(name_or_file))
+    for assignment in changes:
+        change(document, assignment)
+    if seed is not None:
+        document["seed"] = seed
+    document.setdefault("rounds", {}).setdefault("samples", True)
+    experiment = build(document, str(name_or_file))
+    if "checkpoint_every" not in document.get("store", {}):
+        every = max(1, experiment.rounds.count // CHECKPOINTS)
+        experiment = experiment.changed({"store.checkpoint_every": every})
+    return with_rules(experiment, rules)
+
+
+def compare(
+    experiment: BaseExperiment,
+    rules: Sequence[str] = (),
+    seeds: int = 1,
+    *,
+    out: str | Path | None = None,
+    dataset: Dataset | None = None,
+    progress: bool = False,
+) -> Result:
+    """Run rules side by side with `seeds` seeds, counted from the experiment's; what `Experiment.compare` does."""
+    from steelyard.experiment.running import run
+
+    if seeds < 1:
+        raise UserError(f"--seeds: got {seeds}; allowed: a whole number from 1")
+    chosen = [experiment.seed + number for number in range(seeds)]
+    return run(with_rules(experiment, rules), out=out, seeds=chosen, dataset=dataset, progress=progress)
+
+
+def with_rules(experiment: BaseExperiment, texts: Sequence[str]) -> BaseExperiment:
+    """Return the experiment with these rules, the first as its main rule; without any, with the default ones."""
+    found = parse_rules(texts, experiment) if texts else default_rules(experiment)
+    (first, settings), *rest = found.items()
+    main = settings if label(settings) == first else settings.model_copy(update={"name": first})
+    document = experiment.model_dump(mode="json", exclude_none=True)
+    document["weighing"] = _plain(main)
+    document["beside"] = {name: _plain(beside) for name, beside in rest}
+    return build(document, "--rules")
+
+
+def _plain(settings: WeighingSettings) -> dict[str, Any]:
+    return settings.model_dump(mode="json", exclude_none=True)
+
+
+def default_rules(experiment: BaseExperiment) -> dict[str, WeighingSettings]:
+    """Return each criterion alone, every order of up to three, and online; the recipe's own rules if it has no order.
+
+    With more than three criteria the orders are too many to run: the recipe's own stands for them.
+    """
+    base = experiment.weighing
+    if base.score != "prioritized" or len(base.criteria) < 2:
+        return experiment.rules()
+    orders = list(permutations(range(len(base.criteria)))) if len(base.criteria) <= 3 else [base.order()]
+    texts = [*base.criteria, *(show_priority(order, base.criteria) for order in orders), "online"]
+    return parse_rules(texts, experiment)
+
+
+def parse_rules(texts: Sequence[str], experiment: BaseExperiment) -> dict[str, WeighingSettings]:
+    """Read rules such as "DS", "LD>DS>MD", "online(LD>DS>MD)@20", "fedavg", separated by commas or given one by one.
+
+    What each word means is in docs/experiments.md. The recipe's criteria and plugins are the frame.
+    """
+    for place in experiment.weighing.plugins:
+        plugins.load_module(place)
+    found: dict[str, WeighingSettings] = {}
+    for text in texts:
+        for word in _split(text):
+            if word == "recipe":
+                found.update(experiment.rules())
+            elif word in experiment.rules():
+                found[word] = experiment.rules()[word]
+            else:
+                name, settings = _rule(word, experiment)
+                found[name] = settings
+    if not found:
+        raise UserError(f"--rules: got nothing; allowed: orders such as DS>LD>MD, or {listed(WORDS)}")
+    return found
+
+
+def _split(text: str) -> list[str]:
+    """Split at commas outside parentheses."""
+    return [part.strip() for part in re.split(r",(?![^()]*\))", text) if part.strip()]
+
+
+def _rule(word: str, experiment: BaseExperiment) -> tuple[str, WeighingSettings]:
+    given = _described(word, experiment)
+    plugs = list(experiment.weighing.plugins)
+    try:
+        settings = WeighingSettings.model_validate({**given, "plugins": plugs})
+    except ValidationError as error:
+        raise UserError(f"--rules: '{word}': {explain(error, WeighingSettings)}") from None
+    return label(settings), settings
+
+
+def _described(word: str, experiment: BaseExperiment) -> Mapping[str, Any]:
+    base = experiment.weighing
+    if word == "fedavg":
+        return {"criteria": ["DS"], "name": "fedavg"}
+    if word in ("adafed", "adafed-weights"):
+        return _adafed(word, experiment)
+    match = re.fullmatch(r"([a-z-]+)(?:\(([^()]*)\))?(?:@(\d+))?(?:\^([0-9.]+))?", word)
+    if match is None:
+        return _ordered(word, base)
+    kind, inside, limit, power = match.groups()
+    if kind == "budget" and inside is not None and inside.isdigit():
+        return {**_ordered(None, base), "adjust": {"strategy": "online", "budget": int(inside)}, "name": word}
+    if kind in STRATEGIES:
+        adjust = {"strategy": kind} if limit is None else {"strategy": kind, "budget": int(limit)}
+        return {**_ordered(inside, base), "adjust": adjust}
+    if kind in ("mean", "product", "power"):
+        criteria = list(base.criteria) if inside is None else [part.strip() for part in inside.split(",")]
+        for name in criteria:
+            _known(name, word)
+        return {"criteria": criteria, "score": kind, **({} if power is None else {"power": _number(power, word)})}
+    raise UserError(f"--rules: got '{word}'{nearest(word, WORDS)}; allowed: criteria, orders of them, {listed(WORDS)}")
+
+
+def _ordered(text: str | None, base: WeighingSettings) -> dict[str, Any]:
+    """Read an order; over the recipe's own criteria it keeps their listed order, in which others are tried."""
+    if text is None or not text.strip():
+        return {"criteria": list(base.criteria), **({"priority": base.priority} if base.priority else {})}
+    names = [part.strip() for part in text.split(">")]
+    for name in names:
+        _known(name, text)
+    if len(set(names)) != len(names):
+        raise UserError(f"--rules: got '{text}'; allowed: each criterion once")
+    if sorted(names) == sorted(base.criteria) and len(names) > 1:
+        parse_priority(">".join(names), base.criteria)
+        return {"criteria": list(base.criteria), "priority": ">".join(names)}
+    return {"criteria": names}
+
+
+def _known(name: str, word: str) -> None:
+    table = registry.known()
+    if name not in table:
+        raise UserError(
+            f"--rules: '{word}' names no rule or criterion '{name}'{nearest(name, [*table, *WORDS])}; "
+            f"allowed: criteria ({listed(table)}), orders of them such as DS>LD>MD, {listed(WORDS)}"
+        )
+
+
+def _adafed(word: str, experiment: BaseExperiment) -> dict[str, Any]:
+    data = getattr(experiment, "data", None)
+    regression = data is not None and (data.source == "diabetes" or data.task == "regression")
+    given: dict[str, Any] = {"criteria": ["VE" if regression else "VP"], "when_zero": "keep", "name": word}
+    if word == "adafed":
+        given["loss"] = {"adapt": "barron" if regression else "class-f1"}
+    return given
+
+
+def _number(text: str, word: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UserError(f"--rules: got '{word}'; allowed: a number after ^") from None

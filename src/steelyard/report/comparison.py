@@ -1,0 +1,330 @@
+"""The comparison of rules as one document: rounds to target and gains, devices, samples, curves, verdicts.
+
+All figures are pure functions of what a run recorded; `tables` writes the document for people.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steelyard.errors import UserError, listed, nearest
+from steelyard.experiment.sections import RoundSettings
+from steelyard.messages import Floats
+from steelyard.report.figures import jain, rounds_to_target, worst_tenth
+from steelyard.report.statistics import Estimate, estimate, holm, paired_p, verdict
+from steelyard.runs.reader import History
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """What one rule did with one seed."""
+
+    rule: str
+    seed: int
+    rounds: NDArray[np.int64]
+    scores: Floats
+    """[rounds, devices]: local accuracy, or another score for which more is better."""
+    overall: Floats
+    """[rounds]: over all test samples."""
+    tests: int
+    """Testing rounds of the whole run."""
+    orders: Mapping[str, int]
+    """How many rounds kept which priority order."""
+    server: Mapping[str, float]
+    """Figures of the last model on the server's reporting rows."""
+    hits: NDArray[np.bool_] | None = None
+    """Right or wrong for every test sample in the last round."""
+
+
+def read_curves(history: History) -> list[Curve]:
+    """Return every federation of a run as a curve, rules in the order in which the run lists them."""
+    frame = history.rounds
+    curves: list[Curve] = []
+    for federation in history.federations.to_dict("records"):
+        rule, seed = str(federation["rule"]), int(federation["seed"])
+        mine = frame[(frame["rule"] == rule) & (frame["seed"] == seed) & (frame["round"] > 0)]
+        measured = mine[mine["accuracy"].notna()]
+        rounds, scores = history.scores(rule, seed)
+        kept = mine["priority"].dropna().value_counts(sort=False)
+        curves.append(
+            Curve(
+                rule,
+                seed,
+                rounds,
+                scores,
+                measured["accuracy"].to_numpy(np.float64),
+                int(mine["tests"].sum()),
+                {str(order): int(count) for order, count in kept.items()},
+                _server(mine[mine["server_metrics"].notna()]),
+                history.hits(rule, seed),
+            )
+        )
+    return curves
+
+
+def _server(frame: Any) -> dict[str, float]:
+    if not len(frame):
+        return {}
+    last = frame.iloc[-1]
+    metrics = json.loads(last["server_metrics"])
+    found = {name: float(value) for name, value in metrics.items() if not isinstance(value, list)}
+    if "f1" in metrics:
+        found |= {"accuracy": float(last["server_accuracy"]), "macro_f1": float(last["server_macro_f1"])}
+    return found
+
+
+def compare_run(folder: Path | str, settings: RoundSettings, baseline: str | None = None) -> dict[str, Any]:
+    """Return the comparison of a run's rules as one JSON-ready document; `steelyard table --format json` prints it."""
+    history = History(folder)
+    curves = read_curves(history)
+    chosen = find_baseline(history, baseline)
+    rounds = history.rounds
+    if not len(rounds) or not any(len(curve.rounds) for curve in curves):
+        raise UserError(f"{folder}: no round has been evaluated yet; allowed: a run with at least one")
+    limit = settings.count
+    return {
+        "run": str(folder),
+        "status": history.info.get("status", "unknown"),
+        "rounds": int(rounds["round"].max()),
+        "limit": limit,
+        **describe(curves, chosen, settings.all_targets, settings.shares, limit),
+    }
+
+
+def find_baseline(history: History, wanted: str | None) -> str:
+    """Return the rule that the others are held against: the one asked for, else dataset size alone, else the first."""
+    rules = {str(row["rule"]): json.loads(row["settings"]) for row in history.federations.to_dict("records")}
+    if wanted is not None:
+        if wanted not in rules:
+            raise UserError(f"--baseline: got '{wanted}'{nearest(wanted, rules)}; allowed: {listed(rules)}")
+        return wanted
+    for name, settings in rules.items():
+        loss = settings.get("loss") or {"adapt": "none"}
+        if list(settings["criteria"]) == ["DS"] and loss["adapt"] == "none":
+            return name
+    return next(iter(rules))
+
+
+def describe(
+    curves: Sequence[Curve], baseline: str, targets: Sequence[float], shares: Sequence[float], limit: int
+) -> dict[str, Any]:
+    """Return all tables of a comparison as plain values."""
+    rules = list(dict.fromkeys(curve.rule for curve in curves))
+    rules = [baseline, *(rule for rule in rules if rule != baseline)]
+    table = {(curve.rule, curve.seed): curve for curve in curves}
+    seeds = sorted({curve.seed for curve in curves})
+    # The tables of the papers are about accuracy; a score that goes below 0 is an error, which has no such targets.
+    accurate = all(float(curve.scores.min(initial=0.0)) >= 0 for curve in curves)
+    gains: dict[str, list[list[float]]] = {rule: [] for rule in rules}
+    sections: list[dict[str, Any]] = []
+    for target in targets if accurate else ():
+        section = rounds_section(table, rules, seeds, target, shares, limit)
+        sections.append(section)
+        for row in section["rows"][1:]:
+            gains[row["rule"]].append(row["average"]["values"])
+    measured = _measures(table, rules, seeds, gains)
+    return {
+        "baseline": baseline,
+        "rules": rules,
+        "seeds": seeds,
+        "confidence": 0.95,
+        "rounds_to_target": sections,
+        "verdicts": verdicts(measured, baseline, rules),
+        "devices": [_devices(rule, [table[rule, seed] for seed in seeds]) for rule in rules],
+        "server": [_server_row(rule, [table[rule, seed] for seed in seeds]) for rule in rules],
+        "testing": [_testing(rule, [table[rule, seed] for seed in seeds]) for rule in rules],
+        "right_wrong": [found for rule in rules[1:] if (found := _matrix(table, baseline, rule, seeds))],
+        "curves": [_curve(rule, [table[rule, seed] for seed in seeds]) for rule in rules],
+    }
+
+
+def rounds_section(
+    table: Mapping[tuple[str, int], Curve],
+    rules: Sequence[str],
+    seeds: Sequence[int],
+    target: float,
+    shares: Sequence[float],
+    limit: int,
+) -> dict[str, Any]:
+    """Return one target's part of the papers' tables: rounds of the baseline (the first rule), gains of the others.
+
+    A target that is not reached counts as the round limit, so that both unreached is a gain of 0 (SPEC §6).
+    """
+    reached = {
+        key: [rounds_to_target(curve.rounds, curve.scores, target, share) for share in shares]
+        for key, curve in table.items()
+    }
+    counted = {key: [limit if found is None else found for found in row] for key, row in reached.items()}
+    base = rules[0]
+    rows: list[dict[str, Any]] = []
+    for rule in rules:
+        by_seed = [
+            counted[rule, seed] if rule == base else np.subtract(counted[base, seed], counted[rule, seed]).tolist()
+            for seed in seeds
+        ]
+        cells = [
+            {
+                "share": share,
+                "unreached": sum(reached[rule, seed][place] is None for seed in seeds),
+                **estimate([float(row[place]) for row in by_seed]).as_json(),
+            }
+            for place, share in enumerate(shares)
+        ]
+        average = estimate([math.fsum(row) / len(shares) for row in by_seed])
+        kind = "rounds" if rule == base else "gain"
+        rows.append({"rule": rule, "kind": kind, "cells": cells, "average": average.as_json()})
+    return {"target": target, "shares": list(shares), "rows": rows}
+
+
+def _measures(
+    table: Mapping[tuple[str, int], Curve],
+    rules: Sequence[str],
+    seeds: Sequence[int],
+    gains: Mapping[str, list[list[float]]],
+) -> dict[str, dict[str, list[float]]]:
+    """Return for each measure and rule the differences from the baseline, one per seed; more is better."""
+    measures: dict[str, dict[str, list[float]]] = {}
+    if any(gains.values()):
+        measures["gain"] = {rule: np.mean(gains[rule], axis=0).tolist() for rule in rules[1:]}
+
+    def against_baseline(figure: Callable[[Curve], float]) -> dict[str, list[float]]:
+        return {
+            rule: [figure(table[rule, seed]) - figure(table[rules[0], seed]) for seed in seeds] for rule in rules[1:]
+        }
+
+    measures["final"] = against_baseline(lambda curve: float(curve.overall[-1]))
+    known = set.intersection(*(set(curve.server) for curve in table.values()))
+    for name in ("accuracy", "macro_f1"):
+        if name in known:
+            measures[f"server_{name}"] = against_baseline(lambda curve, name=name: curve.server[name])
+    if "mape" in known:
+        measures["server_mape"] = against_baseline(lambda curve: -curve.server["mape"])
+    return measures
+
+
+def verdicts(
+    measured: Mapping[str, Mapping[str, Sequence[float]]], baseline: str, rules: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Test every rule against the baseline, per measure with Holm's correction over the rules, and say it in words."""
+    found: dict[str, dict[str, Any]] = {rule: {} for rule in rules[1:]}
+    for measure, by_rule in measured.items():
+        raw = [paired_p(by_rule[rule]) for rule in rules[1:]]
+        for rule, p, adjusted in zip(rules[1:], raw, holm(raw), strict=True):
+            mean = estimate(by_rule[rule])
+            found[rule][measure] = {
+                **mean.as_json(),
+                "p": p,
+                "p_holm": adjusted,
+                "verdict": verdict(mean.mean, adjusted),
+            }
+    return [{"rule": rule, **tests, "sentence": sentence(rule, baseline, tests)} for rule, tests in found.items()]
+
+
+_PHRASES: dict[str, tuple[str, str, float]] = {
+    # measure: what is compared, unit, factor
+    "gain": ("rounds to the targets", "rounds gained on average", 1.0),
+    "final": ("score after the last round", "points", 100.0),
+    "server_accuracy": ("accuracy on the server's test set", "points", 100.0),
+    "server_macro_f1": ("macro F1 on the server's test set", "", 1.0),
+    "server_mape": ("error on the server's test set", "points of MAPE saved", 100.0),
+}
+
+
+def sentence(rule: str, baseline: str, tests: Mapping[str, Mapping[str, Any]]) -> str:
+    """Say plainly whether a rule is better, worse or not distinguishable from the baseline, measure by measure."""
+    parts: list[str] = []
+    for measure, test in tests.items():
+        what, unit, factor = _PHRASES[measure]
+        if measure == "final" and "server_mape" in tests:
+            what, unit, factor = "score (−RMSE) after the last round", "", 1.0
+        amount = f"{test['mean'] * factor:+.3g} {unit}".strip()
+        if test["verdict"] == "untested":
+            parts.append(f"{what} {amount}")
+            continue
+        low, high = test["low"] * factor, test["high"] * factor
+        parts.append(
+            f"{test['verdict']} in {what} ({amount}, 95 % interval {low:+.3g} to {high:+.3g}, "
+            f"p = {test['p_holm']:.2g} after Holm's correction)"
+        )
+    text = f"{rule} against {baseline}: {'; '.join(parts)}."
+    single = any(test["verdict"] == "untested" for test in tests.values())
+    return f"{text} One seed: chance cannot be told from effect." if single else text
+
+
+def _over_seeds(curves: Sequence[Curve], figure: Callable[[Curve], float]) -> dict[str, Any]:
+    return estimate([figure(curve) for curve in curves]).as_json()
+
+
+def _devices(rule: str, curves: Sequence[Curve]) -> dict[str, Any]:
+    """How the last model serves the devices: over all samples, the worst tenth, LEAF's percentiles, spread, Jain."""
+
+    def percentile(place: float) -> Callable[[Curve], float]:
+        return lambda curve: float(np.percentile(curve.scores[-1], place))
+
+    return {
+        "rule": rule,
+        "final": _over_seeds(curves, lambda curve: float(curve.overall[-1])),
+        "best": _over_seeds(curves, lambda curve: float(curve.overall.max())),
+        "worst_tenth": _over_seeds(curves, lambda curve: worst_tenth(curve.scores[-1])),
+        "p10": _over_seeds(curves, percentile(10)),
+        "p90": _over_seeds(curves, percentile(90)),
+        "spread": _over_seeds(curves, lambda curve: float(np.std(curve.scores[-1]))),
+        "jain": _over_seeds(curves, lambda curve: jain(curve.scores[-1])),
+    }
+
+
+def _server_row(rule: str, curves: Sequence[Curve]) -> dict[str, Any]:
+    names = sorted(set.intersection(*(set(curve.server) for curve in curves)))
+    return {"rule": rule, **{name: _over_seeds(curves, lambda curve, name=name: curve.server[name]) for name in names}}
+
+
+def _testing(rule: str, curves: Sequence[Curve]) -> dict[str, Any]:
+    kept: dict[str, int] = {}
+    for curve in curves:
+        for order, count in curve.orders.items():
+            kept[order] = kept.get(order, 0) + count
+    return {
+        "rule": rule,
+        "testing_rounds": _over_seeds(curves, lambda curve: float(curve.tests)),
+        "orders_kept": dict(sorted(kept.items(), key=lambda item: (-item[1], item[0]))),
+    }
+
+
+def _matrix(
+    table: Mapping[tuple[str, int], Curve], baseline: str, rule: str, seeds: Sequence[int]
+) -> dict[str, Any] | None:
+    """Count test samples that baseline and rule get right or wrong in the last round, summed over seeds."""
+    counts = np.zeros((2, 2), dtype=np.int64)
+    for seed in seeds:
+        ours, theirs = table[baseline, seed].hits, table[rule, seed].hits
+        if ours is None or theirs is None or len(ours) != len(theirs):
+            return None
+        np.add.at(counts, (ours.astype(np.int64), theirs.astype(np.int64)), 1)
+    return {
+        "rule": rule,
+        "both_wrong": int(counts[0, 0]),
+        "only_rule_right": int(counts[0, 1]),
+        "only_baseline_right": int(counts[1, 0]),
+        "both_right": int(counts[1, 1]),
+    }
+
+
+def _curve(rule: str, curves: Sequence[Curve]) -> dict[str, Any]:
+    """Mean and interval of the overall score, round by round, as far as all seeds went."""
+    length = min(len(curve.rounds) for curve in curves)
+    points: list[Estimate] = [estimate([float(curve.overall[i]) for curve in curves]) for i in range(length)]
+    return {
+        "rule": rule,
+        "rounds": curves[0].rounds[:length].tolist(),
+        "mean": [point.mean for point in points],
+        "low": [point.low for point in points],
+        "high": [point.high for point in points],
+    }

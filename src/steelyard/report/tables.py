@@ -1,0 +1,172 @@
+"""The papers' tables, written for people: text, Markdown, LaTeX or CSV from the document of `comparison`."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from steelyard.report.grids import Grid, Style, render
+
+_BARS = "▁▂▃▄▅▆▇█"
+
+
+def write_tables(document: Mapping[str, Any], style: Style) -> str:
+    """Return all tables of a comparison and a sentence per rule."""
+    sentences = [test["sentence"] for test in document["verdicts"]]
+    return render(grids(document), sentences, style)
+
+
+def grids(document: Mapping[str, Any]) -> list[Grid]:
+    """Return the tables of a comparison: rounds to target, devices, server, testing rounds, samples, curves."""
+    several = len(document["seeds"]) > 1
+    found = [_rounds(section, document, several) for section in document["rounds_to_target"]]
+    found.append(_devices(document, several))
+    found += _server(document, several)
+    found += _testing(document)
+    found += _samples(document)
+    found.append(_curves(document))
+    return found
+
+
+def _number(value: float, digits: int) -> str:
+    """Write a number with a true minus sign; -0.0 is 0."""
+    text = f"{value:.{digits}f}"
+    return text.replace("-", "−") if float(text) else text.replace("-", "")
+
+
+def cell(value: Mapping[str, Any], digits: int = 1, factor: float = 1.0) -> str:
+    """Write an estimate as "mean±half", or the mean alone for one seed."""
+    mean = value["mean"] * factor
+    if len(value["values"]) < 2:
+        whole = digits == 1 and factor == 1.0 and float(mean).is_integer()
+        return _number(mean, 0 if whole else digits)
+    return f"{_number(mean, digits)}±{_number((value['high'] - value['low']) / 2 * factor, digits)}"
+
+
+def _rounds(section: Mapping[str, Any], document: Mapping[str, Any], several: bool) -> Grid:
+    seeds = len(document["seeds"])
+    rows: list[tuple[str, ...]] = []
+    for row in section["rows"]:
+        base = row["kind"] == "rounds"
+        cells = ["–" if base and part["unreached"] == seeds else cell(part) for part in row["cells"]]
+        rows.append((row["rule"] + (" (rounds)" if base else ""), *cells, cell(row["average"], 2)))
+    note = f"First row: rounds; others: rounds gained over it. Not reached counts as round {document['limit']}"
+    note += f"; – : in no seed. Mean ± 95 % interval over {seeds} seeds." if several else "; – : not reached. One seed."
+    headings = ("rule", *(f"{share:.0%}" for share in section["shares"]), "average")
+    return Grid(f"Rounds until a share of the devices reach {section['target']:.0%}", headings, tuple(rows), note)
+
+
+def _devices(document: Mapping[str, Any], several: bool) -> Grid:
+    # An error is shown as it is, an accuracy in per cent.
+    percent = 100.0 if all(row["p10"]["mean"] >= 0 for row in document["devices"]) else 1.0
+    columns = ("final", "best", "worst_tenth", "p10", "p90", "spread")
+    rows = [
+        (row["rule"], *(cell(row[name], 2, percent) for name in columns), cell(row["jain"], 4))
+        for row in document["devices"]
+    ]
+    unit = " (%)" if percent == 100.0 else ""
+    names = ("final", "best round", "worst tenth", "10th perc.", "90th perc.", "std. dev.")
+    headings = ("rule", *(f"{name}{unit}" for name in names), "Jain")
+    note = f"Final: over all test samples after round {document['rounds']}; the rest over devices."
+    return Grid("Local scores after the last round", headings, tuple(rows), note)
+
+
+def _server(document: Mapping[str, Any], several: bool) -> list[Grid]:
+    names = [name for name in document["server"][0] if name != "rule"]
+    names = [name for name in names if all(name in row for row in document["server"])]
+    if not names:
+        return []
+    percent = {"accuracy": 100.0, "mape": 100.0}
+    rows = [
+        (row["rule"], *(cell(row[name], 3 if name == "macro_f1" else 2, percent.get(name, 1.0)) for name in names))
+        for row in document["server"]
+    ]
+    headings = ("rule", *(f"{name.replace('_', ' ')}{' (%)' if name in percent else ''}" for name in names))
+    return [Grid("The last model on the server's reporting rows", headings, tuple(rows))]
+
+
+def _testing(document: Mapping[str, Any]) -> list[Grid]:
+    used = [row for row in document["testing"] if row["testing_rounds"]["mean"] > 0]
+    if not used:
+        return []
+    rows = [
+        (
+            row["rule"],
+            str(document["rounds"]),
+            cell(row["testing_rounds"]),
+            ", ".join(f"{order} {count}" for order, count in row["orders_kept"].items()),
+        )
+        for row in used
+    ]
+    headings = ("rule", "rounds", "testing rounds", "rounds that kept each order, all seeds")
+    return [Grid("Online adjustment: what it cost and what it kept", headings, tuple(rows))]
+
+
+def _samples(document: Mapping[str, Any]) -> list[Grid]:
+    if not document["right_wrong"]:
+        return []
+    base = document["baseline"]
+    rows = [
+        (
+            row["rule"],
+            *(str(row[name]) for name in ("both_wrong", "only_rule_right", "only_baseline_right", "both_right")),
+        )
+        for row in document["right_wrong"]
+    ]
+    headings = ("rule", "both wrong", "only the rule right", f"only {base} right", "both right")
+    return [Grid(f"Test samples right or wrong in the last round against {base}, all seeds", headings, tuple(rows))]
+
+
+def _curves(document: Mapping[str, Any]) -> Grid:
+    curves = document["curves"]
+    values = [value for curve in curves for value in curve["mean"]]
+    low, high = min(values), max(values)
+    percent = 100.0 if low >= 0 else 1.0
+    marks = sorted({_mark(curves[0]["rounds"], share) for share in (0.05, 0.1, 0.25, 0.5, 1.0)})
+    rows: list[tuple[str, ...]] = []
+    for curve in curves:
+        at = dict(zip(curve["rounds"], curve["mean"], strict=True))
+        shown = [_number(at[mark] * percent, 2) if mark in at else "" for mark in marks]
+        rows.append((curve["rule"], *shown, spark(curve["mean"], low, high)))
+    headings = ("rule", *(f"round {mark}" for mark in marks), "curve")
+    return Grid(f"Score over all test samples{' (%)' if percent == 100.0 else ''}", headings, tuple(rows))
+
+
+def _mark(rounds: Sequence[int], share: float) -> int:
+    return rounds[max(0, math.ceil(share * len(rounds)) - 1)]
+
+
+def spark(values: Sequence[float], low: float, high: float, width: int = 24) -> str:
+    """Draw a curve in one line of block characters, all curves of a table on the same scale."""
+    width = min(width, len(values))
+    places = [round(i * (len(values) - 1) / max(1, width - 1)) for i in range(width)]
+    span = (high - low) or 1.0
+    return "".join(_BARS[min(7, int(8 * (values[place] - low) / span))] for place in places)
+
+
+def write_csv(document: Mapping[str, Any]) -> str:
+    """Return the rounds-to-target tables as tidy CSV: a line per target, rule and share; "average" closes each."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["target", "share", "rule", "kind", "mean", "low", "high", "unreached", "seeds"])
+    for section in document["rounds_to_target"]:
+        for row in section["rows"]:
+            for part in [*row["cells"], {"share": "average", "unreached": "", **row["average"]}]:
+                bounds = ["" if math.isnan(part[name]) else part[name] for name in ("low", "high")]
+                head = [section["target"], part["share"], row["rule"], row["kind"], part["mean"]]
+                writer.writerow([*head, *bounds, part["unreached"], len(part["values"])])
+    return out.getvalue()
+
+
+def curves_csv(document: Mapping[str, Any]) -> str:
+    """Return the curves as tidy CSV: rule, round, mean, low, high."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(["rule", "round", "mean", "low", "high"])
+    for curve in document["curves"]:
+        for point in zip(curve["rounds"], curve["mean"], curve["low"], curve["high"], strict=True):
+            writer.writerow([curve["rule"], *("" if math.isnan(value) else value for value in point)])
+    return out.getvalue()
