@@ -208,6 +208,23 @@ def test_the_server_takes_the_held_out_part_and_says_when_clients_test_on_it_too
     assert both.notes == ("the server's test set and the clients' local test sets share rows",)
 
 
+def test_rows_that_weigh_are_kept_apart_from_rows_that_report_unless_asked_otherwise():
+    dataset = made(100, test=20)
+    chosen = PartitionSettings(scheme="iid", clients=4, server="held-out", test="held-out", server_report="apart")
+    apart = share_out(dataset, chosen, 0)
+    assert sorted([*apart.server, *apart.report]) == list(range(80, 100))
+    assert len(apart.server) == len(apart.report) == 10
+    tested = {row for client in apart.clients for row in client.test.tolist()}
+    assert tested <= set(apart.report.tolist())
+    assert "share rows" not in " ".join(apart.notes)
+    same = share_out(dataset, chosen.model_copy(update={"server_report": "same"}), 0)
+    assert same.server.tolist() == same.report.tolist() == list(range(80, 100))
+    taken = PartitionSettings(scheme="iid", clients=4, server="fraction", server_fraction=0.5, server_report="apart")
+    population = share_out(dataset, taken, 0)
+    assert (len(population.server), len(population.report)) == (20, 20)
+    assert not set(population.report) & {*population.server, *all_rows(population)}
+
+
 def test_all_rows_join_the_test_part():
     population = share_out(made(100, test=20), PartitionSettings(scheme="iid", clients=4, rows="all"), 0)
     assert all_rows(population) == list(range(100))

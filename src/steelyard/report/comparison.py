@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,38 +47,37 @@ class Curve:
 
 def read_curves(history: History) -> list[Curve]:
     """Return every federation of a run as a curve, rules in the order in which the run lists them."""
-    frame = history.rounds
+    recorded: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for row in cast("list[dict[str, Any]]", history.rounds.to_dict("records")):
+        if row["round"] > 0:
+            recorded.setdefault((str(row["rule"]), int(row["seed"])), []).append(row)
     curves: list[Curve] = []
     for federation in history.federations.to_dict("records"):
         rule, seed = str(federation["rule"]), int(federation["seed"])
-        mine = frame[(frame["rule"] == rule) & (frame["seed"] == seed) & (frame["round"] > 0)]
-        measured = mine[mine["accuracy"].notna()]
+        mine = recorded.get((rule, seed), [])
         rounds, scores = history.scores(rule, seed)
-        kept = mine["priority"].dropna().value_counts(sort=False)
-        curves.append(
-            Curve(
-                rule,
-                seed,
-                rounds,
-                scores,
-                measured["accuracy"].to_numpy(np.float64),
-                int(mine["tests"].sum()),
-                {str(order): int(count) for order, count in kept.items()},
-                _server(mine[mine["server_metrics"].notna()]),
-                history.hits(rule, seed),
-            )
-        )
+        overall = np.array([row["accuracy"] for row in mine if not _missing(row["accuracy"])], dtype=np.float64)
+        kept = Counter(str(row["priority"]) for row in mine if not _missing(row["priority"]))
+        tests = sum(int(row["tests"]) for row in mine)
+        hits = history.hits(rule, seed)
+        curves.append(Curve(rule, seed, rounds, scores, overall, tests, kept, _server(mine), hits))
     return curves
 
 
-def _server(frame: Any) -> dict[str, float]:
-    if not len(frame):
+def _missing(value: object) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def _server(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the figures of the last model that the server tested."""
+    tested = [row for row in rows if isinstance(row["server_metrics"], str)]
+    if not tested:
         return {}
-    last = frame.iloc[-1]
-    metrics = json.loads(last["server_metrics"])
+    metrics = json.loads(tested[-1]["server_metrics"])
     found = {name: float(value) for name, value in metrics.items() if not isinstance(value, list)}
     if "f1" in metrics:
-        found |= {"accuracy": float(last["server_accuracy"]), "macro_f1": float(last["server_macro_f1"])}
+        found["accuracy"] = float(tested[-1]["server_accuracy"])
+        found["macro_f1"] = float(tested[-1]["server_macro_f1"])
     return found
 
 
@@ -86,14 +86,13 @@ def compare_run(folder: Path | str, settings: RoundSettings, baseline: str | Non
     history = History(folder)
     curves = read_curves(history)
     chosen = find_baseline(history, baseline)
-    rounds = history.rounds
-    if not len(rounds) or not any(len(curve.rounds) for curve in curves):
+    if not curves or not all(len(curve.rounds) for curve in curves):
         raise UserError(f"{folder}: no round has been evaluated yet; allowed: a run with at least one")
     limit = settings.count
     return {
         "run": str(folder),
         "status": history.info.get("status", "unknown"),
-        "rounds": int(rounds["round"].max()),
+        "rounds": max(int(curve.rounds[-1]) for curve in curves),
         "limit": limit,
         **describe(curves, chosen, settings.all_targets, settings.shares, limit),
     }

@@ -33,3 +33,8 @@ def jain(scores: Floats) -> float:
     """Jain's fairness index (Σx)² / (n Σx²): 1 when all devices do equally well, 1/n when only one does."""
     squares = float(np.square(scores).sum())
     return float(scores.sum()) ** 2 / (len(scores) * squares) if squares else float("nan")
+
+
+def figure(value: float) -> str:
+    """Write a score: an accuracy in per cent, an error (below 0 or above 1) as it is."""
+    return f"{value:.2%}" if 0 <= value <= 1 else f"{value:.4g}"

@@ -7,6 +7,7 @@ import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 
+from steelyard.report.figures import figure
 from steelyard.rounds import Progress
 
 PLAIN_SECONDS = 5.0
@@ -23,7 +24,7 @@ def show_progress(rounds: int) -> Generator[Progress]:
 
 
 def _figures(accuracies: Mapping[str, float | None]) -> str:
-    shown = [f"{name} {accuracy:.1%}" for name, accuracy in accuracies.items() if accuracy is not None]
+    shown = [f"{name} {figure(value)}" for name, value in accuracies.items() if value is not None]
     rest = f" and {len(shown) - 4} more" if len(shown) > 4 else ""
     return ", ".join(shown[:4]) + rest
 

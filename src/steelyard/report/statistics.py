@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 LEVEL = 0.95
+ALPHA = 0.05
 
 
 @dataclass(frozen=True)
@@ -82,6 +83,6 @@ def verdict(mean: float, adjusted: float | None) -> str:
     """Return better, worse, not distinguishable, or untested (a single seed); more is better."""
     if adjusted is None:
         return "untested"
-    if adjusted >= 1 - LEVEL or mean == 0:
+    if adjusted >= ALPHA or mean == 0:
         return "not distinguishable"
     return "better" if mean > 0 else "worse"

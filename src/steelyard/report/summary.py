@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from steelyard.experiment.sections import RoundSettings
-from steelyard.report.figures import rounds_to_target, worst_tenth
+from steelyard.report.figures import figure, rounds_to_target, worst_tenth
 from steelyard.runs.reader import History
 
 if TYPE_CHECKING:
@@ -40,6 +41,8 @@ def summarise(folder: Path, settings: RoundSettings) -> dict[str, Any]:
                 "p90": float(np.percentile(last, 90)) if len(last) else None,
                 "rounds_to_target": rounds_to_target(rounds, scores, settings.target, settings.share),
                 "testing_rounds": int(mine["tests"].to_numpy().sum()),
+                "orders": _orders(list(mine["priority"]), list(mine["tried"])),
+                "server": _server(list(mine["server_metrics"]), list(mine["server_accuracy"])),
                 "left_out": int((mine["cohort"] - mine["answered"]).to_numpy().sum()),
                 "seconds": float(mine["seconds"].to_numpy().sum()),
                 "heaviest_clients": _heaviest(history, rule, seed),
@@ -66,6 +69,24 @@ def summarise(folder: Path, settings: RoundSettings) -> dict[str, Any]:
         "rules": rules,
         "rounds_to_target": table,
     }
+
+
+def _orders(kept: list[str | None], tried: list[str]) -> dict[str, Any]:
+    """Return the priority order of the last round, how many rounds kept each, and how often each was tested."""
+    seen = [order for order in kept if isinstance(order, str)]
+    tested = [order for text in tried for order, _ in json.loads(text)]
+    return {"last": seen[-1] if seen else None, "kept": dict(Counter(seen)), "tried": dict(Counter(tested))}
+
+
+def _server(metrics: list[str | None], accuracies: list[float]) -> dict[str, Any]:
+    """Return how the last model that the server tested does on its rows; empty when it tests none."""
+    known = [(text, accuracy) for text, accuracy in zip(metrics, accuracies, strict=True) if isinstance(text, str)]
+    if not known:
+        return {}
+    found = json.loads(known[-1][0])
+    if "f1" in found:
+        found |= {"accuracy": known[-1][1], "macro_f1": float(np.mean(found["f1"]))}
+    return found
 
 
 def _criteria(settings: str) -> list[dict[str, str]]:
@@ -111,13 +132,15 @@ def show(summary: dict[str, Any], console: Console) -> None:
         cells = [
             rule["rule"],
             *((str(rule["seed"]),) if several else ()),
-            f"{rule['accuracy']:.2%}",
-            f"{rule['worst_tenth']:.2%}",
+            figure(rule["accuracy"]),
+            figure(rule["worst_tenth"]),
             "not reached" if reached is None else str(reached),
             str(rule["testing_rounds"]),
         ]
         table.add_row(*cells)
     console.print(table)
+    _show_server(summary, console)
+    _show_orders(summary, console)
     heavy = Table(title="Clients that carried most weight (share of all weight, samples)")
     heavy.add_column("rule")
     for place in range(TOP):
@@ -133,3 +156,27 @@ def show(summary: dict[str, Any], console: Console) -> None:
     if summary["notes"]:
         console.print(f"note: {summary['notes']}", highlight=False)
     console.print(f"run stored in {summary['run']}", soft_wrap=True)
+
+
+def _show_server(summary: dict[str, Any], console: Console) -> None:
+    for rule in summary["rules"]:
+        figures = {name: value for name, value in rule["server"].items() if name != "f1"}
+        if figures:
+            shown = ", ".join(f"{name.replace('_', ' ')} {figure(value)}" for name, value in figures.items())
+            console.print(f"{rule['rule']} on the server's test set: {shown}", highlight=False)
+
+
+def _show_orders(summary: dict[str, Any], console: Console) -> None:
+    from rich.table import Table
+
+    adjusted = [rule for rule in summary["rules"] if len(rule["orders"]["tried"]) > 1]
+    if not adjusted:
+        return
+    table = Table(title="Priority orders: rounds that kept each / times it was tested")
+    for heading in ("rule", "seed", "kept last", "kept / tested"):
+        table.add_column(heading)
+    for rule in adjusted:
+        orders = rule["orders"]
+        counts = (f"{order} {orders['kept'].get(order, 0)}/{times}" for order, times in orders["tried"].items())
+        table.add_row(rule["rule"], str(rule["seed"]), orders["last"], ", ".join(counts))
+    console.print(table)

@@ -154,7 +154,8 @@ def write_csv(document: Mapping[str, Any]) -> str:
     writer.writerow(["target", "share", "rule", "kind", "mean", "low", "high", "unreached", "seeds"])
     for section in document["rounds_to_target"]:
         for row in section["rows"]:
-            for part in [*row["cells"], {"share": "average", "unreached": "", **row["average"]}]:
+            parts: list[dict[str, Any]] = [*row["cells"], {"share": "average", "unreached": "", **row["average"]}]
+            for part in parts:
                 bounds = ["" if math.isnan(part[name]) else part[name] for name in ("low", "high")]
                 head = [section["target"], part["share"], row["rule"], row["kind"], part["mean"]]
                 writer.writerow([*head, *bounds, part["unreached"], len(part["values"])])

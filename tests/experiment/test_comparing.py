@@ -1,0 +1,165 @@
+"""The words of --rules, the default rules, and what a comparison writes down."""
+
+from __future__ import annotations
+
+import pytest
+
+from steelyard import Experiment, UserError
+from steelyard.experiment.comparing import default_rules, load_comparison, parse_rules, with_rules
+from steelyard.experiment.loading import load, recipes, to_toml
+from steelyard.experiment.running import make_loss
+from steelyard.weighing.performance import BarronLoss, ClassF1Loss
+
+BASE = Experiment.model_validate({"weighing": {"criteria": ["DS", "LD", "MD"], "priority": "LD>DS>MD"}})
+
+
+def test_the_default_rules_are_three_criteria_six_orders_and_online():
+    assert list(default_rules(BASE)) == [
+        *("DS", "LD", "MD"),
+        *("DS>LD>MD", "DS>MD>LD", "LD>DS>MD", "LD>MD>DS", "MD>DS>LD", "MD>LD>DS"),
+        "online(LD>DS>MD)",
+    ]
+
+
+def test_a_recipe_without_an_order_compares_its_own_rules():
+    assert list(default_rules(load("adafed-2"))) == ["adafed", "adafed-weights", "fedavg"]
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("DS", ["DS"]),
+        ("MD>DS>LD", ["MD>DS>LD"]),
+        ("LD>DS", ["LD>DS"]),
+        ("online", ["online(LD>DS>MD)"]),
+        ("online(MD>DS>LD)@7", ["online(MD>DS>LD)@7"]),
+        ("greedy, bandit", ["greedy(LD>DS>MD)", "bandit(LD>DS>MD)"]),
+        ("budget(20)", ["budget(20)"]),
+        ("fedavg,mean(DS,LD),product", ["fedavg", "mean(DS,LD)", "product(DS,LD,MD)"]),
+        ("recipe,DS", ["LD>DS>MD", "DS"]),
+    ],
+)
+def test_words_of_rules(text, names):
+    assert list(parse_rules([text], BASE)) == names
+
+
+def test_what_the_words_stand_for():
+    found = parse_rules(["online(MD>DS>LD)@7", "budget(20)", "adafed", "power(VP)^2"], BASE)
+    online = found["online(MD>DS>LD)@7"]
+    # The criteria stay as the recipe lists them: that is the order in which others are tried.
+    assert online.criteria == ("DS", "LD", "MD")
+    assert online.order() == (2, 0, 1)
+    assert online.adjust is not None
+    assert (online.adjust.strategy, online.adjust.budget) == ("online", 7)
+    assert found["budget(20)"].adjust is not None
+    assert found["budget(20)"].adjust.budget == 20
+    assert found["adafed"].criteria == ("VP",)
+    assert found["adafed"].when_zero == "keep"
+    assert found["adafed"].loss is not None
+    assert found["power(VP)^2"].power == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("onlin", "did you mean 'online'"),
+        ("DS>XX", "'XX'"),
+        ("DS>DS", "each criterion once"),
+        ("online(DS)", "two criteria or more"),
+        (" , ", "got nothing"),
+        ("mean(QQ)", "'QQ'"),
+    ],
+)
+def test_a_word_that_is_no_rule_is_named(text, message):
+    with pytest.raises(UserError, match=r"--rules") as caught:
+        parse_rules([text], BASE)
+    assert message in str(caught.value)
+
+
+def test_rules_are_written_into_the_experiment_and_read_back(tmp_path):
+    compared = with_rules(BASE, ["fedavg", "online", "DS>LD>MD"])
+    assert list(compared.rules()) == ["fedavg", "online(LD>DS>MD)", "DS>LD>MD"]
+    path = tmp_path / "again.toml"
+    path.write_text(to_toml(compared))
+    assert load(path) == compared
+    assert with_rules(compared, ["recipe"]).rules() == compared.rules()
+
+
+def test_a_comparison_records_samples_and_writes_few_checkpoints():
+    compared = load_comparison("quickstart")
+    assert compared.rounds.samples
+    assert compared.store.checkpoint_every == 4
+    own = load_comparison("quickstart", ["store.checkpoint_every=1", "rounds.samples=false"], ["DS"], seed=9)
+    assert (own.store.checkpoint_every, own.rounds.samples, own.seed) == (1, False, 9)
+
+
+def test_every_recipe_is_valid_and_described():
+    assert {"mnist-iid", "mnist-noniid", "femnist", "unipen62", "celeba", "mnist-writers"} <= set(recipes())
+    assert {"adafed-1", "adafed-2", "adafed-3", "adafed-regression"} <= set(recipes())
+    for name in recipes():
+        if name.startswith(("adafed", "mnist", "femnist", "unipen", "celeba")):
+            described = load(name)
+            assert described.name == name
+            assert described.description
+
+
+def test_the_papers_settings():
+    for name, rate in (("mnist-iid", 0.215), ("mnist-noniid", 0.1)):
+        found = load(name).model_dump()
+        assert (found["training"]["learning_rate"], found["training"]["epochs"]) == (rate, 5)
+        assert found["training"]["batch_size"] == "full"
+        assert (found["rounds"]["count"], found["rounds"]["fraction"]) == (1000, 0.1)
+        assert found["rounds"]["targets"] == (0.7, 0.8, 0.9, 0.95)
+        assert found["weighing"]["criteria"] == ("DS", "LD", "MD")
+    femnist = load("femnist").model_dump()
+    assert (femnist["training"]["batch_size"], femnist["training"]["learning_rate"]) == (10, 0.01)
+    assert load("celeba").model_dump()["rounds"]["count"] == 100
+
+
+def test_the_tables_of_adafed():
+    first = load("adafed-1").model_dump()["partition"]["table"]
+    assert [sum(line) for line in first] == [5600, 11000, 5700, 11000, 11000, 5000]
+    for name in ("adafed-2", "adafed-3"):
+        partition = load(name).model_dump()["partition"]
+        assert [sum(line) for line in partition["table"]] == [190, 1710, 1780, 1230, 2040, 3160]
+    assert [copy["share"] for copy in partition["copies"]] == [0.5, 1.0]
+    assert all(copy["stubborn"] for copy in partition["copies"])
+
+
+def test_losses_are_wired_from_the_rule():
+    rule = load("adafed-2").weighing
+    assert make_loss(load("adafed-2"), rule.loss) == ClassF1Loss("auto", 0.1)
+    regression = load("adafed-regression")
+    adaptive = make_loss(regression, regression.weighing.loss)
+    assert isinstance(adaptive, BarronLoss)
+    assert adaptive.adapts
+    fixed = make_loss(regression, regression.beside["fedavg"].loss)
+    assert not fixed.adapts
+    assert fixed.first().scale == 50.0
+
+
+MNIST = {"data": {"source": "mnist"}, "model": {"name": "cnn-adafed"}}
+HELD = {"scheme": "iid", "clients": 4, "server": "held-out", "test": "held-out"}
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ({"weighing": {"criteria": ["VP"]}}, "leaves it without one"),
+        ({**MNIST, "partition": HELD, "weighing": {"criteria": ["VP"]}}, "the rows that weigh would also report"),
+        ({**MNIST, "partition": HELD, "weighing": {"loss": {}}}, "the rows that weigh would also report"),
+        ({**MNIST, "partition": {**HELD, "server_report": "same"}, "weighing": {"criteria": ["VE"]}}, "VP, VS, VF"),
+        (
+            {**MNIST, "partition": {**HELD, "server_report": "same"}, "weighing": {"loss": {"adapt": "barron"}}},
+            "allowed: class-f1",
+        ),
+        (
+            {"weighing": {"criteria": ["DS", "LD"], "adjust": {}}, "rounds": {"evaluate_every": 2}},
+            "rounds.evaluate_every: got 2",
+        ),
+        ({"partition": {"scheme": "iid", "clients": 2, "server_report": "apart"}}, "server_report: got 'apart'"),
+    ],
+)
+def test_what_cannot_be_weighed_honestly_is_refused_before_any_data_is_read(document, message):
+    with pytest.raises(ValueError, match=message):
+        Experiment.model_validate(document)
