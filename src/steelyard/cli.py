@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
+from typing import Annotated, Literal, NoReturn
 
 import typer
 
 from steelyard import __version__
 from steelyard.errors import UserError
+from steelyard.federate.commands import app as federate_app
 from steelyard.recommend.commands import app as recommend_app
-
-if TYPE_CHECKING:
-    from steelyard.experiment.running import Result
+from steelyard.report.printing import finish, print_json, watched
 
 app = typer.Typer(
     name="steelyard",
@@ -25,6 +23,7 @@ app = typer.Typer(
 )
 
 app.add_typer(recommend_app, name="recommend")
+app.add_typer(federate_app)
 
 Format = Literal["text", "json"]
 SetOption = Annotated[
@@ -61,21 +60,6 @@ def fail(line: str) -> NoReturn:
     sys.exit(2)
 
 
-def print_json(document: Any) -> None:
-    """Print one JSON document on standard output; NaN has no place in JSON and becomes null."""
-    import json
-
-    print(json.dumps(_finite(document), indent=2, ensure_ascii=False))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    return None if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))) else value
-
-
 @app.callback(invoke_without_command=True)
 def _version(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
     if version:
@@ -96,7 +80,7 @@ def run(
     from steelyard.experiment.running import run as run_experiment
 
     described = load(experiment, changes or [], seed)
-    _finish(lambda: run_experiment(described, out=out, progress=True), format)
+    finish(lambda: run_experiment(described, out=out, progress=True), format)
 
 
 @app.command()
@@ -105,9 +89,9 @@ def resume(
     format: FormatOption = "text",
 ) -> None:
     """Continue a run, bit for bit as if it had not been stopped."""
-    from steelyard.experiment.running import resume as resume_run
+    from steelyard.federate.resuming import resume as resume_run
 
-    _finish(lambda: resume_run(folder, progress=True), format)
+    finish(lambda: resume_run(folder, progress=True), format)
 
 
 @app.command()
@@ -135,7 +119,7 @@ def compare(
     described = load_comparison(experiment, changes or [], rules or [], seed)
     if baseline is not None and baseline not in described.rules():
         raise UserError(f"--baseline: got '{baseline}'; allowed: {', '.join(described.rules())}")
-    result = _watched(lambda: run_comparison(described, ["recipe"], seeds, out=out, progress=True))
+    result = watched(lambda: run_comparison(described, ["recipe"], seeds, out=out, progress=True))
     _print_table(result.folder, baseline, format)
     if format == "text":
         print(f"run stored in {result.folder}")
@@ -169,27 +153,6 @@ def _print_table(folder: Path, baseline: str | None, format: TableFormat, curves
         print(write_csv(document), end="")
     else:
         print(write_tables(document, format), end="")
-
-
-def _watched(work: Callable[[], Result]) -> Result:
-    """Do the work of a run; a stop by the user is said in one line."""
-    try:
-        return work()
-    except KeyboardInterrupt:
-        print("steelyard: stopped; `steelyard resume` on the run's folder continues it", file=sys.stderr)
-        raise typer.Exit(130) from None
-
-
-def _finish(work: Callable[[], Result], format: Format) -> None:
-    from rich.console import Console
-
-    from steelyard.report.summary import show
-
-    result = _watched(work)
-    if format == "json":
-        print_json(result.summary)
-    else:
-        show(result.summary, Console())
 
 
 @app.command()

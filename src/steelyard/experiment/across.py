@@ -74,6 +74,7 @@ def _own_rows(partition: PartitionSettings, names: tuple[str, ...]) -> Partition
         "overlap": False,
         "copies": (),
         "server": "none",
+        "server_report": "none",
         "stubborn": tuple(name for name in partition.stubborn if name in names),
     }
     return partition.model_copy(update=changes)

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from steelyard.experiment.running import Result
     from steelyard.experiment.sections import BaseExperiment
 
-OUTCOME = "outcome.json"
-"""Written beside the run when the ServerApp ends by itself; where it is missing, the ServerApp was killed."""
+OUTCOME = "STEELYARD_OUTCOME"
+"""Environment variable that names a file in which the ServerApp says how it goes: running, finished or stopped."""
 
 app = ServerApp()
 
@@ -27,15 +27,16 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run or resume the experiment of the run configuration; the run folder lies on the SuperLink's machine."""
     config = context.run_config
+    _note({"status": "running"})
     try:
         result = federate(grid, config, str(context.run_id))
     except BaseException as error:
         stopped = isinstance(error, UserError)
         line = " ".join(str(error).split()) if stopped else f"{type(error).__name__}: {error}"
-        _note(config, {"status": "stopped", "line": line, "mistake": stopped})
+        _note({"status": "stopped", "line": line, "mistake": stopped})
         print(f"steelyard: {line}", flush=True)
         raise
-    _note(config, {"status": "finished", "line": str(result.folder)})
+    _note({"status": "finished", "line": str(result.folder)})
     print(f"steelyard: finished, {result.folder}", flush=True)
 
 
@@ -75,10 +76,10 @@ def _assembly(grid: Grid, experiment: BaseExperiment, run: str) -> Any:
     return assemble
 
 
-def _note(config: dict[str, Any], outcome: dict[str, Any]) -> None:
-    """Leave word of how it ended for whoever started the run on this machine."""
-    place = os.environ.get("STEELYARD_OUTCOME")
+def _note(outcome: dict[str, Any]) -> None:
+    """Leave word of how it goes for whoever started the run on this machine, if anybody asked for it."""
+    place = os.environ.get(OUTCOME)
     if place:
         draft = Path(place).with_suffix(".part")
-        draft.write_text(json.dumps(outcome), encoding="utf-8")
+        draft.write_text(json.dumps({"pid": os.getpid(), **outcome}), encoding="utf-8")
         draft.replace(place)

@@ -18,8 +18,8 @@ from flwr.serverapp import Grid
 
 from steelyard.clients.flower.checks import clean
 
-_POLLS_PER_SECOND = 20.0
-_SHORTEST_POLL = 0.1
+_POLLS_PER_SECOND = 8.0
+_SHORTEST_POLL = 0.2
 
 # flwr.common.constant.ErrorCode, in words that say what it means for the round.
 _ERRORS = {

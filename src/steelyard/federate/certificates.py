@@ -1,0 +1,136 @@
+"""Certificates for TLS between nodes and server, and key pairs by which nodes are known."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from steelyard.errors import UserError
+
+_DAYS = 365
+
+
+@dataclass(frozen=True)
+class Certificates:
+    """Where the files of one federation's own authority lie."""
+
+    authority: Path
+    """ca.pem: give it to every node and to whoever submits runs."""
+    certificate: Path
+    """server.pem: the SuperLink's certificate."""
+    key: Path
+    """server.key: the SuperLink's private key; it stays on the SuperLink's machine."""
+
+
+def make_certificates(folder: Path, hosts: Sequence[str]) -> Certificates:
+    """Make an authority and a server certificate for these host names and addresses; nothing is overwritten.
+
+    The authority's own key is not kept: what it signed once is all that it signs.
+    """
+    files = Certificates(folder / "ca.pem", folder / "server.pem", folder / "server.key")
+    _refuse_existing(files.authority, files.certificate, files.key)
+    if not hosts:
+        raise UserError("--host: got none; allowed: at least one name or address under which nodes reach the server")
+    authority_key, server_key = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
+    authority_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Steelyard federation")])
+    server_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])])
+    authority = (
+        _certificate(authority_name, authority_name, authority_key.public_key())
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_usage(signs=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(authority_key.public_key()), critical=False)
+        .sign(authority_key, hashes.SHA384())
+    )
+    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
+    server = (
+        _certificate(server_name, authority_name, server_key.public_key())
+        .add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_usage(signs=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .add_extension(issuer, critical=False)
+        .sign(authority_key, hashes.SHA384())
+    )
+    _write(files.authority, authority.public_bytes(serialization.Encoding.PEM))
+    _write(files.certificate, server.public_bytes(serialization.Encoding.PEM))
+    pem = server_key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    _write(files.key, pem, secret=True)
+    return files
+
+
+def make_key(file: Path) -> tuple[Path, Path]:
+    """Make a node's key pair: FILE, which stays on the node, and FILE.pub, which is registered with the SuperLink."""
+    public = file.with_name(file.name + ".pub")
+    _refuse_existing(file, public)
+    key = ec.generate_private_key(ec.SECP384R1())
+    private = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+    )
+    _write(file, private, secret=True)
+    _write(public, key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH))
+    return file, public
+
+
+def _certificate(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+    # A day back: clocks of two machines need not agree to the second.
+    begins = datetime.now(UTC) - timedelta(days=1)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(begins)
+        .not_valid_after(begins + timedelta(days=_DAYS + 1))
+    )
+
+
+def _usage(*, signs: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=not signs,
+        key_cert_sign=signs,
+        crl_sign=signs,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _host(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        pass
+    if not host.isascii() or not all(part and part.replace("-", "").isalnum() for part in host.split(".")):
+        raise UserError(f"--host: got '{host}'; allowed: a host name or an IP address, without a port")
+    return x509.DNSName(host)
+
+
+def _refuse_existing(*files: Path) -> None:
+    for file in files:
+        if file.exists():
+            raise UserError(f"{file}: exists already; allowed: a new file (move the old one away first)")
+
+
+def _write(file: Path, content: bytes, *, secret: bool = False) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644)
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(content)
+    except OSError as error:
+        raise UserError(f"{file}: cannot be written: {error.strerror}; allowed: a writable folder") from error

@@ -1,0 +1,92 @@
+"""`steelyard federate ...`: app folders, trying a federation on this machine, certificates and keys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+app = typer.Typer(
+    name="federate",
+    help="Run an experiment across machines, on Flower.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+
+SetOption = Annotated[
+    list[str] | None, typer.Option("--set", help="Change a field: section.field=value. May be given again.")
+]
+
+
+@app.command("init")
+def init(
+    folder: Annotated[Path, typer.Argument(help="New folder for the Flower app.")],
+    experiment: Annotated[str, typer.Argument(help="Name of a recipe, or path of a TOML file.")] = "quickstart",
+    changes: SetOption = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Seed of everything.")] = None,
+    address: Annotated[str, typer.Option("--superlink", help="Where the SuperLink listens.")] = "127.0.0.1:8000",
+    authority: Annotated[
+        Path | None, typer.Option("--root-certificates", help="ca.pem of the SuperLink; without it: no TLS.")
+    ] = None,
+) -> None:
+    """Write a ready Flower app folder for an experiment; `flwr run` starts it."""
+    from steelyard.experiment.loading import load
+    from steelyard.federate.scaffold import CONNECTION, write_app
+
+    described = load(experiment, changes or [], seed)
+    place = None if authority is None else authority.resolve()
+    for file in write_app(folder, described, address=address, authority=place):
+        print(file)
+    print(f'next: FLWR_HOME="{folder.resolve()}/.flwr" flwr run {folder} {CONNECTION} --stream')
+
+
+@app.command("local")
+def local(
+    experiment: Annotated[str, typer.Argument(help="Name of a recipe, or path of a TOML file.")],
+    nodes: Annotated[int, typer.Option("--nodes", help="Number of SuperNodes; clients are shared out among them.")] = 4,
+    tls: Annotated[bool, typer.Option("--tls", help="Make certificates and register node keys.")] = False,
+    changes: SetOption = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="Seed of everything.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="The run's own folder.")] = None,
+    format: Annotated[Literal["text", "json"], typer.Option("--format", help="text, or json for programs.")] = "text",
+) -> None:
+    """Start a SuperLink and SuperNodes on this machine, run the experiment, and end them."""
+    from steelyard.experiment.loading import load
+    from steelyard.federate.extra import needed
+
+    needed()
+    from steelyard.federate.local import run_local
+    from steelyard.report.printing import finish
+
+    described = load(experiment, changes or [], seed)
+    finish(lambda: run_local(described, nodes=nodes, tls=tls, out=out, progress=True), format)
+
+
+@app.command("certificates")
+def certificates(
+    folder: Annotated[Path, typer.Argument(help="Folder for ca.pem, server.pem and server.key.")],
+    hosts: Annotated[list[str], typer.Option("--host", help="Name or address of the server. May be given again.")],
+) -> None:
+    """Make the certificates of a SuperLink: an authority of your own and a server certificate."""
+    from steelyard.federate.extra import needed
+
+    needed()
+    from steelyard.federate.certificates import make_certificates
+
+    made = make_certificates(folder, hosts)
+    print(f"{made.authority}\n{made.certificate}\n{made.key}")
+
+
+@app.command("key")
+def key(
+    file: Annotated[Path, typer.Argument(help="New file for the private key; FILE.pub gets the public one.")],
+) -> None:
+    """Make the key pair of a node."""
+    from steelyard.federate.extra import needed
+
+    needed()
+    from steelyard.federate.certificates import make_key
+
+    private, public = make_key(file)
+    print(f"{private}\n{public}")

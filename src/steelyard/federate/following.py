@@ -1,0 +1,81 @@
+"""Following a federation's run on this machine: its rounds as they are stored, its end, and why it ended."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from steelyard.errors import UserError
+
+if TYPE_CHECKING:
+    from steelyard.federate.local import LocalFederation
+
+_LOOK_SECONDS = 0.25
+_BEGIN_SECONDS = 120.0
+
+
+def follow(federation: LocalFederation, rounds: int, *, progress: bool = False) -> None:
+    """Wait for the end of a run that was submitted; raises with one clear line unless the run finished."""
+    from steelyard.report.progress import show_progress
+
+    begun = time.monotonic()
+    shown = -1
+    with show_progress(rounds) if progress else nullcontext(None) as report:
+        while True:
+            time.sleep(_LOOK_SECONDS)
+            federation.reap()
+            outcome = federation.outcome()
+            if report is not None:
+                at, accuracies = rounds_of(federation.folder)
+                if at > shown:
+                    shown = at
+                    report(at, accuracies)
+            if outcome.get("status") == "finished":
+                return
+            if outcome.get("status") == "stopped":
+                raise UserError(f"{outcome.get('line')}{_advice(federation.folder)}")
+            _refuse_dead(federation, outcome, time.monotonic() - begun)
+
+
+def _refuse_dead(federation: LocalFederation, outcome: Mapping[str, Any], seconds: float) -> None:
+    from steelyard.federate.local import is_server_app
+
+    for process in (federation.superlink, federation.executor):
+        if process is not None and process.code is not None:
+            raise UserError(
+                f"the {process.name} ended (code {process.code}, log {process.log}){_advice(federation.folder)}"
+            )
+    pid = outcome.get("pid")
+    if isinstance(pid, int) and not is_server_app(pid) and federation.outcome().get("status") == "running":
+        raise UserError(f"the ServerApp was killed{_advice(federation.folder)}")
+    if pid is None and seconds > _BEGIN_SECONDS:
+        raise UserError(f"the ServerApp did not start within {_BEGIN_SECONDS:g} s; logs: {federation.home / 'logs'}")
+
+
+def _advice(folder: Path) -> str:
+    at, _ = rounds_of(folder)
+    return f"; {max(at, 0)} rounds are whole, `steelyard resume {folder}` goes on from there"
+
+
+def rounds_of(folder: Path) -> tuple[int, dict[str, float | None]]:
+    """Return the last whole round of a run folder and each rule's accuracy there; (-1, {}) before the first."""
+    from steelyard.runs.schema import connect
+
+    try:
+        connection = connect(folder, write=False)
+    except (UserError, sqlite3.Error):
+        return -1, {}
+    try:
+        row = connection.execute("SELECT max(round) FROM rounds").fetchone()
+        if row is None or row[0] is None:
+            return -1, {}
+        query = "SELECT f.name, r.accuracy FROM rounds r JOIN federations f ON f.id = r.federation WHERE r.round = ?"
+        return row[0], dict(connection.execute(query, (row[0],)).fetchall())
+    except sqlite3.Error:
+        return -1, {}
+    finally:
+        connection.close()

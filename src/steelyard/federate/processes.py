@@ -1,0 +1,125 @@
+"""Starting Flower's processes on this machine, and ending every one of them again."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from steelyard.errors import UserError
+
+_LIBC = ctypes.CDLL(None)
+_PDEATHSIG = 1
+
+
+def environment(home: Path, **more: str) -> dict[str, str]:
+    """Return the environment of a Flower process: no telemetry, no update check, nothing installed, its own home."""
+    # Flower starts its helpers by name, so the folder of this Python's commands comes first.
+    commands = str(Path(sys.executable).parent)
+    source = str(Path(__file__).parents[2])
+    paths = [source, *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    return {
+        **os.environ,
+        "PATH": os.pathsep.join([commands, os.environ.get("PATH", "")]),
+        "PYTHONPATH": os.pathsep.join(dict.fromkeys(paths)),
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
+        "PYTHONUNBUFFERED": "1",
+        **more,
+    }
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports of the loopback interface that nobody listens on, all different."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+class Process:
+    """One process that we started, with its output in a file; it is ended with us, whatever happens."""
+
+    def __init__(self, name: str, command: Sequence[str], env: Mapping[str, str], log: Path, cwd: Path) -> None:
+        self.name, self.log = name, log
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as output:
+            self._popen = subprocess.Popen(
+                command,
+                env=dict(env),
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_end_with_parent,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._popen.pid
+
+    @property
+    def code(self) -> int | None:
+        """The exit code, negative for a signal; None while it runs."""
+        return self._popen.poll()
+
+    def tail(self, lines: int = 3) -> str:
+        """Return the last lines that it wrote, for an error line."""
+        try:
+            text = self.log.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return ""
+        return " | ".join(line.strip() for line in text.splitlines()[-lines:] if line.strip())
+
+    def wait_for_port(self, port: int, seconds: float) -> None:
+        """Wait until it listens on a port of this machine."""
+        deadline = time.monotonic() + seconds
+        while self.code is None and time.monotonic() < deadline:
+            with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+                return
+            time.sleep(0.1)
+        why = f"ended with code {self.code}" if self.code is not None else f"does not listen after {seconds:g} s"
+        raise UserError(f"{self.name}: {why}; its last words, from {self.log}: {self.tail() or 'none'}")
+
+    def terminate(self) -> None:
+        """Ask it and what it started to end."""
+        _signal(self._popen, signal.SIGTERM)
+
+    def end(self, seconds: float = 8.0) -> None:
+        """Wait for it to end, and kill it and what it started if it does not."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._popen.wait(seconds)
+        _signal(self._popen, signal.SIGKILL)
+        self._popen.wait()
+
+
+def _end_with_parent() -> None:
+    # Linux only: a child gets SIGTERM when we die, even by SIGKILL. Elsewhere `end` has to do.
+    with contextlib.suppress(OSError, AttributeError):
+        _LIBC.prctl(_PDEATHSIG, signal.SIGTERM)
+
+
+def _signal(popen: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    # The session that we started it in has its process id as group id, also after it has ended itself.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(popen.pid, number)
+
+
+def end_all(processes: Sequence[Process]) -> None:
+    """End processes in the order given; none is left, and none is waited for longer than need be."""
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        process.end()

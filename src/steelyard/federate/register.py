@@ -1,0 +1,18 @@
+"""Registering several node keys with a SuperLink at once: `flwr supernode register`, without its start for each."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+
+def register(connection: str, keys: Sequence[str]) -> None:
+    """Register public keys over one SuperLink connection of Flower's configuration."""
+    from flwr.cli.app import app
+
+    for key in keys:
+        app(["supernode", "register", key, connection], standalone_mode=False)
+
+
+if __name__ == "__main__":
+    register(sys.argv[1], sys.argv[2:])

@@ -1,0 +1,38 @@
+"""Going on with any run the way it was started: simulated here, or as a federation on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from steelyard.errors import UserError
+
+if TYPE_CHECKING:
+    from steelyard.experiment.running import Result
+
+
+def resume(folder: Path, *, progress: bool = False) -> Result:
+    """Go on with a run from its last whole round; what `steelyard resume` does."""
+    from steelyard.experiment.running import resume as resume_simulated
+    from steelyard.federate.launch import read_launch
+
+    if read_launch(folder) is not None:
+        from steelyard.federate.extra import needed
+
+        needed()
+        from steelyard.federate.local import resume_local
+
+        return resume_local(folder, progress=progress)
+    if _is_federated(folder):
+        raise UserError(
+            f"{folder}: this run was started with `flwr run`; go on with it in the same way: "
+            f"flwr run APP --stream --run-config 'out=\"{folder.resolve()}\" resume=true'"
+        )
+    return resume_simulated(folder, progress=progress)
+
+
+def _is_federated(folder: Path) -> bool:
+    from steelyard.runs.reader import History
+
+    info = History(folder).info
+    return info.get("clients") == "flower" and info.get("status") != "finished"

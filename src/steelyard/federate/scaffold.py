@@ -1,0 +1,167 @@
+"""Writing a Flower app folder for an experiment: what `flwr run` needs, and a README that says how."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from steelyard import __version__
+from steelyard.errors import UserError
+from steelyard.federate.config import DEFAULTS, experiment_text
+
+if TYPE_CHECKING:
+    from steelyard.experiment.sections import BaseExperiment
+
+PACKAGE = "steelyard_app"
+CONNECTION = "federation"
+"""Name of the SuperLink connection that an app folder brings along."""
+_LONGEST_NAME = 32
+
+_PYPROJECT = """\
+# A Flower app that runs a Steelyard experiment across machines. See README.md.
+[project]
+name = {name}
+version = "1.0.0"
+description = {description}
+license = "Apache-2.0"
+dependencies = ["steelyard[flower]=={version}"]
+
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[tool.hatch.build.targets.wheel]
+packages = ["."]
+
+[tool.flwr.app]
+publisher = "steelyard"
+
+[tool.flwr.app.components]
+serverapp = "{package}.server_app:app"
+clientapp = "{package}.client_app:app"
+
+[tool.flwr.app.config]
+# The whole experiment as one JSON text, made from experiment.toml by `steelyard federate init`.
+experiment = {experiment}
+# Changes to it: "rounds.count=10 rounds.fraction=0.5".
+set = {set}
+# Folder of the run, on the SuperLink's machine; empty: a new one in the experiment's store.folder.
+out = {out}
+# true: go on with the run in `out` from its last whole round.
+resume = {resume}
+"""
+
+_README = """\
+# {name}
+
+{description}
+
+This folder is a [Flower](https://flower.ai) app: `flwr run` sends it to a SuperLink, which runs the server's part, and
+to the SuperNodes, which run the clients' part. Every machine needs `steelyard[flower]` {version}; the app itself
+installs nothing.
+
+| file | what it is |
+|---|---|
+| `pyproject.toml` | the app's entries and its run configuration; the experiment is one JSON text there |
+| `experiment.toml` | the same experiment, for reading |
+| `{package}/` | the two entries, a line each |
+| `.flwr/config.toml` | the SuperLink connection `{connection}` that `flwr run` uses |
+
+On the server:
+
+    export FLWR_TELEMETRY_ENABLED=0
+    flower-superlink --insecure --disable-runtime-dependency-installation
+
+On each node; `partition-id` runs from 0 to `num-partitions` - 1, or give `client="NAME" data="/path/to/own/data"`:
+
+    flower-supernode --insecure --superlink SERVER:8000 --node-config 'partition-id=0 num-partitions={nodes}'
+
+Where you are (write the server's address into `.flwr/config.toml` first):
+
+    FLWR_HOME="$PWD/.flwr" flwr run . {connection} --stream --run-config 'set="federate.nodes={nodes}"'
+
+Go on with a run that was stopped, from its last whole round:
+
+    FLWR_HOME="$PWD/.flwr" flwr run . {connection} --stream --run-config 'out="runs/THE-RUN" resume=true'
+
+With TLS and registered node keys: see the page "A federation on two machines" of Steelyard's documentation.
+To try it all on this machine: `steelyard federate local experiment.toml --nodes {nodes}`.
+"""
+
+_CONFIG = """\
+[superlink]
+default = "{connection}"
+
+[superlink.{connection}]
+address = "{address}"
+{security}
+"""
+
+
+def write_app(
+    folder: Path,
+    experiment: BaseExperiment,
+    *,
+    address: str = "127.0.0.1:8000",
+    authority: Path | None = None,
+    out: Path | None = None,
+    resume: bool = False,
+) -> list[Path]:
+    """Write the app folder and return its files; a folder that holds anything already is refused."""
+    from steelyard.experiment.loading import to_toml
+
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{folder}: exists and is not empty; allowed: a new or an empty folder")
+    name = re.sub(r"[^a-z0-9]+", "-", experiment.name.lower()).strip("-")[:_LONGEST_NAME].strip("-") or "experiment"
+    description = experiment.description or f"The experiment {experiment.name}."
+    words = {
+        "name": name,
+        "description": description,
+        "version": __version__,
+        "package": PACKAGE,
+        "connection": CONNECTION,
+        "nodes": str(experiment.federate.nodes),
+    }
+    settings = {
+        **DEFAULTS,
+        "out": "" if out is None else str(out),
+        "resume": resume,
+        "experiment": experiment_text(experiment),
+    }
+    quoted = {key: _toml(value) for key, value in settings.items()}
+    pyproject = {**words, **quoted, "name": _toml(name), "description": _toml(_one_line(description))}
+    security = "insecure = true" if authority is None else f"root-certificates = {_toml(str(authority))}"
+    files = {
+        "pyproject.toml": _PYPROJECT.format(**pyproject),
+        "experiment.toml": to_toml(experiment),
+        "README.md": _README.format(**words),
+        f"{PACKAGE}/__init__.py": '"""The two entries of the Flower app."""\n',
+        f"{PACKAGE}/client_app.py": _entry("client"),
+        f"{PACKAGE}/server_app.py": _entry("server"),
+        ".flwr/config.toml": _CONFIG.format(connection=CONNECTION, address=address, security=security),
+    }
+    written: list[Path] = []
+    try:
+        for place, text in files.items():
+            file = folder / place
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(text, encoding="utf-8")
+            written.append(file)
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written: {error.strerror}; allowed: a writable folder") from error
+    return written
+
+
+def _entry(side: str) -> str:
+    return f'"""What runs on the {side}."""\n\nfrom steelyard.federate.{side}_app import app\n\n__all__ = ["app"]\n'
+
+
+def _toml(value: str | bool) -> str:
+    # A JSON text in ASCII is a TOML basic string as it stands.
+    return json.dumps(value)
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,289 @@
+"""Real federations on loopback: SuperLink, SuperNodes and apps as processes, with TLS; nodes and servers that die."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("flwr")
+
+from steelyard.errors import UserError
+from steelyard.experiment.loading import build
+from steelyard.federate.certificates import make_key
+from steelyard.federate.following import follow, rounds_of
+from steelyard.federate.launch import Launch
+from steelyard.federate.local import resume_local, started
+from steelyard.federate.processes import free_ports
+from steelyard.runs.reader import History
+from steelyard.runs.store import Store
+
+ROOT = Path(__file__).parents[2]
+SMALL: dict[str, Any] = {
+    "name": "small",
+    "seed": 5,
+    "data": {"source": "digits"},
+    "partition": {"scheme": "dirichlet", "clients": 8, "alpha": 0.5, "minimum": 10, "test": "local"},
+    "model": {"name": "logistic"},
+    "training": {"learning_rate": 0.1, "epochs": 1, "batch_size": 10},
+    "rounds": {"count": 5, "fraction": 0.5},
+    "weighing": {"criteria": ["DS", "LD", "MD"], "score": "prioritized", "priority": "LD>DS>MD"},
+    "compute": {"engine": "loop", "device": "cpu"},
+}
+
+
+def experiment(nodes: int, timeout: float = 120.0, **sections: Any) -> Any:
+    document = {**SMALL, "federate": {"nodes": nodes, "timeout": timeout}}
+    for name, value in sections.items():
+        document[name] = {**document.get(name, {}), **value} if isinstance(value, dict) else value
+    return build(document)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    store = Store(folder)
+    try:
+        return {name: state.parameters for name, state in store.resume()[0].items()}
+    finally:
+        store.close()
+
+
+def assert_same_weights(one: Path, other: Path) -> None:
+    first, second = weights(one), weights(other)
+    assert set(first) == set(second)
+    for name in first:
+        torch.testing.assert_close(first[name], second[name], rtol=1e-4, atol=1e-5)
+
+
+def left_running(folder: Path) -> list[str]:
+    """Processes whose command line or environment speaks of this folder, apart from ourselves."""
+    found: list[str] = []
+    for place in Path("/proc").iterdir():
+        if place.name.isdigit() and int(place.name) != os.getpid():
+            try:
+                words = (place / "cmdline").read_bytes() + (place / "environ").read_bytes()
+                if str(folder).encode() in words and b"flower" in words:
+                    found.append((place / "cmdline").read_text().replace("\0", " "))
+            except OSError:
+                continue
+    return found
+
+
+def wait_for_round(folder: Path, round: int, seconds: float = 120.0) -> None:
+    deadline = time.monotonic() + seconds
+    while rounds_of(folder)[0] < round:
+        assert time.monotonic() < deadline, f"round {round} was not reached"
+        time.sleep(0.05)
+
+
+def test_four_nodes_with_tls_equal_the_simulation_and_a_stranger_is_refused(tmp_path: Path):
+    # Only the last round is evaluated, to save time; cohorts of half the clients.
+    described = experiment(4, rounds={"evaluate_every": 5})
+    described.run(tmp_path / "simulated")
+    folder = tmp_path / "federated"
+    with started(folder, described, Launch(4, tls=True)) as federation:
+        key, _ = make_key(tmp_path / "stranger")
+        stranger = federation.start_node(0, key=key, port=free_ports(1)[0])
+        federation.submit()
+        follow(federation, 5)
+        assert stranger.code not in (None, 0)
+        assert "Failed to initialize the connection to the SuperLink" in stranger.log.read_text()
+    assert_same_weights(tmp_path / "simulated", folder)
+    here, there = History(tmp_path / "simulated"), History(folder)
+    assert here.clients["client"].tolist() == there.clients["client"].tolist()
+    assert there.clients["failure"].isna().all()
+    np.testing.assert_allclose(here.clients["weight"], there.clients["weight"], rtol=1e-5)
+    np.testing.assert_allclose(here.evaluations["score"], there.evaluations["score"], atol=1e-9)
+    assert there.info["status"] == "finished"
+    assert there.info["nodes"] == "4"  # The stranger is not among them.
+    assert left_running(folder) == []
+
+
+def test_a_node_is_killed_then_the_superlink_and_the_run_is_resumed(tmp_path: Path):
+    described = experiment(3, timeout=12.0, rounds={"count": 4, "fraction": 1.0, "evaluate_every": 4})
+    folder = tmp_path / "run"
+    with started(folder, described, Launch(3)) as federation:
+        federation.submit()
+        wait_for_round(folder, 1)
+        os.kill(federation.supernodes[2].pid, signal.SIGKILL)
+        wait_for_round(folder, 2)
+        assert federation.superlink is not None
+        os.kill(federation.superlink.pid, signal.SIGKILL)
+        with pytest.raises(
+            UserError, match=r"the superlink ended \(code -9.*; [23] rounds are whole, `steelyard resume"
+        ):
+            follow(federation, 4)
+    assert left_running(folder) == []
+    history = History(folder)
+    lost = history.clients[history.clients["failure"].notna()]
+    assert set(lost["client"]) == {"client-002", "client-005"}
+    assert set(lost["failure"]) <= {"no answer within 12 s", "no connected node holds this client"}
+    assert lost["round"].min() == 2
+    resume_local(folder)
+    history = History(folder)
+    assert history.info["status"] == "finished"
+    assert history.rounds["round"].tolist() == [0, 1, 2, 3, 4]
+    last = history.clients[history.clients["round"] == 4]
+    assert len(last) == 8
+    assert last["failure"].isna().all()  # All nodes are back.
+    assert left_running(folder) == []
+
+
+@pytest.mark.slow
+def test_twenty_nodes_and_three_rounds_lose_nothing(tmp_path: Path):
+    described = experiment(20, timeout=300.0, partition={"clients": 40}, rounds={"count": 3, "fraction": 1.0})
+    described.run(tmp_path / "simulated")
+    folder = tmp_path / "run"
+    with started(folder, described, Launch(20)) as federation:
+        federation.submit()
+        follow(federation, 3)
+    history = History(folder)
+    assert len(history.clients) == 3 * 40
+    assert history.clients["failure"].isna().all()
+    assert len(history.evaluations) == 4 * 40
+    assert_same_weights(tmp_path / "simulated", folder)
+    assert left_running(folder) == []
+
+
+def steelyard(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}"}
+    command = [sys.executable, "-m", "steelyard", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=env, timeout=280, **options)
+
+
+def written(tmp_path: Path, **sections: Any) -> str:
+    from steelyard.experiment.loading import to_toml
+
+    file = tmp_path / "small.toml"
+    file.write_text(to_toml(experiment(1, **sections)), encoding="utf-8")
+    return str(file)
+
+
+@pytest.mark.slow
+def test_the_command_line_from_start_to_resume(tmp_path: Path):
+    folder = tmp_path / "run"
+    file = written(tmp_path, rounds={"count": 3})
+    env = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}"}
+    command = [sys.executable, "-m", "steelyard", "federate", "local", file, "--nodes", "2", "--out", str(folder)]
+    begun = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    wait_for_round(folder, 1)
+    outcome = (folder / "flower" / "outcome.json").read_text()
+    os.kill(int(outcome.split('"pid": ')[1].split(",")[0]), signal.SIGKILL)  # The ServerApp.
+    _, said = begun.communicate(timeout=60)
+    assert begun.returncode == 2
+    assert "Traceback" not in said
+    assert said.strip().splitlines()[-1].startswith("steelyard: the ServerApp was killed; ")
+    assert left_running(folder) == []
+    resumed = steelyard("resume", str(folder), "--format", "json")
+    assert resumed.returncode == 0, resumed.stderr
+    assert History(folder).rounds["round"].max() == 3
+    again = steelyard("federate", "local", file, "--out", str(folder))
+    assert again.returncode == 2
+    assert "holds a run already" in again.stderr
+    exported = steelyard("export", str(folder))
+    assert exported.returncode == 0
+    assert len(exported.stdout.splitlines()) >= 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_whoever_stops_it_nothing_is_left_running(tmp_path: Path, number: signal.Signals):
+    folder = tmp_path / "run"
+    env = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}"}
+    command = [sys.executable, "-m", "steelyard", "federate", "local", written(tmp_path), "--nodes", "2"]
+    begun = subprocess.Popen([*command, "--out", str(folder)], env=env, stderr=subprocess.PIPE, text=True)
+    wait_for_round(folder, 0)
+    begun.send_signal(number)
+    begun.communicate(timeout=60)
+    deadline = time.monotonic() + 20
+    while left_running(folder) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert left_running(folder) == []
+    assert begun.returncode == (-9 if number == signal.SIGKILL else 130)
+
+
+@pytest.mark.slow
+def test_nodes_that_raise_hang_or_die_are_left_out(tmp_path: Path):
+    plugin = tmp_path / "faults.py"
+    plugin.write_text(
+        "import os, time\n"
+        "from steelyard.weighing.criteria import client_criterion\n"
+        "@client_criterion('FT', description='misbehaves')\n"
+        "def fault(local):\n"
+        "    if local.client == 'client-001':\n        raise RuntimeError('disk full')\n"
+        "    if local.client == 'client-002':\n        time.sleep(600)\n"
+        "    if local.client == 'client-003':\n        os._exit(9)\n"
+        "    return 1.0\n",
+        encoding="utf-8",
+    )
+    described = experiment(
+        4,
+        timeout=15.0,
+        partition={"clients": 4},
+        rounds={"count": 2, "fraction": 1.0, "evaluate_every": 2},
+        weighing={"criteria": ["DS", "FT"], "priority": "DS>FT", "plugins": [str(plugin)]},
+    )
+    folder = tmp_path / "run"
+    with started(folder, described, Launch(4)) as federation:
+        federation.submit()
+        follow(federation, 2)
+    history = History(folder)
+    first = history.clients[history.clients["round"] == 1].set_index("client")["failure"]
+    assert first.isna()["client-000"]
+    assert "disk full" in first["client-001"]
+    assert first["client-002"] in ("no answer within 15 s", "raised an error: TimeoutError: took longer than the 15 s")
+    assert first["client-003"] == "no answer within 15 s"
+    assert (history.rounds["answered"].tolist()) == [0, 1, 1]
+
+
+@pytest.mark.slow
+def test_too_few_clients_stop_the_run_with_a_line(tmp_path: Path):
+    described = experiment(2, timeout=8.0, rounds={"count": 3, "fraction": 1.0, "min_clients": 8, "evaluate_every": 3})
+    folder = tmp_path / "run"
+    with started(folder, described, Launch(2)) as federation:
+        federation.submit()
+        wait_for_round(folder, 1)
+        os.kill(federation.supernodes[1].pid, signal.SIGKILL)
+        with pytest.raises(UserError, match=r"4 of 8 clients gave a usable update, rounds.min_clients = 8.*resume"):
+            follow(federation, 3)
+    assert resume_local(folder).history.info["status"] == "finished"
+
+
+@pytest.mark.slow
+def test_an_app_folder_runs_with_flower_alone(tmp_path: Path):
+    """`federate init`, then only Flower's own commands: its SuperExec starts every app."""
+    from steelyard.federate.processes import Process, end_all, environment
+
+    made = steelyard("federate", "init", str(tmp_path / "app"), written(tmp_path, rounds={"count": 1}), "--set",
+                     "federate.nodes=2")  # fmt: skip
+    assert made.returncode == 0, made.stderr
+    port, *ports = free_ports(3)
+    home = tmp_path / "app" / ".flwr"
+    config = (home / "config.toml").read_text().replace("127.0.0.1:8000", f"127.0.0.1:{port}")
+    (home / "config.toml").write_text(config)
+    env = environment(home)
+    command = ["flower-superlink", "--insecure", "--port", str(port), "--disable-runtime-dependency-installation"]
+    processes = [Process("superlink", command, env, tmp_path / "superlink.log", tmp_path)]
+    try:
+        processes[0].wait_for_port(port, 60)
+        for number, own in enumerate(ports):
+            place = ["--node-config", f"partition-id={number} num-partitions=2"]
+            command = ["flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{port}", "--port", str(own), *place]
+            env = environment(tmp_path / f"home-{number}")
+            processes.append(Process(f"node-{number}", command, env, tmp_path / f"node-{number}.log", tmp_path))
+        command = ["flwr", "run", str(tmp_path / "app"), "federation", "--stream"]
+        said = subprocess.run(
+            [*command, "--run-config", f'out="{tmp_path / "run"}"'],
+            env=environment(home), capture_output=True, text=True, timeout=200,
+        )  # fmt: skip
+        assert "steelyard: finished" in said.stdout, said.stdout + said.stderr
+    finally:
+        end_all(processes[::-1])
+    assert History(tmp_path / "run").rounds["round"].tolist() == [0, 1]
