@@ -122,7 +122,16 @@ def test_split_then_evaluate_from_the_command_line(tmp_path: Path):
     assert result.exit_code == 0, result.output
     assert "core: users with fewer than 3" in result.stdout
     assert {path.name for path in out.iterdir()} == {"train.tsv", "test.tsv", "catalogue.tsv"}
-    runner.invoke(app, ["popular", "--train", str(out / "train.tsv"), "--out", str(out / "recs.tsv"), "--cutoff", "3"])
+    files = [
+        "--train",
+        str(out / "train.tsv"),
+        "--catalogue",
+        str(out / "catalogue.tsv"),
+        "--out",
+        str(out / "recs.tsv"),
+    ]
+    result = runner.invoke(app, ["baseline", "popular", *files, "--cutoff", "3"])
+    assert result.exit_code == 0, result.output
     document = run(out, "--catalogue", str(out / "catalogue.tsv"), "--format", "json")
     assert 0 <= document["10"]["ndcg"] <= 1
     assert isinstance(app, typer.Typer)

@@ -137,7 +137,9 @@ class RecommendClients:
         triples = draw_triples(histories, places, keys, self.protocol.triples)
         sent = self._sent(task.seed, task.round, places, triples)
         done = blockwise(table, vectors[places], triples, self.learning, self.threads)
-        vectors[places] = done.vectors
+        # A pass that ran away is refused by the server; the device goes back to the vector it had.
+        good = np.isfinite(done.vectors).all(axis=1)
+        vectors[places[good]] = done.vectors[good]
         rows = distinct_rows(triples.positives, sent, triples.negatives)
         payload = PairRows(triples.positives, sent, triples.negatives, done.push, table, self.learning)
         return payload, done.losses.mean(axis=1, dtype=np.float64), rows
@@ -208,8 +210,9 @@ class RecommendClients:
     def scores_of(self, federation: str, seed: int, model: torch.Tensor, places: Codes) -> Floats32:
         """Return b_i + q_i·p_u of all items for these users."""
         table = model.detach().cpu().numpy().reshape(-1, self.learning.factors + 1)
-        found = self._own(federation, seed)[places] @ table[:, :-1].T
-        found += table[:, -1]
+        with np.errstate(over="ignore", invalid="ignore"):
+            found = self._own(federation, seed)[places] @ table[:, :-1].T
+            found += table[:, -1]
         return found
 
     def lists(self, federation: str, seed: int, model: torch.Tensor, cutoff: int) -> Codes:

@@ -134,17 +134,95 @@ def split(
     typer.echo(f"train: {len(halves.train):,}, test: {len(halves.test):,} interactions in {out}")
 
 
+RunArgument = Annotated[Path, typer.Argument(help="Folder of a run of kind recommend.")]
+RuleOption = Annotated[str | None, typer.Option(help="Which rule of the run; default: the main one.")]
+FormatOption = Annotated[Format, typer.Option(help="text for people, json for programs.")]
+
+
 @app.command()
-def popular(
+def baseline(
+    kind: Annotated[str, typer.Argument(help="random, popular, user-knn, item-knn, bpr, vae or fcf.")],
     train: Annotated[Path, typer.Option(help="Training interactions: user, item, rating.")],
     out: Annotated[Path, typer.Option(help="File for the lists.")],
     cutoff: Annotated[int, typer.Option(help="Length of the lists.")] = 10,
+    catalogue: Annotated[Path | None, typer.Option(help="All items, also those without training rows.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of what is random.")] = 1,
+    setting: Annotated[
+        list[str] | None, typer.Option("--set", help="A setting of the baseline: neighbours=50, factors=20, ...")
+    ] = None,
 ) -> None:
-    """Recommend to each user the most popular items that she did not train on, ties by ascending id."""
-    from steelyard.recommend.lists import most_popular, write_lists
-    from steelyard.recommend.reading import read
+    """Train a baseline and write each user's list of items that she did not train on."""
+    from steelyard.recommend.baselines import recommend, settings_of
+    from steelyard.recommend.interactions import build
+    from steelyard.recommend.lists import write_lists
+    from steelyard.recommend.reading import read, read_columns
 
     table = read(train)
-    lists, scores = most_popular(table, *parse_cutoffs(str(cutoff)))
+    if catalogue is not None:
+        everything = read_columns(catalogue, {"item": "item"})["item"]
+        names = (table.users[table.user].tolist(), table.items[table.item].tolist())
+        table = build(*names, table.rating.tolist(), all_items=everything)
+    places = parse_cutoffs(str(cutoff))[0]
+    lists, scores = recommend(kind, table, places, seed, settings_of(kind, setting or []))
     write_lists(out, table.users, table.items, lists, scores)
-    typer.echo(f"lists of {cutoff} for {len(table.users):,} users in {out}")
+    typer.echo(f"lists of {places} for {len(table.users):,} users in {out}")
+
+
+@app.command()
+def top(
+    run: RunArgument,
+    user: Annotated[str, typer.Option(help="Id of the user.")],
+    cutoff: Annotated[int, typer.Option(help="Length of the list.")] = 10,
+    rule: RuleOption = None,
+    format: FormatOption = Format.text,
+) -> None:
+    """Print a user's list with titles, as her own device would compute it."""
+    from steelyard.recommend.finished import open_run
+
+    rows = open_run(run, rule).top(user, parse_cutoffs(str(cutoff))[0])
+    if format is Format.json:
+        typer.echo(json.dumps({"user": user, "list": rows}, indent=2, ensure_ascii=False))
+        return
+    for row in rows:
+        mark = "*" if row["in_test"] else " "
+        typer.echo(f"{row['place']:>3} {mark} {row['score']:>8.3f}  {row['title']}")
+    typer.echo("* taken by the user later (in her test set)")
+
+
+@app.command()
+def lists(
+    run: RunArgument,
+    out: Annotated[Path, typer.Option(help="File for the lists: user, item, score.")],
+    cutoff: Annotated[int, typer.Option(help="Length of the lists.")] = 10,
+    rule: RuleOption = None,
+) -> None:
+    """Write every user's list of a run, for `evaluate` or other tools."""
+    from steelyard.recommend.finished import open_run
+    from steelyard.recommend.lists import write_lists
+
+    finished = open_run(run, rule)
+    found = finished.lists(parse_cutoffs(str(cutoff))[0])
+    data = finished.prepared.data
+    write_lists(out, data.users, data.items, found, finished.scores(found))
+    typer.echo(f"lists of {found.shape[1]} for {len(found):,} users in {out}")
+
+
+@app.command()
+def report(
+    run: RunArgument,
+    cutoff: Annotated[str, typer.Option(help="List lengths k, joined by commas.")] = "10",
+    rule: RuleOption = None,
+    format: FormatOption = Format.text,
+) -> None:
+    """Show every metric of a run's lists, what was dropped from the data, and the communication cost."""
+    from steelyard.recommend.finished import open_run
+
+    document = open_run(run, rule).report(parse_cutoffs(cutoff))
+    if format is Format.json:
+        typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
+        return
+    for line in document["data"]:
+        typer.echo(line)
+    typer.echo(_table(document["metrics"]))
+    for name, value in document["communication"].items():
+        typer.echo(f"{name:<24}{value:>22,.0f}")

@@ -85,13 +85,22 @@ def local_pass(
     person = np.ones((users, width), dtype=np.float32)
     person[:, :-1] = vectors
     scratch = _Scratch(users, width, learning)
-    for step in range(steps):
+    # A learning rate that is too large runs away to infinity; the server refuses that, no warning per step is needed.
+    with np.errstate(over="ignore", invalid="ignore"):
+        _steps(table, person, triples, scratch, room, losses)
+        np.logaddexp(np.float32(0), -losses, out=losses)
+    return Pass(person[:, :-1].copy(), room, losses)
+
+
+def _steps(
+    table: Floats32, person: Floats32, triples: Triples, scratch: _Scratch, room: Floats32, losses: Floats32
+) -> None:
+    """Take all steps; `losses` is filled with the margins."""
+    for step in range(triples.positives.shape[1]):
         real = None if triples.real is None else triples.real[:, step]
         losses[:, step] = scratch.step(
             *(table, person, triples.positives[:, step], triples.negatives[:, step], real, room[:, step])
         )
-    np.logaddexp(np.float32(0), -losses, out=losses)
-    return Pass(person[:, :-1].copy(), room, losses)
 
 
 def single_pass(table: Floats32, vector: Floats32, triples: Triples, learning: Learning) -> Pass:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 
 from steelyard.recommend.interactions import Codes, Interactions, Names
 from steelyard.recommend.ranking import top
+
+Scores = Callable[[Codes], NDArray[np.floating]]
+"""Gives the scores of all items for some users, [users, items]."""
 
 
 def write_lists(
@@ -40,16 +43,29 @@ def write_interactions(path: Path, data: Interactions) -> None:
     pd.DataFrame(frame).to_csv(path, sep="\t", index=False, float_format="%g")
 
 
+def best_unseen(
+    train: Interactions, scores: Scores, cutoff: int, cells: int = 1 << 22
+) -> tuple[Codes, NDArray[np.float64]]:
+    """Return each user's k best items that she did not train on, and their scores; users go through in blocks.
+
+    `scores(users)` gives the scores of all items; ties go by ascending item id.
+    """
+    from steelyard.recommend.sampling import Histories
+
+    histories = Histories.of(train)
+    step = max(1, cells // max(len(train.items), 1))
+    lists: list[Codes] = []
+    values: list[NDArray[np.float64]] = []
+    for start in range(0, len(train.users), step):
+        block = np.arange(start, min(start + step, len(train.users)))
+        found = scores(block)
+        best = top(found, histories.seen(block), cutoff)
+        lists.append(best)
+        values.append(np.take_along_axis(np.asarray(found, dtype=np.float64), np.maximum(best, 0), axis=1))
+    return np.concatenate(lists), np.concatenate(values)
+
+
 def most_popular(train: Interactions, cutoff: int) -> tuple[Codes, NDArray[np.float64]]:
     """Return each user's k most popular items that she did not train on, ties by ascending id, with their counts."""
     popularity = train.per_item().astype(np.float64)
-    seen = np.zeros((len(train.users), len(train.items)), dtype=np.bool_)
-    seen[train.user, train.item] = True
-    lists = np.concatenate([top(np.broadcast_to(popularity, rows.shape), rows, cutoff) for rows in _blocks(seen)])
-    return lists, popularity[lists]
-
-
-def _blocks(seen: NDArray[np.bool_], cells: int = 1 << 22) -> list[NDArray[np.bool_]]:
-    """Cut the rows so that a block of float64 scores stays in some 32 MB."""
-    step = max(1, cells // max(seen.shape[1], 1))
-    return [seen[start : start + step] for start in range(0, len(seen), step)]
+    return best_unseen(train, lambda users: np.broadcast_to(popularity, (len(users), len(popularity))), cutoff)

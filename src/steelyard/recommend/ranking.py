@@ -162,25 +162,25 @@ class View:
 def top(scores: NDArray[np.floating], seen: Flags, cutoff: int) -> Codes:
     """Return the numbers of the k best items per row of scores, best first, ties by ascending number.
 
-    Items marked `seen` are left out; places that cannot be filled are -1. Use it for any system that scores all items.
+    Items marked `seen`, and those whose score is not a number, are left out; places that cannot be filled are -1. Use
+    it for any system that scores all items.
     """
-    masked = np.where(seen, -np.inf, scores)
+    import torch
+
+    masked = np.where(seen | np.isnan(scores), -np.inf, scores)
     rows, items = masked.shape
     count = min(cutoff, items)
-    if count < items:
-        # A partial sort finds the k-th best score; items tied with it must be kept until ties are settled by number.
-        border = np.partition(masked, items - count, axis=1)[:, items - count]
-        above = masked > border[:, None]
-        tied = (masked == border[:, None]) & (
-            np.cumsum(masked == border[:, None], axis=1) <= (count - above.sum(axis=1))[:, None]
-        )
-        chosen = np.nonzero(above | tied)[1].reshape(rows, count)
-    else:
-        chosen = np.broadcast_to(np.arange(items), (rows, items))
+    if rows == 0 or count == 0:
+        return np.full((rows, cutoff), -1, dtype=np.int64)
+    found, places = torch.topk(torch.from_numpy(masked), count, dim=1)
+    values, chosen = found.numpy(), places.numpy().copy()
+    # Which of the items tied at the border were taken is not ours to leave to a library.
+    for row in np.flatnonzero((masked >= values[:, -1:]).sum(axis=1) > count).tolist():
+        border = values[row, -1]
+        above = np.flatnonzero(masked[row] > border)
+        chosen[row] = np.concatenate([above, np.flatnonzero(masked[row] == border)[: count - len(above)]])
     values = np.take_along_axis(masked, chosen, axis=1)
-    order = np.argsort(-values, axis=1, kind="stable")
+    order = np.lexsort((chosen, -values), axis=1)
     best = np.take_along_axis(chosen, order, axis=1)
     best = np.where(np.isneginf(np.take_along_axis(values, order, axis=1)), -1, best)
-    if count < cutoff:
-        best = np.pad(best, ((0, 0), (0, cutoff - count)), constant_values=-1)
-    return best.astype(np.int64)
+    return np.pad(best, ((0, 0), (0, cutoff - count)), constant_values=-1).astype(np.int64)

@@ -1,0 +1,61 @@
+"""Systems to stand beside FPL: each sees all training data at once, but for FCF, which is federated too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from steelyard.errors import UserError, listed, nearest
+from steelyard.recommend.interactions import Codes, Interactions
+from steelyard.recommend.lists import Scores, best_unseen
+from steelyard.recommend.ranking import Floats
+
+Maker = Callable[..., Scores]
+
+
+def _makers() -> dict[str, Maker]:
+    from steelyard.recommend.baselines import fcf, libraries, plain
+
+    return {
+        "random": plain.random,
+        "popular": plain.popular,
+        "user-knn": libraries.user_knn,
+        "item-knn": libraries.item_knn,
+        "bpr": libraries.bpr,
+        "vae": libraries.vae,
+        "fcf": fcf.fcf,
+    }
+
+
+def maker(kind: str) -> Maker:
+    """Return the baseline of that name, or say which there are."""
+    known = _makers()
+    if kind not in known:
+        raise UserError(f"baseline: got '{kind}'{nearest(kind, known)}; allowed: {listed(known)}")
+    return known[kind]
+
+
+def settings_of(kind: str, assignments: Sequence[str]) -> dict[str, float | int]:
+    """Read "neighbours=50" and the like; a name that the baseline does not have is refused."""
+    import inspect
+
+    made = maker(kind)
+    known = [name for name in inspect.signature(made).parameters if name not in ("train", "seed")]
+    found: dict[str, float | int] = {}
+    for text in assignments:
+        name, _, value = text.partition("=")
+        if name not in known:
+            raise UserError(
+                f"--set: baseline {kind} has no '{name}'{nearest(name, known)}; allowed: {listed(known) or 'none'}"
+            )
+        try:
+            found[name] = int(value) if value.lstrip("-").isdigit() else float(value)
+        except ValueError:
+            raise UserError(f"--set: {name} is {value!r}; allowed: a number") from None
+    return found
+
+
+def recommend(
+    kind: str, train: Interactions, cutoff: int, seed: int = 1, settings: Mapping[str, float | int] | None = None
+) -> tuple[Codes, Floats]:
+    """Train a baseline and return each user's k best items that she did not train on, with their scores."""
+    return best_unseen(train, maker(kind)(train, seed=seed, **(settings or {})), cutoff)

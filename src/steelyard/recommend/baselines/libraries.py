@@ -1,0 +1,137 @@
+"""Baselines through well-kept libraries: `implicit` for neighbours and BPR-MF, `cornac` for the autoencoder.
+
+They need the extra: pip install 'steelyard[recommend]'.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+
+from steelyard.errors import UserError
+from steelyard.randomness import stream_key
+from steelyard.recommend.interactions import Codes, Interactions
+from steelyard.recommend.lists import Scores
+from steelyard.recommend.ranking import Floats
+
+
+def _library(name: str) -> Any:
+    import importlib
+
+    # One BLAS thread: implicit brings its own threads, and warns of BLAS's otherwise.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise UserError(
+            f"baseline: needs {name.split('.')[0]}; install it with pip install 'steelyard[recommend]'"
+        ) from None
+
+
+def matrix(train: Interactions) -> Any:
+    """Return the training interactions as a sparse matrix of ones, users × items."""
+    from scipy import sparse
+
+    ones = np.ones(len(train), dtype=np.float32)
+    shape = (len(train.users), len(train.items))
+    found = sparse.csr_matrix((ones, (train.user, train.item)), shape=shape)
+    found.data[:] = 1.0
+    return found
+
+
+def item_knn(train: Interactions, seed: int = 1, neighbours: int = 50) -> Scores:
+    """Item-kNN with cosine similarity: an item scores by its likeness to the user's items."""
+    neighbours_of = _library("implicit.nearest_neighbours")
+    taken = matrix(train)
+    model = neighbours_of.CosineRecommender(K=neighbours + 1, num_threads=2)
+    model.fit(taken, show_progress=False)
+
+    def scores(users: Codes) -> Floats:
+        return np.asarray((taken[users] @ model.similarity).todense(), dtype=np.float64)
+
+    return scores
+
+
+def user_knn(train: Interactions, seed: int = 1, neighbours: int = 50) -> Scores:
+    """User-kNN with cosine similarity: an item scores by the likeness of the users who took it."""
+    neighbours_of = _library("implicit.nearest_neighbours")
+    taken = matrix(train)
+    # The library compares items; handed the transposed matrix, it compares users.
+    model = neighbours_of.CosineRecommender(K=neighbours + 1, num_threads=2)
+    model.fit(taken.T.tocsr(), show_progress=False)
+    alike = model.similarity.tocsr()
+    alike.setdiag(0)
+
+    def scores(users: Codes) -> Floats:
+        return np.asarray((alike[users] @ taken).todense(), dtype=np.float64)
+
+    return scores
+
+
+def bpr(
+    train: Interactions, seed: int = 1, factors: int = 20, rate: float = 0.05, decay: float = 0.0025, epochs: int = 50
+) -> Scores:
+    """BPR-MF (Rendle et al.), centralised: the pair-wise learning that FPL federates.
+
+    Two threads may write the same row in one moment, so runs with the same seed agree only nearly.
+    """
+    library = _library("implicit.bpr")
+    model = library.BayesianPersonalizedRanking(
+        factors=factors,
+        learning_rate=rate,
+        regularization=decay,
+        iterations=epochs,
+        num_threads=2,
+        random_state=stream_key(seed, 0, "", "bpr baseline") % (1 << 31),
+    )
+    model.fit(matrix(train), show_progress=False)
+
+    def scores(users: Codes) -> Floats:
+        return np.asarray(model.user_factors[users] @ model.item_factors.T, dtype=np.float64)
+
+    return scores
+
+
+def vae(
+    train: Interactions,
+    seed: int = 1,
+    hidden: int = 200,
+    latent: int = 100,
+    epochs: int = 50,
+    batch: int = 100,
+    rate: float = 0.001,
+    beta: float = 0.2,
+) -> Scores:
+    """Variational autoencoder with multinomial likelihood (Liang et al.), by cornac."""
+    _library("cornac")
+    from cornac.data import Dataset
+    from cornac.models import VAECF
+
+    rows = zip(train.user.tolist(), train.item.tolist(), np.ones(len(train)).tolist(), strict=True)
+    data = Dataset.from_uir(list(rows), seed=seed)
+    model = VAECF(
+        k=latent,
+        autoencoder_structure=[hidden],
+        act_fn="tanh",
+        likelihood="mult",
+        n_epochs=epochs,
+        batch_size=batch,
+        learning_rate=rate,
+        beta=beta,
+        seed=stream_key(seed, 0, "", "vae baseline") % (1 << 31),
+        verbose=False,
+    )
+    model.fit(data)
+
+    def scores(users: Codes) -> Floats:
+        found = np.full((len(users), len(train.items)), -np.inf)
+        known = np.array([data.iid_map[item] for item in data.iid_map])
+        names = np.fromiter(data.iid_map, dtype=np.int64)
+        for row, user in enumerate(users.tolist()):
+            if user in data.uid_map:
+                found[row, names] = np.asarray(model.score(data.uid_map[user]))[known]
+        return found
+
+    return scores

@@ -1,0 +1,128 @@
+"""Looking into a run of a recommender: its lists, its figures, what it sent."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from steelyard.errors import UserError, listed
+from steelyard.experiment.running import federations_of, read_experiment
+from steelyard.recommend.clients import RecommendClients
+from steelyard.recommend.communication import Cost
+from steelyard.recommend.evaluate import Case, figures
+from steelyard.recommend.experiment import RecommendExperiment
+from steelyard.recommend.interactions import Codes
+from steelyard.recommend.prepared import Prepared, place_of, titles_of
+from steelyard.runs import checkpoint
+from steelyard.runs.reader import History
+from steelyard.runs.schema import connect
+from steelyard.runs.store import FOLDER
+
+
+@dataclass(frozen=True, eq=False)
+class Finished:
+    """One rule of a run as of its last checkpoint: the shared table and the simulated users with their vectors."""
+
+    experiment: RecommendExperiment
+    prepared: Prepared
+    clients: RecommendClients
+    federation: str
+    seed: int
+    round: int
+    model: torch.Tensor
+
+    def lists(self, cutoff: int) -> Codes:
+        """Return every user's list, best first."""
+        return self.clients.lists(self.federation, self.seed, self.model, cutoff)
+
+    def scores(self, lists: Codes) -> np.ndarray:
+        """Return the scores of the items of lists[users, places]."""
+        found = np.zeros(lists.shape)
+        for place in range(len(lists)):
+            mine = self.clients.scores_of(self.federation, self.seed, self.model, np.array([place]))[0]
+            found[place] = mine[lists[place]]
+        return found
+
+    def report(self, cutoffs: list[int]) -> dict[str, Any]:
+        """Return all metrics by cutoff, as `evaluate` prints them, with the cost by formula and as sent."""
+        lists = self.lists(max(cutoffs))
+        data = self.prepared.data
+        case = Case(self.prepared.users.ground, tuple(data.users), tuple(data.items), lists, None, ())
+        return {"metrics": figures(case, cutoffs), "communication": self.communication(), "data": data.report()}
+
+    def communication(self) -> dict[str, Any]:
+        """Return CCE and TCC of the thesis' formula, and what was really sent."""
+        each = self.experiment.rounds_per_epoch()
+        rounds = self.round * each if self.experiment.one_by_one else self.round
+        cost = Cost(
+            self.experiment.users_per_round(),
+            self.prepared.histories.catalogue,
+            self.experiment.triples(),
+            each,
+            float(self.prepared.users.shares.mean()),
+        )
+        sent = self.clients.traffic(self.federation)
+        return {
+            "users_per_round": self.experiment.users_per_round(),
+            "triples": self.experiment.triples(),
+            "rounds_per_epoch": each,
+            "rounds": rounds,
+            "cce_vectors": cost.per_epoch,
+            "tcc_vectors": cost.per_epoch * rounds / each,
+            "sent_vectors": sent.vectors,
+            "sent_vectors_down": sent.down_vectors,
+            "sent_vectors_up": sent.up_vectors,
+            "sent_bytes_down": sent.down_bytes,
+            "sent_bytes_up": sent.up_bytes,
+        }
+
+    def top(self, user: str, cutoff: int) -> list[dict[str, Any]]:
+        """Return one user's list with titles and scores."""
+        place = place_of(self.prepared, user)
+        scores = self.clients.scores_of(self.federation, self.seed, self.model, np.array([place]))[0]
+        mine = self.lists(cutoff)[place]
+        mine = mine[mine >= 0]
+        hers = set(self.prepared.users.ground.test_item[self.prepared.users.ground.test_user == place].tolist())
+        titles = titles_of(self.prepared, mine)
+        return [
+            {
+                "place": number,
+                "item": str(self.prepared.data.items[item]),
+                "title": title,
+                "score": float(scores[item]),
+                "in_test": int(item) in hers,
+            }
+            for number, (item, title) in enumerate(zip(mine.tolist(), titles, strict=True), 1)
+        ]
+
+
+def open_run(folder: Path, rule: str | None = None, seed: int | None = None) -> Finished:
+    """Open a run's last checkpoint; the main rule unless another is named."""
+    experiment = read_experiment(folder)
+    if not isinstance(experiment, RecommendExperiment):
+        raise UserError(f"{folder}: a run of kind '{experiment.model_dump()['kind']}'; allowed: kind 'recommend'")
+    seeds = [int(part) for part in History(folder).info.get("seeds", "").strip("[]").split(",") if part.strip()]
+    known = federations_of(experiment, seeds or None)
+    chosen = [f for f in known if rule in (None, f.rule_name) and seed in (None, f.seed)]
+    if not chosen:
+        names = listed(f"{f.rule_name} (seed {f.seed})" for f in known)
+        raise UserError(f"--rule: got '{rule}'; allowed: {names}")
+    connection = connect(folder, write=False)
+    try:
+        row = connection.execute("SELECT file, states FROM checkpoints ORDER BY round DESC LIMIT 1").fetchone()
+    finally:
+        connection.close()
+    if row is None:
+        raise UserError(f"{folder}: no checkpoint yet; allowed: a run with at least one finished round")
+    states, kept = checkpoint.unpack(checkpoint.read_tensors(folder / FOLDER / row[0]), row[1])
+    clients, _ = experiment.assemble()
+    clients.restore(kept)
+    federation = chosen[0]
+    state = states[federation.name]
+    return Finished(
+        *(experiment, experiment.prepare(), clients, federation.name, federation.seed, state.round, state.parameters)
+    )
