@@ -23,7 +23,8 @@ def curve(rule: str, seed: int, reached: list[int], hits: str = "1100", tests: i
     rounds = np.arange(1, count + 1)
     first = np.array([at or count + 1 for at in reached])
     scores = np.where(rounds[:, None] >= first[None], 0.9, 0.5)
-    server = {"accuracy": 0.8, "macro_f1": 0.7} if rule == "DS" else {"accuracy": 0.9, "macro_f1": 0.8}
+    level = 0.8 if rule == "DS" else 0.9
+    server = {"accuracy": [0.1] * (count - 1) + [level], "macro_f1": [level - 0.1] * count}
     kept = np.array([mark == "1" for mark in hits])
     return Curve(rule, seed, rounds, scores, scores.mean(axis=1), tests, {"DS>LD": count}, server, kept)
 
@@ -100,7 +101,7 @@ def test_devices_show_the_worst_and_the_spread():
 def test_an_error_is_no_accuracy_and_has_no_targets():
     def error(rule: str, level: float) -> Curve:
         scores = np.full((3, 2), -level)
-        server = {"mape": level / 100, "mae": 1.0, "rmse": 2.0}
+        server = {"mape": [level / 100] * 3, "mae": [1.0] * 3, "rmse": [2.0] * 3}
         return Curve(rule, 1, np.arange(1, 4), scores, scores[:, 0], 0, {}, server)
 
     found = describe([error("DS", 50), error("VE", 40)], "DS", (0.9,), SHARES, 3) | {"rounds": 3, "limit": 3}

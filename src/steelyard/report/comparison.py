@@ -39,8 +39,8 @@ class Curve:
     """Testing rounds of the whole run."""
     orders: Mapping[str, int]
     """How many rounds kept which priority order."""
-    server: Mapping[str, float]
-    """Figures of the last model on the server's reporting rows."""
+    server: Mapping[str, Sequence[float]]
+    """Figures of each round's model on the server's reporting rows, by name."""
     hits: NDArray[np.bool_] | None = None
     """Right or wrong for every test sample in the last round."""
 
@@ -68,16 +68,18 @@ def _missing(value: object) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
-def _server(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the figures of the last model that the server tested."""
-    tested = [row for row in rows if isinstance(row["server_metrics"], str)]
-    if not tested:
-        return {}
-    metrics = json.loads(tested[-1]["server_metrics"])
-    found = {name: float(value) for name, value in metrics.items() if not isinstance(value, list)}
-    if "f1" in metrics:
-        found["accuracy"] = float(tested[-1]["server_accuracy"])
-        found["macro_f1"] = float(tested[-1]["server_macro_f1"])
+def _server(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """Return what the server found of each round's model; empty unless it tested every round's."""
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        if not isinstance(row["server_metrics"], str):
+            return {}
+        metrics = json.loads(row["server_metrics"])
+        if "f1" in metrics:
+            metrics |= {"accuracy": row["server_accuracy"], "macro_f1": row["server_macro_f1"]}
+        for name, value in metrics.items():
+            if not isinstance(value, list):
+                found.setdefault(name, []).append(float(value))
     return found
 
 
@@ -141,6 +143,7 @@ def describe(
         "server": [_server_row(rule, [table[rule, seed] for seed in seeds]) for rule in rules],
         "testing": [_testing(rule, [table[rule, seed] for seed in seeds]) for rule in rules],
         "right_wrong": [found for rule in rules[1:] if (found := _matrix(table, baseline, rule, seeds))],
+        "server_curves": [_server_curve(rule, [table[rule, seed] for seed in seeds]) for rule in rules],
         "curves": [_curve(rule, [table[rule, seed] for seed in seeds]) for rule in rules],
     }
 
@@ -203,9 +206,9 @@ def _measures(
     known = set.intersection(*(set(curve.server) for curve in table.values()))
     for name in ("accuracy", "macro_f1"):
         if name in known:
-            measures[f"server_{name}"] = against_baseline(lambda curve, name=name: curve.server[name])
+            measures[f"server_{name}"] = against_baseline(lambda curve, name=name: curve.server[name][-1])
     if "mape" in known:
-        measures["server_mape"] = against_baseline(lambda curve: -curve.server["mape"])
+        measures["server_mape"] = against_baseline(lambda curve: -curve.server["mape"][-1])
     return measures
 
 
@@ -282,7 +285,14 @@ def _devices(rule: str, curves: Sequence[Curve]) -> dict[str, Any]:
 
 def _server_row(rule: str, curves: Sequence[Curve]) -> dict[str, Any]:
     names = sorted(set.intersection(*(set(curve.server) for curve in curves)))
-    return {"rule": rule, **{name: _over_seeds(curves, lambda curve, name=name: curve.server[name]) for name in names}}
+    last = {name: _over_seeds(curves, lambda curve, name=name: curve.server[name][-1]) for name in names}
+    return {"rule": rule, **last}
+
+
+def _server_curve(rule: str, curves: Sequence[Curve]) -> dict[str, Any]:
+    """Every figure of the server's tests, per seed and round: what AdaFed's figures are drawn from."""
+    names = sorted(set.intersection(*(set(curve.server) for curve in curves)))
+    return {"rule": rule, **{name: [list(curve.server[name]) for curve in curves] for name in names}}
 
 
 def _testing(rule: str, curves: Sequence[Curve]) -> dict[str, Any]:
@@ -323,6 +333,7 @@ def _curve(rule: str, curves: Sequence[Curve]) -> dict[str, Any]:
     return {
         "rule": rule,
         "rounds": curves[0].rounds[:length].tolist(),
+        "values": [curve.overall[:length].tolist() for curve in curves],
         "mean": [point.mean for point in points],
         "low": [point.low for point in points],
         "high": [point.high for point in points],
