@@ -56,11 +56,13 @@ def item_knn(train: Interactions, seed: int = 1, neighbours: int = 50) -> Scores
 
 def user_knn(train: Interactions, seed: int = 1, neighbours: int = 50) -> Scores:
     """User-kNN with cosine similarity: an item scores by the likeness of the users who took it."""
+    from scipy import sparse
+
     neighbours_of = _library("implicit.nearest_neighbours")
     taken = matrix(train)
     # The library compares items; handed the transposed matrix, it compares users.
     model = neighbours_of.CosineRecommender(K=neighbours + 1, num_threads=2)
-    model.fit(taken.T.tocsr(), show_progress=False)
+    model.fit(sparse.csr_matrix(taken.T), show_progress=False)
     alike = model.similarity.tocsr()
     alike.setdiag(0)
 

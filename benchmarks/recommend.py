@@ -1,0 +1,146 @@
+"""An epoch of pFPL+ against an epoch of implicit's BPR: MovieLens 1M, a million triples, 20 factors, 2 threads each.
+
+    python -m benchmarks.recommend --format json
+
+Ours is a whole round of the loop (draw, local passes, admit, weigh, combine) without evaluation; theirs is the time
+that `implicit` itself reports per iteration. The two take turns, so that a busy machine slows both alike; medians are
+compared. Memory is the peak of a process of our own that does nothing but read the data and run three epochs. The last
+line is one JSON document: {"ratio": {"implicit": ours / theirs}, ...}.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from typing import Any
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import numpy as np
+
+from steelyard.data.files import find
+from steelyard.federation import Federation, Plan, RoundState
+from steelyard.recommend.clients import Protocol, RecommendClients, RecommendServer, Users
+from steelyard.recommend.fpl import Learning
+from steelyard.recommend.interactions import Interactions
+from steelyard.recommend.ranking import Ground
+from steelyard.recommend.reading import read
+from steelyard.recommend.sampling import Histories
+from steelyard.rounds import one_round
+from steelyard.weighing.rule import Rule, WeighingSettings
+
+FACTORS, RATE, THREADS, DATA = 20, 0.05, 2, "movielens_1m/ratings.dat.gz"
+
+
+def data() -> Interactions:
+    """Read all ratings of MovieLens 1M as positives."""
+    return read(find(None, "MovieLens 1M: ratings.dat.gz", DATA))
+
+
+class Ours:
+    """pFPL+ on all users, one round of the loop at a time."""
+
+    def __init__(self, table: Interactions) -> None:
+        histories = Histories.of(table)
+        ground = Ground.between(table, table)
+        self.triples = max(1, round(histories.total / histories.users))
+        self.epoch_triples = self.triples * histories.users
+        users = Users(histories, ground, np.ones(histories.users), histories.items.astype(np.int64))
+        self.clients = RecommendClients(users, Learning(RATE, FACTORS), Protocol(self.triples), threads=THREADS)
+        self.server = RecommendServer(histories.catalogue, FACTORS)
+        self.federation = Federation("EQ", "EQ", 1, Rule(WeighingSettings(criteria=("EQ",))))
+        self.states: dict[str, RoundState] = {"EQ": self.federation.start(self.server)}
+        self.plan = Plan(rounds=1 << 30, fraction=1.0, evaluate_every=1 << 29)
+        self.round = 0
+
+    def epoch(self) -> float:
+        """Do one round and return its seconds."""
+        self.round += 1
+        begun = time.perf_counter()
+        one_round([self.federation], self.states, self.clients, self.server, self.plan, self.round)
+        return time.perf_counter() - begun
+
+
+class Theirs:
+    """implicit's BPR, one iteration at a time on the same model."""
+
+    def __init__(self, table: Interactions) -> None:
+        from implicit.bpr import BayesianPersonalizedRanking
+
+        from steelyard.recommend.baselines.libraries import matrix
+
+        self.matrix = matrix(table)
+        self.model = BayesianPersonalizedRanking(
+            factors=FACTORS, learning_rate=RATE, iterations=1, num_threads=THREADS, random_state=1, use_gpu=False
+        )
+
+    def epoch(self) -> float:
+        """Fit one more iteration and return the seconds that the library reports for it."""
+        seen: list[float] = []
+        self.model.fit(self.matrix, show_progress=False, callback=lambda *told: seen.append(float(told[1])))
+        return seen[-1]
+
+
+def peak_megabytes() -> float:
+    """Return the peak memory of this process."""
+    scale = 1 << 20 if sys.platform == "darwin" else 1 << 10
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / scale
+
+
+def measure(repeats: int) -> dict[str, Any]:
+    """Time both in turns, after one epoch each to warm up."""
+    child = [sys.executable, "-m", "benchmarks.recommend", "--memory"]
+    memory = float(subprocess.run(child, check=True, capture_output=True, text=True).stdout.split()[-1])
+    table = data()
+    ours, theirs = Ours(table), Theirs(table)
+    ours.epoch(), theirs.epoch()
+    mine: list[float] = []
+    peer: list[float] = []
+    for _ in range(repeats):
+        mine.append(ours.epoch())
+        peer.append(theirs.epoch())
+    own, other = statistics.median(mine), statistics.median(peer)
+    return {
+        "ratio": {"implicit": round(own / other, 3)},
+        "seconds": {"steelyard": round(own, 4), "implicit": round(other, 4)},
+        "memory_mb": round(memory),
+        "triples": ours.epoch_triples,
+        "interactions": len(table),
+        "factors": FACTORS,
+        "threads": THREADS,
+        "repeats": repeats,
+        "machine": f"{platform.machine()}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}",
+    }
+
+
+def main() -> None:
+    """Parse, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--format", choices=("text", "json"), default="text")
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--memory", action="store_true", help="only run three epochs of ours and print the peak in MB")
+    chosen = parser.parse_args()
+    if chosen.memory:
+        ours = Ours(data())
+        for _ in range(3):
+            ours.epoch()
+        print(peak_megabytes())
+        return
+    found = measure(chosen.repeats)
+    if chosen.format == "text":
+        print(
+            f"steelyard {found['seconds']['steelyard']:.3f} s, implicit {found['seconds']['implicit']:.3f} s per epoch"
+        )
+        print(f"ratio {found['ratio']['implicit']:.2f} (at most 3), peak memory {found['memory_mb']} MB (under 1000)")
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
