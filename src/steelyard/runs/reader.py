@@ -34,7 +34,7 @@ class History:
 
         connection = connect(self.folder, write=False)
         try:
-            return pd.read_sql_query(query, connection, params=values)
+            return pd.read_sql_query(query, connection, params=list(values))
         except sqlite3.DatabaseError as error:
             raise UserError(f"{self.folder}: the run's database cannot be read: {error}") from error
         finally:
