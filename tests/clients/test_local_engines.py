@@ -64,6 +64,18 @@ def test_the_step_that_graphs_capture_gives_what_the_loop_gives(kind: str, name:
         assert losses == pytest.approx(expected[0].losses, rel=1e-4)
 
 
+@pytest.mark.parametrize("how", list(cases.TRAINING))
+def test_the_second_convolution_by_the_library(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from steelyard.clients.local.convolution import ConvSteps
+
+    monkeypatch.setattr(ConvSteps, "library_from", 1)
+    model, shape, classes = cases.MODELS["cnn-odd"]
+    people = cases.population(shape, classes)
+    expected, start, _ = cases.trained("loop", people, model, cases.TRAINING[how])
+    found, _, _ = cases.trained("stacked:4", people, model, cases.TRAINING[how])
+    cases.assert_alike(found, expected, start, 1e-4)
+
+
 @pytest.mark.parametrize("engine", ["threads", "stacked:4", "fused", "vmap:4"])
 @pytest.mark.parametrize("loss", ["barron", "own"])
 def test_losses_without_a_closed_form(engine: str, loss: str, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from math import isqrt, prod
 from pathlib import Path
+from threading import Lock
 from typing import Annotated, Any
 
 import torch
@@ -22,6 +23,7 @@ from steelyard.settings import Section
 
 Factory = Callable[..., nn.Module]
 
+_loading = Lock()
 _given: dict[str, Factory] = {}
 """Factories handed over from Python that no import path names."""
 
@@ -202,19 +204,20 @@ def _load(place: str, field: str) -> object:
     if not path.is_file():
         raise UserError(f"{field}: no file '{place}'")
     name = f"steelyard_user_{path.stem}_{stream_key(0, purpose=str(path)):x}"
-    if name in sys.modules:
-        return sys.modules[name]
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[name]
-        raise UserError(f"{field}: '{place}' fails when loaded: {type(error).__name__}: {error}") from error
-    return module
+    with _loading:  # threads that train ask for a loss at the same time
+        if name in sys.modules:
+            return sys.modules[name]
+        spec = importlib.util.spec_from_file_location(name, path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        try:
+            spec.loader.exec_module(module)
+        except Exception as error:
+            del sys.modules[name]
+            raise UserError(f"{field}: '{place}' fails when loaded: {type(error).__name__}: {error}") from error
+        return module
 
 
 def _attribute(holder: object, dotted: str) -> Any:

@@ -31,6 +31,10 @@ class Writer(Protocol):
         """Take the sum of slope over the samples as the gradient of a bias."""
         ...
 
+    def ready(self, name: str, gradient: torch.Tensor) -> None:
+        """Take a gradient as it is."""
+        ...
+
 
 @dataclass(frozen=True, eq=False)
 class InPlace:
@@ -48,7 +52,10 @@ class InPlace:
             target.sub_(torch.bmm(slope.transpose(1, 2), inputs), alpha=self.rate)
 
     def sum(self, name: str, slope: torch.Tensor) -> None:
-        self.parameters[name].sub_(slope.sum(dim=1, dtype=torch.float32), alpha=self.rate)
+        self.ready(name, slope.sum(dim=1, dtype=torch.float32))
+
+    def ready(self, name: str, gradient: torch.Tensor) -> None:
+        self.parameters[name].sub_(gradient, alpha=self.rate)
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,11 +69,17 @@ class Collected:
         target.view(len(target), target.shape[1], -1).copy_(torch.bmm(slope.transpose(1, 2), inputs))
 
     def sum(self, name: str, slope: torch.Tensor) -> None:
-        self.gradients[name].copy_(slope.sum(dim=1, dtype=torch.float32))
+        self.ready(name, slope.sum(dim=1, dtype=torch.float32))
+
+    def ready(self, name: str, gradient: torch.Tensor) -> None:
+        self.gradients[name].copy_(gradient)
 
 
 class Architecture(Protocol):
     """A network whose step is written out by hand for stacked clients."""
+
+    size: int
+    """How many numbers a model has in the order that the step wants."""
 
     def native(self, flat: torch.Tensor) -> torch.Tensor:
         """Return stacked models [clients, parameters] in the order of numbers that the step wants."""
@@ -96,8 +109,8 @@ class Architecture(Protocol):
         """
         ...
 
-    def sample_floats(self) -> int:
-        """Return about how many numbers one sample needs while a step runs; chunks are sized by it."""
+    def sample_floats(self, samples: int) -> int:
+        """Return about how many numbers one of a client's `samples` needs while a step runs; it sizes the stacks."""
         ...
 
 
@@ -106,6 +119,7 @@ class DenseSteps:
 
     def __init__(self, module: DenseNet, layout: Layout) -> None:
         self.layout = layout
+        self.size = layout.size
         self.depth = len(module.layers)
         self.widths = [slot.shape[0] for slot in layout.slots if len(slot.shape) == 2]
         self.inputs = layout.slots[0].shape[1]
@@ -119,7 +133,7 @@ class DenseSteps:
     def views(self, native: torch.Tensor) -> dict[str, torch.Tensor]:
         return self.layout.views(native)
 
-    def sample_floats(self) -> int:
+    def sample_floats(self, samples: int) -> int:
         return self.inputs + 4 * sum(self.widths)
 
     def step(

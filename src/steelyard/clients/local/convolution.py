@@ -2,15 +2,17 @@
 
 Every client has its own kernels, so a convolution over the stack is one batched product of gathered windows
 [clients, positions, window] with kernels [clients, window, channels]. Numbers stand channels last throughout, and
-kernels and the first dense layer are kept in that order for the whole round. Pooling comes before bias and ReLU,
-which is the same function (both are monotone) on a quarter of the numbers.
+kernels and the first dense layer are kept in that order for the whole round.
 """
 
 from __future__ import annotations
 
+from math import prod
+
 import torch
 from torch.nn import functional
 
+from steelyard.clients.local import kernels
 from steelyard.clients.local.architectures import Views, Writer, dense, dense_back
 from steelyard.clients.local.gradients import OutputGradient
 from steelyard.learning.models import ConvNet
@@ -78,20 +80,72 @@ class ConvOrder:
         return native.narrow(0, slot.offset, slot.size).view(rows, height, width, channels).permute(0, 3, 1, 2)
 
 
-class ConvSteps(ConvOrder):
-    """Steps of a ConvNet for stacked clients; use it on a GPU, where many small convolutions leave it idle."""
+class ConvSteps:
+    """Steps of a ConvNet for stacked clients; use it on a GPU, where many small convolutions leave it idle.
+
+    Numbers are packed for the step: every tensor begins on a boundary that matrix units like, kernels stand channels
+    last, and the first convolution's bias is one more weight of its kernels (its windows carry a 1).
+    """
+
+    library_from = 128
+    """Samples per client from which the second convolution goes to the library, client by client: one client then
+    fills the device, and gathered windows would only cost memory traffic."""
 
     def __init__(self, module: ConvNet, layout: Layout, *, half: bool) -> None:
-        super().__init__(module, layout)
+        self.order = ConvOrder(module, layout)
+        self.image, self.kernel, self.channels = self.order.image, self.order.kernel, self.order.channels
+        self.layout = layout
         self.dtype = torch.bfloat16 if half else torch.float32
+        self.first = self.kernel**2 * self.image[0]
+        self.widths = (_round(self.first + 1, 16), self.kernel**2 * self.channels[0])
+        self.places: dict[str, tuple[int, tuple[int, ...]]] = {}
+        self.size = 0
+        for slot in layout.slots:
+            if slot.name == "conv1.bias":
+                continue
+            rows = int(slot.shape[0])
+            columns = self.widths[0] if slot.name == "conv1.weight" else slot.size // rows
+            self.places[slot.name] = (self.size, (rows, columns) if len(slot.shape) > 1 else (rows,))
+            self.size += _round(rows * columns, 32)
 
-    def sample_floats(self) -> int:
-        depth, height, width = self.image
-        window, area = self.kernel**2, height * width
-        first = area * (window * depth + 4 * self.channels[0])
-        second = area // 4 * (window * (self.channels[0] + self.channels[1]) + 6 * self.channels[1])
+    def views(self, native: torch.Tensor) -> dict[str, torch.Tensor]:
+        lead = native.shape[:-1]
+        return {
+            name: native.narrow(-1, begin, prod(shape)).view(*lead, *shape)
+            for name, (begin, shape) in self.places.items()
+        }
+
+    def native(self, flat: torch.Tensor) -> torch.Tensor:
+        turned = self.order.views(self.order.native(flat))
+        native = flat.new_zeros((len(flat), self.size))
+        named = self.views(native)
+        for name, target in named.items():
+            if name != "conv1.weight":
+                target.copy_(turned[name])
+        named["conv1.weight"][..., : self.first] = turned["conv1.weight"]
+        named["conv1.weight"][..., self.first] = turned["conv1.bias"]
+        return native
+
+    def restore(self, native: torch.Tensor) -> torch.Tensor:
+        turned = native.new_empty((len(native), self.layout.size))
+        named = self.views(native)
+        for name, target in self.order.views(turned).items():
+            if name == "conv1.weight":
+                target.copy_(named[name][..., : self.first])
+            elif name == "conv1.bias":
+                target.copy_(named["conv1.weight"][..., self.first])
+            else:
+                target.copy_(named[name])
+        return self.order.restore(turned)
+
+    def sample_floats(self, samples: int) -> int:
+        _, height, width = self.image
+        area = height * width
+        first = area * (self.widths[0] + 3 * self.channels[0])
+        gathered = 0 if samples >= self.library_from else self.widths[1] + self.kernel**2 * self.channels[1]
+        second = area // 4 * (gathered + 6 * self.channels[1] + 2 * self.channels[0])
         dense = sum(3 * slot.shape[0] for slot in self.layout.slots if slot.name.startswith("dense"))
-        return first + second + dense + 2 * self.channels[1] * self.pooled[0] * self.pooled[1]
+        return first + second + dense
 
     def step(
         self,
@@ -105,12 +159,14 @@ class ConvSteps(ConvOrder):
     ) -> torch.Tensor:
         clients, samples = labels.shape
         depth, height, width = self.image
-        images = features.reshape(clients * samples, depth, height, width).permute(0, 2, 3, 1).to(self.dtype)
-        windows1 = self._windows(images, clients)
-        raw1, below1, where1 = self._convolve(windows1, parameters, "conv1", images.shape[:3])
-        windows2 = self._windows(below1, clients)
-        raw2, below2, where2 = self._convolve(windows2, parameters, "conv2", below1.shape[:3])
-        flat = below2.reshape(clients, samples, -1).float()
+        images = features.reshape(-1, depth, height, width).permute(0, 2, 3, 1).to(self.dtype).contiguous()
+        seen1 = kernels.windows(images, self.kernel, self.widths[0], ones=True).view(clients, -1, self.widths[0])
+        raw = torch.bmm(seen1, parameters["conv1.weight"].to(self.dtype).transpose(1, 2))
+        below1, codes1 = kernels.pool(raw.view(-1, height, width, self.channels[0]), None)
+        second = _Library if samples >= self.library_from else _Gathered
+        convolution = second(self, below1, parameters["conv2.weight"].to(self.dtype))
+        below2, codes2 = kernels.pool(convolution.forward(), parameters["conv2.bias"])
+        flat = below2.view(clients, samples, -1).float()
         hidden = dense(flat, "dense1", parameters, None).relu_()
         slope, each = gradient(dense(hidden, "dense2", parameters, None), labels, weights)
 
@@ -122,50 +178,71 @@ class ConvSteps(ConvOrder):
         write.product("dense1.weight", slope, flat)
         write.sum("dense1.bias", slope)
         slope = aten.threshold_backward(below, flat, 0).to(self.dtype).view(below2.shape)
-        slope = self._unpool(slope, raw2, where2, write, "conv2", clients)
-        below = self._spread(slope, parameters["conv2.weight"], clients)
-        write.product("conv2.weight", slope.reshape(clients, -1, self.channels[1]), windows2)
-        slope = aten.threshold_backward(below, below1, 0)
-        slope = self._unpool(slope, raw1, where1, write, "conv1", clients)
-        write.product("conv1.weight", slope.reshape(clients, -1, self.channels[0]), windows1)
+        write.sum("conv2.bias", slope.view(clients, -1, self.channels[1]))
+        slope = kernels.unpool(slope, codes2, *below1.shape[1:3])
+        below = convolution.backward(slope)
+        convolution.write(slope, write)
+        slope = kernels.unpool(below, codes1, height, width)
+        # The product over all positions of a client keeps few cores busy: one per sample, then their sum.
+        each_slope = slope.view(clients * samples, -1, self.channels[0])
+        products = torch.bmm(each_slope.transpose(1, 2), seen1.view(clients * samples, -1, self.widths[0]))
+        write.ready("conv1.weight", products.view(clients, samples, -1, self.widths[0]).sum(1, dtype=torch.float32))
         return each
 
-    def _windows(self, images: torch.Tensor, clients: int) -> torch.Tensor:
-        """Gather the k×k windows around every position: [clients, samples · positions, k · k · channels]."""
-        count, height, width, depth = images.shape
-        edge = self.kernel // 2
-        padded = functional.pad(images, (0, 0, edge, edge, edge, edge)).contiguous()
-        rows, columns, cells = padded.stride()[:3]
-        seen = padded.as_strided(
-            (count, height, width, self.kernel, self.kernel * depth), (rows, columns, cells, columns, 1)
-        )
-        return seen.reshape(clients, -1, self.kernel * self.kernel * depth)
 
-    def _convolve(
-        self, windows: torch.Tensor, parameters: Views, name: str, grid: torch.Size
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return the convolution before pooling, after pooling, bias and ReLU, and where each maximum was."""
-        kernels = parameters[f"{name}.weight"].to(self.dtype)
-        raw = torch.bmm(windows, kernels.transpose(1, 2)).view(*grid, -1)
-        pooled, where = aten.max_pool2d_with_indices(raw.permute(0, 3, 1, 2), [2, 2])
-        pooled = pooled.permute(0, 2, 3, 1).contiguous()
-        rows = pooled.view(len(kernels), -1, pooled.shape[-1])
-        rows.add_(parameters[f"{name}.bias"][:, None, :].to(self.dtype)).relu_()
-        return raw, pooled, where
+class _Gathered:
+    """The second convolution of all clients at once, by gathered windows and batched products."""
 
-    def _unpool(
-        self, slope: torch.Tensor, raw: torch.Tensor, where: torch.Tensor, write: Writer, name: str, clients: int
-    ) -> torch.Tensor:
-        """Take the bias' gradient, then send each slope back to where its maximum was."""
-        write.sum(f"{name}.bias", slope.reshape(clients, -1, slope.shape[-1]))
-        spread = aten.max_pool2d_with_indices_backward(
-            slope.permute(0, 3, 1, 2), raw.permute(0, 3, 1, 2), [2, 2], [2, 2], [0, 0], [1, 1], False, where
-        )
-        return spread.permute(0, 2, 3, 1)
+    def __init__(self, steps: ConvSteps, images: torch.Tensor, weights: torch.Tensor) -> None:
+        self.steps, self.weights, self.grid = steps, weights, images.shape
+        self.seen = kernels.windows(images, steps.kernel, steps.widths[1]).view(len(weights), -1, steps.widths[1])
 
-    def _spread(self, slope: torch.Tensor, kernels: torch.Tensor, clients: int) -> torch.Tensor:
-        """The gradient at a convolution's inputs: a convolution with the turned kernels."""
-        grid = (clients, self.channels[1], self.kernel, self.kernel, self.channels[0])
-        turned = kernels.view(grid).flip(2, 3).permute(0, 2, 3, 1, 4).reshape(clients, -1, self.channels[0])
-        below = torch.bmm(self._windows(slope, clients), turned.to(self.dtype))
-        return below.view(*slope.shape[:3], self.channels[0])
+    def forward(self) -> torch.Tensor:
+        return torch.bmm(self.seen, self.weights.transpose(1, 2)).view(*self.grid[:3], -1)
+
+    def backward(self, slope: torch.Tensor) -> torch.Tensor:
+        """The gradient at the inputs: turned windows of the slope times the kernels."""
+        steps, clients = self.steps, len(self.weights)
+        outer, inner = steps.channels[1], steps.channels[0]
+        turned = self.weights.view(clients, outer, steps.kernel**2, inner).transpose(1, 2).reshape(clients, -1, inner)
+        seen = kernels.windows(slope, steps.kernel, steps.kernel**2 * outer, turned=True)
+        return torch.bmm(seen.view(clients, -1, seen.shape[1]), turned).view(self.grid)
+
+    def write(self, slope: torch.Tensor, write: Writer) -> None:
+        write.product("conv2.weight", slope.view(len(self.weights), -1, slope.shape[-1]), self.seen)
+
+
+class _Library:
+    """The second convolution client by client, by the library's convolutions."""
+
+    def __init__(self, steps: ConvSteps, images: torch.Tensor, weights: torch.Tensor) -> None:
+        self.steps, self.count = steps, len(weights)
+        self.images = images.view(self.count, -1, *images.shape[1:]).permute(0, 1, 4, 2, 3)
+        shape = (self.count, steps.channels[1], steps.kernel, steps.kernel, steps.channels[0])
+        self.kernels = weights.view(shape).permute(0, 1, 4, 2, 3)
+        self.slopes: list[torch.Tensor] = []
+
+    def forward(self) -> torch.Tensor:
+        edge = self.steps.kernel // 2
+        raw = [functional.conv2d(self.images[i], self.kernels[i], padding=edge) for i in range(self.count)]
+        return torch.cat([part.permute(0, 2, 3, 1) for part in raw])
+
+    def backward(self, slope: torch.Tensor) -> torch.Tensor:
+        edge = self.steps.kernel // 2
+        parts = slope.view(self.count, -1, *slope.shape[1:]).permute(0, 1, 4, 2, 3)
+        below: list[torch.Tensor] = []
+        for i in range(self.count):
+            inputs, weights, _ = aten.convolution_backward(
+                parts[i], self.images[i], self.kernels[i], None, [1, 1], [edge, edge], [1, 1], False, [0, 0], 1,
+                [True, True, False],
+            )  # fmt: skip
+            below.append(inputs.permute(0, 2, 3, 1))
+            self.slopes.append(weights.permute(0, 2, 3, 1).reshape(len(weights), -1))
+        return torch.cat(below)
+
+    def write(self, slope: torch.Tensor, write: Writer) -> None:
+        write.ready("conv2.weight", torch.stack(self.slopes).float())
+
+
+def _round(number: int, step: int) -> int:
+    return -(-number // step) * step

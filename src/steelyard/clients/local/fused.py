@@ -2,7 +2,7 @@
 
 On the CPU, clients are shared out to threads with one operator thread each. What is saved over autograd: no gradient
 buffers (products go straight into the weights), pooling before ReLU, channels last throughout, the gradients of a
-convolution asked for one by one. On a GPU it serves large batches, where one client fills the device.
+convolution asked for one by one.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ aten = torch.ops.aten
 
 
 class FusedEngine:
-    """Trains clients of a ConvNet one at a time on each thread; use it on the CPU, and on a GPU for large batches."""
+    """Trains clients of a ConvNet one at a time on each thread; use it on the CPU."""
 
     name = "fused"
 
     def __init__(self, shop: Workshop, module: ConvNet) -> None:
         self.shop = shop
         self.order = ConvOrder(module, shop.layout)
-        self.team = Team(shop.threads if shop.device.type == "cpu" else 1)
+        self.team = Team(shop.threads)
 
     def train(self, cohort: Cohort, out: torch.Tensor) -> NDArray[np.float64]:
         """Write each job's trained model into a row of `out`; return the mean losses of the last epoch."""

@@ -37,12 +37,13 @@ class Stepper(Protocol):
     """One training step of a stack, in whatever way, on buffers that stay where they are."""
 
     sgd: Sgd
+    size: int
 
     def native(self, flat: torch.Tensor) -> torch.Tensor: ...
 
     def restore(self, native: torch.Tensor) -> torch.Tensor: ...
 
-    def sample_floats(self) -> int: ...
+    def sample_floats(self, samples: int) -> int: ...
 
     def gradients(self, models: torch.Tensor, into: torch.Tensor | None, batch: Batch, loss: LossState) -> torch.Tensor:
         """Do the step in place (`into` is None) or write the gradients; return each sample's loss."""
@@ -53,7 +54,7 @@ class ByHand:
     """Steps of a built-in network."""
 
     def __init__(self, steps: Architecture, sgd: Sgd) -> None:
-        self.steps, self.sgd = steps, sgd
+        self.steps, self.sgd, self.size = steps, sgd, steps.size
         self.native, self.restore, self.sample_floats = steps.native, steps.restore, steps.sample_floats
 
     def gradients(self, models: torch.Tensor, into: torch.Tensor | None, batch: Batch, loss: LossState) -> torch.Tensor:
@@ -67,7 +68,7 @@ class ByMap:
     """Steps of any module through vmap."""
 
     def __init__(self, shop: Workshop, sgd: Sgd) -> None:
-        self.layout, self.sgd = shop.layout, sgd
+        self.layout, self.sgd, self.size = shop.layout, sgd, shop.layout.size
         self.module = copy.deepcopy(shop.module).to(shop.device).train()
 
     def native(self, flat: torch.Tensor) -> torch.Tensor:
@@ -76,7 +77,7 @@ class ByMap:
     def restore(self, native: torch.Tensor) -> torch.Tensor:
         return native
 
-    def sample_floats(self) -> int:
+    def sample_floats(self, samples: int) -> int:
         # Unknown network: as much as the built-in convolutional one needs per parameter of a small model.
         return max(100_000, self.layout.size // 4)
 
@@ -251,7 +252,7 @@ class GraphEngine:
         batch = batch_limit(self.shop.training, int(cohort.sizes.max()))
         half = 2 if self.shop.precision == "bfloat16" else 1
         copies = 2 + (not self.stepper.sgd.plain) + 2 * bool(self.stepper.sgd.momentum)
-        per_client = 4 * (copies * self.shop.layout.size + batch * self.stepper.sample_floats() // half)
+        per_client = 4 * (copies * self.shop.layout.size + batch * self.stepper.sample_floats(batch) // half)
         return max(1, int(0.6 * self.shop.memory / per_client))
 
     def _stack(self, cohort: Cohort, jobs: NDArray[np.int64], out: torch.Tensor, chunk: int) -> NDArray[np.float64]:
@@ -278,8 +279,6 @@ class GraphEngine:
             whole = self.shop.training.batch_size
             wide = batch if batch == whole else batch + (batch // 8 if len(np.unique(cohort.sizes)) > 1 else 0)
             room = (steps + steps // 4, chunk, wide)
-            station = Station.empty(
-                self.stepper, cohort.shelf, cohort.loss, room, self.shop.layout.size, plan.labels.dtype
-            )
+            station = Station.empty(self.stepper, cohort.shelf, cohort.loss, room, self.stepper.size, plan.labels.dtype)
             self._stations[key] = station
         return station

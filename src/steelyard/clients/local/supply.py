@@ -59,8 +59,8 @@ def make(shop: Workshop, name: str, chunk: int | None = None) -> Engine:
             raise NotForThis("graphs are captured on a CUDA device")
         return GraphEngine(shop, ByMap(shop, Sgd.of(shop.training)), "graph", chunk)
     if name == "fused":
-        if type(shop.module) is not ConvNet:
-            raise NotForThis("its steps are written out for the built-in convolutional networks only")
+        if cuda or type(shop.module) is not ConvNet:
+            raise NotForThis("its steps are written out for the built-in convolutional networks on the CPU only")
         return FusedEngine(shop, shop.module)
     steps = architecture_of(shop.module, shop.layout, shop.precision)
     if steps is None:
@@ -75,7 +75,7 @@ def candidates(shop: Workshop) -> list[str]:
     built_in = architecture_of(shop.module, shop.layout, shop.precision) is not None
     convolutional = type(shop.module) is ConvNet
     if shop.device.type == "cuda":
-        return ["stacked", *(["fused"] if convolutional else [])] if built_in else ["graph", "vmap", "loop"]
+        return ["stacked", "graph"] if built_in else ["graph", "vmap", "loop"]
     if convolutional:
         return ["fused", "threads"]
     if built_in:
