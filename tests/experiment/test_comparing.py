@@ -135,7 +135,7 @@ def test_losses_are_wired_from_the_rule():
     assert adaptive.adapts
     fixed = make_loss(regression, regression.beside["fedavg"].loss)
     assert not fixed.adapts
-    assert fixed.first().scale == 50.0
+    assert fixed.first().scale == 80.0
 
 
 MNIST = {"data": {"source": "mnist"}, "model": {"name": "cnn-adafed"}}

@@ -88,8 +88,9 @@ def test_barron_loss_adapts_shape_and_if_asked_scale():
     after = fixed.after(fixed.first(), test)
     assert (after.name, after.scale) == ("barron", 30.0)
     assert after.shape == pytest.approx(1.0)
-    moving = BarronLoss(scale=30.0, adapt_scale=True).after(fixed.first(), test)
+    moving = BarronLoss(scale=60.0, adapt_scale=True).after(fixed.first(), test)
     assert moving.scale == pytest.approx(40 * math.sqrt(math.pi / 2))
+    assert BarronLoss(scale=30.0, adapt_scale=True).after(fixed.first(), test).scale == 30.0
     with pytest.raises(UserError, match="class-f1"):
         fixed.after(after, TEST)
 

@@ -67,7 +67,8 @@ class LossSettings(Section):
     scale: float = Field(default=1.0, gt=0)
     """barron, none: scale c of the first round: the size of an error that is not yet an outlier."""
     adapt_scale: bool = False
-    """barron: whether c follows the errors too (c = √(π/2)·MAE, the deviation of normal errors with that mean)."""
+    """barron: whether c follows the errors down: c = √(π/2)·MAE, the deviation of normal errors with that mean, but
+    never more than `scale`, since the large errors of the first rounds are bias, not noise."""
     lowest: float = Field(default=-2.0, ge=-10, le=2)
     """barron: the least α."""
 
@@ -141,5 +142,5 @@ class BarronLoss:
         rmse, mae = float(test.errors["rmse"][0]), float(test.errors["mae"][0])
         scale = self.scale
         if self.adapt_scale and math.isfinite(mae) and mae > 0:
-            scale = NORMAL_RATIO * mae
+            scale = min(scale, NORMAL_RATIO * mae)
         return LossState("barron", shape=barron_shape(rmse, mae, self.lowest), scale=scale)
