@@ -1,0 +1,57 @@
+"""Saying plainly what the seeds can tell: better, worse, or not distinguishable from the baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from steelyard.report.statistics import estimate, holm, paired_p, verdict
+
+
+def verdicts(
+    measured: Mapping[str, Mapping[str, Sequence[float]]], baseline: str, rules: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Test every rule against the baseline, per measure with Holm's correction over the rules, and say it in words."""
+    found: dict[str, dict[str, Any]] = {rule: {} for rule in rules[1:]}
+    for measure, by_rule in measured.items():
+        raw = [paired_p(by_rule[rule]) for rule in rules[1:]]
+        for rule, p, adjusted in zip(rules[1:], raw, holm(raw), strict=True):
+            mean = estimate(by_rule[rule])
+            found[rule][measure] = {
+                **mean.as_json(),
+                "p": p,
+                "p_holm": adjusted,
+                "verdict": verdict(mean.mean, adjusted),
+            }
+    return [{"rule": rule, **tests, "sentence": sentence(rule, baseline, tests)} for rule, tests in found.items()]
+
+
+_PHRASES: dict[str, tuple[str, str, float]] = {
+    # measure: what is compared, unit, factor
+    "gain": ("rounds to the targets", "rounds gained on average", 1.0),
+    "final": ("score after the last round", "points", 100.0),
+    "server_accuracy": ("accuracy on the server's test set", "points", 100.0),
+    "server_macro_f1": ("macro F1 on the server's test set", "", 1.0),
+    "server_mape": ("error on the server's test set", "points of MAPE saved", 100.0),
+}
+
+
+def sentence(rule: str, baseline: str, tests: Mapping[str, Mapping[str, Any]]) -> str:
+    """Say plainly whether a rule is better, worse or not distinguishable from the baseline, measure by measure."""
+    parts: list[str] = []
+    for measure, test in tests.items():
+        what, unit, factor = _PHRASES[measure]
+        if measure == "final" and "server_mape" in tests:
+            what, unit, factor = "score (−RMSE) after the last round", "", 1.0
+        amount = f"{test['mean'] * factor:+.3g} {unit}".strip()
+        if test["verdict"] == "untested":
+            parts.append(f"{what} {amount}")
+            continue
+        low, high = test["low"] * factor, test["high"] * factor
+        parts.append(
+            f"{test['verdict']} in {what} ({amount}, 95 % interval {low:+.3g} to {high:+.3g}, "
+            f"p = {test['p_holm']:.2g} after Holm's correction)"
+        )
+    text = f"{rule} against {baseline}: {'; '.join(parts)}."
+    single = any(test["verdict"] == "untested" for test in tests.values())
+    return f"{text} One seed: chance cannot be told from effect." if single else text
