@@ -111,7 +111,7 @@ def trained(
 def assert_alike(found: list[Updates], expected: list[Updates], start: torch.Tensor, tolerance: float) -> None:
     for mine, theirs in zip(found, expected, strict=True):
         assert mine.clients == theirs.clients
-        apart = torch.linalg.vector_norm((mine.payload.models - theirs.payload.models).cpu(), dim=1)
+        apart = torch.linalg.vector_norm(mine.payload.models.cpu() - theirs.payload.models.cpu(), dim=1)
         moved = torch.linalg.vector_norm(theirs.payload.models.cpu() - start.cpu(), dim=1)
         assert float((apart / moved).max()) < tolerance
         assert np.allclose(mine.losses, theirs.losses, rtol=max(10 * tolerance, 1e-4), atol=1e-5)

@@ -104,7 +104,9 @@ def windows(images: torch.Tensor, kernel: int, width: int, *, ones: bool = False
     taps = kernel * kernel * channels
     if ready(images):
         out = torch.empty((count * height * columns, width), dtype=images.dtype, device=images.device)
-        rows, across = 8, min(1024, 1 << (width - 1).bit_length())
+        # Blocks as wide as the channels, where they are a power of two: a block then is one tap of its windows.
+        across = min(128, max(16, width & -width))
+        rows = 4096 // across
         grid = (-(-len(out) // rows), -(-width // across))
         _triton.windows[grid](
             images.contiguous(),

@@ -75,7 +75,7 @@ def candidates(shop: Workshop) -> list[str]:
     built_in = architecture_of(shop.module, shop.layout, shop.precision) is not None
     convolutional = type(shop.module) is ConvNet
     if shop.device.type == "cuda":
-        return ["stacked", "graph"] if built_in else ["graph", "vmap", "loop"]
+        return ["stacked"] if built_in else ["graph", "vmap", "loop"]
     if convolutional:
         return ["fused", "threads"]
     if built_in:

@@ -115,9 +115,9 @@ def _draws(shop: Workshop, cohort: Cohort) -> bool:
 
 
 def _enough(shop: Workshop, cohort: Cohort, seconds: float) -> int:
-    """How many clients tell engines apart: all on a GPU, where stacks want to be seen whole; a few on a CPU."""
+    """How many clients tell engines apart: more on a GPU, where stacks want to be seen whole; a few on a CPU."""
     if shop.device.type == "cuda":
-        return len(cohort)
+        return min(len(cohort), 64)
     return int(np.clip(TRIAL_SECONDS / max(seconds, 1e-6), min(len(cohort), 2 * shop.threads), min(len(cohort), 128)))
 
 
