@@ -32,17 +32,22 @@ class SplitKind(StrEnum):
     newest = "newest"
 
 
-def parse_cutoffs(text: str) -> list[int]:
-    """Return the cutoffs of "10,1", each a whole number of at least 1."""
+def parse_counts(text: str, option: str) -> list[int]:
+    """Return the numbers of "10,1", each whole and at least 1, without repeats."""
     from steelyard.errors import UserError
 
     try:
-        cutoffs = [int(part) for part in text.split(",")]
+        counts = [int(part) for part in text.split(",")]
     except ValueError:
-        cutoffs = []
-    if not cutoffs or min(cutoffs) < 1:
-        raise UserError(f"--cutoff: got {text!r}; allowed: whole numbers from 1, joined by commas, like 10,1")
-    return list(dict.fromkeys(cutoffs))
+        counts = []
+    if not counts or min(counts) < 1:
+        raise UserError(f"{option}: got {text!r}; allowed: whole numbers from 1, joined by commas, like 10,1")
+    return list(dict.fromkeys(counts))
+
+
+def parse_cutoffs(text: str) -> list[int]:
+    """Return the cutoffs of "10,1"."""
+    return parse_counts(text, "--cutoff")
 
 
 @app.command()
@@ -226,3 +231,45 @@ def report(
     typer.echo(_table(document["metrics"]))
     for name, value in document["communication"].items():
         typer.echo(f"{name:<24}{value:>22,.0f}")
+
+
+@app.command()
+def audit(
+    experiment: Annotated[str, typer.Argument(help="A recipe or TOML file of kind recommend, or a run's folder.")],
+    rounds: Annotated[str, typer.Option(help="After which rounds to look, joined by commas.")] = "1,5,10,20",
+    pi: Annotated[float, typer.Option(help="The share π of the protections that use one.")] = 0.5,
+    decoys: Annotated[float, typer.Option(help="Decoys per item of the protection that uses them.")] = 1.0,
+    changes: Annotated[list[str] | None, typer.Option("--set", help="Change a field: fpl.factors=10.")] = None,
+    format: FormatOption = Format.text,
+) -> None:
+    """Play the curious server: reconstruct users' items from their updates, under each protection."""
+    from steelyard.errors import UserError
+    from steelyard.experiment.loading import load
+    from steelyard.experiment.running import read_experiment
+    from steelyard.recommend.audit import audit as play
+    from steelyard.recommend.experiment import RecommendExperiment
+
+    folder = Path(experiment)
+    described = read_experiment(folder) if folder.is_dir() else load(experiment, changes or [])
+    if not isinstance(described, RecommendExperiment):
+        raise UserError(f"audit: '{experiment}' is not of kind 'recommend'; allowed: fpl-ml1m and the like")
+    if not 0 <= pi <= 1 or decoys < 0:
+        raise UserError(f"--pi, --decoys: got {pi} and {decoys}; allowed: 0 to 1, and 0 or more")
+    found = play(described, parse_counts(rounds, "--rounds"), pi, decoys)
+    if format is Format.json:
+        typer.echo(json.dumps({"experiment": described.name, "protections": found}, indent=2, ensure_ascii=False))
+        return
+    typer.echo(f"{'':<44}{'by sign of the bias':^26}{'by absence of negatives':^26}")
+    typer.echo(f"{'protection':<38}{'round':>6}{'precision':>14}{'recall':>10}{'precision':>16}{'recall':>10}")
+    for entry in found:
+        for row in entry["rounds"]:
+            cells = [
+                row["sign"]["precision"],
+                row["sign"]["recall"],
+                row["absence"]["precision"],
+                row["absence"]["recall"],
+            ]
+            shown = ["-" if cell is None else f"{cell:.3f}" for cell in cells]
+            typer.echo(
+                f"{entry['protection']:<38}{row['round']:>6}{shown[0]:>14}{shown[1]:>10}{shown[2]:>16}{shown[3]:>10}"
+            )

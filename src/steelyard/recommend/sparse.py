@@ -154,7 +154,9 @@ class PairRows:
 
     def finite(self) -> NDArray[np.bool_]:
         # One sum over everything is finite in all but broken rounds; only then is it worth looking at each user.
-        if np.isfinite(self.push.sum()):
+        with np.errstate(over="ignore", invalid="ignore"):
+            whole = bool(np.isfinite(self.push.sum()))
+        if whole:
             return np.ones(len(self.push), dtype=np.bool_)
         return np.asarray(np.isfinite(self.push).reshape(len(self.push), -1).all(axis=1))
 

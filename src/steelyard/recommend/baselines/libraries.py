@@ -30,6 +30,15 @@ def _library(name: str) -> Any:
         ) from None
 
 
+def _fit(model: Any, taken: Any) -> None:
+    import warnings
+
+    with warnings.catch_warnings():
+        # The library hands itself a matrix in a form that it then warns about.
+        warnings.filterwarnings("ignore", message="Method expects CSR input")
+        model.fit(taken, show_progress=False)
+
+
 def matrix(train: Interactions) -> Any:
     """Return the training interactions as a sparse matrix of ones, users × items."""
     from scipy import sparse
@@ -46,7 +55,7 @@ def item_knn(train: Interactions, seed: int = 1, neighbours: int = 50) -> Scores
     neighbours_of = _library("implicit.nearest_neighbours")
     taken = matrix(train)
     model = neighbours_of.CosineRecommender(K=neighbours + 1, num_threads=2)
-    model.fit(taken, show_progress=False)
+    _fit(model, taken)
 
     def scores(users: Codes) -> Floats:
         return np.asarray((taken[users] @ model.similarity).todense(), dtype=np.float64)
@@ -62,7 +71,7 @@ def user_knn(train: Interactions, seed: int = 1, neighbours: int = 50) -> Scores
     taken = matrix(train)
     # The library compares items; handed the transposed matrix, it compares users.
     model = neighbours_of.CosineRecommender(K=neighbours + 1, num_threads=2)
-    model.fit(sparse.csr_matrix(taken.T), show_progress=False)
+    _fit(model, sparse.csr_matrix(taken.T))
     alike = model.similarity.tocsr()
     alike.setdiag(0)
 
@@ -88,7 +97,7 @@ def bpr(
         num_threads=2,
         random_state=stream_key(seed, 0, "", "bpr baseline") % (1 << 31),
     )
-    model.fit(matrix(train), show_progress=False)
+    _fit(model, matrix(train))
 
     def scores(users: Codes) -> Floats:
         return np.asarray(model.user_factors[users] @ model.item_factors.T, dtype=np.float64)

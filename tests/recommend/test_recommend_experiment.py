@@ -1,0 +1,246 @@
+"""FPL through the one loop: modes, weights on users, resume, commands."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from steelyard.errors import UserError
+from steelyard.experiment.loading import build, load, to_toml
+from steelyard.experiment.running import federations_of, plan_of, resume, run
+from steelyard.messages import Question, Task
+from steelyard.recommend.experiment import RecommendExperiment
+from steelyard.recommend.finished import open_run
+from steelyard.recommend.sparse import PairRows
+from steelyard.runs.reader import History
+
+USERS, TRAIN = 24, 24 * 8
+
+
+def changed(description: dict, **sections) -> RecommendExperiment:
+    document = {key: dict(value) if isinstance(value, dict) else value for key, value in description.items()}
+    for name, value in sections.items():
+        document[name] = {**document.get(name, {}), **value}
+    return build(document)
+
+
+@pytest.mark.parametrize(
+    ("mode", "cohort", "triples", "per_epoch", "rounds"),
+    [("pFPL+", USERS, 8, 1, 4), ("pFPL", USERS, 1, 8, 32), ("sFPL+", 1, 8, USERS, 4), ("sFPL", 1, 1, TRAIN, 4)],
+)
+def test_all_modes_run_through_the_loop_and_learn(description, tmp_path, mode, cohort, triples, per_epoch, rounds):
+    experiment = changed(description, fpl={"mode": mode}, rounds={"epochs": 30})
+    assert experiment.users_per_round() == cohort
+    assert experiment.triples() == triples
+    assert experiment.rounds_per_epoch() == per_epoch
+    assert cohort * triples * per_epoch == TRAIN
+    result = run(experiment, out=tmp_path / "run")
+    history = result.history.rounds
+    assert history["round"].max() == rounds / 4 * 30
+    measured = history[history["accuracy"].notna()]
+    assert len(measured) == 31  # the first model and each epoch
+    # With two tastes told apart, 12 of 40 items are left to guess from; by chance the score is about 0.06.
+    assert measured["accuracy"].iloc[-1] > 0.15
+    finished = open_run(tmp_path / "run")
+    sent = finished.communication()
+    assert sent["sent_vectors_down"] == 30 * per_epoch * cohort * 40
+    assert 0 < sent["sent_vectors_up"] <= 30 * per_epoch * cohort * triples * 2
+    assert sent["tcc_vectors"] == pytest.approx(30 * per_epoch * cohort * (40 + triples * 2))
+
+
+@pytest.mark.parametrize("mode", ["pFPL+", "sFPL"])
+def test_a_run_that_was_stopped_goes_on_to_the_same_bits(description, tmp_path, mode):
+    experiment = changed(description, fpl={"mode": mode, "pi": 0.5})
+    whole = run(experiment, out=tmp_path / "whole")
+
+    def stop(round, _):
+        if round == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(experiment, out=tmp_path / "part", progress=stop)
+    again = resume(tmp_path / "part")
+    first, second = open_run(whole.folder), open_run(again.folder)
+    assert torch.equal(first.model, second.model)
+    kept, put_back = first.clients.snapshot(), second.clients.snapshot()
+    assert kept.keys() == put_back.keys()
+    assert all(torch.equal(kept[name], put_back[name]) for name in kept)
+    assert whole.history.rounds["accuracy"].tolist() == again.history.rounds["accuracy"].tolist()
+
+
+def test_users_are_weighed_by_criteria_beside_the_plain_sum(description, tmp_path):
+    experiment = build(
+        {
+            **description,
+            "weighing": {"criteria": ["DS", "LD", "MD"], "priority": "LD>DS>MD"},
+            "beside": {"sum": {"criteria": ["EQ"]}},
+        }
+    )
+    result = run(experiment, out=tmp_path / "run")
+    clients = result.history.clients
+    weighed = clients[(clients["rule"] == "LD>DS>MD") & (clients["round"] == 1)]
+    plain = clients[(clients["rule"] == "sum") & (clients["round"] == 1)]
+    assert weighed["raw_DS"].tolist() == [8.0] * USERS
+    assert weighed["raw_LD"].tolist() == [1.0] * USERS  # each taste is one category
+    assert weighed["raw_MD"].between(0, 1, inclusive="neither").all()
+    assert weighed["weight"].nunique() > 1
+    assert plain["weight"].to_numpy() == pytest.approx(1 / USERS)
+    assert plain["bytes"].min() > 0
+    # The two rules start from one model and see the same cohorts, but end with different ones.
+    assert not torch.equal(open_run(result.folder).model, open_run(result.folder, "sum").model)
+
+
+def one_task(experiment: RecommendExperiment, names: list[str], round: int = 1) -> tuple:
+    clients, server = experiment.assemble()
+    task = Task("EQ", experiment.seed, round, tuple(names), server.initial(experiment.seed))
+    return clients, clients.train([task])[0]
+
+
+def test_own_share_of_each_user_from_a_column(description):
+    experiment = changed(description, interactions={"pi_column": "pi"})
+    clients, updates = one_task(experiment, [f"u{u:02d}" for u in range(USERS)])
+    assert clients.users.shares.tolist() == [0.0] + [0.5] * (USERS - 1)
+    assert isinstance(updates.payload, PairRows)
+    assert not updates.payload.sent[0].any()
+    assert updates.payload.sent[1:].any()
+
+
+def test_a_users_update_does_not_depend_on_who_else_is_asked(description):
+    experiment = changed(description, fpl={"pi": 0.5})
+    _, alone = one_task(experiment, ["u07"])
+    _, together = one_task(experiment, ["u03", "u07", "u11"])
+    np.testing.assert_array_equal(alone.payload.push[0], together.payload.push[1])
+    np.testing.assert_array_equal(alone.payload.sent[0], together.payload.sent[1])
+    assert alone.bytes_sent[0] == together.bytes_sent[1]
+
+
+def test_strangers_and_users_without_items_fail_with_a_reason(description, tmp_path):
+    path = tmp_path / "odd.tsv"
+    everything = [f"all\ti{i}\t{i}" for i in range(5)]
+    path.write_text("user\titem\ttime\n" + "\n".join([*everything, "few\ti0\t1", "few\ti1\t2"]) + "\n")
+    experiment = changed(
+        {**description, "interactions": {"path": str(path), "split": "newest"}}, fpl={"learning_rate": 0.1}
+    )
+    _, updates = one_task(experiment, ["all", "few", "nobody"])
+    assert updates.clients == ("all", "few")
+    assert [(f.client, f.reason) for f in updates.failures] == [("nobody", "not registered")]
+    histories = experiment.prepare().histories
+    assert histories.sizes.tolist() == [4, 1]
+
+
+def test_a_learning_rate_that_runs_away_is_refused_not_crashed(description, tmp_path):
+    experiment = changed(description, fpl={"learning_rate": 1e6}, rounds={"epochs": 8, "min_clients": 0})
+    history = run(experiment, out=tmp_path / "run").history
+    assert history.clients["failure"].dropna().str.contains("NaN or infinity").any()
+    assert np.isfinite(history.rounds["accuracy"].dropna()).all()
+
+
+def test_candidates_are_scored_each_and_users_count_once(description):
+    experiment = changed(description)
+    clients, server = experiment.assemble()
+    first = server.initial(3)
+    answer = clients.evaluate([Question("EQ", 3, 0, torch.stack([first, -first]))])[0]
+    assert answer.scores.shape == (2, USERS)
+    assert answer.samples.tolist() == [1] * USERS
+    assert answer.overall()[0] == pytest.approx(answer.scores[0].mean())
+    assert set(answer.metrics) == {"ndcg@10", "precision@10", "recall@10", "hit_rate@10", "f1_per_user@10"}
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"fpl": {"mode": "custom"}}, "fpl.triples: got None"),
+        ({"fpl": {"triples": 3}}, "fpl.triples: got 3 with mode = 'pFPL+'"),
+        ({"fpl": {"pi": 1.5}}, "fpl.pi"),
+        ({"fpl": {"mode": "sFPL"}, "weighing": {"criteria": ["DS"]}}, "nothing is weighed"),
+        ({"weighing": {"criteria": ["CB"]}}, "CB has no meaning for users"),
+        ({"rounds": {"count": 7}}, "count: got 7 beside epochs = 4"),
+        ({"fpl": {"mod": "pFPL"}}, "did you mean 'mode'"),
+    ],
+)
+def test_bad_descriptions_are_named(description, sections, message):
+    with pytest.raises(UserError) as error:
+        changed(description, **sections)
+    assert message in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"interactions": {"path": "nowhere.tsv"}}, "nowhere.tsv"),
+        ({"interactions": {"category_column": "colour"}}, "category_column: got 'colour'; allowed"),
+        ({"interactions": {"pi_column": "kind"}}, "pi_column: 'kind' is"),
+        ({"interactions": {"core": 99}}, "nothing is left"),
+        ({"ranking": {"threshold": 9.0}}, "no user has a relevant test item"),
+    ],
+)
+def test_data_that_does_not_fit_is_named(description, sections, message):
+    with pytest.raises(UserError) as error:
+        changed(description, **sections).assemble()
+    assert message in str(error.value)
+
+
+def test_custom_cohorts_and_triples(description, tmp_path):
+    experiment = changed(description, fpl={"mode": "custom", "triples": 2}, rounds={"epochs": 2, "fraction": 0.25})
+    assert (experiment.users_per_round(), experiment.rounds_per_epoch()) == (6, 16)
+    assert plan_of(experiment).rounds == 32
+    history = run(experiment, out=tmp_path / "run").history
+    assert set(history.rounds["cohort"][1:]) == {6}
+    # Single clients are recorded once an epoch, so that many short rounds do not fill the disk.
+    assert sorted(set(history.clients["round"])) == [16, 32]
+
+
+def test_recipes_load_and_come_back_from_toml():
+    from steelyard.experiment.loading import parse
+
+    for name in ("fpl-ml1m", "fpl-amazon", "fpl-foursquare"):
+        experiment = load(name)
+        assert isinstance(experiment, RecommendExperiment)
+        assert build(parse(to_toml(experiment), name)) == experiment
+        assert federations_of(experiment)[0].rule_name == "EQ"
+
+
+def steelyard(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    source = str(Path(__file__).parents[2] / "src")
+    environment = {**os.environ, "PYTHONPATH": source}
+    return subprocess.run(
+        [sys.executable, "-m", "steelyard", *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def test_from_the_command_line(description, tmp_path):
+    (tmp_path / "tastes.toml").write_text(to_toml(changed(description)))
+    ran = steelyard("run", "tastes.toml", "--set", "fpl.pi=0.5", "--out", "here", "--format", "json", folder=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert json.loads(ran.stdout)["status"] == "finished"
+    shown = steelyard("recommend", "top", "here", "--user", "u01", "--format", "json", folder=tmp_path)
+    assert shown.returncode == 0, shown.stderr
+    assert len(json.loads(shown.stdout)["list"]) == 10
+    report = steelyard("recommend", "report", "here", "--cutoff", "10,1", "--format", "json", folder=tmp_path)
+    document = json.loads(report.stdout)
+    assert list(document["metrics"]) == ["10", "1"]
+    assert set(document["metrics"]["10"]["bias_disparity"]) == {"first", "second"}
+    wrote = steelyard("recommend", "lists", "here", "--out", "lists.tsv", folder=tmp_path)
+    assert wrote.returncode == 0, wrote.stderr
+    steelyard("recommend", "split", "tastes.tsv", "--out", "split", folder=tmp_path)
+    files = ["--train", "split/train.tsv", "--test", "split/test.tsv", "--catalogue", "split/catalogue.tsv"]
+    judged = steelyard(
+        *("recommend", "evaluate", *files, "--recommendations", "lists.tsv", "--format", "json"), folder=tmp_path
+    )
+    assert json.loads(judged.stdout)["10"]["ndcg"] == pytest.approx(document["metrics"]["10"]["ndcg"], abs=1e-9)
+    wrong = steelyard("recommend", "top", "here", "--user", "zoe", folder=tmp_path)
+    assert wrong.returncode == 2
+    assert wrong.stderr.count("\n") == 1
+    assert "--user: got 'zoe'" in wrong.stderr
+    assert History(tmp_path / "here").info["status"] == "finished"
