@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import pytest
 import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
+from tests.clients.flower.flower_fakes import FakeGrid
 
 from steelyard.errors import UserError
 from steelyard.experiment.loading import build
@@ -23,9 +23,6 @@ from steelyard.federate.private import PrivateStates
 from steelyard.federate.server_app import federate
 from steelyard.runs.reader import History
 from steelyard.runs.store import Store
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "clients" / "flower"))
-from flower_fakes import FakeGrid
 
 TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flower_fakes import FakeGrid, failing, honest, introduction, reasons, task, train
 from flwr.app import Error, Message
+from tests.clients.flower.flower_fakes import FakeGrid, failing, honest, introduction, reasons, task, train
 
 from steelyard.clients.flower import wire
 from steelyard.clients.flower.courier import Courier, Letter, RunStopped

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flower_fakes import evaluate, task, train
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.clients.flower.flower_fakes import evaluate, task, train
 
 from steelyard.clients.flower import wire
 from steelyard.clients.flower.arrays import pack, unpack
