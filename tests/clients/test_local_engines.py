@@ -188,3 +188,17 @@ def test_a_small_memory_limit_makes_small_stacks() -> None:
     found = small.train([task])[0]
     assert small.describe()["engine_choice"] != "vmap:1000"
     assert torch.allclose(found.payload.models, expected[0].payload.models, atol=1e-5)
+
+
+def test_testing_by_hand_gives_what_the_module_gives() -> None:
+    from steelyard.clients.local.convolution import ConvSteps
+    from steelyard.clients.local.examine import Examiner
+
+    model, shape, classes = cases.MODELS["cnn-odd"]
+    found, _, clients = cases.trained("loop", cases.population(shape, classes), model, cases.TRAINING["mini"])
+    shop, shelf = clients.room.shop, clients.room.stock(0).shelf
+    rows = torch.arange(17)
+    plain, by_hand = Examiner(shop), Examiner(shop)
+    by_hand.steps = ConvSteps(shop.module, shop.layout, half=False)  # type: ignore[arg-type]
+    models = found[0].payload.models
+    assert torch.allclose(by_hand.outputs(models, shelf, rows), plain.outputs(models, shelf, rows), atol=1e-5)

@@ -158,17 +158,11 @@ class ConvSteps:
         shared: Views | None = None,
     ) -> torch.Tensor:
         clients, samples = labels.shape
-        depth, height, width = self.image
-        images = features.reshape(-1, depth, height, width).permute(0, 2, 3, 1).to(self.dtype).contiguous()
-        seen1 = kernels.windows(images, self.kernel, self.widths[0], ones=True).view(clients, -1, self.widths[0])
-        raw = torch.bmm(seen1, parameters["conv1.weight"].to(self.dtype).transpose(1, 2))
-        below1, codes1 = kernels.pool(raw.view(-1, height, width, self.channels[0]), None)
-        second = _Library if samples >= self.library_from else _Gathered
-        convolution = second(self, below1, parameters["conv2.weight"].to(self.dtype))
-        below2, codes2 = kernels.pool(convolution.forward(), parameters["conv2.bias"])
-        flat = below2.view(clients, samples, -1).float()
-        hidden = dense(flat, "dense1", parameters, None).relu_()
-        slope, each = gradient(dense(hidden, "dense2", parameters, None), labels, weights)
+        _, height, width = self.image
+        seen1 = self.first_windows(features).view(clients, -1, self.widths[0])
+        went = self._forward(parameters, seen1, samples)
+        below1, codes1, convolution, below2, codes2, flat, hidden, outputs = went
+        slope, each = gradient(outputs, labels, weights)
 
         below = dense_back(slope, "dense2", parameters, None)
         write.product("dense2.weight", slope, hidden)
@@ -188,6 +182,40 @@ class ConvSteps:
         products = torch.bmm(each_slope.transpose(1, 2), seen1.view(clients * samples, -1, self.widths[0]))
         write.ready("conv1.weight", products.view(clients, samples, -1, self.widths[0]).sum(1, dtype=torch.float32))
         return each
+
+    def first_windows(self, features: torch.Tensor) -> torch.Tensor:
+        """Gather the windows of the images themselves, each with a 1 for the bias; no model has a part in it."""
+        depth, height, width = self.image
+        images = features.reshape(-1, depth, height, width).permute(0, 2, 3, 1).to(self.dtype).contiguous()
+        return kernels.windows(images, self.kernel, self.widths[0], ones=True)
+
+    def outputs(self, native: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+        """Return what one model says of the samples whose first windows are given; use it for testing."""
+        samples = len(seen) // (self.image[1] * self.image[2])
+        return self._forward(self.views(native[None]), seen[None], samples)[-1][0]
+
+    def _forward(
+        self, parameters: Views, seen1: torch.Tensor, samples: int
+    ) -> tuple[
+        torch.Tensor,
+        torch.Tensor,
+        _Gathered | _Library,
+        torch.Tensor,
+        torch.Tensor,
+        torch.Tensor,
+        torch.Tensor,
+        torch.Tensor,
+    ]:
+        """Everything up to the outputs, with what the way back needs."""
+        _, height, width = self.image
+        raw = torch.bmm(seen1, parameters["conv1.weight"].to(self.dtype).transpose(1, 2))
+        below1, codes1 = kernels.pool(raw.view(-1, height, width, self.channels[0]), None)
+        second = _Library if samples >= self.library_from else _Gathered
+        convolution = second(self, below1, parameters["conv2.weight"].to(self.dtype))
+        below2, codes2 = kernels.pool(convolution.forward(), parameters["conv2.bias"])
+        flat = below2.view(len(seen1), samples, -1).float()
+        hidden = dense(flat, "dense1", parameters, None).relu_()
+        return below1, codes1, convolution, below2, codes2, flat, hidden, dense(hidden, "dense2", parameters, None)
 
 
 class _Gathered:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import torch
 
 from steelyard.clients.local.cohort import Workshop
+from steelyard.clients.local.convolution import ConvSteps
 from steelyard.clients.local.precision import arithmetic
 from steelyard.clients.local.stock import Shelf
 from steelyard.learning import losses
 from steelyard.learning.evaluation import predictions
+from steelyard.learning.models import ConvNet
 from steelyard.messages import LossState
 
 
@@ -20,6 +23,9 @@ class Examiner:
     def __init__(self, shop: Workshop) -> None:
         self.shop = shop
         self.module = copy.deepcopy(shop.module).to(shop.device).eval()
+        self.steps: ConvSteps | None = None
+        if shop.device.type == "cuda" and type(shop.module) is ConvNet:
+            self.steps = ConvSteps(shop.module, shop.layout, half=False)
         if shop.device.type == "cpu":
             # Convolutions and pooling run several times faster on the CPU with channels last; dense layers ignore it.
             self.module = self.module.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
@@ -32,11 +38,23 @@ class Examiner:
         precision = "tf32" if self.shop.precision == "bfloat16" else self.shop.precision
         with torch.no_grad(), arithmetic(precision, self.shop.device):
             for part in rows.split(self._batch(shelf)):
-                features = shelf.gather(part)
+                answer = self._answerer(shelf.gather(part))
                 for place, model in enumerate(models):
-                    self.shop.layout.write(self.module, model)
-                    said[place].append(self.module(features))
+                    said[place].append(answer(model))
         return torch.stack([torch.cat(parts) for parts in said])
+
+    def _answerer(self, features: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+        """Return the function from a flat model to what it says of these samples."""
+        if self.steps is not None:
+            # What is gathered from the images serves every model that is tested on them.
+            steps, seen = self.steps, self.steps.first_windows(features)
+            return lambda model: steps.outputs(steps.native(model[None])[0], seen)
+
+        def answer(model: torch.Tensor) -> torch.Tensor:
+            self.shop.layout.write(self.module, model)
+            return self.module(features)
+
+        return answer
 
     def judge(
         self, models: torch.Tensor, shelf: Shelf, rows: torch.Tensor, loss: LossState
@@ -51,4 +69,4 @@ class Examiner:
     def _batch(self, shelf: Shelf) -> int:
         """Rows at once: a tenth of the memory, with some 200 floats of activations per input number at the worst."""
         fits = int(0.1 * self.shop.memory / (200 * shelf.sample_bytes))
-        return max(64, min(fits, 16384 if self.shop.device.type == "cuda" else 1024))
+        return max(64, min(fits, 4096 if self.shop.device.type == "cuda" else 1024))
