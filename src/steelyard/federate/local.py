@@ -21,7 +21,7 @@ from steelyard.federate.following import follow
 from steelyard.federate.launch import FOLDER, Launch, read_launch
 from steelyard.federate.processes import Process, end_all, environment, free_ports
 from steelyard.federate.scaffold import CONNECTION, write_app
-from steelyard.federate.server_app import OUTCOME
+from steelyard.federate.server_app import LAUNCHER, OUTCOME
 
 if TYPE_CHECKING:
     from steelyard.experiment.running import Result
@@ -105,7 +105,8 @@ class LocalFederation:
 
     def _start(self) -> None:
         self.executor = self._start_executor()
-        self.superlink = self._process("superlink", self._superlink_command(), OUTCOME, str(self.outcome_file))
+        papers = {OUTCOME: str(self.outcome_file), LAUNCHER: str(os.getpid())}
+        self.superlink = self._process("superlink", self._superlink_command(), **papers)
         self.superlink.wait_for_port(self.port, _START_SECONDS)
         if self.launch.tls:
             keys = [f"{self._key(number)}.pub" for number in range(self.launch.nodes)]
@@ -161,11 +162,10 @@ class LocalFederation:
     def _key(self, number: int) -> Path:
         return self.home / "tls" / f"node-{number:03d}"
 
-    def _process(self, name: str, command: list[str], *env: str) -> Process:
-        more = dict(zip(env[::2], env[1::2], strict=True))
-        more["OMP_NUM_THREADS"] = "1"
+    def _process(self, name: str, command: list[str], **more: str) -> Process:
         # Relative paths of the experiment (its data) are meant from where the user stands.
-        return Process(name, command, self.env(**more), self.home / "logs" / f"{name}.log", Path.cwd())
+        env = self.env(OMP_NUM_THREADS="1", **more)
+        return Process(name, command, env, self.home / "logs" / f"{name}.log", Path.cwd())
 
     def flwr(self, *arguments: str) -> str:
         """Run a `flwr` command against this federation and return what it prints."""

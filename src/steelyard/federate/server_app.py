@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
 OUTCOME = "STEELYARD_OUTCOME"
 """Environment variable that names a file in which the ServerApp says how it goes: running, finished or stopped."""
+LAUNCHER = "STEELYARD_LAUNCHER"
+"""Environment variable with the process id of whoever started the federation; the ServerApp does not outlive it."""
 
 app = ServerApp()
 
@@ -27,6 +31,7 @@ app = ServerApp()
 def main(grid: Grid, context: Context) -> None:
     """Run or resume the experiment of the run configuration; the run folder lies on the SuperLink's machine."""
     config = context.run_config
+    _leave_with_launcher()
     _note({"status": "running"})
     try:
         result = federate(grid, config, str(context.run_id))
@@ -74,6 +79,25 @@ def _assembly(grid: Grid, experiment: BaseExperiment, run: str) -> Any:
         return clients, experiment.at_server(clients.roster.about)
 
     return assemble
+
+
+def _leave_with_launcher() -> None:
+    """Leave at once when whoever started us is gone; Flower's own way out waits for a SuperLink that is gone too."""
+    launcher = os.environ.get(LAUNCHER, "")
+    if not launcher.isdigit():
+        return
+
+    def watch() -> None:
+        while True:
+            time.sleep(0.5)
+            try:
+                os.kill(int(launcher), 0)
+            except ProcessLookupError:
+                os._exit(1)
+            except OSError:
+                return
+
+    threading.Thread(target=watch, daemon=True, name="launcher").start()
 
 
 def _note(outcome: dict[str, Any]) -> None:

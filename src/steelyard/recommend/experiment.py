@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
@@ -20,6 +21,7 @@ from steelyard.weighing import criteria as registry
 from steelyard.weighing.rule import WeighingSettings
 
 if TYPE_CHECKING:
+    from steelyard.clients.place import Hosted, Place
     from steelyard.data.dataset import Dataset
     from steelyard.recommend.clients import Protocol, RecommendClients, RecommendServer
     from steelyard.recommend.prepared import Prepared
@@ -135,6 +137,23 @@ class RecommendExperiment(BaseExperiment):
             threads=self.fpl.threads,
         )
         return clients, RecommendServer(prepared.histories.catalogue, self.fpl.factors)
+
+    def on_node(self, place: Place) -> Hosted:
+        """Build the users that live on one node; each user's vector stays in the node's state."""
+        from steelyard.recommend.across import host
+
+        return host(self, place)
+
+    def at_server(self, about: Mapping[str, int | list[int]]) -> RecommendServer:
+        """Build the server of a federation across machines from what the nodes say of the items."""
+        from steelyard.recommend.across import serve
+
+        return serve(self, about)
+
+    @property
+    def score_range(self) -> tuple[float, float]:
+        """All scores of a list lie between 0 and 1."""
+        return 0.0, 1.0
 
 
 @lru_cache(maxsize=4)

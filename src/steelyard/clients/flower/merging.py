@@ -48,7 +48,7 @@ def updates(task: Task, parts: Sequence[Updates], failures: Sequence[Failure]) -
 def _payload(task: Task, parts: Sequence[Payload], order: list[int]) -> Payload:
     if not parts:
         return DenseModels(torch.zeros(0, task.parameters.numel()))
-    return payloads.for_payload(parts[0]).join(parts).select(order)
+    return payloads.for_payload(parts[0]).join(parts, order)
 
 
 def evaluations(question: Question, parts: Sequence[Evaluations], failures: Sequence[Failure]) -> Evaluations:

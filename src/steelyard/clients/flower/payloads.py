@@ -24,13 +24,14 @@ class Codec:
     """One kind of payload on the wire; register one for a payload class of your own."""
 
     kind: str
-    payload: type
+    payload: type | tuple[type, ...]
+    """The payload classes that it carries."""
     pack: Callable[[Any], dict[str, NDArray[Any]]]
     """Payload of one node's clients -> named arrays."""
     unpack: Callable[[Mapping[str, Array], int, torch.Tensor], Payload]
     """Named arrays, number of clients, global parameters -> payload; raises Refused."""
-    join: Callable[[Sequence[Any]], Payload]
-    """Payloads of several nodes -> one payload, clients in the order given."""
+    join: Callable[[Sequence[Any], Sequence[int]], Payload]
+    """Payloads of several nodes, and the order of all their clients -> one payload with the clients in that order."""
     largest: Callable[[int, torch.Tensor], int]
     """Number of clients, global parameters -> most bytes that an honest answer can have."""
 
@@ -79,8 +80,8 @@ def _unpack_dense(arrays: Mapping[str, Array], clients: int, parameters: torch.T
     return DenseModels(tensor(unpack(arrays["models"], "models", "<f4", (clients, parameters.numel()))))
 
 
-def _join_dense(payloads: Sequence[Any]) -> Payload:
-    return DenseModels(torch.cat([cast(DenseModels, payload).models for payload in payloads]))
+def _join_dense(payloads: Sequence[Any], order: Sequence[int]) -> Payload:
+    return DenseModels(torch.cat([cast(DenseModels, payload).models for payload in payloads])).select(order)
 
 
 register(

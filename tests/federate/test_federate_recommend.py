@@ -1,0 +1,137 @@
+"""FPL across machines: a node per user, her vector in the node's state, the same table as in the simulation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Array
+from tests.clients.flower.flower_fakes import FakeGrid
+from tests.federate.test_federate_apps import node, weights
+
+from steelyard.clients.flower.arrays import pack
+from steelyard.clients.flower.forms import Refused
+from steelyard.errors import UserError
+from steelyard.experiment.loading import build
+from steelyard.federate.config import experiment_text
+from steelyard.federate.server_app import federate
+from steelyard.recommend.across import sparse_codec
+from steelyard.recommend.sparse import SparseRows
+from steelyard.runs.reader import History
+
+
+def interactions(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(3)
+    lines = ["user\titem\trating\ttime"]
+    for user in range(5):
+        for time, item in enumerate(rng.permutation(30)[: 10 + user]):
+            lines.append(f"u{user}\ti{item:02d}\t1\t{time}")
+    file = tmp_path / "likes.tsv"
+    file.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return file
+
+
+def described(tmp_path: Path, **fpl: Any) -> dict[str, Any]:
+    return {
+        "kind": "recommend",
+        "name": "five-users",
+        "seed": 2,
+        "interactions": {"path": str(interactions(tmp_path))},
+        "fpl": {"mode": "custom", "triples": 6, "factors": 4, "pi": 0.5, **fpl},
+        "rounds": {"count": 4, "fraction": 0.6, "epochs": None},
+        "weighing": {"criteria": ["DS", "LD"], "score": "mean"},
+    }
+
+
+def document(tmp_path: Path, **fpl: Any) -> dict[str, Any]:
+    made = described(tmp_path, **fpl)
+    del made["rounds"]["epochs"]
+    return made
+
+
+def test_five_users_on_five_nodes_equal_the_simulation(tmp_path: Path):
+    made = document(tmp_path)
+    build(made).run(tmp_path / "simulated")
+    config = {"experiment": experiment_text(build({**made, "federate": {"nodes": 5}})), "out": str(tmp_path / "run")}
+    nodes = {70 - i: node({"client": f"u{i}"}, config) for i in range(5)}
+    federate(FakeGrid(nodes), config, "1")  # type: ignore[arg-type]
+    ours, theirs = weights(tmp_path / "simulated"), weights(tmp_path / "run")
+    for name in ours:
+        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-5, atol=1e-6)
+    here, there = History(tmp_path / "simulated"), History(tmp_path / "run")
+    assert here.clients["client"].tolist() == there.clients["client"].tolist()
+    np.testing.assert_allclose(here.evaluations["score"], there.evaluations["score"], atol=1e-9)
+    asked = set(there.clients["client"])
+    for number, made_node in enumerate(reversed(nodes.values())):
+        kept = made_node.context.state
+        name = f"u{4 - number}"
+        if name in asked:
+            # Her vector is there, one row, and nobody else's.
+            newest = max(int(key.rsplit("/", 1)[1]) for key in kept if not key.endswith("/run"))
+            (vectors,) = [a for k, a in kept[f"steelyard/mean(DS,LD)/{newest}"].items() if k.startswith("vectors/")]
+            assert vectors.numpy().shape == (1, 4)
+        else:
+            assert not kept
+
+
+def test_modes_that_take_turns_are_refused(tmp_path: Path):
+    made = document(tmp_path)
+    made["fpl"] = {"mode": "sFPL"}
+    made["rounds"] = {"epochs": 1}
+    made["weighing"] = {"criteria": ["EQ"]}
+    experiment = build(made)
+    from steelyard.clients.place import Place
+
+    with pytest.raises(UserError, match=r"fpl.mode: 'sFPL' takes one-user rounds"):
+        experiment.on_node(Place(names=("u1",)))
+    with pytest.raises(UserError, match="node config data: with client"):
+        build(document(tmp_path)).on_node(Place(names=("u1",), data=tmp_path))
+
+
+CODEC = sparse_codec(rate=0.1, width=3, triples=1)
+
+
+def arrays(owners: list[int], rows: list[int], values: Any = None) -> dict[str, Array]:
+    filled = np.ones((len(rows), 3)) if values is None else values
+    return dict(
+        pack({"owners": np.asarray(owners, "<i4"), "rows": np.asarray(rows, "<i4"), "values": filled.astype("<f4")})
+    )
+
+
+def test_sparse_rows_survive_the_wire_and_join_in_order():
+    sent = SparseRows(2, np.array([0, 0, 1], np.int32), np.array([3, 3, 1], np.int32), np.ones((3, 3), np.float32), 9.0)
+    got = CODEC.unpack({name: Array(value) for name, value in CODEC.pack(sent).items()}, 2, torch.zeros(15))
+    assert isinstance(got, SparseRows)
+    assert (got.owners.tolist(), got.rows.tolist(), got.values[0].tolist()) == ([0, 1], [3, 1], [2, 2, 2])
+    assert got.rate == 0.1  # The server's own, not the sender's.
+    other = CODEC.unpack(arrays([0], [4]), 1, torch.zeros(15))
+    joined = CODEC.join([got, other], [2, 0, 1])
+    assert isinstance(joined, SparseRows)
+    assert (joined.clients, joined.owners.tolist(), joined.rows.tolist()) == (3, [0, 1, 2], [4, 3, 1])
+
+
+@pytest.mark.parametrize(
+    ("owners", "rows", "reason"),
+    [
+        ([0, 2], [1, 1], "array owners: 0 to 2; allowed: 0 to 1"),
+        ([-1], [1], "array owners: -1 to -1"),
+        ([0], [5], "array rows: 5 to 5; allowed: 0 to 4"),
+        ([0, 0], [1, 1], "array rows: not ascending"),
+        ([0, 0], [2, 1], "array rows: not ascending"),
+        ([0, 0, 0], [1, 2, 3], "array rows: 3 rows of one user; allowed: at most 2"),
+        ([0, 0], [1], "array rows: shape"),
+    ],
+)
+def test_impossible_rows_are_refused(owners: list[int], rows: list[int], reason: str):
+    with pytest.raises(Refused) as caught:
+        CODEC.unpack(arrays(owners, rows, np.ones((len(owners), 3))), 2, torch.zeros(15))
+    assert str(caught.value).startswith(reason)
+
+
+def test_a_value_that_is_not_finite_leaves_out_its_user():
+    values = np.ones((2, 3))
+    values[1, 2] = np.nan
+    assert CODEC.unpack(arrays([0, 1], [1, 1], values), 2, torch.zeros(15)).finite().tolist() == [True, False]
