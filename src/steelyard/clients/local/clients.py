@@ -13,6 +13,7 @@ from steelyard.clients.local.examine import Examiner
 from steelyard.clients.local.measures import Measures
 from steelyard.clients.local.room import Room
 from steelyard.clients.local.settings import ComputeSettings
+from steelyard.clients.local.stock import Stock
 from steelyard.clients.local.supply import Engines
 from steelyard.data.dataset import Population
 from steelyard.learning import evaluation
@@ -140,13 +141,21 @@ class LocalClients:
         return updates.select(keep, [Failure(name, why) for name, why in refused.items()])
 
     def evaluate(self, questions: Sequence[Question]) -> list[Evaluations]:
-        return [self._evaluate(question) for question in questions]
+        answers: dict[int, Evaluations] = {}
+        for seed in dict.fromkeys(question.seed for question in questions):
+            # Questions of one seed concern the same samples: all their models are tested on them in one go.
+            places = [place for place, question in enumerate(questions) if question.seed == seed]
+            stock = self.room.stock(seed)
+            loss = self.room.loss(LossState(self.room.training.loss))
+            models = torch.cat([questions[place].models.to(self.room.device) for place in places])
+            said, lost = self.examiner.judge(models, stock.shelf, stock.tests.unique, loss)
+            sizes = [len(questions[place].models) for place in places]
+            for place, mine, cost in zip(places, said.split(sizes), lost.split(sizes), strict=True):
+                answers[place] = self._answer(questions[place], stock, mine, cost)
+        return [answers[place] for place in range(len(questions))]
 
-    def _evaluate(self, question: Question) -> Evaluations:
-        stock = self.room.stock(question.seed)
+    def _answer(self, question: Question, stock: Stock, said: torch.Tensor, lost: torch.Tensor) -> Evaluations:
         tests, classes = stock.tests, stock.shelf.classes
-        loss = self.room.loss(LossState(self.room.training.loss))
-        said, lost = self.examiner.judge(question.models.to(self.room.shop.device), stock.shelf, tests.unique, loss)
         labels = stock.shelf.labels[tests.unique]
         metrics: dict[str, np.ndarray] = {}
         right = None
