@@ -87,7 +87,7 @@ def test_modes_that_take_turns_are_refused(tmp_path: Path):
 
     with pytest.raises(UserError, match=r"fpl.mode: 'sFPL' takes one-user rounds"):
         experiment.on_node(Place(names=("u1",)))
-    with pytest.raises(UserError, match="node config data: with client"):
+    with pytest.raises(UserError, match="node config data: a node with only its own"):
         build(document(tmp_path)).on_node(Place(names=("u1",), data=tmp_path))
 
 

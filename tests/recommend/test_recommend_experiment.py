@@ -106,8 +106,8 @@ def test_own_share_of_each_user_from_a_column(description):
     clients, updates = one_task(experiment, [f"u{u:02d}" for u in range(USERS)])
     assert clients.users.shares.tolist() == [0.0] + [0.5] * (USERS - 1)
     assert isinstance(updates.payload, PairRows)
-    assert not updates.payload.sent[0].any()
-    assert updates.payload.sent[1:].any()
+    assert not updates.payload.passed[0].any()
+    assert updates.payload.passed[1:].any()
 
 
 def test_a_users_update_does_not_depend_on_who_else_is_asked(description):
@@ -115,7 +115,7 @@ def test_a_users_update_does_not_depend_on_who_else_is_asked(description):
     _, alone = one_task(experiment, ["u07"])
     _, together = one_task(experiment, ["u03", "u07", "u11"])
     np.testing.assert_array_equal(alone.payload.push[0], together.payload.push[1])
-    np.testing.assert_array_equal(alone.payload.sent[0], together.payload.sent[1])
+    np.testing.assert_array_equal(alone.payload.passed[0], together.payload.passed[1])
     assert alone.bytes_sent[0] == together.bytes_sent[1]
 
 

@@ -18,6 +18,7 @@ from steelyard.clients.place import Hosted, Place
 from steelyard.errors import UserError
 from steelyard.messages import Payload
 from steelyard.recommend.clients import RecommendClients, RecommendServer, Users
+from steelyard.recommend.prepared import Prepared, cut, kept, put_together
 from steelyard.recommend.sampling import Histories
 from steelyard.recommend.sparse import PairRows, SparseRows
 
@@ -30,18 +31,28 @@ _MOST_ITEMS = 10**8
 def host(experiment: RecommendExperiment, place: Place) -> Hosted:
     """Build the users that live at a place: their histories and vectors, and nobody else's."""
     _refuse_turns(experiment)
-    if place.data is not None:
-        if place.names:
-            raise UserError(
-                "node config data: with client it would be this user's own file, but items are numbered over all "
-                "users' interactions; allowed: client without data, or partition-id and num-partitions with data"
-            )
-        path = experiment.interactions.model_copy(update={"path": place.data})
-        experiment = experiment.model_copy(update={"interactions": path})
     payloads.register(sparse_codec(experiment.fpl.learning_rate, experiment.fpl.factors + 1, experiment.triples()))
-    clients, _ = experiment.assemble()
+    if place.own_data:
+        clients = experiment.clients_of(_own(experiment, place))
+    else:
+        if place.data is not None:
+            path = experiment.interactions.model_copy(update={"path": place.data})
+            experiment = experiment.model_copy(update={"interactions": path})
+        clients, _ = experiment.assemble()
     names = place.choose(clients.names(experiment.seed))
     return Hosted(_restricted(clients, names, place), names, {"items": clients.users.histories.catalogue})
+
+
+def _own(experiment: RecommendExperiment, place: Place) -> Prepared:
+    """Prepare a node's own file: its users' rows and nobody else's, with items numbered by a public catalogue."""
+    settings = experiment.interactions
+    if settings.core or settings.catalogue is None or place.data is None:
+        raise UserError(
+            "node config data: a node with only its own users' rows knows neither others' items nor how often they are "
+            "taken; allowed: interactions.catalogue = a file of all items, and core = 0"
+        )
+    data = kept(place.data, settings)
+    return put_together(data, cut(data, settings), settings, experiment.items, experiment.fpl, experiment.ranking)
 
 
 def serve(experiment: RecommendExperiment, about: Mapping[str, int | list[int]]) -> RecommendServer:
@@ -141,21 +152,14 @@ def _refuse_places(owners: NDArray[Any], rows: NDArray[Any], clients: int, items
 
 
 def _pack(payload: SparseRows | PairRows) -> dict[str, NDArray[Any]]:
-    rows = payload.sparse() if isinstance(payload, PairRows) else payload
-    keys, place = np.unique(rows.owners.astype(np.int64) << 32 | rows.rows, return_inverse=True)
-    values = np.zeros((len(keys), rows.values.shape[1]), dtype=np.float64)
-    np.add.at(values, place.reshape(-1), rows.values)
-    return {
-        "owners": (keys >> 32).astype(np.int32),
-        "rows": (keys & 0xFFFFFFFF).astype(np.int32),
-        "values": values.astype(np.float32),
-    }
+    rows = payload.sent()
+    return {"owners": rows.owners, "rows": rows.rows, "values": rows.values}
 
 
 def _join(parts: Sequence[Any], order: Sequence[int]) -> Payload:
     many = cast(Sequence[SparseRows], parts)
     firsts = np.cumsum([0, *(part.clients for part in many)])
-    whole = SparseRows(
+    return SparseRows(
         clients=int(firsts[-1]),
         owners=np.concatenate([part.owners + first for part, first in zip(many, firsts, strict=False)]).astype(
             np.int32
@@ -164,8 +168,3 @@ def _join(parts: Sequence[Any], order: Sequence[int]) -> Payload:
         values=np.concatenate([part.values for part in many]),
         rate=many[0].rate,
     ).select(order)
-    # Sums run in the order of users, not in that of nodes.
-    sorted_rows = np.argsort(whole.owners, kind="stable")
-    return replace(
-        whole, owners=whole.owners[sorted_rows], rows=whole.rows[sorted_rows], values=whole.values[sorted_rows]
-    )

@@ -262,6 +262,9 @@ class RecommendClients:
         return vectors | counts
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
+        # What is put back stands for everything: a device that served another run must not go on from there.
+        self._vectors.clear()
+        self._traffic.clear()
         for key, tensor in state.items():
             kind, _, federation = key.partition("/")
             if kind == "vectors":

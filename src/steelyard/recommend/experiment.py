@@ -66,6 +66,15 @@ class RecommendExperiment(BaseExperiment):
                 "(distinct categories or items), MD, or criteria of your own about data or user"
             )
 
+    def check_rule(self, rule: WeighingSettings) -> None:
+        """Refuse orders that adapt to every round where not every round is tested."""
+        super().check_rule(rule)
+        if rule.adjust is not None and self.rounds.epochs is not None and self.fpl.mode != "pFPL+":
+            raise UserError(
+                f"weighing.adjust: compares each round with the last, and '{self.fpl.mode}' tests once an epoch; "
+                "allowed: mode = 'pFPL+', or rounds.count in place of epochs"
+            )
+
     @property
     def one_by_one(self) -> bool:
         """Whether each round has a single user; an epoch of such rounds is one round of the loop."""
@@ -123,20 +132,25 @@ class RecommendExperiment(BaseExperiment):
 
     def assemble(self, dataset: Dataset | None = None) -> tuple[RecommendClients, RecommendServer]:
         """Read the data and build the simulated users and their server."""
-        from steelyard.recommend.clients import RecommendClients, RecommendServer
+        from steelyard.recommend.clients import RecommendServer
 
         if dataset is not None:
             raise UserError("dataset: an experiment of kind 'recommend' reads interactions.path; allowed: no dataset")
         prepared = self.prepare()
+        return self.clients_of(prepared), RecommendServer(prepared.histories.catalogue, self.fpl.factors)
+
+    def clients_of(self, prepared: Prepared) -> RecommendClients:
+        """Build the users of some prepared data: all of them in a simulation, a node's own across machines."""
+        from steelyard.recommend.clients import RecommendClients
+
         wanted = dict.fromkeys(name for rule in self.rules().values() for name in rule.criteria)
-        clients = RecommendClients(
+        return RecommendClients(
             *(prepared.users, prepared.learning, self.protocol()),
             cutoff=self.ranking.cutoff,
             score=self.ranking.score,
             criteria=[registry.get(name) for name in wanted],
             threads=self.fpl.threads,
         )
-        return clients, RecommendServer(prepared.histories.catalogue, self.fpl.factors)
 
     def on_node(self, place: Place) -> Hosted:
         """Build the users that live on one node; each user's vector stays in the node's state."""

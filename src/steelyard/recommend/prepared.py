@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from steelyard.errors import UserError, listed
 from steelyard.recommend import filters, splits
 from steelyard.recommend.clients import Users
 from steelyard.recommend.fpl import Learning
-from steelyard.recommend.interactions import Interactions, numbered
+from steelyard.recommend.interactions import Interactions, ascending, numbered
 from steelyard.recommend.ranking import Floats, Ground, memberships
 from steelyard.recommend.reading import read, read_columns
 from steelyard.recommend.sampling import Histories
@@ -39,27 +40,38 @@ def prepare(
     interactions: InteractionSettings, items: ItemSettings | None, fpl: FplSettings, ranking: RankingSettings
 ) -> Prepared:
     """Read, filter and split; every step that drops something says so in `data.report()`."""
-    data = kept(interactions)
-    split = cut(data, interactions)
-    titles, pairs = _about_items(data, interactions, items)
-    ground = Ground.of(split, ranking.threshold)
-    if not ground.relevant.any():
+    path = find(interactions.path, "a table of interactions", field="path (interactions.path)")
+    data = kept(path, interactions)
+    found = put_together(data, cut(data, interactions), interactions, items, fpl, ranking)
+    if not found.users.ground.relevant.any():
         raise UserError(
             f"interactions: no user has a relevant test item ({data}); allowed: more data, a larger share, or a lower "
             "ranking.threshold"
         )
+    return found
+
+
+def put_together(
+    data: Interactions,
+    split: Split,
+    interactions: InteractionSettings,
+    items: ItemSettings | None,
+    fpl: FplSettings,
+    ranking: RankingSettings,
+) -> Prepared:
+    """Put split data onto the devices; `data` and both sides of the split share one numbering."""
+    titles, pairs = _about_items(data, interactions, items)
+    ground = Ground.of(split, ranking.threshold)
     if pairs:
         ground = ground.with_categories(data.items.tolist(), pairs)
     histories = Histories.of(split.train)
-    kinds = _kinds(histories, ground)
-    users = Users(histories, ground, _shares(data, interactions.pi_column, fpl.pi), kinds)
+    users = Users(histories, ground, _shares(data, interactions.pi_column, fpl.pi), _kinds(histories, ground))
     learning = Learning(fpl.learning_rate, fpl.factors, fpl.user_decay, fpl.positive_decay, fpl.negative_decay)
     return Prepared(data, split, users, learning, titles)
 
 
-def kept(settings: InteractionSettings) -> Interactions:
+def kept(path: Path, settings: InteractionSettings) -> Interactions:
     """Read a file and keep what the settings ask for."""
-    path = find(settings.path, "a table of interactions", field="path (interactions.path)")
     data = read(path, {str(key): name for key, name in settings.columns.items()})
     data = filters.single(data, settings.duplicates)
     if settings.threshold is not None:
@@ -69,7 +81,18 @@ def kept(settings: InteractionSettings) -> Interactions:
         raise UserError(
             f"interactions: nothing is left of {path} ({'; '.join(data.report())}); allowed: looser filters"
         )
-    return data
+    return data if settings.catalogue is None else _numbered_by(data, settings.catalogue)
+
+
+def _numbered_by(data: Interactions, catalogue: Path) -> Interactions:
+    """Number the items by a public catalogue, so that devices that know only their own items agree on numbers."""
+    path = find(catalogue, "a list of items", field="catalogue (interactions.catalogue)")
+    items = ascending(read_columns(path, {"item": "item"})["item"])
+    place = numbered(data.items.astype(object), items)
+    if (place < 0).any():
+        missing = str(data.items[int(np.flatnonzero(place < 0)[0])])
+        raise UserError(f"interactions.catalogue: {path} lacks item '{missing}'; allowed: a list of every item")
+    return replace(data, items=np.array(items, dtype=np.str_), item=place[data.item])
 
 
 def cut(data: Interactions, settings: InteractionSettings) -> Split:

@@ -22,6 +22,8 @@ class InteractionSettings(Section):
 
     path: Path
     """File of interactions in any known form; relative paths are looked for here, in STEELYARD_DATA, ../shared/data."""
+    catalogue: Path | None = None
+    """File of all item ids, also those nobody took; devices that hold only their own rows need it to number items."""
     columns: dict[Literal["user", "item", "rating", "time"], str] = Field(default_factory=dict)
     """The header's own names for user, item, rating and time, where they are not the usual ones."""
     duplicates: Duplicates = "first"

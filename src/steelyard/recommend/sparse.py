@@ -15,9 +15,6 @@ from steelyard.recommend.fpl import Floats32, Learning
 from steelyard.recommend.interactions import Codes, Flags
 from steelyard.recommend.sampling import Items
 
-ROW_ID_BYTES = 4
-"""A row travels with its item's number as a 32-bit integer."""
-
 
 @dataclass(frozen=True, eq=False)
 class SparseRows:
@@ -56,24 +53,34 @@ class SparseRows:
         return np.asarray(scatter @ self.values, dtype=np.float32).reshape(-1)
 
     @cached_property
-    def _whole(self) -> tuple[Codes, Floats]:
-        """The distinct (user, item) rows with their summed changes: what is really sent. Owners ascend."""
+    def _merged(self) -> SparseRows:
         key = self.owners.astype(np.int64) << 32 | self.rows
         order = np.argsort(key, kind="stable")
         ordered = key[order]
-        starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]])) if len(key) else np.zeros(0, int)
-        sums = np.add.reduceat(self.values[order].astype(np.float64), starts) if len(key) else np.zeros((0, 1))
-        return ordered[starts] >> 32, sums
+        if not len(key):
+            return self
+        starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
+        sums = np.add.reduceat(self.values[order].astype(np.float64), starts).astype(np.float32)
+        distinct = ordered[starts]
+        owners, rows = (distinct >> 32).astype(np.int32), (distinct & 0xFFFFFFFF).astype(np.int32)
+        return SparseRows(self.clients, owners, rows, sums, self.rate)
+
+    def sent(self) -> SparseRows:
+        """Return the rows as each user sends them: every item once, changes summed, in ascending order."""
+        return self._merged
 
     def divergence(self, parameters: torch.Tensor) -> Floats:
-        owners, sums = self._whole
-        return self.rate * np.sqrt(np.bincount(owners, weights=np.square(sums).sum(axis=1), minlength=self.clients))
+        whole = self._merged
+        squares = np.square(whole.values.astype(np.float64)).sum(axis=1)
+        return self.rate * np.sqrt(np.bincount(whole.owners, weights=squares, minlength=self.clients))
 
     def select(self, keep: Sequence[int]) -> SparseRows:
         place = np.full(self.clients, -1, dtype=np.int32)
         place[list(keep)] = np.arange(len(keep), dtype=np.int32)
         owners = place[self.owners]
-        kept = owners >= 0
+        kept = np.flatnonzero(owners >= 0)
+        # Positions may come in another order than before; sums run in the order of users.
+        kept = kept[np.argsort(owners[kept], kind="stable")]
         return SparseRows(len(keep), owners[kept], self.rows[kept], self.values[kept], self.rate)
 
     def finite(self) -> NDArray[np.bool_]:
@@ -91,7 +98,7 @@ class PairRows:
 
     positives: Items
     """[users, T]"""
-    sent: Flags
+    passed: Flags
     """[users, T]: which positive changes are sent."""
     negatives: Items
     push: Floats32
@@ -112,7 +119,7 @@ class PairRows:
 
         (users, steps), (items, width) = self.positives.shape, self.table.shape
         say = (self.learning.rate * users * weights).astype(np.float32)
-        up = np.where(self.sent, say[:, None], np.float32(0))
+        up = np.where(self.passed, say[:, None], np.float32(0))
         down = np.broadcast_to(say[:, None], (users, steps))
         # One column per triple with two entries: the product walks through the pushes in order and adds each to two
         # places in a table that fits the cache, which is faster than any scatter.
@@ -134,10 +141,14 @@ class PairRows:
         values = np.stack([self.push, -self.push], axis=2)
         values[:, :, 0, :-1] -= np.float32(positive) * self.table[self.positives][..., :-1]
         values[:, :, 1, :-1] -= np.float32(negative) * self.table[self.negatives][..., :-1]
-        keep = np.stack([self.sent, np.ones_like(self.sent)], axis=2).reshape(-1)
+        keep = np.stack([self.passed, np.ones_like(self.passed)], axis=2).reshape(-1)
         rows = np.stack([self.positives, self.negatives], axis=2).reshape(-1)
         owners = np.repeat(np.arange(users, dtype=np.int32), 2 * steps)
         return SparseRows(users, owners[keep], rows[keep], values.reshape(-1, width)[keep], self.learning.rate)
+
+    def sent(self) -> SparseRows:
+        """Return the rows as each user sends them: every item once, changes summed, in ascending order."""
+        return self.sparse().sent()
 
     def divergence(self, parameters: torch.Tensor) -> Floats:
         return self.sparse().divergence(parameters)
@@ -147,7 +158,7 @@ class PairRows:
         return replace(
             self,
             positives=self.positives[rows],
-            sent=self.sent[rows],
+            passed=self.passed[rows],
             negatives=self.negatives[rows],
             push=self.push[rows],
         )

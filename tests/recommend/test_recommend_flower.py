@@ -1,0 +1,117 @@
+"""FPL over Flower without a network: five users, one node each, vectors in the nodes' own states."""
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("flwr")
+
+from flwr.app import Context, Message, RecordDict
+from tests.clients.flower.flower_fakes import FakeGrid
+
+from steelyard.clients.place import Place
+from steelyard.errors import UserError
+from steelyard.experiment.loading import build
+from steelyard.federate import client_app
+from steelyard.federate.config import experiment_text
+from steelyard.federate.server_app import federate
+from steelyard.recommend.finished import open_run
+from steelyard.runs.reader import History
+from steelyard.runs.store import Store
+
+BUSY = threading.Lock()
+NAMES = ["ada", "ben", "cleo", "dan", "eve"]
+
+
+@pytest.fixture
+def five(tmp_path: Path) -> dict[str, Any]:
+    random = np.random.default_rng(4)
+    rows = [
+        f"{name}\tx{item}\t{1000 + place}"
+        for name in NAMES
+        for place, item in enumerate(random.choice(20, size=10, replace=False))
+    ]
+    (tmp_path / "five.tsv").write_text("user\titem\ttime\n" + "\n".join(rows) + "\n")
+    for name in NAMES:
+        own = [row for row in rows if row.startswith(name)]
+        (tmp_path / f"{name}.tsv").write_text("user\titem\ttime\n" + "\n".join(own) + "\n")
+    (tmp_path / "catalogue.tsv").write_text("item\n" + "\n".join(f"x{i}" for i in range(20)) + "\n")
+    return {
+        "kind": "recommend",
+        "name": "five",
+        "seed": 2,
+        "interactions": {"path": str(tmp_path / "five.tsv"), "catalogue": str(tmp_path / "catalogue.tsv")},
+        "fpl": {"mode": "custom", "triples": 6, "factors": 4, "learning_rate": 0.2, "pi": 0.5},
+        "rounds": {"count": 5, "fraction": 0.6},
+        "weighing": {"criteria": ["DS", "MD"], "score": "mean"},
+        "beside": {"sum": {"criteria": ["EQ"]}},
+        "federate": {"nodes": 5, "timeout": 60.0},
+    }
+
+
+def node(config: dict[str, Any], run_config: dict[str, Any]) -> Any:
+    context = Context(run_id=1, node_id=1, node_config=config, state=RecordDict(), run_config=run_config)
+
+    def answer(message: Message) -> Any:
+        with BUSY:  # A node takes one message at a time, each in a process of its own.
+            client_app._hosted.clear()
+            return client_app.app(message, context).content
+
+    answer.context = context  # type: ignore[attr-defined]
+    return answer
+
+
+def models(folder: Path) -> dict[str, torch.Tensor]:
+    store = Store(folder)
+    try:
+        return {name: state.parameters for name, state in store.resume()[0].items()}
+    finally:
+        store.close()
+
+
+@pytest.mark.parametrize("own_files", [False, True])
+def test_five_users_on_five_nodes_equal_the_simulation(five, tmp_path: Path, own_files: bool):
+    build(five).run(tmp_path / "simulated")
+    away = five
+    if own_files:
+        # The server and the nodes are told of a file that none of them has: each reads her own rows only.
+        away = {**five, "interactions": {**five["interactions"], "path": "nowhere.tsv"}}
+    config = {"experiment": experiment_text(build(away)), "set": "", "out": str(tmp_path / "federated")}
+    places = [
+        {"client": name, "data": str(tmp_path / f"{name}.tsv")} if own_files else {"client": name} for name in NAMES
+    ]
+    grid = FakeGrid({70 + i: node(place, config) for i, place in enumerate(places)})
+    federate(grid, config, "9")  # type: ignore[arg-type]
+    here, there = models(tmp_path / "simulated"), models(tmp_path / "federated")
+    assert set(here) == set(there) == {"mean(DS,MD)", "sum"}
+    for name in here:
+        torch.testing.assert_close(here[name], there[name], rtol=1e-4, atol=1e-5)
+    first, second = History(tmp_path / "simulated"), History(tmp_path / "federated")
+    assert first.clients["client"].tolist() == second.clients["client"].tolist()
+    np.testing.assert_allclose(first.clients["weight"], second.clients["weight"], rtol=1e-5)
+    np.testing.assert_allclose(first.evaluations["score"], second.evaluations["score"], atol=1e-6)
+    assert (second.clients["bytes"] > 0).all()
+    # Vectors are on the nodes: each holds her own and nobody else's, and the run's checkpoint holds none.
+    simulated = open_run(tmp_path / "simulated").clients.snapshot()
+    for name, made in zip(NAMES, grid.nodes.values(), strict=True):
+        state = made.context.state  # type: ignore[attr-defined]
+        kept = [record for key, record in state.items() if key.startswith("steelyard/sum/") and key[-1].isdigit()]
+        if kept:
+            vectors = kept[-1]["vectors/sum"].numpy()
+            assert vectors.shape == (1, 4)
+            mine = simulated["vectors/sum"].numpy()[NAMES.index(name)]
+            np.testing.assert_allclose(vectors[0], mine, rtol=1e-4, atol=1e-5)
+    store = Store(tmp_path / "federated")
+    assert not any("vectors" in key for key in store.resume()[1])
+    store.close()
+
+
+def test_a_node_with_its_own_rows_needs_a_public_catalogue(five, tmp_path: Path):
+    del five["interactions"]["catalogue"]
+    place = Place.read({"client": "ada", "data": str(tmp_path / "ada.tsv")})
+    with pytest.raises(UserError, match=r"interactions\.catalogue"):
+        build(five).on_node(place)
