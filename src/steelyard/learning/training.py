@@ -73,10 +73,8 @@ def train_client(
     layout.write(module, start)
     module.train()
     parameters = list(module.parameters())
-    anchors = [parameter.detach().clone() for parameter in parameters]
-    optimizer = torch.optim.SGD(
-        parameters, settings.learning_rate, momentum=settings.momentum, weight_decay=settings.weight_decay
-    )
+    anchors = [parameter.detach().clone() for parameter in parameters] if settings.proximal else []
+    velocities = [torch.zeros_like(parameter) for parameter in parameters] if settings.momentum else []
     each = losses.per_sample(loss)
     weights = class_weights(loss, features.device)
     step = batch_limit(settings, len(labels))
@@ -86,12 +84,11 @@ def train_client(
             mean = torch.zeros((), device=features.device)
             rows = torch.from_numpy(np.array(order[epoch])).to(features.device)
             for batch in rows.split(step):
-                optimizer.zero_grad(set_to_none=True)
+                module.zero_grad(set_to_none=True)
                 target = labels[batch]
                 total = losses.weigh(each(module(features[batch]), target), target, weights).sum()
                 (total / len(batch)).backward()
-                _pull(parameters, anchors, settings.proximal)
-                optimizer.step()
+                _descend(parameters, anchors, velocities, settings)
                 mean += total.detach()
     return layout.read(module), float(mean) / max(len(labels), 1)
 
@@ -109,12 +106,25 @@ def seeded(device: torch.device, chance: int) -> Generator[None]:
         source.set_state(state)
 
 
-def _pull(parameters: list[nn.Parameter], anchors: list[torch.Tensor], proximal: float) -> None:
-    """Add the gradient μ(θ − Θ) of FedProx's term."""
-    if proximal:
-        for parameter, anchor in zip(parameters, anchors, strict=True):
-            if parameter.grad is not None:
-                parameter.grad.add_(parameter.detach() - anchor, alpha=proximal)
+@torch.no_grad()
+def _descend(
+    parameters: list[nn.Parameter],
+    anchors: list[torch.Tensor],
+    velocities: list[torch.Tensor],
+    settings: TrainingSettings,
+) -> None:
+    """Take one step: v ← m·v + g + λθ + μ(θ − Θ), θ ← θ − ηv. (torch.optim would do, but its import takes seconds.)"""
+    for place, parameter in enumerate(parameters):
+        if parameter.grad is None:
+            continue
+        slope = parameter.grad
+        if settings.weight_decay:
+            slope = slope.add(parameter, alpha=settings.weight_decay)
+        if anchors:
+            slope = slope.add(parameter - anchors[place], alpha=settings.proximal)
+        if velocities:
+            slope = velocities[place].mul_(settings.momentum).add_(slope)
+        parameter.sub_(slope, alpha=settings.learning_rate)
 
 
 def class_weights(loss: LossState, device: torch.device | str) -> torch.Tensor | None:

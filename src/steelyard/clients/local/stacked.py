@@ -40,7 +40,8 @@ class StackedEngine:
         """Write each job's trained model into a row of `out`; return the mean losses of the last epoch."""
         losses = np.zeros(len(cohort))
         ordered = by_work(cohort, self.shop.training)
-        parts = [ordered[begin : begin + self.chunk] for begin in range(0, len(ordered), self.chunk)]
+        chunk = min(self.chunk, -(-len(ordered) // self.shop.threads))  # work for every thread
+        parts = [ordered[begin : begin + chunk] for begin in range(0, len(ordered), chunk)]
 
         def work(jobs: NDArray[np.int64]) -> None:
             losses[jobs] = self._stack(cohort.take(jobs), jobs, out)
