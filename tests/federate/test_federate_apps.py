@@ -96,11 +96,24 @@ def test_a_federation_gives_the_weights_of_the_simulation(tmp_path: Path, nodes:
     assert result.folder == tmp_path / "federated"
 
 
-def test_online_adjustment_and_several_candidates_travel(tmp_path: Path):
-    document = described(rounds={"count": 4, "fraction": 0.5})
-    grid, config = grid_of(document, 2, out=str(tmp_path / "run"))
+def test_online_adjustment_and_the_adaptive_loss_work_as_in_the_simulation(tmp_path: Path):
+    document = described(
+        partition={"server": "fraction", "server_fraction": 0.2},
+        training={"learning_rate": 1.0},  # Large steps, so that the accuracy also falls and other orders are tried.
+        rounds={"count": 6, "fraction": 0.5},
+        weighing={"adjust": {"strategy": "online"}},
+        beside={"adafed": {"criteria": ["VP"], "when_zero": "keep", "loss": {"adapt": "class-f1"}}},
+    )
+    build(document).run(tmp_path / "simulated")
+    grid, config = grid_of(document, 2, out=str(tmp_path / "federated"))
     federate(grid, config, "1")  # type: ignore[arg-type]
-    assert len(History(tmp_path / "run").rounds) == 5
+    here, there = History(tmp_path / "simulated").rounds, History(tmp_path / "federated").rounds
+    assert there["tests"].sum() > 0  # Several candidate models went out in one question.
+    assert here["tests"].tolist() == there["tests"].tolist()
+    assert here["priority"].tolist() == there["priority"].tolist()
+    assert there["loss"].nunique() > 5  # κ changed from round to round and reached the nodes.
+    for name, ours in weights(tmp_path / "simulated").items():
+        torch.testing.assert_close(ours, weights(tmp_path / "federated")[name], rtol=1e-3, atol=1e-4)
 
 
 def test_a_stubborn_client_keeps_its_model_in_the_node_state(tmp_path: Path):

@@ -93,6 +93,7 @@ def _keep(population: Population, place: Place) -> Population:
         dataset=keep_rows(population.dataset, used),
         clients=tuple(moved),
         server=np.zeros(0, dtype=np.int64),
+        report=np.zeros(0, dtype=np.int64),
         stubborn=population.stubborn & {rows.client for rows in chosen},
     )
 

@@ -40,6 +40,8 @@ def make_certificates(folder: Path, hosts: Sequence[str]) -> Certificates:
     _refuse_existing(files.authority, files.certificate, files.key)
     if not hosts:
         raise UserError("--host: got none; allowed: at least one name or address under which nodes reach the server")
+    # The SuperLink's own helpers reach it on its own machine, whatever its name is elsewhere.
+    names = list(dict.fromkeys([*hosts, "127.0.0.1", "localhost"]))
     authority_key, server_key = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
     authority_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Steelyard federation")])
     server_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])])
@@ -53,7 +55,7 @@ def make_certificates(folder: Path, hosts: Sequence[str]) -> Certificates:
     issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
     server = (
         _certificate(server_name, authority_name, server_key.public_key())
-        .add_extension(x509.SubjectAlternativeName([_host(host) for host in hosts]), critical=False)
+        .add_extension(x509.SubjectAlternativeName([_host(host) for host in names]), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
