@@ -108,6 +108,8 @@ def test_five_users_on_five_nodes_equal_the_simulation(five, tmp_path: Path, own
     store = Store(tmp_path / "federated")
     assert not any("vectors" in key for key in store.resume()[1])
     store.close()
+    with pytest.raises(UserError, match="they stay on their nodes"):
+        open_run(tmp_path / "federated")
 
 
 def test_a_node_with_its_own_rows_needs_a_public_catalogue(five, tmp_path: Path):

@@ -46,10 +46,10 @@ def host(experiment: RecommendExperiment, place: Place) -> Hosted:
 def _own(experiment: RecommendExperiment, place: Place) -> Prepared:
     """Prepare a node's own file: its users' rows and nobody else's, with items numbered by a public catalogue."""
     settings = experiment.interactions
-    if settings.core or settings.catalogue is None or place.data is None:
+    if settings.core or settings.min_item or settings.catalogue is None or place.data is None:
         raise UserError(
             "node config data: a node with only its own users' rows knows neither others' items nor how often they are "
-            "taken; allowed: interactions.catalogue = a file of all items, and core = 0"
+            "taken; allowed: interactions.catalogue = a file of all items, and core and min_item 0"
         )
     data = kept(place.data, settings)
     return put_together(data, cut(data, settings), settings, experiment.items, experiment.fpl, experiment.ranking)

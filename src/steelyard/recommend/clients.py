@@ -269,7 +269,7 @@ class RecommendClients:
             kind, _, federation = key.partition("/")
             if kind == "vectors":
                 self._vectors[federation] = tensor.cpu().numpy().copy()
-            else:
+            elif kind == "traffic":
                 self._traffic[federation] = Traffic(*tensor.tolist())
 
     def describe(self) -> Mapping[str, str]:

@@ -111,6 +111,7 @@ def split(
     count: Annotated[int, typer.Option(help="With kind newest: how many rows are tested on.")] = 1,
     core: Annotated[int, typer.Option(help="Keep the k-core: k for users and items alike.")] = 0,
     min_user: Annotated[int, typer.Option(help="Keep users with at least this many rows.")] = 0,
+    min_item: Annotated[int, typer.Option(help="Keep items with at least this many rows.")] = 0,
     threshold: Annotated[float | None, typer.Option(help="Keep rows rated at least this.")] = None,
     duplicates: Annotated[Repeated, typer.Option(help="Which row of a repeated pair stays.")] = Repeated.first,
     seed: Annotated[int, typer.Option(help="For the kinds random and shuffled.")] = 42,
@@ -123,7 +124,7 @@ def split(
     table = filters.single(read(data), duplicates.value)
     if threshold is not None:
         table = filters.at_least(table, threshold)
-    table = filters.core(table, max(core, min_user), core)
+    table = filters.core(table, max(core, min_user), max(core, min_item))
     for line in table.report():
         typer.echo(line)
     halves = {
@@ -162,13 +163,14 @@ def baseline(
     from steelyard.recommend.lists import write_lists
     from steelyard.recommend.reading import read, read_columns
 
+    chosen = settings_of(kind, setting or [])
     table = read(train)
     if catalogue is not None:
         everything = read_columns(catalogue, {"item": "item"})["item"]
         names = (table.users[table.user].tolist(), table.items[table.item].tolist())
         table = build(*names, table.rating.tolist(), all_items=everything)
     places = parse_cutoffs(str(cutoff))[0]
-    lists, scores = recommend(kind, table, places, seed, settings_of(kind, setting or []))
+    lists, scores = recommend(kind, table, places, seed, chosen)
     write_lists(out, table.users, table.items, lists, scores)
     typer.echo(f"lists of {places} for {len(table.users):,} users in {out}")
 
@@ -250,6 +252,8 @@ def audit(
     from steelyard.recommend.experiment import RecommendExperiment
 
     folder = Path(experiment)
+    if folder.is_dir() and changes:
+        raise UserError("--set: got changes beside a run's folder; allowed: with a recipe or a file")
     described = read_experiment(folder) if folder.is_dir() else load(experiment, changes or [])
     if not isinstance(described, RecommendExperiment):
         raise UserError(f"audit: '{experiment}' is not of kind 'recommend'; allowed: fpl-ml1m and the like")

@@ -119,9 +119,14 @@ def open_run(folder: Path, rule: str | None = None, seed: int | None = None) -> 
     if row is None:
         raise UserError(f"{folder}: no checkpoint yet; allowed: a run with at least one finished round")
     states, kept = checkpoint.unpack(checkpoint.read_tensors(folder / FOLDER / row[0]), row[1])
+    federation = chosen[0]
+    if f"vectors/{federation.name}" not in kept:
+        raise UserError(
+            f"{folder}: no users' vectors in the checkpoint, as in a federation across machines: they stay on their "
+            "nodes; allowed: a run of `steelyard run` with at least one round"
+        )
     clients, _ = experiment.assemble()
     clients.restore(kept)
-    federation = chosen[0]
     state = states[federation.name]
     return Finished(
         *(experiment, experiment.prepare(), clients, federation.name, federation.seed, state.round, state.parameters)

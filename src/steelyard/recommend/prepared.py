@@ -76,7 +76,7 @@ def kept(path: Path, settings: InteractionSettings) -> Interactions:
     data = filters.single(data, settings.duplicates)
     if settings.threshold is not None:
         data = filters.at_least(data, settings.threshold)
-    data = filters.core(data, max(settings.core, settings.min_user), settings.core)
+    data = filters.core(data, max(settings.core, settings.min_user), max(settings.core, settings.min_item))
     if not len(data):
         raise UserError(
             f"interactions: nothing is left of {path} ({'; '.join(data.report())}); allowed: looser filters"

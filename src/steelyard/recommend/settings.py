@@ -34,6 +34,8 @@ class InteractionSettings(Section):
     """Keep the k-core: users and items with at least k rows, until both hold."""
     min_user: int = Field(default=0, ge=0)
     """Keep users with at least this many rows."""
+    min_item: int = Field(default=0, ge=0)
+    """Keep items with at least this many rows; with min_user, again and again until both hold."""
     split: Literal["temporal", "random", "shuffled", "newest"] = "temporal"
     """How each user's rows are cut: her newest, her own random draw, one shuffle for all, or leave-the-newest-out."""
     share: float = Field(default=0.2, gt=0, lt=1)
