@@ -127,6 +127,7 @@ def main() -> None:
     parser.add_argument("out", type=Path, help="folder for the results")
     parser.add_argument("--parts", default=",".join(PARTS), help="which parts, with commas")
     parser.add_argument("--seconds", default="600", help="time limit of each part, or one per part, with commas")
+    parser.add_argument("--total", type=float, default=86400.0, help="time limit of everything, in seconds")
     parser.add_argument("--jobs", type=int, default=1, help="parts that run at the same time")
     parser.add_argument("--set", action="append", default=[], help="further changes, as for steelyard compare")
     parser.add_argument("--tables", action="store_true", help="only write the tables of what is there")
@@ -142,9 +143,15 @@ def main() -> None:
     limits = [float(part) for part in options.seconds.split(",")]
     limits = limits * len(names) if len(limits) == 1 else limits
     options.out.mkdir(parents=True, exist_ok=True)
+    ends = time.perf_counter() + options.total
+
+    def work(name: str, seconds: float) -> dict[str, Any]:
+        left = ends - time.perf_counter()
+        return run_part(name, options.out, min(seconds, left), extra) if left > 5 else {"part": name, "left out": True}
+
     extra = [word for change in options.set for word in ("--set", change)]
     with ThreadPoolExecutor(options.jobs) as pool:
-        for told in pool.map(lambda name, seconds: run_part(name, options.out, seconds, extra), names, limits):
+        for told in pool.map(work, names, limits):
             print(json.dumps(told), flush=True)
 
 
