@@ -47,15 +47,17 @@ class Peer:
     line: TextIO
     about: dict[str, str]
     seconds: list[float] = field(default_factory=list[float])
+    processor: list[float] = field(default_factory=list[float])
 
-    def round(self, number: int) -> float:
-        """Let the peer do one round and return its seconds."""
+    def round(self, number: int) -> tuple[float, float]:
+        """Let the peer do one round and return its seconds, on the clock and of processors."""
         self.line.write(f"{number}\n")
         self.line.flush()
         answer = self.line.readline()
         if not answer:
             raise Absent(f"ended in round {number}")
-        return float(json.loads(answer)["seconds"])
+        found = json.loads(answer)
+        return float(found["seconds"]), float(found["processor"])
 
     def stop(self) -> None:
         """Send it home."""
@@ -88,7 +90,7 @@ def command_of(name: str, venvs: Path | None) -> list[str]:
 def start(name: str, options: argparse.Namespace, log: Path) -> Peer:
     """Start a peer and wait until it stands ready."""
     command = command_of(name, options.venvs)
-    threads = PEERS[name][2]
+    threads = PEERS[name][2] or (options.loop_threads if name == "loop" else None)
     with socket.create_server(("127.0.0.1", 0)) as door:
         settings = {
             "STEELYARD_BENCH": options.bench,
@@ -152,18 +154,17 @@ def rounds(peers: list[Peer], options: argparse.Namespace, skipped: dict[str, st
     for number in range(options.warmup + options.rounds):
         for peer in list(peers):
             try:
-                seconds = peer.round(number)
+                seconds, processor = peer.round(number)
             except (Absent, OSError, ValueError) as why:
                 skipped[peer.name] = str(why)
                 say(options, f"{peer.name}: skipped, {why}")
                 peers.remove(peer)
                 continue
-            say(
-                options,
-                f"round {number} {peer.name:8s} {seconds:9.4f} s{'' if number >= options.warmup else ' (warm-up)'}",
-            )
+            note = "" if number >= options.warmup else " (warm-up)"
+            say(options, f"round {number} {peer.name:8s} {seconds:9.4f} s, processors {processor:8.2f} s{note}")
             if number >= options.warmup:
                 peer.seconds.append(seconds)
+                peer.processor.append(processor)
 
 
 def summary(peers: list[Peer], options: argparse.Namespace, skipped: dict[str, str]) -> dict[str, Any]:
@@ -176,6 +177,7 @@ def summary(peers: list[Peer], options: argparse.Namespace, skipped: dict[str, s
         "ratio": {name: round(seconds / times["ours"], 2) for name, seconds in times.items() if name != "ours"},
         "best": {name: round(seconds, 5) for name, seconds in best.items()},
         "ratio_of_best": {name: round(s / best["ours"], 2) for name, s in best.items() if name != "ours"},
+        "processor_sec": {peer.name: round(min(peer.processor), 3) for peer in peers if peer.processor},
         "rounds": options.rounds,
         "device": options.device,
         "precision": options.precision,
@@ -203,6 +205,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, help="timed rounds each")
     parser.add_argument("--warmup", type=int, default=1, help="rounds before those")
     parser.add_argument("--epochs", type=int, help="local epochs instead of the benchmark's own")
+    parser.add_argument("--loop-threads", type=int, help="operator threads of the plain loop; default torch's own")
     parser.add_argument(
         "--venvs", type=Path, default=os.environ.get("STEELYARD_PEERS"), help="folder with venv-flwr, ..."
     )

@@ -81,6 +81,25 @@ def chosen() -> Bench:
     return replace(bench, epochs=int(epochs)) if epochs else bench
 
 
+def processor_seconds() -> float:
+    """Return the processor time of this process and all below it so far: what a busy machine does not stretch."""
+    ticks: dict[int, tuple[int, float]] = {}
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                with open(f"/proc/{entry}/stat") as file:
+                    fields = file.read().rpartition(")")[2].split()
+            except OSError:
+                continue
+            ticks[int(entry)] = (int(fields[1]), sum(int(field) for field in fields[11:15]))
+    top = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else os.getpid()
+    mine, grown = {top}, True
+    while grown:
+        below = {process for process, (parent, _) in ticks.items() if parent in mine} | mine
+        grown, mine = len(below) > len(mine), below
+    return sum(ticks[process][1] for process in mine if process in ticks) / os.sysconf("SC_CLK_TCK")
+
+
 class Gate:
     """A peer's end of the line to the benchmark: wait for a turn, do a round, say how long it took."""
 
@@ -88,7 +107,7 @@ class Gate:
         self._line = socket.create_connection(("127.0.0.1", int(os.environ["STEELYARD_BENCH_PORT"])))
         self._text = self._line.makefile("rw")
         self._say(about)
-        self._begun = 0.0
+        self._begun = self._processor = 0.0
 
     def _say(self, message: dict[str, str] | dict[str, float]) -> None:
         self._text.write(json.dumps(message) + "\n")
@@ -97,12 +116,14 @@ class Gate:
     def wait(self) -> int | None:
         """Block until it is this peer's turn; return the round, or None when there is nothing more to do."""
         word = self._text.readline().strip()
+        self._processor = processor_seconds()
         self._begun = time.perf_counter()
         return int(word) if word.isdigit() else None
 
     def done(self) -> None:
         """Report the seconds since `wait` returned."""
-        self._say({"seconds": time.perf_counter() - self._begun})
+        seconds = time.perf_counter() - self._begun
+        self._say({"seconds": seconds, "processor": processor_seconds() - self._processor})
 
     def serve(self, work: Callable[[int], None]) -> None:
         """Do rounds until told to stop."""

@@ -36,15 +36,22 @@ class Pool:
             if sys.getrefcount(block) <= 3 and needed <= len(block) <= 2 * needed:
                 return block
         self._blocks = [block for block in self._blocks if sys.getrefcount(block) > 3]
-        fresh = mmap.mmap(-1, needed)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            fresh.madvise(mmap.MADV_HUGEPAGE)
+        fresh = _fresh(needed)
         self._blocks.append(fresh)
         return fresh
 
     def held(self) -> int:
         """Return the bytes of all blocks."""
         return sum(len(block) for block in self._blocks)
+
+
+def _fresh(size: int) -> mmap.mmap:
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return mmap.mmap(-1, size)
+    # Large pages: a cohort of models touches tens of thousands of small ones. They are given to private memory only.
+    block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    block.madvise(mmap.MADV_HUGEPAGE)
+    return block
 
 
 def _in_file(rows: int, columns: int) -> torch.Tensor:
