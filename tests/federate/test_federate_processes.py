@@ -107,32 +107,30 @@ def test_four_nodes_with_tls_equal_the_simulation_and_a_stranger_is_refused(tmp_
 
 
 def test_a_node_is_killed_then_the_superlink_and_the_run_is_resumed(tmp_path: Path):
-    described = experiment(3, timeout=12.0, rounds={"count": 4, "fraction": 1.0, "evaluate_every": 4})
+    described = experiment(2, timeout=15.0, rounds={"count": 3, "fraction": 1.0, "evaluate_every": 3})
     folder = tmp_path / "run"
-    with started(folder, described, Launch(3)) as federation:
+    with started(folder, described, Launch(2)) as federation:
         federation.submit()
         wait_for_round(folder, 1)
-        os.kill(federation.supernodes[2].pid, signal.SIGKILL)
+        os.kill(federation.supernodes[1].pid, signal.SIGKILL)
         wait_for_round(folder, 2)
         assert federation.superlink is not None
         os.kill(federation.superlink.pid, signal.SIGKILL)
-        with pytest.raises(
-            UserError, match=r"the superlink ended \(code -9.*; [23] rounds are whole, `steelyard resume"
-        ):
-            follow(federation, 4)
+        with pytest.raises(UserError, match=r"the superlink ended \(code -9.*; 2 rounds are whole, `steelyard resume"):
+            follow(federation, 3)
     assert left_running(folder) == []
     history = History(folder)
     lost = history.clients[history.clients["failure"].notna()]
-    assert set(lost["client"]) == {"client-002", "client-005"}
-    assert set(lost["failure"]) <= {"no answer within 12 s", "no connected node holds this client"}
-    assert lost["round"].min() == 2
+    assert lost["client"].tolist() == ["client-001", "client-003", "client-005", "client-007"]
+    assert set(lost["failure"]) == {"no answer within 15 s"}
+    assert set(lost["round"]) == {2}
     resume_local(folder)
     history = History(folder)
     assert history.info["status"] == "finished"
-    assert history.rounds["round"].tolist() == [0, 1, 2, 3, 4]
-    last = history.clients[history.clients["round"] == 4]
+    assert history.rounds["round"].tolist() == [0, 1, 2, 3]
+    last = history.clients[history.clients["round"] == 3]
     assert len(last) == 8
-    assert last["failure"].isna().all()  # All nodes are back.
+    assert last["failure"].isna().all()  # Both nodes are back.
     assert left_running(folder) == []
 
 
@@ -150,6 +148,22 @@ def test_twenty_nodes_and_three_rounds_lose_nothing(tmp_path: Path):
     assert len(history.evaluations) == 4 * 40
     assert_same_weights(tmp_path / "simulated", folder)
     assert left_running(folder) == []
+
+
+@pytest.mark.slow
+def test_five_users_of_a_recommender_on_five_nodes(tmp_path: Path):
+    from tests.federate.test_federate_recommend import document
+
+    described = build({**document(tmp_path), "federate": {"nodes": 5, "timeout": 120.0}})
+    described.run(tmp_path / "simulated")
+    folder = tmp_path / "run"
+    with started(folder, described, Launch(5)) as federation:
+        federation.submit()
+        follow(federation, 4)
+        private = sorted(place.name for place in (federation.home / "private").iterdir())
+    assert_same_weights(tmp_path / "simulated", folder)
+    asked = set(History(folder).clients["client"])
+    assert private == sorted(f"node-00{name[1]}" for name in asked)  # Her vector, on her node alone.
 
 
 def steelyard(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:

@@ -264,7 +264,7 @@ def _run(
 
     with started(folder, experiment, launch, resume=resume) as federation:
         federation.submit()
-        follow(federation, experiment.rounds.count, progress=progress)
+        follow(federation, experiment.resolved().rounds.count, progress=progress)
     return Result(folder, experiment)
 
 
