@@ -11,6 +11,7 @@ from steelyard.clients.local.cohort import Workshop
 from steelyard.clients.local.convolution import ConvSteps
 from steelyard.clients.local.precision import arithmetic
 from steelyard.clients.local.stock import Shelf
+from steelyard.clients.local.team import threads_for
 from steelyard.learning import losses
 from steelyard.learning.evaluation import predictions
 from steelyard.learning.models import ConvNet
@@ -36,7 +37,8 @@ class Examiner:
             return torch.zeros((len(models), len(rows), max(shelf.classes, 1)), device=self.shop.device)
         said: list[list[torch.Tensor]] = [[] for _ in range(len(models))]
         precision = "tf32" if self.shop.precision == "bfloat16" else self.shop.precision
-        with torch.no_grad(), arithmetic(precision, self.shop.device):
+        small = threads_for(self.shop.device, self.shop.layout.size)
+        with small, torch.no_grad(), arithmetic(precision, self.shop.device):
             for part in rows.split(self._batch(shelf)):
                 answer = self._answerer(shelf.gather(part))
                 for place, model in enumerate(models):

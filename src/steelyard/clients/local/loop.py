@@ -13,7 +13,7 @@ from torch import nn
 from steelyard.clients.local.cohort import Cohort, Workshop
 from steelyard.clients.local.precision import arithmetic
 from steelyard.clients.local.stacked import by_work
-from steelyard.clients.local.team import Team
+from steelyard.clients.local.team import Team, threads_for
 from steelyard.learning.training import chance_of, train_client
 
 
@@ -29,7 +29,8 @@ class LoopEngine:
     def train(self, cohort: Cohort, out: torch.Tensor) -> NDArray[np.float64]:
         """Write each job's trained model into a row of `out`; return the mean losses of the last epoch."""
         losses = np.zeros(len(cohort))
-        with arithmetic(self.shop.precision, self.shop.device, autocast=True):
+        small = threads_for(self.shop.device, self.shop.layout.size)
+        with small, arithmetic(self.shop.precision, self.shop.device, autocast=True):
             for job in range(len(cohort)):
                 task = cohort.tasks[cohort.task[job]]
                 chance = chance_of(task.seed, task.round, cohort.name(job))

@@ -35,6 +35,8 @@ class Room:
         self.training = training
         self.compute = compute
         self.device = device_of(compute)
+        if compute.threads is not None:
+            torch.set_num_threads(compute.threads)
         self._stocks: dict[int, Stock] = {}
         self._shelves: dict[int, Shelf] = {}
         self._pool: Pool | None = None
