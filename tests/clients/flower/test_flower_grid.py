@@ -22,7 +22,7 @@ from steelyard.messages import Question
 CRITERIA: dict[str, Any] = {"DS": lambda value: None if 0 <= value <= 1000 else f"criterion DS = {value}"}
 
 
-def clients(grid: FakeGrid, timeout: float = 1.0, **options: Any) -> FlowerClients:
+def clients(grid: FakeGrid, timeout: float = 20.0, **options: Any) -> FlowerClients:
     made = FlowerClients(grid, CRITERIA, FederateSettings(timeout=timeout, **options), scores=(0.0, 1.0))  # type: ignore[arg-type]
     made.wait()
     return made
@@ -67,15 +67,15 @@ def test_several_tasks_and_candidates_in_one_call():
         (Error(8, "ClientApp stopped responding."), "its ClientApp died"),
         (Error(5, "Node Unavailable"), "its node is gone"),
         (Error(1, "import"), "its ClientApp could not be loaded"),
-        (None, "no answer within 0.5 s"),
+        (None, "no answer within 2 s"),
         (introduction("c1"), "federation: Field required"),
     ],
 )
 def test_a_node_that_fails_is_left_out_with_its_reason(answer: Any, reason: str):
-    crowd = clients(FakeGrid({1: failing("c1", answer=answer), 2: honest("c2")}), timeout=0.5, nodes=2)
+    crowd = clients(FakeGrid({1: failing("c1", answer=answer), 2: honest("c2")}), timeout=2.0, nodes=2)
     begun = time.monotonic()
     (updates,) = crowd.train([task("c1", "c2")])
-    assert time.monotonic() - begun < 2
+    assert time.monotonic() - begun < 6
     assert updates.clients == ("c2",)
     assert list(reasons(updates.failures)) == ["c1"]
     assert reasons(updates.failures)["c1"].startswith(reason)
@@ -90,12 +90,12 @@ def test_an_answer_for_another_round_is_left_out():
 
 def test_a_late_answer_is_left_out_and_the_round_does_not_wait():
     grid = FakeGrid({1: honest("c1"), 2: honest("c2")})
-    crowd = clients(grid, timeout=0.6, nodes=2)
-    grid.delays[1] = 5.0
+    crowd = clients(grid, timeout=2.0, nodes=2)
+    grid.delays[1] = 30.0
     begun = time.monotonic()
     (updates,) = crowd.train([task("c1", "c2")])
-    assert time.monotonic() - begun < 2
-    assert reasons(updates.failures) == {"c1": "no answer within 0.6 s"}
+    assert time.monotonic() - begun < 10
+    assert reasons(updates.failures) == {"c1": "no answer within 2 s"}
     grid.delays.clear()
     (again,) = crowd.train([task("c1", "c2", round=2)])
     assert again.clients == ("c1", "c2")
@@ -150,13 +150,13 @@ def test_reading_one_answer_that_hangs_does_not_block_the_others():
             (name,) = names
             message = self.sent[name][0]
             if message.metadata.dst_node_id == 1 and message.metadata.message_type == TRAIN:
-                time.sleep(3)
+                time.sleep(20)
             return super().pull_messages([name])
 
-    crowd = clients(Hanging({1: honest("c1"), 2: honest("c2")}), timeout=0.8, nodes=2)
+    crowd = clients(Hanging({1: honest("c1"), 2: honest("c2")}), timeout=2.0, nodes=2)
     begun = time.monotonic()
     (updates,) = crowd.train([task("c1", "c2")])
-    assert time.monotonic() - begun < 2
+    assert time.monotonic() - begun < 10
     assert (updates.clients, list(reasons(updates.failures))) == (("c2",), ["c1"])
 
 
@@ -192,7 +192,7 @@ def test_a_node_that_leaves_costs_no_waiting_and_comes_back_under_another_id():
     del grid.nodes[1]
     begun = time.monotonic()
     (updates,) = crowd.train([task("c1", "c2")])
-    assert time.monotonic() - begun < 2
+    assert time.monotonic() - begun < 10
     assert crowd.names(0) == ["c1", "c2"]
     assert reasons(updates.failures) == {"c1": "no connected node holds this client"}
     grid.nodes[44] = honest("c1")
@@ -213,7 +213,7 @@ def test_a_second_claim_does_not_displace_a_client_that_answers():
 
 def test_a_silent_node_loses_its_client_to_one_that_claims_it():
     grid = FakeGrid({5: failing("c1")})
-    crowd = clients(grid, timeout=0.3)
+    crowd = clients(grid, timeout=2.0)
     crowd.train([task("c1")])
     grid.nodes[9] = honest("c1")  # Started again: a new id, while Flower still believes in the old one.
     (updates,) = crowd.train([task("c1", round=2)])
@@ -224,11 +224,38 @@ def test_a_silent_node_loses_its_client_to_one_that_claims_it():
 def test_an_impossible_introduction_is_not_admitted(names: list[str]):
     grid = FakeGrid({1: failing(kind=INTRODUCE, answer=introduction(*names)), 2: honest("c2")})
     crowd = clients(grid)
+    crowd.roster.refresh()
     assert crowd.names(0) == ["c2"]
     assert crowd.roster.notes[0].startswith("node 1 was not admitted: clients: ")
     grid.kinds.clear()
     crowd.roster.refresh()
     assert grid.kinds == []  # It is not asked again and again.
+
+
+def test_a_silent_newcomer_does_not_hold_up_every_round():
+    grid = FakeGrid({2: honest("c2")})
+    crowd = clients(grid, timeout=2.0)
+    grid.nodes[1] = failing("c1", kind=INTRODUCE)
+    grid.kinds.clear()
+    crowd.train([task("c2")])
+    crowd.train([task("c2", round=2)])
+    assert grid.kinds.count(INTRODUCE) == 1
+    assert crowd.roster.notes == ["node 1 was not admitted: no answer within 2 s"]
+
+
+def test_the_start_waits_for_as_many_nodes_as_asked_and_no_longer():
+    grid = FakeGrid({1: failing("c1", kind=INTRODUCE), 2: honest("c2")})
+    begun = time.monotonic()
+    crowd = clients(grid, timeout=60.0, nodes=1)
+    assert time.monotonic() - begun < 10
+    assert crowd.names(0) == ["c2"]
+    assert crowd.roster.notes == []
+
+
+def test_a_node_that_raises_at_the_start_is_named_when_too_few_are_left():
+    broken = failing("c1", kind=INTRODUCE, answer=Error(2, "<class 'UserError'>:<'data.path: found no x'>"))
+    with pytest.raises(UserError, match=r"node 1 was not admitted: raised an error: UserError: data.path: found no x"):
+        clients(FakeGrid({1: broken, 2: honest("c2")}), nodes=2, start_timeout=3.0)
 
 
 def test_too_few_nodes_stop_the_run_before_it_starts():

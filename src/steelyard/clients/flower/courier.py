@@ -33,6 +33,10 @@ _ERRORS = {
 }
 
 
+NOT_WAITED_FOR = "was not waited for"
+"""The answer of a node where enough others had answered."""
+
+
 class RunStopped(Exception):
     """The SuperLink no longer runs this run; nothing more can be asked."""
 
@@ -53,8 +57,11 @@ class Courier:
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
 
-    def ask(self, letters: Sequence[Letter], seconds: float) -> list[RecordDict | str]:
-        """Return for each letter the content of its answer, or why there is none; takes at most `seconds`."""
+    def ask(self, letters: Sequence[Letter], seconds: float, enough: int | None = None) -> list[RecordDict | str]:
+        """Return for each letter the content of its answer, or why there is none; takes at most `seconds`.
+
+        With `enough`, nobody else is waited for once so many have given a proper answer.
+        """
         deadline = time.monotonic() + seconds
         results: list[RecordDict | str | None] = [None] * len(letters)
         arrived: queue.SimpleQueue[tuple[int, list[Message] | Exception]] = queue.SimpleQueue()
@@ -70,16 +77,18 @@ class Courier:
             threading.Thread(target=self._watch, args=watch, daemon=True, name=f"letter-{place}").start()
             waiting += 1
         try:
-            while waiting and (left := deadline - time.monotonic()) > 0:
+            good = 0
+            while waiting and good != enough and (left := deadline - time.monotonic()) > 0:
                 try:
                     place, answer = arrived.get(timeout=left)
                 except queue.Empty:
                     break
                 waiting -= 1
-                results[place] = _judge(letters[place], sent[place], answer)
+                result = results[place] = _judge(letters[place], sent[place], answer)
+                good += not isinstance(result, str)
         finally:
             finished.set()
-        late = f"no answer within {seconds:g} s"
+        late = NOT_WAITED_FOR if time.monotonic() < deadline else f"no answer within {seconds:g} s"
         return [late if result is None else result for result in results]
 
     def _send(self, letters: Sequence[Letter], seconds: float) -> list[str]:

@@ -55,7 +55,7 @@ class FlowerClients:
         run: str = "",
     ) -> None:
         self.settings = settings
-        self.roster = Roster(Courier(grid), min(60.0, settings.timeout))
+        self.roster = Roster(Courier(grid), min(30.0, settings.timeout))
         self._courier = Courier(grid)
         self._criteria = dict(criteria)
         self.scores = scores

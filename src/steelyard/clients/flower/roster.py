@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from flwr.app import RecordDict
 
 from steelyard.clients.flower import wire
-from steelyard.clients.flower.courier import Courier, Letter
+from steelyard.clients.flower.courier import NOT_WAITED_FOR, Courier, Letter
 from steelyard.clients.flower.forms import INTRODUCE, Form, IntroductionForm, Refused
 from steelyard.errors import UserError
 
-_INTRODUCTION_SECONDS = 60.0
+_INTRODUCTION_SECONDS = 30.0
+_ASK_AGAIN_SECONDS = 600.0
 _LONGEST_NAME = 128
 _MOST_CLIENTS = 1_000_000
 _LONGEST_INTRODUCTION = 100_000_000
@@ -34,6 +35,7 @@ class Roster:
         self._holders: dict[str, int] = {}
         self._silent: set[int] = set()
         self._refused: set[int] = set()
+        self._later: dict[int, float] = {}
 
     @property
     def nodes(self) -> int:
@@ -56,21 +58,30 @@ class Roster:
         """Note whether a node answered; one that did not loses its clients to another node that claims them."""
         (self._silent.discard if answered else self._silent.add)(node)
 
-    def refresh(self) -> None:
-        """Ask newcomers who they are and let go of nodes that left; cheap when nothing changed."""
+    def refresh(self, seconds: float | None = None, enough: int | None = None) -> None:
+        """Ask newcomers who they are and let go of nodes that left; cheap when nothing changed.
+
+        A newcomer that does not answer is left alone for a while, so that it does not hold up every round.
+        """
         present = set(self._courier.grid.get_node_ids())
         self._claims = {node: clients for node, clients in self._claims.items() if node in present}
         self._refused &= present
-        newcomers = sorted(present - set(self._claims) - self._refused)
+        now = time.monotonic()
+        waiting = {node for node, when in self._later.items() if when > now}
+        newcomers = sorted(present - set(self._claims) - self._refused - waiting)
         letters = [Letter(node, INTRODUCE, wire.content(Form(), {})) for node in newcomers]
-        answers = self._courier.ask(letters, self._seconds) if letters else []
+        answers = self._courier.ask(letters, seconds or self._seconds, enough) if letters else []
         for node, answer in zip(newcomers, answers, strict=True):
             try:
                 self._claims[node] = self._admit(_introduction(answer))
                 self._silent.discard(node)
             except Refused as refusal:
+                if answer == NOT_WAITED_FOR:
+                    continue
                 self._note(f"node {node} was not admitted: {refusal}")
-                if not isinstance(answer, str):  # It spoke, and not as it should; one that was silent may try again.
+                if isinstance(answer, str):  # It may be slow, or its data not there yet: it may try again.
+                    self._later[node] = time.monotonic() + _ASK_AGAIN_SECONDS
+                else:  # It spoke, and not as it should.
                     self._refused.add(node)
         self._assign()
 
@@ -84,15 +95,19 @@ class Roster:
     def wait_for(self, nodes: int, seconds: float) -> None:
         """Wait until this many nodes have introduced themselves, or say how many there are."""
         deadline = time.monotonic() + seconds
-        self.refresh()
-        while self.nodes < nodes:
-            if time.monotonic() > deadline:
+        while True:
+            left = deadline - time.monotonic()
+            # Reading the data for the first time can take long, so nodes may use all of the time there is.
+            self._later.clear()
+            self.refresh(max(left, 1.0), nodes - self.nodes)
+            if self.nodes >= nodes:
+                return
+            if left <= 0:
                 raise UserError(
                     f"federate.nodes: {nodes} nodes are to take part, {self.nodes} connected within "
                     f"federate.start_timeout = {seconds:g} s{'; ' + self.notes[-1] if self.notes else ''}"
                 )
             time.sleep(0.5)
-            self.refresh()
 
     def _assign(self) -> None:
         claimants: dict[str, list[int]] = {}
