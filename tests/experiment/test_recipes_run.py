@@ -24,6 +24,7 @@ CASES: dict[str, tuple[str, tuple[str, ...]]] = {
     "adafed-2": ("mnist/train-images-idx3-ubyte.gz", ()),
     "adafed-3": ("mnist/train-images-idx3-ubyte.gz", ()),
     "celeba": ("celeba/celeba_64.zip", FEW),
+    "celeba-small": ("celeba/celeba_32.npz", FEW),
 }
 
 
