@@ -234,3 +234,4 @@ def test_describe_says_how() -> None:
     assert said["engine_choice"] == "loop"
     assert said["device"] == "cpu"
     assert said["parameters"] == "15"
+    assert float(said["memory_peak_gb"]) > 0

@@ -12,7 +12,7 @@ from steelyard.clients.local.cohort import Cohort
 from steelyard.clients.local.examine import Examiner
 from steelyard.clients.local.measures import Measures
 from steelyard.clients.local.room import Room
-from steelyard.clients.local.settings import ComputeSettings
+from steelyard.clients.local.settings import ComputeSettings, peak_memory
 from steelyard.clients.local.stock import Stock
 from steelyard.clients.local.supply import Engines
 from steelyard.data.dataset import Population
@@ -201,6 +201,7 @@ class LocalClients:
             "precision": shop.precision,
             "threads": str(shop.threads),
             "memory_limit_gb": f"{shop.memory / 1e9:.1f}",
+            "memory_peak_gb": f"{peak_memory(shop.device) / 1e9:.2f}",
             "updates_peak_gb": f"{self._peak / 1e9:.3f}",
             "parameters": str(shop.layout.trained),
         }

@@ -79,3 +79,14 @@ def _free_memory() -> float:
     except OSError:
         pass
     return 4e9
+
+
+def peak_memory(device: torch.device) -> int:
+    """Return the most bytes taken so far: of the GPU by torch, or of main memory by this process; 0 where unknown."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    try:
+        with open("/proc/self/status") as lines:
+            return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM:")), 0)
+    except OSError:
+        return 0
