@@ -159,7 +159,6 @@ def test_candidates_are_scored_each_and_users_count_once(description):
         ({"fpl": {"pi": 1.5}}, "fpl.pi"),
         ({"fpl": {"mode": "sFPL"}, "weighing": {"criteria": ["DS"]}}, "nothing is weighed"),
         ({"weighing": {"criteria": ["CB"]}}, "CB has no meaning for users"),
-        ({"rounds": {"count": 7}}, "count: got 7 beside epochs = 4"),
         ({"fpl": {"mod": "pFPL"}}, "did you mean 'mode'"),
     ],
 )
@@ -193,6 +192,13 @@ def test_custom_cohorts_and_triples(description, tmp_path):
     assert set(history.rounds["cohort"][1:]) == {6}
     # Single clients are recorded once an epoch, so that many short rounds do not fill the disk.
     assert sorted(set(history.clients["round"])) == [16, 32]
+
+
+def test_rounds_in_place_of_epochs(description, tmp_path):
+    experiment = changed(description, fpl={"mode": "pFPL"}, rounds={"count": 3})
+    history = run(experiment, out=tmp_path / "run").history
+    assert history.rounds["round"].tolist() == [0, 1, 2, 3]
+    assert history.rounds["accuracy"].notna().all()
 
 
 def test_recipes_load_and_come_back_from_toml():

@@ -39,7 +39,7 @@ class RecommendExperiment(BaseExperiment):
     items: ItemSettings | None = None
     fpl: FplSettings = FplSettings()
     ranking: RankingSettings = RankingSettings()
-    rounds: EpochSettings = EpochSettings(epochs=20, target=0.1)  # pyright: ignore[reportIncompatibleVariableOverride]
+    rounds: EpochSettings = EpochSettings(target=0.1)  # pyright: ignore[reportIncompatibleVariableOverride]
     weighing: WeighingSettings = WeighingSettings(criteria=("EQ",))
 
     @model_validator(mode="after")
@@ -54,8 +54,6 @@ class RecommendExperiment(BaseExperiment):
                 f"weighing: mode = '{self.fpl.mode}' has one user in each round, so nothing is weighed; allowed: "
                 "criteria = ['EQ'] and no rules beside, or another mode"
             )
-        if self.one_by_one and self.rounds.epochs is None:
-            raise UserError(f"rounds.epochs: missing; mode = '{self.fpl.mode}' counts its one-user rounds in epochs")
         return self
 
     def check_criterion(self, criterion: registry.Criterion) -> None:
@@ -69,7 +67,7 @@ class RecommendExperiment(BaseExperiment):
     def check_rule(self, rule: WeighingSettings) -> None:
         """Refuse orders that adapt to every round where not every round is tested."""
         super().check_rule(rule)
-        if rule.adjust is not None and self.rounds.epochs is not None and self.fpl.mode != "pFPL+":
+        if rule.adjust is not None and self.rounds.by_epochs and self.fpl.mode != "pFPL+":
             raise UserError(
                 f"weighing.adjust: compares each round with the last, and '{self.fpl.mode}' tests once an epoch; "
                 "allowed: mode = 'pFPL+', or rounds.count in place of epochs"
@@ -109,7 +107,7 @@ class RecommendExperiment(BaseExperiment):
         """Turn epochs into rounds of the loop; one-user rounds are bundled, an epoch to a round."""
         whole = self.fpl.mode != "custom"
         rounds = self.rounds.model_copy(update={"fraction": 1.0} if whole else {})
-        if self.rounds.epochs is None:
+        if not self.rounds.by_epochs:
             return self.model_copy(update={"rounds": rounds})
         each = 1 if self.one_by_one else self.rounds_per_epoch()
         rounds = rounds.model_copy(

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from steelyard.errors import UserError
 from steelyard.experiment.sections import RoundSettings
 from steelyard.recommend.filters import Duplicates
 from steelyard.recommend.sampling import MaskKind
@@ -102,14 +101,14 @@ class RankingSettings(Section):
 
 
 class EpochSettings(RoundSettings):
-    """[rounds] of a recommender: as elsewhere, or counted in epochs, each of as many triples as there are positives."""
+    """[rounds] of a recommender: counted in epochs, each of as many triples as there are positives, or in rounds."""
 
-    epochs: int | None = Field(default=None, ge=1)
-    """Number of epochs; then evaluate_every, checkpoint_every and clients_every count epochs too, count is not used."""
+    count: int = Field(default=0, ge=0)
+    """Number of rounds, in place of `epochs`; 0: as many as the epochs make."""
+    epochs: int = Field(default=20, ge=1)
+    """Number of epochs, unless `count` is given; evaluate_every and the store's fields then count epochs too."""
 
-    @model_validator(mode="after")
-    def _one_measure(self) -> EpochSettings:
-        usual = type(self).model_fields["count"].default
-        if self.epochs is not None and self.count != usual:
-            raise UserError(f"count: got {self.count} beside epochs = {self.epochs}; allowed: one of the two")
-        return self
+    @property
+    def by_epochs(self) -> bool:
+        """Whether the run is counted in epochs."""
+        return self.count == 0

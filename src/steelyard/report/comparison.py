@@ -91,7 +91,8 @@ def compare_run(folder: Path | str, settings: RoundSettings, baseline: str | Non
     chosen = find_baseline(history, baseline)
     if not curves or not all(len(curve.rounds) for curve in curves):
         raise UserError(f"{folder}: no round has been evaluated yet; allowed: a run with at least one")
-    limit = settings.count
+    # A recommender may count epochs in place of rounds; its limit is then the last round there is.
+    limit = settings.count or max(int(curve.rounds[-1]) for curve in curves)
     return {
         "run": str(folder),
         "status": history.info.get("status", "unknown"),
