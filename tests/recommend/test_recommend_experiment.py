@@ -133,6 +133,48 @@ def test_strangers_and_users_without_items_fail_with_a_reason(description, tmp_p
     assert histories.sizes.tolist() == [4, 1]
 
 
+def test_a_user_with_nothing_to_learn_from_fails_with_a_reason(description):
+    """One user has no training item, one has every item of the catalogue and so no negative."""
+    from dataclasses import replace
+
+    from steelyard.recommend.clients import RecommendClients
+    from steelyard.recommend.sampling import Histories
+
+    experiment = changed(description)
+    users = experiment.prepare().users
+    count = users.histories.catalogue
+    starts = np.array([0, 0, count, count + 2])
+    items = np.concatenate([np.arange(count), [3, 5]]).astype(np.int32)
+    odd = Histories(("empty", "full", "usual"), count, starts, items, np.zeros(3, dtype=np.int64))
+    ground = replace(users.ground, users=3)
+    clients = RecommendClients(
+        *(replace(users, histories=odd, ground=ground, shares=np.ones(3)), experiment.prepare().learning),
+        experiment.protocol(),
+    )
+    task = Task("EQ", 3, 1, ("empty", "full", "usual"), experiment.assemble()[1].initial(3))
+    updates = clients.train([task])[0]
+    assert updates.clients == ("usual",)
+    assert {f.client: f.reason for f in updates.failures} == {
+        "empty": "no training items",
+        "full": "has every item: none is left as a negative",
+    }
+
+
+def test_rules_are_compared_over_seeds_on_users_too(description, tmp_path):
+    experiment = changed(description, rounds={"epochs": 2})
+    result = run(
+        build({**to_document(experiment), "beside": {"DS": {"criteria": ["DS"]}}}), out=tmp_path / "run", seeds=[1, 2]
+    )
+    first, second = open_run(result.folder, "EQ", 1), open_run(result.folder, "EQ", 2)
+    assert not torch.equal(first.model, second.model)
+    assert first.clients.snapshot().keys() == second.clients.snapshot().keys()
+    assert len(first.clients.snapshot()) == 8  # vectors and traffic of two rules with two seeds
+
+
+def to_document(experiment: RecommendExperiment) -> dict:
+    return experiment.model_dump(mode="json", exclude_none=True)
+
+
 def test_a_learning_rate_that_runs_away_is_refused_not_crashed(description, tmp_path):
     experiment = changed(description, fpl={"learning_rate": 1e6}, rounds={"epochs": 8, "min_clients": 0})
     history = run(experiment, out=tmp_path / "run").history
