@@ -67,15 +67,16 @@ def test_several_tasks_and_candidates_in_one_call():
         (Error(8, "ClientApp stopped responding."), "its ClientApp died"),
         (Error(5, "Node Unavailable"), "its node is gone"),
         (Error(1, "import"), "its ClientApp could not be loaded"),
-        (None, "no answer within 2 s"),
+        (None, "no answer within 4 s"),
         (introduction("c1"), "federation: Field required"),
     ],
 )
 def test_a_node_that_fails_is_left_out_with_its_reason(answer: Any, reason: str):
-    crowd = clients(FakeGrid({1: failing("c1", answer=answer), 2: honest("c2")}), timeout=2.0, nodes=2)
+    seconds = 4.0 if answer is None else 60.0
+    crowd = clients(FakeGrid({1: failing("c1", answer=answer), 2: honest("c2")}), timeout=seconds, nodes=2)
     begun = time.monotonic()
     (updates,) = crowd.train([task("c1", "c2")])
-    assert time.monotonic() - begun < 6
+    assert time.monotonic() - begun < 30
     assert updates.clients == ("c2",)
     assert list(reasons(updates.failures)) == ["c1"]
     assert reasons(updates.failures)["c1"].startswith(reason)
@@ -90,12 +91,12 @@ def test_an_answer_for_another_round_is_left_out():
 
 def test_a_late_answer_is_left_out_and_the_round_does_not_wait():
     grid = FakeGrid({1: honest("c1"), 2: honest("c2")})
-    crowd = clients(grid, timeout=2.0, nodes=2)
-    grid.delays[1] = 30.0
+    crowd = clients(grid, timeout=4.0, nodes=2)
+    grid.delays[1] = 60.0
     begun = time.monotonic()
     (updates,) = crowd.train([task("c1", "c2")])
-    assert time.monotonic() - begun < 10
-    assert reasons(updates.failures) == {"c1": "no answer within 2 s"}
+    assert time.monotonic() - begun < 20
+    assert reasons(updates.failures) == {"c1": "no answer within 4 s"}
     grid.delays.clear()
     (again,) = crowd.train([task("c1", "c2", round=2)])
     assert again.clients == ("c1", "c2")
@@ -150,13 +151,13 @@ def test_reading_one_answer_that_hangs_does_not_block_the_others():
             (name,) = names
             message = self.sent[name][0]
             if message.metadata.dst_node_id == 1 and message.metadata.message_type == TRAIN:
-                time.sleep(20)
+                time.sleep(30)
             return super().pull_messages([name])
 
-    crowd = clients(Hanging({1: honest("c1"), 2: honest("c2")}), timeout=2.0, nodes=2)
+    crowd = clients(Hanging({1: honest("c1"), 2: honest("c2")}), timeout=4.0, nodes=2)
     begun = time.monotonic()
     (updates,) = crowd.train([task("c1", "c2")])
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 20
     assert (updates.clients, list(reasons(updates.failures))) == (("c2",), ["c1"])
 
 
@@ -192,7 +193,7 @@ def test_a_node_that_leaves_costs_no_waiting_and_comes_back_under_another_id():
     del grid.nodes[1]
     begun = time.monotonic()
     (updates,) = crowd.train([task("c1", "c2")])
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 20
     assert crowd.names(0) == ["c1", "c2"]
     assert reasons(updates.failures) == {"c1": "no connected node holds this client"}
     grid.nodes[44] = honest("c1")
@@ -247,7 +248,7 @@ def test_the_start_waits_for_as_many_nodes_as_asked_and_no_longer():
     grid = FakeGrid({1: failing("c1", kind=INTRODUCE), 2: honest("c2")})
     begun = time.monotonic()
     crowd = clients(grid, timeout=60.0, nodes=1)
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < 20
     assert crowd.names(0) == ["c2"]
     assert crowd.roster.notes == []
 
