@@ -26,6 +26,7 @@ def clean(reason: str) -> str:
 
 
 def refuse_size(text: object, arrays: ArrayRecord, clients: int, largest: int) -> int:
+    """Refuse an answer larger than an honest one can be; returns how many bytes were sent."""
     sent = packing.size(arrays) + (len(text) if isinstance(text, str | bytes) else 0)
     limit = largest + FORM_BYTES + FORM_BYTES_PER_CLIENT * clients
     if sent > limit:
@@ -34,6 +35,7 @@ def refuse_size(text: object, arrays: ArrayRecord, clients: int, largest: int) -
 
 
 def refuse_other(federation: str, round: int, wanted: str, wanted_round: int) -> None:
+    """Refuse an answer that belongs to another federation or another round."""
     if federation != wanted:
         raise Refused(f"federation: got {federation!r}; allowed: {wanted!r}")
     if round != wanted_round:
@@ -41,6 +43,7 @@ def refuse_other(federation: str, round: int, wanted: str, wanted_round: int) ->
 
 
 def refuse_clients(clients: list[str], failures: list[FailureForm], asked: Sequence[str]) -> int:
+    """Refuse an answer for clients that were not asked, or for one client twice; returns how many answered."""
     named = [*clients, *(failure.client for failure in failures)]
     strangers = sorted(set(named) - set(asked))
     if strangers:
@@ -52,21 +55,25 @@ def refuse_clients(clients: list[str], failures: list[FailureForm], asked: Seque
 
 
 def refuse_lengths(count: int, **columns: Sequence[object]) -> None:
+    """Refuse columns that do not have one value per client."""
     for name, column in columns.items():
         if len(column) != count:
             raise Refused(f"{name}: {len(column)} values; allowed: {count}, one per client")
 
 
 def sample_fault(samples: int) -> str | None:
+    """Say why a number of samples cannot be true, or None when it can."""
     return None if 0 <= samples <= MOST_SAMPLES else f"samples = {samples}; allowed: 0 to {MOST_SAMPLES}"
 
 
 def loss_fault(loss: float, samples: int) -> str | None:
+    """Say why a training loss cannot be used, or None when it can."""
     # A client without samples has no loss to speak of.
     return None if np.isfinite(loss) or samples == 0 else f"loss = {loss}; allowed: a finite number"
 
 
 def score_fault(scores: Floats, allowed: tuple[float, float] | None) -> str | None:
+    """Say why a client's scores cannot be true, or None when they can."""
     low, high = allowed or (-np.inf, np.inf)
     for score in scores.tolist():
         if not (np.isfinite(score) and low <= score <= high):
@@ -75,12 +82,14 @@ def score_fault(scores: Floats, allowed: tuple[float, float] | None) -> str | No
 
 
 def table(name: str, rows: list[list[float]], candidates: int, clients: int) -> Floats:
+    """Return rows of numbers as a table, or refuse them when it is not rectangular."""
     if len(rows) != candidates or any(len(row) != clients for row in rows):
         raise Refused(f"{name}: not a table of {candidates} candidates by {clients} clients")
     return floats(rows).reshape(candidates, clients)
 
 
 def failures(forms: list[FailureForm], answered: Sequence[str], asked: Sequence[str]) -> tuple[Failure, ...]:
+    """Return the failures that a node told, and one for every asked client that it passed over in silence."""
     told = {form.client: clean(form.reason) for form in forms}
     silent = [client for client in asked if client not in told and client not in set(answered)]
     return (
@@ -90,9 +99,11 @@ def failures(forms: list[FailureForm], answered: Sequence[str], asked: Sequence[
 
 
 def floats(values: Sequence[Any]) -> Floats:
+    """Return numbers as an array."""
     return np.asarray(values, dtype=np.float64)
 
 
 def names(names: Any) -> str:
+    """Return names as one line of bounded length, for a reason."""
     text = ", ".join(sorted(str(name) for name in names)) or "none"
     return clean(text)
