@@ -62,7 +62,11 @@ class Cohort:
     @property
     def sizes(self) -> Ints:
         """Number of training samples of each job."""
-        return np.array([self.stocks[t].sizes[c] for t, c in zip(self.task, self.client, strict=True)], dtype=np.int64)
+        found = np.zeros(len(self), dtype=np.int64)
+        for number, stock in enumerate(self.stocks):
+            mine = self.task == number
+            found[mine] = stock.sizes[self.client[mine]]
+        return found
 
     def name(self, job: int) -> str:
         return self.stocks[self.task[job]].names[self.client[job]]

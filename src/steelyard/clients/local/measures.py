@@ -21,31 +21,30 @@ class Measures:
     def __init__(self, criteria: Iterable[Criterion], facts: Facts) -> None:
         self.criteria = [criterion for criterion in criteria if criterion.measured_by == "client"]
         self.facts = facts
-        self._known: dict[tuple[int, str], dict[str, float]] = {}
+        self._known: dict[tuple[int, str], Floats] = {}
+        """Values by population and criterion, one place per registered client; nan where none was taken yet."""
 
     def take(
         self, stock: Stock, names: tuple[str, ...], models: torch.Tensor
     ) -> tuple[dict[str, Floats], dict[str, str]]:
         """Return raw values by criterion, and for clients on which a measure failed the reason."""
-        values = {criterion.name: np.zeros(len(names)) for criterion in self.criteria}
+        places = np.array([stock.position[name] for name in names], dtype=np.int64)
         refused: dict[str, str] = {}
+        values: dict[str, Floats] = {}
         for criterion in self.criteria:
-            known = self._known.setdefault((id(stock), criterion.name), {})
-            for place, name in enumerate(names):
-                value = known.get(name) if criterion.about == "data" else None
-                if value is None:
-                    try:
-                        value = self._one(criterion, stock, name, models[place])
-                    except UserError:
-                        raise
-                    except Exception as error:
-                        refused[name] = f"criterion {criterion.name} failed: {type(error).__name__}: {error}"
-                        continue
-                    if criterion.about == "data":
-                        known[name] = value
-                values[criterion.name][place] = value
+            known = self._known.setdefault((id(stock), criterion.name), np.full(len(stock.names), np.nan))
+            if criterion.about != "data":
+                known = np.full(len(stock.names), np.nan)
+            for job in np.flatnonzero(np.isnan(known[places])).tolist():
+                model = models[job].detach() if criterion.about == "model" else None
+                try:
+                    known[places[job]] = self._one(criterion, stock, names[job], model)
+                except UserError:
+                    raise
+                except Exception as error:
+                    refused[names[job]] = f"criterion {criterion.name} failed: {type(error).__name__}: {error}"
+            values[criterion.name] = np.nan_to_num(known[places])
         return values, refused
 
-    def _one(self, criterion: Criterion, stock: Stock, name: str, model: torch.Tensor) -> float:
-        given = model.detach() if criterion.about == "model" else None
-        return criterion.on_client(stock.local(name, self.facts.get(name, {}), given))
+    def _one(self, criterion: Criterion, stock: Stock, name: str, model: torch.Tensor | None) -> float:
+        return criterion.on_client(stock.local(name, self.facts.get(name, {}), model))

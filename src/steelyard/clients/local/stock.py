@@ -57,7 +57,8 @@ class Stock:
         self.begins: Ints = np.concatenate([[0], np.cumsum(self.sizes)])[:-1].astype(np.int64)
         flat = np.concatenate([rows.train for rows in ordered]) if ordered else np.zeros(0, np.int64)
         self.rows = torch.from_numpy(flat.astype(np.int64)).to(shelf.device)
-        self.labels = _labels(population, ordered, flat, shelf)
+        self.own_labels = _labels(population, ordered, flat)
+        self.labels = self.own_labels.to(shelf.device)
         self.stubborn: frozenset[str] = frozenset(getattr(population, "stubborn", ()) or ())
         self._ordered = ordered
 
@@ -70,11 +71,12 @@ class Stock:
         self, name: str, facts: Mapping[str, Mapping[str, float]], model: torch.Tensor | None = None
     ) -> LocalData:
         """Return what the client can look at when it measures itself."""
-        rows = self._ordered[self.position[name]]
+        place = self.position[name]
+        rows, begin = self._ordered[place], int(self.begins[place])
         dataset = self.population.dataset
         return LocalData(
             client=name,
-            labels=self.population.train_labels(rows),
+            labels=self.own_labels[begin : begin + int(self.sizes[place])],
             classes=dataset.classes,
             marks={mark: values[rows.train] for mark, values in dataset.marks.items()},
             features=lambda: dataset.features[torch.from_numpy(rows.train)],
@@ -116,11 +118,11 @@ class TestRows:
         return np.add.reduceat(values[..., self.place], begins, axis=-1)
 
 
-def _labels(population: Population, ordered: Sequence[ClientRows], flat: Ints, shelf: Shelf) -> torch.Tensor:
+def _labels(population: Population, ordered: Sequence[ClientRows], flat: Ints) -> torch.Tensor:
     labels = population.dataset.labels[torch.from_numpy(flat.astype(np.int64))].clone()
     begin = 0
     for rows in ordered:
         if rows.train_labels is not None:
             labels[begin : begin + len(rows.train)] = rows.train_labels.to(labels.dtype)
         begin += len(rows.train)
-    return labels.to(shelf.device)
+    return labels
