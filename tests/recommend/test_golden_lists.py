@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from steelyard.recommend import filters, splits
-from steelyard.recommend.lists import most_popular
+from steelyard.recommend.baselines import recommend
 from steelyard.recommend.metrics import measure
 from steelyard.recommend.ranking import Ground
 from steelyard.recommend.reading import read
@@ -25,7 +25,7 @@ def test_facebook_books_most_popular():
     assert (len(data.users), len(data.items), len(data)) == (1363, 782, 13788)
     split = splits.shuffled(data, 0.2, 42)
     assert len(split.train) == 10490
-    lists, _ = most_popular(split.train, 10)
+    lists, _ = recommend("popular", split.train, 10)
     ground = Ground.of(split)
     ten, one = measure(ground.view(lists, 10)), measure(ground.view(lists, 1))
     assert ten["ndcg"] == pytest.approx(0.0939, abs=5e-5)
@@ -40,7 +40,7 @@ def test_amazon_digital_music_most_popular():
     data = read(shared("amazon_digital_music/AmazonDigitalMusic.tsv.gz"))
     split = splits.temporal(data, 0.2)
     assert (len(split.train), len(split.test)) == (61408, 14524)
-    lists, _ = most_popular(split.train, 10)
+    lists, _ = recommend("popular", split.train, 10)
     ten = measure(Ground.of(split).view(lists, 10))
     assert ten["precision"] == pytest.approx(0.00469, abs=5e-6)
     assert ten["recall"] == pytest.approx(0.00603, abs=5e-6)

@@ -135,3 +135,10 @@ def test_split_then_evaluate_from_the_command_line(tmp_path: Path):
     document = run(out, "--catalogue", str(out / "catalogue.tsv"), "--format", "json")
     assert 0 <= document["10"]["ndcg"] <= 1
     assert isinstance(app, typer.Typer)
+
+
+def test_communication_cost_from_the_command_line():
+    brazil = ["--users", "17473", "--items", "47270", "--interactions", "599958", "--mode", "pFPL", "--pi", "0.1"]
+    result = CliRunner().invoke(app, ["cost", *brazil, "--epochs", "45", "--format", "json"])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["tcc_vectors"] * 1e-12 == pytest.approx(1.27623, abs=5e-6)

@@ -235,6 +235,35 @@ def report(
         typer.echo(f"{name:<24}{value:>22,.0f}")
 
 
+class Mode(StrEnum):
+    sequential = "sFPL"
+    sequential_plus = "sFPL+"
+    parallel = "pFPL"
+    parallel_plus = "pFPL+"
+
+
+@app.command()
+def cost(
+    users: Annotated[int, typer.Option(min=1, help="Number of users |U|.")],
+    items: Annotated[int, typer.Option(min=1, help="Number of items |I|.")],
+    interactions: Annotated[int, typer.Option(min=1, help="Number of positive interactions R+.")],
+    mode: Annotated[Mode, typer.Option(help="Which of the four configurations.")] = Mode.parallel_plus,
+    pi: Annotated[float, typer.Option(min=0, max=1, help="Share of positive updates sent.")] = 1.0,
+    epochs: Annotated[int, typer.Option(min=1, help="Number of epochs.")] = 1,
+    format: FormatOption = Format.text,
+) -> None:
+    """Compute the thesis' communication cost, CCE per epoch and TCC in all, in vectors both ways."""
+    from steelyard.recommend.communication import cost as cost_of
+
+    found = cost_of(mode.value, users, items, interactions, pi)
+    document = {"cce_vectors": found.per_epoch, "tcc_vectors": found.total(epochs)}
+    if format is Format.json:
+        typer.echo(json.dumps(document))
+        return
+    for name, value in document.items():
+        typer.echo(f"{name:<12}{value:>26,.0f}")
+
+
 @app.command()
 def audit(
     experiment: Annotated[str, typer.Argument(help="A recipe or TOML file of kind recommend, or a run's folder.")],

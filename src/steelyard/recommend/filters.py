@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from steelyard.recommend.interactions import Dropped, Interactions
+from steelyard.recommend.interactions import Interactions
 
 Duplicates = Literal["first", "last", "mean", "keep"]
 
@@ -61,15 +61,3 @@ def core(data: Interactions, users: int = 0, items: int = 0) -> Interactions:
     if alive.all():
         return data
     return data.select(alive, f"core: users with fewer than {users}, items with fewer than {items}")
-
-
-def same_items(train: Interactions, test: Interactions) -> Interactions:
-    """Return the test rows whose item occurs in training; use it only where unseen items must not count."""
-    seen = train.per_item() > 0
-    keep = seen[test.item]
-    if keep.all():
-        return test
-    kept = test.select(keep, renumber=False)
-    lost = len(np.unique(test.item[~keep]))
-    note = Dropped("test items unseen in training", len(test) - len(kept), 0, lost)
-    return replace(kept, dropped=(*test.dropped, note))

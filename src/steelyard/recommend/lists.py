@@ -63,9 +63,3 @@ def best_unseen(
         lists.append(best)
         values.append(np.take_along_axis(np.asarray(found, dtype=np.float64), np.maximum(best, 0), axis=1))
     return np.concatenate(lists), np.concatenate(values)
-
-
-def most_popular(train: Interactions, cutoff: int) -> tuple[Codes, NDArray[np.float64]]:
-    """Return each user's k most popular items that she did not train on, ties by ascending id, with their counts."""
-    popularity = train.per_item().astype(np.float64)
-    return best_unseen(train, lambda users: np.broadcast_to(popularity, (len(users), len(popularity))), cutoff)
