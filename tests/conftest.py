@@ -55,3 +55,9 @@ def refused(steelyard: CommandLine) -> Callable[..., str]:
         return lines[0]
 
     return call
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Start the files that take longest first, so that two workers end at about the same time."""
+    long = ("test_federate_processes", "test_resume", "test_recipes_run")
+    items.sort(key=lambda item: not any(name in item.nodeid for name in long))
