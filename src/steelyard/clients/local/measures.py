@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -10,7 +11,7 @@ import torch
 from steelyard.clients.local.stock import Stock
 from steelyard.errors import UserError
 from steelyard.messages import Floats
-from steelyard.weighing.criteria import Criterion
+from steelyard.weighing.criteria import Criterion, LocalData
 
 Facts = Mapping[str, Mapping[str, Mapping[str, float]]]
 
@@ -31,20 +32,22 @@ class Measures:
         places = np.array([stock.position[name] for name in names], dtype=np.int64)
         refused: dict[str, str] = {}
         values: dict[str, Floats] = {}
+        looked: dict[int, LocalData] = {}  # what a client can look at is put together once for all its criteria
         for criterion in self.criteria:
             known = self._known.setdefault((id(stock), criterion.name), np.full(len(stock.names), np.nan))
             if criterion.about != "data":
                 known = np.full(len(stock.names), np.nan)
             for job in np.flatnonzero(np.isnan(known[places])).tolist():
-                model = models[job].detach() if criterion.about == "model" else None
+                if job not in looked:
+                    looked[job] = stock.local(names[job], self.facts.get(names[job], {}))
+                local = looked[job]
+                if criterion.about == "model":
+                    local = replace(local, model=models[job].detach())
                 try:
-                    known[places[job]] = self._one(criterion, stock, names[job], model)
+                    known[places[job]] = criterion.on_client(local)
                 except UserError:
                     raise
                 except Exception as error:
                     refused[names[job]] = f"criterion {criterion.name} failed: {type(error).__name__}: {error}"
             values[criterion.name] = np.nan_to_num(known[places])
         return values, refused
-
-    def _one(self, criterion: Criterion, stock: Stock, name: str, model: torch.Tensor | None) -> float:
-        return criterion.on_client(stock.local(name, self.facts.get(name, {}), model))
