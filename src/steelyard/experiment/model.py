@@ -136,7 +136,11 @@ class Experiment(BaseExperiment):
         return self.assemble()[1] if self.partition.server != "none" else FarServer(self.model, about)
 
     @property
+    def score_name(self) -> str:
+        """Accuracy for classes; for a regression minus the root mean squared error, so that more is better."""
+        return "minus RMSE" if self._regression else "accuracy"
+
+    @property
     def score_range(self) -> tuple[float, float] | None:
         """Accuracy lies between 0 and 1; the score of a regression is minus an error."""
-        regression = self.data.task == "regression" or self.data.source == "diabetes"
-        return None if regression else (0.0, 1.0)
+        return None if self._regression else (0.0, 1.0)

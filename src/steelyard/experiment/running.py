@@ -53,7 +53,7 @@ class Result:
         """The final figures as one document; the same that `steelyard run --format json` prints."""
         from steelyard.report.summary import summarise
 
-        return summarise(self.folder, self.experiment.rounds)
+        return summarise(self.folder, self.experiment.rounds, self.experiment.score_name)
 
     @cached_property
     def table(self) -> dict[str, Any]:

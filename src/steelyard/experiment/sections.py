@@ -128,6 +128,11 @@ class BaseExperiment(Section):
         return self.assemble()[1]
 
     @property
+    def score_name(self) -> str:
+        """What the clients' local scores are, for headings."""
+        return "accuracy"
+
+    @property
     def score_range(self) -> tuple[float, float] | None:
         """The range that a client's local score can have, where there is one; a score beyond it is refused."""
         return None

@@ -163,6 +163,11 @@ class RecommendExperiment(BaseExperiment):
         return serve(self, about)
 
     @property
+    def score_name(self) -> str:
+        """The ranking metric that judges a user's list."""
+        return f"{self.ranking.score}@{self.ranking.cutoff}"
+
+    @property
     def score_range(self) -> tuple[float, float]:
         """All scores of a list lie between 0 and 1."""
         return 0.0, 1.0

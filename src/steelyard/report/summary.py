@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 TOP = 5
 
 
-def summarise(folder: Path, settings: RoundSettings) -> dict[str, Any]:
-    """Return the account of a run as one JSON-ready document; `steelyard run --format json` prints it."""
+def summarise(folder: Path, settings: RoundSettings, measure: str = "accuracy") -> dict[str, Any]:
+    """Return the account of a run as one JSON-ready document; `measure` says what its accuracy is for this kind."""
     history = History(folder)
     rules: list[dict[str, Any]] = []
     table: list[dict[str, Any]] = []
@@ -64,6 +64,7 @@ def summarise(folder: Path, settings: RoundSettings) -> dict[str, Any]:
         "run": str(folder),
         "status": history.info.get("status", "unknown"),
         "notes": history.info.get("notes", ""),
+        "measure": measure,
         "target": settings.target,
         "share": settings.share,
         "rules": rules,
@@ -125,7 +126,14 @@ def show(summary: dict[str, Any], console: Console) -> None:
     several = len({rule["seed"] for rule in summary["rules"]}) > 1
     target = f"rounds until {summary['share']:.0%} of clients reach {summary['target']:.0%}"
     table = Table(title="Result")
-    for heading in ("rule", *(("seed",) if several else ()), "accuracy", "worst 10 %", target, "testing rounds"):
+    for heading in (
+        "rule",
+        *(("seed",) if several else ()),
+        summary["measure"],
+        "worst 10 %",
+        target,
+        "testing rounds",
+    ):
         table.add_column(heading, justify="left" if heading == "rule" else "right")
     for rule in summary["rules"]:
         reached = rule["rounds_to_target"]
