@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -165,7 +166,7 @@ def resume(
         return Result(folder, experiment)
     if history.info.get("in_memory") == "true" and dataset is None:
         raise UserError(f"{folder}: this run was given its data in Python; resume it there with dataset=...")
-    seeds = [int(seed) for seed in _json(history.info.get("seeds", "[]"))] or None
+    seeds = [int(seed) for seed in json.loads(history.info.get("seeds", "[]"))] or None
     choice = history.info.get("engine_choice")
     if choice and "compute" in type(experiment).model_fields:
         compute = {**experiment.model_dump(mode="json", exclude_none=True)["compute"], "engine": choice}
@@ -246,12 +247,6 @@ def _shown(progress: bool | Progress, rounds: int) -> Any:
     if callable(progress):
         return nullcontext(progress)
     return show_progress(rounds) if progress else nullcontext(None)
-
-
-def _json(text: str) -> Any:
-    import json
-
-    return json.loads(text)
 
 
 def versions() -> dict[str, str]:

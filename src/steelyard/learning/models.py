@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 import inspect
 import sys
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from math import isqrt, prod
-from pathlib import Path
-from threading import Lock
 from typing import Annotated, Any
 
 import torch
@@ -20,10 +16,10 @@ from torch import nn
 from steelyard.errors import UserError, listed, nearest
 from steelyard.randomness import stream_key
 from steelyard.settings import Section
+from steelyard.usercode import load_code
 
 Factory = Callable[..., nn.Module]
 
-_loading = Lock()
 _given: dict[str, Factory] = {}
 """Factories handed over from Python that no import path names."""
 
@@ -188,36 +184,10 @@ def find(name: str, field: str, known: Sequence[str]) -> Callable[..., Any]:
             f"{field}: got '{name}'{nearest(name, known)}; allowed: {listed(known)}, "
             "'package.module:name' or 'path/to/file.py:name'"
         )
-    found = _attribute(_load(place, field), attribute)
+    found = _attribute(load_code(place, field), attribute)
     if not callable(found):
         raise UserError(f"{field}: {place} has no function or class '{attribute}'")
     return found
-
-
-def _load(place: str, field: str) -> object:
-    if not place.endswith(".py"):
-        try:
-            return importlib.import_module(place)
-        except ImportError as error:
-            raise UserError(f"{field}: cannot import '{place}': {error}") from error
-    path = Path(place).resolve()
-    if not path.is_file():
-        raise UserError(f"{field}: no file '{place}'")
-    name = f"steelyard_user_{path.stem}_{stream_key(0, purpose=str(path)):x}"
-    with _loading:  # threads that train ask for a loss at the same time
-        if name in sys.modules:
-            return sys.modules[name]
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        try:
-            spec.loader.exec_module(module)
-        except Exception as error:
-            del sys.modules[name]
-            raise UserError(f"{field}: '{place}' fails when loaded: {type(error).__name__}: {error}") from error
-        return module
 
 
 def _attribute(holder: object, dotted: str) -> Any:
