@@ -18,6 +18,8 @@ from steelyard.learning.models import DenseNet
 from steelyard.learning.parameters import Layout
 
 Views = Mapping[str, torch.Tensor]
+NEAR_BYTES = 4 << 20
+"""Products that are added to something at once: many enough to hide the cost of calls, few enough to stay in a cache."""
 
 
 class Writer(Protocol):
@@ -59,6 +61,33 @@ class InPlace:
 
 
 @dataclass(frozen=True, eq=False)
+class Fresh:
+    """θ = Θ − η·gradient, written into models that nobody has read yet; right for the first step of plain SGD.
+
+    A stack that holds the shared model need not be copied out first: its numbers pass the memory once, not three times.
+    """
+
+    parameters: Views
+    shared: Views
+    rate: float
+
+    def product(self, name: str, slope: torch.Tensor, inputs: torch.Tensor) -> None:
+        weight, shared, slope = self.parameters[name], self.shared[name], slope.transpose(1, 2)
+        block = max(1, NEAR_BYTES // (4 * shared.numel()))
+        near = weight.new_empty((min(block, len(weight)), *shared.shape))
+        for begin in range(0, len(weight), block):
+            part = slice(begin, begin + block)
+            product = torch.bmm(slope[part], inputs[part], out=near[: len(weight[part])])
+            torch.add(shared, product, alpha=-self.rate, out=weight[part])
+
+    def sum(self, name: str, slope: torch.Tensor) -> None:
+        self.ready(name, slope.sum(dim=1, dtype=torch.float32))
+
+    def ready(self, name: str, gradient: torch.Tensor) -> None:
+        torch.sub(self.shared[name], gradient, alpha=self.rate, out=self.parameters[name])
+
+
+@dataclass(frozen=True, eq=False)
 class Collected:
     """Gradients written into a buffer of the parameters' shape."""
 
@@ -80,6 +109,8 @@ class Architecture(Protocol):
 
     size: int
     """How many numbers a model has in the order that the step wants."""
+    first_is_shared: bool
+    """Whether a step that is given `shared` leaves the stacked parameters unread."""
 
     def native(self, flat: torch.Tensor) -> torch.Tensor:
         """Return stacked models [clients, parameters] in the order of numbers that the step wants."""
@@ -116,6 +147,8 @@ class Architecture(Protocol):
 
 class DenseSteps:
     """Steps of a DenseNet: dense layers with ReLU between them."""
+
+    first_is_shared = True
 
     def __init__(self, module: DenseNet, layout: Layout) -> None:
         self.layout = layout
@@ -190,4 +223,4 @@ def architecture_of(module: nn.Module, layout: Layout, precision: str) -> Archit
     return None
 
 
-__all__ = ["Architecture", "Collected", "DenseSteps", "InPlace", "Sgd", "Writer", "architecture_of"]
+__all__ = ["Architecture", "Collected", "DenseSteps", "Fresh", "InPlace", "Sgd", "Writer", "architecture_of"]

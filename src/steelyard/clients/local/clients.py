@@ -90,9 +90,10 @@ class LocalClients:
         starts: list[torch.Tensor] = [task.parameters for task in tasks]
         rows: list[tuple[int, int, int]] = []
         for number, (task, stock) in enumerate(zip(tasks, stocks, strict=True)):
+            sizes = stock.sizes.tolist()
             for name in sorted(task.clients):
                 place = stock.position.get(name)
-                if place is None or not stock.sizes[place]:
+                if place is None or not sizes[place]:
                     why = "not registered" if place is None else "no training samples"
                     failures[number].append(Failure(name, why))
                     continue
@@ -121,15 +122,16 @@ class LocalClients:
     ) -> Updates:
         jobs = np.flatnonzero(cohort.task == number)
         task, stock = cohort.tasks[number], cohort.stocks[number]
-        names = tuple(cohort.name(int(job)) for job in jobs)
+        places = cohort.client[jobs]
+        names = tuple(stock.names[place] for place in places.tolist())
         # Jobs of one task stand together, so its models are a slice of the matrix, not a copy.
         mine = models[jobs[0] : jobs[-1] + 1] if len(jobs) else models[:0]
-        criteria, refused = self.measures.take(stock, names, mine)
+        criteria, refused = self.measures.take(stock, places, mine)
         updates = Updates(
             federation=task.federation,
             round=task.round,
             clients=names,
-            samples=stock.sizes[cohort.client[jobs]],
+            samples=stock.sizes[places],
             criteria=criteria,
             losses=lost[jobs],
             payload=DenseModels(mine),

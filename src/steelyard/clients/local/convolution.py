@@ -87,6 +87,7 @@ class ConvSteps:
     last, and the first convolution's bias is one more weight of its kernels (its windows carry a 1).
     """
 
+    first_is_shared = False
     library_from = 128
     """Samples per client from which the second convolution goes to the library, client by client: one client then
     fills the device, and gathered windows would only cost memory traffic."""

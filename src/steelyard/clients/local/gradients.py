@@ -14,6 +14,9 @@ from steelyard.messages import LossState
 OutputGradient = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 """(outputs [..., n, o], labels [..., n], weights [..., n]) → (gradient [..., n, o], loss of each sample [..., n])."""
 
+SHORT, MANY = 32, 4096
+"""Up to so many classes, and from so many numbers on, log softmax on the CPU goes by columns."""
+
 
 def output_gradient(loss: LossState) -> OutputGradient:
     """Return the function that gives d(Σ weight · loss)/d outputs, and each sample's unweighted loss.
@@ -32,10 +35,18 @@ def output_gradient(loss: LossState) -> OutputGradient:
 def _cross_entropy(
     outputs: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    logs = torch.log_softmax(outputs, dim=-1)
+    logs = _log_softmax(outputs)
     each = logs.gather(-1, labels[..., None]).squeeze(-1).neg_()
     classes = torch.arange(outputs.shape[-1], device=outputs.device)
     return logs.exp_().sub_((labels[..., None] == classes).to(logs.dtype)).mul_(weights[..., None]), each
+
+
+def _log_softmax(outputs: torch.Tensor) -> torch.Tensor:
+    """log softmax over the last axis; on the CPU a short last axis goes several times faster when it stands first."""
+    if outputs.is_cuda or outputs.shape[-1] > SHORT or outputs.numel() < MANY:
+        return torch.log_softmax(outputs, dim=-1)
+    upright = outputs.reshape(-1, outputs.shape[-1]).t()
+    return torch.log_softmax(upright, dim=0).t().contiguous().view(outputs.shape)
 
 
 def _binary_cross_entropy(

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from steelyard.clients.local.stock import Stock
+from steelyard.clients.local.stock import Ints, Stock
 from steelyard.errors import UserError
 from steelyard.messages import Floats
 from steelyard.weighing.criteria import Criterion, LocalData
@@ -26,20 +26,18 @@ class Measures:
         """Values by population and criterion, one place per registered client; nan where none was taken yet."""
 
     def take(
-        self, stock: Stock, names: tuple[str, ...], models: torch.Tensor
+        self, stock: Stock, places: Ints, models: torch.Tensor
     ) -> tuple[dict[str, Floats], dict[str, str]]:
-        """Return raw values by criterion, and for clients on which a measure failed the reason."""
-        places = np.array([stock.position[name] for name in names], dtype=np.int64)
+        """Return raw values by criterion of the clients at these places, and for those that failed the reason."""
         refused: dict[str, str] = {}
         values: dict[str, Floats] = {}
         looked: dict[int, LocalData] = {}  # what a client can look at is put together once for all its criteria
         for criterion in self.criteria:
-            known = self._known.setdefault((id(stock), criterion.name), np.full(len(stock.names), np.nan))
-            if criterion.about != "data":
-                known = np.full(len(stock.names), np.nan)
+            known = self._values(stock, criterion)
             for job in np.flatnonzero(np.isnan(known[places])).tolist():
+                name = stock.names[places[job]]
                 if job not in looked:
-                    looked[job] = stock.local(names[job], self.facts.get(names[job], {}))
+                    looked[job] = stock.local(name, self.facts.get(name, {}))
                 local = looked[job]
                 if criterion.about == "model":
                     local = replace(local, model=models[job].detach())
@@ -48,6 +46,16 @@ class Measures:
                 except UserError:
                     raise
                 except Exception as error:
-                    refused[names[job]] = f"criterion {criterion.name} failed: {type(error).__name__}: {error}"
+                    refused[name] = f"criterion {criterion.name} failed: {type(error).__name__}: {error}"
             values[criterion.name] = np.nan_to_num(known[places])
         return values, refused
+
+    def _values(self, stock: Stock, criterion: Criterion) -> Floats:
+        """Return what is known of a criterion, one place per registered client; nan where it is still to be taken."""
+        if criterion.about != "data":
+            return np.full(len(stock.names), np.nan)
+        key = (id(stock), criterion.name)
+        if key not in self._known:
+            at_once = None if criterion.of_labels is None else criterion.of_labels(stock.labelled)
+            self._known[key] = np.full(len(stock.names), np.nan) if at_once is None else at_once
+        return self._known[key]

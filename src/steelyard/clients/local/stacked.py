@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from steelyard.clients.local.architectures import Architecture, Collected, InPlace
+from steelyard.clients.local.architectures import Architecture, Collected, Fresh, InPlace
 from steelyard.clients.local.cohort import Cohort, Workshop
 from steelyard.clients.local.gradients import Sgd, output_gradient
 from steelyard.clients.local.precision import arithmetic
@@ -22,6 +22,12 @@ def by_work(cohort: Cohort, training: TrainingSettings) -> NDArray[np.int64]:
     """Return the jobs by falling number of steps and samples; jobs that are alike keep their order."""
     sizes = cohort.sizes
     return np.lexsort((np.arange(len(sizes)), -sizes, -step_counts(sizes, training)))
+
+
+def shares(jobs: NDArray[np.int64], most: int, threads: int) -> list[NDArray[np.int64]]:
+    """Cut jobs into stacks of like size, none larger than `most`, as many for each thread."""
+    rounds = -(-len(jobs) // (most * threads))
+    return [part for part in np.array_split(jobs, rounds * threads) if len(part)]
 
 
 class StackedEngine:
@@ -40,8 +46,7 @@ class StackedEngine:
         """Write each job's trained model into a row of `out`; return the mean losses of the last epoch."""
         losses = np.zeros(len(cohort))
         ordered = by_work(cohort, self.shop.training)
-        chunk = min(self.chunk, -(-len(ordered) // self.shop.threads))  # work for every thread
-        parts = [ordered[begin : begin + chunk] for begin in range(0, len(ordered), chunk)]
+        parts = shares(ordered, self.chunk, self.shop.threads)
 
         def work(jobs: NDArray[np.int64]) -> None:
             losses[jobs] = self._stack(cohort.take(jobs), jobs, out)
@@ -54,18 +59,22 @@ class StackedEngine:
         together = bool(np.all(np.diff(jobs) == 1))
         models = out[jobs[0] : jobs[-1] + 1] if together else out.new_empty((len(jobs), out.shape[1]))
         common = cohort.starts[cohort.origin[0]] if len(np.unique(cohort.origin)) == 1 else None
-        if common is not None:
-            models.copy_(common.expand_as(models))
-        else:
-            models.copy_(cohort.start(self.shop.device))
-        native = self.steps.native(models)
         plan = schedule(cohort, self.shop.training)
+        if common is None:
+            models.copy_(cohort.start(self.shop.device))
+        elif not self._fresh(plan):
+            models.copy_(common.expand_as(models))
+        native = self.steps.native(models)
         lost = self._steps(cohort, plan, native, None if common is None else self.steps.native(common[None])[0])
         if native is not models:
             models.copy_(self.steps.restore(native))
         if not together:
             out[torch.from_numpy(jobs)] = models
         return lost.numpy()
+
+    def _fresh(self, plan: Schedule) -> bool:
+        """Whether the first step writes every number of every model, so that there is nothing to copy before it."""
+        return self.sgd.plain and self.steps.first_is_shared and plan.steps > 0 and plan.active[0] == plan.rows.shape[1]
 
     def _steps(self, cohort: Cohort, plan: Schedule, native: torch.Tensor, common: torch.Tensor | None) -> torch.Tensor:
         gradient, sgd, steps = output_gradient(cohort.loss), self.sgd, self.steps
@@ -77,8 +86,10 @@ class StackedEngine:
             busy = int(plan.active[number])
             mine = native[:busy]
             views = steps.views(mine)
-            write = InPlace(views, sgd.rate) if gradients is None else Collected(steps.views(gradients[:busy]))
             shared = steps.views(common) if number == 0 and common is not None else None
+            write = InPlace(views, sgd.rate) if gradients is None else Collected(steps.views(gradients[:busy]))
+            if shared is not None and self._fresh(plan):
+                write = Fresh(views, shared, sgd.rate)
             each = steps.step(
                 views,
                 cohort.shelf.gather(plan.rows[number, :busy]),

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from steelyard.data.dataset import ClientRows, Dataset, Population
-from steelyard.weighing.criteria import LocalData
+from steelyard.weighing.criteria import Labelled, LocalData
 
 Ints = NDArray[np.int64]
 
@@ -61,6 +61,11 @@ class Stock:
         self.labels = self.own_labels.to(shelf.device)
         self.stubborn: frozenset[str] = frozenset(getattr(population, "stubborn", ()) or ())
         self._ordered = ordered
+
+    @property
+    def labelled(self) -> Labelled:
+        """The training labels of all clients, for measures that are taken of all of them at once."""
+        return Labelled(self.own_labels.numpy(), self.sizes, self.shelf.classes)
 
     @cached_property
     def tests(self) -> TestRows:
