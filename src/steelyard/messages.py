@@ -78,9 +78,15 @@ class DenseModels:
         return torch.as_tensor(weights, dtype=self.models.dtype, device=self.models.device) @ self.models
 
     def divergence(self, parameters: torch.Tensor) -> Floats:
+        if not len(self.models):
+            return np.zeros(0)
         reference = parameters.to(self.models.device)
-        norms = [torch.linalg.vector_norm(model - reference, dtype=torch.float64) for model in self.models]
-        return torch.stack(norms).cpu().numpy() if norms else np.zeros(0)
+        # Differences of a few models at a time: they stay in a cache, and no second matrix is ever needed.
+        block = max(1, (1 << (28 if self.models.is_cuda else 20)) // (4 * len(reference)))
+        parts = [
+            torch.linalg.vector_norm(part - reference, dim=1, dtype=torch.float64) for part in self.models.split(block)
+        ]
+        return torch.cat(parts).cpu().numpy()
 
     def select(self, keep: Sequence[int]) -> DenseModels:
         return DenseModels(self.models[list(keep)])

@@ -26,6 +26,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def pairs() -> list[tuple[str, str]]:
     found = [("threads", name) for name in cases.MODELS] + [("vmap:4", name) for name in cases.MODELS]
     found += [("stacked:4", name) for name in BUILT_IN] + [("fused", name) for name in CONVOLUTIONAL]
+    found += [("winograd", name) for name in CONVOLUTIONAL]
     return found + [("auto", name) for name in cases.MODELS]
 
 
@@ -76,7 +77,7 @@ def test_the_second_convolution_by_the_library(how: str, monkeypatch: pytest.Mon
     cases.assert_alike(found, expected, start, 1e-4)
 
 
-@pytest.mark.parametrize("engine", ["threads", "stacked:4", "fused", "vmap:4"])
+@pytest.mark.parametrize("engine", ["threads", "stacked:4", "fused", "winograd", "vmap:4"])
 @pytest.mark.parametrize("loss", ["barron", "own"])
 def test_losses_without_a_closed_form(engine: str, loss: str, tmp_path: Path) -> None:
     file = tmp_path / "pinball.py"
@@ -94,7 +95,7 @@ def test_losses_without_a_closed_form(engine: str, loss: str, tmp_path: Path) ->
     assert torch.allclose(models(engine), models("loop"), atol=1e-5)
 
 
-@pytest.mark.parametrize("engine", ["loop", "threads", "stacked", "fused", "vmap:3"])
+@pytest.mark.parametrize("engine", ["loop", "threads", "stacked", "fused", "winograd", "vmap:3"])
 def test_same_seed_same_bits(engine: str) -> None:
     model, shape, classes = cases.MODELS["cnn-digits"]
     people = cases.population(shape, classes)

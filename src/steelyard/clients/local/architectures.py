@@ -19,7 +19,7 @@ from steelyard.learning.parameters import Layout
 
 Views = Mapping[str, torch.Tensor]
 NEAR_BYTES = 4 << 20
-"""Products that are added to something at once: many enough to hide the cost of calls, few enough to stay in a cache."""
+"""Products that are added to something at once: enough to hide the cost of calls, few enough to stay in a cache."""
 
 
 class Writer(Protocol):

@@ -25,9 +25,7 @@ class Measures:
         self._known: dict[tuple[int, str], Floats] = {}
         """Values by population and criterion, one place per registered client; nan where none was taken yet."""
 
-    def take(
-        self, stock: Stock, places: Ints, models: torch.Tensor
-    ) -> tuple[dict[str, Floats], dict[str, str]]:
+    def take(self, stock: Stock, places: Ints, models: torch.Tensor) -> tuple[dict[str, Floats], dict[str, str]]:
         """Return raw values by criterion of the clients at these places, and for those that failed the reason."""
         refused: dict[str, str] = {}
         values: dict[str, Floats] = {}

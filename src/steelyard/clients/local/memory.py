@@ -45,6 +45,11 @@ class Pool:
         return sum(len(block) for block in self._blocks)
 
 
+def on_large_pages(numbers: int) -> torch.Tensor:
+    """Return an uninitialised float32 vector for what is read over and over; it is gone with its last tensor."""
+    return torch.frombuffer(_fresh(4 * numbers), dtype=torch.float32, count=numbers)
+
+
 def _fresh(size: int) -> mmap.mmap:
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return mmap.mmap(-1, size)

@@ -16,13 +16,18 @@ from steelyard.clients.local.fused import FusedEngine
 from steelyard.clients.local.gradients import Sgd
 from steelyard.clients.local.graph import ByHand, ByMap, GraphEngine
 from steelyard.clients.local.loop import LoopEngine, ThreadsEngine
+from steelyard.clients.local.settings import Precision
 from steelyard.clients.local.stacked import StackedEngine
 from steelyard.clients.local.trial import Engine, Trial, run_trial
 from steelyard.clients.local.vmap import VmapEngine
+from steelyard.clients.local.winograd import KERNELS as WINOGRAD
 from steelyard.errors import UserError, listed, nearest
 from steelyard.learning.models import ConvNet
 
-NAMES = ("auto", "loop", "threads", "vmap", "graph", "fused", "stacked")
+NAMES = ("auto", "loop", "threads", "vmap", "graph", "fused", "winograd", "stacked")
+
+SMALL_BATCH = 64
+"""Samples of a step up to which saving multiplications is worth a trial: beyond, what it moves leaves the caches."""
 
 
 class NotForThis(Exception):
@@ -58,10 +63,14 @@ def make(shop: Workshop, name: str, chunk: int | None = None) -> Engine:
         if not cuda:
             raise NotForThis("graphs are captured on a CUDA device")
         return GraphEngine(shop, ByMap(shop, Sgd.of(shop.training)), "graph", chunk)
-    if name == "fused":
+    if name in ("fused", "winograd"):
         if cuda or type(shop.module) is not ConvNet:
             raise NotForThis("its steps are written out for the built-in convolutional networks on the CPU only")
-        return FusedEngine(shop, shop.module)
+        if name == "winograd" and not saves_products(shop.module, shop.precision):
+            raise NotForThis(
+                f"it saves products for kernels of side {listed(map(str, WINOGRAD))} in full precision only"
+            )
+        return FusedEngine(shop, shop.module, winograd=name == "winograd")
     steps = architecture_of(shop.module, shop.layout, shop.precision)
     if steps is None:
         raise NotForThis("its steps are written out for the built-in networks only")
@@ -70,14 +79,20 @@ def make(shop: Workshop, name: str, chunk: int | None = None) -> Engine:
     return StackedEngine(shop, steps, chunk)
 
 
+def saves_products(module: ConvNet, precision: Precision) -> bool:
+    """Whether the way with fewer multiplications applies; half precision has matrix units, which do it no good."""
+    return module.conv2.kernel_size[0] in WINOGRAD and precision != "bfloat16"
+
+
 def candidates(shop: Workshop) -> list[str]:
     """Return the engines worth a trial for this model on this device, the likely best first."""
     built_in = architecture_of(shop.module, shop.layout, shop.precision) is not None
-    convolutional = type(shop.module) is ConvNet
     if shop.device.type == "cuda":
         return ["stacked"] if built_in else ["graph", "vmap", "loop"]
-    if convolutional:
-        return ["fused", "threads"]
+    if type(shop.module) is ConvNet:
+        small = shop.training.batch_size != "full" and shop.training.batch_size <= SMALL_BATCH
+        winograd = small and saves_products(shop.module, shop.precision)
+        return [*(["winograd"] if winograd else []), "fused", "threads"]
     if built_in:
         return ["stacked", "threads"]
     return ["threads", "vmap:50", "vmap:10", "loop"]
