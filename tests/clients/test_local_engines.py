@@ -65,18 +65,6 @@ def test_the_step_that_graphs_capture_gives_what_the_loop_gives(kind: str, name:
         assert losses == pytest.approx(expected[0].losses, rel=1e-4)
 
 
-@pytest.mark.parametrize("how", list(cases.TRAINING))
-def test_the_second_convolution_by_the_library(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from steelyard.clients.local.convolution import ConvSteps
-
-    monkeypatch.setattr(ConvSteps, "library_from", 1)
-    model, shape, classes = cases.MODELS["cnn-odd"]
-    people = cases.population(shape, classes)
-    expected, start, _ = cases.trained("loop", people, model, cases.TRAINING[how])
-    found, _, _ = cases.trained("stacked:4", people, model, cases.TRAINING[how])
-    cases.assert_alike(found, expected, start, 1e-4)
-
-
 @pytest.mark.parametrize("engine", ["threads", "stacked:4", "fused", "winograd", "vmap:4"])
 @pytest.mark.parametrize("loss", ["barron", "own"])
 def test_losses_without_a_closed_form(engine: str, loss: str, tmp_path: Path) -> None:
@@ -189,17 +177,3 @@ def test_a_small_memory_limit_makes_small_stacks() -> None:
     found = small.train([task])[0]
     assert small.describe()["engine_choice"] != "vmap:1000"
     assert torch.allclose(found.payload.models, expected[0].payload.models, atol=1e-5)
-
-
-def test_testing_by_hand_gives_what_the_module_gives() -> None:
-    from steelyard.clients.local.convolution import ConvSteps
-    from steelyard.clients.local.examine import Examiner
-
-    model, shape, classes = cases.MODELS["cnn-odd"]
-    found, _, clients = cases.trained("loop", cases.population(shape, classes), model, cases.TRAINING["mini"])
-    shop, shelf = clients.room.shop, clients.room.stock(0).shelf
-    rows = torch.arange(17)
-    plain, by_hand = Examiner(shop), Examiner(shop)
-    by_hand.steps = ConvSteps(shop.module, shop.layout, half=False)  # type: ignore[arg-type]
-    models = found[0].payload.models
-    assert torch.allclose(by_hand.outputs(models, shelf, rows), plain.outputs(models, shelf, rows), atol=1e-5)

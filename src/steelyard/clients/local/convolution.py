@@ -10,9 +10,8 @@ from __future__ import annotations
 from math import prod
 
 import torch
-from torch.nn import functional
 
-from steelyard.clients.local import kernels
+from steelyard.clients.local import windows
 from steelyard.clients.local.architectures import Views, Writer, dense, dense_back
 from steelyard.clients.local.gradients import OutputGradient
 from steelyard.learning.models import ConvNet
@@ -81,16 +80,13 @@ class ConvOrder:
 
 
 class ConvSteps:
-    """Steps of a ConvNet for stacked clients; use it on a GPU, where many small convolutions leave it idle.
+    """Steps of a ConvNet for stacked clients in torch's operators; use it where there is no Triton.
 
     Numbers are packed for the step: every tensor begins on a boundary that matrix units like, kernels stand channels
     last, and the first convolution's bias is one more weight of its kernels (its windows carry a 1).
     """
 
     first_is_shared = False
-    library_from = 128
-    """Samples per client from which the second convolution goes to the library, client by client: one client then
-    fills the device, and gathered windows would only cost memory traffic."""
 
     def __init__(self, module: ConvNet, layout: Layout, *, half: bool) -> None:
         self.order = ConvOrder(module, layout)
@@ -143,7 +139,7 @@ class ConvSteps:
         _, height, width = self.image
         area = height * width
         first = area * (self.widths[0] + 3 * self.channels[0])
-        gathered = 0 if samples >= self.library_from else self.widths[1] + self.kernel**2 * self.channels[1]
+        gathered = self.widths[1] + self.kernel**2 * self.channels[1]
         second = area // 4 * (gathered + 6 * self.channels[1] + 2 * self.channels[0])
         dense = sum(3 * slot.shape[0] for slot in self.layout.slots if slot.name.startswith("dense"))
         return first + second + dense
@@ -161,9 +157,13 @@ class ConvSteps:
         clients, samples = labels.shape
         _, height, width = self.image
         seen1 = self.first_windows(features).view(clients, -1, self.widths[0])
-        went = self._forward(parameters, seen1, samples)
-        below1, codes1, convolution, below2, codes2, flat, hidden, outputs = went
-        slope, each = gradient(outputs, labels, weights)
+        raw = torch.bmm(seen1, parameters["conv1.weight"].to(self.dtype).transpose(1, 2))
+        below1, codes1 = windows.pool(raw.view(-1, height, width, self.channels[0]), None)
+        second = _Gathered(self, below1, parameters["conv2.weight"].to(self.dtype))
+        below2, codes2 = windows.pool(second.forward(), parameters["conv2.bias"])
+        flat = below2.view(clients, samples, -1).float()
+        hidden = dense(flat, "dense1", parameters, None).relu_()
+        slope, each = gradient(dense(hidden, "dense2", parameters, None), labels, weights)
 
         below = dense_back(slope, "dense2", parameters, None)
         write.product("dense2.weight", slope, hidden)
@@ -174,10 +174,10 @@ class ConvSteps:
         write.sum("dense1.bias", slope)
         slope = aten.threshold_backward(below, flat, 0).to(self.dtype).view(below2.shape)
         write.sum("conv2.bias", slope.view(clients, -1, self.channels[1]))
-        slope = kernels.unpool(slope, codes2, *below1.shape[1:3])
-        below = convolution.backward(slope)
-        convolution.write(slope, write)
-        slope = kernels.unpool(below, codes1, height, width)
+        slope = windows.unpool(slope, codes2, *below1.shape[1:3])
+        below = second.backward(slope)
+        second.write(slope, write)
+        slope = windows.unpool(below, codes1, height, width)
         # The product over all positions of a client keeps few cores busy: one per sample, then their sum.
         each_slope = slope.view(clients * samples, -1, self.channels[0])
         products = torch.bmm(each_slope.transpose(1, 2), seen1.view(clients * samples, -1, self.widths[0]))
@@ -188,35 +188,7 @@ class ConvSteps:
         """Gather the windows of the images themselves, each with a 1 for the bias; no model has a part in it."""
         depth, height, width = self.image
         images = features.reshape(-1, depth, height, width).permute(0, 2, 3, 1).to(self.dtype).contiguous()
-        return kernels.windows(images, self.kernel, self.widths[0], ones=True)
-
-    def outputs(self, native: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
-        """Return what one model says of the samples whose first windows are given; use it for testing."""
-        samples = len(seen) // (self.image[1] * self.image[2])
-        return self._forward(self.views(native[None]), seen[None], samples)[-1][0]
-
-    def _forward(
-        self, parameters: Views, seen1: torch.Tensor, samples: int
-    ) -> tuple[
-        torch.Tensor,
-        torch.Tensor,
-        _Gathered | _Library,
-        torch.Tensor,
-        torch.Tensor,
-        torch.Tensor,
-        torch.Tensor,
-        torch.Tensor,
-    ]:
-        """Everything up to the outputs, with what the way back needs."""
-        _, height, width = self.image
-        raw = torch.bmm(seen1, parameters["conv1.weight"].to(self.dtype).transpose(1, 2))
-        below1, codes1 = kernels.pool(raw.view(-1, height, width, self.channels[0]), None)
-        second = _Library if samples >= self.library_from else _Gathered
-        convolution = second(self, below1, parameters["conv2.weight"].to(self.dtype))
-        below2, codes2 = kernels.pool(convolution.forward(), parameters["conv2.bias"])
-        flat = below2.view(len(seen1), samples, -1).float()
-        hidden = dense(flat, "dense1", parameters, None).relu_()
-        return below1, codes1, convolution, below2, codes2, flat, hidden, dense(hidden, "dense2", parameters, None)
+        return windows.windows(images, self.kernel, self.widths[0], ones=True)
 
 
 class _Gathered:
@@ -224,7 +196,7 @@ class _Gathered:
 
     def __init__(self, steps: ConvSteps, images: torch.Tensor, weights: torch.Tensor) -> None:
         self.steps, self.weights, self.grid = steps, weights, images.shape
-        self.seen = kernels.windows(images, steps.kernel, steps.widths[1]).view(len(weights), -1, steps.widths[1])
+        self.seen = windows.windows(images, steps.kernel, steps.widths[1]).view(len(weights), -1, steps.widths[1])
 
     def forward(self) -> torch.Tensor:
         return torch.bmm(self.seen, self.weights.transpose(1, 2)).view(*self.grid[:3], -1)
@@ -234,43 +206,11 @@ class _Gathered:
         steps, clients = self.steps, len(self.weights)
         outer, inner = steps.channels[1], steps.channels[0]
         turned = self.weights.view(clients, outer, steps.kernel**2, inner).transpose(1, 2).reshape(clients, -1, inner)
-        seen = kernels.windows(slope, steps.kernel, steps.kernel**2 * outer, turned=True)
+        seen = windows.windows(slope, steps.kernel, steps.kernel**2 * outer, turned=True)
         return torch.bmm(seen.view(clients, -1, seen.shape[1]), turned).view(self.grid)
 
     def write(self, slope: torch.Tensor, write: Writer) -> None:
         write.product("conv2.weight", slope.view(len(self.weights), -1, slope.shape[-1]), self.seen)
-
-
-class _Library:
-    """The second convolution client by client, by the library's convolutions."""
-
-    def __init__(self, steps: ConvSteps, images: torch.Tensor, weights: torch.Tensor) -> None:
-        self.steps, self.count = steps, len(weights)
-        self.images = images.view(self.count, -1, *images.shape[1:]).permute(0, 1, 4, 2, 3)
-        shape = (self.count, steps.channels[1], steps.kernel, steps.kernel, steps.channels[0])
-        self.kernels = weights.view(shape).permute(0, 1, 4, 2, 3)
-        self.slopes: list[torch.Tensor] = []
-
-    def forward(self) -> torch.Tensor:
-        edge = self.steps.kernel // 2
-        raw = [functional.conv2d(self.images[i], self.kernels[i], padding=edge) for i in range(self.count)]
-        return torch.cat([part.permute(0, 2, 3, 1) for part in raw])
-
-    def backward(self, slope: torch.Tensor) -> torch.Tensor:
-        edge = self.steps.kernel // 2
-        parts = slope.view(self.count, -1, *slope.shape[1:]).permute(0, 1, 4, 2, 3)
-        below: list[torch.Tensor] = []
-        for i in range(self.count):
-            inputs, weights, _ = aten.convolution_backward(
-                parts[i], self.images[i], self.kernels[i], None, [1, 1], [edge, edge], [1, 1], False, [0, 0], 1,
-                [True, True, False],
-            )  # fmt: skip
-            below.append(inputs.permute(0, 2, 3, 1))
-            self.slopes.append(weights.permute(0, 2, 3, 1).reshape(len(weights), -1))
-        return torch.cat(below)
-
-    def write(self, slope: torch.Tensor, write: Writer) -> None:
-        write.ready("conv2.weight", torch.stack(self.slopes).float())
 
 
 def _round(number: int, step: int) -> int:

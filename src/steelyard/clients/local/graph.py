@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from steelyard.clients.local.architectures import Architecture, Collected, InPlace
 from steelyard.clients.local.cohort import Cohort, Workshop
 from steelyard.clients.local.gradients import Sgd, output_gradient
+from steelyard.clients.local.moment import Moment
 from steelyard.clients.local.precision import arithmetic
 from steelyard.clients.local.schedule import Schedule, schedule, step_counts
 from steelyard.clients.local.stacked import by_work
@@ -27,8 +28,6 @@ from steelyard.clients.local.vmap import mapped_gradient
 from steelyard.learning.training import batch_limit
 from steelyard.messages import LossState
 
-Batch = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
-"""Features, labels and weights of a step, stacked over clients."""
 SHARES = (1.0, 0.75, 0.5, 0.25, 0.125)
 """Sizes of the stack for which graphs are captured, as shares of the whole."""
 
@@ -45,8 +44,8 @@ class Stepper(Protocol):
 
     def sample_floats(self, samples: int) -> int: ...
 
-    def gradients(self, models: torch.Tensor, into: torch.Tensor | None, batch: Batch, loss: LossState) -> torch.Tensor:
-        """Do the step in place (`into` is None) or write the gradients; return each sample's loss."""
+    def gradients(self, models: torch.Tensor, into: torch.Tensor | None, moment: Moment, loss: LossState) -> None:
+        """Do the step in place (`into` is None) or write the gradients; add the samples' losses up in the moment."""
         ...
 
 
@@ -57,11 +56,11 @@ class ByHand:
         self.steps, self.sgd, self.size = steps, sgd, steps.size
         self.native, self.restore, self.sample_floats = steps.native, steps.restore, steps.sample_floats
 
-    def gradients(self, models: torch.Tensor, into: torch.Tensor | None, batch: Batch, loss: LossState) -> torch.Tensor:
+    def gradients(self, models: torch.Tensor, into: torch.Tensor | None, moment: Moment, loss: LossState) -> None:
         views = self.steps.views(models)
         write = InPlace(views, self.sgd.rate) if into is None else Collected(self.steps.views(into))
-        features, labels, weights = batch
-        return self.steps.step(views, features, labels, weights, output_gradient(loss), write)
+        batch = (moment.features, moment.labels, moment.weights)
+        moment.add(self.steps.step(views, *batch, output_gradient(loss), write))
 
 
 class ByMap:
@@ -81,7 +80,8 @@ class ByMap:
         # Unknown network: as much as the built-in convolutional one needs per parameter of a small model.
         return max(100_000, self.layout.size // 4)
 
-    def gradients(self, models: torch.Tensor, into: torch.Tensor | None, batch: Batch, loss: LossState) -> torch.Tensor:
+    def gradients(self, models: torch.Tensor, into: torch.Tensor | None, moment: Moment, loss: LossState) -> None:
+        batch = (moment.features, moment.labels, moment.weights)
         slopes, each = mapped_gradient(self.module, loss)(self.layout.views(models), *batch)
         target = models if into is None else into
         for slot in self.layout.slots:
@@ -92,7 +92,7 @@ class ByMap:
                 place.sub_(slopes[slot.name].reshape(len(models), -1), alpha=self.sgd.rate)
             else:
                 place.copy_(slopes[slot.name].reshape(len(models), -1))
-        return each
+        moment.add(each)
 
 
 @dataclass(eq=False)
@@ -173,28 +173,18 @@ class Station:
 
     def step(self, busy: int) -> None:
         """Do one step of the first `busy` clients; this is what a graph captures."""
-
-        def now(table: torch.Tensor) -> torch.Tensor:
-            return table.index_select(0, self.counter)[0, :busy]
-
+        moment = Moment(self.shelf, self.tables, self.counter, self.lost, busy)
         models = self.models[:busy]
-        batch = (
-            self.shelf.gather(now(self.tables.rows)),
-            now(self.tables.labels),
-            now(self.tables.weights),
-        )
         into = None if self.gradients is None else self.gradients[:busy]
-        each = self.stepper.gradients(models, into, batch, self.loss)
+        self.stepper.gradients(models, into, moment, self.loss)
         if into is not None:
             self.stepper.sgd.apply(
                 models,
                 into,
                 None if self.velocity is None else self.velocity[:busy],
                 None if self.start is None else self.start[:busy],
-                now(self.rates),
+                moment.now(self.rates),
             )
-        report = now(self.tables.report)
-        self.lost[:busy] += torch.where(report > 0, each * report, torch.zeros_like(each)).sum(dim=1)
         self.counter += 1
 
     def capture(self, busy: int) -> Callable[[], None]:

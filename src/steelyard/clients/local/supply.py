@@ -9,12 +9,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from steelyard.clients.local import choices
-from steelyard.clients.local.architectures import architecture_of
+from steelyard.clients.local import choices, kernels
+from steelyard.clients.local.architectures import Architecture, architecture_of
 from steelyard.clients.local.cohort import Cohort, Workshop
+from steelyard.clients.local.convolution import ConvSteps
 from steelyard.clients.local.fused import FusedEngine
 from steelyard.clients.local.gradients import Sgd
-from steelyard.clients.local.graph import ByHand, ByMap, GraphEngine
+from steelyard.clients.local.graph import ByHand, ByMap, GraphEngine, Stepper
 from steelyard.clients.local.loop import LoopEngine, ThreadsEngine
 from steelyard.clients.local.settings import Precision
 from steelyard.clients.local.stacked import StackedEngine
@@ -75,13 +76,23 @@ def make(shop: Workshop, name: str, chunk: int | None = None) -> Engine:
     if steps is None:
         raise NotForThis("its steps are written out for the built-in networks only")
     if cuda:
-        return GraphEngine(shop, ByHand(steps, Sgd.of(shop.training)), "stacked", chunk)
+        return GraphEngine(shop, _stepper(shop, steps), "stacked", chunk)
     return StackedEngine(shop, steps, chunk)
 
 
 def saves_products(module: ConvNet, precision: Precision) -> bool:
     """Whether the way with fewer multiplications applies; half precision has matrix units, which do it no good."""
     return module.conv2.kernel_size[0] in WINOGRAD and precision != "bfloat16"
+
+
+def _stepper(shop: Workshop, steps: Architecture) -> Stepper:
+    """Kernels of our own where there are some for this network and Triton to make them; torch's operators else."""
+    sgd = Sgd.of(shop.training)
+    if isinstance(steps, ConvSteps) and kernels.ready(shop.device):
+        from steelyard.clients.local.kernels.steps import KernelSteps
+
+        return KernelSteps(steps, sgd, shop.precision)
+    return ByHand(steps, sgd)
 
 
 def candidates(shop: Workshop) -> list[str]:

@@ -1,0 +1,210 @@
+"""The second convolution of stacked clients, with pooling and ReLU, and its gradients; in Triton.
+
+Images stand channels last. No window is ever written out: programs gather them while they multiply, and a forward
+program keeps the four sums over which it pools. `launch` calls these kernels and says what each argument is.
+"""
+# pyright: reportUntypedFunctionDecorator=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportMissingParameterType=false, reportUnknownParameterType=false, reportUnknownArgumentType=false
+# pyright: reportMissingImports=false, reportGeneralTypeIssues=false, reportIndexIssue=false
+# pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false, reportArgumentType=false, reportCallIssue=false
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def windows(source, base, y, x, inside, tap, height: tl.constexpr, width: tl.constexpr, channels: tl.constexpr,
+            kernel: tl.constexpr):  # fmt: skip
+    """The numbers under a kernel around (y, x): [positions, taps]. `base` is where each position's image begins."""
+    place = tap // channels
+    down = place // kernel - kernel // 2
+    along = place % kernel - kernel // 2
+    row = y[:, None] + down[None, :]
+    column = x[:, None] + along[None, :]
+    there = (row >= 0) & (row < height) & (column >= 0) & (column < width) & inside[:, None]
+    there &= (tap < kernel * kernel * channels)[None, :]
+    offset = (base + (y * width + x) * channels)[:, None] + ((down * width + along) * channels + tap % channels)[
+        None, :
+    ]
+    return tl.load(source + offset, there, 0.0)
+
+
+@triton.jit
+def prepare(weights, straight, turned, weight_step, channels: tl.constexpr, kernel: tl.constexpr, outputs: tl.constexpr,
+            copied: tl.constexpr, narrow: tl.constexpr, wide: tl.constexpr):  # fmt: skip
+    """Kernels in the kind of number that products take, and once more turned: [channels, taps backwards, outputs]."""
+    client = tl.program_id(1).to(tl.int64)
+    place = tl.program_id(0)
+    area: tl.constexpr = kernel * kernel
+    step: tl.constexpr = outputs * area * channels
+    out = tl.arange(0, wide)
+    channel = tl.arange(0, narrow)
+    at = (out * area + place)[:, None] * channels + channel[None, :]
+    known = (out < outputs)[:, None] & (channel < channels)[None, :]
+    value = tl.load(weights + client * weight_step + at, known, 0.0).to(turned.dtype.element_ty)
+    if copied:
+        tl.store(straight + client * step + at, value, known)
+    target = (channel * area + area - 1 - place)[:, None] * outputs + out[None, :]
+    tl.store(turned + client * step + target, tl.trans(value), tl.trans(known))
+
+
+@triton.jit
+def forward(source, weights, bias, pooled, codes, samples, weight_step, bias_step, height: tl.constexpr,
+            width: tl.constexpr, channels: tl.constexpr, kernel: tl.constexpr, outputs: tl.constexpr,
+            coded: tl.constexpr, precision: tl.constexpr, block: tl.constexpr, chunk: tl.constexpr,
+            wide: tl.constexpr):  # fmt: skip
+    client = tl.program_id(1).to(tl.int64)
+    across: tl.constexpr = width // 2
+    area: tl.constexpr = (height // 2) * across
+    columns: tl.constexpr = kernel * kernel * channels
+    position = tl.program_id(0) * block + tl.arange(0, block)
+    inside = position < samples * area
+    source += client * samples * (height * width * channels)
+    weights += client * weight_step
+    base = position // area * (height * width * channels)
+    y = position % area // across * 2
+    x = position % area % across * 2
+    out = tl.arange(0, wide)
+    first = tl.zeros((block, wide), tl.float32)
+    second = tl.zeros((block, wide), tl.float32)
+    third = tl.zeros((block, wide), tl.float32)
+    fourth = tl.zeros((block, wide), tl.float32)
+    for begin in range(0, columns, chunk):
+        tap = begin + tl.arange(0, chunk)
+        known = (tap < columns)[:, None] & (out < outputs)[None, :]
+        w = tl.load(weights + out[None, :] * columns + tap[:, None], known, 0.0)
+        a = windows(source, base, y, x, inside, tap, height, width, channels, kernel)
+        first = tl.dot(a, w, first, input_precision=precision)
+        a = windows(source, base, y, x + 1, inside, tap, height, width, channels, kernel)
+        second = tl.dot(a, w, second, input_precision=precision)
+        a = windows(source, base, y + 1, x, inside, tap, height, width, channels, kernel)
+        third = tl.dot(a, w, third, input_precision=precision)
+        a = windows(source, base, y + 1, x + 1, inside, tap, height, width, channels, kernel)
+        fourth = tl.dot(a, w, fourth, input_precision=precision)
+    larger = (second > first) | (second != second)
+    code = tl.where(larger, 1, 0)
+    best = tl.where(larger, second, first)
+    larger = (third > best) | (third != third)
+    code = tl.where(larger, 2, code)
+    best = tl.where(larger, third, best)
+    larger = (fourth > best) | (fourth != fourth)
+    code = tl.where(larger, 3, code)
+    best = tl.where(larger, fourth, best)
+    best += tl.load(bias + client * bias_step + out, out < outputs, 0.0)[None, :]
+    dead = best <= 0
+    target = (client * samples * area + position)[:, None] * outputs + out[None, :]
+    known = inside[:, None] & (out < outputs)[None, :]
+    tl.store(pooled + target, tl.where(dead, 0.0, best).to(pooled.dtype.element_ty), known)
+    if coded:
+        tl.store(codes + target, tl.where(dead, 4, code).to(tl.uint8), known)
+
+
+@triton.jit
+def spread(slope, codes, out, size, height: tl.constexpr, width: tl.constexpr, channels: tl.constexpr,
+           block: tl.constexpr):  # fmt: skip
+    """Send each pooled slope to where its maximum was, and 0 everywhere else."""
+    place = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    inside = place < size
+    down: tl.constexpr = height // 2
+    across: tl.constexpr = width // 2
+    x = place // channels % width
+    y = place // channels // width % height
+    image = place // (channels * width * height)
+    wanted = inside & (y < 2 * down) & (x < 2 * across)
+    cell = ((image * down + (y >> 1)) * across + (x >> 1)) * channels + place % channels
+    code = tl.load(codes + cell, wanted, 4).to(tl.int32)
+    value = tl.load(slope + cell, wanted, 0.0)
+    value = tl.where(code == (y & 1) * 2 + (x & 1), value, 0.0)
+    tl.store(out + place, value.to(out.dtype.element_ty), inside)
+
+
+@triton.jit
+def input_gradient(slope, turned, below, samples, height: tl.constexpr, width: tl.constexpr, channels: tl.constexpr,
+                   kernel: tl.constexpr, outputs: tl.constexpr, precision: tl.constexpr, block: tl.constexpr,
+                   chunk: tl.constexpr, narrow: tl.constexpr):  # fmt: skip
+    """The slopes at the inputs: a convolution of the spread slopes with the turned kernels."""
+    client = tl.program_id(1).to(tl.int64)
+    area: tl.constexpr = height * width
+    columns: tl.constexpr = kernel * kernel * outputs
+    position = tl.program_id(0) * block + tl.arange(0, block)
+    inside = position < samples * area
+    slope += client * samples * (area * outputs)
+    turned += client * (columns * channels)
+    base = position // area * (area * outputs)
+    y = position % area // width
+    x = position % width
+    channel = tl.arange(0, narrow)
+    total = tl.zeros((block, narrow), tl.float32)
+    for begin in range(0, columns, chunk):
+        tap = begin + tl.arange(0, chunk)
+        known = (tap < columns)[:, None] & (channel < channels)[None, :]
+        w = tl.load(turned + channel[None, :] * columns + tap[:, None], known, 0.0)
+        a = windows(slope, base, y, x, inside, tap, height, width, outputs, kernel)
+        total = tl.dot(a, w, total, input_precision=precision)
+    target = (client * samples * area + position)[:, None] * channels + channel[None, :]
+    tl.store(below + target, total.to(below.dtype.element_ty), inside[:, None] & (channel < channels)[None, :])
+
+
+@triton.jit
+def weight_gradient(source, slope, partial, samples, group, height: tl.constexpr, width: tl.constexpr,
+                    channels: tl.constexpr, kernel: tl.constexpr, outputs: tl.constexpr, precision: tl.constexpr,
+                    block: tl.constexpr, chunk: tl.constexpr, wide: tl.constexpr):  # fmt: skip
+    """One share of the samples' part of the kernels' gradient; `step` adds the shares up in their order."""
+    client = tl.program_id(2).to(tl.int64)
+    share = tl.program_id(1)
+    area: tl.constexpr = height * width
+    columns: tl.constexpr = kernel * kernel * channels
+    end = tl.minimum((share + 1) * group, samples) * area
+    source += client * samples * (area * channels)
+    slope += client * samples * (area * outputs)
+    out = tl.arange(0, wide)
+    tap = tl.program_id(0) * chunk + tl.arange(0, chunk)
+    total = tl.zeros((wide, chunk), tl.float32)
+    for start in range(share * group * area, end, block):
+        position = start + tl.arange(0, block)
+        inside = position < end
+        base = position // area * (area * channels)
+        y = position % area // width
+        x = position % width
+        wanted = inside[:, None] & (out < outputs)[None, :]
+        a = tl.load(slope + position[:, None] * outputs + out[None, :], wanted, 0.0)
+        b = windows(source, base, y, x, inside, tap, height, width, channels, kernel)
+        total = tl.dot(tl.trans(a), b, total, input_precision=precision)
+    partial += (client * tl.num_programs(1) + share) * (outputs * columns)
+    known = (out < outputs)[:, None] & (tap < columns)[None, :]
+    tl.store(partial + out[:, None] * columns + tap[None, :], total, known)
+
+
+@triton.jit
+def step(partial, slope, codes, models, target, samples, shares, model_step, target_step, place, bias_place, rate,
+         area: tl.constexpr, size: tl.constexpr, outputs: tl.constexpr, plain: tl.constexpr, block: tl.constexpr,
+         wide: tl.constexpr):  # fmt: skip
+    """θ ← θ − η·Σ shares for plain SGD, else the gradient itself; the last program sums the bias's pooled slopes."""
+    client = tl.program_id(1).to(tl.int64)
+    models += client * model_step
+    target += client * target_step
+    if tl.program_id(0) < tl.num_programs(0) - 1:
+        at = tl.program_id(0) * block + tl.arange(0, block)
+        inside = at < size
+        partial += client * shares * size
+        total = tl.zeros((block,), tl.float32)
+        for share in range(shares):
+            total += tl.load(partial + share * size + at, inside, 0.0)
+        if plain:
+            total = tl.load(models + place + at, inside, 0.0) - rate * total
+        tl.store(target + place + at, total, inside)
+    else:
+        out = tl.arange(0, wide)
+        slope += client * samples * (area * outputs)
+        codes += client * samples * (area * outputs)
+        sums = tl.zeros((128, wide), tl.float32)
+        for start in range(0, samples * area, 128):
+            position = start + tl.arange(0, 128)
+            wanted = (position < samples * area)[:, None] & (out < outputs)[None, :]
+            cell = position[:, None] * outputs + out[None, :]
+            alive = tl.load(codes + cell, wanted, 4) < 4
+            sums += tl.where(alive, tl.load(slope + cell, wanted, 0.0).to(tl.float32), 0.0)
+        total = tl.sum(sums, axis=0)
+        if plain:
+            total = tl.load(models + bias_place + out, out < outputs, 0.0) - rate * total
+        tl.store(target + bias_place + out, total, out < outputs)

@@ -1,0 +1,142 @@
+"""Dense layers of stacked clients with few samples each, where reading the weights is all the work; in Triton.
+
+`launch` calls these kernels and says what each argument is.
+"""
+# pyright: reportUntypedFunctionDecorator=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+# pyright: reportMissingParameterType=false, reportUnknownParameterType=false, reportUnknownArgumentType=false
+# pyright: reportMissingImports=false, reportGeneralTypeIssues=false, reportIndexIssue=false
+# pyright: reportAttributeAccessIssue=false, reportOperatorIssue=false, reportArgumentType=false, reportCallIssue=false
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def forward(entered, weights, out, samples, weight_step, inputs: tl.constexpr, outputs: tl.constexpr,
+            precision: tl.constexpr, tall: tl.constexpr, block: tl.constexpr, chunk: tl.constexpr,
+            span: tl.constexpr):  # fmt: skip
+    """One share of the columns' part of x Wᵀ: a program reads a piece of some rows of one client's weights, once."""
+    client = tl.program_id(1).to(tl.int64)
+    share = tl.program_id(2)
+    row = tl.program_id(0) * block + tl.arange(0, block)
+    sample = tl.arange(0, tall)
+    weights += client * weight_step
+    entered += client * samples * inputs
+    total = tl.zeros((block, tall), tl.float32)
+    for begin in range(0, span, chunk):
+        column = share * span + begin + tl.arange(0, chunk)
+        w = tl.load(weights + row[:, None] * inputs + column[None, :],
+                    (row < outputs)[:, None] & (column < inputs)[None, :], 0.0)  # fmt: skip
+        x = tl.load(entered + sample[None, :] * inputs + column[:, None],
+                    (column < inputs)[:, None] & (sample < samples)[None, :], 0.0)  # fmt: skip
+        total = tl.dot(w, x, total, input_precision=precision)
+    known = (row < outputs)[:, None] & (sample < samples)[None, :]
+    out += (share * tl.num_programs(1) + client) * samples * outputs
+    tl.store(out + sample[None, :] * outputs + row[:, None], total, known)
+
+
+@triton.jit
+def backward(slope, entered, weights, target, below, samples, weight_step, target_step, rate, inputs: tl.constexpr,
+             outputs: tl.constexpr, plain: tl.constexpr, precision: tl.constexpr, tall: tl.constexpr,
+             block: tl.constexpr, chunk: tl.constexpr):  # fmt: skip
+    """slope @ W and W ← W − η·slopeᵀ x (or the gradient alone) in one pass: a program owns some columns of W."""
+    client = tl.program_id(1).to(tl.int64)
+    column = tl.program_id(0) * chunk + tl.arange(0, chunk)
+    sample = tl.arange(0, tall)
+    weights += client * weight_step
+    target += client * target_step
+    slope += client * samples * outputs
+    place = (client * samples + sample)[:, None] * inputs + column[None, :]
+    known = (sample < samples)[:, None] & (column < inputs)[None, :]
+    x = tl.load(entered + place, known, 0.0)
+    total = tl.zeros((tall, chunk), tl.float32)
+    for begin in range(0, outputs, block):
+        row = begin + tl.arange(0, block)
+        at = row[:, None] * inputs + column[None, :]
+        there = (row < outputs)[:, None] & (column < inputs)[None, :]
+        w = tl.load(weights + at, there, 0.0)
+        s = tl.load(slope + sample[:, None] * outputs + row[None, :],
+                    (sample < samples)[:, None] & (row < outputs)[None, :], 0.0)  # fmt: skip
+        total = tl.dot(s, w, total, input_precision=precision)
+        gradient = tl.dot(tl.trans(s), x, input_precision=precision)
+        if plain:
+            gradient = w - rate * gradient
+        tl.store(target + at, gradient, there)
+    tl.store(below + place, total.to(below.dtype.element_ty), known)
+
+
+@triton.jit
+def logits(shares_of, models, hidden, said, samples, shares, stack, model_step, weight_place, bias_place, below_place,
+           inputs: tl.constexpr, outputs: tl.constexpr, precision: tl.constexpr, tall: tl.constexpr,
+           wide: tl.constexpr, chunk: tl.constexpr):  # fmt: skip
+    """Finish some hidden units (add the shares up, bias, ReLU) and give their part of the outputs."""
+    client = tl.program_id(1).to(tl.int64)
+    sample = tl.arange(0, tall)
+    out = tl.arange(0, wide)
+    column = tl.program_id(0) * chunk + tl.arange(0, chunk)
+    models += client * model_step
+    known = (sample < samples)[:, None] & (column < inputs)[None, :]
+    place = (client * samples + sample)[:, None] * inputs + column[None, :]
+    h = tl.zeros((tall, chunk), tl.float32)
+    for share in range(shares):
+        h += tl.load(shares_of + share * stack + place, known, 0.0)
+    h = tl.maximum(h + tl.load(models + below_place + column, column < inputs, 0.0)[None, :], 0.0)
+    tl.store(hidden + place, h, known)
+    w = tl.load(models + weight_place + out[None, :] * inputs + column[:, None],
+                (column < inputs)[:, None] & (out < outputs)[None, :], 0.0)  # fmt: skip
+    part = tl.dot(h, w, input_precision=precision)
+    if tl.program_id(0) == 0:
+        part += tl.load(models + bias_place + out, out < outputs, 0.0)[None, :]
+    said += (client * tl.num_programs(0) + tl.program_id(0)) * (tall * wide)
+    tl.store(said + sample[:, None] * wide + out[None, :], part)
+
+
+@triton.jit
+def head(said, hidden, models, target, labels, weights, report, counter, slope, lost, samples, client_labels,
+         step_labels, model_step, target_step, weight_place, bias_place, below_place, rate, inputs: tl.constexpr,
+         outputs: tl.constexpr, plain: tl.constexpr, precision: tl.constexpr, tall: tl.constexpr, wide: tl.constexpr,
+         chunk: tl.constexpr):  # fmt: skip
+    """Cross-entropy and the way back through the last layer, for some hidden units of one client."""
+    client = tl.program_id(1).to(tl.int64)
+    sample = tl.arange(0, tall)
+    out = tl.arange(0, wide)
+    there = sample < samples
+    models += client * model_step
+    target += client * target_step
+    scores = tl.zeros((tall, wide), tl.float32)
+    said += client * tl.num_programs(0) * (tall * wide)
+    for part in range(tl.num_programs(0)):
+        scores += tl.load(said + part * (tall * wide) + sample[:, None] * wide + out[None, :])
+    scores = tl.where((out < outputs)[None, :], scores, float("-inf"))
+    table = tl.load(counter) * step_labels + client * client_labels + sample
+    label = tl.load(labels + table, there, 0).to(tl.int32)
+    scores -= tl.max(scores, axis=1)[:, None]
+    raised = tl.exp(scores)
+    sums = tl.sum(raised, axis=1)
+    chosen = out[None, :] == label[:, None]
+    back = (raised / sums[:, None] - tl.where(chosen, 1.0, 0.0)) * tl.load(weights + table, there, 0.0)[:, None]
+    if tl.program_id(0) == 0:
+        each = tl.log(sums) - tl.sum(tl.where(chosen, scores, 0.0), axis=1)
+        counted = tl.load(report + table, there, 0.0)
+        gone = tl.sum(tl.where(counted > 0, each * counted, 0.0), axis=0)
+        tl.store(lost + client, tl.load(lost + client) + gone.to(tl.float64))
+        slopes = tl.sum(back, axis=0)
+        if plain:
+            slopes = tl.load(models + bias_place + out, out < outputs, 0.0) - rate * slopes
+        tl.store(target + bias_place + out, slopes, out < outputs)
+    column = tl.program_id(0) * chunk + tl.arange(0, chunk)
+    known = there[:, None] & (column < inputs)[None, :]
+    place = (client * samples + sample)[:, None] * inputs + column[None, :]
+    h = tl.load(hidden + place, known, 0.0)
+    at = weight_place + out[:, None] * inputs + column[None, :]
+    real = (out < outputs)[:, None] & (column < inputs)[None, :]
+    w = tl.load(models + at, real, 0.0)
+    below = tl.where(h > 0, tl.dot(back, w, input_precision=precision), 0.0)
+    tl.store(slope + place, below, known)
+    gradient = tl.dot(tl.trans(back), h, input_precision=precision)
+    slopes = tl.sum(below, axis=0)
+    if plain:
+        gradient = w - rate * gradient
+        slopes = tl.load(models + below_place + column, column < inputs, 0.0) - rate * slopes
+    tl.store(target + at, gradient, real)
+    tl.store(target + below_place + column, slopes, column < inputs)

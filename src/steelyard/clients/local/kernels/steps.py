@@ -1,0 +1,133 @@
+"""Steps of the convolutional network for stacked clients through kernels of our own: about ten launches a step."""
+
+from __future__ import annotations
+
+import torch
+
+from steelyard.clients.local.architectures import Collected, InPlace, dense, dense_back
+from steelyard.clients.local.convolution import ConvSteps
+from steelyard.clients.local.gradients import Sgd, output_gradient
+from steelyard.clients.local.kernels import launch, layers
+from steelyard.clients.local.kernels.tiles import ARITHMETIC
+from steelyard.clients.local.moment import Moment
+from steelyard.clients.local.stock import Shelf
+from steelyard.messages import LossState
+
+FEW = 64
+"""Samples a client up to which a dense layer is bound by reading its weights; beyond, the library's products are."""
+WIDEST = 128
+"""Outputs up to which the last layer and the loss fit one program."""
+
+
+class KernelSteps:
+    """One step of a stack on a GPU with Triton; use it in place of the gathered windows of ConvSteps."""
+
+    def __init__(self, steps: ConvSteps, sgd: Sgd, precision: str) -> None:
+        self.steps, self.sgd, self.size = steps, sgd, steps.size
+        self.native, self.restore = steps.native, steps.restore
+        self.how = ARITHMETIC[precision]
+        self.below = ARITHMETIC["float32" if precision == "float32" else "tf32"]
+        """Dense layers are bound by memory: shorter numbers than TF32 would gain nothing."""
+        self.kind = torch.bfloat16 if precision == "bfloat16" else torch.float32
+        depth, height, width = steps.image
+        inner, outer = steps.channels
+        self.first = launch.Shape(height, width, depth, steps.kernel, inner)
+        self.second = launch.Shape(height // 2, width // 2, inner, steps.kernel, outer)
+        self.outputs = steps.places["dense2.weight"][1][0]
+        self.head = layers.Places(*(steps.places[name][0] for name in ("dense2.weight", "dense2.bias", "dense1.bias")))
+
+    def sample_floats(self, samples: int) -> int:
+        """Numbers a sample takes while a step runs: what the layers keep, codes as quarters of a number."""
+        inner = self.first.area * self.first.outputs
+        outer = self.second.area * self.second.outputs
+        dense = sum(3 * shape[0] for name, (_, shape) in self.steps.places.items() if name.startswith("dense"))
+        return 3 * inner + 8 * outer + dense
+
+    def gradients(self, models: torch.Tensor, into: torch.Tensor | None, moment: Moment, loss: LossState) -> None:
+        """Do the step in place (`into` is None) or write the gradients; add up the losses."""
+        samples, rate, how = moment.samples, self.sgd.rate, self.how
+        views, places = self.steps.views(models), self.steps.places
+        images = self.images(moment.shelf, moment.tables.rows, moment.counter, len(models), samples)
+        below, codes = launch.first_forward(self.first, images, views["conv1.weight"], how, self.kind)
+        kernels, turned = launch.prepare(self.second, views["conv2.weight"], self.kind)
+        flat, codes2 = launch.forward(self.second, below, kernels, views["conv2.bias"], samples, how)
+        flat = flat.view(len(models), samples, -1)
+        dense_layers = self._few if samples <= FEW else self._many
+        slope = dense_layers(models, into, flat, moment, loss)
+        full = launch.spread(self.second, slope, codes2, self.kind)
+        second = (places["conv2.weight"][0], places["conv2.bias"][0])
+        launch.second_step(self.second, below, full, slope, codes2, models, into, second, samples, rate, how)
+        slope = launch.input_gradient(self.second, full, turned, samples, how)
+        launch.first_step(self.first, images, slope, codes, models, into, self.steps.widths[0], rate, how)
+
+    def _few(
+        self, models: torch.Tensor, into: torch.Tensor | None, flat: torch.Tensor, moment: Moment, loss: LossState
+    ) -> torch.Tensor:
+        """The dense layers where they are bound by memory: every weight is read twice and written once."""
+        views = self.steps.views(models)
+        target = None if into is None else self.steps.views(into)["dense1.weight"]
+        shares = layers.forward(flat, views["dense1.weight"], self.below)
+        if loss.name == "cross-entropy" and self.outputs <= WIDEST:
+            tables = (moment.tables.labels, moment.tables.weights, moment.tables.report)
+            slope = layers.head(
+                shares, models, into, tables, moment.counter, moment.lost, self.head, self.outputs, self.sgd.rate,
+                self.below,
+            )  # fmt: skip
+        else:
+            hidden = shares.sum(0).add_(views["dense1.bias"][:, None, :]).relu_()
+            slope = self._head(models, into, hidden, moment, loss)
+        return layers.backward(slope, flat, views["dense1.weight"], target, self.sgd.rate, self.below)
+
+    def _many(
+        self, models: torch.Tensor, into: torch.Tensor | None, flat: torch.Tensor, moment: Moment, loss: LossState
+    ) -> torch.Tensor:
+        """The dense layers where they are bound by arithmetic: the library's batched products."""
+        views = self.steps.views(models)
+        hidden = dense(flat, "dense1", views, None).relu_()
+        slope = self._head(models, into, hidden, moment, loss)
+        below = dense_back(slope, "dense1", views, None)
+        self._writer(models, into).product("dense1.weight", slope, flat)
+        return below
+
+    def _head(
+        self, models: torch.Tensor, into: torch.Tensor | None, hidden: torch.Tensor, moment: Moment, loss: LossState
+    ) -> torch.Tensor:
+        """The last layer with any loss; returns the slope at the hidden layer, whose bias it also steps."""
+        views, write = self.steps.views(models), self._writer(models, into)
+        slope, each = output_gradient(loss)(dense(hidden, "dense2", views, None), moment.labels, moment.weights)
+        moment.add(each)
+        below = dense_back(slope, "dense2", views, None)
+        write.product("dense2.weight", slope, hidden)
+        write.sum("dense2.bias", slope)
+        slope = torch.ops.aten.threshold_backward(below, hidden, 0)
+        write.sum("dense1.bias", slope)
+        return slope
+
+    def _writer(self, models: torch.Tensor, into: torch.Tensor | None) -> InPlace | Collected:
+        if into is None:
+            return InPlace(self.steps.views(models), self.sgd.rate)
+        return Collected(self.steps.views(into))
+
+    def images(
+        self, shelf: Shelf, rows: torch.Tensor, counter: torch.Tensor, clients: int, samples: int
+    ) -> launch.Images:
+        """The images of a step where they lie; kinds of numbers other than bytes and float32 are gathered first."""
+        features = shelf.features
+        if features.dtype not in (torch.uint8, torch.float32):
+            now = rows.index_select(0, counter)[:, :clients, :samples]
+            features = shelf.gather(now[0])
+            rows = torch.arange(now.numel(), device=rows.device).view(now.shape)
+            counter = torch.zeros_like(counter)
+        return launch.Images(features.flatten(1) if features.dim() > 1 else features, rows, counter, samples)
+
+    def outputs_of(self, models: torch.Tensor, shelf: Shelf, rows: torch.Tensor) -> torch.Tensor:
+        """Return what each model says of each row of the data set, [models, rows, outputs]; use it for testing."""
+        counter = torch.zeros(1, dtype=torch.int64, device=models.device)
+        images = self.images(shelf, rows[None, None], counter, len(models), len(rows))
+        views = self.steps.views(models)
+        below, _ = launch.first_forward(self.first, images, views["conv1.weight"], self.how, self.kind, coded=False)
+        kernels = views["conv2.weight"].to(self.kind)
+        bias = views["conv2.bias"]
+        flat, _ = launch.forward(self.second, below, kernels, bias, len(rows), self.how, coded=False)
+        flat = flat.view(len(models), len(rows), -1)
+        return dense(dense(flat, "dense1", views, None).relu_(), "dense2", views, None)

@@ -1,0 +1,92 @@
+"""How the kernels are cut into programs, and in which arithmetic they multiply: what was fastest on an H200."""
+# pyright: reportUnknownMemberType=false, reportMissingImports=false
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import triton.language as tl
+
+
+class Arithmetic(NamedTuple):
+    """How a product is formed: the kind of its operands, and what matrix units do with float32."""
+
+    kind: Any
+    precision: str
+    name: str
+
+
+ARITHMETIC = {
+    # Three products of shortened numbers and their remainders come as close to exact as float32 itself does.
+    "float32": Arithmetic(tl.float32, "tf32x3", "float32"),
+    "tf32": Arithmetic(tl.float32, "tf32", "tf32"),
+    "bfloat16": Arithmetic(tl.bfloat16, "tf32", "bfloat16"),
+}
+
+
+class Tile(NamedTuple):
+    """How a kernel is cut into programs."""
+
+    block: int
+    """Positions, samples or rows of weights that a program takes at a time."""
+    chunk: int
+    """How much of the other axis it takes at a time."""
+    warps: int
+    stages: int
+    programs: int = 0
+    """Programs to aim for where the work can be shared out further."""
+
+
+TILES: dict[tuple[str, str], Tile] = {
+    # (kernel, arithmetic, with "+" for large stacks). Small ones were timed on 10 × 10 and 37 × 10 samples, large ones
+    # on 100 × 600; where the two small stacks disagreed, the tile with the least sum of slow-downs stands here.
+    ("first", "float32"): Tile(64, 0, 4, 1),
+    ("first", "tf32"): Tile(64, 0, 4, 1),
+    ("first", "bfloat16"): Tile(64, 0, 4, 1),
+    ("first", "tf32+"): Tile(128, 0, 4, 1),
+    ("first", "bfloat16+"): Tile(128, 0, 4, 1),
+    ("first back", "float32"): Tile(32, 0, 4, 1, 264),
+    ("first back", "tf32"): Tile(32, 0, 4, 1, 264),
+    ("first back", "bfloat16"): Tile(32, 0, 4, 1, 264),
+    ("first back", "float32+"): Tile(32, 0, 4, 1, 1056),
+    ("first back", "tf32+"): Tile(32, 0, 4, 1, 1056),
+    ("first back", "bfloat16+"): Tile(32, 0, 4, 2, 1056),
+    ("second", "float32"): Tile(16, 32, 2, 3),
+    ("second", "tf32"): Tile(64, 32, 4, 3),
+    ("second", "bfloat16"): Tile(64, 32, 4, 3),
+    ("second", "float32+"): Tile(64, 32, 4, 2),
+    ("second", "tf32+"): Tile(128, 32, 8, 3),
+    ("below", "float32"): Tile(64, 64, 4, 3),
+    ("below", "tf32"): Tile(64, 64, 4, 3),
+    ("below", "bfloat16"): Tile(64, 64, 4, 4),
+    ("below", "float32+"): Tile(128, 32, 8, 3),
+    ("below", "tf32+"): Tile(256, 32, 4, 3),
+    ("below", "bfloat16+"): Tile(256, 64, 8, 3),
+    # Two warps: matrix units that four warps share want float32 the other way round in memory, and turning it costs
+    # more than they gain. bfloat16 they take either way.
+    ("second back", "float32"): Tile(32, 32, 2, 3, 264),
+    ("second back", "tf32"): Tile(32, 64, 2, 2, 528),
+    ("second back", "bfloat16"): Tile(64, 128, 4, 2, 528),
+    ("second back", "float32+"): Tile(32, 64, 2, 3, 1056),
+    ("second back", "tf32+"): Tile(32, 128, 2, 3, 1056),
+    ("second back", "bfloat16+"): Tile(64, 128, 4, 3, 1056),
+    ("dense", "float32"): Tile(64, 64, 2, 5, 264),
+    ("dense", "tf32"): Tile(64, 64, 4, 3, 264),
+    ("dense back", "float32"): Tile(32, 64, 4, 3),
+    ("dense back", "tf32"): Tile(64, 64, 4, 3),
+    ("head", "float32"): Tile(0, 64, 4, 1),
+    ("head", "tf32"): Tile(0, 64, 4, 1),
+}
+LARGE = 4096
+"""Samples of a whole stack from which there is work for every multiprocessor whatever the tile."""
+
+
+def tile(what: str, how: Arithmetic, samples: int) -> Tile:
+    """Return how to cut a kernel for a stack with this many samples in all."""
+    large = TILES.get((what, f"{how.name}+"))
+    return large if large is not None and samples >= LARGE else TILES[what, how.name]
+
+
+def power(number: int) -> int:
+    """The power of two that holds this many, 16 at the least: what matrix units take."""
+    return max(16, 1 << (number - 1).bit_length())
