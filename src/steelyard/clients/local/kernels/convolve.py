@@ -204,7 +204,7 @@ def step(partial, slope, codes, models, target, samples, shares, model_step, tar
             cell = position[:, None] * outputs + out[None, :]
             alive = tl.load(codes + cell, wanted, 4) < 4
             sums += tl.where(alive, tl.load(slope + cell, wanted, 0.0).to(tl.float32), 0.0)
-        total = tl.sum(sums, axis=0)
+        gradient = tl.sum(sums, axis=0)
         if plain:
-            total = tl.load(models + bias_place + out, out < outputs, 0.0) - rate * total
-        tl.store(target + bias_place + out, total, out < outputs)
+            gradient = tl.load(models + bias_place + out, out < outputs, 0.0) - rate * gradient
+        tl.store(target + bias_place + out, gradient, out < outputs)
