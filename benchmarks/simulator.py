@@ -205,6 +205,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--rounds", type=int, help="timed rounds each")
     parser.add_argument("--warmup", type=int, default=1, help="rounds before those")
     parser.add_argument("--epochs", type=int, help="local epochs instead of the benchmark's own")
+    parser.add_argument(
+        "--commands", type=int, default=0, help="compare: time the commands too, from start to end, with so many rounds"
+    )
     parser.add_argument("--loop-threads", type=int, help="operator threads of the plain loop; default torch's own")
     parser.add_argument(
         "--venvs", type=Path, default=os.environ.get("STEELYARD_PEERS"), help="folder with venv-flwr, ..."

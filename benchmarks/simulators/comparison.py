@@ -1,12 +1,17 @@
-"""Ten rules of mnist-noniid side by side against ten single runs of them: whole rounds, evaluation included."""
+"""Ten rules of mnist-noniid side by side against ten single runs of them: training alone and whole rounds."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
+import subprocess
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +24,7 @@ from steelyard.experiment.comparing import load_comparison
 from steelyard.experiment.model import Experiment
 from steelyard.experiment.running import federations_of, plan_of
 from steelyard.federation import Federation, RoundRecord, RoundState
+from steelyard.messages import Task, Updates
 from steelyard.rounds import run_rounds
 
 
@@ -46,6 +52,38 @@ class Stopwatch:
         self._begun = now
 
 
+class Watched:
+    """Clients whose training is timed; all else goes straight through."""
+
+    def __init__(self, clients: Clients) -> None:
+        self._clients = clients
+        self.seconds: list[float] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._clients, name)
+
+    def train(self, tasks: Sequence[Task]) -> list[Updates]:
+        """Train and keep the time, the device's work included."""
+        self._wait()
+        begun = time.perf_counter()
+        answers = self._clients.train(tasks)
+        self._wait()
+        self.seconds.append(time.perf_counter() - begun)
+        return answers
+
+    @staticmethod
+    def _wait() -> None:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+
+
+class Times(NamedTuple):
+    """Seconds a round: all of it, and its training alone."""
+
+    whole: float
+    training: float
+
+
 def noise() -> Dataset:
     """MNIST's shapes in noise, for machines without the files; a round costs the same."""
     draw = np.random.default_rng(3)
@@ -62,28 +100,75 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     except UserError:
         dataset = noise()
     federations = federations_of(experiment)
-    times: dict[str, float] = {}
-    about: dict[str, str] = {}
+    times: dict[str, Times] = {}
     clients, server = experiment.assemble(dataset)
     times["ours"] = timed(federations, clients, server, experiment, options)
-    about["ours"] = str(clients.describe()["engine_choice"])
-    times["ten_single_ours"] = sum(timed([one], clients, server, experiment, options) for one in federations)
+    about = {"ours": str(clients.describe()["engine_choice"])}
+    times["ten_single_ours"] = singles(federations, clients, server, experiment, options)
     clients.close()
     if "loop" in options.against:
         plain = prepared(options, "loop")
         clients, server = plain.assemble(dataset)
-        times["ten_single_loop"] = sum(timed([one], clients, server, plain, options) for one in federations)
+        times["ten_single_loop"] = singles(federations, clients, server, plain, options)
+        about["loop"] = f"{clients.describe()['engine_choice']}, {plain.compute.precision}"
         clients.close()
-    return {
+    found = {
         "bench": "compare",
-        "sec_per_round": {name: round(seconds, 5) for name, seconds in times.items()},
-        "ratio": {name: round(seconds / times["ours"], 2) for name, seconds in times.items() if name != "ours"},
+        "sec_per_round": {name: round(each.whole, 5) for name, each in times.items()},
+        "ratio": ratios({name: each.whole for name, each in times.items()}),
+        "training_sec_per_round": {name: round(each.training, 5) for name, each in times.items()},
+        "training_ratio": ratios({name: each.training for name, each in times.items()}),
         "rules": [federation.name for federation in federations],
         "rounds": options.rounds,
         "device": options.device,
         "precision": options.precision,
         "data": dataset.name,
         "about": about,
+    }
+    return found | ({"commands": commands(options, found["rules"])} if options.commands else {})
+
+
+def ratios(seconds: Mapping[str, float]) -> dict[str, float]:
+    """Each time over that of the rules side by side."""
+    return {name: round(each / seconds["ours"], 2) for name, each in seconds.items() if name != "ours"}
+
+
+def singles(
+    federations: Sequence[Federation],
+    clients: Clients,
+    server: Server,
+    experiment: Experiment,
+    options: argparse.Namespace,
+) -> Times:
+    """Run the federations one after another and add up their seconds."""
+    each = [timed([one], clients, server, experiment, options) for one in federations]
+    return Times(sum(times.whole for times in each), sum(times.training for times in each))
+
+
+def commands(options: argparse.Namespace, rules: Sequence[str]) -> dict[str, Any]:
+    """Time what a user types, from start to end: `steelyard compare` with all rules, and once with each alone."""
+    changes = [f"rounds.count={options.commands}", f"compute.device={options.device}"]
+    changes += [f"compute.precision={options.precision}", f"compute.engine={options.engine}"]
+    common = [sys.executable, "-m", "steelyard", "compare", "mnist-noniid"]
+    common += [word for change in changes for word in ("--set", change)]
+    source = os.pathsep.join([str(Path(__file__).parents[2] / "src"), os.environ.get("PYTHONPATH", "")])
+    with tempfile.TemporaryDirectory() as folder:
+        # What is found out once per machine (kernels, the choice of engine) is there for every command alike.
+        environment = {**os.environ, "PYTHONPATH": source, "STEELYARD_CACHE": folder}
+
+        def run(number: int, *words: str) -> float:
+            begun = time.perf_counter()
+            command = [*common, *words, "--out", f"{folder}/{number}"]
+            subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL)
+            return time.perf_counter() - begun
+
+        run(0, "--rules", rules[0])
+        together = run(1)
+        alone = sum(run(2 + number, "--rules", rule) for number, rule in enumerate(rules))
+    return {
+        "rounds": options.commands,
+        "seconds": {"one_comparison": round(together, 2), "ten_commands": round(alone, 2)},
+        "ratio": round(alone / together, 2),
     }
 
 
@@ -92,7 +177,8 @@ def prepared(options: argparse.Namespace, engine: str) -> Experiment:
     changes = [
         f"rounds.count={options.warmup + options.rounds}",
         f"compute.device={options.device}",
-        f"compute.precision={options.precision}",
+        # The plain loop takes TF32 whatever ours takes: that is torch's own default for convolutions.
+        f"compute.precision={'tf32' if engine == 'loop' else options.precision}",
         f"compute.engine={engine}",
     ]
     if options.epochs:
@@ -108,11 +194,14 @@ def timed(
     server: Server,
     experiment: Experiment,
     options: argparse.Namespace,
-) -> float:
-    """Median seconds of a whole round of these federations, after the warm-up."""
-    watch = Stopwatch()
-    run_rounds(federations, {}, clients, server, plan_of(experiment), watch)
-    seconds = statistics.median(watch.seconds[options.warmup :])
+) -> Times:
+    """Median seconds of a round of these federations, after the warm-up."""
+    watch, watched = Stopwatch(), Watched(clients)
+    run_rounds(federations, {}, watched, server, plan_of(experiment), watch)
+    found = Times(
+        statistics.median(watch.seconds[options.warmup :]), statistics.median(watched.seconds[options.warmup :])
+    )
     if options.format == "text":
-        print(f"{len(federations):2d} federations {federations[0].name:10s} {seconds:8.4f} s a round", flush=True)
-    return seconds
+        names = f"{len(federations):2d} federations {federations[0].name:18s}"
+        print(f"{names} {found.whole:8.4f} s a round, training {found.training:8.4f} s", flush=True)
+    return found

@@ -34,7 +34,7 @@ def squares(features, rows, position, inside, place, height: tl.constexpr, width
     offset = place % depth * (height * width) + down * width + along
     value = tl.load(features + base[:, None] + offset[None, :], there, 0).to(tl.float32)
     if features.dtype.element_ty == tl.uint8:
-        value = tl.math.div_rn(value, 255.0)
+        value *= 1 / 255
     return tl.where((place == last)[None, :], 1.0, value).to(kind)
 
 
@@ -51,7 +51,7 @@ def windows(features, base, y, x, inside, tap, height: tl.constexpr, width: tl.c
     offset = tap % depth * (height * width) + down * width + along
     value = tl.load(features + (base + y * width + x)[:, None] + offset[None, :], there, 0).to(tl.float32)
     if features.dtype.element_ty == tl.uint8:
-        value = tl.math.div_rn(value, 255.0)
+        value *= 1 / 255
     return tl.where((tap == taps)[None, :], 1.0, value).to(kind)
 
 
@@ -139,7 +139,7 @@ def gradient(features, rows, counter, slope, codes, partial, samples, group, cli
 @triton.jit
 def step(partial, models, target, shares, model_step, target_step, rate, depth: tl.constexpr, kernel: tl.constexpr,
          outputs: tl.constexpr, columns: tl.constexpr, places: tl.constexpr, wide: tl.constexpr, plain: tl.constexpr,
-         block: tl.constexpr):  # fmt: skip
+         block: tl.constexpr, height: tl.constexpr):  # fmt: skip
     """Add up shares and corners; θ ← θ − η·sum for plain SGD, else the gradient itself."""
     client = tl.program_id(1).to(tl.int64)
     at = tl.program_id(0) * block + tl.arange(0, block)
@@ -149,15 +149,17 @@ def step(partial, models, target, shares, model_step, target_step, rate, depth: 
     out = at // columns
     inside = (out < outputs) & (tap <= taps)
     partial += client * shares * (4 * wide * places)
-    total = tl.zeros((block,), tl.float32)
-    for phase in tl.static_range(0, 4):
-        down = tap // depth // kernel + phase // 2
-        along = tap // depth % kernel + phase % 2
-        place = (down * side + along) * depth + tap % depth
-        place = tl.where(tap == taps, side * side * depth, place)
-        source = partial + (phase * wide + out) * places + place
-        for share in range(shares):
-            total += tl.load(source + share * (4 * wide * places), inside, 0.0)
+    sums = tl.zeros((height, block), tl.float32)
+    for begin in range(0, shares, height):
+        share = begin + tl.arange(0, height)
+        wanted = (share < shares)[:, None] & inside[None, :]
+        for phase in tl.static_range(0, 4):
+            down = tap // depth // kernel + phase // 2
+            along = tap // depth % kernel + phase % 2
+            place = (down * side + along) * depth + tap % depth
+            place = tl.where(tap == taps, side * side * depth, place) + (phase * wide + out) * places
+            sums += tl.load(partial + share[:, None] * (4 * wide * places) + place[None, :], wanted, 0.0)
+    total = tl.sum(sums, axis=0)
     if plain:
         total = tl.load(models + client * model_step + at, inside, 0.0) - rate * total
     tl.store(target + client * target_step + at, total, inside)

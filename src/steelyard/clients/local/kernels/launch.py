@@ -151,7 +151,7 @@ def first_step(
         num_stages=cut.stages,
     )
     target = models if into is None else into
-    images.step[(-(-shape.outputs * columns // 128), clients)](
+    images.step[(-(-shape.outputs * columns // 64), clients)](
         partial,
         models,
         target,
@@ -166,7 +166,8 @@ def first_step(
         places=places,
         wide=wide,
         plain=into is None,
-        block=128,
+        block=64,
+        height=32,
     )
 
 

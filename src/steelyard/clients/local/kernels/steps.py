@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
 import torch
 
 from steelyard.clients.local.architectures import Collected, InPlace, dense, dense_back
@@ -29,6 +32,7 @@ class KernelSteps:
         self.below = ARITHMETIC["float32" if precision == "float32" else "tf32"]
         """Dense layers are bound by memory: shorter numbers than TF32 would gain nothing."""
         self.kind = torch.bfloat16 if precision == "bfloat16" else torch.float32
+        self.stream: torch.cuda.Stream | None = None
         depth, height, width = steps.image
         inner, outer = steps.channels
         self.first = launch.Shape(height, width, depth, steps.kernel, inner)
@@ -56,9 +60,11 @@ class KernelSteps:
         slope = dense_layers(models, into, flat, moment, loss)
         full = launch.spread(self.second, slope, codes2, self.kind)
         second = (places["conv2.weight"][0], places["conv2.bias"][0])
-        launch.second_step(self.second, below, full, slope, codes2, models, into, second, samples, rate, how)
-        slope = launch.input_gradient(self.second, full, turned, samples, how)
-        launch.first_step(self.first, images, slope, codes, models, into, self.steps.widths[0], rate, how)
+        with self._beside(models.device):
+            launch.second_step(self.second, below, full, slope, codes2, models, into, second, samples, rate, how)
+        slope1 = launch.input_gradient(self.second, full, turned, samples, how)
+        launch.first_step(self.first, images, slope1, codes, models, into, self.steps.widths[0], rate, how)
+        self._together(models.device)
 
     def _few(
         self, models: torch.Tensor, into: torch.Tensor | None, flat: torch.Tensor, moment: Moment, loss: LossState
@@ -102,6 +108,21 @@ class KernelSteps:
         slope = torch.ops.aten.threshold_backward(below, hidden, 0)
         write.sum("dense1.bias", slope)
         return slope
+
+    def _beside(self, device: torch.device) -> AbstractContextManager[Any]:
+        """A second stream for work that nothing waits for in this step: small kernels leave much of a device idle.
+
+        What it reads must stay alive until `_together`: memory that is let go would be handed out again at once.
+        """
+        if device.type != "cuda":
+            return nullcontext()
+        self.stream = self.stream or torch.cuda.Stream(device)
+        self.stream.wait_stream(torch.cuda.current_stream(device))
+        return torch.cuda.stream(self.stream)
+
+    def _together(self, device: torch.device) -> None:
+        if self.stream is not None:
+            torch.cuda.current_stream(device).wait_stream(self.stream)
 
     def _writer(self, models: torch.Tensor, into: torch.Tensor | None) -> InPlace | Collected:
         if into is None:
