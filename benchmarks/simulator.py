@@ -31,6 +31,7 @@ PEERS = {
     "pfl": ("pfl", "pfl_research.py", 1, True),
     "fedjax": ("jax", "fedjax_peer.py", None, False),
 }
+PRECISIONS = ("float32", "tf32", "bfloat16")
 ROUNDS = {"A": 2, "B": 1, "C": 5, "compare": 3}
 
 
@@ -88,7 +89,8 @@ def command_of(name: str, venvs: Path | None) -> list[str]:
 
 
 def start(name: str, options: argparse.Namespace, log: Path) -> Peer:
-    """Start a peer and wait until it stands ready."""
+    """Start a peer and wait until it stands ready; "ours:tf32" is ours in another precision than the first."""
+    name, _, precision = name.partition(":")
     command = command_of(name, options.venvs)
     threads = PEERS[name][2] or (options.loop_threads if name == "loop" else None)
     with socket.create_server(("127.0.0.1", 0)) as door:
@@ -96,7 +98,7 @@ def start(name: str, options: argparse.Namespace, log: Path) -> Peer:
             "STEELYARD_BENCH": options.bench,
             "STEELYARD_BENCH_PORT": str(door.getsockname()[1]),
             "STEELYARD_BENCH_DEVICE": options.device,
-            "STEELYARD_BENCH_PRECISION": options.precision,
+            "STEELYARD_BENCH_PRECISION": precision or options.precision[0],
             "STEELYARD_BENCH_ENGINE": options.engine,
             "PYTHONPATH": os.pathsep.join([str(HERE), str(SOURCE), os.environ.get("PYTHONPATH", "")]),
             **({"STEELYARD_BENCH_EPOCHS": str(options.epochs)} if options.epochs else {}),
@@ -106,7 +108,7 @@ def start(name: str, options: argparse.Namespace, log: Path) -> Peer:
             process = subprocess.Popen(command, env={**os.environ, **settings}, stdout=record, stderr=record, cwd=HERE)
         line = _answer(door, process, options.patience)
     text = line.makefile("rw")
-    return Peer(name, process, text, json.loads(text.readline()))
+    return Peer(f"{name}:{precision}" if precision else name, process, text, json.loads(text.readline()))
 
 
 def _answer(door: socket.socket, process: subprocess.Popen[bytes], patience: float) -> socket.socket:
@@ -125,7 +127,8 @@ def _answer(door: socket.socket, process: subprocess.Popen[bytes], patience: flo
 
 def race(options: argparse.Namespace) -> dict[str, Any]:
     """Run ours and the peers in turns and return what the last line says."""
-    wanted = ["ours", *(name for name in options.against if name != "ours")]
+    more = [f"ours:{precision}" for precision in options.precision[1:]]
+    wanted = ["ours", *more, *(name for name in options.against if name != "ours")]
     peers: list[Peer] = []
     skipped: dict[str, str] = {}
     logs = Path(options.logs)
@@ -133,13 +136,13 @@ def race(options: argparse.Namespace) -> dict[str, Any]:
     try:
         for name in wanted:
             try:
-                if options.device != "cpu" and name not in ("ours", "loop"):
+                if options.device != "cpu" and name.partition(":")[0] not in ("ours", "loop"):
                     raise Absent("runs on the CPU only here")
-                peers.append(start(name, options, logs / f"{name}.log"))
+                peers.append(start(name, options, logs / f"{name.replace(':', '-')}.log"))
                 say(options, f"{name}: ready, {peers[-1].about}")
             except Absent as why:
                 skipped[name] = str(why)
-                say(options, f"{name}: skipped, {why} (log: {logs / f'{name}.log'})")
+                say(options, f"{name}: skipped, {why} (log: {logs}/{name.replace(':', '-')}.log)")
         rounds(peers, options, skipped)
     finally:
         for peer in peers:
@@ -161,7 +164,7 @@ def rounds(peers: list[Peer], options: argparse.Namespace, skipped: dict[str, st
                 peers.remove(peer)
                 continue
             note = "" if number >= options.warmup else " (warm-up)"
-            say(options, f"round {number} {peer.name:8s} {seconds:9.4f} s, processors {processor:8.2f} s{note}")
+            say(options, f"round {number} {peer.name:13s} {seconds:9.4f} s, processors {processor:8.2f} s{note}")
             if number >= options.warmup:
                 peer.seconds.append(seconds)
                 peer.processor.append(processor)
@@ -171,16 +174,23 @@ def summary(peers: list[Peer], options: argparse.Namespace, skipped: dict[str, s
     """Median seconds per round, and each peer's over ours."""
     times = {peer.name: statistics.median(peer.seconds) for peer in peers if peer.seconds}
     best = {peer.name: min(peer.seconds) for peer in peers if peer.seconds}
+    ours = dict(zip(["ours", *(f"ours:{more}" for more in options.precision[1:])], options.precision, strict=True))
+    by_precision = {
+        precision: {peer: round(times[peer] / times[name], 2) for peer in times if peer not in ours}
+        for name, precision in ours.items()
+        if name in times
+    }
     return {
         "bench": options.bench,
         "sec_per_round": {name: round(seconds, 5) for name, seconds in times.items()},
-        "ratio": {name: round(seconds / times["ours"], 2) for name, seconds in times.items() if name != "ours"},
+        "ratio": {name: round(seconds / times["ours"], 2) for name, seconds in times.items() if name not in ours},
+        **({"ratio_by_precision": by_precision} if len(ours) > 1 else {}),
         "best": {name: round(seconds, 5) for name, seconds in best.items()},
-        "ratio_of_best": {name: round(s / best["ours"], 2) for name, s in best.items() if name != "ours"},
+        "ratio_of_best": {name: round(s / best["ours"], 2) for name, s in best.items() if name not in ours},
         "processor_sec": {peer.name: round(min(peer.processor), 3) for peer in peers if peer.processor},
         "rounds": options.rounds,
         "device": options.device,
-        "precision": options.precision,
+        "precision": options.precision[0],
         "about": {peer.name: peer.about for peer in peers},
         "skipped": skipped,
         "load": [round(number, 1) for number in os.getloadavg()],
@@ -200,7 +210,9 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--against", default="loop", help="comma-separated: loop, flower, pfl, fedjax")
     parser.add_argument("--format", choices=["text", "json"], default="text")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
-    parser.add_argument("--precision", choices=["float32", "tf32", "bfloat16"], default="float32", help="ours only")
+    parser.add_argument(
+        "--precision", default="float32", help="ours only: float32, tf32 or bfloat16; A, B, C take several with commas"
+    )
     parser.add_argument("--engine", default="auto", help="ours only; see docs/simulator.md")
     parser.add_argument("--rounds", type=int, help="timed rounds each")
     parser.add_argument("--warmup", type=int, default=1, help="rounds before those")
@@ -219,6 +231,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     unknown = [name for name in options.against if name not in PEERS]
     if unknown:
         parser.error(f"--against: got {', '.join(unknown)}; allowed: {', '.join(n for n in PEERS if n != 'ours')}")
+    options.precision = [name.strip() for name in options.precision.split(",")]
+    wrong = [name for name in options.precision if name not in PRECISIONS]
+    if wrong or (options.bench == "compare" and len(options.precision) > 1):
+        parser.error(f"--precision: got {', '.join(options.precision)}; allowed: {', '.join(PRECISIONS)}; compare: one")
     options.venvs = Path(options.venvs).resolve() if options.venvs else None
     options.logs = str(Path(options.logs).resolve())
     options.rounds = options.rounds or ROUNDS[options.bench]

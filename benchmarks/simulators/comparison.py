@@ -121,7 +121,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "rules": [federation.name for federation in federations],
         "rounds": options.rounds,
         "device": options.device,
-        "precision": options.precision,
+        "precision": options.precision[0],
         "data": dataset.name,
         "about": about,
     }
@@ -148,7 +148,7 @@ def singles(
 def commands(options: argparse.Namespace, rules: Sequence[str]) -> dict[str, Any]:
     """Time what a user types, from start to end: `steelyard compare` with all rules, and once with each alone."""
     changes = [f"rounds.count={options.commands}", f"compute.device={options.device}"]
-    changes += [f"compute.precision={options.precision}", f"compute.engine={options.engine}"]
+    changes += [f"compute.precision={options.precision[0]}", f"compute.engine={options.engine}"]
     common = [sys.executable, "-m", "steelyard", "compare", "mnist-noniid"]
     common += [word for change in changes for word in ("--set", change)]
     source = os.pathsep.join([str(Path(__file__).parents[2] / "src"), os.environ.get("PYTHONPATH", "")])
@@ -178,7 +178,7 @@ def prepared(options: argparse.Namespace, engine: str) -> Experiment:
         f"rounds.count={options.warmup + options.rounds}",
         f"compute.device={options.device}",
         # The plain loop takes TF32 whatever ours takes: that is torch's own default for convolutions.
-        f"compute.precision={'tf32' if engine == 'loop' else options.precision}",
+        f"compute.precision={'tf32' if engine == 'loop' else options.precision[0]}",
         f"compute.engine={engine}",
     ]
     if options.epochs:
