@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -24,8 +24,8 @@ def folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "steelyard"
 
 
-def key(shop: Workshop, cohort: Cohort) -> str:
-    """Return a name for this model, this kind of work and this machine."""
+def key(shop: Workshop, cohort: Cohort, engines: Sequence[str]) -> str:
+    """Return a name for this model, this kind of work, this machine and the engines there are to choose from."""
     cuda = shop.device.type == "cuda"
     facts = {
         "model": f"{type(shop.module).__module__}.{type(shop.module).__qualname__}",
@@ -41,6 +41,7 @@ def key(shop: Workshop, cohort: Cohort) -> str:
         "threads": shop.threads,
         "chunk": shop.chunk,
         "torch": torch.__version__,
+        "engines": list(engines),
     }
     return hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=12).hexdigest()
 

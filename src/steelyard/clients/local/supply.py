@@ -158,10 +158,11 @@ class Engines:
         return LoopEngine(self.shop)
 
     def _automatic(self, cohort: Cohort) -> Engine:
-        key = choices.key(self.shop, cohort)
+        names = candidates(self.shop)
+        key = choices.key(self.shop, cohort, names)
         known = choices.read(key)
         if known is None:
-            wanted = {name: (lambda shop, name=name: make(shop, *parse(name))) for name in candidates(self.shop)}
+            wanted = {name: (lambda shop, name=name: make(shop, *parse(name))) for name in names}
             found = run_trial(self.shop, cohort, wanted)
             known = choices.write(key, self._settled(found, cohort), found.describe())
             self.reason = f"fastest in a trial: {found.describe()}"
