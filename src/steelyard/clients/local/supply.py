@@ -19,7 +19,7 @@ from steelyard.clients.local.graph import ByHand, ByMap, GraphEngine, Stepper
 from steelyard.clients.local.loop import LoopEngine, ThreadsEngine
 from steelyard.clients.local.settings import Precision
 from steelyard.clients.local.stacked import StackedEngine
-from steelyard.clients.local.trial import Engine, Trial, run_trial
+from steelyard.clients.local.trial import MARGIN, Engine, Trial, run_trial
 from steelyard.clients.local.vmap import VmapEngine
 from steelyard.clients.local.winograd import KERNELS as WINOGRAD
 from steelyard.errors import UserError, listed, nearest
@@ -165,7 +165,7 @@ class Engines:
             wanted = {name: (lambda shop, name=name: make(shop, *parse(name))) for name in names}
             found = run_trial(self.shop, cohort, wanted)
             known = choices.write(key, self._settled(found, cohort), found.describe())
-            self.reason = f"fastest in a trial: {found.describe()}"
+            self.reason = f"fastest in a trial, {MARGIN:.0%} counting as equal: {found.describe()}"
             if found.draws:
                 self.notes.append("the model draws at random while it trains; clients are trained one after another")
         else:
