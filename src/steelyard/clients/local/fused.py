@@ -39,7 +39,6 @@ class FusedEngine:
         self.shop = shop
         self.name = "winograd" if winograd else "fused"
         self.order = ConvOrder(module, shop.layout)
-        self.first = FirstConvolution(self.order.image, self.order.kernel, self.order.channels[0])
         self.team = Team(shop.threads)
         self._desks = threading.local()
 
@@ -65,13 +64,13 @@ class FusedEngine:
             half = torch.bfloat16 if self.shop.precision == "bfloat16" else torch.float32
             kernel = self.order.kernel
             second = WinogradConvolution(kernel) if self.name == "winograd" else LibraryConvolution(kernel, half)
-            self._desks.client = FusedClient(self.order, self.first, second, Sgd.of(self.shop.training))
+            self._desks.client = FusedClient(self.order, second, Sgd.of(self.shop.training))
         return self._desks.client
 
     def _one(self, cohort: Cohort, job: int, client: FusedClient) -> torch.Tensor:
         training = self.shop.training
         features, labels = cohort.samples(job)
-        images = self.first.split(features.reshape(-1, *self.order.image))
+        images = client.first.split(features.reshape(-1, *self.order.image))
         gradient = output_gradient(cohort.loss)
         order = torch.from_numpy(np.array(cohort.order(job, training))).to(labels.device)
         kappa = _sample_weights(cohort, job, labels)
@@ -102,8 +101,9 @@ def _sample_weights(cohort: Cohort, job: int, labels: torch.Tensor) -> torch.Ten
 class FusedClient:
     """One client's model in native order and its training step; one after another takes the same seat."""
 
-    def __init__(self, order: ConvOrder, first: FirstConvolution, second: PooledConvolution, sgd: Sgd) -> None:
-        self.order, self.first, self.second, self.sgd = order, first, second, sgd
+    def __init__(self, order: ConvOrder, second: PooledConvolution, sgd: Sgd) -> None:
+        self.first = FirstConvolution(order.image, order.kernel, order.channels[0])
+        self.second, self.sgd = second, sgd
         self.model = on_large_pages(order.layout.size)
         self.named = order.views(self.model)
         self.gradients = None if sgd.plain else torch.zeros_like(self.model)
@@ -125,8 +125,7 @@ class FusedClient:
     ) -> torch.Tensor:
         """Do one step of SGD in place on images that are split already; return each sample's loss."""
         named, samples = self.named, len(labels)
-        planes = self.first.planes(images)
-        rows, corners, top = self.first.forward(planes, named["conv1.weight"], named["conv1.bias"])
+        rows = self.first.forward(images, named["conv1.weight"], named["conv1.bias"])
         below1 = rows.view(samples, *self.first.pooled, -1)
         below2 = (self.second.forward(below1, named["conv2.weight"]) + named["conv2.bias"]).relu_()
         flat = below2.view(samples, -1)
@@ -150,7 +149,7 @@ class FusedClient:
         self._add("conv2.weight", kernels)
         slope = aten.threshold_backward(below.reshape(rows.shape), rows, 0)
         self._add("conv1.bias", slope.sum(0))
-        self._add("conv1.weight", self.first.backward(slope, planes, corners, top))
+        self._add("conv1.weight", self.first.backward(slope))
         if self.gradients is not None:
             self.sgd.apply(self.model, self.gradients, self.velocity, self.start)
         return each

@@ -6,6 +6,7 @@ stand channels last; bias and ReLU come after the pooling, where a quarter of th
 
 from __future__ import annotations
 
+from math import prod
 from typing import Protocol
 
 import torch
@@ -17,7 +18,10 @@ Corners = tuple[torch.Tensor, ...]
 
 
 class PooledConvolution(Protocol):
-    """A convolution and its pooling; `forward` first, then `backward` of the same batch."""
+    """A convolution and its pooling; `forward` first, then `backward` of the same batch.
+
+    What `backward` returns may lie in memory that the next `forward` uses again.
+    """
 
     def forward(self, images: torch.Tensor, kernels: torch.Tensor) -> torch.Tensor:
         """Return the pooled convolution [n, h/2, w/2, out] of images [n, h, w, in] with kernels [out, k · k · in]."""
@@ -45,7 +49,10 @@ class LibraryConvolution:
 
     def backward(self, slope: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         raw, top = self.raw, self.top
-        send_back(slope.to(self.dtype), corners_of(raw), top)
+        corners = corners_of(raw)
+        for corner in corners:
+            corner.eq_(top)
+        send_back(slope.to(self.dtype), corners)
         raw[:, 2 * top.shape[1] :].zero_()  # an odd last row or column is in no pool
         raw[:, :, 2 * top.shape[2] :].zero_()
         # Asked for together, the two gradients take longer than one by one.
@@ -69,21 +76,44 @@ def corners_of(images: torch.Tensor) -> Corners:
     return whole[:, ::2, ::2], whole[:, ::2, 1::2], whole[:, 1::2, ::2], whole[:, 1::2, 1::2]
 
 
-def largest(corners: Corners) -> torch.Tensor:
+def largest(corners: Corners, top: torch.Tensor | None = None) -> torch.Tensor:
     """Return the largest of four corners, number by number."""
-    top = torch.maximum(corners[0], corners[1])
+    top = torch.maximum(corners[0], corners[1], out=top)
     torch.maximum(top, corners[2], out=top)
     return torch.maximum(top, corners[3], out=top)
 
 
-def send_back(slope: torch.Tensor, corners: Corners, top: torch.Tensor) -> None:
-    """Send each slope back to the corner that was the largest, the first one of equals; corners become slopes.
+def send_back(slope: torch.Tensor, corners: Corners) -> None:
+    """Send each slope back to the first corner that holds a 1 (the largest); corners become slopes.
 
     In the corners' own memory and in floats throughout: torch's comparisons into bytes, and what is done with those,
     take several times as long, and its own way back through a pool fills fresh memory with zeros first.
     """
-    first, second, third, fourth = (corner.eq_(top) for corner in corners)
+    first, second, third, fourth = corners
     left = slope - first.mul_(slope)
     left.sub_(second.mul_(left))
     left.sub_(third.mul_(left))
     fourth.mul_(left)
+
+
+class Shelves:
+    """Memory that is used again in every step: the same thing lies in the same place, still near the core."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, torch.Tensor] = {}
+        self._most = 0
+
+    def grown(self, samples: int) -> bool:
+        """Say whether a batch is larger than any before; then all views are stale and are to be made anew."""
+        if samples <= self._most:
+            return False
+        self._most = samples
+        self._kept.clear()
+        return True
+
+    def room(self, name: str, *shape: int) -> torch.Tensor:
+        """Return memory of this name in this shape; what the largest batch took serves the smaller ones too."""
+        kept = self._kept.get(name)
+        if kept is None or kept.numel() < prod(shape):
+            kept = self._kept[name] = torch.empty(prod(shape))
+        return kept[: prod(shape)].view(shape)

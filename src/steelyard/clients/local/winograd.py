@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
 from itertools import product
-from math import prod
 
 import torch
 
-from steelyard.clients.local.pooled import Corners, largest, send_back
+from steelyard.clients.local.pooled import Corners, Shelves, largest, send_back
 
 TILE = 4
 """Outputs of a tile in each direction: two pools."""
@@ -26,92 +25,124 @@ POINTS = (0, 1, -1, 2, -2, Fraction(1, 2), Fraction(-1, 2))
 KERNELS = (3, 5)
 
 
+@dataclass(frozen=True, eq=False)
+class _Table:
+    """Memory and views for batches of one shape; made once, since threads wait for each other over every call.
+
+    Tiles and products are [side², tiles of all images, channels], and the same memory as matrices with side² rows.
+    """
+
+    inner: torch.Tensor
+    """The images inside their borders of 0."""
+    overlapping: torch.Tensor
+    tiles: tuple[torch.Tensor, torch.Tensor]
+    """The tiles as cut, and later their slopes: as laid out, and as a matrix."""
+    inputs: tuple[torch.Tensor, torch.Tensor]
+    products: tuple[torch.Tensor, torch.Tensor]
+    outputs: torch.Tensor
+    whole: torch.Tensor
+    """The outputs as [pool down, 2, pool across, 2, image, tile down, tile across, out]."""
+    corners: Corners
+    top: torch.Tensor
+    spread: torch.Tensor
+    """`top` so that it stands beside `whole`."""
+    joined: torch.Tensor
+    joins: tuple[tuple[torch.Tensor, torch.Tensor], ...]
+    """Where each part of the tiles' slopes is added."""
+    images: torch.Tensor
+
+
 class WinogradConvolution:
-    """A `PooledConvolution` in tiles of 4×4; use it for batches whose tiles stay near the core."""
+    """A `PooledConvolution` in tiles of 4×4; use it for batches whose tiles stay near the core, one on every thread."""
 
     def __init__(self, kernel: int) -> None:
         self.kernel = kernel
         self.side = kernel + TILE - 1
         self.moves = transforms(kernel)
-        self._kept: dict[str, torch.Tensor] = {}
-        self._clean: torch.Size | None = None
+        self._shelves = Shelves()
+        self._tables: dict[tuple[int, ...], _Table] = {}
 
     def forward(self, images: torch.Tensor, kernels: torch.Tensor) -> torch.Tensor:
-        count, height, width, channels = self.shape = images.shape
-        self.tiles = (-(-height // TILE), -(-width // TILE))
-        taps = self.kernel**2
-        self.inputs = self._moved("inputs", self.moves.inputs, self._cut(images)).view(self.side**2, -1, channels)
-        turned = kernels.view(-1, taps, channels).permute(1, 2, 0).reshape(taps, -1)
-        self.filters = self._moved("filters", self.moves.filters, turned).view(self.side**2, channels, -1)
-        products = self._room("products", self.side**2, self.inputs.shape[1], len(kernels))
-        torch.bmm(self.inputs, self.filters, out=products)
-        self.outputs = self._moved("outputs", self.moves.outputs, products.view(self.side**2, -1))
-        self.top = largest(self._corners())
+        count, height, width, channels = images.shape
+        key = (*images.shape, len(kernels))
+        table = self._table = self._tables.get(key) or self._laid(key)
+        table.inner.copy_(images)
+        table.tiles[0].copy_(table.overlapping)
+        torch.mm(self.moves.inputs, table.tiles[1], out=table.inputs[1])
+        turned = kernels.view(-1, self.kernel**2, channels).permute(1, 2, 0).reshape(self.kernel**2, -1)
+        self._filters = torch.mm(self.moves.filters, turned).view(self.side**2, channels, -1)
+        torch.bmm(table.inputs[0], self._filters, out=table.products[0])
+        torch.mm(self.moves.outputs, table.products[1], out=table.outputs)
+        largest(table.corners, table.top)
         # [pool down, pool across, image, tile down, tile across, out] → [image, down, across, out]
-        whole = self.top.permute(2, 3, 0, 4, 1, 5).reshape(count, 2 * self.tiles[0], 2 * self.tiles[1], -1)
+        pools = table.top.permute(2, 3, 0, 4, 1, 5)
+        whole = pools.reshape(count, 2 * pools.shape[1], 2 * pools.shape[3], -1)
         return whole[:, : height // 2, : width // 2].contiguous()
 
     def backward(self, slope: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        down, across = self.tiles
-        padded = slope.new_zeros((len(slope), 2 * down, 2 * across, slope.shape[-1]))
+        table, filters = self._table, self._filters
+        _, _, count, down, across, channels = table.top.shape
+        padded = slope.new_zeros((count, 2 * down, 2 * across, channels))
         padded[:, : slope.shape[1], : slope.shape[2]] = slope
-        pools = padded.view(len(slope), down, 2, across, 2, -1).permute(2, 4, 0, 1, 3, 5)
-        send_back(pools, self._corners(), self.top)
-        products = self._moved("products", self.moves.outputs.t(), self.outputs)
-        products = products.view(self.side**2, -1, slope.shape[-1])
-        inputs = self._room("tiles", *self.inputs.shape)
-        torch.bmm(products, self.filters.transpose(1, 2), out=inputs)
-        filters = torch.bmm(self.inputs.transpose(1, 2), products, out=self.filters)
-        at_kernels = self.moves.filters.t() @ filters.view(self.side**2, -1)
-        at_images = self._join(self._moved("inputs", self.moves.inputs.t(), inputs.view(self.side**2, -1)))
-        turned = at_kernels.view(self.kernel**2, -1, slope.shape[-1]).permute(2, 0, 1)
-        return at_images, turned.reshape(slope.shape[-1], -1)
+        table.whole.eq_(table.spread)
+        send_back(padded.view(count, down, 2, across, 2, channels).permute(2, 4, 0, 1, 3, 5), table.corners)
+        torch.mm(self.moves.outputs.t(), table.outputs, out=table.products[1])
+        torch.bmm(table.products[0], filters.transpose(1, 2), out=table.tiles[0].view(table.inputs[0].shape))
+        torch.bmm(table.inputs[0].transpose(1, 2), table.products[0], out=filters)
+        torch.mm(self.moves.inputs.t(), table.tiles[1], out=table.inputs[1])
+        table.joined.zero_()
+        for place, part in table.joins:
+            place.add_(part)
+        turned = self.moves.filters.t() @ filters.view(self.side**2, -1)
+        return table.images, turned.view(self.kernel**2, -1, channels).permute(2, 0, 1).reshape(channels, -1)
 
-    def _room(self, name: str, *shape: int) -> torch.Tensor:
-        """The same memory for the same thing in every step: it is still near the core then."""
-        kept = self._kept.get(name)
-        if kept is None or kept.numel() < prod(shape):
-            kept = self._kept[name] = torch.empty(prod(shape))
-        return kept[: prod(shape)].view(shape)
-
-    def _moved(self, name: str, move: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-        return torch.mm(move, numbers, out=self._room(name, len(move), numbers.shape[1]))
-
-    def _corners(self) -> Corners:
-        """The outputs' four corners of every pool: [pool down, pool across, image, tile down, tile across, out]."""
-        count, (down, across) = self.shape[0], self.tiles
-        whole = self.outputs.view(2, 2, 2, 2, count, down, across, -1)
-        return tuple(whole[:, a, :, b] for a, b in product((0, 1), (0, 1)))
-
-    def _cut(self, images: torch.Tensor) -> torch.Tensor:
-        """Return overlapping tiles, [side², images · tiles · channels]."""
-        count, height, width, channels = self.shape
-        edge, (down, across) = self.kernel // 2, self.tiles
-        around = TILE * down + self.kernel - 1, TILE * across + self.kernel - 1
-        padded = self._room("padded", count, *around, channels)
-        if padded.shape != self._clean:  # the border stays 0 from step to step
-            padded.zero_()
-            self._clean = padded.shape
-        padded[:, edge : edge + height, edge : edge + width] = images
+    def _laid(self, key: tuple[int, ...]) -> _Table:
+        count, height, width, channels, filters = key
+        side, edge, room = self.side, self.kernel // 2, self._shelves.room
+        down, across = -(-height // TILE), -(-width // TILE)
+        if self._shelves.grown(count):
+            self._tables.clear()
+        # The borders must stay 0, so batches of another size have images of their own.
+        around = (TILE * down + self.kernel - 1, TILE * across + self.kernel - 1)
+        padded = room(f"images {count}", count, *around, channels).zero_()
         image, row, column, channel = padded.stride()
-        tiles = padded.as_strided(
-            (self.side, self.side, count, down, across, channels),
-            (row, column, image, TILE * row, TILE * column, channel),
+        shape = (side, side, count, down, across, channels)
+        steps = (row, column, image, TILE * row, TILE * column, channel)
+        tiles, inputs = room("tiles", *shape), room("inputs", side**2, count * down * across, channels)
+        products = room("products", side**2, count * down * across, filters)
+        outputs = room("outputs", TILE**2, count * down * across * filters)
+        whole = outputs.view(2, 2, 2, 2, count, down, across, filters)
+        top = room("top", 2, 2, count, down, across, filters)
+        joined, joins = self._joins(inputs.view(shape))
+        table = _Table(
+            inner=padded[:, edge : edge + height, edge : edge + width],
+            overlapping=padded.as_strided(shape, steps),
+            tiles=(tiles, tiles.view(side**2, -1)),
+            inputs=(inputs, inputs.view(side**2, -1)),
+            products=(products, products.view(side**2, -1)),
+            outputs=outputs,
+            whole=whole,
+            corners=tuple(whole[:, a, :, b] for a, b in product((0, 1), (0, 1))),
+            top=top,
+            spread=top[:, None, :, None],
+            joined=joined,
+            joins=joins,
+            images=joined.flatten(1, 2).flatten(2, 3)[:, edge : edge + height, edge : edge + width],
         )
-        return self._room("tiles", *tiles.shape).copy_(tiles).view(self.side**2, -1)
+        self._tables[key] = table
+        return table
 
-    def _join(self, tiles: torch.Tensor) -> torch.Tensor:
-        """Sum overlapping tiles back into images; a tile reaches into as many others as its side holds fours."""
-        count, height, width, channels = self.shape
-        edge, (down, across) = self.kernel // 2, self.tiles
+    def _joins(self, slopes: torch.Tensor) -> tuple[torch.Tensor, tuple[tuple[torch.Tensor, torch.Tensor], ...]]:
+        """Lay out how overlapping tiles are summed: a tile reaches into as many others as its side holds fours."""
+        _, _, count, down, across, channels = slopes.shape
         reach = -(-self.side // TILE)
-        padded = self._room("joined", count, down + reach - 1, TILE, across + reach - 1, TILE, channels).zero_()
-        grid = tiles.view(self.side, self.side, count, down, across, channels)
+        shape = (count, down + reach - 1, TILE, across + reach - 1, TILE, channels)
+        joined = self._shelves.room("joined", *shape)
+        joins: list[tuple[torch.Tensor, torch.Tensor]] = []
         for p, q in product(range(reach), range(reach)):
-            part = grid[TILE * p : TILE * (p + 1), TILE * q : TILE * (q + 1)].permute(2, 3, 0, 4, 1, 5)
-            padded[:, p : p + down, : part.shape[2], q : q + across, : part.shape[4]].add_(part)
-        whole = padded.view(count, TILE * (down + reach - 1), TILE * (across + reach - 1), channels)
-        return whole[:, edge : edge + height, edge : edge + width]
+            part = slopes[TILE * p : TILE * (p + 1), TILE * q : TILE * (q + 1)].permute(2, 3, 0, 4, 1, 5)
+            joins.append((joined[:, p : p + down, : part.shape[2], q : q + across, : part.shape[4]], part))
+        return joined, tuple(joins)
 
 
 @dataclass(frozen=True, eq=False)
