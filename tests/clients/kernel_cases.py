@@ -5,7 +5,10 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from steelyard.clients.local.kernels import launch, layers
+from steelyard.clients.local.kernels import first as first_layer
+from steelyard.clients.local.kernels import layers
+from steelyard.clients.local.kernels import second as second_layer
+from steelyard.clients.local.kernels.shapes import Images, Shape
 from steelyard.clients.local.kernels.tiles import ARITHMETIC
 from steelyard.clients.local.windows import unpool
 
@@ -80,29 +83,29 @@ def first(case: Case, precision: str, device: str, *, bytes_: bool) -> dict[str,
     """The first convolution on images picked by row, and the step of its kernels."""
     how, kind = ARITHMETIC[precision], torch.bfloat16 if precision == "bfloat16" else torch.float32
     depth, height, width = case.image
-    shape = launch.Shape(height, width, depth, case.kernel, case.channels[0])
+    shape = Shape(height, width, depth, case.kernel, case.channels[0])
     features = torch.randint(0, 256, (30, depth, height, width), device=device).to(torch.uint8)
     if not bytes_:
         features = draw(30, depth, height, width, device=device)
     rows = torch.randint(0, 30, (2, case.clients, case.samples), device=device)
-    source = launch.Images(features.flatten(1), rows, torch.ones(1, dtype=torch.int64, device=device), case.samples)
+    source = Images(features.flatten(1), rows, torch.ones(1, dtype=torch.int64, device=device), case.samples)
     columns = -(-(shape.taps + 1) // 16) * 16
     models = draw(case.clients, shape.outputs * columns + 7, device=device)
     weights = models[:, : shape.outputs * columns].view(case.clients, shape.outputs, columns)
     images = features[rows[1]].double().permute(0, 1, 3, 4, 2) / (255 if bytes_ else 1)
     full = convolved(images, weights[..., : shape.taps].unflatten(2, (case.kernel, case.kernel, depth)),
                      weights[..., shape.taps])  # fmt: skip
-    pooled, codes = launch.first_forward(shape, source, weights, how, kind)
+    pooled, codes = first_layer.forward(shape, source, weights, how, kind)
     slope = draw(*pooled.shape, device=device, kind=kind)
     spread = unpool(slope, codes, height, width).unflatten(0, (case.clients, case.samples))
     expected = torch.cat(
         [kernel_gradient(images, spread, case.kernel).flatten(2), spread.double().sum((1, 2, 3))[..., None]], 2
     )
     gradients = torch.full_like(models, 9.0)
-    launch.first_step(shape, source, slope, codes, models, gradients, columns, RATE, how)
+    first_layer.step(shape, source, slope, codes, models, gradients, columns, RATE, how)
     found = gradients[:, : shape.outputs * columns].view_as(weights)[..., : shape.taps + 1]
     before = weights[..., : shape.taps + 1].double()
-    launch.first_step(shape, source, slope, codes, models, None, columns, RATE, how)
+    first_layer.step(shape, source, slope, codes, models, None, columns, RATE, how)
     return {
         "forward": pooled_error(pooled, codes, full),
         "gradient": error(found, expected),
@@ -116,7 +119,7 @@ def second(case: Case, precision: str, device: str) -> dict[str, float]:
     how, kind = ARITHMETIC[precision], torch.bfloat16 if precision == "bfloat16" else torch.float32
     height, width = case.image[1] // 2, case.image[2] // 2
     inner, outer = case.channels
-    shape = launch.Shape(height, width, inner, case.kernel, outer)
+    shape = Shape(height, width, inner, case.kernel, outer)
     size = outer * shape.taps
     models = draw(case.clients, size + outer + 32, device=device)
     places = (16, 16 + size)
@@ -125,14 +128,14 @@ def second(case: Case, precision: str, device: str) -> dict[str, float]:
     source = draw(case.clients * case.samples, height, width, inner, device=device, kind=kind)
     images = source.unflatten(0, (case.clients, case.samples))
     grid = weights.unflatten(2, (case.kernel, case.kernel, inner))
-    kernels, turned = launch.prepare(shape, weights, kind)
+    kernels, turned = second_layer.prepare(shape, weights, kind)
     expected_turned = grid.flip(2, 3).permute(0, 4, 2, 3, 1).reshape(case.clients, -1).to(kind)
     prepared = (turned != expected_turned).sum() + (kernels != weights.to(kind)).sum()
-    pooled, codes = launch.forward(shape, source, kernels, bias, case.samples, how)
+    pooled, codes = second_layer.forward(shape, source, kernels, bias, case.samples, how)
     slope = draw(case.clients, case.samples, shape.area * outer, device=device)
-    full = launch.spread(shape, slope, codes, kind)
+    full = second_layer.spread(shape, slope, codes, kind)
     expected_full = unpool(slope.view(codes.shape), codes, height, width)
-    below = launch.input_gradient(shape, full, turned, case.samples, how)
+    below = second_layer.input_gradient(shape, full, turned, case.samples, how)
     spread = full.unflatten(0, (case.clients, case.samples))
     back = [
         functional.conv_transpose2d(
@@ -145,9 +148,9 @@ def second(case: Case, precision: str, device: str) -> dict[str, float]:
     step = (shape, source, full, slope, codes, models)
     convolution = pooled_error(pooled, codes, convolved(images, grid, bias))
     gradients = torch.full_like(models, 9.0)
-    launch.second_step(*step, gradients, places, case.samples, RATE, how)
+    second_layer.step(*step, gradients, places, case.samples, RATE, how)
     before = models.double()
-    launch.second_step(*step, None, places, case.samples, RATE, how)
+    second_layer.step(*step, None, places, case.samples, RATE, how)
     moved = before - models.double()
     return {
         "prepare": float(prepared),

@@ -3,6 +3,7 @@ import torch
 from tests.clients import engine_cases as cases
 
 from steelyard.clients.local import kernels
+from steelyard.learning.models import ModelSettings
 
 pytestmark = [
     pytest.mark.gpu,
@@ -45,8 +46,28 @@ def test_same_seed_same_bits(engine: str, precision: str, how: str) -> None:
 
 @pytest.mark.parametrize("how", list(cases.TRAINING))
 def test_without_triton_torchs_operators_do(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "_launch", None)
+    monkeypatch.setattr(kernels, "_triton", None)
     model, shape, classes = cases.MODELS["cnn-odd"]
+    people = cases.population(shape, classes)
+    expected, start, _ = cases.trained("loop", people, model, cases.TRAINING[how])
+    found, _, _ = cases.trained("stacked", people, model, cases.TRAINING[how], "cuda")
+    cases.assert_alike(found, expected, start, 1e-3)
+
+
+def test_wide_networks_go_through_torchs_operators() -> None:
+    training, shape = cases.TRAINING["mini"], (8, 8)
+    model = ModelSettings(name="cnn", channels=(4, 72), hidden=(8,))
+    people = cases.population(shape, 3)
+    expected, start, _ = cases.trained("loop", people, model, training)
+    found, _, _ = cases.trained("stacked", people, model, training, "cuda")
+    cases.assert_alike(found, expected, start, 1e-3)
+
+
+@pytest.mark.parametrize("how", list(cases.TRAINING))
+def test_devices_with_less_fast_memory_take_small_tiles(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiles = pytest.importorskip("steelyard.clients.local.kernels.tiles")
+    monkeypatch.setattr(tiles, "roomy", lambda: False)
+    model, shape, classes = cases.MODELS["cnn-digits"]
     people = cases.population(shape, classes)
     expected, start, _ = cases.trained("loop", people, model, cases.TRAINING[how])
     found, _, _ = cases.trained("stacked", people, model, cases.TRAINING[how], "cuda")

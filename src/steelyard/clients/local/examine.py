@@ -1,4 +1,4 @@
-"""Testing many models on many samples: whole test sets in large batches, one model after another."""
+"""Testing many models on many samples: whole test sets in large batches, all models together where kernels do it."""
 
 from __future__ import annotations
 
@@ -38,12 +38,10 @@ class Examiner:
     @staticmethod
     def _kernels(shop: Workshop) -> KernelSteps | None:
         """Our own kernels, which test all models in one launch, where there are some for this network."""
-        if type(shop.module) is not ConvNet or shop.device.type != "cuda" or not kernels.ready(shop.device):
+        if type(shop.module) is not ConvNet or shop.device.type != "cuda":
             return None
-        from steelyard.clients.local.kernels.steps import KernelSteps
-
         steps = ConvSteps(shop.module, shop.layout, half=False)
-        return KernelSteps(steps, Sgd.of(shop.training), _tested(shop.precision))
+        return kernels.steps_for(steps, Sgd.of(shop.training), _tested(shop.precision), shop.device)
 
     def outputs(self, models: torch.Tensor, shelf: Shelf, rows: torch.Tensor) -> torch.Tensor:
         """Return what each model says of each row: [models, rows, outputs]."""

@@ -88,11 +88,8 @@ def saves_products(module: ConvNet, precision: Precision) -> bool:
 def _stepper(shop: Workshop, steps: Architecture) -> Stepper:
     """Kernels of our own where there are some for this network and Triton to make them; torch's operators else."""
     sgd = Sgd.of(shop.training)
-    if isinstance(steps, ConvSteps) and kernels.ready(shop.device):
-        from steelyard.clients.local.kernels.steps import KernelSteps
-
-        return KernelSteps(steps, sgd, shop.precision)
-    return ByHand(steps, sgd)
+    own = kernels.steps_for(steps, sgd, shop.precision, shop.device) if isinstance(steps, ConvSteps) else None
+    return own or ByHand(steps, sgd)
 
 
 def candidates(shop: Workshop) -> list[str]:

@@ -1,19 +1,43 @@
-"""Triton kernels of the convolutional network for stacked clients; they come with torch's CUDA builds."""
+"""Triton kernels of the convolutional network for stacked clients; Triton comes with torch's CUDA builds."""
 
 from __future__ import annotations
 
 import os
 from contextlib import suppress
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-_launch: Any = None
+if TYPE_CHECKING:
+    from steelyard.clients.local.convolution import ConvSteps
+    from steelyard.clients.local.gradients import Sgd
+    from steelyard.clients.local.kernels.steps import KernelSteps
+
+_triton: Any = None
 with suppress(ImportError):
-    _launch = import_module("steelyard.clients.local.kernels.launch")
+    _triton = import_module("triton")
+AMPERE = (8, 0)
+"""The first generation whose matrix units take TF32 and bfloat16."""
 
 
 def ready(device: torch.device) -> bool:
     """Whether Triton is there and can work on this device (its interpreter takes CPU tensors; the tests use it)."""
-    return _launch is not None and (device.type == "cuda" or os.environ.get("TRITON_INTERPRET") == "1")
+    if _triton is None:
+        return False
+    if device.type == "cuda":
+        return torch.version.hip is None and torch.cuda.get_device_capability(device) >= AMPERE
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def steps_for(steps: ConvSteps, sgd: Sgd, precision: str, device: torch.device) -> KernelSteps | None:
+    """Return the steps through kernels of our own, or None where these have no place for the network or no device.
+
+    Use it wherever a network is trained or tested on a GPU; torch's operators do what is left.
+    """
+    if not ready(device):
+        return None
+    from steelyard.clients.local.kernels.steps import KernelSteps
+
+    found = KernelSteps(steps, sgd, precision)
+    return found if found.fits else None

@@ -1,7 +1,7 @@
 """The second convolution of stacked clients, with pooling and ReLU, and its gradients; in Triton.
 
 Images stand channels last. No window is ever written out: programs gather them while they multiply, and a forward
-program keeps the four sums over which it pools. `launch` calls these kernels and says what each argument is.
+program keeps the four sums over which it pools. `second` calls these kernels and says what each argument is.
 """
 # pyright: reportUntypedFunctionDecorator=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportMissingParameterType=false, reportUnknownParameterType=false, reportUnknownArgumentType=false

@@ -1,6 +1,6 @@
 """Dense layers of stacked clients with few samples each, where reading the weights is all the work; in Triton.
 
-`launch` calls these kernels and says what each argument is.
+`layers` calls these kernels and says what each argument is.
 """
 # pyright: reportUntypedFunctionDecorator=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportMissingParameterType=false, reportUnknownParameterType=false, reportUnknownArgumentType=false

@@ -2,7 +2,7 @@
 
 A window carries a 1 after its last number, so that a bias is one more weight. Pooling looks at four neighbouring
 windows, which lie in one square a number wider than a kernel: the gradient loads that square once and keeps one sum for
-each corner. `launch` calls these kernels and says what each argument is.
+each corner. `first` calls these kernels and says what each argument is.
 """
 # pyright: reportUntypedFunctionDecorator=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 # pyright: reportMissingParameterType=false, reportUnknownParameterType=false, reportUnknownArgumentType=false

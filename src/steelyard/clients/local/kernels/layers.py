@@ -1,14 +1,16 @@
 """Calls of the kernels for dense layers of clients with few samples: shapes, strides and room for what they return."""
-# pyright: reportUnknownMemberType=false, reportIndexIssue=false, reportMissingImports=false
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
-from steelyard.clients.local.kernels import dense
-from steelyard.clients.local.kernels.tiles import Arithmetic, power, tile
+from steelyard.clients.local.kernels import dense as _dense
+from steelyard.clients.local.kernels.shapes import power
+from steelyard.clients.local.kernels.tiles import Arithmetic, tile
+
+dense: Any = _dense  # what Triton makes of a function has no type
 
 
 class Places(NamedTuple):

@@ -10,7 +10,8 @@ import torch
 from steelyard.clients.local.architectures import Collected, InPlace, dense, dense_back
 from steelyard.clients.local.convolution import ConvSteps
 from steelyard.clients.local.gradients import Sgd, output_gradient
-from steelyard.clients.local.kernels import launch, layers
+from steelyard.clients.local.kernels import first, layers, second
+from steelyard.clients.local.kernels.shapes import Images, Shape
 from steelyard.clients.local.kernels.tiles import ARITHMETIC
 from steelyard.clients.local.moment import Moment
 from steelyard.clients.local.stock import Shelf
@@ -20,6 +21,12 @@ FEW = 64
 """Samples a client up to which a dense layer is bound by reading its weights; beyond, the library's products are."""
 WIDEST = 128
 """Outputs up to which the last layer and the loss fit one program."""
+
+
+MOST_CHANNELS = 64
+"""Channels of a convolution up to which its sums fit the registers of one program."""
+MOST_SUMS = 4096
+"""The same for the sums of the first convolution's gradient: outputs times numbers under four windows."""
 
 
 class KernelSteps:
@@ -35,10 +42,16 @@ class KernelSteps:
         self.stream: torch.cuda.Stream | None = None
         depth, height, width = steps.image
         inner, outer = steps.channels
-        self.first = launch.Shape(height, width, depth, steps.kernel, inner)
-        self.second = launch.Shape(height // 2, width // 2, inner, steps.kernel, outer)
+        self.first = Shape(height, width, depth, steps.kernel, inner)
+        self.second = Shape(height // 2, width // 2, inner, steps.kernel, outer)
         self.outputs = steps.places["dense2.weight"][1][0]
         self.head = layers.Places(*(steps.places[name][0] for name in ("dense2.weight", "dense2.bias", "dense1.bias")))
+
+    @property
+    def fits(self) -> bool:
+        """Whether programs of these kernels have room for the network's channels."""
+        wide, places = self.first.square
+        return max(self.steps.channels) <= MOST_CHANNELS and wide * places <= MOST_SUMS
 
     def sample_floats(self, samples: int) -> int:
         """Numbers a sample takes while a step runs: what the layers keep, codes as quarters of a number."""
@@ -52,18 +65,18 @@ class KernelSteps:
         samples, rate, how = moment.samples, self.sgd.rate, self.how
         views, places = self.steps.views(models), self.steps.places
         images = self.images(moment.shelf, moment.tables.rows, moment.counter, len(models), samples)
-        below, codes = launch.first_forward(self.first, images, views["conv1.weight"], how, self.kind)
-        kernels, turned = launch.prepare(self.second, views["conv2.weight"], self.kind)
-        flat, codes2 = launch.forward(self.second, below, kernels, views["conv2.bias"], samples, how)
+        below, codes = first.forward(self.first, images, views["conv1.weight"], how, self.kind)
+        kernels, turned = second.prepare(self.second, views["conv2.weight"], self.kind)
+        flat, codes2 = second.forward(self.second, below, kernels, views["conv2.bias"], samples, how)
         flat = flat.view(len(models), samples, -1)
         dense_layers = self._few if samples <= FEW else self._many
         slope = dense_layers(models, into, flat, moment, loss)
-        full = launch.spread(self.second, slope, codes2, self.kind)
-        second = (places["conv2.weight"][0], places["conv2.bias"][0])
+        full = second.spread(self.second, slope, codes2, self.kind)
+        own = (places["conv2.weight"][0], places["conv2.bias"][0])
         with self._beside(models.device):
-            launch.second_step(self.second, below, full, slope, codes2, models, into, second, samples, rate, how)
-        slope1 = launch.input_gradient(self.second, full, turned, samples, how)
-        launch.first_step(self.first, images, slope1, codes, models, into, self.steps.widths[0], rate, how)
+            second.step(self.second, below, full, slope, codes2, models, into, own, samples, rate, how)
+        slope1 = second.input_gradient(self.second, full, turned, samples, how)
+        first.step(self.first, images, slope1, codes, models, into, self.steps.widths[0], rate, how)
         self._together(models.device)
 
     def _few(
@@ -129,9 +142,7 @@ class KernelSteps:
             return InPlace(self.steps.views(models), self.sgd.rate)
         return Collected(self.steps.views(into))
 
-    def images(
-        self, shelf: Shelf, rows: torch.Tensor, counter: torch.Tensor, clients: int, samples: int
-    ) -> launch.Images:
+    def images(self, shelf: Shelf, rows: torch.Tensor, counter: torch.Tensor, clients: int, samples: int) -> Images:
         """The images of a step where they lie; kinds of numbers other than bytes and float32 are gathered first."""
         features = shelf.features
         if features.dtype not in (torch.uint8, torch.float32):
@@ -139,16 +150,16 @@ class KernelSteps:
             features = shelf.gather(now[0])
             rows = torch.arange(now.numel(), device=rows.device).view(now.shape)
             counter = torch.zeros_like(counter)
-        return launch.Images(features.flatten(1) if features.dim() > 1 else features, rows, counter, samples)
+        return Images(features.flatten(1) if features.dim() > 1 else features, rows, counter, samples)
 
     def outputs_of(self, models: torch.Tensor, shelf: Shelf, rows: torch.Tensor) -> torch.Tensor:
         """Return what each model says of each row of the data set, [models, rows, outputs]; use it for testing."""
         counter = torch.zeros(1, dtype=torch.int64, device=models.device)
         images = self.images(shelf, rows[None, None], counter, len(models), len(rows))
         views = self.steps.views(models)
-        below, _ = launch.first_forward(self.first, images, views["conv1.weight"], self.how, self.kind, coded=False)
+        below, _ = first.forward(self.first, images, views["conv1.weight"], self.how, self.kind, coded=False)
         kernels = views["conv2.weight"].to(self.kind)
         bias = views["conv2.bias"]
-        flat, _ = launch.forward(self.second, below, kernels, bias, len(rows), self.how, coded=False)
+        flat, _ = second.forward(self.second, below, kernels, bias, len(rows), self.how, coded=False)
         flat = flat.view(len(models), len(rows), -1)
         return dense(dense(flat, "dense1", views, None).relu_(), "dense2", views, None)
