@@ -44,6 +44,38 @@ def test_ratios_are_the_peers_time_over_ours() -> None:
     assert said["ratio_of_best"] == {"loop": 6.0}
 
 
+def test_several_precisions_have_a_ratio_each() -> None:
+    options = simulator.parse(["--bench", "A", "--precision", "float32, bfloat16"])
+    line = subprocess.Popen(["true"])
+    line.wait()
+    seconds = {"ours": 2.0, "ours:bfloat16": 1.0, "loop": 8.0}
+    peers = [simulator.Peer(name, line, None, {}, [s], [s]) for name, s in seconds.items()]  # type: ignore[arg-type]
+    said = simulator.summary(peers, options, {})
+    assert said["ratio"] == {"loop": 4.0}
+    assert said["ratio_by_precision"] == {"float32": {"loop": 4.0}, "bfloat16": {"loop": 8.0}}
+
+
+@pytest.mark.parametrize(("bench", "precision"), [("A", "half"), ("A", "float32,"), ("compare", "float32,tf32")])
+def test_unknown_precisions_are_refused(bench: str, precision: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        simulator.parse(["--bench", bench, "--precision", precision])
+    assert "--precision: got" in capsys.readouterr().err
+
+
+def test_commands_are_those_a_user_types(monkeypatch: pytest.MonkeyPatch) -> None:
+    from benchmarks.simulators import comparison
+
+    typed: list[list[str]] = []
+    monkeypatch.setattr(comparison.subprocess, "run", lambda command, **_: typed.append(command))
+    options = simulator.parse(["--bench", "compare", "--commands", "7"])
+    said = comparison.commands(options, ["DS", "LD>DS"])
+    assert said["rounds"] == 7
+    assert [word for command in typed for word in command if word in ("DS", "LD>DS")] == ["DS", "DS", "LD>DS"]
+    assert all("rounds.count=7" in command for command in typed)
+    assert "--rules" not in typed[1]
+    assert comparison.ratios({"ours": 2.0, "ten_single_ours": 3.0}) == {"ten_single_ours": 1.5}
+
+
 def test_unknown_peers_are_refused() -> None:
     command = [sys.executable, "-m", "benchmarks.simulator", "--bench", "C", "--against", "loop,flwr"]
     ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
