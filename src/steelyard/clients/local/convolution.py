@@ -30,7 +30,6 @@ class ConvOrder:
         self.channels = (module.conv1.out_channels, module.conv2.out_channels)
         height, width = module.image[1:]
         self.pooled = (height // 4, width // 4)
-        self.slots = {slot.name: slot for slot in layout.slots}
 
     def _grid(self, slot: Slot) -> tuple[int, int, int, int] | None:
         """The slot's shape as (rows, channels, height, width), where it has channels to move."""
@@ -71,12 +70,6 @@ class ConvOrder:
             shape = (slot.shape[0], -1) if len(slot.shape) > 1 else slot.shape
             named[slot.name] = native.narrow(-1, slot.offset, slot.size).view(*lead, *shape)
         return named
-
-    def kernels(self, native: torch.Tensor, name: str) -> torch.Tensor:
-        """Return one model's kernels as [out, in, height, width] with channels last in memory."""
-        slot = self.slots[name]
-        rows, channels, height, width = slot.shape
-        return native.narrow(0, slot.offset, slot.size).view(rows, height, width, channels).permute(0, 3, 1, 2)
 
 
 class ConvSteps:
