@@ -28,6 +28,12 @@ from steelyard.messages import Task, Updates
 from steelyard.rounds import run_rounds
 
 
+def settle() -> None:
+    """Wait until the device has done all it was given: only then does the clock say something."""
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
 class Stopwatch:
     """A recorder that keeps the time of each round and nothing else."""
 
@@ -44,8 +50,7 @@ class Stopwatch:
         *,
         last: bool,
     ) -> None:
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
+        settle()
         now = time.perf_counter()
         if round > 0:
             self.seconds.append(now - self._begun)
@@ -64,17 +69,12 @@ class Watched:
 
     def train(self, tasks: Sequence[Task]) -> list[Updates]:
         """Train and keep the time, the device's work included."""
-        self._wait()
+        settle()
         begun = time.perf_counter()
         answers = self._clients.train(tasks)
-        self._wait()
+        settle()
         self.seconds.append(time.perf_counter() - begun)
         return answers
-
-    @staticmethod
-    def _wait() -> None:
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
 
 
 class Times(NamedTuple):
@@ -147,10 +147,8 @@ def singles(
 
 def commands(options: argparse.Namespace, rules: Sequence[str]) -> dict[str, Any]:
     """Time what a user types, from start to end: `steelyard compare` with all rules, and once with each alone."""
-    changes = [f"rounds.count={options.commands}", f"compute.device={options.device}"]
-    changes += [f"compute.precision={options.precision[0]}", f"compute.engine={options.engine}"]
     common = [sys.executable, "-m", "steelyard", "compare", "mnist-noniid"]
-    common += [word for change in changes for word in ("--set", change)]
+    common += [word for change in changes(options, options.commands, options.engine) for word in ("--set", change)]
     source = os.pathsep.join([str(Path(__file__).parents[2] / "src"), os.environ.get("PYTHONPATH", "")])
     with tempfile.TemporaryDirectory() as folder:
         # What is found out once per machine (kernels, the choice of engine) is there for every command alike.
@@ -172,18 +170,21 @@ def commands(options: argparse.Namespace, rules: Sequence[str]) -> dict[str, Any
     }
 
 
-def prepared(options: argparse.Namespace, engine: str) -> Experiment:
-    """Return mnist-noniid with its ten default rules, on the device asked for."""
-    changes = [
-        f"rounds.count={options.warmup + options.rounds}",
+def changes(options: argparse.Namespace, rounds: int, engine: str) -> list[str]:
+    """Return what differs from the recipe."""
+    return [
+        f"rounds.count={rounds}",
         f"compute.device={options.device}",
         # The plain loop takes TF32 whatever ours takes: that is torch's own default for convolutions.
         f"compute.precision={'tf32' if engine == 'loop' else options.precision[0]}",
         f"compute.engine={engine}",
+        *([f"training.epochs={options.epochs}"] if options.epochs else []),
     ]
-    if options.epochs:
-        changes.append(f"training.epochs={options.epochs}")
-    experiment = load_comparison("mnist-noniid", changes)
+
+
+def prepared(options: argparse.Namespace, engine: str) -> Experiment:
+    """Return mnist-noniid with its ten default rules, on the device asked for."""
+    experiment = load_comparison("mnist-noniid", changes(options, options.warmup + options.rounds, engine))
     assert isinstance(experiment, Experiment)
     return experiment
 
