@@ -26,14 +26,14 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import numpy as np
 
 from steelyard.data.files import find
-from steelyard.federation import Federation, Plan, RoundState
 from steelyard.recommend.clients import Protocol, RecommendClients, RecommendServer, Users
 from steelyard.recommend.fpl import Learning
 from steelyard.recommend.interactions import Interactions
 from steelyard.recommend.ranking import Ground
 from steelyard.recommend.reading import read
 from steelyard.recommend.sampling import Histories
-from steelyard.rounds import one_round
+from steelyard.rounds.loop import one_round
+from steelyard.rounds.state import Federation, Plan, RoundState
 from steelyard.weighing.rule import Rule, WeighingSettings
 
 FACTORS, RATE, THREADS, DATA = 20, 0.05, 2, "movielens_1m/ratings.dat.gz"

@@ -20,13 +20,13 @@ import numpy as np
 import torch
 
 from steelyard.experiment.loading import load
+from steelyard.experiment.recommend import RecommendDescription
 from steelyard.experiment.running import federations_of, plan_of
-from steelyard.federation import RoundRecord, RoundState
 from steelyard.recommend.baselines import recommend
-from steelyard.recommend.experiment import RecommendExperiment
 from steelyard.recommend.metrics import bias_disparity, measure
 from steelyard.recommend.ranking import View
-from steelyard.rounds import run_rounds
+from steelyard.rounds.loop import run_rounds
+from steelyard.rounds.state import RoundRecord, RoundState
 
 CUTOFF = 10
 MODES = ("sFPL", "sFPL+", "pFPL", "pFPL+")
@@ -61,7 +61,7 @@ class Printer:
     """A recorder that prints a line at the epochs asked for and stores nothing."""
 
     def __init__(
-        self, experiment: RecommendExperiment, clients: Any, label: Mapping[str, Any], epochs: set[int]
+        self, experiment: RecommendDescription, clients: Any, label: Mapping[str, Any], epochs: set[int]
     ) -> None:
         self.experiment, self.clients, self.label, self.epochs = experiment, clients, label, epochs
         self.each = 1 if experiment.one_by_one else experiment.rounds_per_epoch()
@@ -97,7 +97,7 @@ def federated(recipe: str, changes: list[str], epochs: list[int], **label: Any) 
     """Run one configuration and print it at each of the epochs."""
     last = [f"rounds.epochs={max(epochs)}", f"rounds.evaluate_every={max(epochs)}"]
     experiment = load(recipe, [*changes, *last])
-    assert isinstance(experiment, RecommendExperiment)
+    assert isinstance(experiment, RecommendDescription)
     clients, server = experiment.assemble()
     printer = Printer(experiment, clients, {"recipe": recipe, **label}, set(epochs))
     run_rounds(federations_of(experiment), {}, clients, server, plan_of(experiment), printer)
@@ -106,7 +106,7 @@ def federated(recipe: str, changes: list[str], epochs: list[int], **label: Any) 
 def centralised(recipe: str, names: list[str]) -> None:
     """Train the baselines on the recipe's split and print them."""
     experiment = load(recipe)
-    assert isinstance(experiment, RecommendExperiment)
+    assert isinstance(experiment, RecommendDescription)
     prepared = experiment.prepare()
     for name, settings in BASELINES:
         if name not in names:

@@ -6,8 +6,8 @@ from tempfile import mkdtemp
 import numpy as np
 
 from steelyard import Experiment
-from steelyard.recommend.audit import watch
-from steelyard.recommend.finished import open_run
+from steelyard.experiment.recommend_audit import watch
+from steelyard.report.recommender import open_run
 
 # Sixty users of two tastes; every third keeps all her likes to herself, the others share half of them.
 chance = np.random.default_rng(0)

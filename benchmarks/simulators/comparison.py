@@ -21,11 +21,11 @@ from steelyard.data import load
 from steelyard.data.dataset import Dataset
 from steelyard.errors import UserError
 from steelyard.experiment.comparing import load_comparison
-from steelyard.experiment.model import Experiment
+from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.running import federations_of, plan_of
-from steelyard.federation import Federation, RoundRecord, RoundState
 from steelyard.messages import Task, Updates
-from steelyard.rounds import run_rounds
+from steelyard.rounds.loop import run_rounds
+from steelyard.rounds.state import Federation, RoundRecord, RoundState
 
 
 def settle() -> None:
@@ -137,7 +137,7 @@ def singles(
     federations: Sequence[Federation],
     clients: Clients,
     server: Server,
-    experiment: Experiment,
+    experiment: LearningDescription,
     options: argparse.Namespace,
 ) -> Times:
     """Run the federations one after another and add up their seconds."""
@@ -182,10 +182,10 @@ def changes(options: argparse.Namespace, rounds: int, engine: str) -> list[str]:
     ]
 
 
-def prepared(options: argparse.Namespace, engine: str) -> Experiment:
+def prepared(options: argparse.Namespace, engine: str) -> LearningDescription:
     """Return mnist-noniid with its ten default rules, on the device asked for."""
     experiment = load_comparison("mnist-noniid", changes(options, options.warmup + options.rounds, engine))
-    assert isinstance(experiment, Experiment)
+    assert isinstance(experiment, LearningDescription)
     return experiment
 
 
@@ -193,7 +193,7 @@ def timed(
     federations: Sequence[Federation],
     clients: Clients,
     server: Server,
-    experiment: Experiment,
+    experiment: LearningDescription,
     options: argparse.Namespace,
 ) -> Times:
     """Median seconds of a round of these federations, after the warm-up."""

@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from steelyard.api import Experiment, RecommendExperiment, Result, resume
     from steelyard.data import Dataset, Population, in_memory
     from steelyard.errors import UserError
-    from steelyard.experiment.model import Experiment
-    from steelyard.experiment.running import Result, resume
     from steelyard.runs.reader import History
     from steelyard.weighing.criteria import CohortView, LocalData, client_criterion, server_criterion
     from steelyard.weighing.rule import Rule, WeighingSettings
@@ -29,6 +28,7 @@ __all__ = [
     "History",
     "LocalData",
     "Population",
+    "RecommendExperiment",
     "Result",
     "Rule",
     "UserError",
@@ -43,17 +43,18 @@ __all__ = [
 _HOMES = {
     "CohortView": "steelyard.weighing.criteria",
     "Dataset": "steelyard.data",
-    "Experiment": "steelyard.experiment.model",
+    "Experiment": "steelyard.api",
     "History": "steelyard.runs.reader",
     "LocalData": "steelyard.weighing.criteria",
     "Population": "steelyard.data",
-    "Result": "steelyard.experiment.running",
+    "RecommendExperiment": "steelyard.api",
+    "Result": "steelyard.api",
     "Rule": "steelyard.weighing.rule",
     "UserError": "steelyard.errors",
     "WeighingSettings": "steelyard.weighing.rule",
     "client_criterion": "steelyard.weighing.criteria",
     "in_memory": "steelyard.data",
-    "resume": "steelyard.experiment.running",
+    "resume": "steelyard.api",
     "server_criterion": "steelyard.weighing.criteria",
 }
 

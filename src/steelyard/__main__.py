@@ -1,5 +1,5 @@
 """`python -m steelyard` is the same as the command `steelyard`."""
 
-from steelyard.cli import main
+from steelyard.cli.main import main
 
 main()

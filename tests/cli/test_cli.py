@@ -145,7 +145,7 @@ def test_unknown_words_are_refused(steelyard: CommandLine, refused: Refused) -> 
 
 def test_help_does_not_wait_for_what_is_heavy() -> None:
     code = (
-        "import sys; import steelyard.cli; "
+        "import sys; import steelyard.cli.main; "
         "print([name for name in ('torch', 'numpy', 'pandas', 'pydantic', 'flwr', 'sklearn') if name in sys.modules])"
     )
     command = [sys.executable, "-c", code]

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from steelyard import Experiment, UserError
-from steelyard.experiment.loading import build, change, load, parse, read_value, recipes, to_toml
+from steelyard.experiment.loading import build, load, recipes, to_toml
+from steelyard.settings import change, parse, read_value
 
 
 @pytest.mark.parametrize(

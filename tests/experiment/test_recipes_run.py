@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from steelyard.experiment.loading import load
-from steelyard.experiment.running import Result
+from steelyard.api import Experiment, Result
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 SHORT = ("rounds.count=2", "training.epochs=1", "compute.device=cpu", "compute.engine=loop", "model.name=logistic")
@@ -29,7 +28,7 @@ CASES: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 def run(recipe: str, out: Path, *changes: str) -> Result:
-    return load(recipe, [*SHORT, *changes]).run(out)
+    return Experiment.load(recipe, [*SHORT, *changes]).run(out)
 
 
 @pytest.mark.parametrize("recipe", CASES)
@@ -82,7 +81,7 @@ def test_femnist_reads_leafs_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_the_regression_recipe_learns_and_its_loss_adapts(tmp_path: Path) -> None:
     changes = ["rounds.count=12", "compute.device=cpu", "compute.engine=loop"]
-    result = load("adafed-regression", changes).run(tmp_path / "run")
+    result = Experiment.load("adafed-regression", changes).run(tmp_path / "run")
     rounds = result.history.rounds.query("rule == 'adafed'")
     assert rounds["accuracy"].iloc[-1] > 0.6 * rounds["accuracy"].iloc[0]
     shapes = [json.loads(text)["shape"] for text in rounds["loss"]]

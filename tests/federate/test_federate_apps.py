@@ -16,6 +16,7 @@ from tests.clients.flower.flower_fakes import FakeGrid
 
 from steelyard.errors import UserError
 from steelyard.experiment.loading import build
+from steelyard.experiment.running import run
 from steelyard.federate import client_app
 from steelyard.federate.client_app import app, within
 from steelyard.federate.config import experiment_of, experiment_text
@@ -79,9 +80,9 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("nodes", [2, 6])
 def test_a_federation_gives_the_weights_of_the_simulation(tmp_path: Path, nodes: int):
     document = described(beside={"fedavg": {"criteria": ["DS"]}})
-    build(document).run(tmp_path / "simulated")
+    run(build(document), out=tmp_path / "simulated")
     grid, config = grid_of(document, nodes, out=str(tmp_path / "federated"))
-    result = federate(grid, config, "77")  # type: ignore[arg-type]
+    folder = federate(grid, config, "77")  # type: ignore[arg-type]
     first, second = weights(tmp_path / "simulated"), weights(tmp_path / "federated")
     assert set(first) == set(second) == {"LD>DS>MD", "fedavg"}
     for name in first:
@@ -93,7 +94,7 @@ def test_a_federation_gives_the_weights_of_the_simulation(tmp_path: Path, nodes:
     assert (there.clients["bytes"] > 650 * 4).all()
     assert there.info["clients"] == "flower"
     assert there.info["federation_run"] == "77"
-    assert result.folder == tmp_path / "federated"
+    assert folder == tmp_path / "federated"
 
 
 def test_online_adjustment_and_the_adaptive_loss_work_as_in_the_simulation(tmp_path: Path):
@@ -104,7 +105,7 @@ def test_online_adjustment_and_the_adaptive_loss_work_as_in_the_simulation(tmp_p
         weighing={"adjust": {"strategy": "online"}},
         beside={"adafed": {"criteria": ["VP"], "when_zero": "keep", "loss": {"adapt": "class-f1"}}},
     )
-    build(document).run(tmp_path / "simulated")
+    run(build(document), out=tmp_path / "simulated")
     grid, config = grid_of(document, 2, out=str(tmp_path / "federated"))
     federate(grid, config, "1")  # type: ignore[arg-type]
     here, there = History(tmp_path / "simulated").rounds, History(tmp_path / "federated").rounds
@@ -118,7 +119,7 @@ def test_online_adjustment_and_the_adaptive_loss_work_as_in_the_simulation(tmp_p
 
 def test_a_stubborn_client_keeps_its_model_in_the_node_state(tmp_path: Path):
     document = described(partition={"stubborn": ["client-001"]}, rounds={"count": 3, "fraction": 1.0})
-    build(document).run(tmp_path / "simulated")
+    run(build(document), out=tmp_path / "simulated")
     grid, config = grid_of(document, 3, fresh=True, out=str(tmp_path / "federated"))
     federate(grid, config, "1")  # type: ignore[arg-type]
     ours, theirs = weights(tmp_path / "simulated"), weights(tmp_path / "federated")
@@ -130,7 +131,7 @@ def test_a_stubborn_client_keeps_its_model_in_the_node_state(tmp_path: Path):
 
 def test_a_run_that_lost_its_nodes_is_resumed_to_the_same_weights(tmp_path: Path):
     document = described(partition={"stubborn": ["client-000"]}, rounds={"count": 4, "fraction": 1.0})
-    build(document).run(tmp_path / "simulated")
+    run(build(document), out=tmp_path / "simulated")
     grid, config = grid_of(document, 2, out=str(tmp_path / "federated"))
     client_app._hosted.clear()
     honest = dict(grid.nodes)

@@ -18,6 +18,8 @@ from cryptography.x509.verification import PolicyBuilder
 from cryptography.x509.verification import Store as Trusted
 
 from steelyard.clients.place import Place
+from steelyard.data import load as load_data
+from steelyard.data import share_out
 from steelyard.errors import UserError
 from steelyard.experiment.loading import build, load
 from steelyard.federate.certificates import make_certificates, make_key
@@ -151,7 +153,7 @@ def test_a_node_keeps_its_own_rows_only():
     assert hosted.names == ("client-003", "client-008")
     assert hosted.about == {"features": [1, 8, 8], "classes": 10}
     stock = hosted.clients.room.stock(experiment.seed)
-    whole = experiment.populations()(experiment.seed)
+    whole = share_out(load_data(experiment.data), experiment.partition, experiment.seed)
     mine = [whole.by_name[name] for name in hosted.names]
     assert len(stock.population.dataset) == sum(len(rows.train) + len(rows.test) for rows in mine)
     kept = stock.population.by_name["client-008"]

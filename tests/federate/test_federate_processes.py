@@ -18,6 +18,7 @@ pytest.importorskip("flwr")
 
 from steelyard.errors import UserError
 from steelyard.experiment.loading import build
+from steelyard.experiment.running import run
 from steelyard.federate.certificates import make_key
 from steelyard.federate.following import follow, rounds_of
 from steelyard.federate.launch import Launch
@@ -86,7 +87,7 @@ def wait_for_round(folder: Path, round: int, seconds: float = 120.0) -> None:
 def test_four_nodes_with_tls_equal_the_simulation_and_a_stranger_is_refused(tmp_path: Path):
     # Only the last round is evaluated, to save time; cohorts of half the clients.
     described = experiment(4, rounds={"evaluate_every": 5})
-    described.run(tmp_path / "simulated")
+    run(described, out=tmp_path / "simulated")
     folder = tmp_path / "federated"
     with started(folder, described, Launch(4, tls=True)) as federation:
         key, _ = make_key(tmp_path / "stranger")
@@ -137,7 +138,7 @@ def test_a_node_is_killed_then_the_superlink_and_the_run_is_resumed(tmp_path: Pa
 @pytest.mark.slow
 def test_twenty_nodes_and_three_rounds_lose_nothing(tmp_path: Path):
     described = experiment(20, timeout=300.0, partition={"clients": 40}, rounds={"count": 3, "fraction": 1.0})
-    described.run(tmp_path / "simulated")
+    run(described, out=tmp_path / "simulated")
     folder = tmp_path / "run"
     with started(folder, described, Launch(20)) as federation:
         federation.submit()
@@ -155,7 +156,7 @@ def test_five_users_of_a_recommender_on_five_nodes(tmp_path: Path):
     from tests.federate.test_federate_recommend import document
 
     described = build({**document(tmp_path), "federate": {"nodes": 5, "timeout": 120.0}})
-    described.run(tmp_path / "simulated")
+    run(described, out=tmp_path / "simulated")
     folder = tmp_path / "run"
     with started(folder, described, Launch(5)) as federation:
         federation.submit()

@@ -16,10 +16,11 @@ from steelyard.clients.flower.arrays import pack
 from steelyard.clients.flower.forms import Refused
 from steelyard.errors import UserError
 from steelyard.experiment.loading import build
+from steelyard.experiment.running import run
 from steelyard.federate.config import experiment_text
 from steelyard.federate.server_app import federate
-from steelyard.recommend.across import sparse_codec
 from steelyard.recommend.sparse import SparseRows
+from steelyard.recommend.wire import sparse_codec
 from steelyard.runs.reader import History
 
 
@@ -54,7 +55,7 @@ def document(tmp_path: Path, **fpl: Any) -> dict[str, Any]:
 
 def test_five_users_on_five_nodes_equal_the_simulation(tmp_path: Path):
     made = document(tmp_path)
-    build(made).run(tmp_path / "simulated")
+    run(build(made), out=tmp_path / "simulated")
     config = {"experiment": experiment_text(build({**made, "federate": {"nodes": 5}})), "out": str(tmp_path / "run")}
     nodes = {70 - i: node({"client": f"u{i}"}, config) for i in range(5)}
     federate(FakeGrid(nodes), config, "1")  # type: ignore[arg-type]

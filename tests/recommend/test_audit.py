@@ -5,7 +5,8 @@ import pytest
 
 from steelyard.errors import UserError
 from steelyard.experiment.loading import build
-from steelyard.recommend.audit import CuriousServer, audit, judge, watch
+from steelyard.experiment.recommend_audit import audit, watch
+from steelyard.recommend.audit import CuriousServer, judge
 from steelyard.recommend.interactions import build as table
 from steelyard.recommend.sampling import Histories
 from steelyard.recommend.sparse import SparseRows

@@ -7,8 +7,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from steelyard.cli.recommend import app
 from steelyard.errors import UserError
-from steelyard.recommend.commands import app
 from steelyard.recommend.evaluate import figures, load
 
 FILES = {

@@ -5,28 +5,35 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from steelyard.api import Result, resume
 from steelyard.errors import UserError
+from steelyard.experiment import running
 from steelyard.experiment.loading import build, load, to_toml
-from steelyard.experiment.running import federations_of, plan_of, resume, run
+from steelyard.experiment.recommend import RecommendDescription
+from steelyard.experiment.running import federations_of, plan_of
 from steelyard.messages import Question, Task
-from steelyard.recommend.experiment import RecommendExperiment
-from steelyard.recommend.finished import open_run
 from steelyard.recommend.sparse import PairRows
+from steelyard.report.recommender import open_run
 from steelyard.runs.reader import History
 
 USERS, TRAIN = 24, 24 * 8
 
 
-def changed(description: dict, **sections) -> RecommendExperiment:
+def changed(description: dict, **sections) -> RecommendDescription:
     document = {key: dict(value) if isinstance(value, dict) else value for key, value in description.items()}
     for name, value in sections.items():
         document[name] = {**document.get(name, {}), **value}
     return build(document)
+
+
+def run(*arguments: Any, **options: Any) -> Result:
+    return Result(running.run(*arguments, **options))
 
 
 @pytest.mark.parametrize(
@@ -95,7 +102,7 @@ def test_users_are_weighed_by_criteria_beside_the_plain_sum(description, tmp_pat
     assert not torch.equal(open_run(result.folder).model, open_run(result.folder, "sum").model)
 
 
-def one_task(experiment: RecommendExperiment, names: list[str], round: int = 1) -> tuple:
+def one_task(experiment: RecommendDescription, names: list[str], round: int = 1) -> tuple:
     clients, server = experiment.assemble()
     task = Task("EQ", experiment.seed, round, tuple(names), server.initial(experiment.seed))
     return clients, clients.train([task])[0]
@@ -171,7 +178,7 @@ def test_rules_are_compared_over_seeds_on_users_too(description, tmp_path):
     assert len(first.clients.snapshot()) == 8  # vectors and traffic of two rules with two seeds
 
 
-def to_document(experiment: RecommendExperiment) -> dict:
+def to_document(experiment: RecommendDescription) -> dict:
     return experiment.model_dump(mode="json", exclude_none=True)
 
 
@@ -244,11 +251,11 @@ def test_rounds_in_place_of_epochs(description, tmp_path):
 
 
 def test_recipes_load_and_come_back_from_toml():
-    from steelyard.experiment.loading import parse
+    from steelyard.settings import parse
 
     for name in ("fpl-ml1m", "fpl-amazon", "fpl-foursquare"):
         experiment = load(name)
-        assert isinstance(experiment, RecommendExperiment)
+        assert isinstance(experiment, RecommendDescription)
         assert build(parse(to_toml(experiment), name)) == experiment
         assert federations_of(experiment)[0].rule_name == "EQ"
 

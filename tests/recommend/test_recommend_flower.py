@@ -16,10 +16,11 @@ from tests.clients.flower.flower_fakes import FakeGrid
 from steelyard.clients.place import Place
 from steelyard.errors import UserError
 from steelyard.experiment.loading import build
+from steelyard.experiment.running import run
 from steelyard.federate import client_app
 from steelyard.federate.config import experiment_text
 from steelyard.federate.server_app import federate
-from steelyard.recommend.finished import open_run
+from steelyard.report.recommender import open_run
 from steelyard.runs.reader import History
 from steelyard.runs.store import Store
 
@@ -75,7 +76,7 @@ def models(folder: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("own_files", [False, True])
 def test_five_users_on_five_nodes_equal_the_simulation(five, tmp_path: Path, own_files: bool):
-    build(five).run(tmp_path / "simulated")
+    run(build(five), out=tmp_path / "simulated")
     away = five
     if own_files:
         # The server and the nodes are told of a file that none of them has: each reads her own rows only.

@@ -8,18 +8,17 @@ from itertools import permutations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import ValidationError
-
 from steelyard.errors import UserError, listed, nearest
-from steelyard.experiment.loading import build, change, explain, parse, source_text
-from steelyard.experiment.sections import BaseExperiment
+from steelyard.experiment.description import Description
+from steelyard.experiment.loading import build, read_document
+from steelyard.experiment.running import run
+from steelyard.settings import validated
 from steelyard.weighing import criteria as registry
 from steelyard.weighing import plugins
 from steelyard.weighing.rule import WeighingSettings, label, parse_priority, show_priority
 
 if TYPE_CHECKING:
     from steelyard.data.dataset import Dataset
-    from steelyard.experiment.running import Result
 
 STRATEGIES = ("online", "greedy", "bandit")
 WORDS = (*STRATEGIES, "budget(20)", "fedavg", "adafed", "adafed-weights", "mean", "product", "recipe")
@@ -29,17 +28,13 @@ CHECKPOINTS = 10
 
 def load_comparison(
     name_or_file: str | Path, changes: Sequence[str] = (), rules: Sequence[str] = (), seed: int | None = None
-) -> BaseExperiment:
+) -> Description:
     """Load a recipe or file as `steelyard compare` does: with the rules to compare in place of its own.
 
     Unless the file or a change says otherwise, right or wrong is recorded for every test sample of the last round,
     and checkpoints are written ten times a run.
     """
-    document = parse(source_text(name_or_file), str(name_or_file))
-    for assignment in changes:
-        change(document, assignment)
-    if seed is not None:
-        document["seed"] = seed
+    document = read_document(name_or_file, changes, seed)
     document.setdefault("rounds", {}).setdefault("samples", True)
     experiment = build(document, str(name_or_file))
     if "checkpoint_every" not in document.get("store", {}):
@@ -49,24 +44,22 @@ def load_comparison(
 
 
 def compare(
-    experiment: BaseExperiment,
+    experiment: Description,
     rules: Sequence[str] = (),
     seeds: int = 1,
     *,
     out: str | Path | None = None,
     dataset: Dataset | None = None,
     progress: bool = False,
-) -> Result:
-    """Run rules side by side with `seeds` seeds, counted from the experiment's; what `Experiment.compare` does."""
-    from steelyard.experiment.running import run
-
+) -> Path:
+    """Run rules side by side with `seeds` seeds, counted from the experiment's; returns the folder of the run."""
     if seeds < 1:
         raise UserError(f"--seeds: got {seeds}; allowed: a whole number from 1")
     chosen = [experiment.seed + number for number in range(seeds)]
     return run(with_rules(experiment, rules), out=out, seeds=chosen, dataset=dataset, progress=progress)
 
 
-def with_rules(experiment: BaseExperiment, texts: Sequence[str]) -> BaseExperiment:
+def with_rules(experiment: Description, texts: Sequence[str]) -> Description:
     """Return the experiment with these rules, the first as its main rule; without any, with the default ones."""
     found = parse_rules(texts, experiment) if texts else default_rules(experiment)
     (first, settings), *rest = found.items()
@@ -81,7 +74,7 @@ def _plain(settings: WeighingSettings) -> dict[str, Any]:
     return settings.model_dump(mode="json", exclude_none=True)
 
 
-def default_rules(experiment: BaseExperiment) -> dict[str, WeighingSettings]:
+def default_rules(experiment: Description) -> dict[str, WeighingSettings]:
     """Return each criterion alone, every order of up to three, and online; the recipe's own rules if it has no order.
 
     With more than three criteria the orders are too many to run: the recipe's own stands for them.
@@ -94,13 +87,13 @@ def default_rules(experiment: BaseExperiment) -> dict[str, WeighingSettings]:
     return parse_rules(texts, experiment)
 
 
-def parse_rules(texts: Sequence[str], experiment: BaseExperiment) -> dict[str, WeighingSettings]:
+def parse_rules(texts: Sequence[str], experiment: Description) -> dict[str, WeighingSettings]:
     """Read rules such as "DS", "LD>DS>MD", "online(LD>DS>MD)@20", "fedavg", separated by commas or given one by one.
 
     What each word means is in docs/experiments.md. The recipe's criteria and plugins are the frame.
     """
-    for place in experiment.weighing.plugins:
-        plugins.load_module(place)
+    for path in experiment.weighing.plugins:
+        plugins.load_module(path)
     found: dict[str, WeighingSettings] = {}
     for text in texts:
         for word in _split(text):
@@ -121,17 +114,14 @@ def _split(text: str) -> list[str]:
     return [part.strip() for part in re.split(r",(?![^()]*\))", text) if part.strip()]
 
 
-def _rule(word: str, experiment: BaseExperiment) -> tuple[str, WeighingSettings]:
+def _rule(word: str, experiment: Description) -> tuple[str, WeighingSettings]:
     given = _described(word, experiment)
     plugs = list(experiment.weighing.plugins)
-    try:
-        settings = WeighingSettings.model_validate({**given, "plugins": plugs})
-    except ValidationError as error:
-        raise UserError(f"--rules: '{word}': {explain(error, WeighingSettings)}") from None
+    settings = validated(WeighingSettings, {**given, "plugins": plugs}, f"--rules: '{word}'")
     return label(settings), settings
 
 
-def _described(word: str, experiment: BaseExperiment) -> Mapping[str, Any]:
+def _described(word: str, experiment: Description) -> Mapping[str, Any]:
     base = experiment.weighing
     if word == "fedavg":
         return {"criteria": ["DS"], "name": "fedavg"}
@@ -178,9 +168,8 @@ def _known(name: str, word: str) -> None:
         )
 
 
-def _adafed(word: str, experiment: BaseExperiment) -> dict[str, Any]:
-    data = getattr(experiment, "data", None)
-    regression = data is not None and (data.source == "diabetes" or data.task == "regression")
+def _adafed(word: str, experiment: Description) -> dict[str, Any]:
+    regression = experiment.regression
     given: dict[str, Any] = {"criteria": ["VE" if regression else "VP"], "when_zero": "keep", "name": word}
     if word == "adafed":
         given["loss"] = {"adapt": "barron" if regression else "class-f1"}

@@ -6,19 +6,20 @@ import json
 import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
-from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from steelyard import __version__
 from steelyard.errors import UserError
-from steelyard.experiment.loading import build, parse, to_toml
-from steelyard.experiment.sections import BaseExperiment
-from steelyard.federation import Federation, FixedLoss, LossRule, Plan, RoundRecord, RoundState
+from steelyard.experiment.description import Description
+from steelyard.experiment.loading import RUN_FILE, read_experiment, to_toml
 from steelyard.messages import LossState
-from steelyard.rounds import Progress, run_rounds
+from steelyard.rounds.loop import Progress, run_rounds
+from steelyard.rounds.progress import show_progress
+from steelyard.rounds.state import Federation, FixedLoss, LossRule, Plan, RoundRecord, RoundState
 from steelyard.runs.reader import History
 from steelyard.runs.store import Store, exists
 from steelyard.weighing.adjusting import strategy_of
@@ -33,38 +34,10 @@ if TYPE_CHECKING:
 
 Assembly = Callable[[], "tuple[Clients, Server]"]
 
-DESCRIPTION = "experiment.toml"
 _LIBRARIES = ("torch", "numpy", "scipy", "scikit-learn", "pydantic", "safetensors", "flwr")
 
 
-@dataclass(frozen=True)
-class Result:
-    """A run that has ended: its folder and everything recorded in it."""
-
-    folder: Path
-    experiment: BaseExperiment
-
-    @cached_property
-    def history(self) -> History:
-        """Data frames of the run: rounds, clients, evaluations."""
-        return History(self.folder)
-
-    @cached_property
-    def summary(self) -> dict[str, Any]:
-        """The final figures as one document; the same that `steelyard run --format json` prints."""
-        from steelyard.report.summary import summarise
-
-        return summarise(self.folder, self.experiment.rounds, self.experiment.score_name)
-
-    @cached_property
-    def table(self) -> dict[str, Any]:
-        """The rules compared, as one document; the same that `steelyard table --format json` prints."""
-        from steelyard.report.comparison import compare_run
-
-        return compare_run(self.folder, self.experiment.rounds)
-
-
-def federations_of(experiment: BaseExperiment, seeds: Sequence[int] | None = None) -> list[Federation]:
+def federations_of(experiment: Description, seeds: Sequence[int] | None = None) -> list[Federation]:
     """Return every rule of an experiment with every seed as a federation, the main rule first."""
     chosen = list(seeds) if seeds else [experiment.seed]
     made: list[Federation] = []
@@ -75,7 +48,7 @@ def federations_of(experiment: BaseExperiment, seeds: Sequence[int] | None = Non
 
 
 def make_federation(
-    experiment: BaseExperiment, name: str, settings: WeighingSettings, seed: int, *, several: bool = False
+    experiment: Description, name: str, settings: WeighingSettings, seed: int, *, several: bool = False
 ) -> Federation:
     """Make one federation from a rule and a seed; its name is the rule's, with the seed where there are several."""
     full_name = f"{name}#{seed}" if several else name
@@ -83,19 +56,17 @@ def make_federation(
     return Federation(full_name, name, seed, Rule(settings), strategy_of(settings.adjust), loss)
 
 
-def make_loss(experiment: BaseExperiment, settings: LossSettings | None) -> LossRule:
+def make_loss(experiment: Description, settings: LossSettings | None) -> LossRule:
     """Return what decides the clients' loss: the experiment's own every round, or one that adapts (AdaFed)."""
-    training = getattr(experiment, "training", None)
-    name = "auto" if training is None else str(training.loss)
     if settings is None:
-        return FixedLoss(LossState(name))
+        return FixedLoss(LossState(experiment.local_loss))
     if settings.adapt == "class-f1":
-        return ClassF1Loss(name, settings.epsilon)
+        return ClassF1Loss(experiment.local_loss, settings.epsilon)
     adapts = settings.adapt == "barron"
     return BarronLoss(settings.shape, settings.scale, settings.adapt_scale, settings.lowest, adapts)
 
 
-def plan_of(experiment: BaseExperiment) -> Plan:
+def plan_of(experiment: Description) -> Plan:
     """Return the loop's settings."""
     rounds = experiment.resolved().rounds
     return Plan(
@@ -105,11 +76,11 @@ def plan_of(experiment: BaseExperiment) -> Plan:
         evaluate_every=rounds.evaluate_every,
         stop_at=(rounds.target, rounds.share) if rounds.stop_at_target else None,
         detailed=rounds.samples,
-        report=getattr(getattr(experiment, "partition", None), "server_report", "none") != "none",
+        report=experiment.reports_on_server,
     )
 
 
-def new_folder(experiment: BaseExperiment, out: str | Path | None) -> Path:
+def new_folder(experiment: Description, out: str | Path | None) -> Path:
     """Return the folder of a new run; one that holds a run already is refused, so that nothing is lost."""
     if out is not None:
         folder = Path(out)
@@ -130,20 +101,23 @@ def new_folder(experiment: BaseExperiment, out: str | Path | None) -> Path:
 
 
 def run(
-    experiment: BaseExperiment,
+    experiment: Description,
     *,
     out: str | Path | None = None,
     seeds: Sequence[int] | None = None,
     dataset: Dataset | None = None,
     progress: bool | Progress = False,
     assemble: Assembly | None = None,
-) -> Result:
-    """Run an experiment from the start into a new folder; `assemble` brings clients of another kind than simulated."""
+) -> Path:
+    """Run an experiment from the start into a new folder, which is returned.
+
+    `assemble` brings clients of another kind than simulated.
+    """
     folder = new_folder(experiment, out)
     clients, server = experiment.assemble(dataset) if assemble is None else assemble()
     store = _open(folder, experiment)
     try:
-        (folder / DESCRIPTION).write_text(to_toml(experiment), encoding="utf-8")
+        (folder / RUN_FILE).write_text(to_toml(experiment), encoding="utf-8")
         store.note(seeds=list(seeds or [experiment.seed]), in_memory=dataset is not None, **versions())
         return _go(experiment, folder, store, clients, server, seeds, progress)
     finally:
@@ -157,20 +131,22 @@ def resume(
     dataset: Dataset | None = None,
     progress: bool | Progress = False,
     assemble: Assembly | None = None,
-) -> Result:
-    """Go on with a run that was stopped or killed, from its last whole checkpoint, to the same bits."""
+) -> Path:
+    """Go on with a run that was stopped or killed, from its last whole checkpoint, to the same bits.
+
+    Returns its folder.
+    """
     folder = Path(folder)
     history = History(folder)
     experiment = read_experiment(folder)
     if history.info.get("status") == "finished":
-        return Result(folder, experiment)
+        return folder
     if history.info.get("in_memory") == "true" and dataset is None:
         raise UserError(f"{folder}: this run was given its data in Python; resume it there with dataset=...")
     seeds = [int(seed) for seed in json.loads(history.info.get("seeds", "[]"))] or None
     choice = history.info.get("engine_choice")
-    if choice and "compute" in type(experiment).model_fields:
-        compute = {**experiment.model_dump(mode="json", exclude_none=True)["compute"], "engine": choice}
-        experiment = build({**experiment.model_dump(mode="json", exclude_none=True), "compute": compute})
+    if choice:
+        experiment = experiment.with_engine(choice)
     clients, server = experiment.assemble(dataset) if assemble is None else assemble()
     store = _open(folder, experiment)
     try:
@@ -180,28 +156,20 @@ def resume(
         store.close()
 
 
-def _open(folder: Path, experiment: BaseExperiment) -> Store:
+def _open(folder: Path, experiment: Description) -> Store:
     settings = experiment.resolved().store
     return Store(folder, settings.checkpoint_every, settings.clients_every)
 
 
-def read_experiment(folder: Path) -> BaseExperiment:
-    """Return the experiment that a run folder describes."""
-    path = folder / DESCRIPTION
-    if not path.is_file():
-        raise UserError(f"{folder}: no {DESCRIPTION} here; allowed: a folder that `steelyard run` made")
-    return build(parse(path.read_text(encoding="utf-8"), str(path)), str(path))
-
-
 def _go(
-    experiment: BaseExperiment,
+    experiment: Description,
     folder: Path,
     store: Store,
     clients: Clients,
     server: Server,
     seeds: Sequence[int] | None,
     progress: bool | Progress,
-) -> Result:
+) -> Path:
     federations = federations_of(experiment, seeds)
     store.register(federations)
     states, kept = store.resume()
@@ -215,7 +183,7 @@ def _go(
         store.note(status="stopped")
         raise
     store.note(status="finished", **clients.describe())
-    return Result(folder, experiment)
+    return folder
 
 
 class _Noting:
@@ -239,11 +207,7 @@ class _Noting:
         self._store.commit(round, records, states, snapshot, last=last)
 
 
-def _shown(progress: bool | Progress, rounds: int) -> Any:
-    from contextlib import nullcontext
-
-    from steelyard.report.progress import show_progress
-
+def _shown(progress: bool | Progress, rounds: int) -> AbstractContextManager[Progress | None]:
     if callable(progress):
         return nullcontext(progress)
     return show_progress(rounds) if progress else nullcontext(None)
@@ -251,14 +215,10 @@ def _shown(progress: bool | Progress, rounds: int) -> Any:
 
 def versions() -> dict[str, str]:
     """Return the versions that a result depends on, for the run's record."""
-    found = {"python": sys.version.split()[0], "platform": platform.platform(), "steelyard": "unknown"}
-    for name in ("steelyard", *_LIBRARIES):
+    found = {"python": sys.version.split()[0], "platform": platform.platform(), "steelyard": __version__}
+    for name in _LIBRARIES:
         try:
             found[name] = version(name)
         except PackageNotFoundError:
             continue
-    if found["steelyard"] == "unknown":
-        from steelyard import __version__
-
-        found["steelyard"] = __version__
     return {f"version_{name}": value for name, value in found.items()}

@@ -11,25 +11,26 @@ from typing import TYPE_CHECKING, Any
 from steelyard.errors import UserError
 
 if TYPE_CHECKING:
-    from steelyard.experiment.sections import BaseExperiment
+    from steelyard.experiment.description import Description
 
 DEFAULTS: dict[str, str | bool] = {"set": "", "out": "", "resume": False}
 """Keys of the run configuration beside `experiment`, with their defaults."""
 
 
-def experiment_text(experiment: BaseExperiment) -> str:
+def experiment_text(experiment: Description) -> str:
     """Return an experiment as the JSON text that travels in the run configuration."""
     return json.dumps(experiment.model_dump(mode="json", exclude_none=True), separators=(",", ":"))
 
 
-def experiment_of(run_config: Mapping[str, Any]) -> BaseExperiment:
+def experiment_of(run_config: Mapping[str, Any]) -> Description:
     """Return the experiment of a run configuration, with the changes of its key `set` applied."""
     return _experiment(str(run_config.get("experiment") or ""), str(run_config.get("set") or ""))
 
 
 @lru_cache(maxsize=8)
-def _experiment(text: str, changes: str) -> BaseExperiment:
-    from steelyard.experiment.loading import build, change
+def _experiment(text: str, changes: str) -> Description:
+    from steelyard.experiment.loading import build
+    from steelyard.settings import change
 
     try:
         document = json.loads(text)

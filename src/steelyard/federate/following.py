@@ -20,7 +20,7 @@ _BEGIN_SECONDS = 120.0
 
 def follow(federation: LocalFederation, rounds: int, *, progress: bool = False) -> None:
     """Wait for the end of a run that was submitted; raises with one clear line unless the run finished."""
-    from steelyard.report.progress import show_progress
+    from steelyard.rounds.progress import show_progress
 
     begun = time.monotonic()
     shown = -1

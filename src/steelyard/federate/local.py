@@ -24,8 +24,7 @@ from steelyard.federate.scaffold import CONNECTION, write_app
 from steelyard.federate.server_app import LAUNCHER, OUTCOME
 
 if TYPE_CHECKING:
-    from steelyard.experiment.running import Result
-    from steelyard.experiment.sections import BaseExperiment
+    from steelyard.experiment.description import Description
 
 _START_SECONDS = 90.0
 
@@ -37,7 +36,7 @@ class LocalFederation:
     registered; a node without a registered key is refused by the SuperLink.
     """
 
-    def __init__(self, folder: Path, experiment: BaseExperiment, launch: Launch, *, resume: bool = False) -> None:
+    def __init__(self, folder: Path, experiment: Description, launch: Launch, *, resume: bool = False) -> None:
         self.folder = folder.resolve()
         self.home = self.folder / FOLDER
         self.experiment = experiment
@@ -222,8 +221,8 @@ def is_server_app(pid: int) -> bool:
 
 
 def run_local(
-    experiment: BaseExperiment, *, nodes: int, tls: bool = False, out: Path | None = None, progress: bool = False
-) -> Result:
+    experiment: Description, *, nodes: int, tls: bool = False, out: Path | None = None, progress: bool = False
+) -> Path:
     """Run an experiment on a federation of this machine into a new run folder; what `steelyard federate local` does."""
     from steelyard.experiment.running import new_folder
 
@@ -237,9 +236,9 @@ def run_local(
     return _run(folder, experiment, Launch(nodes, tls), progress=progress)
 
 
-def resume_local(folder: Path, *, progress: bool = False) -> Result:
+def resume_local(folder: Path, *, progress: bool = False) -> Path:
     """Go on with a run of a federation on this machine, from its last whole round, with the nodes started anew."""
-    from steelyard.experiment.running import Result, read_experiment
+    from steelyard.experiment.loading import load, read_experiment
     from steelyard.runs.reader import History
     from steelyard.runs.store import exists
 
@@ -248,29 +247,25 @@ def resume_local(folder: Path, *, progress: bool = False) -> Result:
         raise UserError(f"{folder}: not a run of `steelyard federate local`")
     begun = exists(folder)
     if begun and History(folder).info.get("status") == "finished":
-        return Result(folder, read_experiment(folder))
+        return folder
     if begun:
         return _run(folder, read_experiment(folder), launch, progress=progress, resume=True)
     # It was killed before the first model was tested: there is nothing to go on from, so it starts.
-    from steelyard.experiment.loading import load
-
     return _run(folder, load(folder / FOLDER / "app" / "experiment.toml"), launch, progress=progress)
 
 
 def _run(
-    folder: Path, experiment: BaseExperiment, launch: Launch, *, progress: bool = False, resume: bool = False
-) -> Result:
-    from steelyard.experiment.running import Result
-
+    folder: Path, experiment: Description, launch: Launch, *, progress: bool = False, resume: bool = False
+) -> Path:
     with started(folder, experiment, launch, resume=resume) as federation:
         federation.submit()
         follow(federation, experiment.resolved().rounds.count, progress=progress)
-    return Result(folder, experiment)
+    return folder
 
 
 @contextmanager
 def started(
-    folder: Path, experiment: BaseExperiment, launch: Launch, *, resume: bool = False
+    folder: Path, experiment: Description, launch: Launch, *, resume: bool = False
 ) -> Generator[LocalFederation]:
     """Start a federation; being asked to end (SIGTERM) ends it as orderly as an interrupt does."""
 

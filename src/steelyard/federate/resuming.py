@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from steelyard.errors import UserError
 
-if TYPE_CHECKING:
-    from steelyard.experiment.running import Result
 
-
-def resume(folder: Path, *, progress: bool = False) -> Result:
+def resume(folder: Path, *, progress: bool = False) -> Path:
     """Go on with a run from its last whole round; what `steelyard resume` does."""
     from steelyard.experiment.running import resume as resume_simulated
     from steelyard.federate.launch import read_launch

@@ -12,7 +12,7 @@ from steelyard.errors import UserError
 from steelyard.federate.config import DEFAULTS, experiment_text
 
 if TYPE_CHECKING:
-    from steelyard.experiment.sections import BaseExperiment
+    from steelyard.experiment.description import Description
 
 PACKAGE = "steelyard_app"
 CONNECTION = "federation"
@@ -102,7 +102,7 @@ address = "{address}"
 
 def write_app(
     folder: Path,
-    experiment: BaseExperiment,
+    experiment: Description,
     *,
     address: str = "127.0.0.1:8000",
     authority: Path | None = None,

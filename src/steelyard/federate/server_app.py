@@ -16,8 +16,7 @@ from steelyard.errors import UserError
 from steelyard.federate.config import experiment_of
 
 if TYPE_CHECKING:
-    from steelyard.experiment.running import Result
-    from steelyard.experiment.sections import BaseExperiment
+    from steelyard.experiment.description import Description
 
 OUTCOME = "STEELYARD_OUTCOME"
 """Environment variable that names a file in which the ServerApp says how it goes: running, finished or stopped."""
@@ -34,20 +33,21 @@ def main(grid: Grid, context: Context) -> None:
     _leave_with_launcher()
     _note({"status": "running"})
     try:
-        result = federate(grid, config, str(context.run_id))
+        folder = federate(grid, config, str(context.run_id))
     except BaseException as error:
         stopped = isinstance(error, UserError)
         line = " ".join(str(error).split()) if stopped else f"{type(error).__name__}: {error}"
         _note({"status": "stopped", "line": line, "mistake": stopped})
         print(f"steelyard: {line}", flush=True)
         raise
-    _note({"status": "finished", "line": str(result.folder)})
-    print(f"steelyard: finished, {result.folder}", flush=True)
+    _note({"status": "finished", "line": str(folder)})
+    print(f"steelyard: finished, {folder}", flush=True)
 
 
-def federate(grid: Grid, config: dict[str, Any], run_id: str) -> Result:
+def federate(grid: Grid, config: dict[str, Any], run_id: str) -> Path:
     """Run an experiment with the clients behind a grid, or go on with one; what the ServerApp does."""
-    from steelyard.experiment.running import read_experiment, resume, run
+    from steelyard.experiment.loading import read_experiment
+    from steelyard.experiment.running import resume, run
     from steelyard.runs.reader import History
     from steelyard.runs.store import exists
 
@@ -65,7 +65,7 @@ def federate(grid: Grid, config: dict[str, Any], run_id: str) -> Result:
     return run(experiment, out=out or None, progress=True, assemble=_assembly(grid, experiment, run_id))
 
 
-def _assembly(grid: Grid, experiment: BaseExperiment, run: str) -> Any:
+def _assembly(grid: Grid, experiment: Description, run: str) -> Any:
     def assemble() -> Any:
         from steelyard.clients.flower.grid import FlowerClients
         from steelyard.weighing import criteria as registry

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -36,10 +38,29 @@ class Prepared:
         return self.users.histories
 
 
+@lru_cache(maxsize=4)
+def _prepared(described: str) -> Prepared:
+    found = json.loads(described)
+    return _prepare(
+        InteractionSettings.model_validate(found["interactions"]),
+        None if found["items"] is None else ItemSettings.model_validate(found["items"]),
+        FplSettings.model_validate(found["fpl"]),
+        RankingSettings.model_validate(found["ranking"]),
+    )
+
+
 def prepare(
     interactions: InteractionSettings, items: ItemSettings | None, fpl: FplSettings, ranking: RankingSettings
 ) -> Prepared:
-    """Read, filter and split; every step that drops something says so in `data.report()`."""
+    """Read, filter and split, once for equal settings; every step that drops something says so in `data.report()`."""
+    sections = {"interactions": interactions, "items": items, "fpl": fpl, "ranking": ranking}
+    described = {name: None if part is None else part.model_dump(mode="json") for name, part in sections.items()}
+    return _prepared(json.dumps(described))
+
+
+def _prepare(
+    interactions: InteractionSettings, items: ItemSettings | None, fpl: FplSettings, ranking: RankingSettings
+) -> Prepared:
     path = find(interactions.path, "a table of interactions", field="path (interactions.path)")
     data = kept(path, interactions)
     found = put_together(data, cut(data, interactions), interactions, items, fpl, ranking)

@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from steelyard.experiment.sections import RoundSettings
 from steelyard.recommend.filters import Duplicates
 from steelyard.recommend.sampling import MaskKind
+from steelyard.rounds.settings import RoundSettings
 from steelyard.settings import Section
 
 Mode = Literal["sFPL", "sFPL+", "pFPL", "pFPL+", "custom"]

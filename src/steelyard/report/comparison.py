@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steelyard.errors import UserError, listed, nearest
-from steelyard.experiment.sections import RoundSettings
 from steelyard.messages import Floats
 from steelyard.report.figures import jain, rounds_to_target, worst_tenth
 from steelyard.report.statistics import Estimate, estimate
 from steelyard.report.verdicts import verdicts
+from steelyard.rounds.settings import RoundSettings
 from steelyard.runs.reader import History
 
 

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steelyard.messages import Floats
+from steelyard.rounds.targets import reached
 
 
 def rounds_to_target(rounds: NDArray[np.int64], scores: Floats, target: float, share: float) -> int | None:
@@ -17,9 +18,7 @@ def rounds_to_target(rounds: NDArray[np.int64], scores: Floats, target: float, s
     """
     if scores.size == 0:
         return None
-    # 0.3 · 10 is 3.0000000000000004 in binary: without the slack, ceil would ask for a fourth device.
-    needed = math.ceil(share * scores.shape[1] - 1e-9)
-    enough = np.flatnonzero((scores >= target).sum(axis=1) >= needed)
+    enough = np.flatnonzero(reached(scores, target, share))
     return int(rounds[enough[0]]) if len(enough) else None
 
 
@@ -33,8 +32,3 @@ def jain(scores: Floats) -> float:
     """Jain's fairness index (Σx)² / (n Σx²): 1 when all devices do equally well, 1/n when only one does."""
     squares = float(np.square(scores).sum())
     return float(scores.sum()) ** 2 / (len(scores) * squares) if squares else float("nan")
-
-
-def figure(value: float) -> str:
-    """Write a score: an accuracy in per cent, an error (below 0 or above 1) as it is."""
-    return f"{value:.2%}" if 0 <= value <= 1 else f"{value:.4g}"

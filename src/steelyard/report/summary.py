@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from steelyard.experiment.sections import RoundSettings
-from steelyard.report.figures import figure, rounds_to_target, worst_tenth
+from steelyard.report.figures import rounds_to_target, worst_tenth
+from steelyard.rounds.settings import RoundSettings
 from steelyard.runs.reader import History
-
-if TYPE_CHECKING:
-    from rich.console import Console
+from steelyard.weighing import criteria
 
 TOP = 5
 
@@ -92,8 +90,6 @@ def _server(metrics: list[str | None], accuracies: list[float]) -> dict[str, Any
 
 def _criteria(settings: str) -> list[dict[str, str]]:
     """Say for each criterion of a rule who measured it, so that a reader knows what a client could have lied about."""
-    from steelyard.weighing import criteria
-
     known = criteria.known()
     names: list[str] = json.loads(settings)["criteria"]
     return [{"name": name, "measured_by": known[name].measured_by if name in known else "unknown"} for name in names]
@@ -117,74 +113,3 @@ def _heaviest(history: History, rule: str, seed: int) -> list[dict[str, Any]]:
         }
         for row in ranked.to_dict("records")
     ]
-
-
-def show(summary: dict[str, Any], console: Console) -> None:
-    """Print the account as tables for people."""
-    from rich.table import Table
-
-    several = len({rule["seed"] for rule in summary["rules"]}) > 1
-    target = f"rounds until {summary['share']:.0%} of clients reach {summary['target']:.0%}"
-    table = Table(title="Result")
-    for heading in (
-        "rule",
-        *(("seed",) if several else ()),
-        summary["measure"],
-        "worst 10 %",
-        target,
-        "testing rounds",
-    ):
-        table.add_column(heading, justify="left" if heading == "rule" else "right")
-    for rule in summary["rules"]:
-        reached = rule["rounds_to_target"]
-        cells = [
-            rule["rule"],
-            *((str(rule["seed"]),) if several else ()),
-            figure(rule["accuracy"]),
-            figure(rule["worst_tenth"]),
-            "not reached" if reached is None else str(reached),
-            str(rule["testing_rounds"]),
-        ]
-        table.add_row(*cells)
-    console.print(table)
-    _show_server(summary, console)
-    _show_orders(summary, console)
-    heavy = Table(title="Clients that carried most weight (share of all weight, samples)")
-    heavy.add_column("rule")
-    for place in range(TOP):
-        heavy.add_column(f"{place + 1}.")
-    for rule in summary["rules"]:
-        cells = [
-            f"{client['client']} {client['share']:.1%} ({client['samples']})" for client in rule["heaviest_clients"]
-        ]
-        heavy.add_row(rule["rule"], *cells)
-    console.print(heavy)
-    measured = {c["name"]: c["measured_by"] for rule in summary["rules"] for c in rule["criteria"]}
-    console.print("measured by: " + ", ".join(f"{name} the {who}" for name, who in measured.items()))
-    if summary["notes"]:
-        console.print(f"note: {summary['notes']}", highlight=False)
-    console.print(f"run stored in {summary['run']}", soft_wrap=True)
-
-
-def _show_server(summary: dict[str, Any], console: Console) -> None:
-    for rule in summary["rules"]:
-        figures = {name: value for name, value in rule["server"].items() if name != "f1"}
-        if figures:
-            shown = ", ".join(f"{name.replace('_', ' ')} {figure(value)}" for name, value in figures.items())
-            console.print(f"{rule['rule']} on the server's test set: {shown}", highlight=False)
-
-
-def _show_orders(summary: dict[str, Any], console: Console) -> None:
-    from rich.table import Table
-
-    adjusted = [rule for rule in summary["rules"] if len(rule["orders"]["tried"]) > 1]
-    if not adjusted:
-        return
-    table = Table(title="Priority orders: rounds that kept each / times it was tested")
-    for heading in ("rule", "seed", "kept last", "kept / tested"):
-        table.add_column(heading)
-    for rule in adjusted:
-        orders = rule["orders"]
-        counts = (f"{order} {orders['kept'].get(order, 0)}/{times}" for order, times in orders["tried"].items())
-        table.add_row(rule["rule"], str(rule["seed"]), orders["last"], ", ".join(counts))
-    console.print(table)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -12,10 +13,12 @@ from typing import Any
 import torch
 
 from steelyard.errors import UserError
-from steelyard.federation import RoundState
 from steelyard.messages import LossState
+from steelyard.rounds.state import RoundState
 from steelyard.weighing.priorities import OrderState
 
+FOLDER = "checkpoints"
+"""Folder of checkpoint files in a run's folder."""
 CLIENTS = "clients/"
 MODELS = "models/"
 
@@ -73,3 +76,14 @@ def unpack(tensors: Mapping[str, torch.Tensor], text: str) -> tuple[dict[str, Ro
         )
     kept = {name.removeprefix(CLIENTS): tensor for name, tensor in tensors.items() if name.startswith(CLIENTS)}
     return states, kept
+
+
+def last_checkpoint(
+    connection: sqlite3.Connection, folder: Path
+) -> tuple[int, dict[str, RoundState], dict[str, torch.Tensor]]:
+    """Return (round, states, what clients keep) of the last checkpoint of a run; (−1, {}, {}) before the first."""
+    row = connection.execute("SELECT round, file, states FROM checkpoints ORDER BY round DESC LIMIT 1").fetchone()
+    if row is None:
+        return -1, {}, {}
+    states, kept = unpack(read_tensors(folder / FOLDER / row[1]), row[2])
+    return int(row[0]), states, kept

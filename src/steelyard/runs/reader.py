@@ -16,6 +16,9 @@ from steelyard.runs.schema import connect
 
 if TYPE_CHECKING:
     import pandas as pd
+    from torch import Tensor
+
+    from steelyard.rounds.state import RoundState
 
 
 class History:
@@ -121,3 +124,15 @@ class History:
         finally:
             connection.close()
         return None if row is None else np.unpackbits(np.frombuffer(row[0], np.uint8), count=row[1]).astype(np.bool_)
+
+    def last_checkpoint(self) -> tuple[dict[str, RoundState], dict[str, Tensor]]:
+        """Return the states of the last checkpoint and what the clients keep in it; both empty before the first."""
+        # For speed of start: most readers of a run never look at its models, and those need torch.
+        from steelyard.runs.checkpoint import last_checkpoint
+
+        connection = connect(self.folder, write=False)
+        try:
+            _, states, kept = last_checkpoint(connection, self.folder)
+        finally:
+            connection.close()
+        return states, kept

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -14,13 +13,12 @@ import numpy as np
 import torch
 
 from steelyard.errors import UserError
-from steelyard.federation import Federation, RoundRecord, RoundState
 from steelyard.messages import Evaluations
+from steelyard.rounds.state import Federation, RoundRecord, RoundState
 from steelyard.runs import checkpoint
-from steelyard.runs.schema import connect
+from steelyard.runs.schema import DATABASE, connect
 from steelyard.weighing.rule import show_priority
 
-FOLDER = "checkpoints"
 _TABLES = ("rounds", "updates", "evaluations", "samples")
 
 
@@ -32,7 +30,7 @@ class Store:
         self.checkpoint_every = checkpoint_every
         self.clients_every = clients_every
         try:
-            (folder / FOLDER).mkdir(parents=True, exist_ok=True)
+            (folder / checkpoint.FOLDER).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"{folder}: cannot be written: {error.strerror}; allowed: a writable folder") from error
         self._lock = (folder / "lock").open("w")
@@ -78,7 +76,7 @@ class Store:
         if last or round % self.checkpoint_every == 0:
             tensors, text = checkpoint.pack(states, snapshot())
             file = f"round-{round:06d}.safetensors"
-            checkpoint.write_tensors(self.folder / FOLDER / file, tensors)
+            checkpoint.write_tensors(self.folder / checkpoint.FOLDER / file, tensors)
             kept = (round, file, text)
         with self._db:
             for record in records:
@@ -90,20 +88,17 @@ class Store:
             self._sweep(kept[1])
 
     def _sweep(self, current: str) -> None:
-        for path in (self.folder / FOLDER).iterdir():
+        for path in (self.folder / checkpoint.FOLDER).iterdir():
             if path.name != current:
                 path.unlink(missing_ok=True)
 
     def resume(self) -> tuple[dict[str, RoundState], dict[str, torch.Tensor]]:
         """Return the states of the last checkpoint and forget what was written after it; empty for a fresh run."""
-        row = self._db.execute("SELECT round, file, states FROM checkpoints ORDER BY round DESC LIMIT 1").fetchone()
-        after = -1 if row is None else row[0]
+        after, states, kept = checkpoint.last_checkpoint(self._db, self.folder)
         with self._db:
             for table in _TABLES:
                 self._db.execute(f"DELETE FROM {table} WHERE round > ?", (after,))
-        if row is None:
-            return {}, {}
-        return checkpoint.unpack(checkpoint.read_tensors(self.folder / FOLDER / row[1]), row[2])
+        return states, kept
 
     def close(self) -> None:
         """Close the database and let another process have the folder."""
@@ -195,12 +190,4 @@ def _number(value: float) -> float | None:
 
 def exists(folder: Path) -> bool:
     """Whether a folder holds a run already."""
-    from steelyard.runs.schema import DATABASE
-
     return (folder / DATABASE).is_file()
-
-
-def status_of(connection: sqlite3.Connection) -> str:
-    """Return "running", "finished" or "stopped" as last noted."""
-    row = connection.execute("SELECT value FROM info WHERE key = 'status'").fetchone()
-    return "unknown" if row is None else row[0]

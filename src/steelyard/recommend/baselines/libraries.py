@@ -116,13 +116,9 @@ def vae(
     beta: float = 0.2,
 ) -> Scores:
     """Variational autoencoder with multinomial likelihood (Liang et al.), by cornac."""
-    _library("cornac")
-    from cornac.data import Dataset
-    from cornac.models import VAECF
-
     rows = zip(train.user.tolist(), train.item.tolist(), np.ones(len(train)).tolist(), strict=True)
-    data = Dataset.from_uir(list(rows), seed=seed)
-    model = VAECF(
+    data = _library("cornac.data").Dataset.from_uir(list(rows), seed=seed)
+    model = _library("cornac.models").VAECF(
         k=latent,
         autoencoder_structure=[hidden],
         act_fn="tanh",

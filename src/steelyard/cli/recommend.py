@@ -1,4 +1,7 @@
-"""`steelyard recommend ...`: splitting data, scoring lists, auditing what updates give away."""
+"""`steelyard recommend ...`: splitting data, scoring lists, auditing what updates give away.
+
+What is heavy is imported inside the commands, for speed of start.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from steelyard.errors import UserError
 
 app = typer.Typer(help="Federated recommenders: data, metrics, leakage, lists.", no_args_is_help=True)
 
@@ -34,8 +39,6 @@ class SplitKind(StrEnum):
 
 def parse_counts(text: str, option: str) -> list[int]:
     """Return the numbers of "10,1", each whole and at least 1, without repeats."""
-    from steelyard.errors import UserError
-
     try:
         counts = [int(part) for part in text.split(",")]
     except ValueError:
@@ -184,7 +187,7 @@ def top(
     format: FormatOption = Format.text,
 ) -> None:
     """Print a user's list with titles, as her own device would compute it."""
-    from steelyard.recommend.finished import open_run
+    from steelyard.report.recommender import open_run
 
     rows = open_run(run, rule).top(user, parse_cutoffs(str(cutoff))[0])
     if format is Format.json:
@@ -204,8 +207,8 @@ def lists(
     rule: RuleOption = None,
 ) -> None:
     """Write every user's list of a run, for `evaluate` or other tools."""
-    from steelyard.recommend.finished import open_run
     from steelyard.recommend.lists import write_lists
+    from steelyard.report.recommender import open_run
 
     finished = open_run(run, rule)
     found = finished.lists(parse_cutoffs(str(cutoff))[0])
@@ -222,7 +225,7 @@ def report(
     format: FormatOption = Format.text,
 ) -> None:
     """Show every metric of a run's lists, what was dropped from the data, and the communication cost."""
-    from steelyard.recommend.finished import open_run
+    from steelyard.report.recommender import open_run
 
     document = open_run(run, rule).report(parse_cutoffs(cutoff))
     if format is Format.json:
@@ -274,17 +277,15 @@ def audit(
     format: FormatOption = Format.text,
 ) -> None:
     """Play the curious server: reconstruct users' items from their updates, under each protection."""
-    from steelyard.errors import UserError
-    from steelyard.experiment.loading import load
-    from steelyard.experiment.running import read_experiment
-    from steelyard.recommend.audit import audit as play
-    from steelyard.recommend.experiment import RecommendExperiment
+    from steelyard.experiment.loading import load, read_experiment
+    from steelyard.experiment.recommend import RecommendDescription
+    from steelyard.experiment.recommend_audit import audit as play
 
     folder = Path(experiment)
     if folder.is_dir() and changes:
         raise UserError("--set: got changes beside a run's folder; allowed: with a recipe or a file")
     described = read_experiment(folder) if folder.is_dir() else load(experiment, changes or [])
-    if not isinstance(described, RecommendExperiment):
+    if not isinstance(described, RecommendDescription):
         raise UserError(f"audit: '{experiment}' is not of kind 'recommend'; allowed: fpl-ml1m and the like")
     if not 0 <= pi <= 1 or decoys < 0:
         raise UserError(f"--pi, --decoys: got {pi} and {decoys}; allowed: 0 to 1, and 0 or more")

@@ -1,16 +1,16 @@
-"""Experiment: a federation that trains a model on samples, described in one place."""
+"""Experiments of kind "learning": a federation that trains a model on samples."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import model_validator
 
 from steelyard.clients.local.settings import ComputeSettings
 from steelyard.data.settings import DataSettings, PartitionSettings, check_together
 from steelyard.errors import UserError, listed
-from steelyard.experiment.sections import BaseExperiment
+from steelyard.experiment.description import Description
 from steelyard.learning.models import ModelSettings
 from steelyard.learning.training import TrainingSettings
 from steelyard.weighing import criteria as registry
@@ -19,13 +19,13 @@ from steelyard.weighing.rule import WeighingSettings
 if TYPE_CHECKING:
     from steelyard.clients.place import Hosted, Place
     from steelyard.clients.protocol import Clients, Server
-    from steelyard.data.dataset import Dataset, Population
+    from steelyard.data.dataset import Dataset
 
 
-class Experiment(BaseExperiment):
+class LearningDescription(Description):
     """One description of a run: data, partition, model, local training, rounds, and the rule that weighs clients.
 
-    Build it in Python, or load a recipe or TOML file with `Experiment.load("quickstart")`; `run()` runs it.
+    Use it for models of images or tables; recommenders have a kind of their own.
     """
 
     kind: Literal["learning"] = "learning"
@@ -37,7 +37,7 @@ class Experiment(BaseExperiment):
     compute: ComputeSettings = ComputeSettings()
 
     @model_validator(mode="after")
-    def _together(self) -> Experiment:
+    def _together(self) -> Self:
         check_together(self.data, self.partition)
         return self
 
@@ -55,12 +55,12 @@ class Experiment(BaseExperiment):
             )
         if criterion.needs_test_set:
             self._check_server(f"weighing.criteria: {criterion.name} is measured on the server's test set")
-        if criterion.name in ("VP", "VS", "VF") and self._regression:
+        if criterion.name in ("VP", "VS", "VF") and self.regression:
             raise UserError(
                 f"weighing.criteria: {criterion.name} measures classes, and data.source = '{self.data.source}' is a "
                 "regression; allowed: VE"
             )
-        if criterion.name == "VE" and not self._regression and self.data.source != "memory":
+        if criterion.name == "VE" and not self.regression and self.data.source != "memory":
             raise UserError(
                 f"weighing.criteria: VE measures the error of a regression, and data.source = '{self.data.source}' has "
                 "classes; allowed: VP, VS, VF"
@@ -72,7 +72,7 @@ class Experiment(BaseExperiment):
             return
         if rule.loss.adapt != "none":
             self._check_server("weighing.loss: it adapts to the server's test set")
-        fits = ("barron", "none") if self._regression else ("class-f1",)
+        fits = ("barron", "none") if self.regression else ("class-f1",)
         if rule.loss.adapt not in fits and self.data.source != "memory":
             raise UserError(
                 f"weighing.loss.adapt: got '{rule.loss.adapt}' with data.source = '{self.data.source}'; "
@@ -85,7 +85,8 @@ class Experiment(BaseExperiment):
             )
 
     @property
-    def _regression(self) -> bool:
+    def regression(self) -> bool:
+        """Whether the data's labels are numbers to predict, not classes."""
         return self.data.source == "diabetes" or self.data.task == "regression"
 
     def _check_server(self, need: str) -> None:
@@ -103,44 +104,53 @@ class Experiment(BaseExperiment):
                 "'same' (as AdaFed's authors do), partition.server = 'fraction', or another partition.test"
             )
 
-    def populations(self, dataset: Dataset | None = None) -> Callable[[int], Population]:
-        """Return the function that shares the data out for a seed; the data are read once."""
-        from steelyard.data import load, share_out
-
-        samples = load(self.data) if dataset is None else dataset
-        return lambda seed: share_out(samples, self.partition, seed)
-
-    def criteria(self) -> list[registry.Criterion]:
-        """Return the criteria of all rules, each once."""
-        return [
-            registry.get(name) for name in dict.fromkeys(n for rule in self.rules().values() for n in rule.criteria)
-        ]
-
     def assemble(self, dataset: Dataset | None = None) -> tuple[Clients, Server]:
         """Read the data and build simulated clients and their server."""
-        from steelyard.clients.local import LocalClients, LocalServer
+        # For speed of start: a description is often only shown or checked, and training imports torch.
+        from steelyard.experiment.learning_node import simulate
 
-        clients = LocalClients(self.populations(dataset), self.model, self.training, self.compute, self.criteria())
-        return clients, LocalServer(clients)
+        return simulate(
+            self.data, self.partition, self.model, self.training, self.compute, self.criteria(), dataset=dataset
+        )
 
-    def on_node(self, place: Place) -> Hosted:
+    def on_node(self, node: Place) -> Hosted:
         """Build the clients that live on one node: their part of the data set, or the node's own file."""
-        from steelyard.experiment.across import host
+        # For speed of start, as in `assemble`.
+        from steelyard.experiment.learning_node import host
 
-        return host(self, place)
+        return host(
+            *(self.data, self.partition, self.model, self.training, self.compute, self.criteria()),
+            seed=self.seed,
+            node=node,
+        )
 
     def at_server(self, about: Mapping[str, int | list[int]]) -> Server:
         """Build the server; it reads data only where the partition gives it a test set of its own."""
-        from steelyard.experiment.across import FarServer
+        # For speed of start, as in `assemble`.
+        from steelyard.experiment.learning_node import RemoteServer
 
-        return self.assemble()[1] if self.partition.server != "none" else FarServer(self.model, about)
+        return self.assemble()[1] if self.partition.server != "none" else RemoteServer(self.model, about)
+
+    def with_engine(self, choice: str) -> Self:
+        """Return the experiment with the engine that an earlier run chose, so that a resume gives the same bits."""
+        return self.changed({"compute.engine": choice})
+
+    @property
+    def local_loss(self) -> str:
+        """The loss that `training.loss` names."""
+        return str(self.training.loss)
+
+    @property
+    def reports_on_server(self) -> bool:
+        """Whether `partition.server_report` keeps rows that report on each new model."""
+        return self.partition.server_report != "none"
 
     @property
     def score_name(self) -> str:
         """Accuracy for classes; for a regression minus the root mean squared error, so that more is better."""
-        return "minus RMSE" if self._regression else "accuracy"
+        return "minus RMSE" if self.regression else "accuracy"
 
     @property
     def score_range(self) -> tuple[float, float] | None:
         """Accuracy lies between 0 and 1; the score of a regression is minus an error."""
-        return None if self._regression else (0.0, 1.0)
+        return None if self.regression else (0.0, 1.0)

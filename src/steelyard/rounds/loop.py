@@ -18,8 +18,9 @@ from steelyard import randomness
 from steelyard.clients.protocol import Clients, ReportingServer, Server
 from steelyard.defence.validate import admit
 from steelyard.errors import UserError
-from steelyard.federation import Federation, Plan, Recorder, RoundRecord, RoundState
 from steelyard.messages import Evaluations, Question, ServerTest, Task, Updates
+from steelyard.rounds.state import Federation, Plan, Recorder, RoundRecord, RoundState
+from steelyard.rounds.targets import reached
 from steelyard.weighing.criteria import CohortView, Criterion
 from steelyard.weighing.priorities import Order, OrderState
 from steelyard.weighing.weights import Weighing
@@ -253,7 +254,7 @@ def _finish(draft: _Draft, server: Server, plan: Plan, seconds: float) -> tuple[
         test = server.report(federation.seed, draft.model[None])
     answer = draft.answer
     accuracy = None if answer is None else float(answer.overall()[0])
-    finished = plan.stop_at is not None and answer is not None and reached(answer.scores[0], *plan.stop_at)
+    finished = plan.stop_at is not None and answer is not None and bool(reached(answer.scores[0], *plan.stop_at))
     orders = draft.orders or before.orders
     state = RoundState(before.round + 1, draft.model, loss, orders, finished)
     macro = None if test is None or test.f1.shape[1] == 0 else float(test.f1[0].mean())
@@ -282,8 +283,3 @@ def _server_metrics(test: ServerTest) -> dict[str, float | list[float]]:
     if test.f1.shape[1]:
         metrics["f1"] = test.f1[0].tolist()
     return metrics
-
-
-def reached(scores: np.ndarray, target: float, share: float) -> bool:
-    """Whether at least ceil(share · n) of the devices have a local score of at least the target."""
-    return bool(len(scores)) and int((scores >= target).sum()) >= math.ceil(share * len(scores) - 1e-9)

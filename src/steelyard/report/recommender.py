@@ -10,24 +10,22 @@ import numpy as np
 import torch
 
 from steelyard.errors import UserError, listed
-from steelyard.experiment.running import federations_of, read_experiment
+from steelyard.experiment.loading import read_experiment
+from steelyard.experiment.recommend import RecommendDescription
+from steelyard.experiment.running import federations_of
 from steelyard.recommend.clients import RecommendClients
 from steelyard.recommend.communication import Cost
 from steelyard.recommend.evaluate import Case, figures
-from steelyard.recommend.experiment import RecommendExperiment
 from steelyard.recommend.interactions import Codes
 from steelyard.recommend.prepared import Prepared, place_of, titles_of
-from steelyard.runs import checkpoint
 from steelyard.runs.reader import History
-from steelyard.runs.schema import connect
-from steelyard.runs.store import FOLDER
 
 
 @dataclass(frozen=True, eq=False)
 class Finished:
     """One rule of a run as of its last checkpoint: the shared table and the simulated users with their vectors."""
 
-    experiment: RecommendExperiment
+    experiment: RecommendDescription
     prepared: Prepared
     clients: RecommendClients
     federation: str
@@ -103,7 +101,7 @@ class Finished:
 def open_run(folder: Path, rule: str | None = None, seed: int | None = None) -> Finished:
     """Open a run's last checkpoint; the main rule unless another is named."""
     experiment = read_experiment(folder)
-    if not isinstance(experiment, RecommendExperiment):
+    if not isinstance(experiment, RecommendDescription):
         raise UserError(f"{folder}: a run of kind '{experiment.model_dump()['kind']}'; allowed: kind 'recommend'")
     seeds = [int(part) for part in History(folder).info.get("seeds", "").strip("[]").split(",") if part.strip()]
     known = federations_of(experiment, seeds or None)
@@ -111,14 +109,9 @@ def open_run(folder: Path, rule: str | None = None, seed: int | None = None) -> 
     if not chosen:
         names = listed(f"{f.rule_name} (seed {f.seed})" for f in known)
         raise UserError(f"--rule: got '{rule}'; allowed: {names}")
-    connection = connect(folder, write=False)
-    try:
-        row = connection.execute("SELECT file, states FROM checkpoints ORDER BY round DESC LIMIT 1").fetchone()
-    finally:
-        connection.close()
-    if row is None:
+    states, kept = History(folder).last_checkpoint()
+    if not states:
         raise UserError(f"{folder}: no checkpoint yet; allowed: a run with at least one finished round")
-    states, kept = checkpoint.unpack(checkpoint.read_tensors(folder / FOLDER / row[0]), row[1])
     federation = chosen[0]
     if f"vectors/{federation.name}" not in kept:
         raise UserError(

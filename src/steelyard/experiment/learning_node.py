@@ -1,67 +1,86 @@
-"""An experiment across machines: what each node builds from its own data, and a server that has none."""
+"""The clients of a learning experiment: all of them simulated, those of one node, and a server without data."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import prod
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
-from steelyard.clients.local import ComputeSettings, LocalClients
+from steelyard.clients.local import ComputeSettings, LocalClients, LocalServer
 from steelyard.clients.place import Hosted, Place
 from steelyard.data import load, share_out
-from steelyard.data.settings import PartitionSettings
+from steelyard.data.dataset import Dataset, Population
+from steelyard.data.settings import DataSettings, PartitionSettings
 from steelyard.data.subset import keep_rows
 from steelyard.errors import UserError
 from steelyard.learning.models import ModelSettings, build
 from steelyard.learning.parameters import Layout
+from steelyard.learning.training import TrainingSettings
 from steelyard.messages import ServerTest
-
-if TYPE_CHECKING:
-    from steelyard.data.dataset import Dataset, Population
-    from steelyard.experiment.model import Experiment
+from steelyard.weighing.criteria import Criterion
 
 MOST_INPUTS = 10**8
 """More numbers per sample than any model here takes; a node that says so is mistaken or lying."""
 
 
-def host(experiment: Experiment, place: Place) -> Hosted:
-    """Build the clients that live at a place; nothing of other clients is kept."""
-    dataset = _dataset(experiment, place)
-    partition = _own_rows(experiment.partition, place.names) if place.own_data else experiment.partition
+def simulate(
+    data: DataSettings,
+    partition: PartitionSettings,
+    model: ModelSettings,
+    training: TrainingSettings,
+    compute: ComputeSettings,
+    criteria: Sequence[Criterion],
+    *,
+    dataset: Dataset | None = None,
+) -> tuple[LocalClients, LocalServer]:
+    """Build all clients of an experiment in this process, and their server; the data are read once for all seeds."""
+    samples = load(data) if dataset is None else dataset
+    clients = LocalClients(lambda seed: share_out(samples, partition, seed), model, training, compute, criteria)
+    return clients, LocalServer(clients)
+
+
+def host(
+    data: DataSettings,
+    partition: PartitionSettings,
+    model: ModelSettings,
+    training: TrainingSettings,
+    compute: ComputeSettings,
+    criteria: Sequence[Criterion],
+    *,
+    seed: int,
+    node: Place,
+) -> Hosted:
+    """Build the clients that live on a node; nothing of other clients is kept."""
+    dataset = _dataset(data, node)
+    shared = _own_rows(partition, node.names) if node.own_data else partition
 
     def population(seed: int) -> Population:
-        return _keep(share_out(dataset, partition, seed), place)
+        return _keep(share_out(dataset, shared, seed), node)
 
-    first = population(experiment.seed)
+    first = population(seed)
     clients = LocalClients(
-        lambda seed: first if seed == experiment.seed else population(seed),
-        experiment.model,
-        experiment.training,
-        _compute(experiment.compute),
-        experiment.criteria(),
-        place.facts(first.names),
+        lambda wanted: first if wanted == seed else population(wanted),
+        *(model, training, _compute(compute), criteria, node.facts(first.names)),
     )
     about: dict[str, int | list[int]] = {"features": list(dataset.features.shape[1:]), "classes": dataset.classes}
     return Hosted(clients, tuple(sorted(first.names)), about)
 
 
-def _dataset(experiment: Experiment, place: Place) -> Dataset:
-    if place.data is None:
-        return load(experiment.data)
-    source = experiment.data.source
-    if source in ("digits", "diabetes"):
-        raise UserError(f"node config data: got {place.data}, but data.source = '{source}' comes with the package")
-    dataset = load(experiment.data.model_copy(update={"path": place.data}))
-    if not place.own_data:
+def _dataset(data: DataSettings, node: Place) -> Dataset:
+    if node.data is None:
+        return load(data)
+    if data.source in ("digits", "diabetes"):
+        raise UserError(f"node config data: got {node.data}, but data.source = '{data.source}' comes with the package")
+    dataset = load(data.model_copy(update={"path": node.data}))
+    if not node.own_data:
         return dataset
-    if len(place.names) == 1:
-        return replace(dataset, owners=np.full(len(dataset), place.names[0]))
+    if len(node.names) == 1:
+        return replace(dataset, owners=np.full(len(dataset), node.names[0]))
     if dataset.owners is None:
-        raise UserError(f"node config clients: {place.data} does not say whose rows they are; allowed: one client")
+        raise UserError(f"node config clients: {node.data} does not say whose rows they are; allowed: one client")
     return dataset
 
 
@@ -80,9 +99,9 @@ def _own_rows(partition: PartitionSettings, names: tuple[str, ...]) -> Partition
     return partition.model_copy(update=changes)
 
 
-def _keep(population: Population, place: Place) -> Population:
-    """Return a population of only those clients that live at the place, with only their rows of the data set."""
-    chosen = [population.by_name[name] for name in place.choose(population.names)]
+def _keep(population: Population, node: Place) -> Population:
+    """Return a population of only those clients that live on the node, with only their rows of the data set."""
+    chosen = [population.by_name[name] for name in node.choose(population.names)]
     parts = [part for rows in chosen for part in (rows.train, rows.test)]
     used = np.unique(np.concatenate(parts)) if parts else np.zeros(0, dtype=np.int64)
     moved = [
@@ -103,7 +122,7 @@ def _compute(compute: ComputeSettings) -> ComputeSettings:
     return compute.model_copy(update={"engine": "loop"}) if compute.engine == "auto" else compute
 
 
-class FarServer:
+class RemoteServer:
     """A server without data: it knows of the samples only what the nodes say, and can make the first model."""
 
     def __init__(self, model: ModelSettings, about: Mapping[str, int | list[int]]) -> None:

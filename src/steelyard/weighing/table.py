@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import ValidationError
 
 from steelyard.errors import UserError
-from steelyard.experiment.loading import explain, parse
+from steelyard.settings import parse, validated
 from steelyard.weighing.rule import Rule, WeighingSettings
 from steelyard.weighing.weights import normalise, to_weights
 
@@ -76,10 +75,7 @@ def weigh_file(
         "capacity": None if capacity is None else _capacity(capacity),
         "power": power,
     }
-    try:
-        settings = WeighingSettings.model_validate({name: value for name, value in given.items() if value is not None})
-    except ValidationError as error:
-        raise UserError(explain(error, WeighingSettings)) from None
+    settings = validated(WeighingSettings, {name: value for name, value in given.items() if value is not None}, "")
     zero: list[str] = []
     if normalised:
         values, silent = normalise(values)
@@ -109,21 +105,3 @@ def _capacity(path: Path) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UserError(f"--capacity: {path} cannot be read: {reason}; allowed: a TOML file") from error
-
-
-def show_weighed(document: dict[str, Any]) -> None:
-    """Print scores and weights as a table."""
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table()
-    for heading in ("client", "score", "weight"):
-        table.add_column(heading, justify="left" if heading == "client" else "right")
-    for row in document["clients"]:
-        table.add_row(row["client"], f"{row['score']:.6f}", f"{row['weight']:.6f}")
-    console = Console()
-    console.print(table)
-    for name in document["flags"]["zero_criteria"]:
-        console.print(f"{name} is 0 for every client: everyone got 1/n for it")
-    if document["flags"]["uniform"]:
-        console.print("all scores are 0: the weights are uniform")

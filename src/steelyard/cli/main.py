@@ -1,4 +1,7 @@
-"""The command line: parse, call, print. What is heavy is imported inside the commands."""
+"""The main commands: run, resume, compare, table, show, weigh, export and the lists.
+
+What is heavy is imported inside the commands, for speed of start: `steelyard --help` must not wait for torch.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,10 @@ from typing import Annotated, Literal, NoReturn
 import typer
 
 from steelyard import __version__
+from steelyard.cli.federate import app as federate_app
+from steelyard.cli.printing import finish, print_json, watched
+from steelyard.cli.recommend import app as recommend_app
 from steelyard.errors import UserError
-from steelyard.federate.commands import app as federate_app
-from steelyard.recommend.commands import app as recommend_app
-from steelyard.report.printing import finish, print_json, watched
 
 app = typer.Typer(
     name="steelyard",
@@ -76,11 +79,10 @@ def run(
     format: FormatOption = "text",
 ) -> None:
     """Run an experiment and show its result."""
-    from steelyard.experiment.loading import load
-    from steelyard.experiment.running import run as run_experiment
+    from steelyard.api import Experiment
 
-    described = load(experiment, changes or [], seed)
-    finish(lambda: run_experiment(described, out=out, progress=True), format)
+    described = Experiment.load(experiment, changes or [], seed)
+    finish(lambda: described.run(out, progress=True), format)
 
 
 @app.command()
@@ -89,9 +91,10 @@ def resume(
     format: FormatOption = "text",
 ) -> None:
     """Continue a run, bit for bit as if it had not been stopped."""
+    from steelyard.api import Result
     from steelyard.federate.resuming import resume as resume_run
 
-    finish(lambda: resume_run(folder, progress=True), format)
+    finish(lambda: Result(resume_run(folder, progress=True)), format)
 
 
 @app.command()
@@ -113,13 +116,13 @@ def compare(
     format: TableFormatOption = "text",
 ) -> None:
     """Run several rules on the same cohorts and first models, and show the papers' tables."""
-    from steelyard.experiment.comparing import compare as run_comparison
+    from steelyard.api import runnable
     from steelyard.experiment.comparing import load_comparison
 
-    described = load_comparison(experiment, changes or [], rules or [], seed)
+    described = runnable(load_comparison(experiment, changes or [], rules or [], seed))
     if baseline is not None and baseline not in described.rules():
         raise UserError(f"--baseline: got '{baseline}'; allowed: {', '.join(described.rules())}")
-    result = watched(lambda: run_comparison(described, ["recipe"], seeds, out=out, progress=True))
+    result = watched(lambda: described.compare(["recipe"], seeds, out, progress=True))
     _print_table(result.folder, baseline, format)
     if format == "text":
         print(f"run stored in {result.folder}")
@@ -139,7 +142,7 @@ def table(
 
 
 def _print_table(folder: Path, baseline: str | None, format: TableFormat, curves: Path | None = None) -> None:
-    from steelyard.experiment.running import read_experiment
+    from steelyard.experiment.loading import read_experiment
     from steelyard.report.comparison import compare_run
     from steelyard.report.drawing import write_curves
     from steelyard.report.tables import write_csv, write_tables
@@ -158,8 +161,8 @@ def _print_table(folder: Path, baseline: str | None, format: TableFormat, curves
 @app.command()
 def recipes(format: FormatOption = "text") -> None:
     """List the ready experiments."""
-    from steelyard.experiment.loading import parse
     from steelyard.experiment.loading import recipes as ready
+    from steelyard.settings import parse
 
     described = {name: parse(entry.read_text(encoding="utf-8"), name) for name, entry in ready().items()}
     if format == "json":
@@ -178,11 +181,12 @@ def show(
     resolved: Annotated[bool, typer.Option("--resolved", help="With every default filled in.")] = False,
 ) -> None:
     """Print an experiment as TOML, or the schema of experiment files."""
-    from steelyard.experiment.loading import kind_class, load, source_text, to_toml
+    from steelyard.experiment.kinds import kind_of
+    from steelyard.experiment.loading import load, source_text, to_toml
 
     if schema:
         kind = "learning" if experiment is None else str(load(experiment).model_dump().get("kind", "learning"))
-        print_json(kind_class(kind).model_json_schema())
+        print_json(kind_of(kind).model_json_schema())
         return
     if experiment is None:
         raise UserError("show: no experiment named; allowed: a recipe, a file, or --schema")
@@ -199,8 +203,8 @@ def criteria(
     from steelyard.weighing.criteria import known
     from steelyard.weighing.plugins import load_module
 
-    for place in plugin or []:
-        load_module(place)
+    for path in plugin or []:
+        load_module(path)
     found = [
         {"name": c.name, "measured_by": c.measured_by, "about": c.about, "description": c.description}
         for c in known().values()
@@ -231,7 +235,7 @@ def weigh(
     format: FormatOption = "text",
 ) -> None:
     """Score and weigh clients from a table: for trying rules on paper, no training needed."""
-    from steelyard.report.weighed import show_weighed, weigh_file
+    from steelyard.weighing.table import weigh_file
 
     document = weigh_file(
         file,
@@ -246,6 +250,8 @@ def weigh(
     if format == "json":
         print_json(document)
     else:
+        from steelyard.cli.tables import show_weighed
+
         show_weighed(document)
 
 

@@ -1,15 +1,15 @@
-"""RecommendExperiment: a federation whose clients are the users of a recommender, described in one place."""
+"""Experiments of kind "recommend": a federation whose clients are the users of a recommender."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import model_validator
 
 from steelyard.errors import UserError
-from steelyard.experiment.sections import BaseExperiment, StoreSettings
+from steelyard.experiment.description import Description
+from steelyard.recommend.communication import rounds_per_epoch
 from steelyard.recommend.settings import (
     EpochSettings,
     FplSettings,
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from steelyard.recommend.prepared import Prepared
 
 
-class RecommendExperiment(BaseExperiment):
+class RecommendDescription(Description):
     """One description of an FPL run: interactions, split, mode, π, rounds or epochs, and the rule that weighs users.
 
-    Load a recipe with `Experiment.load("fpl-ml1m")`; `run()` runs it through the same loop as every other kind.
+    Use it for FPL; it runs through the same loop as every other kind.
     """
 
     kind: Literal["recommend"] = "recommend"
@@ -43,7 +43,7 @@ class RecommendExperiment(BaseExperiment):
     weighing: WeighingSettings = WeighingSettings(criteria=("EQ",))
 
     @model_validator(mode="after")
-    def _fits(self) -> RecommendExperiment:
+    def _fits(self) -> Self:
         if (self.fpl.mode == "custom") != (self.fpl.triples is not None):
             raise UserError(
                 f"fpl.triples: got {self.fpl.triples} with mode = '{self.fpl.mode}'; allowed: a number with mode = "
@@ -80,8 +80,10 @@ class RecommendExperiment(BaseExperiment):
 
     def prepare(self) -> Prepared:
         """Read, filter and split the data; done once for equal settings."""
-        described = self.model_dump_json(include={"interactions", "items", "ranking", "fpl"})
-        return _prepared(described)
+        # For speed of start: a description is often only shown or checked, and reading data needs more libraries.
+        from steelyard.recommend.prepared import prepare
+
+        return prepare(self.interactions, self.items, self.fpl, self.ranking)
 
     def triples(self) -> int:
         """Return T: given, 1, or R⁺/|U| rounded."""
@@ -99,11 +101,9 @@ class RecommendExperiment(BaseExperiment):
 
     def rounds_per_epoch(self) -> int:
         """Return rpe, so that m · T · rpe is about R⁺."""
-        from steelyard.recommend.communication import rounds_per_epoch
-
         return rounds_per_epoch(self.prepare().histories.total, self.users_per_round(), self.triples())
 
-    def resolved(self) -> RecommendExperiment:
+    def resolved(self) -> Self:
         """Turn epochs into rounds of the loop; one-user rounds are bundled, an epoch to a round."""
         whole = self.fpl.mode != "custom"
         rounds = self.rounds.model_copy(update={"fraction": 1.0} if whole else {})
@@ -113,7 +113,7 @@ class RecommendExperiment(BaseExperiment):
         rounds = rounds.model_copy(
             update={"count": self.rounds.epochs * each, "evaluate_every": self.rounds.evaluate_every * each}
         )
-        store: StoreSettings = self.store.model_copy(
+        store = self.store.model_copy(
             update={
                 "checkpoint_every": self.store.checkpoint_every * each,
                 "clients_every": self.store.clients_every * each,
@@ -123,6 +123,7 @@ class RecommendExperiment(BaseExperiment):
 
     def protocol(self) -> Protocol:
         """Return how a round goes for the users."""
+        # For speed of start, as in `prepare`.
         from steelyard.recommend.clients import Protocol
 
         turns = self.rounds_per_epoch() if self.one_by_one else None
@@ -130,37 +131,30 @@ class RecommendExperiment(BaseExperiment):
 
     def assemble(self, dataset: Dataset | None = None) -> tuple[RecommendClients, RecommendServer]:
         """Read the data and build the simulated users and their server."""
-        from steelyard.recommend.clients import RecommendServer
+        # For speed of start, as in `prepare`.
+        from steelyard.experiment.recommend_node import simulate
 
         if dataset is not None:
             raise UserError("dataset: an experiment of kind 'recommend' reads interactions.path; allowed: no dataset")
-        prepared = self.prepare()
-        return self.clients_of(prepared), RecommendServer(prepared.histories.catalogue, self.fpl.factors)
+        return simulate(self.prepare(), self.fpl, self.ranking, self.protocol(), self.criteria())
 
-    def clients_of(self, prepared: Prepared) -> RecommendClients:
-        """Build the users of some prepared data: all of them in a simulation, a node's own across machines."""
-        from steelyard.recommend.clients import RecommendClients
+    def on_node(self, node: Place) -> Hosted:
+        """Build the users that live on one node; each user's vector stays in the node's state."""
+        # For speed of start, as in `prepare`.
+        from steelyard.experiment.recommend_node import host
 
-        wanted = dict.fromkeys(name for rule in self.rules().values() for name in rule.criteria)
-        return RecommendClients(
-            *(prepared.users, prepared.learning, self.protocol()),
-            cutoff=self.ranking.cutoff,
-            score=self.ranking.score,
-            criteria=[registry.get(name) for name in wanted],
-            threads=self.fpl.threads,
+        return host(
+            *(self.interactions, self.items, self.fpl, self.ranking, self.protocol(), self.criteria()),
+            seed=self.seed,
+            node=node,
         )
 
-    def on_node(self, place: Place) -> Hosted:
-        """Build the users that live on one node; each user's vector stays in the node's state."""
-        from steelyard.recommend.across import host
-
-        return host(self, place)
-
     def at_server(self, about: Mapping[str, int | list[int]]) -> RecommendServer:
-        """Build the server of a federation across machines from what the nodes say of the items."""
-        from steelyard.recommend.across import serve
+        """Build the server; it makes the first item factors and sees sums of sparse rows."""
+        # For speed of start, as in `prepare`.
+        from steelyard.experiment.recommend_node import serve
 
-        return serve(self, about)
+        return serve(self.fpl, self.protocol(), about)
 
     @property
     def score_name(self) -> str:
@@ -171,18 +165,3 @@ class RecommendExperiment(BaseExperiment):
     def score_range(self) -> tuple[float, float]:
         """All scores of a list lie between 0 and 1."""
         return 0.0, 1.0
-
-
-@lru_cache(maxsize=4)
-def _prepared(described: str) -> Prepared:
-    import json
-
-    from steelyard.recommend.prepared import prepare
-
-    found = json.loads(described)
-    return prepare(
-        InteractionSettings.model_validate(found["interactions"]),
-        None if found["items"] is None else ItemSettings.model_validate(found["items"]),
-        FplSettings.model_validate(found["fpl"]),
-        RankingSettings.model_validate(found["ranking"]),
-    )

@@ -1,4 +1,7 @@
-"""`steelyard federate ...`: app folders, trying a federation on this machine, certificates and keys."""
+"""`steelyard federate ...`: app folders, trying a federation on this machine, certificates and keys.
+
+What is heavy is imported inside the commands, for speed of start.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
+
+from steelyard.cli.printing import finish
 
 app = typer.Typer(
     name="federate",
@@ -35,8 +40,8 @@ def init(
     from steelyard.federate.scaffold import CONNECTION, write_app
 
     described = load(experiment, changes or [], seed)
-    place = None if authority is None else authority.resolve()
-    for file in write_app(folder, described, address=address, authority=place):
+    certificate = None if authority is None else authority.resolve()
+    for file in write_app(folder, described, address=address, authority=certificate):
         print(file)
     print(f'next: FLWR_HOME="{folder.resolve()}/.flwr" flwr run {folder} {CONNECTION} --stream')
 
@@ -56,11 +61,11 @@ def local(
     from steelyard.federate.extra import needed
 
     needed()
+    from steelyard.api import Result
     from steelyard.federate.local import run_local
-    from steelyard.report.printing import finish
 
     described = load(experiment, changes or [], seed)
-    finish(lambda: run_local(described, nodes=nodes, tls=tls, out=out, progress=True), format)
+    finish(lambda: Result(run_local(described, nodes=nodes, tls=tls, out=out, progress=True)), format)
 
 
 @app.command("certificates")

@@ -7,10 +7,14 @@ import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 
-from steelyard.report.figures import figure
-from steelyard.rounds import Progress
+from steelyard.rounds.loop import Progress
 
 PLAIN_SECONDS = 5.0
+
+
+def show_score(value: float) -> str:
+    """Write a score: an accuracy in per cent, an error (below 0 or above 1) as it is."""
+    return f"{value:.2%}" if 0 <= value <= 1 else f"{value:.4g}"
 
 
 @contextmanager
@@ -24,7 +28,7 @@ def show_progress(rounds: int) -> Generator[Progress]:
 
 
 def _figures(accuracies: Mapping[str, float | None]) -> str:
-    shown = [f"{name} {figure(value)}" for name, value in accuracies.items() if value is not None]
+    shown = [f"{name} {show_score(value)}" for name, value in accuracies.items() if value is not None]
     rest = f" and {len(shown) - 4} more" if len(shown) > 4 else ""
     return ", ".join(shown[:4]) + rest
 

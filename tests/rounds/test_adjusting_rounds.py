@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from steelyard.federation import Federation, Plan, RoundRecord, RoundState
 from steelyard.messages import DenseModels, Evaluations, Question, ServerTest, Task, Updates
-from steelyard.rounds import run_rounds
+from steelyard.rounds.loop import run_rounds
+from steelyard.rounds.state import Federation, Plan, RoundRecord, RoundState
 from steelyard.weighing.adjusting import AdjustSettings, strategy_of
 from steelyard.weighing.performance import ClassF1Loss
 from steelyard.weighing.rule import Rule, WeighingSettings, show_priority

@@ -1,4 +1,4 @@
-"""A federation, its state and the record of its rounds: the nouns of the loop in `rounds`."""
+"""A federation, its state and the record of its rounds: the nouns of the loop."""
 
 from __future__ import annotations
 

@@ -7,8 +7,10 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import typer
+
 if TYPE_CHECKING:
-    from steelyard.experiment.running import Result
+    from steelyard.api import Result
 
 
 def print_json(document: Any) -> None:
@@ -26,8 +28,6 @@ def _finite(value: Any) -> Any:
 
 def watched(work: Callable[[], Result]) -> Result:
     """Do the work of a run; a stop by the user is said in one line."""
-    import typer
-
     try:
         return work()
     except KeyboardInterrupt:
@@ -37,12 +37,11 @@ def watched(work: Callable[[], Result]) -> Result:
 
 def finish(work: Callable[[], Result], format: str) -> None:
     """Do the work of a command that runs an experiment and print its summary; use it for every such command."""
-    from rich.console import Console
-
-    from steelyard.report.summary import show
-
     result = watched(work)
     if format == "json":
         print_json(result.summary)
     else:
-        show(result.summary, Console())
+        # For speed of start: tables are drawn only at the end of a run.
+        from steelyard.cli.tables import show_summary
+
+        show_summary(result.summary)

@@ -1,0 +1,110 @@
+"""What users see: an Experiment that is loaded, run and compared, and the Result of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from steelyard.experiment import comparing, running
+from steelyard.experiment.description import Description
+from steelyard.experiment.learning import LearningDescription
+from steelyard.experiment.loading import load, read_experiment
+from steelyard.experiment.recommend import RecommendDescription
+from steelyard.report.comparison import compare_run
+from steelyard.report.summary import summarise
+from steelyard.runs.reader import History
+
+if TYPE_CHECKING:
+    from steelyard.data.dataset import Dataset
+
+
+@dataclass(frozen=True)
+class Result:
+    """A run that has ended: its folder and everything recorded in it."""
+
+    folder: Path
+
+    @cached_property
+    def experiment(self) -> Description:
+        """The experiment that the run's folder describes, with every field resolved."""
+        return read_experiment(self.folder)
+
+    @cached_property
+    def history(self) -> History:
+        """Data frames of the run: rounds, clients, evaluations."""
+        return History(self.folder)
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """The final figures as one document; the same that `steelyard run --format json` prints."""
+        return summarise(self.folder, self.experiment.rounds, self.experiment.score_name)
+
+    @cached_property
+    def table(self) -> dict[str, Any]:
+        """The rules compared, as one document; the same that `steelyard table --format json` prints."""
+        return compare_run(self.folder, self.experiment.rounds)
+
+
+class _Verbs:
+    """What can be done with an experiment of any kind."""
+
+    @classmethod
+    def load(
+        cls, name_or_file: str | Path, changes: Sequence[str] = (), seed: int | None = None
+    ) -> Experiment | RecommendExperiment:
+        """Load a recipe or a TOML file; `changes` are assignments such as "rounds.count=50"."""
+        return runnable(load(name_or_file, changes, seed))
+
+    def run(self, out: str | Path | None = None, *, dataset: Dataset | None = None, progress: bool = False) -> Result:
+        """Run the experiment and return its result; `dataset` hands over data built with `steelyard.in_memory`."""
+        return Result(running.run(_described(self), out=out, dataset=dataset, progress=progress))
+
+    def compare(
+        self,
+        rules: Sequence[str] = (),
+        seeds: int = 1,
+        out: str | Path | None = None,
+        *,
+        dataset: Dataset | None = None,
+        progress: bool = False,
+    ) -> Result:
+        """Run several rules on the same cohorts and first models, with some seeds; `result.table` compares them.
+
+        Rules are written as for `steelyard compare`; without any, each criterion, every order of them, and online.
+        """
+        return Result(comparing.compare(_described(self), rules, seeds, out=out, dataset=dataset, progress=progress))
+
+
+def _described(experiment: _Verbs) -> Description:
+    assert isinstance(experiment, Description)
+    return experiment
+
+
+class Experiment(_Verbs, LearningDescription):
+    """One description of a run: data, partition, model, local training, rounds, and the rule that weighs clients.
+
+    Build it in Python, or load a recipe or TOML file with `Experiment.load("quickstart")`; `run()` runs it.
+    """
+
+
+class RecommendExperiment(_Verbs, RecommendDescription):
+    """One description of a federated recommender: interactions, split, mode, π, rounds or epochs, the rule.
+
+    Load a recipe with `Experiment.load("fpl-ml1m")`; `run()` runs it through the same loop as every other kind.
+    """
+
+
+def runnable(described: Description) -> Experiment | RecommendExperiment:
+    """Return a description as the experiment that users run and compare."""
+    fields = dict(described)
+    if isinstance(described, RecommendDescription):
+        return RecommendExperiment.model_construct(described.model_fields_set, **fields)
+    return Experiment.model_construct(described.model_fields_set, **fields)
+
+
+def resume(folder: str | Path, *, dataset: Dataset | None = None, progress: bool = False) -> Result:
+    """Go on with a simulated run that was stopped or killed, from its last whole checkpoint, to the same bits."""
+    return Result(running.resume(folder, dataset=dataset, progress=progress))

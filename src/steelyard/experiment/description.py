@@ -1,0 +1,131 @@
+"""What every kind of experiment has in common: its fields, its rules, and what a kind must be able to build."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Self
+
+from pydantic import Field, model_validator
+
+from steelyard.clients.flower.settings import FederateSettings
+from steelyard.errors import UserError
+from steelyard.rounds.settings import RoundSettings
+from steelyard.runs.settings import StoreSettings
+from steelyard.settings import Section, put, validated
+from steelyard.weighing import criteria as registry
+from steelyard.weighing import plugins
+from steelyard.weighing.rule import WeighingSettings, label
+
+if TYPE_CHECKING:
+    from steelyard.clients.place import Hosted, Place
+    from steelyard.clients.protocol import Clients, Server
+    from steelyard.data.dataset import Dataset
+
+
+class Description(Section):
+    """One experiment as data: a name, a seed, rounds, a weighing rule, rules beside it, a store.
+
+    Derive a class per kind of experiment; `kinds` lists them. A description says what a run is made of and can build
+    its parts; running, comparing and reporting stand above and are never called from here.
+    """
+
+    name: str = Field(default="experiment", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    """Short name; run folders are named after it."""
+    description: str = ""
+    """One or two sentences for people."""
+    seed: int = Field(default=0, ge=0, lt=2**63)
+    """The seed of everything: partition, first model, cohorts, order of samples."""
+    rounds: RoundSettings = RoundSettings()
+    weighing: WeighingSettings = WeighingSettings()
+    beside: dict[str, WeighingSettings] = Field(default_factory=dict)
+    """Further rules, by name, that run on the same cohorts and the same first model, for comparison."""
+    store: StoreSettings = StoreSettings()
+    federate: FederateSettings = FederateSettings()
+
+    @model_validator(mode="after")
+    def _rules(self) -> Self:
+        own = label(self.weighing)
+        if own in self.beside:
+            raise UserError(f"beside.{own}: has the name of the main rule; allowed: any other name")
+        for rule in (self.weighing, *self.beside.values()):
+            for path in rule.plugins:
+                plugins.load_module(path)
+            for name in rule.criteria:
+                self.check_criterion(registry.get(name))
+            if rule.adjust is not None and self.rounds.evaluate_every != 1:
+                raise UserError(
+                    f"rounds.evaluate_every: got {self.rounds.evaluate_every} with weighing.adjust, which compares "
+                    "each round with the last; allowed: 1"
+                )
+            self.check_rule(rule)
+        return self
+
+    def check_criterion(self, criterion: registry.Criterion) -> None:
+        """Refuse a criterion that this kind of experiment cannot measure; called for each before any data is read."""
+
+    def check_rule(self, rule: WeighingSettings) -> None:
+        """Refuse a rule that this kind of experiment cannot follow; called for each before any data is read."""
+        if rule.loss is not None:
+            raise UserError("weighing.loss: given, but the loss of this kind of experiment is fixed; allowed: nothing")
+
+    def rules(self) -> dict[str, WeighingSettings]:
+        """Return all rules of this run by name, the main one first."""
+        return {label(self.weighing): self.weighing, **self.beside}
+
+    def criteria(self) -> list[registry.Criterion]:
+        """Return the criteria of all rules, each once."""
+        return [
+            registry.get(name) for name in dict.fromkeys(n for rule in self.rules().values() for n in rule.criteria)
+        ]
+
+    def changed(self, changes: Mapping[str, Any]) -> Self:
+        """Return a copy with some fields changed, by dotted name: changed({"rounds.count": 50})."""
+        document = self.model_dump(mode="json", exclude_none=True)
+        for name, value in changes.items():
+            put(document, name.split("."), value, name)
+        return validated(type(self), document, "experiment")
+
+    def resolved(self) -> Self:
+        """Return the experiment with what only the data can tell filled in, such as rounds counted in epochs."""
+        return self
+
+    def assemble(self, dataset: Dataset | None = None) -> tuple[Clients, Server]:
+        """Read the data and build the clients and the server that the loop talks to; every kind says how."""
+        raise NotImplementedError(type(self).__name__)
+
+    def on_node(self, node: Place) -> Hosted:
+        """Build those clients that live on one node of a federation across machines, from the node's own data."""
+        raise UserError(f"kind: '{type(self).__name__}' cannot run across machines yet; allowed: steelyard run")
+
+    def at_server(self, about: Mapping[str, int | list[int]]) -> Server:
+        """Build the server of a federation across machines; `about` is what the nodes say of their data."""
+        return self.assemble()[1]
+
+    def with_engine(self, choice: str) -> Self:
+        """Return the experiment with the engine that an earlier run recorded; kinds without engines ignore it."""
+        return self
+
+    @property
+    def local_loss(self) -> str:
+        """The loss that clients train with; "auto" is the one that fits."""
+        return "auto"
+
+    @property
+    def regression(self) -> bool:
+        """Whether a number is learnt, not a class."""
+        return False
+
+    @property
+    def reports_on_server(self) -> bool:
+        """Whether the server has rows that report on each new model."""
+        return False
+
+    @property
+    def score_name(self) -> str:
+        """What the clients' local scores are, for headings."""
+        return "accuracy"
+
+    @property
+    def score_range(self) -> tuple[float, float] | None:
+        """The range that a client's local score can have, where there is one; a score beyond it is refused."""
+        return None

@@ -1,0 +1,84 @@
+"""Playing the curious server against an experiment: what it reads of users' items, round by round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from steelyard.errors import UserError
+from steelyard.experiment.recommend import RecommendDescription
+from steelyard.experiment.running import federations_of, plan_of
+from steelyard.messages import Task, Updates
+from steelyard.recommend.audit import CuriousServer, judge
+from steelyard.recommend.clients import RecommendClients
+from steelyard.recommend.sparse import PairRows
+from steelyard.rounds.loop import one_round
+
+
+class _Watched(RecommendClients):
+    """Users whose updates a curious server looks at on the way."""
+
+    curious: CuriousServer
+
+    def train(self, tasks: Sequence[Task]) -> list[Updates]:
+        answers = super().train(tasks)
+        for answer in answers:
+            if isinstance(answer.payload, PairRows):
+                senders = np.array([self._place[name] for name in answer.clients], dtype=np.int64)
+                self.curious.see(senders, answer.payload.sparse())
+        return answers
+
+
+def watch(experiment: RecommendDescription, rounds: Sequence[int]) -> list[dict[str, Any]]:
+    """Run an experiment's rounds and report, after each of the named ones, what the server has read."""
+    if experiment.one_by_one:
+        raise UserError(
+            f"fpl.mode: got '{experiment.fpl.mode}'; allowed for an audit: pFPL, pFPL+ or custom (with one user a "
+            "round the server sees the same rows, only fewer at a time)"
+        )
+    prepared = experiment.prepare()
+    histories = prepared.histories
+    clients = _Watched(prepared.users, prepared.learning, experiment.protocol(), threads=experiment.fpl.threads)
+    clients.curious = CuriousServer(histories.users, histories.catalogue)
+    _, server = experiment.assemble()
+    federation = federations_of(experiment)[0]
+    states = {federation.name: federation.start(server)}
+    # The loop tests the model in rounds that evaluate_every names and in its last: here it shall do neither.
+    plan = replace(plan_of(experiment), rounds=1 << 30, evaluate_every=1 << 30)
+    found: list[dict[str, Any]] = []
+    for round in range(1, max(rounds) + 1):
+        one_round([federation], states, clients, server, plan, round)
+        if round in rounds:
+            guesses = {"sign": clients.curious.by_sign(), "absence": clients.curious.by_absence()}
+            found.append({"round": round, **{name: vars(judge(g, histories)) for name, g in guesses.items()}})
+    return found
+
+
+def variants(share: float, decoys: float) -> dict[str, Mapping[str, Any]]:
+    """Return the protections that are compared, as changes of an experiment's [fpl] section."""
+    return {
+        "everything sent": {"fpl.pi": 1.0, "fpl.mask": "round", "fpl.decoys": 0.0},
+        f"π = {share:g} drawn each round": {"fpl.pi": share, "fpl.mask": "round", "fpl.decoys": 0.0},
+        f"π = {share:g} persistent": {"fpl.pi": share, "fpl.mask": "persistent", "fpl.decoys": 0.0},
+        f"π = {share:g} persistent, {decoys:g} decoys per item": {
+            "fpl.pi": share,
+            "fpl.mask": "persistent",
+            "fpl.decoys": decoys,
+        },
+        "π = 0": {"fpl.pi": 0.0, "fpl.mask": "round", "fpl.decoys": 0.0},
+    }
+
+
+def audit(
+    experiment: RecommendDescription, rounds: Sequence[int], share: float = 0.5, decoys: float = 1.0
+) -> list[dict[str, Any]]:
+    """Play the curious server against every protection; one entry per protection with its guesses over rounds."""
+    found: list[dict[str, Any]] = []
+    for name, changes in variants(share, decoys).items():
+        changed = experiment.changed(changes)
+        settings = {key.removeprefix("fpl."): value for key, value in changes.items()}
+        found.append({"protection": name, **settings, "rounds": watch(changed, rounds)})
+    return found

@@ -1,0 +1,1 @@
+"""The round loop: select, train, weigh, combine, evaluate, adapt; its states, its settings, its progress."""

@@ -1,0 +1,41 @@
+"""[rounds]: the section of an experiment that configures the loop."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from steelyard.settings import Section
+
+Share = Annotated[float, Field(gt=0, le=1)]
+
+
+class RoundSettings(Section):
+    """[rounds]: how many rounds, how many clients in each, when to evaluate and when to stop."""
+
+    count: int = Field(default=50, ge=1)
+    """Number of rounds."""
+    fraction: Share = 0.1
+    """Share of the clients that train in each round, at least one client."""
+    min_clients: int = Field(default=1, ge=0)
+    """The run stops (and can be resumed) when fewer clients than this give a usable update; 0 never stops it."""
+    evaluate_every: int = Field(default=1, ge=1)
+    """Test the model on every client's test set each k rounds; the last round is always tested."""
+    target: Annotated[float, Field(gt=0, le=1)] = 0.9
+    """Local accuracy that counts as reached, for "rounds to target" and the early stop."""
+    share: Share = 0.5
+    """Share of the devices that must reach the target."""
+    targets: tuple[Share, ...] = ()
+    """Targets of the rounds-to-target table; default: `target` alone."""
+    shares: tuple[Share, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
+    """Shares of devices of the rounds-to-target table."""
+    stop_at_target: bool = False
+    """End the run once `share` of the devices reach `target`."""
+    samples: bool = False
+    """Also record right or wrong for every single test sample in the last round."""
+
+    @property
+    def all_targets(self) -> tuple[float, ...]:
+        """The targets of the table."""
+        return self.targets or (self.target,)

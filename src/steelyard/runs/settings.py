@@ -1,0 +1,20 @@
+"""[store]: the section of an experiment that configures where and how often a run is written."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field
+
+from steelyard.settings import Section
+
+
+class StoreSettings(Section):
+    """[store]: where the run folder is made and how often a checkpoint is written."""
+
+    folder: Path = Path("runs")
+    """Folder in which a run's own folder is made, unless --out names that folder itself."""
+    checkpoint_every: int = Field(default=1, ge=1)
+    """Write a checkpoint each k rounds; a killed run repeats at most k rounds when resumed, to the same bits."""
+    clients_every: int = Field(default=1, ge=1)
+    """Write what single clients sent and weighed each k rounds, and in the last; for runs of many short rounds."""
