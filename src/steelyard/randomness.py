@@ -47,13 +47,13 @@ def words(keys: NDArray[np.uint64], count: int, start: int = 0) -> NDArray[np.ui
     return words_at(keys[..., None], np.arange(start, start + count, dtype=np.uint64))
 
 
-def words_at(keys: NDArray[np.uint64], places: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return the word at one place of each key's stream, element by element; `words` gives places in a row.
+def words_at(keys: NDArray[np.uint64], positions: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """Return the word at one position of each key's stream, element by element; `words` gives positions in a row.
 
     Use it where each draw belongs to a thing with a number of its own (an item, a round), whatever else is drawn.
     """
     with np.errstate(over="ignore"):
-        z = places + np.uint64(1)
+        z = positions + np.uint64(1)
         z *= _GOLDEN
         z = keys + z
         z ^= z >> np.uint64(30)

@@ -15,31 +15,31 @@ from steelyard.randomness import stream_key
 _loading = RLock()
 
 
-def load_code(place: str, field: str) -> ModuleType:
+def load_code(code: str, field: str) -> ModuleType:
     """Import a user's module by dotted name or by the path of a .py file; `field` is who asks, for the error line.
 
-    Use it for every piece of user code, so that a file named in two places is run once.
+    Use it for every piece of user code, so that a file named twice is run once.
     """
-    if not place.endswith(".py"):
+    if not code.endswith(".py"):
         try:
-            return importlib.import_module(place)
+            return importlib.import_module(code)
         except UserError:
             raise
         except Exception as error:
-            raise UserError(f"{field}: cannot import '{place}': {type(error).__name__}: {error}") from error
-    path = Path(place).resolve()
+            raise UserError(f"{field}: cannot import '{code}': {type(error).__name__}: {error}") from error
+    path = Path(code).resolve()
     if not path.is_file():
         raise UserError(
-            f"{field}: no file '{place}', there is no such file; allowed: the path of a Python file, or a module name"
+            f"{field}: no file '{code}', there is no such file; allowed: the path of a Python file, or a module name"
         )
     name = f"steelyard_user_{path.stem}_{stream_key(0, purpose=str(path)):x}"
     with _loading:  # threads that train ask for a loss at the same time
         if name in sys.modules:
             return sys.modules[name]
-        return _run(name, path, place, field)
+        return _run(name, path, code, field)
 
 
-def _run(name: str, path: Path, place: str, field: str) -> ModuleType:
+def _run(name: str, path: Path, code: str, field: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None
     assert spec.loader is not None
@@ -51,5 +51,5 @@ def _run(name: str, path: Path, place: str, field: str) -> ModuleType:
         del sys.modules[name]
         if isinstance(error, UserError):
             raise
-        raise UserError(f"{field}: '{place}' fails when loaded: {type(error).__name__}: {error}") from error
+        raise UserError(f"{field}: '{code}' fails when loaded: {type(error).__name__}: {error}") from error
     return module

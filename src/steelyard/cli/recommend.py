@@ -172,10 +172,10 @@ def baseline(
         everything = read_columns(catalogue, {"item": "item"})["item"]
         names = (table.users[table.user].tolist(), table.items[table.item].tolist())
         table = build(*names, table.rating.tolist(), all_items=everything)
-    places = parse_cutoffs(str(cutoff))[0]
-    lists, scores = recommend(kind, table, places, seed, chosen)
+    length = parse_cutoffs(str(cutoff))[0]
+    lists, scores = recommend(kind, table, length, seed, chosen)
     write_lists(out, table.users, table.items, lists, scores)
-    typer.echo(f"lists of {places} for {len(table.users):,} users in {out}")
+    typer.echo(f"lists of {length} for {len(table.users):,} users in {out}")
 
 
 @app.command()

@@ -177,10 +177,10 @@ def rounds_section(
         cells = [
             {
                 "share": share,
-                "unreached": sum(reached[rule, seed][place] is None for seed in seeds),
-                **estimate([float(row[place]) for row in by_seed]).as_json(),
+                "unreached": sum(reached[rule, seed][column] is None for seed in seeds),
+                **estimate([float(row[column]) for row in by_seed]).as_json(),
             }
-            for place, share in enumerate(shares)
+            for column, share in enumerate(shares)
         ]
         average = estimate([math.fsum(row) / len(shares) for row in by_seed])
         kind = "rounds" if rule == base else "gain"
@@ -221,8 +221,8 @@ def _over_seeds(curves: Sequence[Curve], figure: Callable[[Curve], float]) -> di
 def _devices(rule: str, curves: Sequence[Curve]) -> dict[str, Any]:
     """How the last model serves the devices: over all samples, the worst tenth, LEAF's percentiles, spread, Jain."""
 
-    def percentile(place: float) -> Callable[[Curve], float]:
-        return lambda curve: float(np.percentile(curve.scores[-1], place))
+    def percentile(per_cent: float) -> Callable[[Curve], float]:
+        return lambda curve: float(np.percentile(curve.scores[-1], per_cent))
 
     return {
         "rule": rule,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from steelyard.errors import UserError
+from steelyard.report.tables import curves_csv
 
 WIDTH, HEIGHT = 860, 460
 LEFT, RIGHT, TOP, BOTTOM = 60, 210, 20, 45
@@ -53,16 +54,16 @@ def curves_svg(document: Mapping[str, Any]) -> str:
     parts.append(_line(LEFT, HEIGHT - BOTTOM, WIDTH - RIGHT, HEIGHT - BOTTOM, "#444"))
     middle = (LEFT + WIDTH - RIGHT) / 2
     parts.append(f'<text x="{middle:.0f}" y="{HEIGHT - 8}" text-anchor="middle">round</text>')
-    for place, curve in enumerate(curves):
-        colour = _COLOURS[place % len(_COLOURS)]
-        dash = "" if place < len(_COLOURS) else ' stroke-dasharray="5 3"'
+    for number, curve in enumerate(curves):
+        colour = _COLOURS[number % len(_COLOURS)]
+        dash = "" if number < len(_COLOURS) else ' stroke-dasharray="5 3"'
         points = " ".join(
             f"{across(round):.1f},{up(value):.1f}"
             for round, value in zip(curve["rounds"], curve["mean"], strict=True)
             if math.isfinite(value)
         )
         parts.append(f'<polyline fill="none" stroke="{colour}" stroke-width="1.4"{dash} points="{points}"/>')
-        height = TOP + 14 + 18 * place
+        height = TOP + 14 + 18 * number
         parts.append(_line(WIDTH - RIGHT + 12, height - 4, WIDTH - RIGHT + 36, height - 4, colour))
         parts.append(f'<text x="{WIDTH - RIGHT + 42}" y="{height}">{escape(curve["rule"])}</text>')
     return "\n".join([*parts, "</svg>"]) + "\n"
@@ -70,8 +71,6 @@ def curves_svg(document: Mapping[str, Any]) -> str:
 
 def write_curves(document: Mapping[str, Any], path: Path) -> None:
     """Write the curves as a picture (.svg) or as numbers (.csv), by the ending of the file's name."""
-    from steelyard.report.tables import curves_csv
-
     writers = {".svg": curves_svg, ".csv": curves_csv}
     if path.suffix not in writers:
         raise UserError(f"--curves: got '{path}'; allowed: a file name that ends in .svg or .csv")

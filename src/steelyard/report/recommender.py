@@ -38,11 +38,11 @@ class Finished:
         return self.clients.lists(self.federation, self.seed, self.model, cutoff)
 
     def scores(self, lists: Codes) -> np.ndarray:
-        """Return the scores of the items of lists[users, places]."""
+        """Return the scores of the items of lists[users, ranks]."""
         found = np.zeros(lists.shape)
-        for place in range(len(lists)):
-            mine = self.clients.scores_of(self.federation, self.seed, self.model, np.array([place]))[0]
-            found[place] = mine[lists[place]]
+        for row in range(len(lists)):
+            mine = self.clients.scores_of(self.federation, self.seed, self.model, np.array([row]))[0]
+            found[row] = mine[lists[row]]
         return found
 
     def report(self, cutoffs: list[int]) -> dict[str, Any]:
@@ -80,11 +80,11 @@ class Finished:
 
     def top(self, user: str, cutoff: int) -> list[dict[str, Any]]:
         """Return one user's list with titles and scores."""
-        place = place_of(self.prepared, user)
-        scores = self.clients.scores_of(self.federation, self.seed, self.model, np.array([place]))[0]
-        mine = self.lists(cutoff)[place]
+        row = place_of(self.prepared, user)
+        scores = self.clients.scores_of(self.federation, self.seed, self.model, np.array([row]))[0]
+        mine = self.lists(cutoff)[row]
         mine = mine[mine >= 0]
-        hers = set(self.prepared.users.ground.test_item[self.prepared.users.ground.test_user == place].tolist())
+        hers = set(self.prepared.users.ground.test_item[self.prepared.users.ground.test_user == row].tolist())
         titles = titles_of(self.prepared, mine)
         return [
             {

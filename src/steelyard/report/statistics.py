@@ -70,12 +70,12 @@ def holm(values: Sequence[float | None]) -> list[float | None]:
 
     Use it when one baseline is compared with many rules; entries without a test stay None and do not count.
     """
-    tested = sorted((value, place) for place, value in enumerate(values) if value is not None)
+    tested = sorted((value, index) for index, value in enumerate(values) if value is not None)
     adjusted: list[float | None] = [None] * len(values)
     highest = 0.0
-    for rank, (value, place) in enumerate(tested):
+    for rank, (value, index) in enumerate(tested):
         highest = max(highest, min(1.0, (len(tested) - rank) * value))
-        adjusted[place] = highest
+        adjusted[index] = highest
     return adjusted
 
 

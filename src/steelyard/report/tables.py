@@ -142,9 +142,9 @@ def _mark(rounds: Sequence[int], share: float) -> int:
 def spark(values: Sequence[float], low: float, high: float, width: int = 24) -> str:
     """Draw a curve in one line of block characters, all curves of a table on the same scale."""
     width = min(width, len(values))
-    places = [round(i * (len(values) - 1) / max(1, width - 1)) for i in range(width)]
+    indices = [round(i * (len(values) - 1) / max(1, width - 1)) for i in range(width)]
     span = (high - low) or 1.0
-    return "".join(_BARS[min(7, int(8 * (values[place] - low) / span))] for place in places)
+    return "".join(_BARS[min(7, int(8 * (values[index] - low) / span))] for index in indices)
 
 
 def write_csv(document: Mapping[str, Any]) -> str:
