@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from steelyard.clients.local.clients import LocalClients
+from steelyard.clients.local.simulation import LocalClients
 from steelyard.data.dataset import Rows
 from steelyard.errors import UserError
 from steelyard.learning import evaluation

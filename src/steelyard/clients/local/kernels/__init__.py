@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from steelyard.clients.local.convolution import ConvSteps
-    from steelyard.clients.local.gradients import Sgd
+    from steelyard.clients.local.convolution.stacked import ConvSteps
     from steelyard.clients.local.kernels.steps import KernelSteps
+    from steelyard.clients.local.steps.gradients import Sgd
 
 _triton: Any = None
 with suppress(ImportError):

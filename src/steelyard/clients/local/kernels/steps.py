@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from steelyard.clients.local.architectures import Collected, InPlace, dense, dense_back
-from steelyard.clients.local.convolution import ConvSteps
-from steelyard.clients.local.gradients import Sgd, output_gradient
+from steelyard.clients.local.convolution.stacked import ConvSteps
+from steelyard.clients.local.device_data.current_step import Moment
+from steelyard.clients.local.device_data.dataset import Shelf
 from steelyard.clients.local.kernels import first, layers, second
 from steelyard.clients.local.kernels.shapes import Images, Shape
 from steelyard.clients.local.kernels.tiles import ARITHMETIC
-from steelyard.clients.local.moment import Moment
-from steelyard.clients.local.stock import Shelf
+from steelyard.clients.local.steps.dense import Collected, InPlace, dense, dense_back
+from steelyard.clients.local.steps.gradients import Sgd, output_gradient
 from steelyard.messages import LossState
 
 FEW = 64

@@ -1,0 +1,48 @@
+"""What the clients of a stack look at in the step that is due: it is read through a counter that lies on the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from steelyard.clients.local.device_data.dataset import Shelf
+from steelyard.clients.local.device_data.schedule import Schedule
+
+
+@dataclass(frozen=True, eq=False)
+class Moment:
+    """The step that is due of the first `busy` clients; the same object serves every step of a captured graph."""
+
+    shelf: Shelf
+    tables: Schedule
+    counter: torch.Tensor
+    lost: torch.Tensor
+    """[clients]: the losses of the last epoch so far."""
+    busy: int
+
+    @property
+    def samples(self) -> int:
+        """Samples of each client, padding included."""
+        return self.tables.rows.shape[2]
+
+    def now(self, table: torch.Tensor) -> torch.Tensor:
+        """Return this step's part of a table [steps, clients, ...]."""
+        return table.index_select(0, self.counter)[0, : self.busy]
+
+    @property
+    def features(self) -> torch.Tensor:
+        return self.shelf.gather(self.now(self.tables.rows))
+
+    @property
+    def labels(self) -> torch.Tensor:
+        return self.now(self.tables.labels)
+
+    @property
+    def weights(self) -> torch.Tensor:
+        return self.now(self.tables.weights)
+
+    def add(self, each: torch.Tensor) -> None:
+        """Count these samples' losses where they are reported; padding may hold anything."""
+        report = self.now(self.tables.report)
+        self.lost[: self.busy] += torch.where(report > 0, each * report, torch.zeros_like(each)).sum(dim=1)

@@ -1,0 +1,125 @@
+"""Which samples every client of a stack looks at in every step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from steelyard.clients.local.device_data.cohort import Cohort
+from steelyard.clients.local.device_data.dataset import Ints
+from steelyard.learning.training import TrainingSettings, batch_limit, orders
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """Steps of stacked clients. Clients stand by falling number of steps, so those still at work are a prefix."""
+
+    rows: torch.Tensor
+    """[steps, clients, batch]: rows of the data set; padding repeats a row of the client."""
+    labels: torch.Tensor
+    """[steps, clients, batch]."""
+    weights: torch.Tensor
+    """[steps, clients, batch]: κ of the label over the size of the client's batch; 0 for padding."""
+    report: torch.Tensor
+    """[steps, clients, batch]: κ over the client's number of samples in its last epoch, else 0."""
+    active: Ints
+    """[steps]: how many clients at the front still have work."""
+
+    @property
+    def steps(self) -> int:
+        return len(self.active)
+
+
+def step_counts(sizes: Ints, training: TrainingSettings) -> Ints:
+    """Return how many steps clients of these sizes take in a round."""
+    if training.batch_size == "full":
+        return np.full(len(sizes), training.epochs, dtype=np.int64)
+    return training.epochs * -(-sizes // training.batch_size)
+
+
+def schedule(cohort: Cohort, training: TrainingSettings) -> Schedule:
+    """Lay out the steps of a cohort whose jobs stand by falling number of steps."""
+    sizes = cohort.sizes
+    counts = step_counts(sizes, training)
+    batch = max(batch_limit(training, int(size)) for size in np.unique(sizes))
+    places = np.zeros((int(counts.max()), len(cohort), batch), dtype=np.int64)
+    scale = np.zeros(places.shape, dtype=np.float32)
+    report = np.zeros(places.shape, dtype=np.float32)
+    for begins, jobs, size, order in _alike(cohort, sizes, training):
+        _fill(places, scale, report, begins, jobs, size, order, batch_limit(training, size))
+    device = cohort.shelf.device
+    rows, labels = _look_up(cohort, torch.from_numpy(places).to(device))
+    kappa = _kappa(cohort, labels)
+    active = (counts[None, :] > np.arange(len(places))[:, None]).sum(axis=1)
+    return Schedule(
+        rows, labels, torch.from_numpy(scale).to(device) * kappa, torch.from_numpy(report).to(device) * kappa, active
+    )
+
+
+def _alike(cohort: Cohort, sizes: Ints, training: TrainingSettings) -> list[tuple[Ints, Ints, int, NDArray[np.int64]]]:
+    """Jobs of one task and one size at a time, with the order in which they visit their samples."""
+    found: list[tuple[Ints, Ints, int, NDArray[np.int64]]] = []
+    for number, task in enumerate(cohort.tasks):
+        mine = np.flatnonzero(cohort.task == number)
+        stock = cohort.stocks[number]
+        for size in np.unique(sizes[mine]):
+            jobs = mine[sizes[mine] == size]
+            names = [stock.names[place] for place in cohort.client[jobs]]
+            order = orders(task.seed, task.round, names, int(size), training)
+            found.append((stock.begins[cohort.client[jobs]], jobs, int(size), order))
+    return found
+
+
+def _fill(
+    places: NDArray[np.int64],
+    scale: NDArray[np.float32],
+    report: NDArray[np.float32],
+    begins: Ints,
+    jobs: Ints,
+    size: int,
+    order: NDArray[np.int64],
+    batch: int,
+) -> None:
+    epochs, width = order.shape[1], places.shape[2]
+    steps = -(-size // batch)
+    padded = np.zeros((len(jobs), epochs, steps * batch), dtype=np.int64)
+    padded[:, :, :size] = order
+    valid = np.zeros(steps * batch, dtype=np.float32)
+    valid[:size] = 1
+    valid = valid.reshape(steps, batch)
+    where = begins[:, None, None] + padded
+    # [jobs, epochs · steps, batch] → [steps, jobs, batch]
+    table = where.reshape(len(jobs), epochs * steps, batch).transpose(1, 0, 2)
+    places[: epochs * steps, jobs, :batch] = table
+    places[:, jobs, batch:width] = begins[None, :, None]
+    places[epochs * steps :, jobs] = begins[None, :, None]
+    share = np.tile(valid / valid.sum(axis=1, keepdims=True), (epochs, 1))
+    scale[: epochs * steps, jobs, :batch] = share[:, None, :]
+    report[(epochs - 1) * steps : epochs * steps, jobs, :batch] = (valid / size)[:, None, :]
+
+
+def _look_up(cohort: Cohort, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Turn places in each stock's list of samples into rows of the data set and the labels trained on."""
+    stocks = {id(stock): stock for stock in cohort.stocks}
+    if len(stocks) == 1:
+        stock = cohort.stocks[0]
+        return stock.rows[places], stock.labels[places]
+    rows = torch.empty_like(places)
+    labels = torch.empty(places.shape, dtype=cohort.stocks[0].labels.dtype, device=places.device)
+    for stock in stocks.values():
+        mine = np.flatnonzero([cohort.stocks[t] is stock for t in cohort.task])
+        jobs = torch.from_numpy(mine).to(places.device)
+        rows[:, jobs] = stock.rows[places[:, jobs]]
+        labels[:, jobs] = stock.labels[places[:, jobs]]
+    return rows, labels
+
+
+def _kappa(cohort: Cohort, labels: torch.Tensor) -> torch.Tensor:
+    table = cohort.class_weights()
+    if table is None:
+        return torch.ones((), device=labels.device)
+    jobs = torch.arange(len(cohort), device=labels.device)[None, :, None]
+    return table[jobs, labels.long()]

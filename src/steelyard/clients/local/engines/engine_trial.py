@@ -1,0 +1,160 @@
+"""A short trial of engines on the actual model, data and machine: do they agree with the loop, and which is fastest."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from steelyard.clients.local.device_data.cohort import Cohort, Workshop
+from steelyard.clients.local.engines.precision import arithmetic
+from steelyard.clients.local.engines.sequential import LoopEngine, train_job
+
+TRIAL_STEPS = 3
+TRIAL_SECONDS = 0.3
+"""About how long the plain loop would take over the clients of a trial on the CPU."""
+REPEATS = 5
+PATIENCE = 2.0
+"""Seconds after which a trial on a slow machine repeats no more."""
+MARGIN = 0.1
+
+
+class Engine(Protocol):
+    """Trains all jobs of a cohort; every engine gives what the loop gives, within float tolerance."""
+
+    def train(self, cohort: Cohort, out: torch.Tensor) -> NDArray[np.float64]:
+        """Write each job's trained model into a row of `out`; return the mean losses of the last epoch."""
+        ...
+
+
+@dataclass
+class Trial:
+    """What a trial found: seconds per client by engine, and why engines were refused."""
+
+    seconds: dict[str, float] = field(default_factory=dict[str, float])
+    refused: dict[str, str] = field(default_factory=dict[str, str])
+    draws: bool = False
+
+    @property
+    def best(self) -> str:
+        """The fastest engine; the loop where no other agrees with it.
+
+        Engines stand in the order in which they are likely to be fast; a later one must win by a margin, because the
+        clock of a shared machine is not that exact.
+        """
+        best = "loop"
+        for name, seconds in self.seconds.items():
+            if best not in self.seconds or seconds < (1 - MARGIN) * self.seconds[best]:
+                best = name
+        return best
+
+    def describe(self) -> str:
+        """Say the times in one line."""
+        times = [f"{name} {1e3 * seconds:.3g} ms" for name, seconds in sorted(self.seconds.items())]
+        failed = [f"{name} refused ({why})" for name, why in sorted(self.refused.items())]
+        return ", ".join([*times, *failed]) or "no engine but the loop applies"
+
+
+def run_trial(
+    shop: Workshop, cohort: Cohort, engines: Mapping[str, Callable[[Workshop], Engine]], *, timed: bool = True
+) -> Trial:
+    """Try engines on a few steps of this cohort's first clients; use it once per model and machine."""
+    short = replace(shop, training=shop.training.model_copy(update={"epochs": 1}))
+    few = _shortened(cohort, short)
+    found = Trial(draws=_draws(short, few))
+    if found.draws:
+        found.refused = dict.fromkeys(engines, "the model draws at random while it trains")
+        return found
+    pair = few.take(range(min(2, len(few))))
+    begun = time.perf_counter()
+    expected = _trained(LoopEngine(short), pair)
+    many = few.take(range(_enough(shop, few, (time.perf_counter() - begun) / len(pair)))) if timed else pair
+    ready: dict[str, Engine] = {}
+    for name, maker in engines.items():
+        try:
+            engine = maker(short)
+            why = _disagrees(_trained(engine, pair), expected, pair, shop.precision)
+            if why is None:
+                ready[name] = engine
+                if timed:
+                    _trained(engine, many)  # the first run pays for what is made once
+        except Exception as error:  # whatever a module of the user's does not let an engine do
+            why = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        if why is not None:
+            ready.pop(name, None)
+            found.refused[name] = why
+    if timed:
+        found.seconds = _race(ready, many)
+    return found
+
+
+def _shortened(cohort: Cohort, shop: Workshop) -> Cohort:
+    """The same jobs with at most a few steps each; the larger clients first, as they are the work."""
+    batch = shop.training.batch_size
+    stocks = {id(stock): copy.copy(stock) for stock in cohort.stocks}
+    if batch != "full":
+        for stock in stocks.values():
+            stock.sizes = np.minimum(stock.sizes, TRIAL_STEPS * batch)
+    return replace(cohort, stocks=tuple(stocks[id(stock)] for stock in cohort.stocks))
+
+
+def _draws(shop: Workshop, cohort: Cohort) -> bool:
+    """Whether training depends on the state of the random generator: then clients cannot share a step."""
+    module = copy.deepcopy(shop.module).to(shop.device)
+    out = torch.empty((2, shop.layout.size), device=shop.device)
+    with arithmetic(shop.precision, shop.device, autocast=True):
+        for place in range(2):
+            train_job(shop, module, cohort.take([0]), 0, out[place : place + 1], chance=place)
+    return not torch.equal(out[0], out[1])
+
+
+def _enough(shop: Workshop, cohort: Cohort, seconds: float) -> int:
+    """How many clients tell engines apart: more on a GPU, where stacks want to be seen whole; a few on a CPU."""
+    if shop.device.type == "cuda":
+        return min(len(cohort), 64)
+    return int(np.clip(TRIAL_SECONDS / max(seconds, 1e-6), min(len(cohort), 2 * shop.threads), min(len(cohort), 128)))
+
+
+def _trained(engine: Engine, cohort: Cohort) -> torch.Tensor:
+    out = torch.empty((len(cohort), len(cohort.starts[0])), device=cohort.shelf.device)
+    engine.train(cohort, out)
+    return out
+
+
+def _disagrees(found: torch.Tensor, expected: torch.Tensor, cohort: Cohort, precision: str) -> str | None:
+    """Compare the updates, not the models: a model is mostly its start, and that hides a wrong update."""
+    start = cohort.start(found.device)
+    moved = torch.linalg.vector_norm(expected - start, dim=1)
+    apart = torch.linalg.vector_norm(found - expected, dim=1)
+    allowed = {"float32": 0.02, "tf32": 0.05, "bfloat16": 0.3}[precision]
+    # A client that does not move at all (gradient 0) is held to the size of rounding.
+    if bool((apart <= allowed * moved + 1e-6).all()):
+        return None
+    return f"its update differs from the loop's by {float((apart / moved.clamp_min(1e-12)).max()):.2g} of its size"
+
+
+def _race(engines: Mapping[str, Engine], cohort: Cohort) -> dict[str, float]:
+    """Best seconds per client of each engine, taken in turns so that a busy spell of the machine hits all alike."""
+    best = dict.fromkeys(engines, float("inf"))
+    begun = time.perf_counter()
+    for repeat in range(REPEATS):
+        for name, engine in engines.items():
+            _synchronise(cohort)
+            started = time.perf_counter()
+            _trained(engine, cohort)
+            _synchronise(cohort)
+            best[name] = min(best[name], (time.perf_counter() - started) / len(cohort))
+        if len(engines) == 1 or (repeat and time.perf_counter() - begun > PATIENCE):
+            break
+    return best
+
+
+def _synchronise(cohort: Cohort) -> None:
+    if cohort.shelf.device.type == "cuda":
+        torch.cuda.synchronize(cohort.shelf.device)

@@ -1,0 +1,98 @@
+"""Stacks of clients of any module that `torch.func` can map: one gradient of all clients at once."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch.func import functional_call, grad_and_value, vmap
+
+from steelyard.clients.local.device_data.cohort import Cohort, Workshop
+from steelyard.clients.local.device_data.schedule import schedule
+from steelyard.clients.local.engines.precision import arithmetic
+from steelyard.clients.local.engines.stacked import by_work
+from steelyard.clients.local.steps.gradients import Sgd
+from steelyard.learning import losses
+from steelyard.learning.parameters import Slot
+from steelyard.messages import LossState
+
+Gradient = Callable[..., tuple[dict[str, torch.Tensor], torch.Tensor]]
+
+
+class VmapEngine:
+    """Trains stacks of clients through vmap and grad; use it for a module of your own."""
+
+    name = "vmap"
+
+    def __init__(self, shop: Workshop, chunk: int | None = None) -> None:
+        self.shop = shop
+        self.module = copy.deepcopy(shop.module).to(shop.device).train()
+        self.sgd = Sgd.of(shop.training)
+        self.chunk = chunk or shop.chunk or self._fitting()
+
+    def _fitting(self) -> int:
+        """As many clients as half the memory holds: models, gradients, and activations guessed from the model."""
+        per_client = 4 * 8 * self.shop.layout.size
+        return max(1, min(1000, self.shop.memory // 2 // max(per_client, 1)))
+
+    def train(self, cohort: Cohort, out: torch.Tensor) -> NDArray[np.float64]:
+        """Write each job's trained model into a row of `out`; return the mean losses of the last epoch."""
+        lost = np.zeros(len(cohort))
+        ordered = by_work(cohort, self.shop.training)
+        with arithmetic(self.shop.precision, self.shop.device, autocast=True):
+            for begin in range(0, len(ordered), self.chunk):
+                jobs = ordered[begin : begin + self.chunk]
+                lost[jobs] = self._stack(cohort.take(jobs), jobs, out)
+        return lost
+
+    def _stack(self, cohort: Cohort, jobs: NDArray[np.int64], out: torch.Tensor) -> NDArray[np.float64]:
+        device, layout, sgd = self.shop.device, self.shop.layout, self.sgd
+        plan = schedule(cohort, self.shop.training)
+        models = cohort.start(device)
+        start = models.clone() if sgd.proximal else None
+        velocity = torch.zeros_like(models[:, : layout.trained]) if sgd.momentum else None
+        lost = torch.zeros(len(jobs), dtype=torch.float64, device=device)
+        gradient = mapped_gradient(self.module, cohort.loss)
+        for number in range(plan.steps):
+            busy = int(plan.active[number])
+            features = cohort.shelf.gather(plan.rows[number, :busy])
+            slopes, each = gradient(
+                layout.views(models[:busy]), features, plan.labels[number, :busy], plan.weights[number, :busy]
+            )
+            flat = torch.cat([slopes[slot.name].reshape(busy, -1) for slot in self._trained()], dim=1)
+            sgd.apply(
+                models[:busy, : layout.trained],
+                flat,
+                None if velocity is None else velocity[:busy],
+                None if start is None else start[:busy, : layout.trained],
+            )
+            lost[:busy] += (each * plan.report[number, :busy]).sum(dim=1).double()
+        out[torch.from_numpy(jobs).to(out.device)] = models.to(out.device)
+        return lost.cpu().numpy()
+
+    def _trained(self) -> list[Slot]:
+        return [slot for slot in self.shop.layout.slots if slot.offset < self.shop.layout.trained]
+
+
+def mapped_gradient(module: torch.nn.Module, loss: LossState) -> Gradient:
+    """Return (stacked parameters, features, labels, weights) → (gradients by name, each sample's loss)."""
+    each_of = losses.per_sample(loss)
+
+    def total(
+        named: dict[str, torch.Tensor], features: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        each = each_of(functional_call(module, named, (features,)).float(), labels)
+        return torch.where(weights > 0, each * weights, torch.zeros_like(each)).sum(), each
+
+    with_value = vmap(grad_and_value(total, has_aux=True))
+
+    def gradient(
+        named: dict[str, torch.Tensor], features: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor
+    ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        slopes, (_, each) = with_value(named, features, labels, weights)
+        return slopes, each
+
+    return gradient

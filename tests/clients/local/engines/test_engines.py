@@ -1,0 +1,179 @@
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from tests.clients.local import engine_cases as cases
+
+from steelyard.clients.local import ComputeSettings, LocalClients, LocalServer
+from steelyard.clients.local.engines.choice import candidates, make, parse
+from steelyard.clients.local.engines.graph import ByHand, ByMap, GraphEngine
+from steelyard.clients.local.steps.gradients import Sgd
+from steelyard.errors import UserError
+from steelyard.learning.models import ModelSettings
+from steelyard.learning.training import TrainingSettings
+from steelyard.messages import LossState, Task
+
+BUILT_IN = [name for name in cases.MODELS if name != "own"]
+CONVOLUTIONAL = [name for name in cases.MODELS if name.startswith("cnn")]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STEELYARD_CACHE", str(tmp_path / "cache"))
+
+
+def pairs() -> list[tuple[str, str]]:
+    found = [("threads", name) for name in cases.MODELS] + [("vmap:4", name) for name in cases.MODELS]
+    found += [("stacked:4", name) for name in BUILT_IN] + [("fused", name) for name in CONVOLUTIONAL]
+    found += [("winograd", name) for name in CONVOLUTIONAL]
+    return found + [("auto", name) for name in cases.MODELS]
+
+
+@pytest.mark.parametrize("how", list(cases.TRAINING))
+@pytest.mark.parametrize(("engine", "name"), pairs())
+def test_every_engine_gives_what_the_loop_gives(engine: str, name: str, how: str) -> None:
+    model, shape, classes = cases.MODELS[name]
+    people = cases.population(shape, classes, bytes_=name == "cnn-digits")
+    expected, start, _ = cases.trained("loop", people, model, cases.TRAINING[how])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found, _, clients = cases.trained(engine, people, model, cases.TRAINING[how])
+    if engine != "auto":
+        assert clients.describe()["engine_choice"].partition(":")[0] == engine.partition(":")[0]
+    cases.assert_alike(found, expected, start, 1e-4)
+
+
+@pytest.mark.parametrize("how", list(cases.TRAINING))
+@pytest.mark.parametrize(("kind", "name"), [("hand", "cnn-digits"), ("hand", "mlp"), ("map", "own"), ("map", "mlp")])
+def test_the_step_that_graphs_capture_gives_what_the_loop_gives(kind: str, name: str, how: str) -> None:
+    from steelyard.clients.local.steps.dense import architecture_of
+
+    model, shape, classes = cases.MODELS[name]
+    expected, start, clients = cases.trained("loop", cases.population(shape, classes), model, cases.TRAINING[how])
+    shop = clients.room.shop
+    sgd = Sgd.of(shop.training)
+    steps = architecture_of(shop.module, shop.layout, "float32")
+    stepper = ByMap(shop, sgd) if kind == "map" else ByHand(steps, sgd)  # type: ignore[arg-type]
+    engine = GraphEngine(shop, stepper, "graph", 4)
+    task = Task("plain", 0, 3, tuple(clients.names(0)), start)
+    cohort, _ = clients._cohort([task])
+    for _ in range(2):  # the buffers are used again
+        out = torch.zeros_like(expected[0].payload.models)
+        losses = engine.train(cohort, out)
+        assert torch.allclose(out, expected[0].payload.models, atol=2e-5)
+        assert losses == pytest.approx(expected[0].losses, rel=1e-4)
+
+
+@pytest.mark.parametrize("engine", ["threads", "stacked:4", "fused", "winograd", "vmap:4"])
+@pytest.mark.parametrize("loss", ["barron", "own"])
+def test_losses_without_a_closed_form(engine: str, loss: str, tmp_path: Path) -> None:
+    file = tmp_path / "pinball.py"
+    file.write_text("def loss(o, y):\n    e = o.squeeze(-1) - y\n    return (0.7 * e).where(e > 0, -0.3 * e)\n")
+    name = "barron" if loss == "barron" else f"{file}:loss"
+    model = ModelSettings(name="cnn", channels=(2, 3), hidden=(4,))
+    people = cases.population((8, 8), 0)
+
+    def models(how: str) -> torch.Tensor:
+        clients = LocalClients({0: people}, model, cases.TRAINING["mini"], ComputeSettings(engine=how, device="cpu"))
+        start = LocalServer(clients).initial(0)
+        task = Task("f", 0, 1, tuple(clients.names(0)), start, LossState(name, None, 0.5, 0.8))
+        return clients.train([task])[0].payload.models
+
+    assert torch.allclose(models(engine), models("loop"), atol=1e-5)
+
+
+@pytest.mark.parametrize("engine", ["loop", "threads", "stacked", "fused", "winograd", "vmap:3"])
+def test_same_seed_same_bits(engine: str) -> None:
+    model, shape, classes = cases.MODELS["cnn-digits"]
+    people = cases.population(shape, classes)
+    first, _, _ = cases.trained(engine, people, model, cases.TRAINING["mini"])
+    again, _, _ = cases.trained(engine, people, model, cases.TRAINING["mini"])
+    for one, two in zip(first, again, strict=True):
+        assert torch.equal(one.payload.models, two.payload.models)
+        assert one.losses.tolist() == two.losses.tolist()
+
+
+@pytest.mark.parametrize("engine", ["fused", "stacked", "loop", "vmap"])
+def test_bfloat16_stays_near(engine: str) -> None:
+    model, shape, classes = cases.MODELS["cnn-digits"]
+    people = cases.population(shape, classes)
+    gentle = TrainingSettings(learning_rate=0.02, batch_size=7, epochs=2)
+    expected, start, _ = cases.trained("loop", people, model, gentle)
+    found, _, _ = cases.trained(engine, people, model, gentle, precision="bfloat16")
+    assert not torch.equal(found[0].payload.models, expected[0].payload.models)
+    cases.assert_alike(found[:1], expected[:1], start, 0.25)
+
+
+@pytest.mark.parametrize("engine", ["vmap", "threads", "auto", "stacked", "fused"])
+@pytest.mark.parametrize("module", [cases.Drawing, cases.Normed])
+def test_modules_that_do_not_stack_fall_back_to_what_is_right(engine: str, module: type) -> None:
+    people = cases.population((8, 8), 10, sizes=(23, 9, 16))
+    model = ModelSettings(name=module)  # type: ignore[arg-type]
+    training = TrainingSettings(batch_size="full", epochs=2)
+    expected, _, _ = cases.trained("loop", people, model, training)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        found, _, clients = cases.trained(engine, people, model, training)
+        clients.train([Task("f", 0, 4, ("c0",), expected[0].payload.models[0])])
+    for one, two in zip(found, expected, strict=True):
+        assert torch.allclose(one.payload.models, two.payload.models, atol=1e-5)
+    if module is cases.Drawing or engine in ("vmap", "stacked", "fused"):
+        assert clients.describe()["engine_choice"] == "loop"
+        told = [str(w.message) for w in said if "one after another" in str(w.message)]
+        assert len(told) == (0 if engine == "auto" else 1)
+    if module is cases.Drawing and engine == "auto":
+        assert "draws at random" in clients.describe()["engine_notes"]
+
+
+def test_a_choice_is_kept_and_taken_back(tmp_path: Path) -> None:
+    model, shape, classes = cases.MODELS["mlp"]
+    people = cases.population(shape, classes)
+    _, _, first = cases.trained("auto", people, model, cases.TRAINING["mini"])
+    _, _, second = cases.trained("auto", people, model, cases.TRAINING["mini"])
+    chosen = first.describe()["engine_choice"]
+    assert "trial" in first.describe()["engine_reason"]
+    assert second.describe()["engine_reason"] == "found by an earlier trial on this machine"
+    assert second.describe()["engine_choice"] == chosen
+    _, _, third = cases.trained(chosen, people, model, cases.TRAINING["mini"])
+    assert third.describe()["engine_choice"] == chosen
+    assert (tmp_path / "cache" / "engines.json").is_file()
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("STEELYARD_CACHE", str(tmp_path / "file"))
+    model, shape, classes = cases.MODELS["logistic"]
+    _, _, clients = cases.trained("auto", cases.population(shape, classes), model, cases.TRAINING["mini"])
+    assert "trial" in clients.describe()["engine_reason"]
+
+
+def test_engine_names() -> None:
+    assert parse("vmap:50") == ("vmap", 50)
+    for wrong in ("vmapp", "vmap:0", "vmap:x"):
+        with pytest.raises(UserError, match=r"compute\.engine"):
+            parse(wrong)
+    with pytest.raises(UserError, match="did you mean 'stacked'"):
+        parse("stackd")
+
+
+def test_candidates_can_all_be_made() -> None:
+    for model, shape, classes in cases.MODELS.values():
+        clients = LocalClients(
+            {0: cases.population(shape, classes)}, model, TrainingSettings(), ComputeSettings(device="cpu")
+        )
+        for name in candidates(clients.room.shop):
+            make(clients.room.shop, *parse(name))
+
+
+def test_a_small_memory_limit_makes_small_stacks() -> None:
+    model, shape, classes = cases.MODELS["mlp"]
+    people = cases.population(shape, classes)
+    expected, start, clients = cases.trained("loop", people, model, cases.TRAINING["mini"])
+    task = Task("plain", 0, 3, tuple(clients.names(0)), start)
+    small = LocalClients(
+        {0: people}, model, cases.TRAINING["mini"], ComputeSettings(engine="vmap", device="cpu", memory_gb=1e-4)
+    )
+    found = small.train([task])[0]
+    assert small.describe()["engine_choice"] != "vmap:1000"
+    assert torch.allclose(found.payload.models, expected[0].payload.models, atol=1e-5)

@@ -1,0 +1,70 @@
+"""Checks of the Triton kernels in its interpreter, run as a program: kernels one by one, then whole trainings."""
+
+import sys
+
+import torch
+from tests.clients.local import engine_cases
+from tests.clients.local.kernels import interpreted, kernel_cases
+
+from steelyard.clients.local.convolution.stacked import ConvSteps
+from steelyard.clients.local.engines.graph import GraphEngine
+from steelyard.clients.local.kernels import steps
+from steelyard.clients.local.steps.gradients import Sgd
+from steelyard.messages import LossState, Task
+
+assert interpreted
+CASES = {
+    "one by one": [],
+    "mini": [("cnn-odd", "mini"), ("cnn-digits", "heavy")],
+    "full": [("cnn-celeba", "full"), ("cnn-digits", "full")],
+}
+
+
+def one_by_one() -> None:
+    for case in (kernel_cases.ODD, kernel_cases.SMALL):
+        found = {
+            f"first {bytes_}": kernel_cases.first(case, "float32", "cpu", bytes_=bytes_) for bytes_ in (True, False)
+        }
+        found["second"] = kernel_cases.second(case, "float32", "cpu")
+        found["head"] = kernel_cases.head(case, "float32", "cpu")
+        wrong = {
+            (kernel, name): size for kernel, errors in found.items() for name, size in errors.items() if size > 3e-6
+        }
+        assert not wrong, wrong
+
+
+def trained(name: str, how: str) -> None:
+    """Two federations of unequal clients, one with class weights, against the loop; and the test of their models."""
+    model, shape, classes = engine_cases.MODELS[name]
+    training = engine_cases.TRAINING[how].model_copy(update={"epochs": 1})
+    people = engine_cases.population(shape, classes, sizes=(4, 2, 3), bytes_=name == "cnn-digits")
+    expected, start, clients = engine_cases.trained("loop", people, model, training)
+    shop = clients.room.shop
+    kernels = steps.KernelSteps(ConvSteps(shop.module, shop.layout, half=False), Sgd.of(training), "float32")
+    names = tuple(clients.names(0))
+    weights = tuple(1 + 0.5 * c for c in range(classes))
+    tasks = [
+        Task("plain", 0, 3, names, start),
+        Task("weighted", 1, 3, names[1:], start * 1.1, LossState(class_weights=weights)),
+    ]
+    cohort, _ = clients._cohort(tasks)
+    out = torch.zeros(len(cohort), shop.layout.size)
+    losses = GraphEngine(shop, kernels, "stacked").train(cohort, out)
+    wanted = torch.cat([updates.payload.models for updates in expected])
+    apart = torch.linalg.vector_norm(out - wanted, dim=1) / torch.linalg.vector_norm(wanted - start, dim=1)
+    assert float(apart.max()) < 1e-5, apart
+    assert torch.allclose(torch.tensor(losses), torch.cat([torch.tensor(u.losses) for u in expected]), atol=1e-5)
+    rows, shelf = torch.arange(7), clients.room.stock(0).shelf
+    said = kernels.outputs_of(kernels.native(wanted), shelf, rows)
+    assert torch.allclose(said, clients.examiner.outputs(wanted, shelf, rows), atol=1e-4)
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    torch.manual_seed(3)
+    if sys.argv[1] == "one by one":
+        one_by_one()
+    if sys.argv[1] == "full":
+        steps.FEW = 0  # the dense layers by the library, as for many samples
+    for name, how in CASES[sys.argv[1]]:
+        trained(name, how)

@@ -1,0 +1,53 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from steelyard.clients.local import kernels
+from steelyard.clients.local.convolution.stacked import ConvSteps
+from steelyard.clients.local.steps.gradients import Sgd
+from steelyard.learning.models import ModelSettings, build
+from steelyard.learning.parameters import Layout
+
+ROOT = Path(__file__).resolve().parents[4]
+
+
+@pytest.mark.parametrize("part", ["one by one", "mini", "full"])
+def test_the_kernels_give_what_torch_gives_in_tritons_interpreter(part: str) -> None:
+    pytest.importorskip("triton", reason="Triton comes with torch's CUDA builds")
+    environment = {
+        **os.environ,
+        "TRITON_INTERPRET": "1",
+        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]),
+    }
+    script = str(Path(__file__).with_name("interpreted_steps.py"))
+    done = subprocess.run([sys.executable, script, part], capture_output=True, text=True, env=environment, timeout=250)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_without_triton_or_a_gpu_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = build(ModelSettings(name="cnn-digits"), (8, 8), 10, seed=0)
+    steps, sgd = ConvSteps(module, Layout.of(module), half=False), Sgd(0.1, 0.0, 0.0, 0.0)  # type: ignore[arg-type]
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert kernels.steps_for(steps, sgd, "float32", torch.device("cpu")) is None
+    monkeypatch.setattr(kernels, "_triton", None)
+    assert kernels.steps_for(steps, sgd, "float32", torch.device("cuda")) is None
+
+
+@pytest.mark.parametrize(
+    ("channels", "kernel", "depth", "fits"),
+    [((32, 64), 5, 1, True), ((32, 64), 3, 3, True), ((32, 72), 3, 1, False), ((64, 64), 5, 3, False)],
+)
+def test_networks_that_are_too_wide_are_left_to_torch(
+    channels: tuple[int, int], kernel: int, depth: int, fits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton", reason="Triton comes with torch's CUDA builds")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    settings = ModelSettings(name="cnn", channels=channels, kernel=kernel)
+    module = build(settings, (depth, 12, 12), 10, seed=0)
+    steps = ConvSteps(module, Layout.of(module), half=False)  # type: ignore[arg-type]
+    found = kernels.steps_for(steps, Sgd(0.1, 0.0, 0.0, 0.0), "float32", torch.device("cpu"))
+    assert (found is not None) is fits
