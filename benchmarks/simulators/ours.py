@@ -7,7 +7,7 @@ import torch
 from work import Gate, chosen, make_data, pick
 
 from steelyard import __version__
-from steelyard.clients.local import ComputeSettings, LocalClients, LocalServer
+from steelyard.clients.local import ComputeSettings, Simulation, SimulationServer
 from steelyard.data.dataset import ClientRows, Dataset, Population
 from steelyard.learning.models import ModelSettings
 from steelyard.learning.training import TrainingSettings
@@ -24,7 +24,7 @@ people = Population(
     dataset, tuple(ClientRows(name, mine, nothing) for name, mine in zip(names, rows, strict=True)), nothing
 )
 model = ModelSettings(name="cnn-mnist" if bench.convolutional else "mlp", hidden=(bench.hidden,))
-clients = LocalClients(
+clients = Simulation(
     {0: people},
     model,
     TrainingSettings(learning_rate=bench.rate, epochs=bench.epochs, batch_size=bench.batch),
@@ -35,7 +35,7 @@ clients = LocalClients(
     ),
     [get("DS"), get("LD")],
 )
-shared = LocalServer(clients).initial(0)
+shared = SimulationServer(clients).initial(0)
 
 
 def one_round(round: int) -> None:

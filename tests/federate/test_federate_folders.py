@@ -152,12 +152,12 @@ def test_a_node_keeps_its_own_rows_only():
     hosted = experiment.on_node(place)
     assert hosted.names == ("client-003", "client-008")
     assert hosted.about == {"features": [1, 8, 8], "classes": 10}
-    stock = hosted.clients.room.stock(experiment.seed)
+    kept_rows = hosted.clients.context.population(experiment.seed).source
     whole = share_out(load_data(experiment.data), experiment.partition, experiment.seed)
     mine = [whole.by_name[name] for name in hosted.names]
-    assert len(stock.population.dataset) == sum(len(rows.train) + len(rows.test) for rows in mine)
-    kept = stock.population.by_name["client-008"]
+    assert len(kept_rows.dataset) == sum(len(rows.train) + len(rows.test) for rows in mine)
+    kept = kept_rows.by_name["client-008"]
     np.testing.assert_array_equal(
-        stock.population.dataset.features[kept.train].numpy(), whole.dataset.features[mine[1].train].numpy()
+        kept_rows.dataset.features[kept.train].numpy(), whole.dataset.features[mine[1].train].numpy()
     )
     assert place.facts(["client-003"]) == {"client-003": {"device": {"battery": 0.25}, "user": {}}}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import model_validator
 
-from steelyard.clients.local.settings import ComputeSettings
+from steelyard.clients.local import ComputeSettings
 from steelyard.data.settings import DataSettings, PartitionSettings, check_together
 from steelyard.errors import UserError, listed
 from steelyard.experiment.description import Description

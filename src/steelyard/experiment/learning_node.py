@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 import torch
 
-from steelyard.clients.local import ComputeSettings, LocalClients, LocalServer
+from steelyard.clients.local import ComputeSettings, Simulation, SimulationServer
 from steelyard.clients.place import Hosted, Place
 from steelyard.data import load, share_out
 from steelyard.data.dataset import Dataset, Population
@@ -35,11 +35,11 @@ def simulate(
     criteria: Sequence[Criterion],
     *,
     dataset: Dataset | None = None,
-) -> tuple[LocalClients, LocalServer]:
+) -> tuple[Simulation, SimulationServer]:
     """Build all clients of an experiment in this process, and their server; the data are read once for all seeds."""
     samples = load(data) if dataset is None else dataset
-    clients = LocalClients(lambda seed: share_out(samples, partition, seed), model, training, compute, criteria)
-    return clients, LocalServer(clients)
+    clients = Simulation(lambda seed: share_out(samples, partition, seed), model, training, compute, criteria)
+    return clients, SimulationServer(clients)
 
 
 def host(
@@ -61,7 +61,7 @@ def host(
         return _keep(share_out(dataset, shared, seed), node)
 
     first = population(seed)
-    clients = LocalClients(
+    clients = Simulation(
         lambda wanted: first if wanted == seed else population(wanted),
         *(model, training, _compute(compute), criteria, node.facts(first.names)),
     )

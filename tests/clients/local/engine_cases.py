@@ -4,7 +4,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from steelyard.clients.local import ComputeSettings, LocalClients, LocalServer
+from steelyard.clients.local import ComputeSettings, Simulation, SimulationServer
 from steelyard.data.dataset import ClientRows, Dataset, Population
 from steelyard.learning.models import ModelSettings
 from steelyard.learning.training import TrainingSettings
@@ -92,13 +92,13 @@ def trained(
     training: TrainingSettings,
     device: str = "cpu",
     precision: str = "float32",
-) -> tuple[list[Updates], torch.Tensor, LocalClients]:
+) -> tuple[list[Updates], torch.Tensor, Simulation]:
     """Train two federations, one with class weights, in one call."""
-    clients = LocalClients(
+    clients = Simulation(
         {0: people, 1: people}, model, training,
         ComputeSettings(engine=engine, device=device, precision=precision, threads=2),
     )  # fmt: skip
-    start = LocalServer(clients).initial(0)
+    start = SimulationServer(clients).initial(0)
     classes = people.dataset.classes
     weights = tuple(1 + 0.5 * c for c in range(classes)) if classes else None
     tasks = [

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from steelyard.clients.local import ComputeSettings, LocalClients, LocalServer
+from steelyard.clients.local import ComputeSettings, Simulation, SimulationServer
 from steelyard.data.dataset import ClientRows, Dataset, Population
 from steelyard.learning.models import ModelSettings
 from steelyard.learning.training import TrainingSettings
@@ -21,20 +21,20 @@ def resident() -> float:
         return next(int(line.split()[1]) for line in lines if line.startswith("VmRSS:")) / 1024
 
 
-def run(clients: int, cohort: int, rounds: int) -> tuple[list[float], LocalClients]:
+def run(clients: int, cohort: int, rounds: int) -> tuple[list[float], Simulation]:
     draw = np.random.default_rng(0)
     features = torch.from_numpy(draw.normal(size=(clients * 20, 64)).astype(np.float32))
     labels = torch.from_numpy(draw.integers(0, 10, clients * 20))
     rows = [ClientRows(f"c{i:05d}", np.arange(20 * i, 20 * i + 20), np.zeros(0, np.int64)) for i in range(clients)]
     people = Population(Dataset("many", features, labels, 10), tuple(rows), np.zeros(0, np.int64))
-    devices = LocalClients(
+    devices = Simulation(
         {0: people},
         ModelSettings(name="mlp", hidden=(64,)),
         TrainingSettings(learning_rate=0.05, batch_size=20),
         ComputeSettings(device="cpu", engine="stacked"),
         [get("DS"), get("LD")],
     )
-    model = LocalServer(devices).initial(0)
+    model = SimulationServer(devices).initial(0)
     seen: list[float] = []
     for round in range(1, rounds + 1):
         names = tuple(choose(0, round, devices.names(0), cohort))

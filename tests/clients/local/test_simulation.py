@@ -3,7 +3,7 @@ import pytest
 import torch
 from torch import nn
 
-from steelyard.clients.local import ComputeSettings, LocalClients, LocalServer
+from steelyard.clients.local import ComputeSettings, Simulation, SimulationServer
 from steelyard.data.dataset import ClientRows, Dataset, Population
 from steelyard.errors import UserError
 from steelyard.learning.models import ModelSettings
@@ -36,16 +36,16 @@ def population(data: Dataset | None = None, **extra: object) -> Population:
     return Population(data, tuple(clients), np.arange(50, 60), **extra)  # type: ignore[arg-type]
 
 
-def make(people: Population | None = None, criteria: tuple[Criterion, ...] = (), **training: object) -> LocalClients:
+def make(people: Population | None = None, criteria: tuple[Criterion, ...] = (), **training: object) -> Simulation:
     settings = TrainingSettings(**{"learning_rate": 0.1, "batch_size": 2, "epochs": 2, **training})  # type: ignore[arg-type]
-    return LocalClients(
+    return Simulation(
         {0: people or population()}, ModelSettings(name="logistic"), settings,
         ComputeSettings(engine="loop", device="cpu"), criteria,
     )  # fmt: skip
 
 
-def task(clients: LocalClients, round: int = 1, names: tuple[str, ...] = ("c0", "c1", "c2", "c3"), **extra) -> Task:
-    return Task("f", 0, round, names, LocalServer(clients).initial(0), **extra)
+def task(clients: Simulation, round: int = 1, names: tuple[str, ...] = ("c0", "c1", "c2", "c3"), **extra) -> Task:
+    return Task("f", 0, round, names, SimulationServer(clients).initial(0), **extra)
 
 
 def test_training_equals_plain_sgd_written_out() -> None:
@@ -164,7 +164,7 @@ def test_evaluation_by_hand() -> None:
 
 def test_server_test_and_initial() -> None:
     clients = make()
-    server = LocalServer(clients)
+    server = SimulationServer(clients)
     models = torch.zeros(1, 15)
     models[0, 13] = 1.0
     test = server.test(0, models)
@@ -177,11 +177,11 @@ def test_server_test_and_initial() -> None:
 
 def test_regression() -> None:
     people = population(dataset(classes=0))
-    clients = LocalClients(
+    clients = Simulation(
         {0: people}, ModelSettings(name="linear"), TrainingSettings(batch_size="full", epochs=30),
         ComputeSettings(engine="loop", device="cpu"),
     )  # fmt: skip
-    server = LocalServer(clients)
+    server = SimulationServer(clients)
     work = Task("f", 0, 1, ("c2",), server.initial(0), LossState("barron", None, 1.0, 1.0))
     updates = clients.train([work])[0]
     answer = clients.evaluate([Question("f", 0, 1, updates.payload.models)])[0]
@@ -210,8 +210,8 @@ def test_a_stubborn_client_trains_on_from_its_own_model() -> None:
 
 def test_memory_beyond_the_limit_goes_to_a_file() -> None:
     clients = make()
-    small = LocalClients(
-        {0: population()}, ModelSettings(name="logistic"), clients.room.training,
+    small = Simulation(
+        {0: population()}, ModelSettings(name="logistic"), clients.context.training,
         ComputeSettings(engine="loop", device="cpu", memory_gb=1e-7),
     )  # fmt: skip
     assert torch.equal(small.train([task(clients)])[0].payload.models, clients.train([task(clients)])[0].payload.models)
@@ -219,10 +219,10 @@ def test_memory_beyond_the_limit_goes_to_a_file() -> None:
 
 def test_mistakes_are_named() -> None:
     with pytest.raises(UserError, match=r"compute\.device: got 'tpu'"):
-        LocalClients({0: population()}, ModelSettings(), TrainingSettings(), ComputeSettings(device="tpu"))
+        Simulation({0: population()}, ModelSettings(), TrainingSettings(), ComputeSettings(device="tpu"))
     with pytest.raises(UserError, match="no population for it, only for"):
         make().names(7)
-    wrong = LocalClients({0: population()}, lambda: nn.Linear(9, 3), TrainingSettings())
+    wrong = Simulation({0: population()}, lambda: nn.Linear(9, 3), TrainingSettings())
     with pytest.raises(UserError, match="does not take features of shape"):
         wrong.train([Task("f", 0, 1, ("c0",), torch.zeros(30))])
 
@@ -230,8 +230,8 @@ def test_mistakes_are_named() -> None:
 def test_describe_says_how() -> None:
     clients = make()
     clients.train([task(clients)])
-    said = clients.describe()
-    assert said["engine_choice"] == "loop"
-    assert said["device"] == "cpu"
-    assert said["parameters"] == "15"
-    assert float(said["memory_peak_gb"]) > 0
+    facts = clients.describe()
+    assert facts["engine_choice"] == "loop"
+    assert facts["device"] == "cpu"
+    assert facts["parameters"] == "15"
+    assert float(facts["memory_peak_gb"]) > 0

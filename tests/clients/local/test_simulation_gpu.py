@@ -2,7 +2,7 @@ import pytest
 import torch
 from tests.clients.local import engine_cases as cases
 
-from steelyard.clients.local import kernels
+from steelyard.clients.local.kernels import available
 from steelyard.learning.models import ModelSettings
 
 pytestmark = [
@@ -46,7 +46,7 @@ def test_same_seed_same_bits(engine: str, precision: str, how: str) -> None:
 
 @pytest.mark.parametrize("how", list(cases.TRAINING))
 def test_without_triton_torchs_operators_do(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "_triton", None)
+    monkeypatch.setattr(available, "_triton", None)
     model, shape, classes = cases.MODELS["cnn-odd"]
     people = cases.population(shape, classes)
     expected, start, _ = cases.trained("loop", people, model, cases.TRAINING[how])
@@ -126,6 +126,6 @@ def test_all_models_are_tested_together(precision: str) -> None:
     found, _, clients = cases.trained("loop", people, model, cases.TRAINING["mini"])
     _, _, there = cases.trained("stacked", people, model, cases.TRAINING["mini"], "cuda", precision)
     models, rows = found[0].payload.models, torch.arange(17)
-    expected = clients.examiner.outputs(models, clients.room.stock(0).shelf, rows)
-    said = there.examiner.outputs(models.cuda(), there.room.stock(0).shelf, rows.cuda()).cpu()
-    assert torch.allclose(said, expected, atol=1e-4 if precision == "float32" else 1e-2)
+    expected = clients.evaluator.outputs(models, clients.context.population(0).dataset, rows)
+    outputs = there.evaluator.outputs(models.cuda(), there.context.population(0).dataset, rows.cuda()).cpu()
+    assert torch.allclose(outputs, expected, atol=1e-4 if precision == "float32" else 1e-2)

@@ -1,7 +1,30 @@
-"""Clients inside this process: a simulation on one machine, a cohort at a time."""
+"""The simulator: all clients of a federation inside this process, a cohort at a time.
 
-from steelyard.clients.local.server import LocalServer
+This is the one door to it: what lies below is the simulator's own. Importing it costs no torch; `Simulation` and
+`SimulationServer` load it when they are first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
 from steelyard.clients.local.settings import ComputeSettings
-from steelyard.clients.local.simulation import LocalClients
 
-__all__ = ["ComputeSettings", "LocalClients", "LocalServer"]
+if TYPE_CHECKING:
+    from steelyard.clients.local.server import SimulationServer
+    from steelyard.clients.local.simulation import Simulation
+
+__all__ = ["ComputeSettings", "Simulation", "SimulationServer"]
+
+
+def __getattr__(name: str) -> Any:
+    # Imported late for speed of start: reading an experiment's settings must not wait for torch.
+    if name == "Simulation":
+        from steelyard.clients.local.simulation import Simulation
+
+        return Simulation
+    if name == "SimulationServer":
+        from steelyard.clients.local.server import SimulationServer
+
+        return SimulationServer
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

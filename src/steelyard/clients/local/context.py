@@ -1,4 +1,4 @@
-"""What local clients and the local server share: the data on the device, the model, the settings."""
+"""What a simulation and its server share: the populations on the device, the model, the settings."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from functools import cached_property
 
 import torch
 
-from steelyard.clients.local.device_data.cohort import Workshop
-from steelyard.clients.local.device_data.dataset import Shelf, Stock
-from steelyard.clients.local.device_data.memory import Pool
-from steelyard.clients.local.settings import ComputeSettings, device_of, memory_of, threads_of
+from steelyard.clients.local.device_data.dataset import DeviceDataset, DevicePopulation
+from steelyard.clients.local.device_data.memory import MatrixPool
+from steelyard.clients.local.engines.engine import TrainingSetup
+from steelyard.clients.local.hardware import device_of, memory_of, threads_of
+from steelyard.clients.local.settings import ComputeSettings
 from steelyard.data.dataset import Population
 from steelyard.errors import UserError
 from steelyard.learning import losses
@@ -19,64 +20,66 @@ from steelyard.learning.parameters import Layout
 from steelyard.learning.training import TrainingSettings
 from steelyard.messages import LossState
 
+Populations = Mapping[int, Population] | Callable[[int], Population]
 
-class Room:
-    """Holds populations by seed, puts each data set on the device once, and knows how big things may get."""
+
+class SimulationContext:
+    """Holds populations by seed, puts each data set on the device once, and knows how much memory there is."""
 
     def __init__(
         self,
-        populations: Mapping[int, Population] | Callable[[int], Population],
+        populations: Populations,
         model: ModelSettings | Factory,
         training: TrainingSettings,
         compute: ComputeSettings,
     ) -> None:
-        self._populations = populations
+        self._sources = populations
         self.model = model
         self.training = training
         self.compute = compute
         self.device = device_of(compute)
         if compute.threads is not None:
             torch.set_num_threads(compute.threads)
-        self._stocks: dict[int, Stock] = {}
-        self._shelves: dict[int, Shelf] = {}
-        self._pool: Pool | None = None
+        self._populations: dict[int, DevicePopulation] = {}
+        self._datasets: dict[int, DeviceDataset] = {}
+        self._pool: MatrixPool | None = None
 
-    def stock(self, seed: int) -> Stock:
+    def population(self, seed: int) -> DevicePopulation:
         """Return the population of a seed, laid out on the device."""
-        if seed not in self._stocks:
-            population = self._population(seed)
-            key = id(population.dataset)
-            if key not in self._shelves:
-                self._shelves[key] = Shelf.of(population.dataset, self.device)
-            self._stocks[seed] = Stock(population, self._shelves[key])
-        return self._stocks[seed]
-
-    def notes(self) -> str:
-        """Return what reading and sharing out had to do that the user should know, each note once."""
-        said = (note for stock in self._stocks.values() for note in stock.population.notes)
-        return "; ".join(dict.fromkeys(said))
-
-    def _population(self, seed: int) -> Population:
-        if not isinstance(self._populations, Mapping):
-            return self._populations(seed)
         if seed not in self._populations:
-            raise UserError(f"seed: got {seed}; there is no population for it, only for {sorted(self._populations)}")
+            source = self._source(seed)
+            key = id(source.dataset)
+            if key not in self._datasets:
+                self._datasets[key] = DeviceDataset.of(source.dataset, self.device)
+            self._populations[seed] = DevicePopulation(source, self._datasets[key])
         return self._populations[seed]
 
+    def _source(self, seed: int) -> Population:
+        if not isinstance(self._sources, Mapping):
+            return self._sources(seed)
+        if seed not in self._sources:
+            raise UserError(f"seed: got {seed}; there is no population for it, only for {sorted(self._sources)}")
+        return self._sources[seed]
+
+    def notes(self) -> str:
+        """Return what reading and partitioning had to do that the user should know, each note once."""
+        notes = (note for population in self._populations.values() for note in population.source.notes)
+        return "; ".join(dict.fromkeys(notes))
+
     @cached_property
-    def shop(self) -> Workshop:
+    def setup(self) -> TrainingSetup:
         """The model and how it is trained; built from the first population that is used."""
-        if not self._stocks:
-            first = next(iter(self._populations)) if isinstance(self._populations, Mapping) else 0
-            self.stock(first)
-        shelf = next(iter(self._stocks.values())).shelf
-        module = build(self.model, shelf.features.shape[1:], shelf.classes, seed=0)
+        if not self._populations:
+            first = next(iter(self._sources)) if isinstance(self._sources, Mapping) else 0
+            self.population(first)
+        dataset = self._first_dataset()
+        module = build(self.model, dataset.features.shape[1:], dataset.classes, seed=0)
         layout = Layout.of(module)
-        return Workshop(
+        return TrainingSetup(
             module=module,
             layout=layout,
             training=self.training,
-            classes=shelf.classes,
+            classes=dataset.classes,
             device=self.device,
             precision=self.compute.precision,
             threads=threads_of(self.compute),
@@ -84,42 +87,45 @@ class Room:
             chunk=self.compute.chunk,
         )
 
+    def _first_dataset(self) -> DeviceDataset:
+        return next(iter(self._populations.values())).dataset
+
     @cached_property
     def outputs(self) -> int:
-        """How many outputs the model has, found by asking it."""
-        shelf = next(iter(self._stocks.values())).shelf
-        rows = torch.zeros(2, dtype=torch.int64, device=shelf.device)
-        mode = self.shop.module.training
+        """How many outputs the model has, found by calling it."""
+        dataset = self._first_dataset()
+        rows = torch.zeros(2, dtype=torch.int64, device=dataset.device)
+        mode = self.setup.module.training
         try:
             with torch.no_grad():
-                said = self.shop.module.eval()(shelf.gather(rows).cpu())
+                outputs = self.setup.module.eval()(dataset.gather(rows).cpu())
         except (RuntimeError, TypeError, ValueError) as error:
-            shape = tuple(shelf.features.shape[1:])
+            shape = tuple(dataset.features.shape[1:])
             raise UserError(f"model.name: the model does not take features of shape {shape}: {error}") from error
-        self.shop.module.train(mode)
-        if said.dim() != 2 or len(said) != 2:
-            raise UserError(f"model.name: the model returned shape {tuple(said.shape)}; allowed: [samples, outputs]")
-        return said.shape[1]
+        self.setup.module.train(mode)
+        if outputs.dim() != 2 or len(outputs) != 2:
+            raise UserError(f"model.name: the model returned shape {tuple(outputs.shape)}; allowed: [samples, outputs]")
+        return outputs.shape[1]
 
     def loss(self, state: LossState) -> LossState:
-        """Return the loss with "auto" settled for this data and model."""
+        """Return the loss with "auto" resolved for this data and model."""
         if state.name == "auto" and self.training.loss != "auto":
             state = LossState(self.training.loss, state.class_weights, state.shape, state.scale)
-        shop = self.shop
-        return losses.resolve(state, shop.classes, self.outputs)
+        setup = self.setup
+        return losses.resolve(state, setup.classes, self.outputs)
 
     def matrix(self, clients: int) -> torch.Tensor:
-        """Return room for the models of a cohort: on the device, else in main memory, else in a file.
+        """Return memory for the models of a cohort: on the device, else in main memory, else in a file.
 
         The memory field bounds what lies on the device; a file-backed matrix is read in as it is used, so rules that
         go over the models row by row or as one product keep working.
         """
-        size = self.shop.layout.size
-        if self.device.type == "cuda" and 4 * clients * size <= self.shop.memory // 3:
+        size = self.setup.layout.size
+        if self.device.type == "cuda" and 4 * clients * size <= self.setup.memory // 3:
             return torch.empty((clients, size), device=self.device)
         if self._pool is None:
             limit = memory_of(self.compute if self.device.type == "cpu" else ComputeSettings(), torch.device("cpu"))
-            self._pool = Pool(limit // 2)
+            self._pool = MatrixPool(limit // 2)
         return self._pool.matrix(clients, size)
 
     @property
@@ -130,7 +136,7 @@ class Room:
         return str(self.device)
 
     def close(self) -> None:
-        """Let go of the tensors."""
-        self._stocks.clear()
-        self._shelves.clear()
+        """Release the tensors."""
+        self._populations.clear()
+        self._datasets.clear()
         self._pool = None

@@ -1,4 +1,4 @@
-"""The measures that clients take of themselves."""
+"""The criteria that clients measure on themselves: of their data, their model, their device or their user."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from steelyard.clients.local.device_data.dataset import Ints, Stock
+from steelyard.clients.local.device_data.dataset import DevicePopulation, Ints
 from steelyard.errors import UserError
 from steelyard.messages import Floats
 from steelyard.weighing.criteria import Criterion, LocalData
@@ -16,44 +16,50 @@ from steelyard.weighing.criteria import Criterion, LocalData
 Facts = Mapping[str, Mapping[str, Mapping[str, float]]]
 
 
-class Measures:
-    """Takes the client-side criteria of a cohort; those about the data are taken once, since data do not change."""
+class ClientCriteria:
+    """Measures the client-side criteria of a cohort; those of the data once a client, since data do not change."""
 
     def __init__(self, criteria: Iterable[Criterion], facts: Facts) -> None:
         self.criteria = [criterion for criterion in criteria if criterion.measured_by == "client"]
         self.facts = facts
-        self._known: dict[tuple[int, str], Floats] = {}
-        """Values by population and criterion, one place per registered client; nan where none was taken yet."""
+        self._known: dict[tuple[DevicePopulation, str], Floats] = {}
+        """Values by population (one per seed) and criterion, one for each registered client; nan where not measured."""
 
-    def take(self, stock: Stock, places: Ints, models: torch.Tensor) -> tuple[dict[str, Floats], dict[str, str]]:
-        """Return raw values by criterion of the clients at these places, and for those that failed the reason."""
+    def measure(
+        self, population: DevicePopulation, clients: Ints, models: torch.Tensor
+    ) -> tuple[dict[str, Floats], dict[str, str]]:
+        """Return raw values by criterion of the clients at these positions, and for those that failed the reason."""
         refused: dict[str, str] = {}
         values: dict[str, Floats] = {}
-        looked: dict[int, LocalData] = {}  # what a client can look at is put together once for all its criteria
+        seen: dict[int, LocalData] = {}  # what a client can look at is put together once for all its criteria
         for criterion in self.criteria:
-            known = self._values(stock, criterion)
-            for job in np.flatnonzero(np.isnan(known[places])).tolist():
-                name = stock.names[places[job]]
-                if job not in looked:
-                    looked[job] = stock.local(name, self.facts.get(name, {}))
-                local = looked[job]
+            known = self._values(population, criterion)
+            for job in np.flatnonzero(np.isnan(known[clients])).tolist():
+                name = population.names[clients[job]]
+                if job not in seen:
+                    seen[job] = population.local(name, self.facts.get(name, {}))
+                local = seen[job]
                 if criterion.about == "model":
                     local = replace(local, model=models[job].detach())
                 try:
-                    known[places[job]] = criterion.on_client(local)
+                    known[clients[job]] = criterion.on_client(local)
                 except UserError:
                     raise
                 except Exception as error:
                     refused[name] = f"criterion {criterion.name} failed: {type(error).__name__}: {error}"
-            values[criterion.name] = np.nan_to_num(known[places])
+            values[criterion.name] = np.nan_to_num(known[clients])
         return values, refused
 
-    def _values(self, stock: Stock, criterion: Criterion) -> Floats:
-        """Return what is known of a criterion, one place per registered client; nan where it is still to be taken."""
+    def _values(self, population: DevicePopulation, criterion: Criterion) -> Floats:
+        """Return the known values of a criterion, one for each registered client; nan where not measured yet."""
         if criterion.about != "data":
-            return np.full(len(stock.names), np.nan)
-        key = (id(stock), criterion.name)
+            return np.full(len(population.names), np.nan)
+        key = (population, criterion.name)
         if key not in self._known:
-            at_once = None if criterion.of_labels is None else criterion.of_labels(stock.labelled)
-            self._known[key] = np.full(len(stock.names), np.nan) if at_once is None else at_once
+            at_once = None if criterion.of_labels is None else criterion.of_labels(population.labelled)
+            self._known[key] = np.full(len(population.names), np.nan) if at_once is None else at_once
         return self._known[key]
+
+    def forget(self) -> None:
+        """Drop the values measured so far, and with them the populations."""
+        self._known.clear()

@@ -7,79 +7,81 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from steelyard.clients.local import kernels
 from steelyard.clients.local.convolution.stacked import ConvSteps
-from steelyard.clients.local.device_data.cohort import Workshop
-from steelyard.clients.local.device_data.dataset import Shelf
+from steelyard.clients.local.device_data.dataset import DeviceDataset
+from steelyard.clients.local.engines.engine import TrainingSetup
+from steelyard.clients.local.engines.networks import is_convolutional
 from steelyard.clients.local.engines.precision import arithmetic
 from steelyard.clients.local.engines.worker_threads import threads_for
+from steelyard.clients.local.kernels.available import kernel_steps
 from steelyard.clients.local.settings import Precision
 from steelyard.clients.local.steps.gradients import Sgd
 from steelyard.learning import losses
 from steelyard.learning.evaluation import predictions
-from steelyard.learning.models import ConvNet
 from steelyard.messages import LossState
 
 if TYPE_CHECKING:
     from steelyard.clients.local.kernels.steps import KernelSteps
 
 
-class Examiner:
+class Evaluator:
     """Runs models over rows of a data set; use it for every client's local test set and for the server's."""
 
-    def __init__(self, shop: Workshop) -> None:
-        self.shop = shop
-        self.module = copy.deepcopy(shop.module).to(shop.device).eval()
-        self.kernels = self._kernels(shop)
-        if shop.device.type == "cpu":
+    def __init__(self, setup: TrainingSetup) -> None:
+        self.setup = setup
+        self.module = copy.deepcopy(setup.module).to(setup.device).eval()
+        self.kernels = self._kernels(setup)
+        if setup.device.type == "cpu":
             # Convolutions and pooling run several times faster on the CPU with channels last; dense layers ignore it.
             self.module = self.module.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
 
     @staticmethod
-    def _kernels(shop: Workshop) -> KernelSteps | None:
+    def _kernels(setup: TrainingSetup) -> KernelSteps | None:
         """Our own kernels, which test all models in one launch, where there are some for this network."""
-        if type(shop.module) is not ConvNet or shop.device.type != "cuda":
+        if not is_convolutional(setup.module) or setup.device.type != "cuda":
             return None
-        steps = ConvSteps(shop.module, shop.layout, half=False)
-        return kernels.steps_for(steps, Sgd.of(shop.training), _tested(shop.precision), shop.device)
+        steps = ConvSteps(setup.module, setup.layout, half=False)
+        return kernel_steps(steps, Sgd.of(setup.training), _tested(setup.precision), setup.device)
 
-    def outputs(self, models: torch.Tensor, shelf: Shelf, rows: torch.Tensor) -> torch.Tensor:
-        """Return what each model says of each row: [models, rows, outputs]."""
+    def outputs(self, models: torch.Tensor, dataset: DeviceDataset, rows: torch.Tensor) -> torch.Tensor:
+        """Return the outputs of each model on each row: [models, rows, outputs]."""
         if not len(models) or not len(rows):
-            return torch.zeros((len(models), len(rows), max(shelf.classes, 1)), device=self.shop.device)
-        small = threads_for(self.shop.device, self.shop.layout.size)
-        with small, torch.no_grad(), arithmetic(_tested(self.shop.precision), self.shop.device):
+            return torch.zeros((len(models), len(rows), max(dataset.classes, 1)), device=self.setup.device)
+        small = threads_for(self.setup.device, self.setup.layout.size)
+        with small, torch.no_grad(), arithmetic(_tested(self.setup.precision), self.setup.device):
             if self.kernels is not None:
-                return self._together(self.kernels, models, shelf, rows)
-            said: list[list[torch.Tensor]] = [[] for _ in range(len(models))]
-            for part in rows.split(self._batch(shelf)):
-                features = shelf.gather(part)
-                for place, model in enumerate(models):
-                    self.shop.layout.write(self.module, model)
-                    said[place].append(self.module(features))
-        return torch.stack([torch.cat(parts) for parts in said])
+                return self._together(self.kernels, models, dataset, rows)
+            found: list[list[torch.Tensor]] = [[] for _ in range(len(models))]
+            for part in rows.split(self._batch(dataset)):
+                features = dataset.gather(part)
+                for number, model in enumerate(models):
+                    self.setup.layout.write(self.module, model)
+                    found[number].append(self.module(features))
+        return torch.stack([torch.cat(parts) for parts in found])
 
-    def _together(self, steps: KernelSteps, models: torch.Tensor, shelf: Shelf, rows: torch.Tensor) -> torch.Tensor:
+    def _together(
+        self, steps: KernelSteps, models: torch.Tensor, dataset: DeviceDataset, rows: torch.Tensor
+    ) -> torch.Tensor:
         """All models in one launch, on as many rows at a time as a tenth of the memory holds."""
-        native = steps.native(models.to(self.shop.device))
-        fits = int(0.1 * self.shop.memory / (4 * len(models) * steps.sample_floats(len(rows))))
+        native = steps.native(models.to(self.setup.device))
+        fits = int(0.1 * self.setup.memory / (4 * len(models) * steps.sample_floats(len(rows))))
         parts = rows.split(max(64, min(fits, len(rows))))
-        return torch.cat([steps.outputs_of(native, shelf, part) for part in parts], dim=1)
+        return torch.cat([steps.outputs_of(native, dataset, part) for part in parts], dim=1)
 
-    def judge(
-        self, models: torch.Tensor, shelf: Shelf, rows: torch.Tensor, loss: LossState
+    def test(
+        self, models: torch.Tensor, dataset: DeviceDataset, rows: torch.Tensor, loss: LossState
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return predictions and per-sample losses (class weights left out), both [models, rows]."""
-        outputs = self.outputs(models, shelf, rows)
-        labels = shelf.labels[rows]
+        outputs = self.outputs(models, dataset, rows)
+        labels = dataset.labels[rows]
         each = losses.per_sample(loss)
-        lost = [each(said, labels) for said in outputs]
-        return predictions(outputs, shelf.classes), torch.stack(lost) if lost else outputs[..., 0]
+        per_model = [each(mine, labels) for mine in outputs]
+        return predictions(outputs, dataset.classes), torch.stack(per_model) if per_model else outputs[..., 0]
 
-    def _batch(self, shelf: Shelf) -> int:
+    def _batch(self, dataset: DeviceDataset) -> int:
         """Rows at once: a tenth of the memory, with some 200 floats of activations per input number at the worst."""
-        fits = int(0.1 * self.shop.memory / (200 * shelf.sample_bytes))
-        return max(64, min(fits, 4096 if self.shop.device.type == "cuda" else 1024))
+        fits = int(0.1 * self.setup.memory / (200 * dataset.sample_bytes))
+        return max(64, min(fits, 4096 if self.setup.device.type == "cuda" else 1024))
 
 
 def _tested(precision: Precision) -> Precision:

@@ -48,7 +48,7 @@ def test_pooled_convolutions_give_what_autograd_gives(
 ) -> None:
     draw = torch.Generator().manual_seed(seed)
     convolution: PooledConvolution = make(side)
-    for images in range(count, 0, -1):  # a smaller batch after a larger one uses the same room again
+    for images in range(count, 0, -1):  # a smaller batch after a larger one uses the same memory again
         seen = torch.randn(images, height, width, channels[0], generator=draw)
         kernels = torch.randn(channels[1], side * side * channels[0], generator=draw)
         slope = torch.randn(images, height // 2, width // 2, channels[1], generator=draw)

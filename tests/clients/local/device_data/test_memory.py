@@ -1,10 +1,10 @@
 import torch
 
-from steelyard.clients.local.device_data.memory import Pool
+from steelyard.clients.local.device_data.memory import MatrixPool
 
 
 def test_a_block_is_used_again_only_when_nobody_looks() -> None:
-    pool = Pool(1 << 20)
+    pool = MatrixPool(1 << 20)
     first = pool.matrix(10, 100)
     first.fill_(1.0)
     address = first.data_ptr()
@@ -21,7 +21,7 @@ def test_a_block_is_used_again_only_when_nobody_looks() -> None:
 
 
 def test_beyond_the_limit_it_lies_in_a_file() -> None:
-    pool = Pool(100)
+    pool = MatrixPool(100)
     matrix = pool.matrix(10, 100)
     matrix.copy_(torch.arange(1000.0).view(10, 100))
     assert torch.equal(torch.ones(10) @ matrix, torch.arange(1000.0).view(10, 100).sum(0))

@@ -5,9 +5,11 @@ import pytest
 import torch
 from tests.clients.local import engine_cases as cases
 
-from steelyard.clients.local import ComputeSettings, LocalClients, LocalServer
-from steelyard.clients.local.engines.choice import candidates, make, parse
-from steelyard.clients.local.engines.graph import ByHand, ByMap, GraphEngine
+from steelyard.clients.local import ComputeSettings, Simulation, SimulationServer
+from steelyard.clients.local.engines.graph import GraphEngine
+from steelyard.clients.local.engines.graph_steps import HandDerivedStep, MappedStep
+from steelyard.clients.local.engines.networks import hand_derived_steps
+from steelyard.clients.local.engines.table import candidates, make, parse
 from steelyard.clients.local.steps.gradients import Sgd
 from steelyard.errors import UserError
 from steelyard.learning.models import ModelSettings
@@ -47,15 +49,13 @@ def test_every_engine_gives_what_the_loop_gives(engine: str, name: str, how: str
 @pytest.mark.parametrize("how", list(cases.TRAINING))
 @pytest.mark.parametrize(("kind", "name"), [("hand", "cnn-digits"), ("hand", "mlp"), ("map", "own"), ("map", "mlp")])
 def test_the_step_that_graphs_capture_gives_what_the_loop_gives(kind: str, name: str, how: str) -> None:
-    from steelyard.clients.local.steps.dense import architecture_of
-
     model, shape, classes = cases.MODELS[name]
     expected, start, clients = cases.trained("loop", cases.population(shape, classes), model, cases.TRAINING[how])
-    shop = clients.room.shop
-    sgd = Sgd.of(shop.training)
-    steps = architecture_of(shop.module, shop.layout, "float32")
-    stepper = ByMap(shop, sgd) if kind == "map" else ByHand(steps, sgd)  # type: ignore[arg-type]
-    engine = GraphEngine(shop, stepper, "graph", 4)
+    setup = clients.context.setup
+    sgd = Sgd.of(setup.training)
+    steps = hand_derived_steps(setup.module, setup.layout, "float32")
+    stepper = MappedStep(setup, sgd) if kind == "map" else HandDerivedStep(steps, sgd)  # type: ignore[arg-type]
+    engine = GraphEngine(setup, stepper, "graph", 4)
     task = Task("plain", 0, 3, tuple(clients.names(0)), start)
     cohort, _ = clients._cohort([task])
     for _ in range(2):  # the buffers are used again
@@ -75,8 +75,8 @@ def test_losses_without_a_closed_form(engine: str, loss: str, tmp_path: Path) ->
     people = cases.population((8, 8), 0)
 
     def models(how: str) -> torch.Tensor:
-        clients = LocalClients({0: people}, model, cases.TRAINING["mini"], ComputeSettings(engine=how, device="cpu"))
-        start = LocalServer(clients).initial(0)
+        clients = Simulation({0: people}, model, cases.TRAINING["mini"], ComputeSettings(engine=how, device="cpu"))
+        start = SimulationServer(clients).initial(0)
         task = Task("f", 0, 1, tuple(clients.names(0)), start, LossState(name, None, 0.5, 0.8))
         return clients.train([task])[0].payload.models
 
@@ -112,7 +112,7 @@ def test_modules_that_do_not_stack_fall_back_to_what_is_right(engine: str, modul
     model = ModelSettings(name=module)  # type: ignore[arg-type]
     training = TrainingSettings(batch_size="full", epochs=2)
     expected, _, _ = cases.trained("loop", people, model, training)
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         found, _, clients = cases.trained(engine, people, model, training)
         clients.train([Task("f", 0, 4, ("c0",), expected[0].payload.models[0])])
@@ -120,7 +120,7 @@ def test_modules_that_do_not_stack_fall_back_to_what_is_right(engine: str, modul
         assert torch.allclose(one.payload.models, two.payload.models, atol=1e-5)
     if module is cases.Drawing or engine in ("vmap", "stacked", "fused"):
         assert clients.describe()["engine_choice"] == "loop"
-        told = [str(w.message) for w in said if "one after another" in str(w.message)]
+        told = [str(w.message) for w in caught if "one after another" in str(w.message)]
         assert len(told) == (0 if engine == "auto" else 1)
     if module is cases.Drawing and engine == "auto":
         assert "draws at random" in clients.describe()["engine_notes"]
@@ -159,11 +159,11 @@ def test_engine_names() -> None:
 
 def test_candidates_can_all_be_made() -> None:
     for model, shape, classes in cases.MODELS.values():
-        clients = LocalClients(
+        clients = Simulation(
             {0: cases.population(shape, classes)}, model, TrainingSettings(), ComputeSettings(device="cpu")
         )
-        for name in candidates(clients.room.shop):
-            make(clients.room.shop, *parse(name))
+        for name in candidates(clients.context.setup):
+            make(clients.context.setup, *parse(name))
 
 
 def test_a_small_memory_limit_makes_small_stacks() -> None:
@@ -171,7 +171,7 @@ def test_a_small_memory_limit_makes_small_stacks() -> None:
     people = cases.population(shape, classes)
     expected, start, clients = cases.trained("loop", people, model, cases.TRAINING["mini"])
     task = Task("plain", 0, 3, tuple(clients.names(0)), start)
-    small = LocalClients(
+    small = Simulation(
         {0: people}, model, cases.TRAINING["mini"], ComputeSettings(engine="vmap", device="cpu", memory_gb=1e-4)
     )
     found = small.train([task])[0]

@@ -39,8 +39,8 @@ def trained(name: str, how: str) -> None:
     training = engine_cases.TRAINING[how].model_copy(update={"epochs": 1})
     people = engine_cases.population(shape, classes, sizes=(4, 2, 3), bytes_=name == "cnn-digits")
     expected, start, clients = engine_cases.trained("loop", people, model, training)
-    shop = clients.room.shop
-    kernels = steps.KernelSteps(ConvSteps(shop.module, shop.layout, half=False), Sgd.of(training), "float32")
+    setup = clients.context.setup
+    kernels = steps.KernelSteps(ConvSteps(setup.module, setup.layout, half=False), Sgd.of(training), "float32")
     names = tuple(clients.names(0))
     weights = tuple(1 + 0.5 * c for c in range(classes))
     tasks = [
@@ -48,15 +48,15 @@ def trained(name: str, how: str) -> None:
         Task("weighted", 1, 3, names[1:], start * 1.1, LossState(class_weights=weights)),
     ]
     cohort, _ = clients._cohort(tasks)
-    out = torch.zeros(len(cohort), shop.layout.size)
-    losses = GraphEngine(shop, kernels, "stacked").train(cohort, out)
+    out = torch.zeros(len(cohort), setup.layout.size)
+    losses = GraphEngine(setup, kernels, "stacked").train(cohort, out)
     wanted = torch.cat([updates.payload.models for updates in expected])
     apart = torch.linalg.vector_norm(out - wanted, dim=1) / torch.linalg.vector_norm(wanted - start, dim=1)
     assert float(apart.max()) < 1e-5, apart
     assert torch.allclose(torch.tensor(losses), torch.cat([torch.tensor(u.losses) for u in expected]), atol=1e-5)
-    rows, shelf = torch.arange(7), clients.room.stock(0).shelf
-    said = kernels.outputs_of(kernels.native(wanted), shelf, rows)
-    assert torch.allclose(said, clients.examiner.outputs(wanted, shelf, rows), atol=1e-4)
+    rows, dataset = torch.arange(7), clients.context.population(0).dataset
+    found = kernels.outputs_of(kernels.native(wanted), dataset, rows)
+    assert torch.allclose(found, clients.evaluator.outputs(wanted, dataset, rows), atol=1e-4)
 
 
 if __name__ == "__main__":

@@ -122,7 +122,7 @@ def second(case: Case, precision: str, device: str) -> dict[str, float]:
     shape = Shape(height, width, inner, case.kernel, outer)
     size = outer * shape.taps
     models = draw(case.clients, size + outer + 32, device=device)
-    places = (16, 16 + size)
+    offsets = (16, 16 + size)
     weights = models[:, 16 : 16 + size].view(case.clients, outer, -1)
     bias = models[:, 16 + size : 16 + size + outer]
     source = draw(case.clients * case.samples, height, width, inner, device=device, kind=kind)
@@ -148,9 +148,9 @@ def second(case: Case, precision: str, device: str) -> dict[str, float]:
     step = (shape, source, full, slope, codes, models)
     convolution = pooled_error(pooled, codes, convolved(images, grid, bias))
     gradients = torch.full_like(models, 9.0)
-    second_layer.step(*step, gradients, places, case.samples, RATE, how)
+    second_layer.step(*step, gradients, offsets, case.samples, RATE, how)
     before = models.double()
-    second_layer.step(*step, None, places, case.samples, RATE, how)
+    second_layer.step(*step, None, offsets, case.samples, RATE, how)
     moved = before - models.double()
     return {
         "prepare": float(prepared),
@@ -184,23 +184,23 @@ def head(case: Case, precision: str, device: str, inputs: int = 150) -> dict[str
     weights, report = torch.rand(2, clients, samples, device=device), torch.rand(2, clients, samples, device=device)
     report[:, :, 0] = 0
     units = torch.baddbmm(parts["b1"][:, None], entered, parts["w1"].view(clients, hidden, inputs).transpose(1, 2))
-    said = torch.baddbmm(parts["b2"][:, None], units.relu(), parts["w2"].view(clients, outputs, -1).transpose(1, 2))
-    each = functional.cross_entropy(said.flatten(0, 1), labels[1].flatten(), reduction="none").view(clients, samples)
+    logits = torch.baddbmm(parts["b2"][:, None], units.relu(), parts["w2"].view(clients, outputs, -1).transpose(1, 2))
+    each = functional.cross_entropy(logits.flatten(0, 1), labels[1].flatten(), reduction="none").view(clients, samples)
     (each * weights[1]).sum().backward()
     counter = torch.ones(1, dtype=torch.int64, device=device)
-    places = layers.Places(begins["w2"], begins["b2"], begins["b1"])
+    offsets = layers.HeadOffsets(begins["w2"], begins["b2"], begins["b1"])
     w1 = cut["w1"].view(clients, hidden, inputs)
 
     def step(into: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-        lost = torch.ones(clients, dtype=torch.float64, device=device)
+        losses = torch.ones(clients, dtype=torch.float64, device=device)
         shares = layers.forward(x, w1, how)
         tables = (labels, weights, report)
-        slope = layers.head(shares, models, into, tables, counter, lost, places, outputs, RATE, how)
+        slope = layers.head(shares, models, into, tables, counter, losses, offsets, outputs, RATE, how)
         target = None if into is None else into[:, : sizes["w1"]].view_as(w1)
-        return layers.backward(slope, x, w1, target, RATE, how), lost
+        return layers.backward(slope, x, w1, target, RATE, how), losses
 
     gradients = torch.zeros_like(models)
-    _, lost = step(gradients)
+    _, losses = step(gradients)
     before = models.double()
     below, _ = step(None)
     assert leaves.grad is not None
@@ -210,7 +210,7 @@ def head(case: Case, precision: str, device: str, inputs: int = 150) -> dict[str
              for name, size in sizes.items()}  # fmt: skip
     return {
         **found,
-        "losses": error(lost, 1 + (each * report[1]).sum(1)),
+        "losses": error(losses, 1 + (each * report[1]).sum(1)),
         "below": error(below, entered.grad),
         "step": error(before - models.double(), RATE * leaves.grad),
     }

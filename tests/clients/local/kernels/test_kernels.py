@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from steelyard.clients.local import kernels
 from steelyard.clients.local.convolution.stacked import ConvSteps
+from steelyard.clients.local.kernels import available
 from steelyard.clients.local.steps.gradients import Sgd
 from steelyard.learning.models import ModelSettings, build
 from steelyard.learning.parameters import Layout
@@ -32,9 +32,9 @@ def test_without_triton_or_a_gpu_there_are_none(monkeypatch: pytest.MonkeyPatch)
     module = build(ModelSettings(name="cnn-digits"), (8, 8), 10, seed=0)
     steps, sgd = ConvSteps(module, Layout.of(module), half=False), Sgd(0.1, 0.0, 0.0, 0.0)  # type: ignore[arg-type]
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
-    assert kernels.steps_for(steps, sgd, "float32", torch.device("cpu")) is None
-    monkeypatch.setattr(kernels, "_triton", None)
-    assert kernels.steps_for(steps, sgd, "float32", torch.device("cuda")) is None
+    assert available.kernel_steps(steps, sgd, "float32", torch.device("cpu")) is None
+    monkeypatch.setattr(available, "_triton", None)
+    assert available.kernel_steps(steps, sgd, "float32", torch.device("cuda")) is None
 
 
 @pytest.mark.parametrize(
@@ -49,5 +49,5 @@ def test_networks_that_are_too_wide_are_left_to_torch(
     settings = ModelSettings(name="cnn", channels=channels, kernel=kernel)
     module = build(settings, (depth, 12, 12), 10, seed=0)
     steps = ConvSteps(module, Layout.of(module), half=False)  # type: ignore[arg-type]
-    found = kernels.steps_for(steps, Sgd(0.1, 0.0, 0.0, 0.0), "float32", torch.device("cpu"))
+    found = available.kernel_steps(steps, Sgd(0.1, 0.0, 0.0, 0.0), "float32", torch.device("cpu"))
     assert (found is not None) is fits

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from steelyard.clients.local.convolution.pooled import Corners, Shelves, largest, send_back
+from steelyard.clients.local.convolution.pooled import Corners, Scratch, largest, send_back
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,7 +46,7 @@ class FirstConvolution:
         self._total = torch.empty((self.taps, channels))
         kept = self._total.view(kernel, kernel + 1, self.depth, channels)[:, :kernel]
         self._kept = kept.permute(3, 0, 1, 2)
-        self._shelves = Shelves()
+        self._scratch = Scratch()
         self._tables: dict[int, _Table] = {}
 
     def split(self, images: torch.Tensor) -> torch.Tensor:
@@ -88,11 +88,11 @@ class FirstConvolution:
     def _laid(self, count: int) -> _Table:
         side, (down, across) = self.kernel + 1, self.pooled
         rows, wide = side * side * self.depth, count * down * across
-        if self._shelves.grown(count):
+        if self._scratch.grown(count):
             self._tables.clear()
-        planes = self._shelves.room("planes", rows + self.depth, wide)
+        planes = self._scratch.tensor("planes", rows + self.depth, wide)
         planes[rows:].zero_()  # the last slab reaches one plane beyond, where the kernel is 0
-        whole = self._shelves.room("corners", 4, wide, self.channels)
+        whole = self._scratch.tensor("corners", 4, wide, self.channels)
         slabs = tuple(planes[start : start + self.taps] for start in self.starts)
         table = _Table(
             patches=planes[:rows].view(side // 2, 2, side // 2, 2, self.depth, count, down, across),
@@ -100,7 +100,7 @@ class FirstConvolution:
             turned=tuple(slab.t() for slab in slabs),
             whole=whole,
             corners=whole.unbind(),
-            top=self._shelves.room("top", wide, self.channels),
+            top=self._scratch.tensor("top", wide, self.channels),
         )
         self._tables[count] = table
         return table

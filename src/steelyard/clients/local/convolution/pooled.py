@@ -96,8 +96,8 @@ def send_back(slope: torch.Tensor, corners: Corners) -> None:
     fourth.mul_(left)
 
 
-class Shelves:
-    """Memory that is used again in every step: the same thing lies in the same place, still near the core."""
+class Scratch:
+    """Scratch memory that every step uses again: the same tensor lies at the same address, still near the core."""
 
     def __init__(self) -> None:
         self._kept: dict[str, torch.Tensor] = {}
@@ -111,7 +111,7 @@ class Shelves:
         self._kept.clear()
         return True
 
-    def room(self, name: str, *shape: int) -> torch.Tensor:
+    def tensor(self, name: str, *shape: int) -> torch.Tensor:
         """Return memory of this name in this shape; what the largest batch took serves the smaller ones too."""
         kept = self._kept.get(name)
         if kept is None or kept.numel() < prod(shape):

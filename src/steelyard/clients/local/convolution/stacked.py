@@ -12,64 +12,14 @@ from math import prod
 import torch
 
 from steelyard.clients.local.convolution import windows
-from steelyard.clients.local.steps.dense import Views, Writer, dense, dense_back
+from steelyard.clients.local.convolution.order import ConvOrder
+from steelyard.clients.local.steps.dense import dense, dense_back
 from steelyard.clients.local.steps.gradients import OutputGradient
+from steelyard.clients.local.steps.writers import Views, Writer
 from steelyard.learning.models import ConvNet
-from steelyard.learning.parameters import Layout, Slot
+from steelyard.learning.parameters import Layout
 
 aten = torch.ops.aten
-
-
-class ConvOrder:
-    """The order of numbers in which the steps keep a ConvNet: channels last in kernels and in the first dense layer."""
-
-    def __init__(self, module: ConvNet, layout: Layout) -> None:
-        self.layout = layout
-        self.image = module.image
-        self.kernel = module.conv1.kernel_size[0]
-        self.channels = (module.conv1.out_channels, module.conv2.out_channels)
-        height, width = module.image[1:]
-        self.pooled = (height // 4, width // 4)
-
-    def _grid(self, slot: Slot) -> tuple[int, int, int, int] | None:
-        """The slot's shape as (rows, channels, height, width), where it has channels to move."""
-        if slot.name in ("conv1.weight", "conv2.weight"):
-            return slot.shape[0], slot.shape[1], slot.shape[2], slot.shape[3]
-        if slot.name == "dense1.weight":
-            return slot.shape[0], self.channels[1], *self.pooled
-        return None
-
-    def native(self, flat: torch.Tensor) -> torch.Tensor:
-        """Return stacked models with channels last."""
-        return self._moved(flat, (0, 1, 3, 4, 2), last=False)
-
-    def restore(self, native: torch.Tensor) -> torch.Tensor:
-        """Return stacked models in the module's order."""
-        return self._moved(native, (0, 1, 4, 2, 3), last=True)
-
-    def _moved(self, flat: torch.Tensor, axes: tuple[int, ...], *, last: bool) -> torch.Tensor:
-        moved = torch.empty_like(flat)
-        for slot in self.layout.slots:
-            source = flat.narrow(1, slot.offset, slot.size)
-            target = moved.narrow(1, slot.offset, slot.size)
-            grid = self._grid(slot)
-            if grid is None:
-                target.copy_(source)
-                continue
-            rows, channels, height, width = grid
-            shape = (rows, height, width, channels) if last else grid
-            turned = source.view(-1, *shape).permute(axes)
-            target.view(turned.shape).copy_(turned)
-        return moved
-
-    def views(self, native: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return named tensors; kernels as matrices [..., channels out, window]."""
-        lead = native.shape[:-1]
-        named: dict[str, torch.Tensor] = {}
-        for slot in self.layout.slots:
-            shape = (slot.shape[0], -1) if len(slot.shape) > 1 else slot.shape
-            named[slot.name] = native.narrow(-1, slot.offset, slot.size).view(*lead, *shape)
-        return named
 
 
 class ConvSteps:
@@ -88,21 +38,22 @@ class ConvSteps:
         self.dtype = torch.bfloat16 if half else torch.float32
         self.first = self.kernel**2 * self.image[0]
         self.widths = (_round(self.first + 1, 16), self.kernel**2 * self.channels[0])
-        self.places: dict[str, tuple[int, tuple[int, ...]]] = {}
+        self.slots: dict[str, tuple[int, tuple[int, ...]]] = {}
+        """Offset and shape of each tensor in a packed model."""
         self.size = 0
         for slot in layout.slots:
             if slot.name == "conv1.bias":
                 continue
             rows = int(slot.shape[0])
             columns = self.widths[0] if slot.name == "conv1.weight" else slot.size // rows
-            self.places[slot.name] = (self.size, (rows, columns) if len(slot.shape) > 1 else (rows,))
+            self.slots[slot.name] = (self.size, (rows, columns) if len(slot.shape) > 1 else (rows,))
             self.size += _round(rows * columns, 32)
 
     def views(self, native: torch.Tensor) -> dict[str, torch.Tensor]:
         lead = native.shape[:-1]
         return {
             name: native.narrow(-1, begin, prod(shape)).view(*lead, *shape)
-            for name, (begin, shape) in self.places.items()
+            for name, (begin, shape) in self.slots.items()
         }
 
     def native(self, flat: torch.Tensor) -> torch.Tensor:

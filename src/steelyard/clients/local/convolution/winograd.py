@@ -16,7 +16,7 @@ from itertools import product
 
 import torch
 
-from steelyard.clients.local.convolution.pooled import Corners, Shelves, largest, send_back
+from steelyard.clients.local.convolution.pooled import Corners, Scratch, largest, send_back
 
 TILE = 4
 """Outputs of a tile in each direction: two pools."""
@@ -59,7 +59,7 @@ class WinogradConvolution:
         self.kernel = kernel
         self.side = kernel + TILE - 1
         self.moves = transforms(kernel)
-        self._shelves = Shelves()
+        self._scratch = Scratch()
         self._tables: dict[tuple[int, ...], _Table] = {}
 
     def forward(self, images: torch.Tensor, kernels: torch.Tensor) -> torch.Tensor:
@@ -91,28 +91,28 @@ class WinogradConvolution:
         torch.bmm(table.inputs[0].transpose(1, 2), table.products[0], out=filters)
         torch.mm(self.moves.inputs.t(), table.tiles[1], out=table.inputs[1])
         table.joined.zero_()
-        for place, part in table.joins:
-            place.add_(part)
+        for target, part in table.joins:
+            target.add_(part)
         turned = self.moves.filters.t() @ filters.view(self.side**2, -1)
         return table.images, turned.view(self.kernel**2, -1, channels).permute(2, 0, 1).reshape(channels, -1)
 
     def _laid(self, key: tuple[int, ...]) -> _Table:
         count, height, width, channels, filters = key
-        side, edge, room = self.side, self.kernel // 2, self._shelves.room
+        side, edge, scratch = self.side, self.kernel // 2, self._scratch.tensor
         down, across = -(-height // TILE), -(-width // TILE)
-        if self._shelves.grown(count):
+        if self._scratch.grown(count):
             self._tables.clear()
         # The borders must stay 0, so batches of another size have images of their own.
         around = (TILE * down + self.kernel - 1, TILE * across + self.kernel - 1)
-        padded = room(f"images {count}", count, *around, channels).zero_()
+        padded = scratch(f"images {count}", count, *around, channels).zero_()
         image, row, column, channel = padded.stride()
         shape = (side, side, count, down, across, channels)
         steps = (row, column, image, TILE * row, TILE * column, channel)
-        tiles, inputs = room("tiles", *shape), room("inputs", side**2, count * down * across, channels)
-        products = room("products", side**2, count * down * across, filters)
-        outputs = room("outputs", TILE**2, count * down * across * filters)
+        tiles, inputs = scratch("tiles", *shape), scratch("inputs", side**2, count * down * across, channels)
+        products = scratch("products", side**2, count * down * across, filters)
+        outputs = scratch("outputs", TILE**2, count * down * across * filters)
         whole = outputs.view(2, 2, 2, 2, count, down, across, filters)
-        top = room("top", 2, 2, count, down, across, filters)
+        top = scratch("top", 2, 2, count, down, across, filters)
         joined, joins = self._joins(inputs.view(shape))
         table = _Table(
             inner=padded[:, edge : edge + height, edge : edge + width],
@@ -137,7 +137,7 @@ class WinogradConvolution:
         _, _, count, down, across, channels = slopes.shape
         reach = -(-self.side // TILE)
         shape = (count, down + reach - 1, TILE, across + reach - 1, TILE, channels)
-        joined = self._shelves.room("joined", *shape)
+        joined = self._scratch.tensor("joined", *shape)
         joins: list[tuple[torch.Tensor, torch.Tensor]] = []
         for p, q in product(range(reach), range(reach)):
             part = slopes[TILE * p : TILE * (p + 1), TILE * q : TILE * (q + 1)].permute(2, 3, 0, 4, 1, 5)
@@ -172,7 +172,7 @@ def _values(points: int, length: int) -> list[list[Fraction]]:
 def _inverse(rows: list[list[Fraction]]) -> list[list[Fraction]]:
     """Gauss and Jordan, in fractions."""
     size = len(rows)
-    work = [[*row, *(Fraction(int(place == number)) for place in range(size))] for number, row in enumerate(rows)]
+    work = [[*row, *(Fraction(int(column == number)) for column in range(size))] for number, row in enumerate(rows)]
     for column in range(size):
         pivot = next(number for number in range(column, size) if work[number][column])
         work[column], work[pivot] = work[pivot], work[column]

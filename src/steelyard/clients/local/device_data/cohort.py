@@ -8,30 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
 
-from steelyard.clients.local.device_data.dataset import Ints, Shelf, Stock
-from steelyard.clients.local.settings import Precision
-from steelyard.learning.parameters import Layout
+from steelyard.clients.local.device_data.dataset import DeviceDataset, DevicePopulation, Ints
 from steelyard.learning.training import TrainingSettings, orders
 from steelyard.messages import LossState, Task
-
-
-@dataclass(frozen=True, eq=False)
-class Workshop:
-    """What stays the same from round to round: the model, how it is trained, and on what."""
-
-    module: nn.Module
-    layout: Layout
-    training: TrainingSettings
-    classes: int
-    device: torch.device
-    precision: Precision
-    threads: int
-    memory: int
-    """Bytes that an engine may plan for."""
-    chunk: int | None = None
-    """Clients in one stack, where the user says so."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,14 +19,14 @@ class Cohort:
     """Clients to be trained together: they share the data set and the form of the loss, not the starting model."""
 
     tasks: tuple[Task, ...]
-    stocks: tuple[Stock, ...]
-    """The stock of each task's seed."""
+    populations: tuple[DevicePopulation, ...]
+    """The population of each task's seed."""
     loss: LossState
     """Form of the loss; the class weights are per task."""
     task: Ints
     """For each job, the position of its task."""
     client: Ints
-    """For each job, the position of its client in the task's stock."""
+    """For each job, the position of its client in the task's population."""
     starts: tuple[torch.Tensor, ...]
     """Distinct starting models."""
     origin: Ints
@@ -56,27 +36,27 @@ class Cohort:
         return len(self.task)
 
     @property
-    def shelf(self) -> Shelf:
-        return self.stocks[0].shelf
+    def dataset(self) -> DeviceDataset:
+        return self.populations[0].dataset
 
     @property
     def sizes(self) -> Ints:
         """Number of training samples of each job."""
         found = np.zeros(len(self), dtype=np.int64)
-        for number, stock in enumerate(self.stocks):
+        for number, population in enumerate(self.populations):
             mine = self.task == number
-            found[mine] = stock.sizes[self.client[mine]]
+            found[mine] = population.sizes[self.client[mine]]
         return found
 
     def name(self, job: int) -> str:
-        return self.stocks[self.task[job]].names[self.client[job]]
+        return self.populations[self.task[job]].names[self.client[job]]
 
     def take(self, jobs: Sequence[int] | Ints) -> Cohort:
         """Return some of the jobs, in the order asked for."""
         picked = np.asarray(jobs, dtype=np.int64)
         return Cohort(
             self.tasks,
-            self.stocks,
+            self.populations,
             self.loss,
             self.task[picked],
             self.client[picked],
@@ -86,15 +66,15 @@ class Cohort:
 
     def samples(self, job: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return features and labels of one job."""
-        stock = self.stocks[self.task[job]]
-        begin = int(stock.begins[self.client[job]])
-        end = begin + int(stock.sizes[self.client[job]])
-        return stock.shelf.gather(stock.rows[begin:end]), stock.labels[begin:end]
+        population = self.populations[self.task[job]]
+        begin = int(population.begins[self.client[job]])
+        end = begin + int(population.sizes[self.client[job]])
+        return population.dataset.gather(population.rows[begin:end]), population.labels[begin:end]
 
     def order(self, job: int, training: TrainingSettings) -> NDArray[np.int64]:
         """Return the order in which one job visits its samples: [epochs, size]."""
         task = self.tasks[self.task[job]]
-        size = int(self.stocks[self.task[job]].sizes[self.client[job]])
+        size = int(self.populations[self.task[job]].sizes[self.client[job]])
         return orders(task.seed, task.round, [self.name(job)], size, training)[0]
 
     def loss_of(self, job: int) -> LossState:
@@ -113,7 +93,7 @@ class Cohort:
             return None
         width = max(len(weights) for weights in given if weights is not None)
         table = torch.tensor([weights or (1.0,) * width for weights in given], dtype=torch.float32)
-        return table[torch.from_numpy(self.task)].to(self.shelf.device)
+        return table[torch.from_numpy(self.task)].to(self.dataset.device)
 
     def start(self, device: torch.device) -> torch.Tensor:
         """Return the starting model of every job, stacked: [jobs, parameters]."""

@@ -1,4 +1,4 @@
-"""What the clients of a stack look at in the step that is due: it is read through a counter that lies on the device."""
+"""The samples of the current step of a stack of clients, read through a step counter that lies on the device."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from dataclasses import dataclass
 
 import torch
 
-from steelyard.clients.local.device_data.dataset import Shelf
+from steelyard.clients.local.device_data.dataset import DeviceDataset
 from steelyard.clients.local.device_data.schedule import Schedule
 
 
 @dataclass(frozen=True, eq=False)
-class Moment:
-    """The step that is due of the first `busy` clients; the same object serves every step of a captured graph."""
+class CurrentStep:
+    """The current step of the first `busy` clients; the same object serves every step of a captured graph."""
 
-    shelf: Shelf
+    dataset: DeviceDataset
     tables: Schedule
     counter: torch.Tensor
-    lost: torch.Tensor
+    losses: torch.Tensor
     """[clients]: the losses of the last epoch so far."""
     busy: int
 
@@ -32,7 +32,7 @@ class Moment:
 
     @property
     def features(self) -> torch.Tensor:
-        return self.shelf.gather(self.now(self.tables.rows))
+        return self.dataset.gather(self.now(self.tables.rows))
 
     @property
     def labels(self) -> torch.Tensor:
@@ -45,4 +45,4 @@ class Moment:
     def add(self, each: torch.Tensor) -> None:
         """Count these samples' losses where they are reported; padding may hold anything."""
         report = self.now(self.tables.report)
-        self.lost[: self.busy] += torch.where(report > 0, each * report, torch.zeros_like(each)).sum(dim=1)
+        self.losses[: self.busy] += torch.where(report > 0, each * report, torch.zeros_like(each)).sum(dim=1)

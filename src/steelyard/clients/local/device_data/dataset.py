@@ -17,7 +17,7 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
-class Shelf:
+class DeviceDataset:
     """The samples of one data set on the device; populations of several seeds share it."""
 
     features: torch.Tensor
@@ -25,7 +25,7 @@ class Shelf:
     classes: int
 
     @classmethod
-    def of(cls, dataset: Dataset, device: torch.device) -> Shelf:
+    def of(cls, dataset: Dataset, device: torch.device) -> DeviceDataset:
         """Put a data set on the device."""
         return cls(dataset.features.to(device), dataset.labels.to(device), dataset.classes)
 
@@ -44,44 +44,44 @@ class Shelf:
         return 4 * self.features[:1].numel()
 
 
-class Stock:
-    """The rows of every client of one population, one after another, with where each begins."""
+class DevicePopulation:
+    """One population on the device: the training rows of every client, one after another, and where each begins."""
 
-    def __init__(self, population: Population, shelf: Shelf) -> None:
-        self.population = population
-        self.shelf = shelf
-        ordered = sorted(population.clients, key=lambda rows: rows.client)
+    def __init__(self, source: Population, dataset: DeviceDataset) -> None:
+        self.source = source
+        self.dataset = dataset
+        ordered = sorted(source.clients, key=lambda rows: rows.client)
         self.names: tuple[str, ...] = tuple(rows.client for rows in ordered)
-        self.position = {name: place for place, name in enumerate(self.names)}
+        self.position = {name: index for index, name in enumerate(self.names)}
         self.sizes: Ints = np.array([len(rows.train) for rows in ordered], dtype=np.int64)
         self.begins: Ints = np.concatenate([[0], np.cumsum(self.sizes)])[:-1].astype(np.int64)
         flat = np.concatenate([rows.train for rows in ordered]) if ordered else np.zeros(0, np.int64)
-        self.rows = torch.from_numpy(flat.astype(np.int64)).to(shelf.device)
-        self.own_labels = _labels(population, ordered, flat)
-        self.labels = self.own_labels.to(shelf.device)
-        self.stubborn: frozenset[str] = frozenset(getattr(population, "stubborn", ()) or ())
+        self.rows = torch.from_numpy(flat.astype(np.int64)).to(dataset.device)
+        self.own_labels = _labels(source, ordered, flat)
+        self.labels = self.own_labels.to(dataset.device)
+        self.stubborn: frozenset[str] = frozenset(source.stubborn)
         self._ordered = ordered
 
     @property
     def labelled(self) -> Labelled:
-        """The training labels of all clients, for measures that are taken of all of them at once."""
-        return Labelled(self.own_labels.numpy(), self.sizes, self.shelf.classes)
+        """The training labels of all clients, for criteria that are measured on all of them at once."""
+        return Labelled(self.own_labels.numpy(), self.sizes, self.dataset.classes)
 
     @cached_property
     def tests(self) -> TestRows:
         """Every client's local test rows; read once, used in every round."""
-        return TestRows.of(self._ordered, self.shelf)
+        return TestRows.of(self._ordered, self.dataset)
 
     def local(
         self, name: str, facts: Mapping[str, Mapping[str, float]], model: torch.Tensor | None = None
     ) -> LocalData:
         """Return what the client can look at when it measures itself."""
-        place = self.position[name]
-        rows, begin = self._ordered[place], int(self.begins[place])
-        dataset = self.population.dataset
+        position = self.position[name]
+        rows, begin = self._ordered[position], int(self.begins[position])
+        dataset = self.source.dataset
         return LocalData(
             client=name,
-            labels=self.own_labels[begin : begin + int(self.sizes[place])],
+            labels=self.own_labels[begin : begin + int(self.sizes[position])],
             classes=dataset.classes,
             marks={mark: values[rows.train] for mark, values in dataset.marks.items()},
             features=lambda: dataset.features[torch.from_numpy(rows.train)],
@@ -99,20 +99,20 @@ class TestRows:
     sizes: Ints
     unique: torch.Tensor
     """Rows of the data set that some client tests on, ascending."""
-    place: Ints
-    """For every client's test samples, one after another: where in `unique` each stands."""
+    index: Ints
+    """For every client's test samples, one after another: the index of each in `unique`."""
 
     @classmethod
-    def of(cls, ordered: Sequence[ClientRows], shelf: Shelf) -> TestRows:
+    def of(cls, ordered: Sequence[ClientRows], dataset: DeviceDataset) -> TestRows:
         """Collect the test rows of all clients that have some."""
         having = [rows for rows in ordered if len(rows.test)]
         flat = np.concatenate([rows.test for rows in having]) if having else np.zeros(0, np.int64)
-        unique, place = np.unique(flat, return_inverse=True)
+        unique, index = np.unique(flat, return_inverse=True)
         return cls(
             tuple(rows.client for rows in having),
             np.array([len(rows.test) for rows in having], dtype=np.int64),
-            torch.from_numpy(unique.astype(np.int64)).to(shelf.device),
-            place.astype(np.int64).reshape(-1),
+            torch.from_numpy(unique.astype(np.int64)).to(dataset.device),
+            index.astype(np.int64).reshape(-1),
         )
 
     def sums(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -120,11 +120,11 @@ class TestRows:
         if not len(self.sizes):
             return np.zeros((*values.shape[:-1], 0))
         begins = np.concatenate([[0], np.cumsum(self.sizes)])[:-1]
-        return np.add.reduceat(values[..., self.place], begins, axis=-1)
+        return np.add.reduceat(values[..., self.index], begins, axis=-1)
 
 
-def _labels(population: Population, ordered: Sequence[ClientRows], flat: Ints) -> torch.Tensor:
-    labels = population.dataset.labels[torch.from_numpy(flat.astype(np.int64))].clone()
+def _labels(source: Population, ordered: Sequence[ClientRows], flat: Ints) -> torch.Tensor:
+    labels = source.dataset.labels[torch.from_numpy(flat.astype(np.int64))].clone()
     begin = 0
     for rows in ordered:
         if rows.train_labels is not None:

@@ -1,4 +1,4 @@
-"""Room for the models of a cohort: taken once, used again as soon as nobody looks at it any more."""
+"""Memory for the models of a cohort: taken once, used again as soon as no tensor refers to it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import tempfile
 import torch
 
 
-class Pool:
+class MatrixPool:
     """Gives out matrices in main memory; fresh pages cost more than the numbers written to them, so they are kept.
 
     A block is free again when no tensor refers to it: the count of references to the block says so.

@@ -1,4 +1,4 @@
-"""Which samples every client of a stack looks at in every step."""
+"""Which samples every client of a stack uses in every step."""
 
 from __future__ import annotations
 
@@ -40,20 +40,26 @@ def step_counts(sizes: Ints, training: TrainingSettings) -> Ints:
     return training.epochs * -(-sizes // training.batch_size)
 
 
+def longest_first(cohort: Cohort, training: TrainingSettings) -> NDArray[np.int64]:
+    """Return the jobs by falling number of steps and samples; jobs that are alike keep their order."""
+    sizes = cohort.sizes
+    return np.lexsort((np.arange(len(sizes)), -sizes, -step_counts(sizes, training)))
+
+
 def schedule(cohort: Cohort, training: TrainingSettings) -> Schedule:
     """Lay out the steps of a cohort whose jobs stand by falling number of steps."""
     sizes = cohort.sizes
     counts = step_counts(sizes, training)
     batch = max(batch_limit(training, int(size)) for size in np.unique(sizes))
-    places = np.zeros((int(counts.max()), len(cohort), batch), dtype=np.int64)
-    scale = np.zeros(places.shape, dtype=np.float32)
-    report = np.zeros(places.shape, dtype=np.float32)
+    positions = np.zeros((int(counts.max()), len(cohort), batch), dtype=np.int64)
+    scale = np.zeros(positions.shape, dtype=np.float32)
+    report = np.zeros(positions.shape, dtype=np.float32)
     for begins, jobs, size, order in _alike(cohort, sizes, training):
-        _fill(places, scale, report, begins, jobs, size, order, batch_limit(training, size))
-    device = cohort.shelf.device
-    rows, labels = _look_up(cohort, torch.from_numpy(places).to(device))
+        _fill(positions, scale, report, begins, jobs, size, order, batch_limit(training, size))
+    device = cohort.dataset.device
+    rows, labels = _look_up(cohort, torch.from_numpy(positions).to(device))
     kappa = _kappa(cohort, labels)
-    active = (counts[None, :] > np.arange(len(places))[:, None]).sum(axis=1)
+    active = (counts[None, :] > np.arange(len(positions))[:, None]).sum(axis=1)
     return Schedule(
         rows, labels, torch.from_numpy(scale).to(device) * kappa, torch.from_numpy(report).to(device) * kappa, active
     )
@@ -64,17 +70,17 @@ def _alike(cohort: Cohort, sizes: Ints, training: TrainingSettings) -> list[tupl
     found: list[tuple[Ints, Ints, int, NDArray[np.int64]]] = []
     for number, task in enumerate(cohort.tasks):
         mine = np.flatnonzero(cohort.task == number)
-        stock = cohort.stocks[number]
+        population = cohort.populations[number]
         for size in np.unique(sizes[mine]):
             jobs = mine[sizes[mine] == size]
-            names = [stock.names[place] for place in cohort.client[jobs]]
+            names = [population.names[position] for position in cohort.client[jobs]]
             order = orders(task.seed, task.round, names, int(size), training)
-            found.append((stock.begins[cohort.client[jobs]], jobs, int(size), order))
+            found.append((population.begins[cohort.client[jobs]], jobs, int(size), order))
     return found
 
 
 def _fill(
-    places: NDArray[np.int64],
+    positions: NDArray[np.int64],
     scale: NDArray[np.float32],
     report: NDArray[np.float32],
     begins: Ints,
@@ -83,7 +89,7 @@ def _fill(
     order: NDArray[np.int64],
     batch: int,
 ) -> None:
-    epochs, width = order.shape[1], places.shape[2]
+    epochs, width = order.shape[1], positions.shape[2]
     steps = -(-size // batch)
     padded = np.zeros((len(jobs), epochs, steps * batch), dtype=np.int64)
     padded[:, :, :size] = order
@@ -93,27 +99,27 @@ def _fill(
     where = begins[:, None, None] + padded
     # [jobs, epochs · steps, batch] → [steps, jobs, batch]
     table = where.reshape(len(jobs), epochs * steps, batch).transpose(1, 0, 2)
-    places[: epochs * steps, jobs, :batch] = table
-    places[:, jobs, batch:width] = begins[None, :, None]
-    places[epochs * steps :, jobs] = begins[None, :, None]
+    positions[: epochs * steps, jobs, :batch] = table
+    positions[:, jobs, batch:width] = begins[None, :, None]
+    positions[epochs * steps :, jobs] = begins[None, :, None]
     share = np.tile(valid / valid.sum(axis=1, keepdims=True), (epochs, 1))
     scale[: epochs * steps, jobs, :batch] = share[:, None, :]
     report[(epochs - 1) * steps : epochs * steps, jobs, :batch] = (valid / size)[:, None, :]
 
 
-def _look_up(cohort: Cohort, places: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Turn places in each stock's list of samples into rows of the data set and the labels trained on."""
-    stocks = {id(stock): stock for stock in cohort.stocks}
-    if len(stocks) == 1:
-        stock = cohort.stocks[0]
-        return stock.rows[places], stock.labels[places]
-    rows = torch.empty_like(places)
-    labels = torch.empty(places.shape, dtype=cohort.stocks[0].labels.dtype, device=places.device)
-    for stock in stocks.values():
-        mine = np.flatnonzero([cohort.stocks[t] is stock for t in cohort.task])
-        jobs = torch.from_numpy(mine).to(places.device)
-        rows[:, jobs] = stock.rows[places[:, jobs]]
-        labels[:, jobs] = stock.labels[places[:, jobs]]
+def _look_up(cohort: Cohort, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Turn positions in population's list of samples into rows of the data set and the labels trained on."""
+    populations = {id(population): population for population in cohort.populations}
+    if len(populations) == 1:
+        population = cohort.populations[0]
+        return population.rows[positions], population.labels[positions]
+    rows = torch.empty_like(positions)
+    labels = torch.empty(positions.shape, dtype=cohort.populations[0].labels.dtype, device=positions.device)
+    for population in populations.values():
+        mine = np.flatnonzero([cohort.populations[t] is population for t in cohort.task])
+        jobs = torch.from_numpy(mine).to(positions.device)
+        rows[:, jobs] = population.rows[positions[:, jobs]]
+        labels[:, jobs] = population.labels[positions[:, jobs]]
     return rows, labels
 
 

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from steelyard.clients.local.device_data.cohort import Cohort, Workshop
+from steelyard.clients.local.device_data.cohort import Cohort
+from steelyard.clients.local.engines.engine import TrainingSetup
 
 
 def folder() -> Path:
@@ -24,22 +25,22 @@ def folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "steelyard"
 
 
-def key(shop: Workshop, cohort: Cohort, engines: Sequence[str]) -> str:
+def key(setup: TrainingSetup, cohort: Cohort, engines: Sequence[str]) -> str:
     """Return a name for this model, this kind of work, this machine and the engines there are to choose from."""
-    cuda = shop.device.type == "cuda"
+    cuda = setup.device.type == "cuda"
     facts = {
-        "model": f"{type(shop.module).__module__}.{type(shop.module).__qualname__}",
-        "shapes": [(slot.name, slot.shape) for slot in shop.layout.slots],
-        "features": tuple(cohort.shelf.features.shape[1:]),
-        "training": shop.training.model_dump(mode="json", exclude={"learning_rate"}),
+        "model": f"{type(setup.module).__module__}.{type(setup.module).__qualname__}",
+        "shapes": [(slot.name, slot.shape) for slot in setup.layout.slots],
+        "features": tuple(cohort.dataset.features.shape[1:]),
+        "training": setup.training.model_dump(mode="json", exclude={"learning_rate"}),
         "loss": cohort.loss.name,
         "clients": _rough(len(cohort)),
         "samples": _rough(int(cohort.sizes.max())),
-        "device": torch.cuda.get_device_name(shop.device) if cuda else platform.processor() or platform.machine(),
+        "device": torch.cuda.get_device_name(setup.device) if cuda else platform.processor() or platform.machine(),
         "machine": platform.node(),
-        "precision": shop.precision,
-        "threads": shop.threads,
-        "chunk": shop.chunk,
+        "precision": setup.precision,
+        "threads": setup.threads,
+        "chunk": setup.chunk,
         "torch": torch.__version__,
         "engines": list(engines),
     }

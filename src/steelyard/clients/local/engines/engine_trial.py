@@ -6,15 +6,14 @@ import copy
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
-from steelyard.clients.local.device_data.cohort import Cohort, Workshop
+from steelyard.clients.local.device_data.cohort import Cohort
+from steelyard.clients.local.engines.engine import Engine, TrainingSetup
 from steelyard.clients.local.engines.precision import arithmetic
-from steelyard.clients.local.engines.sequential import LoopEngine, train_job
+from steelyard.clients.local.engines.sequential import SequentialEngine, train_job
 
 TRIAL_STEPS = 3
 TRIAL_SECONDS = 0.3
@@ -23,14 +22,6 @@ REPEATS = 5
 PATIENCE = 2.0
 """Seconds after which a trial on a slow machine repeats no more."""
 MARGIN = 0.1
-
-
-class Engine(Protocol):
-    """Trains all jobs of a cohort; every engine gives what the loop gives, within float tolerance."""
-
-    def train(self, cohort: Cohort, out: torch.Tensor) -> NDArray[np.float64]:
-        """Write each job's trained model into a row of `out`; return the mean losses of the last epoch."""
-        ...
 
 
 @dataclass
@@ -62,10 +53,14 @@ class Trial:
 
 
 def run_trial(
-    shop: Workshop, cohort: Cohort, engines: Mapping[str, Callable[[Workshop], Engine]], *, timed: bool = True
+    setup: TrainingSetup,
+    cohort: Cohort,
+    engines: Mapping[str, Callable[[TrainingSetup], Engine]],
+    *,
+    timed: bool = True,
 ) -> Trial:
     """Try engines on a few steps of this cohort's first clients; use it once per model and machine."""
-    short = replace(shop, training=shop.training.model_copy(update={"epochs": 1}))
+    short = replace(setup, training=setup.training.model_copy(update={"epochs": 1}))
     few = _shortened(cohort, short)
     found = Trial(draws=_draws(short, few))
     if found.draws:
@@ -73,13 +68,13 @@ def run_trial(
         return found
     pair = few.take(range(min(2, len(few))))
     begun = time.perf_counter()
-    expected = _trained(LoopEngine(short), pair)
-    many = few.take(range(_enough(shop, few, (time.perf_counter() - begun) / len(pair)))) if timed else pair
+    expected = _trained(SequentialEngine(short), pair)
+    many = few.take(range(_enough(setup, few, (time.perf_counter() - begun) / len(pair)))) if timed else pair
     ready: dict[str, Engine] = {}
     for name, maker in engines.items():
         try:
             engine = maker(short)
-            why = _disagrees(_trained(engine, pair), expected, pair, shop.precision)
+            why = _disagrees(_trained(engine, pair), expected, pair, setup.precision)
             if why is None:
                 ready[name] = engine
                 if timed:
@@ -94,35 +89,35 @@ def run_trial(
     return found
 
 
-def _shortened(cohort: Cohort, shop: Workshop) -> Cohort:
+def _shortened(cohort: Cohort, setup: TrainingSetup) -> Cohort:
     """The same jobs with at most a few steps each; the larger clients first, as they are the work."""
-    batch = shop.training.batch_size
-    stocks = {id(stock): copy.copy(stock) for stock in cohort.stocks}
+    batch = setup.training.batch_size
+    populations = {id(population): copy.copy(population) for population in cohort.populations}
     if batch != "full":
-        for stock in stocks.values():
-            stock.sizes = np.minimum(stock.sizes, TRIAL_STEPS * batch)
-    return replace(cohort, stocks=tuple(stocks[id(stock)] for stock in cohort.stocks))
+        for population in populations.values():
+            population.sizes = np.minimum(population.sizes, TRIAL_STEPS * batch)
+    return replace(cohort, populations=tuple(populations[id(population)] for population in cohort.populations))
 
 
-def _draws(shop: Workshop, cohort: Cohort) -> bool:
+def _draws(setup: TrainingSetup, cohort: Cohort) -> bool:
     """Whether training depends on the state of the random generator: then clients cannot share a step."""
-    module = copy.deepcopy(shop.module).to(shop.device)
-    out = torch.empty((2, shop.layout.size), device=shop.device)
-    with arithmetic(shop.precision, shop.device, autocast=True):
-        for place in range(2):
-            train_job(shop, module, cohort.take([0]), 0, out[place : place + 1], chance=place)
+    module = copy.deepcopy(setup.module).to(setup.device)
+    out = torch.empty((2, setup.layout.size), device=setup.device)
+    with arithmetic(setup.precision, setup.device, autocast=True):
+        for draw in range(2):
+            train_job(setup, module, cohort.take([0]), 0, out[draw : draw + 1], chance=draw)
     return not torch.equal(out[0], out[1])
 
 
-def _enough(shop: Workshop, cohort: Cohort, seconds: float) -> int:
+def _enough(setup: TrainingSetup, cohort: Cohort, seconds: float) -> int:
     """How many clients tell engines apart: more on a GPU, where stacks want to be seen whole; a few on a CPU."""
-    if shop.device.type == "cuda":
+    if setup.device.type == "cuda":
         return min(len(cohort), 64)
-    return int(np.clip(TRIAL_SECONDS / max(seconds, 1e-6), min(len(cohort), 2 * shop.threads), min(len(cohort), 128)))
+    return int(np.clip(TRIAL_SECONDS / max(seconds, 1e-6), min(len(cohort), 2 * setup.threads), min(len(cohort), 128)))
 
 
 def _trained(engine: Engine, cohort: Cohort) -> torch.Tensor:
-    out = torch.empty((len(cohort), len(cohort.starts[0])), device=cohort.shelf.device)
+    out = torch.empty((len(cohort), len(cohort.starts[0])), device=cohort.dataset.device)
     engine.train(cohort, out)
     return out
 
@@ -156,5 +151,5 @@ def _race(engines: Mapping[str, Engine], cohort: Cohort) -> dict[str, float]:
 
 
 def _synchronise(cohort: Cohort) -> None:
-    if cohort.shelf.device.type == "cuda":
-        torch.cuda.synchronize(cohort.shelf.device)
+    if cohort.dataset.device.type == "cuda":
+        torch.cuda.synchronize(cohort.dataset.device)

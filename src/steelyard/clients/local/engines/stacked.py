@@ -6,22 +6,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from steelyard.clients.local.device_data.cohort import Cohort, Workshop
-from steelyard.clients.local.device_data.schedule import Schedule, schedule, step_counts
+from steelyard.clients.local.device_data.cohort import Cohort
+from steelyard.clients.local.device_data.schedule import Schedule, longest_first, schedule
+from steelyard.clients.local.engines.engine import TrainingSetup
 from steelyard.clients.local.engines.precision import arithmetic
-from steelyard.clients.local.engines.worker_threads import Team
-from steelyard.clients.local.steps.dense import Architecture, Collected, Fresh, InPlace
+from steelyard.clients.local.engines.worker_threads import WorkerThreads
 from steelyard.clients.local.steps.gradients import Sgd, output_gradient
-from steelyard.learning.training import TrainingSettings
+from steelyard.clients.local.steps.stacked_steps import StackedSteps
+from steelyard.clients.local.steps.writers import Collected, Fresh, InPlace
 
 STACK_BYTES = 24 << 20
 """Models of one stack on the CPU: large enough to hide the cost of calls, small enough to stay near the core."""
-
-
-def by_work(cohort: Cohort, training: TrainingSettings) -> NDArray[np.int64]:
-    """Return the jobs by falling number of steps and samples; jobs that are alike keep their order."""
-    sizes = cohort.sizes
-    return np.lexsort((np.arange(len(sizes)), -sizes, -step_counts(sizes, training)))
 
 
 def shares(jobs: NDArray[np.int64], most: int, threads: int) -> list[NDArray[np.int64]]:
@@ -35,42 +30,46 @@ class StackedEngine:
 
     name = "stacked"
 
-    def __init__(self, shop: Workshop, steps: Architecture, chunk: int | None = None) -> None:
-        self.shop = shop
+    def __init__(self, setup: TrainingSetup, steps: StackedSteps, chunk: int | None = None) -> None:
+        self.setup = setup
         self.steps = steps
-        self.sgd = Sgd.of(shop.training)
-        self.chunk = chunk or shop.chunk or max(1, STACK_BYTES // (4 * shop.layout.size))
-        self.team = Team(shop.threads)
+        self.sgd = Sgd.of(setup.training)
+        self.chunk = chunk or setup.chunk or max(1, STACK_BYTES // (4 * setup.layout.size))
+        self.workers = WorkerThreads(setup.threads)
+
+    def stack_size(self, cohort: Cohort) -> int | None:
+        """Return how many clients stand in one stack at most."""
+        return self.chunk
 
     def train(self, cohort: Cohort, out: torch.Tensor) -> NDArray[np.float64]:
         """Write each job's trained model into a row of `out`; return the mean losses of the last epoch."""
         losses = np.zeros(len(cohort))
-        ordered = by_work(cohort, self.shop.training)
-        parts = shares(ordered, self.chunk, self.shop.threads)
+        ordered = longest_first(cohort, self.setup.training)
+        parts = shares(ordered, self.chunk, self.setup.threads)
 
         def work(jobs: NDArray[np.int64]) -> None:
             losses[jobs] = self._stack(cohort.take(jobs), jobs, out)
 
-        with arithmetic(self.shop.precision, self.shop.device), torch.no_grad():
-            self.team.run(work, parts)
+        with arithmetic(self.setup.precision, self.setup.device), torch.no_grad():
+            self.workers.run(work, parts)
         return losses
 
     def _stack(self, cohort: Cohort, jobs: NDArray[np.int64], out: torch.Tensor) -> NDArray[np.float64]:
         together = bool(np.all(np.diff(jobs) == 1))
         models = out[jobs[0] : jobs[-1] + 1] if together else out.new_empty((len(jobs), out.shape[1]))
         common = cohort.starts[cohort.origin[0]] if len(np.unique(cohort.origin)) == 1 else None
-        plan = schedule(cohort, self.shop.training)
+        plan = schedule(cohort, self.setup.training)
         if common is None:
-            models.copy_(cohort.start(self.shop.device))
+            models.copy_(cohort.start(self.setup.device))
         elif not self._fresh(plan):
             models.copy_(common.expand_as(models))
         native = self.steps.native(models)
-        lost = self._steps(cohort, plan, native, None if common is None else self.steps.native(common[None])[0])
+        losses = self._steps(cohort, plan, native, None if common is None else self.steps.native(common[None])[0])
         if native is not models:
             models.copy_(self.steps.restore(native))
         if not together:
             out[torch.from_numpy(jobs)] = models
-        return lost.numpy()
+        return losses.numpy()
 
     def _fresh(self, plan: Schedule) -> bool:
         """Whether the first step writes every number of every model, so that there is nothing to copy before it."""
@@ -78,7 +77,7 @@ class StackedEngine:
 
     def _steps(self, cohort: Cohort, plan: Schedule, native: torch.Tensor, common: torch.Tensor | None) -> torch.Tensor:
         gradient, sgd, steps = output_gradient(cohort.loss), self.sgd, self.steps
-        lost = torch.zeros(len(native), dtype=torch.float64)
+        losses = torch.zeros(len(native), dtype=torch.float64)
         gradients = None if sgd.plain else torch.zeros_like(native)
         velocity = torch.zeros_like(native) if sgd.momentum else None
         start = native.clone() if sgd.proximal else None
@@ -92,14 +91,14 @@ class StackedEngine:
                 write = Fresh(views, shared, sgd.rate)
             each = steps.step(
                 views,
-                cohort.shelf.gather(plan.rows[number, :busy]),
+                cohort.dataset.gather(plan.rows[number, :busy]),
                 plan.labels[number, :busy],
                 plan.weights[number, :busy],
                 gradient,
                 write,
                 shared,
             )
-            lost[:busy] += (each * plan.report[number, :busy]).sum(dim=1).double()
+            losses[:busy] += (each * plan.report[number, :busy]).sum(dim=1).double()
             if gradients is not None:
                 sgd.apply(
                     mine,
@@ -107,4 +106,4 @@ class StackedEngine:
                     None if velocity is None else velocity[:busy],
                     None if start is None else start[:busy],
                 )
-        return lost
+        return losses

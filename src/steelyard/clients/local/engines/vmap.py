@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 from torch.func import functional_call, grad_and_value, vmap
 
-from steelyard.clients.local.device_data.cohort import Cohort, Workshop
-from steelyard.clients.local.device_data.schedule import schedule
+from steelyard.clients.local.device_data.cohort import Cohort
+from steelyard.clients.local.device_data.schedule import longest_first, schedule
+from steelyard.clients.local.engines.engine import TrainingSetup
 from steelyard.clients.local.engines.precision import arithmetic
-from steelyard.clients.local.engines.stacked import by_work
 from steelyard.clients.local.steps.gradients import Sgd
 from steelyard.learning import losses
 from steelyard.learning.parameters import Slot
@@ -27,38 +27,42 @@ class VmapEngine:
 
     name = "vmap"
 
-    def __init__(self, shop: Workshop, chunk: int | None = None) -> None:
-        self.shop = shop
-        self.module = copy.deepcopy(shop.module).to(shop.device).train()
-        self.sgd = Sgd.of(shop.training)
-        self.chunk = chunk or shop.chunk or self._fitting()
+    def __init__(self, setup: TrainingSetup, chunk: int | None = None) -> None:
+        self.setup = setup
+        self.module = copy.deepcopy(setup.module).to(setup.device).train()
+        self.sgd = Sgd.of(setup.training)
+        self.chunk = chunk or setup.chunk or self._fitting()
+
+    def stack_size(self, cohort: Cohort) -> int | None:
+        """Return how many clients stand in one stack."""
+        return self.chunk
 
     def _fitting(self) -> int:
         """As many clients as half the memory holds: models, gradients, and activations guessed from the model."""
-        per_client = 4 * 8 * self.shop.layout.size
-        return max(1, min(1000, self.shop.memory // 2 // max(per_client, 1)))
+        per_client = 4 * 8 * self.setup.layout.size
+        return max(1, min(1000, self.setup.memory // 2 // max(per_client, 1)))
 
     def train(self, cohort: Cohort, out: torch.Tensor) -> NDArray[np.float64]:
         """Write each job's trained model into a row of `out`; return the mean losses of the last epoch."""
-        lost = np.zeros(len(cohort))
-        ordered = by_work(cohort, self.shop.training)
-        with arithmetic(self.shop.precision, self.shop.device, autocast=True):
+        mean_losses = np.zeros(len(cohort))
+        ordered = longest_first(cohort, self.setup.training)
+        with arithmetic(self.setup.precision, self.setup.device, autocast=True):
             for begin in range(0, len(ordered), self.chunk):
                 jobs = ordered[begin : begin + self.chunk]
-                lost[jobs] = self._stack(cohort.take(jobs), jobs, out)
-        return lost
+                mean_losses[jobs] = self._stack(cohort.take(jobs), jobs, out)
+        return mean_losses
 
     def _stack(self, cohort: Cohort, jobs: NDArray[np.int64], out: torch.Tensor) -> NDArray[np.float64]:
-        device, layout, sgd = self.shop.device, self.shop.layout, self.sgd
-        plan = schedule(cohort, self.shop.training)
+        device, layout, sgd = self.setup.device, self.setup.layout, self.sgd
+        plan = schedule(cohort, self.setup.training)
         models = cohort.start(device)
         start = models.clone() if sgd.proximal else None
         velocity = torch.zeros_like(models[:, : layout.trained]) if sgd.momentum else None
-        lost = torch.zeros(len(jobs), dtype=torch.float64, device=device)
+        mean_losses = torch.zeros(len(jobs), dtype=torch.float64, device=device)
         gradient = mapped_gradient(self.module, cohort.loss)
         for number in range(plan.steps):
             busy = int(plan.active[number])
-            features = cohort.shelf.gather(plan.rows[number, :busy])
+            features = cohort.dataset.gather(plan.rows[number, :busy])
             slopes, each = gradient(
                 layout.views(models[:busy]), features, plan.labels[number, :busy], plan.weights[number, :busy]
             )
@@ -69,12 +73,12 @@ class VmapEngine:
                 None if velocity is None else velocity[:busy],
                 None if start is None else start[:busy, : layout.trained],
             )
-            lost[:busy] += (each * plan.report[number, :busy]).sum(dim=1).double()
+            mean_losses[:busy] += (each * plan.report[number, :busy]).sum(dim=1).double()
         out[torch.from_numpy(jobs).to(out.device)] = models.to(out.device)
-        return lost.cpu().numpy()
+        return mean_losses.cpu().numpy()
 
     def _trained(self) -> list[Slot]:
-        return [slot for slot in self.shop.layout.slots if slot.offset < self.shop.layout.trained]
+        return [slot for slot in self.setup.layout.slots if slot.offset < self.setup.layout.trained]
 
 
 def mapped_gradient(module: torch.nn.Module, loss: LossState) -> Gradient:

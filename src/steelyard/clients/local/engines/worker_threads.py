@@ -32,7 +32,7 @@ def threads_for(device: torch.device, parameters: int) -> AbstractContextManager
     return single_threaded() if device.type == "cpu" and parameters < SMALL else nullcontext()
 
 
-class Team:
+class WorkerThreads:
     """A few threads that share out a list of jobs; torch lets go of the interpreter inside its operators."""
 
     def __init__(self, threads: int) -> None:

@@ -16,9 +16,9 @@ import triton.language as tl
 def windows(source, base, y, x, inside, tap, height: tl.constexpr, width: tl.constexpr, channels: tl.constexpr,
             kernel: tl.constexpr):  # fmt: skip
     """The numbers under a kernel around (y, x): [positions, taps]. `base` is where each position's image begins."""
-    place = tap // channels
-    down = place // kernel - kernel // 2
-    along = place % kernel - kernel // 2
+    cell = tap // channels
+    down = cell // kernel - kernel // 2
+    along = cell % kernel - kernel // 2
     row = y[:, None] + down[None, :]
     column = x[:, None] + along[None, :]
     there = (row >= 0) & (row < height) & (column >= 0) & (column < width) & inside[:, None]
@@ -34,17 +34,17 @@ def prepare(weights, straight, turned, weight_step, channels: tl.constexpr, kern
             copied: tl.constexpr, narrow: tl.constexpr, wide: tl.constexpr):  # fmt: skip
     """Kernels in the kind of number that products take, and once more turned: [channels, taps backwards, outputs]."""
     client = tl.program_id(1).to(tl.int64)
-    place = tl.program_id(0)
+    cell = tl.program_id(0)
     area: tl.constexpr = kernel * kernel
     step: tl.constexpr = outputs * area * channels
     out = tl.arange(0, wide)
     channel = tl.arange(0, narrow)
-    at = (out * area + place)[:, None] * channels + channel[None, :]
+    at = (out * area + cell)[:, None] * channels + channel[None, :]
     known = (out < outputs)[:, None] & (channel < channels)[None, :]
     value = tl.load(weights + client * weight_step + at, known, 0.0).to(turned.dtype.element_ty)
     if copied:
         tl.store(straight + client * step + at, value, known)
-    target = (channel * area + area - 1 - place)[:, None] * outputs + out[None, :]
+    target = (channel * area + area - 1 - cell)[:, None] * outputs + out[None, :]
     tl.store(turned + client * step + target, tl.trans(value), tl.trans(known))
 
 
@@ -103,19 +103,19 @@ def forward(source, weights, bias, pooled, codes, samples, weight_step, bias_ste
 def spread(slope, codes, out, size, height: tl.constexpr, width: tl.constexpr, channels: tl.constexpr,
            block: tl.constexpr):  # fmt: skip
     """Send each pooled slope to where its maximum was, and 0 everywhere else."""
-    place = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
-    inside = place < size
+    index = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    inside = index < size
     down: tl.constexpr = height // 2
     across: tl.constexpr = width // 2
-    x = place // channels % width
-    y = place // channels // width % height
-    image = place // (channels * width * height)
+    x = index // channels % width
+    y = index // channels // width % height
+    image = index // (channels * width * height)
     wanted = inside & (y < 2 * down) & (x < 2 * across)
-    cell = ((image * down + (y >> 1)) * across + (x >> 1)) * channels + place % channels
+    cell = ((image * down + (y >> 1)) * across + (x >> 1)) * channels + index % channels
     code = tl.load(codes + cell, wanted, 4).to(tl.int32)
     value = tl.load(slope + cell, wanted, 0.0)
     value = tl.where(code == (y & 1) * 2 + (x & 1), value, 0.0)
-    tl.store(out + place, value.to(out.dtype.element_ty), inside)
+    tl.store(out + index, value.to(out.dtype.element_ty), inside)
 
 
 @triton.jit
@@ -176,8 +176,8 @@ def weight_gradient(source, slope, partial, samples, group, height: tl.constexpr
 
 
 @triton.jit
-def step(partial, slope, codes, models, target, samples, shares, model_step, target_step, place, bias_place, rate,
-         area: tl.constexpr, size: tl.constexpr, outputs: tl.constexpr, plain: tl.constexpr, block: tl.constexpr,
+def step(partial, slope, codes, models, target, samples, shares, model_step, target_step, weight_offset, bias_offset,
+         rate, area: tl.constexpr, size: tl.constexpr, outputs: tl.constexpr, plain: tl.constexpr, block: tl.constexpr,
          wide: tl.constexpr):  # fmt: skip
     """θ ← θ − η·Σ shares for plain SGD, else the gradient itself; the last program sums the bias's pooled slopes."""
     client = tl.program_id(1).to(tl.int64)
@@ -191,8 +191,8 @@ def step(partial, slope, codes, models, target, samples, shares, model_step, tar
         for share in range(shares):
             total += tl.load(partial + share * size + at, inside, 0.0)
         if plain:
-            total = tl.load(models + place + at, inside, 0.0) - rate * total
-        tl.store(target + place + at, total, inside)
+            total = tl.load(models + weight_offset + at, inside, 0.0) - rate * total
+        tl.store(target + weight_offset + at, total, inside)
     else:
         out = tl.arange(0, wide)
         slope += client * samples * (area * outputs)
@@ -206,5 +206,5 @@ def step(partial, slope, codes, models, target, samples, shares, model_step, tar
             sums += tl.where(alive, tl.load(slope + cell, wanted, 0.0).to(tl.float32), 0.0)
         gradient = tl.sum(sums, axis=0)
         if plain:
-            gradient = tl.load(models + bias_place + out, out < outputs, 0.0) - rate * gradient
-        tl.store(target + bias_place + out, gradient, out < outputs)
+            gradient = tl.load(models + bias_offset + out, out < outputs, 0.0) - rate * gradient
+        tl.store(target + bias_offset + out, gradient, out < outputs)

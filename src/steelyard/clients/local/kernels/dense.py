@@ -46,9 +46,9 @@ def backward(slope, entered, weights, target, below, samples, weight_step, targe
     weights += client * weight_step
     target += client * target_step
     slope += client * samples * outputs
-    place = (client * samples + sample)[:, None] * inputs + column[None, :]
+    index = (client * samples + sample)[:, None] * inputs + column[None, :]
     known = (sample < samples)[:, None] & (column < inputs)[None, :]
-    x = tl.load(entered + place, known, 0.0)
+    x = tl.load(entered + index, known, 0.0)
     total = tl.zeros((tall, chunk), tl.float32)
     for begin in range(0, outputs, block):
         row = begin + tl.arange(0, block)
@@ -62,12 +62,12 @@ def backward(slope, entered, weights, target, below, samples, weight_step, targe
         if plain:
             gradient = w - rate * gradient
         tl.store(target + at, gradient, there)
-    tl.store(below + place, total.to(below.dtype.element_ty), known)
+    tl.store(below + index, total.to(below.dtype.element_ty), known)
 
 
 @triton.jit
-def logits(shares_of, models, hidden, said, samples, shares, stack, model_step, weight_place, bias_place, below_place,
-           inputs: tl.constexpr, outputs: tl.constexpr, precision: tl.constexpr, tall: tl.constexpr,
+def logits(shares_of, models, hidden, logit_shares, samples, shares, stack, model_step, weight_offset, bias_offset,
+           below_offset, inputs: tl.constexpr, outputs: tl.constexpr, precision: tl.constexpr, tall: tl.constexpr,
            wide: tl.constexpr, chunk: tl.constexpr):  # fmt: skip
     """Finish some hidden units (add the shares up, bias, ReLU) and give their part of the outputs."""
     client = tl.program_id(1).to(tl.int64)
@@ -76,24 +76,24 @@ def logits(shares_of, models, hidden, said, samples, shares, stack, model_step, 
     column = tl.program_id(0) * chunk + tl.arange(0, chunk)
     models += client * model_step
     known = (sample < samples)[:, None] & (column < inputs)[None, :]
-    place = (client * samples + sample)[:, None] * inputs + column[None, :]
+    index = (client * samples + sample)[:, None] * inputs + column[None, :]
     h = tl.zeros((tall, chunk), tl.float32)
     for share in range(shares):
-        h += tl.load(shares_of + share * stack + place, known, 0.0)
-    h = tl.maximum(h + tl.load(models + below_place + column, column < inputs, 0.0)[None, :], 0.0)
-    tl.store(hidden + place, h, known)
-    w = tl.load(models + weight_place + out[None, :] * inputs + column[:, None],
+        h += tl.load(shares_of + share * stack + index, known, 0.0)
+    h = tl.maximum(h + tl.load(models + below_offset + column, column < inputs, 0.0)[None, :], 0.0)
+    tl.store(hidden + index, h, known)
+    w = tl.load(models + weight_offset + out[None, :] * inputs + column[:, None],
                 (column < inputs)[:, None] & (out < outputs)[None, :], 0.0)  # fmt: skip
     part = tl.dot(h, w, input_precision=precision)
     if tl.program_id(0) == 0:
-        part += tl.load(models + bias_place + out, out < outputs, 0.0)[None, :]
-    said += (client * tl.num_programs(0) + tl.program_id(0)) * (tall * wide)
-    tl.store(said + sample[:, None] * wide + out[None, :], part)
+        part += tl.load(models + bias_offset + out, out < outputs, 0.0)[None, :]
+    logit_shares += (client * tl.num_programs(0) + tl.program_id(0)) * (tall * wide)
+    tl.store(logit_shares + sample[:, None] * wide + out[None, :], part)
 
 
 @triton.jit
-def head(said, hidden, models, target, labels, weights, report, counter, slope, lost, samples, client_labels,
-         step_labels, model_step, target_step, weight_place, bias_place, below_place, rate, inputs: tl.constexpr,
+def head(logit_shares, hidden, models, target, labels, weights, report, counter, slope, losses, samples, client_labels,
+         step_labels, model_step, target_step, weight_offset, bias_offset, below_offset, rate, inputs: tl.constexpr,
          outputs: tl.constexpr, plain: tl.constexpr, precision: tl.constexpr, tall: tl.constexpr, wide: tl.constexpr,
          chunk: tl.constexpr):  # fmt: skip
     """Cross-entropy and the way back through the last layer, for some hidden units of one client."""
@@ -104,9 +104,9 @@ def head(said, hidden, models, target, labels, weights, report, counter, slope, 
     models += client * model_step
     target += client * target_step
     scores = tl.zeros((tall, wide), tl.float32)
-    said += client * tl.num_programs(0) * (tall * wide)
+    logit_shares += client * tl.num_programs(0) * (tall * wide)
     for part in range(tl.num_programs(0)):
-        scores += tl.load(said + part * (tall * wide) + sample[:, None] * wide + out[None, :])
+        scores += tl.load(logit_shares + part * (tall * wide) + sample[:, None] * wide + out[None, :])
     scores = tl.where((out < outputs)[None, :], scores, float("-inf"))
     table = tl.load(counter) * step_labels + client * client_labels + sample
     label = tl.load(labels + table, there, 0).to(tl.int32)
@@ -119,24 +119,24 @@ def head(said, hidden, models, target, labels, weights, report, counter, slope, 
         each = tl.log(sums) - tl.sum(tl.where(chosen, scores, 0.0), axis=1)
         counted = tl.load(report + table, there, 0.0)
         gone = tl.sum(tl.where(counted > 0, each * counted, 0.0), axis=0)
-        tl.store(lost + client, tl.load(lost + client) + gone.to(tl.float64))
+        tl.store(losses + client, tl.load(losses + client) + gone.to(tl.float64))
         slopes = tl.sum(back, axis=0)
         if plain:
-            slopes = tl.load(models + bias_place + out, out < outputs, 0.0) - rate * slopes
-        tl.store(target + bias_place + out, slopes, out < outputs)
+            slopes = tl.load(models + bias_offset + out, out < outputs, 0.0) - rate * slopes
+        tl.store(target + bias_offset + out, slopes, out < outputs)
     column = tl.program_id(0) * chunk + tl.arange(0, chunk)
     known = there[:, None] & (column < inputs)[None, :]
-    place = (client * samples + sample)[:, None] * inputs + column[None, :]
-    h = tl.load(hidden + place, known, 0.0)
-    at = weight_place + out[:, None] * inputs + column[None, :]
+    index = (client * samples + sample)[:, None] * inputs + column[None, :]
+    h = tl.load(hidden + index, known, 0.0)
+    at = weight_offset + out[:, None] * inputs + column[None, :]
     real = (out < outputs)[:, None] & (column < inputs)[None, :]
     w = tl.load(models + at, real, 0.0)
     below = tl.where(h > 0, tl.dot(back, w, input_precision=precision), 0.0)
-    tl.store(slope + place, below, known)
+    tl.store(slope + index, below, known)
     gradient = tl.dot(tl.trans(back), h, input_precision=precision)
     slopes = tl.sum(below, axis=0)
     if plain:
         gradient = w - rate * gradient
-        slopes = tl.load(models + below_place + column, column < inputs, 0.0) - rate * slopes
+        slopes = tl.load(models + below_offset + column, column < inputs, 0.0) - rate * slopes
     tl.store(target + at, gradient, real)
-    tl.store(target + below_place + column, slopes, column < inputs)
+    tl.store(target + below_offset + column, slopes, column < inputs)

@@ -1,4 +1,4 @@
-"""Calls of the first convolution's kernels: shapes, strides and room for what they return."""
+"""Calls of the first convolution's kernels: shapes, strides and memory for what they return."""
 
 from __future__ import annotations
 
@@ -66,8 +66,8 @@ def step(
     group = -(-samples * shape.area // -(-cut.programs // clients))
     group = -(-group // cut.block) * cut.block
     shares = -(-samples * shape.area // group)
-    wide, places = shape.square
-    partial = torch.empty((clients, shares, 4, wide, places), device=models.device)
+    wide, pixels = shape.square
+    partial = torch.empty((clients, shares, 4, wide, pixels), device=models.device)
     images.gradient[(shares, clients)](
         source.features,
         source.rows,
@@ -82,7 +82,7 @@ def step(
         kind=how.kind,
         precision=how.precision,
         block=cut.block,
-        places=places,
+        pixels=pixels,
         wide=wide,
         num_warps=cut.warps,
         num_stages=cut.stages,
@@ -100,7 +100,7 @@ def step(
         kernel=shape.kernel,
         outputs=shape.outputs,
         columns=columns,
-        places=places,
+        pixels=pixels,
         wide=wide,
         plain=into is None,
         block=64,

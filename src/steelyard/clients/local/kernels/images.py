@@ -14,9 +14,9 @@ import triton.language as tl
 
 
 @triton.jit
-def squares(features, rows, position, inside, place, height: tl.constexpr, width: tl.constexpr, depth: tl.constexpr,
+def squares(features, rows, position, inside, pixel, height: tl.constexpr, width: tl.constexpr, depth: tl.constexpr,
             kernel: tl.constexpr, kind: tl.constexpr):  # fmt: skip
-    """The square under the four windows of each pooled position: [positions, places]."""
+    """The square under the four windows of each pooled position: [positions, pixels]."""
     across: tl.constexpr = width // 2
     area: tl.constexpr = (height // 2) * across
     side: tl.constexpr = kernel + 1
@@ -26,16 +26,16 @@ def squares(features, rows, position, inside, place, height: tl.constexpr, width
     y = cell // across * 2 - kernel // 2
     x = cell % across * 2 - kernel // 2
     base = tl.load(rows + image, inside, 0).to(tl.int64) * (depth * height * width) + y * width + x
-    down = place // depth // side
-    along = place // depth % side
+    down = pixel // depth // side
+    along = pixel // depth % side
     row = y[:, None] + down[None, :]
     column = x[:, None] + along[None, :]
-    there = (row >= 0) & (row < height) & (column >= 0) & (column < width) & (place < last)[None, :] & inside[:, None]
-    offset = place % depth * (height * width) + down * width + along
+    there = (row >= 0) & (row < height) & (column >= 0) & (column < width) & (pixel < last)[None, :] & inside[:, None]
+    offset = pixel % depth * (height * width) + down * width + along
     value = tl.load(features + base[:, None] + offset[None, :], there, 0).to(tl.float32)
     if features.dtype.element_ty == tl.uint8:
         value *= 1 / 255
-    return tl.where((place == last)[None, :], 1.0, value).to(kind)
+    return tl.where((pixel == last)[None, :], 1.0, value).to(kind)
 
 
 @triton.jit
@@ -102,8 +102,8 @@ def forward(features, rows, counter, weights, pooled, codes, samples, client_row
 def gradient(features, rows, counter, slope, codes, partial, samples, group, client_rows, step_rows,
              height: tl.constexpr, width: tl.constexpr, depth: tl.constexpr, kernel: tl.constexpr,
              outputs: tl.constexpr, kind: tl.constexpr, precision: tl.constexpr, block: tl.constexpr,
-             places: tl.constexpr, wide: tl.constexpr):  # fmt: skip
-    """One share of the positions' part of the kernels' gradient, by corner: [client, share, 4, wide, places]."""
+             pixels: tl.constexpr, wide: tl.constexpr):  # fmt: skip
+    """One share of the positions' part of the kernels' gradient, by corner: [client, share, 4, wide, pixels]."""
     client = tl.program_id(1).to(tl.int64)
     share = tl.program_id(0)
     area: tl.constexpr = (height // 2) * (width // 2)
@@ -111,16 +111,16 @@ def gradient(features, rows, counter, slope, codes, partial, samples, group, cli
     slope += client * samples * (area * outputs)
     codes += client * samples * (area * outputs)
     out = tl.arange(0, wide)
-    place = tl.arange(0, places)
+    pixel = tl.arange(0, pixels)
     end = tl.minimum((share + 1) * group, samples * area)
-    total0 = tl.zeros((wide, places), tl.float32)
-    total1 = tl.zeros((wide, places), tl.float32)
-    total2 = tl.zeros((wide, places), tl.float32)
-    total3 = tl.zeros((wide, places), tl.float32)
+    total0 = tl.zeros((wide, pixels), tl.float32)
+    total1 = tl.zeros((wide, pixels), tl.float32)
+    total2 = tl.zeros((wide, pixels), tl.float32)
+    total3 = tl.zeros((wide, pixels), tl.float32)
     for start in range(share * group, end, block):
         position = start + tl.arange(0, block)
         inside = position < end
-        seen = squares(features, rows, position, inside, place, height, width, depth, kernel, kind)
+        seen = squares(features, rows, position, inside, pixel, height, width, depth, kernel, kind)
         wanted = inside[:, None] & (out < outputs)[None, :]
         code = tl.trans(tl.load(codes + position[:, None] * outputs + out[None, :], wanted, 4).to(tl.int32))
         value = tl.trans(tl.load(slope + position[:, None] * outputs + out[None, :], wanted, 0.0))
@@ -128,17 +128,17 @@ def gradient(features, rows, counter, slope, codes, partial, samples, group, cli
         total1 = tl.dot(tl.where(code == 1, value, 0.0).to(kind), seen, total1, input_precision=precision)
         total2 = tl.dot(tl.where(code == 2, value, 0.0).to(kind), seen, total2, input_precision=precision)
         total3 = tl.dot(tl.where(code == 3, value, 0.0).to(kind), seen, total3, input_precision=precision)
-    partial += (client * tl.num_programs(0) + share) * (4 * wide * places)
-    at = out[:, None] * places + place[None, :]
+    partial += (client * tl.num_programs(0) + share) * (4 * wide * pixels)
+    at = out[:, None] * pixels + pixel[None, :]
     tl.store(partial + at, total0)
-    tl.store(partial + wide * places + at, total1)
-    tl.store(partial + 2 * wide * places + at, total2)
-    tl.store(partial + 3 * wide * places + at, total3)
+    tl.store(partial + wide * pixels + at, total1)
+    tl.store(partial + 2 * wide * pixels + at, total2)
+    tl.store(partial + 3 * wide * pixels + at, total3)
 
 
 @triton.jit
 def step(partial, models, target, shares, model_step, target_step, rate, depth: tl.constexpr, kernel: tl.constexpr,
-         outputs: tl.constexpr, columns: tl.constexpr, places: tl.constexpr, wide: tl.constexpr, plain: tl.constexpr,
+         outputs: tl.constexpr, columns: tl.constexpr, pixels: tl.constexpr, wide: tl.constexpr, plain: tl.constexpr,
          block: tl.constexpr, height: tl.constexpr):  # fmt: skip
     """Add up shares and corners; θ ← θ − η·sum for plain SGD, else the gradient itself."""
     client = tl.program_id(1).to(tl.int64)
@@ -148,7 +148,7 @@ def step(partial, models, target, shares, model_step, target_step, rate, depth: 
     tap = at % columns
     out = at // columns
     inside = (out < outputs) & (tap <= taps)
-    partial += client * shares * (4 * wide * places)
+    partial += client * shares * (4 * wide * pixels)
     sums = tl.zeros((height, block), tl.float32)
     for begin in range(0, shares, height):
         share = begin + tl.arange(0, height)
@@ -156,9 +156,9 @@ def step(partial, models, target, shares, model_step, target_step, rate, depth: 
         for phase in tl.static_range(0, 4):
             down = tap // depth // kernel + phase // 2
             along = tap // depth % kernel + phase % 2
-            place = (down * side + along) * depth + tap % depth
-            place = tl.where(tap == taps, side * side * depth, place) + (phase * wide + out) * places
-            sums += tl.load(partial + share[:, None] * (4 * wide * places) + place[None, :], wanted, 0.0)
+            pixel = (down * side + along) * depth + tap % depth
+            pixel = tl.where(tap == taps, side * side * depth, pixel) + (phase * wide + out) * pixels
+            sums += tl.load(partial + share[:, None] * (4 * wide * pixels) + pixel[None, :], wanted, 0.0)
     total = tl.sum(sums, axis=0)
     if plain:
         total = tl.load(models + client * model_step + at, inside, 0.0) - rate * total

@@ -1,4 +1,4 @@
-"""Calls of the kernels for dense layers of clients with few samples: shapes, strides and room for what they return."""
+"""Calls of the kernels for dense layers of clients with few samples: shapes, strides and memory for results."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from steelyard.clients.local.kernels.tiles import Arithmetic, tile
 dense: Any = _dense  # what Triton makes of a function has no type
 
 
-class Places(NamedTuple):
+class HeadOffsets(NamedTuple):
     """Where the head's numbers stand in a model: the last layer's weights and bias, and the bias of the one below."""
 
     weights: int
@@ -95,8 +95,8 @@ def head(
     into: torch.Tensor | None,
     tables: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
     counter: torch.Tensor,
-    lost: torch.Tensor,
-    places: Places,
+    losses: torch.Tensor,
+    offsets: HeadOffsets,
     outputs: int,
     rate: float,
     how: Arithmetic,
@@ -104,7 +104,7 @@ def head(
     """Finish the hidden layer, do the last one and cross-entropy forward and back; return the slope at the hidden one.
 
     `shares` is what `forward` returned; `tables` are labels, weights and report, [steps, clients, samples] each; the
-    losses that count are added to `lost`. Steps the last layer and the hidden one's bias, or writes their gradients.
+    losses that count are added to `losses`. Steps the last layer and the hidden one's bias, or writes their gradients.
     """
     count, clients, samples, inputs = shares.shape
     cut = tile("head", how, clients * samples)
@@ -112,37 +112,37 @@ def head(
     sizes = {"tall": power(samples), "wide": power(outputs), "chunk": chunk, "inputs": inputs, "outputs": outputs}
     grid = (-(-inputs // chunk), clients)
     hidden, slope = torch.empty_like(shares[0]), torch.empty_like(shares[0])
-    said = torch.empty((clients, grid[0], sizes["tall"], sizes["wide"]), device=models.device)
+    logit_shares = torch.empty((clients, grid[0], sizes["tall"], sizes["wide"]), device=models.device)
     dense.logits[grid](
         shares,
         models,
         hidden,
-        said,
+        logit_shares,
         samples,
         count,
         hidden.numel(),
         models.stride(0),
-        *places,
+        *offsets,
         precision=how.precision,
         num_warps=cut.warps,
         **sizes,
     )
     target = models if into is None else into
     dense.head[grid](
-        said,
+        logit_shares,
         hidden,
         models,
         target,
         *tables,
         counter,
         slope,
-        lost,
+        losses,
         samples,
         tables[0].stride(1),
         tables[0].stride(0),
         models.stride(0),
         target.stride(0),
-        *places,
+        *offsets,
         rate,
         plain=into is None,
         precision=how.precision,

@@ -1,4 +1,4 @@
-"""Calls of the second convolution's kernels: shapes, strides and room for what they return."""
+"""Calls of the second convolution's kernels: shapes, strides and memory for what they return."""
 
 from __future__ import annotations
 
@@ -114,12 +114,12 @@ def step(
     codes: torch.Tensor,
     models: torch.Tensor,
     into: torch.Tensor | None,
-    places: tuple[int, int],
+    offsets: tuple[int, int],
     samples: int,
     rate: float,
     how: Arithmetic,
 ) -> None:
-    """Step the second convolution's kernels and bias, or write their gradients; `places` are theirs in a model.
+    """Step the second convolution's kernels and bias, or write their gradients; `offsets` are theirs in a model.
 
     `slope` is the pooled one and `full` what `spread` made of it. Shares of the samples are summed apart and added up
     in their order, so that two runs agree bit for bit.
@@ -158,7 +158,7 @@ def step(
         shares,
         models.stride(0),
         target.stride(0),
-        *places,
+        *offsets,
         rate,
         area=shape.area,
         size=size,

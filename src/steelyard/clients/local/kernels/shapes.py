@@ -68,7 +68,7 @@ class Shape:
 
     @property
     def square(self) -> tuple[int, int]:
-        """Room for the gradient by corner: outputs, and the square under four windows with the 1 of the bias."""
+        """Sizes of the gradient by corner: outputs, and the square under four windows with the 1 of the bias."""
         return power(self.outputs), power((self.kernel + 1) ** 2 * self.channels + 1)
 
 

@@ -8,13 +8,14 @@ from typing import Any
 import torch
 
 from steelyard.clients.local.convolution.stacked import ConvSteps
-from steelyard.clients.local.device_data.current_step import Moment
-from steelyard.clients.local.device_data.dataset import Shelf
+from steelyard.clients.local.device_data.current_step import CurrentStep
+from steelyard.clients.local.device_data.dataset import DeviceDataset
 from steelyard.clients.local.kernels import first, layers, second
 from steelyard.clients.local.kernels.shapes import Images, Shape
 from steelyard.clients.local.kernels.tiles import ARITHMETIC
-from steelyard.clients.local.steps.dense import Collected, InPlace, dense, dense_back
+from steelyard.clients.local.steps.dense import dense, dense_back
 from steelyard.clients.local.steps.gradients import Sgd, output_gradient
+from steelyard.clients.local.steps.writers import Collected, InPlace
 from steelyard.messages import LossState
 
 FEW = 64
@@ -44,35 +45,37 @@ class KernelSteps:
         inner, outer = steps.channels
         self.first = Shape(height, width, depth, steps.kernel, inner)
         self.second = Shape(height // 2, width // 2, inner, steps.kernel, outer)
-        self.outputs = steps.places["dense2.weight"][1][0]
-        self.head = layers.Places(*(steps.places[name][0] for name in ("dense2.weight", "dense2.bias", "dense1.bias")))
+        self.outputs = steps.slots["dense2.weight"][1][0]
+        self.head = layers.HeadOffsets(
+            *(steps.slots[name][0] for name in ("dense2.weight", "dense2.bias", "dense1.bias"))
+        )
 
     @property
     def fits(self) -> bool:
-        """Whether programs of these kernels have room for the network's channels."""
-        wide, places = self.first.square
-        return max(self.steps.channels) <= MOST_CHANNELS and wide * places <= MOST_SUMS
+        """Whether programs of these kernels are large enough for the network's channels."""
+        wide, pixels = self.first.square
+        return max(self.steps.channels) <= MOST_CHANNELS and wide * pixels <= MOST_SUMS
 
     def sample_floats(self, samples: int) -> int:
         """Numbers a sample takes while a step runs: what the layers keep, codes as quarters of a number."""
         inner = self.first.area * self.first.outputs
         outer = self.second.area * self.second.outputs
-        dense = sum(3 * shape[0] for name, (_, shape) in self.steps.places.items() if name.startswith("dense"))
+        dense = sum(3 * shape[0] for name, (_, shape) in self.steps.slots.items() if name.startswith("dense"))
         return 3 * inner + 8 * outer + dense
 
-    def gradients(self, models: torch.Tensor, into: torch.Tensor | None, moment: Moment, loss: LossState) -> None:
+    def gradients(self, models: torch.Tensor, into: torch.Tensor | None, current: CurrentStep, loss: LossState) -> None:
         """Do the step in place (`into` is None) or write the gradients; add up the losses."""
-        samples, rate, how = moment.samples, self.sgd.rate, self.how
-        views, places = self.steps.views(models), self.steps.places
-        images = self.images(moment.shelf, moment.tables.rows, moment.counter, len(models), samples)
+        samples, rate, how = current.samples, self.sgd.rate, self.how
+        views, slots = self.steps.views(models), self.steps.slots
+        images = self.images(current.dataset, current.tables.rows, current.counter, len(models), samples)
         below, codes = first.forward(self.first, images, views["conv1.weight"], how, self.kind)
         kernels, turned = second.prepare(self.second, views["conv2.weight"], self.kind)
         flat, codes2 = second.forward(self.second, below, kernels, views["conv2.bias"], samples, how)
         flat = flat.view(len(models), samples, -1)
         dense_layers = self._few if samples <= FEW else self._many
-        slope = dense_layers(models, into, flat, moment, loss)
+        slope = dense_layers(models, into, flat, current, loss)
         full = second.spread(self.second, slope, codes2, self.kind)
-        own = (places["conv2.weight"][0], places["conv2.bias"][0])
+        own = (slots["conv2.weight"][0], slots["conv2.bias"][0])
         with self._beside(models.device):
             second.step(self.second, below, full, slope, codes2, models, into, own, samples, rate, how)
         slope1 = second.input_gradient(self.second, full, turned, samples, how)
@@ -80,41 +83,46 @@ class KernelSteps:
         self._together(models.device)
 
     def _few(
-        self, models: torch.Tensor, into: torch.Tensor | None, flat: torch.Tensor, moment: Moment, loss: LossState
+        self, models: torch.Tensor, into: torch.Tensor | None, flat: torch.Tensor, current: CurrentStep, loss: LossState
     ) -> torch.Tensor:
         """The dense layers where they are bound by memory: every weight is read twice and written once."""
         views = self.steps.views(models)
         target = None if into is None else self.steps.views(into)["dense1.weight"]
         shares = layers.forward(flat, views["dense1.weight"], self.below)
         if loss.name == "cross-entropy" and self.outputs <= WIDEST:
-            tables = (moment.tables.labels, moment.tables.weights, moment.tables.report)
+            tables = (current.tables.labels, current.tables.weights, current.tables.report)
             slope = layers.head(
-                shares, models, into, tables, moment.counter, moment.lost, self.head, self.outputs, self.sgd.rate,
+                shares, models, into, tables, current.counter, current.losses, self.head, self.outputs, self.sgd.rate,
                 self.below,
             )  # fmt: skip
         else:
             hidden = shares.sum(0).add_(views["dense1.bias"][:, None, :]).relu_()
-            slope = self._head(models, into, hidden, moment, loss)
+            slope = self._head(models, into, hidden, current, loss)
         return layers.backward(slope, flat, views["dense1.weight"], target, self.sgd.rate, self.below)
 
     def _many(
-        self, models: torch.Tensor, into: torch.Tensor | None, flat: torch.Tensor, moment: Moment, loss: LossState
+        self, models: torch.Tensor, into: torch.Tensor | None, flat: torch.Tensor, current: CurrentStep, loss: LossState
     ) -> torch.Tensor:
         """The dense layers where they are bound by arithmetic: the library's batched products."""
         views = self.steps.views(models)
         hidden = dense(flat, "dense1", views, None).relu_()
-        slope = self._head(models, into, hidden, moment, loss)
+        slope = self._head(models, into, hidden, current, loss)
         below = dense_back(slope, "dense1", views, None)
         self._writer(models, into).product("dense1.weight", slope, flat)
         return below
 
     def _head(
-        self, models: torch.Tensor, into: torch.Tensor | None, hidden: torch.Tensor, moment: Moment, loss: LossState
+        self,
+        models: torch.Tensor,
+        into: torch.Tensor | None,
+        hidden: torch.Tensor,
+        current: CurrentStep,
+        loss: LossState,
     ) -> torch.Tensor:
         """The last layer with any loss; returns the slope at the hidden layer, whose bias it also steps."""
         views, write = self.steps.views(models), self._writer(models, into)
-        slope, each = output_gradient(loss)(dense(hidden, "dense2", views, None), moment.labels, moment.weights)
-        moment.add(each)
+        slope, each = output_gradient(loss)(dense(hidden, "dense2", views, None), current.labels, current.weights)
+        current.add(each)
         below = dense_back(slope, "dense2", views, None)
         write.product("dense2.weight", slope, hidden)
         write.sum("dense2.bias", slope)
@@ -142,20 +150,22 @@ class KernelSteps:
             return InPlace(self.steps.views(models), self.sgd.rate)
         return Collected(self.steps.views(into))
 
-    def images(self, shelf: Shelf, rows: torch.Tensor, counter: torch.Tensor, clients: int, samples: int) -> Images:
+    def images(
+        self, dataset: DeviceDataset, rows: torch.Tensor, counter: torch.Tensor, clients: int, samples: int
+    ) -> Images:
         """The images of a step where they lie; kinds of numbers other than bytes and float32 are gathered first."""
-        features = shelf.features
+        features = dataset.features
         if features.dtype not in (torch.uint8, torch.float32):
             now = rows.index_select(0, counter)[:, :clients, :samples]
-            features = shelf.gather(now[0])
+            features = dataset.gather(now[0])
             rows = torch.arange(now.numel(), device=rows.device).view(now.shape)
             counter = torch.zeros_like(counter)
         return Images(features.flatten(1) if features.dim() > 1 else features, rows, counter, samples)
 
-    def outputs_of(self, models: torch.Tensor, shelf: Shelf, rows: torch.Tensor) -> torch.Tensor:
-        """Return what each model says of each row of the data set, [models, rows, outputs]; use it for testing."""
+    def outputs_of(self, models: torch.Tensor, dataset: DeviceDataset, rows: torch.Tensor) -> torch.Tensor:
+        """Return the outputs of each model on each row of the data set, [models, rows, outputs]; use it for testing."""
         counter = torch.zeros(1, dtype=torch.int64, device=models.device)
-        images = self.images(shelf, rows[None, None], counter, len(models), len(rows))
+        images = self.images(dataset, rows[None, None], counter, len(models), len(rows))
         views = self.steps.views(models)
         below, _ = first.forward(self.first, images, views["conv1.weight"], self.how, self.kind, coded=False)
         kernels = views["conv2.weight"].to(self.kind)

@@ -1,0 +1,82 @@
+"""One client of the convolutional network at a time: its model and its training step, derived by hand, on the CPU."""
+
+from __future__ import annotations
+
+import torch
+
+from steelyard.clients.local.convolution.first import FirstConvolution
+from steelyard.clients.local.convolution.order import ConvOrder
+from steelyard.clients.local.convolution.pooled import PooledConvolution
+from steelyard.clients.local.device_data.memory import on_large_pages
+from steelyard.clients.local.steps.gradients import OutputGradient, Sgd
+
+aten = torch.ops.aten
+
+
+class FusedClient:
+    """One client's model in native order and its training step; a thread uses one for all its clients in turn."""
+
+    def __init__(self, order: ConvOrder, second: PooledConvolution, sgd: Sgd) -> None:
+        self.first = FirstConvolution(order.image, order.kernel, order.channels[0])
+        self.second, self.sgd = second, sgd
+        self.model = on_large_pages(order.layout.size)
+        self.named = order.views(self.model)
+        self.gradients = None if sgd.plain else torch.zeros_like(self.model)
+        self.slopes = {} if self.gradients is None else order.views(self.gradients)
+        self.velocity = torch.zeros_like(self.model) if sgd.momentum else None
+        self.start = torch.empty_like(self.model) if sgd.proximal else None
+
+    def begin(self, start: torch.Tensor) -> FusedClient:
+        """Take the model that the next client starts from."""
+        self.model.copy_(start)
+        if self.start is not None:
+            self.start.copy_(start)
+        if self.velocity is not None:
+            self.velocity.zero_()
+        return self
+
+    def step(
+        self, images: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor, gradient: OutputGradient
+    ) -> torch.Tensor:
+        """Do one step of SGD in place on images that are split already; return each sample's loss."""
+        named, samples = self.named, len(labels)
+        rows = self.first.forward(images, named["conv1.weight"], named["conv1.bias"])
+        below1 = rows.view(samples, *self.first.pooled, -1)
+        below2 = (self.second.forward(below1, named["conv2.weight"]) + named["conv2.bias"]).relu_()
+        flat = below2.view(samples, -1)
+        # Weights @ columns beats rows @ weights at small batches, so activations of dense layers stand on end.
+        hidden = torch.addmm(named["dense1.bias"][:, None], named["dense1.weight"], flat.t()).relu_()
+        outputs = torch.addmm(named["dense2.bias"][:, None], named["dense2.weight"], hidden)
+        slope, each = gradient(outputs.t(), labels, weights)
+        slope = slope.t().contiguous()
+
+        below = aten.threshold_backward(named["dense2.weight"].t() @ slope, hidden, 0)
+        self._product("dense2.weight", slope, hidden.t())
+        self._add("dense2.bias", slope.sum(1))
+        slope = below
+        flat_slope = slope.t().contiguous() @ named["dense1.weight"]
+        self._product("dense1.weight", slope, flat)
+        self._add("dense1.bias", slope.sum(1))
+        flat_slope = aten.threshold_backward(flat_slope, flat, 0)
+        slope = flat_slope.view(below2.shape)
+        self._add("conv2.bias", slope.sum((0, 1, 2)))
+        below, kernels = self.second.backward(slope)
+        self._add("conv2.weight", kernels)
+        slope = aten.threshold_backward(below.reshape(rows.shape), rows, 0)
+        self._add("conv1.bias", slope.sum(0))
+        self._add("conv1.weight", self.first.backward(slope))
+        if self.gradients is not None:
+            self.sgd.apply(self.model, self.gradients, self.velocity, self.start)
+        return each
+
+    def _product(self, name: str, slope: torch.Tensor, inputs: torch.Tensor) -> None:
+        if self.gradients is None:
+            self.named[name].addmm_(slope, inputs, alpha=-self.sgd.rate)
+        else:
+            torch.mm(slope, inputs, out=self.slopes[name])
+
+    def _add(self, name: str, gradient: torch.Tensor) -> None:
+        if self.gradients is None:
+            self.named[name].sub_(gradient, alpha=self.sgd.rate)
+        else:
+            self.slopes[name].copy_(gradient)

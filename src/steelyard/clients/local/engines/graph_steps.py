@@ -1,0 +1,79 @@
+"""One training step of a stack in the form that a graph captures: derived by hand, or through vmap."""
+
+from __future__ import annotations
+
+import copy
+from typing import Protocol
+
+import torch
+
+from steelyard.clients.local.device_data.current_step import CurrentStep
+from steelyard.clients.local.engines.engine import TrainingSetup
+from steelyard.clients.local.engines.vmap import mapped_gradient
+from steelyard.clients.local.steps.gradients import Sgd, output_gradient
+from steelyard.clients.local.steps.stacked_steps import StackedSteps
+from steelyard.clients.local.steps.writers import Collected, InPlace
+from steelyard.messages import LossState
+
+
+class GraphStep(Protocol):
+    """One training step of a stack, in whatever way, on buffers that stay where they are."""
+
+    sgd: Sgd
+    size: int
+
+    def native(self, flat: torch.Tensor) -> torch.Tensor: ...
+
+    def restore(self, native: torch.Tensor) -> torch.Tensor: ...
+
+    def sample_floats(self, samples: int) -> int: ...
+
+    def gradients(self, models: torch.Tensor, into: torch.Tensor | None, current: CurrentStep, loss: LossState) -> None:
+        """Do the step in place (`into` is None) or write the gradients; add the samples' losses up in `current`."""
+        ...
+
+
+class HandDerivedStep:
+    """Steps of a built-in network."""
+
+    def __init__(self, steps: StackedSteps, sgd: Sgd) -> None:
+        self.steps, self.sgd, self.size = steps, sgd, steps.size
+        self.native, self.restore, self.sample_floats = steps.native, steps.restore, steps.sample_floats
+
+    def gradients(self, models: torch.Tensor, into: torch.Tensor | None, current: CurrentStep, loss: LossState) -> None:
+        views = self.steps.views(models)
+        write = InPlace(views, self.sgd.rate) if into is None else Collected(self.steps.views(into))
+        batch = (current.features, current.labels, current.weights)
+        current.add(self.steps.step(views, *batch, output_gradient(loss), write))
+
+
+class MappedStep:
+    """Steps of any module through vmap."""
+
+    def __init__(self, setup: TrainingSetup, sgd: Sgd) -> None:
+        self.layout, self.sgd, self.size = setup.layout, sgd, setup.layout.size
+        self.module = copy.deepcopy(setup.module).to(setup.device).train()
+
+    def native(self, flat: torch.Tensor) -> torch.Tensor:
+        return flat
+
+    def restore(self, native: torch.Tensor) -> torch.Tensor:
+        return native
+
+    def sample_floats(self, samples: int) -> int:
+        # Unknown network: as much as the built-in convolutional one needs per parameter of a small model.
+        return max(100_000, self.layout.size // 4)
+
+    def gradients(self, models: torch.Tensor, into: torch.Tensor | None, current: CurrentStep, loss: LossState) -> None:
+        batch = (current.features, current.labels, current.weights)
+        slopes, each = mapped_gradient(self.module, loss)(self.layout.views(models), *batch)
+        target = models if into is None else into
+        for slot in self.layout.slots:
+            if slot.offset >= self.layout.trained:
+                continue
+            mine = target.narrow(1, slot.offset, slot.size)
+            if into is None:
+                mine.sub_(slopes[slot.name].reshape(len(models), -1), alpha=self.sgd.rate)
+            else:
+                mine.copy_(slopes[slot.name].reshape(len(models), -1))
+        current.add(each)

@@ -1,0 +1,164 @@
+"""The table of engines: the name of each, what it fits, and how it is made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from steelyard.clients.local.convolution.stacked import ConvSteps
+from steelyard.clients.local.convolution.winograd import KERNELS as WINOGRAD_KERNELS
+from steelyard.clients.local.engines.engine import Engine, TrainingSetup
+from steelyard.clients.local.engines.fused import FusedEngine
+from steelyard.clients.local.engines.graph import GraphEngine
+from steelyard.clients.local.engines.graph_steps import GraphStep, HandDerivedStep, MappedStep
+from steelyard.clients.local.engines.networks import hand_derived_steps, is_convolutional
+from steelyard.clients.local.engines.sequential import SequentialEngine
+from steelyard.clients.local.engines.stacked import StackedEngine
+from steelyard.clients.local.engines.threads import ThreadsEngine
+from steelyard.clients.local.engines.vmap import VmapEngine
+from steelyard.clients.local.kernels.available import kernel_steps
+from steelyard.clients.local.steps.gradients import Sgd
+from steelyard.clients.local.steps.stacked_steps import StackedSteps
+from steelyard.errors import UserError, listed, nearest
+
+SMALL_BATCH = 64
+"""Samples of a step up to which saving multiplications is worth a trial: beyond, what it moves leaves the caches."""
+
+
+@dataclass(frozen=True)
+class EngineKind:
+    """One row of the table."""
+
+    name: str
+    misfit: Callable[[TrainingSetup], str | None]
+    """Why the engine cannot train this model on this device; None where it can."""
+    make: Callable[[TrainingSetup, int | None], Engine]
+    """Make it for a setup that it fits, with so many clients in one stack (None for the engine's own number)."""
+    compared: bool = False
+    """Whether its updates depend on what the user's module does, so that they are compared with the sequential ones."""
+
+
+class DoesNotFit(Exception):
+    """An engine that cannot train this model or does not run on this device, with the reason."""
+
+
+def parse(wanted: str) -> tuple[str, int | None]:
+    """Split "name" or "name:chunk"; use it on what a field or an earlier run's record holds."""
+    name, colon, chunk = wanted.partition(":")
+    names = ("auto", *ENGINES)
+    if name not in names:
+        raise UserError(
+            f"compute.engine: got '{wanted}'{nearest(name, names)}; allowed: {listed(names)}, or name:chunk"
+        )
+    if not colon:
+        return name, None
+    if not chunk.isdigit() or int(chunk) < 1:
+        raise UserError(f"compute.engine: got '{wanted}'; allowed after the colon: how many clients stand in one stack")
+    return name, int(chunk)
+
+
+def make(setup: TrainingSetup, name: str, chunk: int | None = None) -> Engine:
+    """Make an engine by name, or raise DoesNotFit."""
+    kind = ENGINES[name]
+    why = kind.misfit(setup)
+    if why is not None:
+        raise DoesNotFit(why)
+    return kind.make(setup, chunk)
+
+
+def candidates(setup: TrainingSetup) -> list[str]:
+    """Return the engines worth a trial for this model on this device, the likely best first."""
+    built_in = _steps(setup) is not None
+    if _on_gpu(setup):
+        return ["stacked"] if built_in else ["graph", "vmap", "loop"]
+    if is_convolutional(setup.module):
+        small = setup.training.batch_size != "full" and setup.training.batch_size <= SMALL_BATCH
+        winograd = small and _saves_products(setup)
+        return [*(["winograd"] if winograd else []), "fused", "threads"]
+    if built_in:
+        return ["stacked", "threads"]
+    return ["threads", "vmap:50", "vmap:10", "loop"]
+
+
+def _on_gpu(setup: TrainingSetup) -> bool:
+    return setup.device.type == "cuda"
+
+
+def _steps(setup: TrainingSetup) -> StackedSteps | None:
+    return hand_derived_steps(setup.module, setup.layout, setup.precision)
+
+
+def _saves_products(setup: TrainingSetup) -> bool:
+    """Whether the way with fewer multiplications applies; half precision has matrix units, which do it no good."""
+    if not is_convolutional(setup.module):
+        return False
+    return setup.module.conv2.kernel_size[0] in WINOGRAD_KERNELS and setup.precision != "bfloat16"
+
+
+def _fits_all(setup: TrainingSetup) -> str | None:
+    return None
+
+
+def _fits_cpu(setup: TrainingSetup) -> str | None:
+    return "threads share out CPU cores" if _on_gpu(setup) else None
+
+
+def _fits_gpu(setup: TrainingSetup) -> str | None:
+    return None if _on_gpu(setup) else "graphs are captured on a CUDA device"
+
+
+def _fits_convolutional(setup: TrainingSetup) -> str | None:
+    if not _on_gpu(setup) and is_convolutional(setup.module):
+        return None
+    return "its steps are written out for the built-in convolutional networks on the CPU only"
+
+
+def _fits_winograd(setup: TrainingSetup) -> str | None:
+    why = _fits_convolutional(setup)
+    if why is None and not _saves_products(setup):
+        sides = listed(map(str, WINOGRAD_KERNELS))
+        why = f"it saves products for kernels of side {sides} in full precision only"
+    return why
+
+
+def _fits_built_in(setup: TrainingSetup) -> str | None:
+    return "its steps are written out for the built-in networks only" if _steps(setup) is None else None
+
+
+def _make_fused(setup: TrainingSetup, *, winograd: bool) -> Engine:
+    assert is_convolutional(setup.module)  # the table says so
+    return FusedEngine(setup, setup.module, winograd=winograd)
+
+
+def _make_graph(setup: TrainingSetup, chunk: int | None) -> Engine:
+    return GraphEngine(setup, MappedStep(setup, Sgd.of(setup.training)), "graph", chunk)
+
+
+def _make_stacked(setup: TrainingSetup, chunk: int | None) -> Engine:
+    steps = _steps(setup)
+    assert steps is not None  # the table says so
+    if _on_gpu(setup):
+        return GraphEngine(setup, _on_device(setup, steps), "stacked", chunk)
+    return StackedEngine(setup, steps, chunk)
+
+
+def _on_device(setup: TrainingSetup, steps: StackedSteps) -> GraphStep:
+    """Kernels of our own where there are some for this network and Triton to make them; torch's operators else."""
+    sgd = Sgd.of(setup.training)
+    own = kernel_steps(steps, sgd, setup.precision, setup.device) if isinstance(steps, ConvSteps) else None
+    return own or HandDerivedStep(steps, sgd)
+
+
+ENGINES: dict[str, EngineKind] = {
+    kind.name: kind
+    for kind in (
+        EngineKind("loop", _fits_all, lambda setup, chunk: SequentialEngine(setup)),
+        EngineKind("threads", _fits_cpu, lambda setup, chunk: ThreadsEngine(setup), compared=True),
+        EngineKind("vmap", _fits_all, VmapEngine, compared=True),
+        EngineKind("graph", _fits_gpu, _make_graph, compared=True),
+        EngineKind("fused", _fits_convolutional, lambda setup, chunk: _make_fused(setup, winograd=False)),
+        EngineKind("winograd", _fits_winograd, lambda setup, chunk: _make_fused(setup, winograd=True)),
+        EngineKind("stacked", _fits_built_in, _make_stacked),
+    )
+}
+"""Every engine by name, in the order in which messages list them."""
