@@ -1,0 +1,67 @@
+"""The simulation keeps the contract of all clients, with every engine that runs on a CPU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.clients.contract import ClientsContract, Make
+from tests.clients.local import engine_cases as cases
+
+from steelyard.clients.local import ComputeSettings, Simulation, SimulationServer
+from steelyard.clients.protocol import Clients
+from steelyard.data.dataset import ClientRows, Population
+from steelyard.weighing.criteria import get
+
+
+def people(name: str) -> Population:
+    """One client that trains on from its own model, so that there is state, and one without any rows."""
+    _, shape, classes = cases.MODELS[name]
+    whole = cases.population(shape, classes)
+    nothing = np.zeros(0, dtype=np.int64)
+    return replace(whole, clients=(*whole.clients, ClientRows("c9", nothing, nothing)), stubborn=frozenset({"c2"}))
+
+
+def simulation(engine: str, name: str) -> Simulation:
+    compute = ComputeSettings(engine=engine, device="cpu", threads=2)
+    return Simulation({0: people(name)}, cases.MODELS[name][0], cases.TRAINING["mini"], compute, [get("DS"), get("LD")])
+
+
+class SimulationContract(ClientsContract):
+    model = "cnn-digits"
+
+    @pytest.fixture
+    def make(self, engine: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+        monkeypatch.setenv("STEELYARD_CACHE", str(tmp_path))
+
+        def fresh() -> Clients:
+            return simulation(engine, self.model)
+
+        return fresh
+
+    @pytest.fixture
+    def start(self) -> torch.Tensor:
+        return SimulationServer(simulation("loop", self.model)).initial(0)
+
+
+@pytest.mark.parametrize("engine", ["loop", "threads", "fused", "winograd"])
+class TestClientByClient(SimulationContract):
+    """Engines that train each client by itself give the same bits whoever trains beside it."""
+
+
+@pytest.mark.parametrize("engine", ["stacked:3", "vmap:3", "auto"])
+class TestStacks(SimulationContract):
+    """In a stack, the library may sum in another order when the stack has another size: float32's rounding."""
+
+    rounding = 1e-5
+
+
+@pytest.mark.parametrize("engine", ["loop", "stacked:3"])
+class TestRegression(SimulationContract):
+    """Outputs that are numbers, not classes."""
+
+    model = "linear"
+    rounding = 1e-5
