@@ -25,7 +25,7 @@ class ClientsContract:
 
     seed = 0
     rounding = 0.0
-    """How far an update may move, relative to its size, when other clients are trained beside it; 0 for no bit at all."""
+    """How far an update may move, relative to its size, when others are trained beside it; 0 for the same bits."""
 
     @pytest.fixture
     def make(self) -> Make:

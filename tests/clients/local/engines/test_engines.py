@@ -9,9 +9,7 @@ from steelyard.clients.local import ComputeSettings, Simulation, SimulationServe
 from steelyard.clients.local.engines.graph import GraphEngine
 from steelyard.clients.local.engines.graph_steps import HandDerivedStep, MappedStep
 from steelyard.clients.local.engines.networks import hand_derived_steps
-from steelyard.clients.local.engines.table import candidates, make, parse
 from steelyard.clients.local.steps.gradients import Sgd
-from steelyard.errors import UserError
 from steelyard.learning.models import ModelSettings
 from steelyard.learning.training import TrainingSettings
 from steelyard.messages import LossState, Task
@@ -124,46 +122,6 @@ def test_modules_that_do_not_stack_fall_back_to_what_is_right(engine: str, modul
         assert len(told) == (0 if engine == "auto" else 1)
     if module is cases.Drawing and engine == "auto":
         assert "draws at random" in clients.describe()["engine_notes"]
-
-
-def test_a_choice_is_kept_and_taken_back(tmp_path: Path) -> None:
-    model, shape, classes = cases.MODELS["mlp"]
-    people = cases.population(shape, classes)
-    _, _, first = cases.trained("auto", people, model, cases.TRAINING["mini"])
-    _, _, second = cases.trained("auto", people, model, cases.TRAINING["mini"])
-    chosen = first.describe()["engine_choice"]
-    assert "trial" in first.describe()["engine_reason"]
-    assert second.describe()["engine_reason"] == "found by an earlier trial on this machine"
-    assert second.describe()["engine_choice"] == chosen
-    _, _, third = cases.trained(chosen, people, model, cases.TRAINING["mini"])
-    assert third.describe()["engine_choice"] == chosen
-    assert (tmp_path / "cache" / "engines.json").is_file()
-
-
-def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").write_text("")
-    monkeypatch.setenv("STEELYARD_CACHE", str(tmp_path / "file"))
-    model, shape, classes = cases.MODELS["logistic"]
-    _, _, clients = cases.trained("auto", cases.population(shape, classes), model, cases.TRAINING["mini"])
-    assert "trial" in clients.describe()["engine_reason"]
-
-
-def test_engine_names() -> None:
-    assert parse("vmap:50") == ("vmap", 50)
-    for wrong in ("vmapp", "vmap:0", "vmap:x"):
-        with pytest.raises(UserError, match=r"compute\.engine"):
-            parse(wrong)
-    with pytest.raises(UserError, match="did you mean 'stacked'"):
-        parse("stackd")
-
-
-def test_candidates_can_all_be_made() -> None:
-    for model, shape, classes in cases.MODELS.values():
-        clients = Simulation(
-            {0: cases.population(shape, classes)}, model, TrainingSettings(), ComputeSettings(device="cpu")
-        )
-        for name in candidates(clients.context.setup):
-            make(clients.context.setup, *parse(name))
 
 
 def test_a_small_memory_limit_makes_small_stacks() -> None:

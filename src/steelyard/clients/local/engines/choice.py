@@ -54,7 +54,7 @@ class ChosenEngine:
 
     def _must_agree(self, engine: Engine, cohort: Cohort) -> None:
         """A module that draws, keeps running means or branches on its data does not stack: better slow than wrong."""
-        again = {self.name: lambda setup: make(setup, engine.name, engine.chunk)}
+        again = {self.name: lambda setup: make(setup, self.name, engine.chunk)}
         found = run_trial(self.setup, cohort, again, timed=False)
         if self.name in found.refused:
             raise DoesNotFit(found.refused[self.name])

@@ -37,7 +37,7 @@ def kernel_steps(steps: ConvSteps, sgd: Sgd, precision: str, device: torch.devic
     """
     if not ready(device):
         return None
-    # Late, because it imports Triton, which is not everywhere.
+    # Late, for speed of start and because it imports Triton, which is not everywhere.
     from steelyard.clients.local.kernels.steps import KernelSteps
 
     found = KernelSteps(steps, sgd, precision)

@@ -1,0 +1,117 @@
+"""The trial notices an engine that does not give what training one after another gives."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from tests.clients.local import engine_cases as cases
+
+from steelyard.clients.local import ComputeSettings, Simulation, SimulationServer
+from steelyard.clients.local.device_data.cohort import Cohort
+from steelyard.clients.local.engines import table
+from steelyard.clients.local.engines.engine import TrainingSetup
+from steelyard.clients.local.engines.engine_trial import Trial, run_trial
+from steelyard.clients.local.engines.sequential import SequentialEngine
+from steelyard.messages import Floats, Task
+
+
+class Scaled(SequentialEngine):
+    """The right updates, times a factor: wrong by as much as the factor is away from 1."""
+
+    def __init__(self, setup: TrainingSetup, factor: float) -> None:
+        super().__init__(setup)
+        self.factor = factor
+
+    def train(self, cohort: Cohort, out: torch.Tensor) -> Floats:
+        losses = super().train(cohort, out)
+        start = cohort.start(out.device)
+        out.copy_(start + self.factor * (out - start))
+        return losses
+
+
+class OneWrong(SequentialEngine):
+    """All updates right but the last one, which is another client's."""
+
+    def train(self, cohort: Cohort, out: torch.Tensor) -> Floats:
+        losses = super().train(cohort, out)
+        out[-1] = out[0]
+        return losses
+
+
+@pytest.fixture
+def work() -> tuple[TrainingSetup, Cohort]:
+    model, shape, classes = cases.MODELS["mlp"]
+    people = cases.population(shape, classes)
+    clients = Simulation({0: people}, model, cases.TRAINING["mini"], ComputeSettings(engine="loop", device="cpu"))
+    start = SimulationServer(clients).initial(0)
+    cohort, _ = clients._cohort([Task("f", 0, 1, tuple(clients.names(0)), start)])
+    return clients.context.setup, cohort
+
+
+def scaled(factor: float) -> Callable[[TrainingSetup], Scaled]:
+    return lambda setup: Scaled(setup, factor)
+
+
+@pytest.mark.parametrize("timed", [True, False])
+@pytest.mark.parametrize(
+    ("precision", "right", "wrong"),
+    [("float32", 1.015, 1.03), ("float32", 0.985, 0.97), ("tf32", 1.04, 1.07), ("bfloat16", 1.2, 1.4)],
+)
+def test_an_engine_that_disagrees_is_refused(
+    precision: str, right: float, wrong: float, timed: bool, work: tuple[TrainingSetup, Cohort]
+) -> None:
+    # 2, 5 and 30 % of the update's size are allowed in float32, TF32 and bfloat16; on the CPU TF32 is float32.
+    setup, cohort = work
+    given = replace(setup, precision=precision)  # type: ignore[arg-type]
+    found = run_trial(given, cohort, {"right": scaled(right), "wrong": scaled(wrong)}, timed=timed)
+    assert list(found.refused) == ["wrong"]
+    assert f"differs from the loop's by {abs(wrong - 1):.1g}" in found.refused["wrong"]
+    assert set(found.seconds) == ({"right"} if timed else set())
+    assert found.best == ("right" if timed else "loop")
+
+
+def test_one_wrong_client_is_enough(work: tuple[TrainingSetup, Cohort]) -> None:
+    found = run_trial(*work, {"one wrong": OneWrong, "right": SequentialEngine})
+    assert list(found.refused) == ["one wrong"]
+
+
+def test_an_engine_that_breaks_is_refused_with_the_reason(work: tuple[TrainingSetup, Cohort]) -> None:
+    def broken(setup: TrainingSetup) -> SequentialEngine:
+        raise ValueError("no such operator\nand more")
+
+    found = run_trial(*work, {"broken": broken})
+    assert found.refused == {"broken": "ValueError: no such operator"}
+    assert found.best == "loop"
+
+
+def test_a_later_engine_must_win_by_a_tenth() -> None:
+    assert Trial({"a": 1.0, "b": 0.95}).best == "a"
+    assert Trial({"a": 1.0, "b": 0.85}).best == "b"
+    assert Trial({"a": 1.0, "b": 0.85, "c": 0.8}).best == "b"
+
+
+@pytest.mark.parametrize("asked", ["vmap", "auto"])
+def test_a_simulation_does_not_use_an_engine_that_disagrees(
+    asked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STEELYARD_CACHE", str(tmp_path))
+    wrong = replace(table.ENGINES["vmap"], make=lambda setup, chunk: Scaled(setup, 1.1))
+    monkeypatch.setitem(table.ENGINES, "vmap", wrong)
+    monkeypatch.setitem(table.ENGINES, "threads", replace(table.ENGINES["threads"], make=wrong.make))
+    model, shape, classes = cases.MODELS["own"]
+    people = cases.population(shape, classes)
+    expected, _, _ = cases.trained("loop", people, model, cases.TRAINING["mini"])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found, _, clients = cases.trained(asked, people, model, cases.TRAINING["mini"])
+    assert clients.describe()["engine_choice"] == "loop"
+    assert torch.equal(found[0].payload.models, expected[0].payload.models)
+    if asked == "vmap":
+        assert "differs from the loop's by 0.1 of its size" in str(caught[0].message)
+    else:
+        assert "threads refused" in clients.describe()["engine_reason"]
