@@ -8,7 +8,7 @@ from steelyard import Experiment, UserError
 from steelyard.experiment.comparing import default_rules, load_comparison, parse_rules, with_rules
 from steelyard.experiment.loading import load, recipes, to_toml
 from steelyard.experiment.running import make_loss
-from steelyard.weighing.performance import BarronLoss, ClassF1Loss
+from steelyard.weighing.adafed import BarronLoss, ClassF1Loss
 
 BASE = Experiment.model_validate({"weighing": {"criteria": ["DS", "LD", "MD"], "priority": "LD>DS>MD"}})
 

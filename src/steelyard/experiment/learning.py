@@ -53,7 +53,7 @@ class LearningDescription(Description):
                 f"weighing.criteria: CB is for two classes, and data.source = '{self.data.source}' has not two; "
                 "allowed: data with two classes"
             )
-        if criterion.needs_test_set:
+        if criterion.needs.test_set:
             self._check_server(f"weighing.criteria: {criterion.name} is measured on the server's test set")
         if criterion.name in ("VP", "VS", "VF") and self.regression:
             raise UserError(

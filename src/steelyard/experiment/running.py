@@ -22,8 +22,8 @@ from steelyard.rounds.progress import show_progress
 from steelyard.rounds.state import Federation, FixedLoss, LossRule, Plan, RoundRecord, RoundState
 from steelyard.runs.reader import History
 from steelyard.runs.store import Store, exists
+from steelyard.weighing.adafed import BarronLoss, ClassF1Loss, LossSettings
 from steelyard.weighing.adjusting import strategy_of
-from steelyard.weighing.performance import BarronLoss, ClassF1Loss, LossSettings
 from steelyard.weighing.rule import Rule, WeighingSettings
 
 if TYPE_CHECKING:
