@@ -11,13 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
+if TYPE_CHECKING:
+    # Only for annotations: rules and criteria are looked up and tried on paper without waiting for torch.
+    import torch
+
 Floats = NDArray[np.float64]
+Counts = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,10 @@ class Payload(Protocol):
         """Return ‖Θ − Θ_a‖₂ over all parameters together, one number per client."""
         ...
 
+    def gram(self, parameters: torch.Tensor) -> Floats:
+        """Return the inner products ⟨Θ_a − Θ, Θ_b − Θ⟩ of all pairs of updates: [clients, clients], symmetric."""
+        ...
+
     def select(self, keep: Sequence[int]) -> Payload:
         """Return the payload of some of the clients only, by position; used when an update is refused."""
         ...
@@ -75,9 +83,13 @@ class DenseModels:
     models: torch.Tensor
 
     def combine(self, parameters: torch.Tensor, weights: Floats) -> torch.Tensor:
+        import torch  # late, for a quick start; whoever has models has loaded it already
+
         return torch.as_tensor(weights, dtype=self.models.dtype, device=self.models.device) @ self.models
 
     def divergence(self, parameters: torch.Tensor) -> Floats:
+        import torch  # late, for a quick start
+
         if not len(self.models):
             return np.zeros(0)
         reference = parameters.to(self.models.device)
@@ -88,12 +100,26 @@ class DenseModels:
         ]
         return torch.cat(parts).cpu().numpy()
 
+    def gram(self, parameters: torch.Tensor) -> Floats:
+        import torch  # late, for a quick start
+
+        count, size = self.models.shape
+        reference = parameters.to(self.models.device, torch.float64)
+        total = torch.zeros(count, count, dtype=torch.float64, device=self.models.device)
+        # Some parameters of all models at a time: differences in float64 of everything would double the memory twice.
+        block = max(1, (1 << (25 if self.models.is_cuda else 20)) // max(count, 1))
+        for begin in range(0, size, block):
+            part = self.models[:, begin : begin + block].to(torch.float64) - reference[begin : begin + block]
+            total += part @ part.T
+        # A product may round ⟨a, b⟩ and ⟨b, a⟩ differently; one of them is kept for both.
+        return (total.tril() + total.tril(-1).T).cpu().numpy()
+
     def select(self, keep: Sequence[int]) -> DenseModels:
         return DenseModels(self.models[list(keep)])
 
     def finite(self) -> NDArray[np.bool_]:
         # A sum is finite exactly when every term is, short of an overflow, which is refused all the same.
-        return torch.isfinite(self.models.sum(dim=1)).cpu().numpy()
+        return self.models.sum(dim=1).isfinite().cpu().numpy()
 
 
 @dataclass(frozen=True)
@@ -111,7 +137,7 @@ class Updates:
     federation: str
     round: int
     clients: tuple[str, ...]
-    samples: NDArray[np.int64]
+    samples: Counts
     """Number of training samples of each client."""
     criteria: Mapping[str, Floats]
     """The raw measures that the clients took themselves, by criterion."""
@@ -119,8 +145,14 @@ class Updates:
     """Mean training loss of the last local epoch."""
     payload: Payload
     failures: tuple[Failure, ...] = ()
-    bytes_sent: NDArray[np.int64] | None = None
+    bytes_sent: Counts | None = None
     """Size of each client's answer as sent, where a real message was sent or can be counted."""
+    steps: Counts | None = None
+    """Number of local steps that each client did; None where clients do not say."""
+    first_losses: Floats | None = None
+    """Mean loss of the received model on the training samples; None unless a criterion of the run needs it."""
+    label_counts: Counts | None = None
+    """[clients, classes]: training samples of each class; None unless a criterion needs it and clients share it."""
 
     def select(self, keep: Sequence[int], refused: Sequence[Failure]) -> Updates:
         """Return the same updates with only the clients at these positions; the rest are noted as failures."""
@@ -135,6 +167,9 @@ class Updates:
             payload=self.payload.select(rows),
             failures=(*self.failures, *refused),
             bytes_sent=None if self.bytes_sent is None else self.bytes_sent[rows],
+            steps=None if self.steps is None else self.steps[rows],
+            first_losses=None if self.first_losses is None else self.first_losses[rows],
+            label_counts=None if self.label_counts is None else self.label_counts[rows],
         )
 
 
@@ -158,7 +193,7 @@ class Evaluations:
     federation: str
     round: int
     clients: tuple[str, ...]
-    samples: NDArray[np.int64]
+    samples: Counts
     """Number of test samples of each client."""
     scores: Floats
     """[candidates, clients]: local accuracy, or another score for which more is better."""

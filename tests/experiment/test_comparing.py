@@ -7,8 +7,7 @@ import pytest
 from steelyard import Experiment, UserError
 from steelyard.experiment.comparing import default_rules, load_comparison, parse_rules, with_rules
 from steelyard.experiment.loading import load, recipes, to_toml
-from steelyard.experiment.running import make_loss
-from steelyard.weighing.performance import BarronLoss, ClassF1Loss
+from steelyard.weighing.adafed import BarronLoss, ClassF1Loss, loss_rule
 
 BASE = Experiment.model_validate({"weighing": {"criteria": ["DS", "LD", "MD"], "priority": "LD>DS>MD"}})
 
@@ -128,12 +127,12 @@ def test_the_tables_of_adafed():
 
 def test_losses_are_wired_from_the_rule():
     rule = load("adafed-2").weighing
-    assert make_loss(load("adafed-2"), rule.loss) == ClassF1Loss("auto", 0.1)
+    assert loss_rule(rule.loss, load("adafed-2").local_loss) == ClassF1Loss("auto", 0.1)
     regression = load("adafed-regression")
-    adaptive = make_loss(regression, regression.weighing.loss)
+    adaptive = loss_rule(regression.weighing.loss)
     assert isinstance(adaptive, BarronLoss)
     assert adaptive.adapts
-    fixed = make_loss(regression, regression.beside["fedavg"].loss)
+    fixed = loss_rule(regression.beside["fedavg"].loss)
     assert not fixed.adapts
     assert fixed.first().scale == 80.0
 

@@ -7,11 +7,11 @@ from steelyard.learning.evaluation import accuracy, confusion, errors, f1, predi
 
 def test_confusion_accuracy_f1_by_hand() -> None:
     labels = torch.tensor([0, 0, 1, 1, 1])
-    said = torch.tensor([[0, 1, 1, 1, 0], [0, 0, 0, 0, 0]])
-    counts = confusion(said, labels, 3)
+    predictions = torch.tensor([[0, 1, 1, 1, 0], [0, 0, 0, 0, 0]])
+    counts = confusion(predictions, labels, 3)
     assert counts[0].tolist() == [[1, 1, 0], [1, 2, 0], [0, 0, 0]]
     assert accuracy(counts).tolist() == [0.6, 0.4]
-    # class 0: 2·1/(2·1+1+1); class 1: 2·2/(4+1+1); class 2 neither tested nor said
+    # class 0: 2·1/(2·1+1+1); class 1: 2·2/(4+1+1); class 2 neither tested nor predicted
     assert f1(counts)[0].tolist() == pytest.approx([0.5, 2 / 3, 0.0])
     assert f1(counts)[1].tolist() == pytest.approx([4 / 7, 0.0, 0.0])
 

@@ -15,17 +15,17 @@ Y = torch.tensor([2.0, 3.0, 5.0])
 def train(settings: TrainingSettings, start: float, loss: LossState | None = None) -> tuple[float, float]:
     module = nn.Linear(1, 1, bias=False)
     order = np.broadcast_to(np.arange(3), (settings.epochs, 3))
-    flat, lost = train_client(
+    flat, mean_loss = train_client(
         module, Layout.of(module), torch.tensor([start]), X, Y, order, settings, loss or LossState("squared-error")
     )
-    return float(flat[0]), lost
+    return float(flat[0]), mean_loss
 
 
 def test_one_full_step_by_hand() -> None:
     # gradient of mean (wx − y)²: 2/3 Σ x(wx − y) = 2/3 (−1 + −2 + −4) = −14/3 at w = 1
-    weight, lost = train(TrainingSettings(learning_rate=0.1, batch_size="full"), 1.0)
+    weight, mean_loss = train(TrainingSettings(learning_rate=0.1, batch_size="full"), 1.0)
     assert weight == pytest.approx(1 + 0.1 * 14 / 3)
-    assert lost == pytest.approx(1.0)
+    assert mean_loss == pytest.approx(1.0)
 
 
 def test_small_batches_divide_by_their_own_size() -> None:
@@ -54,12 +54,12 @@ def test_class_weights_scale_the_gradient() -> None:
     settings = TrainingSettings(learning_rate=1.0, batch_size="full")
     x, y = torch.ones(2, 1), torch.tensor([0, 1])
     order = np.zeros((1, 2), dtype=np.int64) + np.arange(2)
-    flat, lost = train_client(
+    flat, mean_loss = train_client(
         module, layout, torch.zeros(2), x, y, order, settings, LossState("cross-entropy", (1.0, 3.0))
     )
     # d/dlogit of κ_y·CE at equal logits: κ_y (½ − [c = y]); mean over two samples
     assert flat.tolist() == pytest.approx([-((-0.5) + 1.5) / 2, -((0.5) - 1.5) / 2])
-    assert lost == pytest.approx(2 * np.log(2))
+    assert mean_loss == pytest.approx(2 * np.log(2))
 
 
 def test_order_is_a_pure_function_of_seed_round_client() -> None:

@@ -16,8 +16,8 @@ import torch
 from steelyard.messages import DenseModels, Evaluations, Question, ServerTest, Task, Updates
 from steelyard.rounds.loop import run_rounds
 from steelyard.rounds.state import Federation, Plan, RoundRecord, RoundState
+from steelyard.weighing.adafed import ClassF1Loss
 from steelyard.weighing.adjusting import AdjustSettings, strategy_of
-from steelyard.weighing.performance import ClassF1Loss
 from steelyard.weighing.rule import Rule, WeighingSettings, show_priority
 
 CRITERIA = ("DS", "LD", "CB")

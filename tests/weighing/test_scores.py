@@ -79,15 +79,15 @@ def test_prioritized_equals_the_papers_loops(values: list[float]) -> None:
 
 @given(rows, st.data())
 def test_prioritized_is_monotone_and_cut_by_a_zero(values: list[float], data: st.DataObject) -> None:
-    place = data.draw(st.integers(0, len(values) - 1))
+    position = data.draw(st.integers(0, len(values) - 1))
     base = float(scores.prioritized(np.array(values)))
     higher = list(values)
-    higher[place] = data.draw(st.floats(values[place], 1))
+    higher[position] = data.draw(st.floats(values[position], 1))
     assert scores.prioritized(np.array(higher)) >= base - 1e-12
     cut = list(values)
-    cut[place] = 0.0
-    # A 0 at place j cuts everything after it: f_m = f_{j−1}.
-    assert scores.prioritized(np.array(cut)) == pytest.approx(prioritized_by_the_paper(values[:place]), abs=1e-12)
+    cut[position] = 0.0
+    # A 0 at position j cuts everything after it: f_m = f_{j−1}.
+    assert scores.prioritized(np.array(cut)) == pytest.approx(prioritized_by_the_paper(values[:position]), abs=1e-12)
 
 
 @pytest.mark.parametrize("m", [1, 2, 5])
@@ -110,11 +110,11 @@ ALL_RULES = [
 
 
 @pytest.mark.parametrize("tested", ALL_RULES, ids=lambda r: r.settings.score)
-@given(values=st.lists(unit, min_size=3, max_size=3), place=st.integers(0, 2), up=unit)
-def test_every_score_is_monotone_and_zero_at_zero(tested: Rule, values: list[float], place: int, up: float) -> None:
+@given(values=st.lists(unit, min_size=3, max_size=3), position=st.integers(0, 2), up=unit)
+def test_every_score_is_monotone_and_zero_at_zero(tested: Rule, values: list[float], position: int, up: float) -> None:
     low = np.array(values)
     high = low.copy()
-    high[place] = max(low[place], up)
+    high[position] = max(low[position], up)
     assert tested.score(high) >= tested.score(low) - 1e-9
     assert tested.score(np.zeros(3)) == 0
 

@@ -23,15 +23,15 @@ def find(path: Path | None, expected: str, default: str = "", field: str = "path
     folder of that name is more likely a run than data.
     """
     if path is None:
-        places = [folder / default for folder in (*search_folders()[1:], Path("data"))]
+        candidates = [folder / default for folder in (*search_folders()[1:], Path("data"))]
         path = Path(default)
     else:
         path = path.expanduser()
-        places = [path] if path.is_absolute() else [folder / path for folder in search_folders()]
-    for place in places:
-        if place.exists():
-            return place
-    looked = ", ".join(str(place) for place in places)
+        candidates = [path] if path.is_absolute() else [folder / path for folder in search_folders()]
+    for candidate in candidates:
+        if candidate.exists():
+            return candidate
+    looked = ", ".join(str(candidate) for candidate in candidates)
     raise UserError(f"data.{field}: found no '{path}' (looked at {looked}); expected {expected}")
 
 

@@ -83,7 +83,7 @@ class Pictures:
         images = [name for name in sorted(names) if PurePosixPath(name).suffix.lower() in _SUFFIXES]
         if not images:
             raise UserError(f"data.path: '{path}' holds no image ({', '.join(_SUFFIXES)}); expected {ORIGIN}")
-        self._places = {PurePosixPath(name).name: name for name in images} | {name: name for name in images}
+        self._paths = {PurePosixPath(name).name: name for name in images} | {name: name for name in images}
 
     def _zip_names(self) -> list[str]:
         try:
@@ -93,7 +93,7 @@ class Pictures:
             raise UserError(f"{self.path}: cannot be read as .zip ({problem}); expected {ORIGIN}") from None
 
     def __contains__(self, name: str) -> bool:
-        return name in self._places
+        return name in self._paths
 
     def read(self, names: Sequence[str], size: int) -> NDArray[np.uint8]:
         """Decode these images to RGB, shape (images, 3, size, size)."""
@@ -114,11 +114,11 @@ class Pictures:
     def _decode(self, archive: zipfile.ZipFile | None, name: str, size: int) -> NDArray[np.uint8]:
         from PIL import Image
 
-        if name not in self._places:
+        if name not in self._paths:
             raise UserError(f"{self.path}: holds no image '{name}'; expected every image that is named")
-        place = self._places[name]
+        path = self._paths[name]
         try:
-            content = (self.path / place).read_bytes() if archive is None else archive.read(place)
+            content = (self.path / path).read_bytes() if archive is None else archive.read(path)
             with Image.open(io.BytesIO(content)) as image:
                 return np.asarray(_square(image.convert("RGB"), size)).transpose(2, 0, 1)
         # Pillow raises SyntaxError for some broken files and its own error for pictures of absurd size.
@@ -131,7 +131,7 @@ class Pictures:
             zlib.error,
             Image.DecompressionBombError,
         ):
-            raise UserError(f"{self.path}: image '{place}' is broken; expected a whole picture") from None
+            raise UserError(f"{self.path}: image '{path}' is broken; expected a whole picture") from None
 
 
 def _square(image: Image, size: int) -> Image:

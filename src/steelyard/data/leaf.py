@@ -105,10 +105,12 @@ def _pictures(folder: Path, names: list[str], size: int) -> NDArray[np.uint8]:
         raise UserError(f"{folder}: rows x are text such as {names[0][:30]!r}; expected numbers or names of images")
     from steelyard.data.images import Pictures
 
-    places = [base / "raw" / "img_align_celeba" for base in (folder, folder.parent, folder.parent / "data")]
-    raw = next((place for place in places if place.is_dir()), None)
+    folders = [base / "raw" / "img_align_celeba" for base in (folder, folder.parent, folder.parent / "data")]
+    raw = next((candidate for candidate in folders if candidate.is_dir()), None)
     if raw is None:
-        raise UserError(f"{folder}: rows x name images, but there is no {places[0]}; expected the folder of the images")
+        raise UserError(
+            f"{folder}: rows x name images, but there is no {folders[0]}; expected the folder of the images"
+        )
     return Pictures(raw).read(names, size)
 
 

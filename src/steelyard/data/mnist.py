@@ -57,10 +57,10 @@ def _locate(folder: Path, name: str) -> Path:
     # Some mirrors write a dot where the original has a dash before "idx".
     names = [name, f"{name}.gz", name.replace("-idx", ".idx"), f"{name.replace('-idx', '.idx')}.gz"]
     # torchvision keeps the same files in MNIST/raw.
-    for place in (folder, folder / "raw", folder / "MNIST" / "raw"):
+    for parent in (folder, folder / "raw", folder / "MNIST" / "raw"):
         for candidate in names:
-            if (place / candidate).is_file():
-                return place / candidate
+            if (parent / candidate).is_file():
+                return parent / candidate
     raise UserError(f"{folder}: holds no {name} or {name}.gz; expected {ORIGIN}")
 
 

@@ -8,10 +8,6 @@ from steelyard.errors import UserError
 
 __all__ = ["NUMBERED", "CopySettings", "DataSettings", "PartitionSettings", "check_together", "client_name"]
 
-_HELD_OUT = ("mnist", "leaf", "npz", "memory")
-_OWNED = ("mnist", "leaf", "npz", "images", "memory")
-_CLASSES = {"digits": 10, "mnist": 10}
-
 
 def check_together(data: DataSettings, partition: PartitionSettings) -> None:
     """Refuse a partition that this source can never give; call it before any data is read."""
@@ -19,22 +15,23 @@ def check_together(data: DataSettings, partition: PartitionSettings) -> None:
     def refuse(field: str, value: object, allowed: str) -> None:
         raise UserError(f"partition.{field}: got {value!r} with data.source '{data.source}'; allowed: {allowed}")
 
+    offers = data.offers()
     for field in ("test", "server"):
         value = getattr(partition, field)
-        if value == "held-out" and (data.source not in _HELD_OUT or (data.source == "npz" and data.held_out is None)):
+        if value == "held-out" and not offers.held_out:
             hint = "local, none" if field == "test" else "fraction, none"
             refuse(field, value, f"{hint} (the source has no test part of its own)")
-    if partition.scheme == "given" and data.source not in ("leaf", "npz", "memory"):
+    if partition.scheme == "given" and not offers.splits_owners:
         refuse(
             "scheme",
             partition.scheme,
             "iid, shard, dirichlet, natural, table (the source does not split its users' rows)",
         )
-    if partition.scheme == "natural" and data.source not in _OWNED:
+    if partition.scheme == "natural" and not offers.owners:
         refuse(
             "scheme", partition.scheme, "iid, shard, dirichlet, table (the source does not know whose rows they are)"
         )
-    if data.source == "diabetes" or data.task == "regression":
+    if offers.task == "regression":
         if partition.scheme in ("dirichlet", "table"):
             refuse(
                 "scheme",
@@ -43,6 +40,5 @@ def check_together(data: DataSettings, partition: PartitionSettings) -> None:
             )
         if partition.copies:
             refuse("copies", len(partition.copies), "none (a regression has no wrong classes)")
-    classes = _CLASSES.get(data.source)
-    if classes and partition.table and len(partition.table[0]) != classes:
-        refuse("table", f"lines of {len(partition.table[0])} counts", f"lines of {classes} counts")
+    if offers.classes and partition.table and len(partition.table[0]) != offers.classes:
+        refuse("table", f"lines of {len(partition.table[0])} counts", f"lines of {offers.classes} counts")

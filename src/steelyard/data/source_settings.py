@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
+from steelyard.data.offers import SOURCES, Source, SourceOffers
 from steelyard.settings import Section
 
-Source = Literal["digits", "mnist", "leaf", "npz", "images", "diabetes", "memory"]
 Count = Annotated[int, Field(ge=1)]
 
 
 def refuse_misplaced(section: Section, choice: str, only: Mapping[str, tuple[str, ...]]) -> None:
     """Refuse a field that was set although the section's source or scheme has no use for it."""
     chosen = getattr(section, choice)
-    for name, homes in only.items():
+    for name, allowed in only.items():
         value = getattr(section, name)
         default = type(section).model_fields[name].get_default(call_default_factory=True)
-        if chosen not in homes and value != default:
+        if chosen not in allowed and value != default:
             shown = str(value) if isinstance(value, Path) else value
-            raise ValueError(f"{name}: got {shown!r} with {choice} '{chosen}'; allowed with: {', '.join(homes)}")
+            raise ValueError(f"{name}: got {shown!r} with {choice} '{chosen}'; allowed with: {', '.join(allowed)}")
 
 
 class DataSettings(Section):
@@ -95,3 +96,23 @@ class DataSettings(Section):
         }
         refuse_misplaced(self, "source", only)
         return self
+
+    def offers(self) -> SourceOffers:
+        """Return what this data is known to hold before it is read: what its source offers, and what is set here."""
+        offered = SOURCES[self.source]
+        match self.source:
+            case "npz":
+                regression = self.task == "regression"
+                return replace(
+                    offered,
+                    task=self.task,
+                    classes=0 if regression else self.classes,
+                    marks=frozenset(self.marks),
+                    held_out=self.held_out is not None,
+                )
+            case "leaf":
+                return replace(offered, classes=self.classes)
+            case "images" if self.marks:
+                return replace(offered, marks=frozenset(self.marks))
+            case _:
+                return offered

@@ -1,4 +1,4 @@
-"""The server's door: what a client sent is checked before it is weighed; what fails is left out, with a reason."""
+"""Admission: what a client sent is checked before it is weighed; what fails is left out, with a reason."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ def admit(task: Task, updates: Updates, criteria: Sequence[Criterion]) -> Update
     finite = updates.payload.finite()
     keep: list[int] = []
     refused: list[Failure] = []
-    for place, client in enumerate(updates.clients):
-        reason = _refusal(place, updates, criteria, finite=bool(finite[place]), asked=client in asked)
+    for index, client in enumerate(updates.clients):
+        reason = _refusal(index, updates, criteria, finite=bool(finite[index]), asked=client in asked)
         if reason is None:
-            keep.append(place)
+            keep.append(index)
         else:
             refused.append(Failure(client, reason))
     return updates.select(keep, refused) if refused else updates
 
 
-def _refusal(place: int, updates: Updates, criteria: Sequence[Criterion], *, finite: bool, asked: bool) -> str | None:
+def _refusal(index: int, updates: Updates, criteria: Sequence[Criterion], *, finite: bool, asked: bool) -> str | None:
     if not asked:
         return "was not asked this round"
     if not finite:
         return "model holds NaN or infinity"
-    if updates.samples[place] < 0:
-        return f"samples = {updates.samples[place]}; allowed: 0 or more"
+    if updates.samples[index] < 0:
+        return f"samples = {updates.samples[index]}; allowed: 0 or more"
     for criterion in criteria:
         if criterion.measured_by != "client":
             continue
         if criterion.name not in updates.criteria:
             return f"criterion {criterion.name} is missing"
-        reason = criterion.refusal(float(updates.criteria[criterion.name][place]))
+        reason = criterion.refusal(float(updates.criteria[criterion.name][index]))
         if reason is not None:
             return reason
     return None

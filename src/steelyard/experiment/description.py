@@ -13,8 +13,8 @@ from steelyard.rounds.settings import RoundSettings
 from steelyard.runs.settings import StoreSettings
 from steelyard.settings import Section, put, validated
 from steelyard.weighing import criteria as registry
-from steelyard.weighing import plugins
-from steelyard.weighing.rule import WeighingSettings, label
+from steelyard.weighing.needs import Offers
+from steelyard.weighing.rule import WeighingSettings, criteria_of, label
 
 if TYPE_CHECKING:
     from steelyard.clients.place import Hosted, Place
@@ -48,10 +48,8 @@ class Description(Section):
         if own in self.beside:
             raise UserError(f"beside.{own}: has the name of the main rule; allowed: any other name")
         for rule in (self.weighing, *self.beside.values()):
-            for path in rule.plugins:
-                plugins.load_module(path)
-            for name in rule.criteria:
-                self.check_criterion(registry.get(name))
+            for criterion in criteria_of([rule]):
+                self.check_criterion(criterion)
             if rule.adjust is not None and self.rounds.evaluate_every != 1:
                 raise UserError(
                     f"rounds.evaluate_every: got {self.rounds.evaluate_every} with weighing.adjust, which compares "
@@ -61,7 +59,12 @@ class Description(Section):
         return self
 
     def check_criterion(self, criterion: registry.Criterion) -> None:
-        """Refuse a criterion that this kind of experiment cannot measure; called for each before any data is read."""
+        """Refuse a criterion whose needs this experiment does not meet; called for each before any data is read."""
+        registry.check(criterion, self.offers())
+
+    def offers(self) -> Offers:
+        """Return what this experiment can give to criteria; each kind says what it knows before any data is read."""
+        return Offers(f"kind = '{type(self).__name__}'")
 
     def check_rule(self, rule: WeighingSettings) -> None:
         """Refuse a rule that this kind of experiment cannot follow; called for each before any data is read."""
@@ -74,9 +77,7 @@ class Description(Section):
 
     def criteria(self) -> list[registry.Criterion]:
         """Return the criteria of all rules, each once."""
-        return [
-            registry.get(name) for name in dict.fromkeys(n for rule in self.rules().values() for n in rule.criteria)
-        ]
+        return criteria_of(self.rules().values())
 
     def changed(self, changes: Mapping[str, Any]) -> Self:
         """Return a copy with some fields changed, by dotted name: changed({"rounds.count": 50})."""

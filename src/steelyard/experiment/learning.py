@@ -13,7 +13,7 @@ from steelyard.errors import UserError, listed
 from steelyard.experiment.description import Description
 from steelyard.learning.models import ModelSettings
 from steelyard.learning.training import TrainingSettings
-from steelyard.weighing import criteria as registry
+from steelyard.weighing.needs import Offers
 from steelyard.weighing.rule import WeighingSettings
 
 if TYPE_CHECKING:
@@ -41,39 +41,26 @@ class LearningDescription(Description):
         check_together(self.data, self.partition)
         return self
 
-    def check_criterion(self, criterion: registry.Criterion) -> None:
-        """Refuse criteria that this data or partition cannot give, before any of it is read."""
-        if criterion.name == "IS" and self.data.source in ("digits", "mnist", "leaf", "diabetes"):
-            raise UserError(
-                f"weighing.criteria: IS needs samples marked sharp, and data.source = '{self.data.source}' has none; "
-                "allowed: a source with marks (images, npz, memory)"
-            )
-        if criterion.name == "CB" and self.data.source in ("digits", "mnist", "diabetes"):
-            raise UserError(
-                f"weighing.criteria: CB is for two classes, and data.source = '{self.data.source}' has not two; "
-                "allowed: data with two classes"
-            )
-        if criterion.needs_test_set:
-            self._check_server(f"weighing.criteria: {criterion.name} is measured on the server's test set")
-        if criterion.name in ("VP", "VS", "VF") and self.regression:
-            raise UserError(
-                f"weighing.criteria: {criterion.name} measures classes, and data.source = '{self.data.source}' is a "
-                "regression; allowed: VE"
-            )
-        if criterion.name == "VE" and not self.regression and self.data.source != "memory":
-            raise UserError(
-                f"weighing.criteria: VE measures the error of a regression, and data.source = '{self.data.source}' has "
-                "classes; allowed: VP, VS, VF"
-            )
+    def offers(self) -> Offers:
+        """Return what the data and the partition can give to criteria, as far as it is known before reading."""
+        data = self.data.offers()
+        return Offers(
+            f"data.source = '{self.data.source}'",
+            task=data.task,
+            classes=data.classes,
+            marks=data.marks,
+            lacks_test_set=self._lacks_test_set(),
+        )
 
     def check_rule(self, rule: WeighingSettings) -> None:
         """Refuse an adaptive loss that this data or partition cannot feed."""
         if rule.loss is None:
             return
-        if rule.loss.adapt != "none":
-            self._check_server("weighing.loss: it adapts to the server's test set")
+        lacking = self._lacks_test_set()
+        if rule.loss.adapt != "none" and lacking:
+            raise UserError(f"weighing.loss: it adapts to the server's test set, {lacking}")
         fits = ("barron", "none") if self.regression else ("class-f1",)
-        if rule.loss.adapt not in fits and self.data.source != "memory":
+        if rule.loss.adapt not in fits and self.data.offers().task is not None:
             raise UserError(
                 f"weighing.loss.adapt: got '{rule.loss.adapt}' with data.source = '{self.data.source}'; "
                 f"allowed: {listed(fits)}"
@@ -87,22 +74,23 @@ class LearningDescription(Description):
     @property
     def regression(self) -> bool:
         """Whether the data's labels are numbers to predict, not classes."""
-        return self.data.source == "diabetes" or self.data.task == "regression"
+        return self.data.offers().task == "regression"
 
-    def _check_server(self, need: str) -> None:
-        """Refuse a server without rows of its own, or with rows that clients report on, unless the user says so."""
+    def _lacks_test_set(self) -> str:
+        """Say why the server has no rows to weigh on: none at all, or those that clients report on; empty if it has."""
         partition = self.partition
         if partition.server == "none":
-            raise UserError(
-                f"{need}, and partition.server = 'none' leaves it without one; "
+            return (
+                "and partition.server = 'none' leaves it without one; "
                 "allowed: partition.server = 'held-out' or 'fraction'"
             )
         if partition.server == "held-out" and partition.test == "held-out" and partition.server_report == "none":
-            raise UserError(
-                f"{need}, and partition.server and partition.test both take the held-out rows, so that the rows that "
+            return (
+                "and partition.server and partition.test both take the held-out rows, so that the rows that "
                 "weigh would also report; allowed: partition.server_report = 'apart' (half weighs, half reports) or "
                 "'same' (as AdaFed's authors do), partition.server = 'fraction', or another partition.test"
             )
+        return ""
 
     def assemble(self, dataset: Dataset | None = None) -> tuple[Clients, Server]:
         """Read the data and build simulated clients and their server."""

@@ -10,6 +10,7 @@ from pydantic import model_validator
 from steelyard.errors import UserError
 from steelyard.experiment.description import Description
 from steelyard.recommend.communication import rounds_per_epoch
+from steelyard.recommend.offers import USER_OFFERS
 from steelyard.recommend.settings import (
     EpochSettings,
     FplSettings,
@@ -18,6 +19,7 @@ from steelyard.recommend.settings import (
     RankingSettings,
 )
 from steelyard.weighing import criteria as registry
+from steelyard.weighing.needs import Offers, unmet
 from steelyard.weighing.rule import WeighingSettings
 
 if TYPE_CHECKING:
@@ -58,11 +60,15 @@ class RecommendDescription(Description):
 
     def check_criterion(self, criterion: registry.Criterion) -> None:
         """Refuse criteria that users of a recommender cannot have."""
-        if criterion.name in ("CB", "IS") or criterion.name.startswith("V"):
+        if unmet(criterion.needs, self.offers(), {}) is not None:
             raise UserError(
                 f"weighing.criteria: {criterion.name} has no meaning for users of a recommender; allowed: EQ, DS, LD "
                 "(distinct categories or items), MD, or criteria of your own about data or user"
             )
+
+    def offers(self) -> Offers:
+        """Return what users of a recommender can give to criteria."""
+        return USER_OFFERS
 
     def check_rule(self, rule: WeighingSettings) -> None:
         """Refuse orders that adapt to every round where not every round is tested."""

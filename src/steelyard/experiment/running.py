@@ -16,14 +16,13 @@ from steelyard import __version__
 from steelyard.errors import UserError
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import RUN_FILE, read_experiment, to_toml
-from steelyard.messages import LossState
 from steelyard.rounds.loop import Progress, run_rounds
 from steelyard.rounds.progress import show_progress
-from steelyard.rounds.state import Federation, FixedLoss, LossRule, Plan, RoundRecord, RoundState
+from steelyard.rounds.state import Federation, Plan, RoundRecord, RoundState
 from steelyard.runs.reader import History
 from steelyard.runs.store import Store, exists
+from steelyard.weighing.adafed import loss_rule
 from steelyard.weighing.adjusting import strategy_of
-from steelyard.weighing.performance import BarronLoss, ClassF1Loss, LossSettings
 from steelyard.weighing.rule import Rule, WeighingSettings
 
 if TYPE_CHECKING:
@@ -52,18 +51,8 @@ def make_federation(
 ) -> Federation:
     """Make one federation from a rule and a seed; its name is the rule's, with the seed where there are several."""
     full_name = f"{name}#{seed}" if several else name
-    loss = make_loss(experiment, settings.loss)
+    loss = loss_rule(settings.loss, experiment.local_loss)
     return Federation(full_name, name, seed, Rule(settings), strategy_of(settings.adjust), loss)
-
-
-def make_loss(experiment: Description, settings: LossSettings | None) -> LossRule:
-    """Return what decides the clients' loss: the experiment's own every round, or one that adapts (AdaFed)."""
-    if settings is None:
-        return FixedLoss(LossState(experiment.local_loss))
-    if settings.adapt == "class-f1":
-        return ClassF1Loss(experiment.local_loss, settings.epsilon)
-    adapts = settings.adapt == "barron"
-    return BarronLoss(settings.shape, settings.scale, settings.adapt_scale, settings.lowest, adapts)
 
 
 def plan_of(experiment: Description) -> Plan:

@@ -68,10 +68,8 @@ def federate(grid: Grid, config: dict[str, Any], run_id: str) -> Path:
 def _assembly(grid: Grid, experiment: Description, run: str) -> Any:
     def assemble() -> Any:
         from steelyard.clients.flower.grid import FlowerClients
-        from steelyard.weighing import criteria as registry
 
-        wanted = {name: registry.get(name) for rule in experiment.rules().values() for name in rule.criteria}
-        refusals = {name: found.refusal for name, found in wanted.items() if found.measured_by == "client"}
+        refusals = {found.name: found.refusal for found in experiment.criteria() if found.measured_by == "client"}
         clients = FlowerClients(grid, refusals, experiment.federate, experiment.score_range, run)
         print(f"steelyard: waiting for {experiment.federate.nodes} nodes", flush=True)
         clients.wait()

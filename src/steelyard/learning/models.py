@@ -178,15 +178,15 @@ def find(name: str, field: str, known: Sequence[str]) -> Callable[..., Any]:
     """Return what "module:name", "file.py:name" or a handed-over name stands for; use it for user-written code."""
     if name in _given:
         return _given[name]
-    place, colon, attribute = name.rpartition(":")
-    if not colon or not place:
+    source, colon, attribute = name.rpartition(":")
+    if not colon or not source:
         raise UserError(
             f"{field}: got '{name}'{nearest(name, known)}; allowed: {listed(known)}, "
             "'package.module:name' or 'path/to/file.py:name'"
         )
-    found = _attribute(load_code(place, field), attribute)
+    found = _attribute(load_code(source, field), attribute)
     if not callable(found):
-        raise UserError(f"{field}: {place} has no function or class '{attribute}'")
+        raise UserError(f"{field}: {source} has no function or class '{attribute}'")
     return found
 
 

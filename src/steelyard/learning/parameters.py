@@ -12,7 +12,7 @@ from torch import nn
 
 @dataclass(frozen=True)
 class Slot:
-    """The place of one named tensor in the flat vector."""
+    """Where one named tensor stands in the flat vector."""
 
     name: str
     shape: tuple[int, ...]

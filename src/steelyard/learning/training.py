@@ -114,16 +114,16 @@ def _descend(
     settings: TrainingSettings,
 ) -> None:
     """Take one step: v ← m·v + g + λθ + μ(θ − Θ), θ ← θ − ηv. (torch.optim would do, but its import takes seconds.)"""
-    for place, parameter in enumerate(parameters):
+    for index, parameter in enumerate(parameters):
         if parameter.grad is None:
             continue
         slope = parameter.grad
         if settings.weight_decay:
             slope = slope.add(parameter, alpha=settings.weight_decay)
         if anchors:
-            slope = slope.add(parameter - anchors[place], alpha=settings.proximal)
+            slope = slope.add(parameter - anchors[index], alpha=settings.proximal)
         if velocities:
-            slope = velocities[place].mul_(settings.momentum).add_(slope)
+            slope = velocities[index].mul_(settings.momentum).add_(slope)
         parameter.sub_(slope, alpha=settings.learning_rate)
 
 

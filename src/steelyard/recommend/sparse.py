@@ -15,6 +15,9 @@ from steelyard.recommend.fpl import Floats32, Learning
 from steelyard.recommend.interactions import Codes, Flags
 from steelyard.recommend.sampling import Items
 
+GRAM_BLOCK = 256
+"""Users whose inner products with all others are computed together."""
+
 
 @dataclass(frozen=True, eq=False)
 class SparseRows:
@@ -73,6 +76,21 @@ class SparseRows:
         whole = self._merged
         squares = np.square(whole.values.astype(np.float64)).sum(axis=1)
         return self.rate * np.sqrt(np.bincount(whole.owners, weights=squares, minlength=self.clients))
+
+    def gram(self, parameters: torch.Tensor) -> Floats:
+        from scipy import sparse  # late, for a quick start
+
+        whole = self._merged
+        width = whole.values.shape[1]
+        starts = np.searchsorted(whole.owners, np.arange(self.clients + 1)) * width
+        columns = (whole.rows.astype(np.int64)[:, None] * width + np.arange(width)).reshape(-1)
+        values = self.rate * whole.values.astype(np.float64).reshape(-1)
+        updates = sparse.csr_array((values, columns, starts), shape=(self.clients, parameters.numel()))
+        found = np.zeros((self.clients, self.clients))
+        # Some users at a time: the product of all with all has far more intermediate entries than the matrix itself.
+        for begin in range(0, self.clients, GRAM_BLOCK):
+            found[begin : begin + GRAM_BLOCK] = (updates[begin : begin + GRAM_BLOCK] @ updates.T).toarray()
+        return np.tril(found) + np.tril(found, -1).T
 
     def select(self, keep: Sequence[int]) -> SparseRows:
         place = np.full(self.clients, -1, dtype=np.int32)
@@ -152,6 +170,9 @@ class PairRows:
 
     def divergence(self, parameters: torch.Tensor) -> Floats:
         return self.sparse().divergence(parameters)
+
+    def gram(self, parameters: torch.Tensor) -> Floats:
+        return self.sparse().gram(parameters)
 
     def select(self, keep: Sequence[int]) -> PairRows:
         rows = list(keep)

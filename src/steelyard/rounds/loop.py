@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from steelyard.rounds.state import Federation, Plan, Recorder, RoundRecord, Roun
 from steelyard.rounds.targets import reached
 from steelyard.weighing.criteria import CohortView, Criterion
 from steelyard.weighing.priorities import Order, OrderState
+from steelyard.weighing.view import Memory
 from steelyard.weighing.weights import Weighing
 
 
@@ -133,6 +135,8 @@ class _Draft:
     weighing: Weighing | None
     model: torch.Tensor
     order: Order
+    memory: Mapping[str, Memory]
+    """What criteria remember for the next round."""
     kept_old: bool = False
     answer: Evaluations | None = None
     tried: tuple[tuple[Order, float], ...] = ()
@@ -155,38 +159,24 @@ def _weigh(
         )
     order = state.orders.order
     if not updates.clients:
-        return _Draft(federation, state, updates, None, state.parameters, order, kept_old=True)
-    raw = measure(criteria, updates, state.parameters, federation.seed, server)
-    weighing = federation.rule.weigh(raw, order)
+        return _Draft(federation, state, updates, None, state.parameters, order, state.memory, kept_old=True)
+    view = CohortView.of(updates, state.parameters, partial(server.test, federation.seed), state.memory)
+    weighing = federation.rule.weigh(measure(criteria, updates, view), order)
     # A criterion that is 0 for everyone became 1/n each; when all are, no client showed any worth (AdaFed's p = 0).
     worthless = weighing.uniform or len(weighing.all_zero) == len(weighing.criteria)
     if worthless and federation.rule.settings.when_zero == "keep":
-        return _Draft(federation, state, updates, weighing, state.parameters, order, kept_old=True)
+        return _Draft(federation, state, updates, weighing, state.parameters, order, view.remembered, kept_old=True)
     model = updates.payload.combine(state.parameters, weighing.weights)
-    return _Draft(federation, state, updates, weighing, model, order)
+    return _Draft(federation, state, updates, weighing, model, order, view.remembered)
 
 
-def measure(
-    criteria: Sequence[Criterion], updates: Updates, parameters: torch.Tensor, seed: int, server: Server
-) -> np.ndarray:
+def measure(criteria: Sequence[Criterion], updates: Updates, view: CohortView) -> np.ndarray:
     """Put the raw criteria of a cohort side by side: [clients, criteria], measured by whoever each criterion says."""
-    view = CohortView(
-        updates.samples,
-        lambda: updates.payload.divergence(parameters),
-        lambda: server.test(seed, _single_models(updates)),
-    )
     columns = [
         updates.criteria[criterion.name] if criterion.measured_by == "client" else criterion.on_server(view)
         for criterion in criteria
     ]
     return np.stack([np.asarray(column, dtype=np.float64) for column in columns], axis=1)
-
-
-def _single_models(updates: Updates) -> torch.Tensor:
-    models = getattr(updates.payload, "models", None)
-    if models is None:
-        raise UserError("criterion VP: the server sees no single models in this run; allowed: criteria without them")
-    return models
 
 
 def _evaluate(drafts: Sequence[_Draft], clients: Clients, round: int, *, detailed: bool) -> None:
@@ -256,7 +246,7 @@ def _finish(draft: _Draft, server: Server, plan: Plan, seconds: float) -> tuple[
     accuracy = None if answer is None else float(answer.overall()[0])
     finished = plan.stop_at is not None and answer is not None and bool(reached(answer.scores[0], *plan.stop_at))
     orders = draft.orders or before.orders
-    state = RoundState(before.round + 1, draft.model, loss, orders, finished)
+    state = RoundState(before.round + 1, draft.model, loss, orders, finished, draft.memory)
     macro = None if test is None or test.f1.shape[1] == 0 else float(test.f1[0].mean())
     record = RoundRecord(
         federation=federation.name,

@@ -9,43 +9,12 @@ from typing import Protocol
 import torch
 
 from steelyard.clients.protocol import Server
-from steelyard.messages import Evaluations, LossState, ServerTest, Updates
+from steelyard.messages import Evaluations, LossState, Updates
+from steelyard.weighing.losses import FixedLoss, LossRule
 from steelyard.weighing.priorities import FixedOrder, Order, OrderState, OrderStrategy
 from steelyard.weighing.rule import Rule
+from steelyard.weighing.view import Memory
 from steelyard.weighing.weights import Weighing
-
-PLAIN_LOSS = LossState()
-
-
-class LossRule(Protocol):
-    """Decides which loss the clients use next; adaptive losses look at the server's test of the new model."""
-
-    @property
-    def adapts(self) -> bool:
-        """Whether `after` needs the server's test of the new model."""
-        ...
-
-    def first(self) -> LossState:
-        """Return the loss of the first round."""
-        ...
-
-    def after(self, loss: LossState, test: ServerTest) -> LossState:
-        """Return the loss of the next round, from how the new model does on the server's test set."""
-        ...
-
-
-@dataclass(frozen=True)
-class FixedLoss:
-    """The same loss every round."""
-
-    loss: LossState = PLAIN_LOSS
-    adapts: bool = False
-
-    def first(self) -> LossState:
-        return self.loss
-
-    def after(self, loss: LossState, test: ServerTest) -> LossState:
-        return loss
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,6 +27,8 @@ class RoundState:
     orders: OrderState
     finished: bool = False
     """True once an early stop at the target was reached; the federation then rests."""
+    memory: Mapping[str, Memory] = field(default_factory=dict[str, "Memory"])
+    """What criteria remembered for the rounds to come, by name: plain JSON values."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -56,6 +56,7 @@ def pack(states: Mapping[str, RoundState], clients: Mapping[str, torch.Tensor]) 
             "loss": asdict(state.loss),
             "orders": asdict(state.orders),
             "finished": state.finished,
+            "memory": state.memory,
         }
         for name, state in states.items()
     }
@@ -72,7 +73,12 @@ def unpack(tensors: Mapping[str, torch.Tensor], text: str) -> tuple[dict[str, Ro
         orders: dict[str, Any] = rest["orders"]
         orders["order"] = tuple(orders["order"])
         states[name] = RoundState(
-            rest["round"], tensors[MODELS + name], LossState(**loss), OrderState(**orders), rest["finished"]
+            round=rest["round"],
+            parameters=tensors[MODELS + name],
+            loss=LossState(**loss),
+            orders=OrderState(**orders),
+            finished=rest["finished"],
+            memory=rest.get("memory", {}),  # runs of earlier versions remembered nothing
         )
     kept = {name.removeprefix(CLIENTS): tensor for name, tensor in tensors.items() if name.startswith(CLIENTS)}
     return states, kept

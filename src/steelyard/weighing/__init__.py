@@ -1,1 +1,10 @@
-"""Criteria, scores and weights: how a client's say is weighed."""
+"""Criteria, scores and weights: how a client's say is weighed.
+
+Importing this room registers all built-in criteria, those of `criteria` first, then AdaFed's.
+"""
+
+from __future__ import annotations
+
+import steelyard.weighing.adafed as _adafed
+
+del _adafed

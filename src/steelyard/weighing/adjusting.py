@@ -49,22 +49,22 @@ def other_orders(current: Order) -> list[Order]:
     """
     count = len(current)
     if count > ALL_ORDERS_UP_TO:
-        return [_swapped(current, place) for place in range(count - 1)]
+        return [_swapped(current, position) for position in range(count - 1)]
     ordered = list(permutations(range(count)))
-    here = ordered.index(current)
-    return ordered[here + 1 :] + ordered[:here]
+    position = ordered.index(current)
+    return ordered[position + 1 :] + ordered[:position]
 
 
-def _swapped(order: Order, place: int) -> Order:
-    return (*order[:place], order[place + 1], order[place], *order[place + 2 :])
+def _swapped(order: Order, position: int) -> Order:
+    return (*order[:position], order[position + 1], order[position], *order[position + 2 :])
 
 
 def _best(accuracies: Sequence[float]) -> int:
     """Position of the highest accuracy; of equal ones the first, so that a tie never changes the order."""
-    return max(range(len(accuracies)), key=lambda place: (accuracies[place], -place))
+    return max(range(len(accuracies)), key=lambda index: (accuracies[index], -index))
 
 
-def _kept(state: OrderState, tried: Sequence[Order], accuracies: Sequence[float], chosen: int, tests: int) -> Decision:
+def _keep(state: OrderState, tried: Sequence[Order], accuracies: Sequence[float], chosen: int, tests: int) -> Decision:
     after = replace(
         state,
         order=tried[chosen],
@@ -87,10 +87,10 @@ class OnlineOrder:
         return other_orders(state.order) if accuracy < state.reference else ()
 
     def decide(self, state: OrderState, tried: Sequence[Order], accuracies: Sequence[float]) -> Decision:
-        for place, accuracy in enumerate(accuracies):
+        for index, accuracy in enumerate(accuracies):
             if not accuracy < state.reference:
-                return _kept(state, tried, accuracies, place, tests=place)
-        return _kept(state, tried, accuracies, _best(accuracies), tests=len(tried) - 1)
+                return _keep(state, tried, accuracies, index, tests=index)
+        return _keep(state, tried, accuracies, _best(accuracies), tests=len(tried) - 1)
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class GreedyOrder:
         return other_orders(state.order)
 
     def decide(self, state: OrderState, tried: Sequence[Order], accuracies: Sequence[float]) -> Decision:
-        return _kept(state, tried, accuracies, _best(accuracies), tests=len(tried) - 1)
+        return _keep(state, tried, accuracies, _best(accuracies), tests=len(tried) - 1)
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class BanditOrder:
 
     A win counts 1, a tie ½. The bound is UCB1's: share + √(2 ln t / n) after n duels of t in all; orders that never
     fought come first. The winner (the current order on a tie) is kept. When no bound reaches ½, even an optimist
-    expects to lose, and the round spends no test. Use it when tests are dear.
+    expects to lose, and the round spends no test. Use it when tests are expensive.
     """
 
     def others(self, state: OrderState, accuracy: float, seed: int, round: int) -> Sequence[Order]:
@@ -125,7 +125,7 @@ class BanditOrder:
 
     def decide(self, state: OrderState, tried: Sequence[Order], accuracies: Sequence[float]) -> Decision:
         if len(tried) == 1:
-            return _kept(state, tried, accuracies, 0, tests=0)
+            return _keep(state, tried, accuracies, 0, tests=0)
         duels, wins = _counts(state.memory, "duels"), _counts(state.memory, "wins")
         ours, theirs = accuracies[0], accuracies[1]
         won = 0.5 if ours == theirs else float(ours > theirs)
@@ -133,7 +133,7 @@ class BanditOrder:
             duels[_key(order)] = duels.get(_key(order), 0.0) + 1.0
             wins[_key(order)] = wins.get(_key(order), 0.0) + gained
         remembered = replace(state, memory={**state.memory, "duels": duels, "wins": wins})
-        return _kept(remembered, tried, accuracies, _best(accuracies), tests=1)
+        return _keep(remembered, tried, accuracies, _best(accuracies), tests=1)
 
 
 @dataclass(frozen=True)

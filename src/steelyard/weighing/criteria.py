@@ -1,9 +1,8 @@
-"""Criteria: raw measures of a client's worth, each saying who takes it and what it is about.
+"""Criteria: raw measures of a client's worth, each saying who takes it, what it is about and what it needs.
 
 A criterion that the client measures is believed as sent (after a check of its range); one that the server measures
-cannot be lied about. The built-in ones: DS, LD, CB, IS on the client, MD on the server; AdaFed's
-measured performance (VP and its kin, on the server) is in `performance`.
-A criterion of your own is one decorated function:
+cannot be lied about. The built-in ones: DS, LD, CB, IS on the client, EQ and MD on the server; AdaFed's measured
+performance (VP and its kin, on the server) is in `adafed`. A criterion of your own is one decorated function:
 
     @client_criterion("BT", about="device", description="battery level")
     def battery(local: LocalData) -> float:
@@ -13,84 +12,36 @@ A criterion of your own is one decorated function:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 
 from steelyard.errors import UserError, listed, nearest
-from steelyard.messages import Floats, ServerTest
+from steelyard.messages import Floats
+from steelyard.weighing.needs import NO_NEEDS, NeededTask, Needs, Offers, unmet
+from steelyard.weighing.plugins import load_entry_points
+from steelyard.weighing.view import CohortView, Labelled, LocalData
+
+__all__ = [
+    "CohortView",
+    "Criterion",
+    "Labelled",
+    "LocalData",
+    "add",
+    "check",
+    "client_criterion",
+    "get",
+    "known",
+    "server_criterion",
+]
 
 MeasuredBy = Literal["client", "server"]
 About = Literal["data", "model", "device", "user"]
 
 FEW_LABELS = 2048
 """Up to here a Python set counts labels faster than a tensor operation; a round may measure thousands of clients."""
-
-
-@dataclass(frozen=True, eq=False)
-class LocalData:
-    """What a client can look at when it measures itself: its samples, its trained model, its device, its user."""
-
-    client: str
-    labels: torch.Tensor
-    """Labels of the training samples."""
-    classes: int
-    """Number of classes of the task; 0 for regression."""
-    marks: Mapping[str, NDArray[np.float64]] = field(default_factory=dict[str, NDArray[np.float64]])
-    """Further attributes per training sample, such as "sharp"."""
-    features: Callable[[], torch.Tensor] | None = None
-    """Returns the training samples themselves; a function, because most criteria need only the labels."""
-    model: torch.Tensor | None = None
-    """The trained local model as a flat vector; given only to criteria about the model."""
-    device: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Facts about the device, from the node's configuration."""
-    user: Mapping[str, float] = field(default_factory=dict[str, float])
-    """Facts about the user, from the node's configuration."""
-
-
-@dataclass(frozen=True, eq=False)
-class Labelled:
-    """The training labels of many clients, one client after another; a simulation measures all of them in one go."""
-
-    labels: NDArray[np.generic]
-    sizes: NDArray[np.int64]
-    classes: int
-    """Number of classes of the task; 0 for regression."""
-
-    def counts(self) -> NDArray[np.int64] | None:
-        """Return how many samples of each class each client has, or None where labels are not numbers of classes."""
-        if not self.classes or not np.issubdtype(self.labels.dtype, np.integer):
-            return None
-        labels = self.labels.astype(np.int64)
-        if len(labels) and (labels.min() < 0 or labels.max() >= self.classes):
-            return None
-        owner = np.repeat(np.arange(len(self.sizes)), self.sizes)
-        cells = np.bincount(owner * self.classes + labels, minlength=len(self.sizes) * self.classes)
-        return cells.reshape(len(self.sizes), self.classes)
-
-
-@dataclass(frozen=True, eq=False)
-class CohortView:
-    """What the server can look at when it measures a cohort; the costly parts are computed once, when asked for."""
-
-    samples: NDArray[np.int64]
-    divergence_of: Callable[[], Floats]
-    validation_of: Callable[[], ServerTest]
-
-    @cached_property
-    def divergence(self) -> Floats:
-        """‖Θ − Θ_a‖₂ of every client."""
-        return self.divergence_of()
-
-    @cached_property
-    def validation(self) -> ServerTest:
-        """Every client's model on the server's test set."""
-        return self.validation_of()
 
 
 @dataclass(frozen=True)
@@ -103,23 +54,40 @@ class Criterion:
     description: str
     measure: Callable[[LocalData], float | bool] | Callable[[CohortView], Floats]
     maximum: float | None = None
-    """Largest raw value that can be true; a client that sends more is refused. The smallest is always 0."""
-    needs_models: bool = False
-    """Whether the server must see single models; secure aggregation hides them."""
-    needs_test_set: bool = False
-    """Whether the server must hold a test set of its own to measure it."""
+    """Largest raw value that can be true; a client that sends more is refused. The smallest is always 0. Other bounds
+    on what a client says of itself belong beside it, and into `refusal`, which the server asks for every client."""
+    needs: Needs = NO_NEEDS
+    """What must be there for it to be measured."""
     of_labels: Callable[[Labelled], Floats | None] | None = None
     """The same measure of many clients at once, where it looks at labels alone; None from it means: one by one."""
 
     def on_client(self, local: LocalData) -> float:
         """Take a client-side measure as a number; booleans become 0 or 1."""
+        needed = self.needs.classes
+        # Fewer are no fault: a device that holds one class only may not know of the other.
+        if needed is not None and not 0 < local.classes <= needed:
+            raise UserError(
+                f"criterion {self.name}: is for {needed} classes, and this data has {local.classes or 'none'}; "
+                f"allowed: data with {needed} classes"
+            )
+        for mark in self.needs.marks:
+            if mark not in local.marks:
+                raise UserError(
+                    f"criterion {self.name}: this data has no mark '{mark}'; allowed: a source with that mark"
+                )
         value = float(self.measure(local))  # type: ignore[arg-type]
         if not (math.isfinite(value) and value >= 0):
             raise UserError(f"criterion {self.name}: measured {value} on {local.client}; allowed: a number >= 0")
         return value
 
     def on_server(self, view: CohortView) -> Floats:
-        """Take a server-side measure of the whole cohort."""
+        """Take a server-side measure of the whole cohort: one number for each client."""
+        for need, told, what in (
+            (self.needs.label_counts, view.label_counts, "how many samples of each class they have"),
+            (self.needs.first_losses, view.first_losses, "the loss of the model they received"),
+        ):
+            if need and told is None:
+                raise UserError(f"criterion {self.name}: clients do not tell {what}; allowed: criteria without it")
         return np.asarray(self.measure(view), dtype=np.float64)  # type: ignore[arg-type]
 
     def refusal(self, value: float) -> str | None:
@@ -139,16 +107,22 @@ def client_criterion(
     about: About = "data",
     description: str = "",
     maximum: float | None = None,
+    needs_labels: bool = False,
+    needs_classes: int | None = None,
+    needs_marks: Sequence[str] = (),
+    needs_task: NeededTask | None = None,
     of_labels: Callable[[Labelled], Floats | None] | None = None,
 ) -> Callable[[Callable[[LocalData], float | bool]], Callable[[LocalData], float | bool]]:
     """Register a function of LocalData as a criterion that each client measures on itself.
 
+    What it needs, such as `needs_marks=("sharp",)`, is held against what the data offers before a run starts.
     `of_labels` may give the same for many clients at once; a simulation of thousands then measures faster.
     """
+    needs = Needs(labels=needs_labels, classes=needs_classes, marks=tuple(needs_marks), task=needs_task)
 
     def register(measure: Callable[[LocalData], float | bool]) -> Callable[[LocalData], float | bool]:
         text = description or (measure.__doc__ or name).strip().splitlines()[0]
-        add(Criterion(name, "client", about, text, measure, maximum, of_labels=of_labels))
+        add(Criterion(name, "client", about, text, measure, maximum, needs, of_labels))
         return measure
 
     return register
@@ -161,12 +135,26 @@ def server_criterion(
     description: str = "",
     needs_models: bool = True,
     needs_test_set: bool = False,
+    needs_task: NeededTask | None = None,
+    needs_label_counts: bool = False,
+    needs_first_losses: bool = False,
 ) -> Callable[[Callable[[CohortView], Floats]], Callable[[CohortView], Floats]]:
-    """Register a function of CohortView as a criterion that the server measures, so that no client can lie about it."""
+    """Register a function of CohortView as a criterion that the server measures, so that no client can lie about it.
+
+    What costs clients something is asked of them only where a criterion needs it: `needs_label_counts` makes
+    `view.label_counts` not None, `needs_first_losses` makes `view.first_losses` not None.
+    """
+    needs = Needs(
+        models=needs_models,
+        test_set=needs_test_set,
+        task=needs_task,
+        label_counts=needs_label_counts,
+        first_losses=needs_first_losses,
+    )
 
     def register(measure: Callable[[CohortView], Floats]) -> Callable[[CohortView], Floats]:
         text = description or (measure.__doc__ or name).strip().splitlines()[0]
-        add(Criterion(name, "server", about, text, measure, None, needs_models, needs_test_set))
+        add(Criterion(name, "server", about, text, measure, None, needs))
         return measure
 
     return register
@@ -185,9 +173,6 @@ def add(criterion: Criterion) -> None:
 
 def known() -> dict[str, Criterion]:
     """Return all registered criteria by name: built in, from entry points, from loaded scripts."""
-    from steelyard.weighing.plugins import load_entry_points, load_module
-
-    load_module("steelyard.weighing.performance")  # registers VP and its kin
     load_entry_points()
     return dict(_registry)
 
@@ -198,6 +183,13 @@ def get(name: str) -> Criterion:
     if name not in table:
         raise UserError(f"criterion '{name}' is not known{nearest(name, table)}; known: {listed(table)}")
     return table[name]
+
+
+def check(criterion: Criterion, offers: Offers) -> None:
+    """Refuse a criterion whose needs the run does not meet; call it before any data is read."""
+    fault = unmet(criterion.needs, offers, {name: other.needs for name, other in known().items()})
+    if fault is not None:
+        raise UserError(f"weighing.criteria: {criterion.name} {fault}")
 
 
 def _distinct(many: Labelled) -> Floats | None:
@@ -215,15 +207,23 @@ def dataset_size(local: LocalData) -> float:
     return float(len(local.labels))
 
 
-@client_criterion("LD", description="label diversity: number of distinct labels", of_labels=_distinct)
+@client_criterion(
+    "LD", description="label diversity: number of distinct labels", needs_labels=True, of_labels=_distinct
+)
 def label_diversity(local: LocalData) -> float:
     """Number of distinct labels among the training samples (papers 000, 003)."""
     if len(local.labels) <= FEW_LABELS:
         return float(len(set(local.labels.tolist())))
-    return float(len(torch.unique(local.labels)))
+    return float(len(local.labels.unique()))
 
 
-@client_criterion("CB", description="class balance: rarer class over commoner class (two classes)", maximum=1.0)
+@client_criterion(
+    "CB",
+    description="class balance: rarer class over commoner class (two classes)",
+    maximum=1.0,
+    needs_labels=True,
+    needs_classes=2,
+)
 def class_balance(local: LocalData) -> float:
     """min(#pos, #neg) / max(#pos, #neg); 0 for a client that holds one class only (paper 000)."""
     positive = int((local.labels > 0).sum())
@@ -231,11 +231,11 @@ def class_balance(local: LocalData) -> float:
     return min(positive, negative) / max(positive, negative, 1)
 
 
-@client_criterion("IS", description="image sharpness: share of samples marked sharp", maximum=1.0)
+@client_criterion(
+    "IS", description="image sharpness: share of samples marked sharp", maximum=1.0, needs_marks=("sharp",)
+)
 def image_sharpness(local: LocalData) -> float:
     """Fraction of the training samples marked sharp; CelebA: not `Blurry` (paper 000)."""
-    if "sharp" not in local.marks:
-        raise UserError("criterion IS: this data has no mark 'sharp'; allowed: a source that marks sharp samples")
     sharp = local.marks["sharp"]
     return float(np.mean(sharp)) if len(sharp) else 0.0
 

@@ -22,6 +22,6 @@ def load_entry_points() -> None:
 
 
 @cache
-def load_module(place: str) -> object:
+def load_module(source: str) -> object:
     """Import a user's module by dotted name or by the path of a .py file; its decorators do the registering."""
-    return load_code(place, "plugin")
+    return load_code(source, "plugin")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -14,8 +14,8 @@ from steelyard.settings import Section
 from steelyard.weighing import capacity as capacities
 from steelyard.weighing import criteria as registry
 from steelyard.weighing import plugins, scores
+from steelyard.weighing.adafed import LossSettings
 from steelyard.weighing.adjusting import AdjustSettings
-from steelyard.weighing.performance import LossSettings
 from steelyard.weighing.weights import Weighing, normalise, to_weights
 
 ScoreName = Literal["prioritized", "mean", "weighted-mean", "owa", "choquet", "product", "power"]
@@ -162,6 +162,14 @@ def label(settings: WeighingSettings) -> str:
     return text if settings.loss is None or settings.loss.adapt == "none" else f"{text}+{settings.loss.adapt}"
 
 
+def criteria_of(rules: Iterable[WeighingSettings]) -> list[registry.Criterion]:
+    """Look up the criteria of all rules, each once, in the order of naming, after loading the plugins they name."""
+    rules = list(rules)
+    for source in dict.fromkeys(source for rule in rules for source in rule.plugins):
+        plugins.load_module(source)
+    return [registry.get(name) for name in dict.fromkeys(name for rule in rules for name in rule.criteria)]
+
+
 class Rule:
     """A weighing rule ready for use: pure functions from raw criteria to weights."""
 
@@ -178,9 +186,7 @@ class Rule:
 
     def criteria(self) -> list[registry.Criterion]:
         """Look the criteria up, after loading the plugins that may define them."""
-        for place in self.settings.plugins:
-            plugins.load_module(place)
-        return [registry.get(name) for name in self.names]
+        return criteria_of([self.settings])
 
     def score(self, values: Floats, order: Sequence[int] | None = None) -> Floats:
         """Return the scores of values [clients, criteria] given in the listed order of the criteria."""
@@ -193,8 +199,8 @@ class Rule:
         normalised, zero = normalise(raw)
         found = self.score(normalised, order)
         weights, uniform = to_weights(found)
-        silent = tuple(name for name, is_zero in zip(self.names, zero, strict=True) if is_zero)
-        return Weighing(self.names, raw, normalised, found, weights, silent, uniform)
+        all_zero = tuple(name for name, is_zero in zip(self.names, zero, strict=True) if is_zero)
+        return Weighing(self.names, raw, normalised, found, weights, all_zero, uniform)
 
     def candidates(self, normalised: Floats, orders: Sequence[Sequence[int]]) -> Floats:
         """Return the weights [orders, clients] of one cohort under several priority orders."""

@@ -65,9 +65,9 @@ def choquet(capacity: Mapping[frozenset[int], float]) -> Score:
         result = np.zeros(len(flat))
         for row, (client, ascending) in enumerate(zip(flat, order, strict=True)):
             before = 0.0
-            for place, index in enumerate(ascending):
+            for rank, index in enumerate(ascending):
                 step = client[index] - before
-                result[row] += step * capacity[frozenset(ascending[place:].tolist())]
+                result[row] += step * capacity[frozenset(ascending[rank:].tolist())]
                 before = client[index]
         return result.reshape(values.shape[:-1])
 

@@ -27,16 +27,18 @@ def read_table(path: Path) -> tuple[list[str], list[str], np.ndarray]:
     header = [cell.strip() for cell in rows[0]]
     if len(set(header)) != len(header) or "" in header:
         raise UserError(f"{path}: header {','.join(header)}; allowed: each column named, each name once")
-    named = [place for place, name in enumerate(header) if name.lower() == "client"]
-    place = named[0] if named else 0
-    criteria = [name for column, name in enumerate(header) if column != place]
+    named = [column for column, name in enumerate(header) if name.lower() == "client"]
+    client_column = named[0] if named else 0
+    criteria = [name for column, name in enumerate(header) if column != client_column]
     clients: list[str] = []
     values: list[list[float]] = []
     for line, row in enumerate(rows[1:], start=2):
         if len(row) != len(header):
             raise UserError(f"{path}, row {line}: {len(row)} cells; allowed: {len(header)}, as in the header")
-        clients.append(row[place].strip())
-        values.append([_cell(path, line, header[column], cell) for column, cell in enumerate(row) if column != place])
+        clients.append(row[client_column].strip())
+        values.append(
+            [_cell(path, line, header[column], cell) for column, cell in enumerate(row) if column != client_column]
+        )
     return clients, criteria, np.array(values)
 
 

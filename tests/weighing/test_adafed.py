@@ -10,8 +10,8 @@ import pytest
 from steelyard.errors import UserError
 from steelyard.messages import LossState, ServerTest
 from steelyard.weighing import criteria as registry
+from steelyard.weighing.adafed import BarronLoss, ClassF1Loss, LossSettings, barron_shape, class_weights
 from steelyard.weighing.criteria import CohortView
-from steelyard.weighing.performance import BarronLoss, ClassF1Loss, LossSettings, barron_shape, class_weights
 from steelyard.weighing.rule import Rule, WeighingSettings, label
 
 TEST = ServerTest(np.array([0.5, 0.25, 0.0]), np.array([[0.6, 0.2], [0.4, 0.0], [0.0, 0.0]]))
@@ -26,8 +26,8 @@ def test_performance_is_measured_by_the_server_on_its_own_test_set():
     for name in ("VP", "VS", "VF", "VE"):
         criterion = registry.get(name)
         assert criterion.measured_by == "server"
-        assert criterion.needs_test_set
-        assert criterion.needs_models
+        assert criterion.needs.test_set
+        assert criterion.needs.models
 
 
 def test_accuracy_times_size_macro_f1_and_error():

@@ -1,7 +1,16 @@
-"""AdaFed (paper 001): measured performance as a criterion, and a loss that adapts to where the model still fails.
+"""AdaFed (paper 001): weights from measured performance, and a loss that adapts to where the model still fails.
 
-The criteria here are measured by the server on its own test set, so a client cannot lie about them; they combine with
-all others and with priorities. Which rows the server weighs on and which it reports on is the partition's matter.
+A. Giuseppi, L. Della Torre, D. Menegatti, A. Pietrabissa: "AdaFed: Performance-based Adaptive Federated Learning",
+Algorithm 1. In every round
+
+    evaluate each client's model w_i on the server's test set        lines 4-6   `view.validation`
+    let the evaluation determine its weight p_i                      line 7      criteria VP, VS, VF, VE; score "power"
+    w_S ← Σ p_i w_i / Σ p_i                                          line 9      the round loop, as for every rule
+    evaluate w_S, adapt the loss to how it does                      lines 10-11 ClassF1Loss, BarronLoss
+    send w_S and the loss to the clients                             line 12     the next Task
+
+The criteria are measured by the server, so a client cannot lie about them, and combine with all others and with
+priorities. Which rows the server weighs on and which it reports on is the partition's matter.
 """
 
 from __future__ import annotations
@@ -17,34 +26,53 @@ from steelyard.errors import UserError, listed
 from steelyard.messages import Floats, LossState, ServerTest
 from steelyard.settings import Section
 from steelyard.weighing.criteria import CohortView, server_criterion
+from steelyard.weighing.losses import FixedLoss, LossRule
+
+# ---------------------------------------------------------------- the weights p_i (lines 4-9)
 
 
 def _classified(name: str, view: CohortView) -> ServerTest:
+    # Data from memory says what it is only when it is there, too late for the check of needs and offers.
     test = view.validation
     if test.f1.shape[1] == 0:
         raise UserError(f"criterion {name}: measures classes, and this is a regression; allowed: VE")
     return test
 
 
-@server_criterion("VP", description="validation performance: accuracy on the server's test set", needs_test_set=True)
+@server_criterion(
+    "VP",
+    description="validation performance: accuracy on the server's test set",
+    needs_test_set=True,
+    needs_task="classes",
+)
 def validation_performance(view: CohortView) -> Floats:
     """Accuracy of the client's model on the server's test set: p_i of simulations 2 and 3 (paper 001)."""
     return _classified("VP", view).accuracy
 
 
-@server_criterion("VS", description="accuracy on the server's test set times number of samples", needs_test_set=True)
+@server_criterion(
+    "VS",
+    description="accuracy on the server's test set times number of samples",
+    needs_test_set=True,
+    needs_task="classes",
+)
 def validation_times_size(view: CohortView) -> Floats:
     """p_i = accuracy_i × #training-data_i, as in simulation 1 (paper 001, §4.0.1)."""
     return _classified("VS", view).accuracy * view.samples
 
 
-@server_criterion("VF", description="macro F1 on the server's test set", needs_test_set=True)
+@server_criterion("VF", description="macro F1 on the server's test set", needs_test_set=True, needs_task="classes")
 def validation_macro_f1(view: CohortView) -> Floats:
     """Mean over classes of F1 on the server's test set; use it where rare classes matter (paper 001, §3.1)."""
     return _classified("VF", view).f1.mean(axis=1)
 
 
-@server_criterion("VE", description="regression: 1/(1 + MAPE) on the server's test set", needs_test_set=True)
+@server_criterion(
+    "VE",
+    description="regression: 1/(1 + MAPE) on the server's test set",
+    needs_test_set=True,
+    needs_task="regression",
+)
 def validation_error(view: CohortView) -> Floats:
     """1 / (1 + MAPE): falls as the mean absolute percentage error grows (paper 001, §3.2)."""
     errors = view.validation.errors
@@ -52,6 +80,19 @@ def validation_error(view: CohortView) -> Floats:
         raise UserError("criterion VE: measures the error of a regression, and this data has classes; allowed: VP, VF")
     mape = np.nan_to_num(np.asarray(errors["mape"], dtype=np.float64), nan=np.inf)
     return 1.0 / (1.0 + mape)
+
+
+# ---------------------------------------------------------------- the loss that adapts (lines 10-12)
+
+
+# Which parameter belongs to which way of adapting: one given for another is a mistake that must not pass in silence.
+_PARAMETERS = {
+    "epsilon": ("class-f1",),
+    "shape": ("barron", "none"),
+    "scale": ("barron", "none"),
+    "adapt_scale": ("barron",),
+    "lowest": ("barron",),
+}
 
 
 class LossSettings(Section):
@@ -74,12 +115,9 @@ class LossSettings(Section):
 
     @model_validator(mode="after")
     def _fits(self) -> LossSettings:
-        homes = {"shape": ("barron", "none"), "scale": ("barron", "none"), "adapt_scale": ("barron",)}
-        for name, allowed in {**homes, "lowest": ("barron",)}.items():
+        for name, allowed in _PARAMETERS.items():
             if self.adapt not in allowed and getattr(self, name) != type(self).model_fields[name].default:
                 raise UserError(f"{name}: given with adapt = '{self.adapt}'; allowed only with {listed(allowed)}")
-        if self.adapt != "class-f1" and self.epsilon != 0.1:
-            raise UserError(f"epsilon: given with adapt = '{self.adapt}'; allowed only with class-f1")
         return self
 
 
@@ -144,3 +182,13 @@ class BarronLoss:
         if self.adapt_scale and math.isfinite(mae) and mae > 0:
             scale = min(scale, NORMAL_RATIO * mae)
         return LossState("barron", shape=barron_shape(rmse, mae, self.lowest), scale=scale)
+
+
+def loss_rule(settings: LossSettings | None, name: str = "auto") -> LossRule:
+    """Return what decides the clients' loss: the one named every round, or one that adapts as the settings say."""
+    if settings is None:
+        return FixedLoss(LossState(name))
+    if settings.adapt == "class-f1":
+        return ClassF1Loss(name, settings.epsilon)
+    adapts = settings.adapt == "barron"
+    return BarronLoss(settings.shape, settings.scale, settings.adapt_scale, settings.lowest, adapts)

@@ -1,0 +1,41 @@
+"""What each source of data offers, as far as it is known before anything is read: one table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+Source = Literal["digits", "mnist", "leaf", "npz", "images", "diabetes", "memory"]
+TaskKind = Literal["classes", "regression"]
+
+NO_MARKS: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class SourceOffers:
+    """What a source can give; None where only the data can tell. `DataSettings.offers` adds what the settings say."""
+
+    task: TaskKind | None = "classes"
+    """Whether labels are classes or the target of a regression."""
+    classes: int | None = None
+    """Number of classes; 0 for a regression."""
+    marks: frozenset[str] | None = NO_MARKS
+    """Names of the further attributes of its rows, such as "sharp"."""
+    owners: bool = False
+    """Whether it may know whose row each is."""
+    held_out: bool = False
+    """Whether it may have a test part of its own."""
+    splits_owners: bool = False
+    """Whether that test part may hold rows of each owner."""
+
+
+SOURCES: Mapping[Source, SourceOffers] = {
+    "digits": SourceOffers(classes=10),
+    "mnist": SourceOffers(classes=10, owners=True, held_out=True),
+    "leaf": SourceOffers(owners=True, held_out=True, splits_owners=True),
+    "npz": SourceOffers(owners=True, held_out=True, splits_owners=True),
+    "images": SourceOffers(marks=None, owners=True),
+    "diabetes": SourceOffers(task="regression", classes=0),
+    "memory": SourceOffers(task=None, marks=None, owners=True, held_out=True, splits_owners=True),
+}

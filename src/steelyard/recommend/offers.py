@@ -1,0 +1,16 @@
+"""What users of a recommender offer to criteria."""
+
+from __future__ import annotations
+
+from steelyard.weighing.needs import Offers
+
+USER_OFFERS = Offers(
+    "a recommender",
+    task="ranking",
+    classes=0,
+    marks=frozenset(),
+    lacks_test_set="and the server of a recommender holds no interactions; allowed: criteria without a test set",
+    label_counts=False,
+    first_losses=False,
+)
+"""Labels are the items or categories that a user took; single updates are seen, but there are no classes or marks."""

@@ -1,0 +1,102 @@
+"""What a criterion needs, what a run offers, and whether the two meet; compared before any data is read."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from steelyard.errors import listed
+
+NeededTask = Literal["classes", "regression"]
+OfferedTask = Literal["classes", "regression", "ranking"]
+
+
+@dataclass(frozen=True)
+class Needs:
+    """What must be there for a criterion to be measured; a run that does not offer it refuses the criterion."""
+
+    labels: bool = False
+    """Whether clients must have labels."""
+    classes: int | None = None
+    """The number of classes that it is made for; None for any number, and for criteria that look at no classes."""
+    marks: tuple[str, ...] = ()
+    """Attributes that every training sample must have, such as "sharp"."""
+    task: NeededTask | None = None
+    """The kind of task that it is made for; None for any."""
+    models: bool = False
+    """Whether the server must see the updates of single clients; secure aggregation hides them."""
+    test_set: bool = False
+    """Whether the server must hold a test set of its own."""
+    label_counts: bool = False
+    """Whether clients must tell the server how many samples of each class they have."""
+    first_losses: bool = False
+    """Whether clients must measure the loss of the received model before they train: one more pass over their data."""
+
+
+NO_NEEDS = Needs()
+
+
+@dataclass(frozen=True)
+class Offers:
+    """What a run can give; None where only the data can tell, which is then found out when a criterion is measured."""
+
+    name: str
+    """What offers it, for error lines: "data.source = 'digits'"."""
+    task: OfferedTask | None = None
+    classes: int | None = None
+    """Number of classes; 0 where there are none."""
+    marks: frozenset[str] | None = None
+    labels: bool = True
+    models: bool = True
+    lacks_test_set: str = ""
+    """Why the server has no rows to test on, and what is allowed; empty where it has some."""
+    label_counts: bool = True
+    first_losses: bool = True
+
+
+def unmet(needs: Needs, offers: Offers, known: Mapping[str, Needs]) -> str | None:
+    """Say what of the needs is not offered and what is allowed in its place, or None when everything is.
+
+    `known` are the needs of the criteria that could be used in its place, by name.
+    """
+    found = _unmet_by_task(needs, offers, known) or _unmet_by_samples(needs, offers) or _unmet_by_server(needs, offers)
+    return found or None
+
+
+def _unmet_by_task(needs: Needs, offers: Offers, known: Mapping[str, Needs]) -> str:
+    if needs.classes is not None and offers.classes not in (None, needs.classes):
+        found = f"has {offers.classes}" if offers.classes else "has no classes"
+        return f"is for {needs.classes} classes, and {offers.name} {found}; allowed: data with {needs.classes} classes"
+    if needs.task is None or offers.task in (None, needs.task):
+        return ""
+    measures = {"classes": "measures classes", "regression": "measures the error of a regression"}[needs.task]
+    offered = {"classes": "has classes", "regression": "is a regression", "ranking": "ranks items"}[offers.task]
+    instead = [name for name, other in known.items() if other.task == offers.task]
+    return f"{measures}, and {offers.name} {offered}; allowed: {listed(instead) or 'criteria for any task'}"
+
+
+def _unmet_by_samples(needs: Needs, offers: Offers) -> str:
+    if needs.labels and not offers.labels:
+        return f"looks at labels, and {offers.name} has none; allowed: data with labels"
+    if offers.marks is None:
+        return ""
+    for mark in needs.marks:
+        if mark not in offers.marks:
+            return (
+                f"needs samples marked {mark}, and {offers.name} has none; allowed: a source with that mark "
+                "(images or npz with data.marks, or memory)"
+            )
+    return ""
+
+
+def _unmet_by_server(needs: Needs, offers: Offers) -> str:
+    if needs.test_set and offers.lacks_test_set:
+        return f"is measured on the server's test set, {offers.lacks_test_set}"
+    if needs.models and not offers.models:
+        return f"looks at single updates, and {offers.name} hides them; allowed: criteria that clients measure"
+    if needs.label_counts and not offers.label_counts:
+        return f"looks at label counts, and {offers.name} does not tell them; allowed: criteria without them"
+    if needs.first_losses and not offers.first_losses:
+        return f"looks at losses before training, and {offers.name} has none; allowed: criteria without them"
+    return ""

@@ -1,0 +1,175 @@
+"""What can be looked at when a client's worth is measured: by the client itself, and by the server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steelyard.errors import UserError
+from steelyard.messages import Counts, DenseModels, Floats, ServerTest, Updates
+
+if TYPE_CHECKING:
+    import torch  # only for annotations: criteria are listed without waiting for torch
+
+Memory: TypeAlias = "bool | int | float | str | list[Memory] | dict[str, Memory] | None"
+"""What can be remembered from round to round: plain JSON values, since a checkpoint holds it."""
+
+
+@dataclass(frozen=True, eq=False)
+class LocalData:
+    """What a client can look at when it measures itself: its samples, its trained model, its device, its user."""
+
+    client: str
+    labels: torch.Tensor
+    """Labels of the training samples."""
+    classes: int
+    """Number of classes of the task; 0 for regression."""
+    marks: Mapping[str, NDArray[np.float64]] = field(default_factory=dict[str, NDArray[np.float64]])
+    """Further attributes per training sample, such as "sharp"."""
+    features: Callable[[], torch.Tensor] | None = None
+    """Returns the training samples themselves; a function, because most criteria need only the labels."""
+    model: torch.Tensor | None = None
+    """The trained local model as a flat vector; given only to criteria about the model."""
+    device: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Facts about the device, from the node's configuration."""
+    user: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Facts about the user, from the node's configuration."""
+
+
+@dataclass(frozen=True, eq=False)
+class Labelled:
+    """The training labels of many clients, one client after another; a simulation measures all of them in one go."""
+
+    labels: NDArray[np.generic]
+    sizes: Counts
+    """Number of training samples of each client."""
+    classes: int
+    """Number of classes of the task; 0 for regression."""
+
+    def counts(self) -> Counts | None:
+        """Return how many samples of each class each client has, or None where labels are not numbers of classes."""
+        if not self.classes or not np.issubdtype(self.labels.dtype, np.integer):
+            return None
+        labels = self.labels.astype(np.int64)
+        if len(labels) and (labels.min() < 0 or labels.max() >= self.classes):
+            return None
+        owner = np.repeat(np.arange(len(self.sizes)), self.sizes)
+        cells = np.bincount(owner * self.classes + labels, minlength=len(self.sizes) * self.classes)
+        return cells.reshape(len(self.sizes), self.classes)
+
+
+def _nothing_to_test(weights: Floats) -> ServerTest:
+    raise UserError("weighing.criteria: the server tests no models in this run; allowed: criteria without a test set")
+
+
+@dataclass(frozen=True, eq=False)
+class CohortView:
+    """What the server can look at when it measures a cohort, one entry per client, ascending by client id.
+
+    The costly parts are computed once, when they are first asked for. What only some clients can tell is None where
+    they do not; a criterion that declares its need of it is refused there with one line.
+    """
+
+    samples: Counts
+    """Number of training samples of each client, as it says."""
+    divergence_of: Callable[[], Floats]
+    """Computes `divergence`."""
+    validation_of: Callable[[], ServerTest]
+    """Computes `validation`."""
+    gram_of: Callable[[], Floats] = lambda: np.zeros((0, 0))
+    """Computes `gram`."""
+    test_of: Callable[[Floats], ServerTest] = _nothing_to_test
+    """Computes `test`."""
+    clients: tuple[str, ...] = ()
+    """The ids of the clients; the key for what is remembered of single clients, since the next cohort is another."""
+    label_counts: Counts | None = None
+    """[clients, classes]: training samples of each class; None unless a criterion needs it and the clients share it."""
+    steps: Counts | None = None
+    """Local steps done this round; None where clients do not say."""
+    first_losses: Floats | None = None
+    """Mean loss of the received model on the client's training samples; None unless a criterion needs it."""
+    losses: Floats | None = None
+    """Mean training loss of the last local epoch."""
+    memory: Mapping[str, Memory] = field(default_factory=dict[str, Memory])
+    """What was remembered in the rounds before, by name; empty in the first round."""
+    _changes: dict[str, Memory] = field(default_factory=dict[str, Memory], init=False, repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        updates: Updates,
+        parameters: torch.Tensor,
+        test: Callable[[torch.Tensor], ServerTest],
+        memory: Mapping[str, Memory] | None = None,
+    ) -> CohortView:
+        """Return the view of a cohort's updates; `parameters` is the model it got, `test` tests models."""
+        payload = updates.payload
+
+        def validation() -> ServerTest:
+            if not isinstance(payload, DenseModels):
+                raise UserError(
+                    "weighing.criteria: the server sees no single models in this run; allowed: criteria without them"
+                )
+            return test(payload.models)
+
+        return cls(
+            samples=updates.samples,
+            divergence_of=lambda: payload.divergence(parameters),
+            validation_of=validation,
+            gram_of=lambda: payload.gram(parameters),
+            test_of=lambda weights: test(payload.combine(parameters, np.atleast_2d(weights))),
+            clients=updates.clients,
+            label_counts=updates.label_counts,
+            steps=updates.steps,
+            first_losses=updates.first_losses,
+            losses=updates.losses,
+            memory={} if memory is None else memory,
+        )
+
+    @cached_property
+    def divergence(self) -> Floats:
+        """‖Θ − Θ_a‖₂ of every client, over all parameters together."""
+        return self.divergence_of()
+
+    @cached_property
+    def gram(self) -> Floats:
+        """⟨Θ_a − Θ, Θ_b − Θ⟩ of every pair of clients: [clients, clients]; norms and cosines follow."""
+        return self.gram_of()
+
+    @cached_property
+    def validation(self) -> ServerTest:
+        """Every client's model on the server's test set."""
+        return self.validation_of()
+
+    def test(self, weights: Floats) -> ServerTest:
+        """Test the models that these weights combine on the server's test set: [clients], or [models, clients]."""
+        return self.test_of(weights)
+
+    def remember(self, name: str, value: object) -> None:
+        """Keep a value for the next rounds of this federation: `memory[name]` has it from the next round on.
+
+        Use it for averages over rounds, reputations and the like; a checkpoint holds it. Begin the name with that of
+        the criterion, so that two of them never share one. Plain JSON values and arrays; arrays become lists.
+        """
+        try:
+            # Through JSON at once: a run that was resumed and one that was not then see the same.
+            self._changes[name] = json.loads(json.dumps(value, default=_listed))
+        except (TypeError, ValueError) as error:
+            raise UserError(f"remember('{name}'): {error}; allowed: numbers, text, lists, tables, arrays") from error
+
+    @property
+    def remembered(self) -> dict[str, Memory]:
+        """The memory for the next round: what was there, with what was remembered in this round."""
+        return {**self.memory, **self._changes}
+
+
+def _listed(value: object) -> object:
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    raise TypeError(f"got {type(value).__name__}")

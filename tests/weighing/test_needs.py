@@ -1,0 +1,190 @@
+"""Needs against offers: every need that is not met is refused in one line, and names decide nothing."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from steelyard.data.settings import DataSettings
+from steelyard.errors import UserError
+from steelyard.weighing import criteria
+from steelyard.weighing.criteria import CohortView, Criterion, LocalData, client_criterion, server_criterion
+from steelyard.weighing.needs import NO_NEEDS, Needs, Offers, unmet
+
+KNOWN = {"VP": Needs(task="classes"), "VF": Needs(task="classes"), "VE": Needs(task="regression"), "DS": NO_NEEDS}
+DIGITS = Offers("data.source = 'digits'", task="classes", classes=10, marks=frozenset())
+REGRESSION = Offers("data.source = 'diabetes'", task="regression", classes=0, marks=frozenset())
+USERS = Offers("a recommender", task="ranking", classes=0, marks=frozenset(), label_counts=False, first_losses=False)
+UNKNOWN = Offers("data.source = 'memory'")
+
+
+@pytest.mark.parametrize(
+    ("needs", "offers", "line"),
+    [
+        (
+            Needs(classes=2),
+            DIGITS,
+            "is for 2 classes, and data.source = 'digits' has 10; allowed: data with 2 classes",
+        ),
+        (
+            Needs(classes=2),
+            REGRESSION,
+            "is for 2 classes, and data.source = 'diabetes' has no classes; allowed: data with 2 classes",
+        ),
+        (
+            Needs(task="classes"),
+            REGRESSION,
+            "measures classes, and data.source = 'diabetes' is a regression; allowed: VE",
+        ),
+        (
+            Needs(task="regression"),
+            DIGITS,
+            "measures the error of a regression, and data.source = 'digits' has classes; allowed: VP, VF",
+        ),
+        (
+            Needs(task="classes"),
+            USERS,
+            "measures classes, and a recommender ranks items; allowed: criteria for any task",
+        ),
+        (
+            Needs(marks=("big", "sharp")),
+            Offers("npz", marks=frozenset({"big"})),
+            "needs samples marked sharp, and npz has none; allowed: a source with that mark "
+            "(images or npz with data.marks, or memory)",
+        ),
+        (
+            Needs(labels=True),
+            Offers("texts", labels=False),
+            "looks at labels, and texts has none; allowed: data with labels",
+        ),
+        (
+            Needs(test_set=True),
+            Offers("x", lacks_test_set="and there is none; allowed: one"),
+            "is measured on the server's test set, and there is none; allowed: one",
+        ),
+        (
+            Needs(models=True),
+            Offers("secure aggregation", models=False),
+            "looks at single updates, and secure aggregation hides them; allowed: criteria that clients measure",
+        ),
+        (
+            Needs(label_counts=True),
+            USERS,
+            "looks at label counts, and a recommender does not tell them; allowed: criteria without them",
+        ),
+        (
+            Needs(first_losses=True),
+            USERS,
+            "looks at losses before training, and a recommender has none; allowed: criteria without them",
+        ),
+    ],
+)
+def test_a_need_that_is_not_met_is_one_line(needs: Needs, offers: Offers, line: str) -> None:
+    assert unmet(needs, offers, KNOWN) == line
+
+
+EVERYTHING = Needs(True, 2, ("sharp",), "classes", True, True, True, True)
+
+
+@pytest.mark.parametrize("offers", [UNKNOWN, Offers("faces", "classes", 2, frozenset({"sharp", "big"}))])
+def test_what_is_offered_or_only_the_data_can_tell_is_accepted(offers: Offers) -> None:
+    assert unmet(EVERYTHING, offers, KNOWN) is None
+
+
+@pytest.mark.parametrize("offers", [DIGITS, REGRESSION, USERS, UNKNOWN])
+def test_a_criterion_without_needs_fits_everywhere(offers: Offers) -> None:
+    assert unmet(NO_NEEDS, offers, KNOWN) is None
+
+
+def test_the_check_names_the_field_and_the_criterion() -> None:
+    with pytest.raises(UserError, match=r"^weighing\.criteria: CB is for 2 classes"):
+        criteria.check(criteria.get("CB"), DIGITS)
+    criteria.check(criteria.get("CB"), UNKNOWN)
+    with pytest.raises(UserError, match="allowed: VE"):
+        criteria.check(criteria.get("VP"), REGRESSION)
+    with pytest.raises(UserError, match="allowed: VP, VS, VF"):
+        criteria.check(criteria.get("VE"), DIGITS)
+
+
+def test_names_decide_nothing() -> None:
+    @client_criterion("VISITS", about="user")
+    def visits(local: LocalData) -> float:
+        return local.user.get("visits", 0.0)
+
+    @client_criterion("IS2")
+    def second(local: LocalData) -> float:
+        return 1.0
+
+    for name, measured in (("VISITS", visits), ("IS2", second)):
+        assert criteria.get(name).measure is measured
+        for offers in (DIGITS, REGRESSION, USERS, UNKNOWN):
+            criteria.check(criteria.get(name), offers)
+
+
+def test_needs_of_the_built_in_criteria() -> None:
+    found = {name: criteria.get(name).needs for name in ("DS", "LD", "CB", "IS", "EQ", "MD", "VP", "VS", "VF", "VE")}
+    measured = Needs(models=True, test_set=True, task="classes")
+    assert found == {
+        "DS": NO_NEEDS,
+        "LD": Needs(labels=True),
+        "CB": Needs(labels=True, classes=2),
+        "IS": Needs(marks=("sharp",)),
+        "EQ": NO_NEEDS,
+        "MD": Needs(models=True),
+        "VP": measured,
+        "VS": measured,
+        "VF": measured,
+        "VE": Needs(models=True, test_set=True, task="regression"),
+    }
+
+
+def test_decorators_pass_the_needs_on() -> None:
+    @client_criterion(
+        "NEEDY", maximum=3.0, needs_labels=True, needs_classes=3, needs_marks=["a", "b"], needs_task="classes"
+    )
+    def needy(local: LocalData) -> float:
+        """Is needy.
+
+        Very."""
+        return 1.0
+
+    @server_criterion(
+        "GREEDY",
+        about="data",
+        needs_models=False,
+        needs_test_set=True,
+        needs_task="regression",
+        needs_label_counts=True,
+        needs_first_losses=True,
+    )
+    def greedy(view: CohortView) -> np.ndarray:
+        return view.samples.astype(np.float64)
+
+    assert criteria.get("NEEDY") == Criterion(
+        "NEEDY", "client", "data", "Is needy.", needy, 3.0, Needs(True, 3, ("a", "b"), "classes")
+    )
+    assert criteria.get("GREEDY") == Criterion(
+        *("GREEDY", "server", "data", "GREEDY", greedy),
+        needs=Needs(task="regression", test_set=True, label_counts=True, first_losses=True),
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "task", "classes", "marks"),
+    [
+        ({"source": "digits"}, "classes", 10, set()),
+        ({"source": "mnist"}, "classes", 10, set()),
+        ({"source": "diabetes"}, "regression", 0, set()),
+        ({"source": "leaf", "path": "x"}, "classes", None, set()),
+        ({"source": "leaf", "path": "x", "classes": 62}, "classes", 62, set()),
+        ({"source": "npz", "path": "x"}, "classes", None, set()),
+        ({"source": "npz", "path": "x", "classes": 5, "marks": {"sharp": "s"}}, "classes", 5, {"sharp"}),
+        ({"source": "npz", "path": "x", "task": "regression"}, "regression", 0, set()),
+        ({"source": "images", "path": "x"}, "classes", None, None),
+        ({"source": "images", "path": "x", "marks": {"young": "Young"}}, "classes", None, {"young"}),
+        ({"source": "memory"}, None, None, None),
+    ],
+)
+def test_sources_say_what_they_offer(settings: dict, task: str | None, classes: int | None, marks: set | None) -> None:
+    found = DataSettings.model_validate(settings).offers()
+    assert (found.task, found.classes, found.marks) == (task, classes, marks)

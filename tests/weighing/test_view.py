@@ -1,0 +1,154 @@
+"""The server's view of a cohort: what it shows, what it computes only once, and what it remembers."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steelyard.errors import UserError
+from steelyard.messages import DenseModels, ServerTest, Updates
+from steelyard.weighing.criteria import CohortView, Criterion
+from steelyard.weighing.needs import Needs
+
+START = torch.tensor([1.0, 0.0, -1.0])
+MODELS = torch.tensor([[2.0, 0.0, -1.0], [1.0, 3.0, -1.0], [3.0, 4.0, 0.0]])
+# Updates (1, 0, 0), (0, 3, 0) and (2, 4, 1).
+GRAM = [[1.0, 0.0, 2.0], [0.0, 9.0, 12.0], [2.0, 12.0, 21.0]]
+
+
+def updates(**more: object) -> Updates:
+    fields = {"losses": np.array([0.1, 0.2, 0.3]), "payload": DenseModels(MODELS), **more}
+    return Updates("f", 1, ("a", "b", "c"), np.array([5, 6, 7]), {}, **fields)  # type: ignore[arg-type]
+
+
+def first_number(models: torch.Tensor) -> ServerTest:
+    return ServerTest(models[:, 0].double().numpy(), np.zeros((len(models), 0)))
+
+
+def test_everything_that_clients_told_is_in_the_view() -> None:
+    counts = np.array([[5, 0], [3, 3], [0, 7]])
+    view = CohortView.of(
+        updates(steps=np.array([1, 2, 3]), first_losses=np.array([1.0, 2.0, 3.0]), label_counts=counts),
+        START,
+        first_number,
+        {"a": [1]},
+    )
+    assert view.clients == ("a", "b", "c")
+    assert view.samples.tolist() == [5, 6, 7]
+    assert view.losses is not None
+    assert view.losses.tolist() == [0.1, 0.2, 0.3]
+    assert view.steps is not None
+    assert view.steps.tolist() == [1, 2, 3]
+    assert view.first_losses is not None
+    assert view.first_losses.tolist() == [1, 2, 3]
+    assert view.label_counts is counts
+    assert view.memory == {"a": [1]}
+    assert view.divergence == pytest.approx([1, 3, np.sqrt(21)])
+    assert view.gram.tolist() == GRAM
+    assert view.validation.accuracy.tolist() == [2, 1, 3]
+    assert view.test(np.array([0.5, 0.5, 0.0])).accuracy == pytest.approx([1.5])
+    assert view.test(np.eye(3)[:2]).accuracy == pytest.approx([2, 1])
+
+
+def test_what_was_not_told_is_none_and_the_memory_starts_empty() -> None:
+    view = CohortView.of(updates(), START, first_number)
+    assert (view.steps, view.first_losses, view.label_counts) == (None, None, None)
+    assert view.memory == {}
+    assert view.remembered == {}
+
+
+def test_costly_parts_are_computed_once_and_only_when_asked_for() -> None:
+    asked: list[str] = []
+
+    def counted(name: str, value: object):
+        return lambda: (asked.append(name), value)[1]
+
+    test = ServerTest(np.zeros(1), np.zeros((1, 0)))
+    view = CohortView(
+        np.ones(1, dtype=np.int64),
+        counted("divergence", np.zeros(1)),
+        counted("validation", test),
+        counted("gram", np.ones((1, 1))),
+    )
+    assert asked == []
+    for _ in range(2):
+        assert view.gram.tolist() == [[1.0]]
+        assert view.validation is test
+        assert view.divergence.tolist() == [0.0]
+    assert asked == ["gram", "validation", "divergence"]
+    with pytest.raises(UserError, match="tests no models"):
+        view.test(np.ones(1))
+
+
+def test_single_models_that_the_server_does_not_see_cannot_be_tested() -> None:
+    class Hidden:
+        pass
+
+    view = CohortView.of(updates(payload=Hidden()), START, first_number)
+    with pytest.raises(UserError, match=r"weighing\.criteria: the server sees no single models"):
+        _ = view.validation
+
+
+@pytest.mark.parametrize(("need", "what"), [("label_counts", "each class"), ("first_losses", "they received")])
+def test_a_declared_need_that_clients_do_not_tell_stops_with_one_line(need: str, what: str) -> None:
+    criterion = Criterion("X", "server", "model", "", lambda view: np.ones(3), needs=Needs(**{need: True}))
+    with pytest.raises(UserError, match=f"criterion X: clients do not tell .*{what}"):
+        criterion.on_server(CohortView.of(updates(), START, first_number))
+    told = CohortView.of(updates(**{need: np.ones((3, 2))}), START, first_number)
+    assert criterion.on_server(told).tolist() == [1, 1, 1]
+
+
+def test_memory_goes_from_round_to_round_and_leaves_the_past_alone() -> None:
+    before = {"X": [1.0], "Y": "kept"}
+    view = CohortView.of(updates(), START, first_number, before)
+    view.remember("X", np.array([2.5, 3.5]))
+    assert view.memory == {"X": [1.0], "Y": "kept"}
+    assert view.remembered == {"X": [2.5, 3.5], "Y": "kept"}
+    view.remember("X", {"a": np.float64(0.5), "b": (1, 2)})
+    assert view.remembered["X"] == {"a": 0.5, "b": [1, 2]}
+    assert before == {"X": [1.0], "Y": "kept"}
+
+
+leaves = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
+values = st.recursive(leaves, lambda more: st.lists(more) | st.dictionaries(st.text(), more), max_leaves=8)
+
+
+@given(values)
+def test_what_is_remembered_is_what_a_checkpoint_gives_back(value: object) -> None:
+    view = CohortView.of(updates(), START, first_number)
+    view.remember("X", value)
+    assert view.remembered == {"X": value}
+    assert json.loads(json.dumps(view.remembered)) == view.remembered
+
+
+@pytest.mark.parametrize("value", [object(), {1.5j}, torch.zeros(1)])
+def test_only_plain_values_can_be_remembered(value: object) -> None:
+    view = CohortView.of(updates(), START, first_number)
+    with pytest.raises(UserError, match=r"remember\('X'\): got .*; allowed: numbers"):
+        view.remember("X", value)
+
+
+@given(st.integers(0, 5), st.integers(1, 40), st.integers(0, 2**31))
+def test_the_gram_matrix_equals_the_products_one_by_one(count: int, size: int, seed: int) -> None:
+    chance = torch.Generator().manual_seed(seed)
+    models, start = torch.randn(count, size, generator=chance), torch.randn(size, generator=chance)
+    found = DenseModels(models).gram(start)
+    moved = models.double() - start.double()
+    assert found.shape == (count, count)
+    assert found.dtype == np.float64
+    assert np.array_equal(found, found.T)
+    for i in range(count):
+        for j in range(count):
+            assert found[i, j] == pytest.approx(float((moved[i] * moved[j]).sum()), rel=1e-12, abs=1e-12)
+
+
+def test_a_gram_matrix_of_many_blocks() -> None:
+    # 600,000 parameters of 2 models: more than one block of 2^20 numbers.
+    models = torch.zeros(2, 600_000)
+    models[0], models[1, -1] = 1.0, 3.0
+    assert DenseModels(models).gram(torch.zeros(600_000)).tolist() == [[600_000.0, 3.0], [3.0, 9.0]]
