@@ -9,12 +9,20 @@ import numpy as np
 import pytest
 import torch
 
-from steelyard.recommend.communication import cost, rounds_per_epoch
-from steelyard.recommend.fpl import Learning, blockwise, first_table, first_vector, local_pass
+from steelyard.recommend.fpl import (
+    MODES,
+    Learning,
+    Mode,
+    Schedule,
+    initial_table,
+    initial_vector,
+    local_pass,
+    sent_positives,
+)
 from steelyard.recommend.interactions import build
-from steelyard.recommend.sampling import Histories, Triples, draw_triples, round_keys, sends, user_keys
-from steelyard.recommend.sparse import PairRows, distinct_rows
-from steelyard.recommend.turns import steps_of, take_turns
+from steelyard.recommend.parallel import PairRows, distinct_rows, local_pass_in_blocks
+from steelyard.recommend.sampling import Histories, Triples, draw_triples, round_keys, user_keys
+from steelyard.recommend.sequential import independent_groups, sequential_rounds
 
 sys.path.insert(0, str(Path(__file__).parent))
 from fpl_reference import add, local_update
@@ -32,9 +40,9 @@ def histories() -> Histories:
 
 
 def start(histories: Histories, seed: int = 1) -> tuple[np.ndarray, np.ndarray]:
-    table = first_table(seed, histories.catalogue, FACTORS)
+    table = initial_table(seed, histories.catalogue, FACTORS)
     table[:, -1] = np.random.default_rng(seed).normal(size=histories.catalogue)
-    return table, np.stack([first_vector(seed, name, FACTORS) for name in histories.names])
+    return table, np.stack([initial_vector(seed, name, FACTORS) for name in histories.names])
 
 
 def as_lists(table):
@@ -43,7 +51,7 @@ def as_lists(table):
 
 def draw(histories, places, count, round=3, seed=1, share=1.0):
     triples = draw_triples(histories, places, round_keys(user_keys(seed, histories.names, "t")[places], round), count)
-    sent = sends(user_keys(seed, histories.names, "m")[places], np.full(len(places), share), triples.positives)
+    sent = sent_positives(user_keys(seed, histories.names, "m")[places], np.full(len(places), share), triples.positives)
     return triples, sent
 
 
@@ -57,7 +65,7 @@ def test_a_parallel_round_equals_the_slow_one(histories, count, share, cohort):
     places = np.array(cohort)
     triples, sent = draw(histories, places, count, share=share)
     done = local_pass(table, vectors[places], triples, learning)
-    payload = PairRows(triples.positives, sent, triples.negatives, done.push, table, learning)
+    payload = PairRows(triples, sent, done.gradients, table, learning)
     found = payload.combine(torch.from_numpy(table.reshape(-1)), np.full(len(places), 1 / len(places)))
 
     q, b = as_lists(table)
@@ -68,7 +76,7 @@ def test_a_parallel_round_equals_the_slow_one(histories, count, share, cohort):
         p, changes = local_update(q0, b0, vectors[place].tolist(), pairs, learning.rate, passed.__getitem__)
         assert done.vectors[row] == pytest.approx(p, rel=1e-5, abs=1e-6)
         add(q, b, changes, learning.rate)
-        assert distinct_rows(triples.positives, sent, triples.negatives)[row] == len(changes)
+        assert distinct_rows(triples, sent)[row] == len(changes)
     expected = np.concatenate([np.array(q), np.array(b)[:, None]], axis=1)
     np.testing.assert_allclose(found.numpy().reshape(-1, FACTORS + 1), expected, rtol=1e-5, atol=1e-6)
 
@@ -81,7 +89,7 @@ def test_turns_equal_rounds_of_one_user_each(histories, count):
     visitors = np.random.default_rng(2).integers(USERS, size=60)
     keys = round_keys(user_keys(1, histories.names, "t")[visitors], np.arange(60))
     triples = draw_triples(histories, visitors, keys, count)
-    sent = sends(keys, np.full(60, 0.6), triples.positives)
+    sent = sent_positives(keys, np.full(60, 0.6), triples.positives)
 
     q, b = as_lists(table)
     own = vectors.astype(float).tolist()
@@ -91,7 +99,7 @@ def test_turns_equal_rounds_of_one_user_each(histories, count):
         own[user], changes = local_update(q, b, own[user], pairs, learning.rate, passed.__getitem__)
         add(q, b, changes, learning.rate)
 
-    take_turns(table, vectors, visitors, triples, sent, learning)
+    sequential_rounds(table, vectors, visitors, triples, sent, learning)
     np.testing.assert_allclose(vectors, own, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(table[:, :-1], q, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(table[:, -1], b, rtol=1e-4, atol=1e-5)
@@ -100,7 +108,7 @@ def test_turns_equal_rounds_of_one_user_each(histories, count):
 def test_turns_of_one_step_share_nothing():
     users = np.array([0, 1, 0, 2])
     triples = Triples(np.array([[0], [2], [4], [2]], np.int32), np.array([[1], [3], [5], [6]], np.int32))
-    assert steps_of(users, triples).tolist() == [0, 0, 1, 1]
+    assert independent_groups(users, triples).tolist() == [0, 0, 1, 1]
 
 
 def test_one_step_by_hand():
@@ -113,7 +121,7 @@ def test_one_step_by_hand():
     assert done.vectors[0, 0] == pytest.approx(1 + 0.1 * (s * 1 - 0.1 / 20), rel=1e-6)
     assert done.losses[0, 0] == pytest.approx(math.log(1 + math.exp(-2)), rel=1e-6)
     sent = np.ones((1, 1), dtype=bool)
-    rows = PairRows(triples.positives, sent, triples.negatives, done.push, table, learning).sparse()
+    rows = PairRows(triples, sent, done.gradients, table, learning).sparse()
     assert rows.rows.tolist() == [0, 1]
     assert rows.values[0] == pytest.approx([s - 0.1 / 20, s], rel=1e-6)
     assert rows.values[1] == pytest.approx([-s, -s], rel=1e-6)
@@ -124,9 +132,9 @@ def test_blocks_and_threads_do_not_change_a_bit(histories):
     table, vectors = start(histories)
     triples, _ = draw(histories, np.arange(USERS), 6)
     whole = local_pass(table, vectors, triples, learning)
-    parts = blockwise(table, vectors, triples, learning, threads=2, block=2)
+    parts = local_pass_in_blocks(table, vectors, triples, learning, threads=2, block=2)
     assert np.array_equal(whole.vectors, parts.vectors)
-    assert np.array_equal(whole.push, parts.push)
+    assert np.array_equal(whole.gradients, parts.gradients)
     assert np.array_equal(whole.losses, parts.losses)
 
 
@@ -178,7 +186,7 @@ def test_share_of_sent_positives_follows_each_users_own_share():
     data = build(["a"] * 2000 + ["b"] * 2000, [str(i) for i in range(2000)] * 2)
     histories = Histories.of(data)
     items = np.tile(np.arange(2000, dtype=np.int32), (2, 1))
-    sent = sends(user_keys(1, histories.names, "m"), np.array([0.2, 0.9]), items)
+    sent = sent_positives(user_keys(1, histories.names, "m"), np.array([0.2, 0.9]), items)
     assert sent.mean(axis=1) == pytest.approx([0.2, 0.9], abs=0.04)
 
 
@@ -188,7 +196,7 @@ def test_weights_scale_users_and_uniform_ones_give_the_sum(histories):
     places = np.arange(USERS)
     triples, sent = draw(histories, places, 5, share=0.7)
     done = local_pass(table, vectors, triples, learning)
-    payload = PairRows(triples.positives, sent, triples.negatives, done.push, table, learning)
+    payload = PairRows(triples, sent, done.gradients, table, learning)
     flat = torch.from_numpy(table.reshape(-1))
     rows = payload.sparse()
     weights = np.random.default_rng(0).dirichlet(np.ones(USERS), size=3)
@@ -209,7 +217,7 @@ def test_divergence_selection_and_broken_numbers(histories):
     places = np.arange(USERS)
     triples, sent = draw(histories, places, 5)
     done = local_pass(table, vectors, triples, learning)
-    payload = PairRows(triples.positives, sent, triples.negatives, done.push, table, learning)
+    payload = PairRows(triples, sent, done.gradients, table, learning)
     flat = torch.from_numpy(table.reshape(-1))
     one = np.zeros(USERS)
     one[4] = 1 / USERS
@@ -219,7 +227,7 @@ def test_divergence_selection_and_broken_numbers(histories):
     assert few.divergence(flat) == pytest.approx(payload.divergence(flat)[[4, 6]])
     assert payload.sparse().select([4, 6]).divergence(flat) == pytest.approx(payload.divergence(flat)[[4, 6]])
     assert payload.finite().all()
-    payload.push[3, 1, 0] = np.nan
+    payload.gradients[3, 1, 0] = np.nan
     assert payload.finite().tolist() == [user != 3 for user in range(USERS)]
     assert payload.sparse().finite().tolist() == [user != 3 for user in range(USERS)]
 
@@ -240,19 +248,50 @@ def test_decoys_are_claimed_but_do_not_move_the_vector(histories):
     fake = Triples(triples.positives[:, :1], triples.negatives[:, :1], np.zeros((USERS, 1), dtype=bool))
     done = local_pass(table, vectors, fake, Learning(0.3, FACTORS))
     assert np.array_equal(done.vectors, vectors)
-    assert np.abs(done.push).min(axis=(1, 2)).all()
+    assert np.abs(done.gradients).min(axis=(1, 2)).all()
+
+
+BRAZIL = {"users": 17_473, "items": 47_270, "interactions": 599_958}
 
 
 def test_brazils_communication_cost():
     """Thesis table 4.4: pFPL at π = 0.1 with 45 epochs; sFPL costs the same."""
-    brazil = {"users": 17_473, "items": 47_270, "interactions": 599_958}
-    assert cost("pFPL", **brazil, share=0.1).total(45) * 1e-12 == pytest.approx(1.27623, abs=5e-6)
-    assert cost("sFPL", **brazil, share=0.1).total(45) * 1e-12 == pytest.approx(1.27623, abs=5e-6)
-    assert cost("pFPL", **brazil, share=1.0).total(45) * 1e-12 == pytest.approx(1.27625, abs=5e-6)
+    assert MODES["pFPL"].cost_per_epoch(**BRAZIL, share=0.1) * 45e-12 == pytest.approx(1.27623, abs=5e-6)
+    assert MODES["sFPL"].cost_per_epoch(**BRAZIL, share=0.1) * 45e-12 == pytest.approx(1.27623, abs=5e-6)
+    assert MODES["pFPL"].cost_per_epoch(**BRAZIL, share=1.0) * 45e-12 == pytest.approx(1.27625, abs=5e-6)
 
 
-def test_rounds_per_epoch_visit_every_interaction_once():
-    assert rounds_per_epoch(1_000_209, 6040, 166) == 1
-    assert rounds_per_epoch(1_000_209, 1, 1) == 1_000_209
-    assert rounds_per_epoch(1_000_209, 6040, 1) == 166
-    assert rounds_per_epoch(10, 100, 5) == 1
+def test_the_cost_of_the_plus_modes_by_hand():
+    """10 users, 40 positives, 100 items: T = 4; an epoch is 10 one-user rounds, or one round of ten users."""
+    for name in ("sFPL+", "pFPL+"):
+        assert MODES[name].cost_per_epoch(10, 100, 40, share=0.5) == pytest.approx(10 * (100 + 4 * 1.5))
+    for name in ("sFPL", "pFPL"):
+        assert MODES[name].cost_per_epoch(10, 100, 40, share=0.5) == pytest.approx(40 * (100 + 1 * 1.5))
+    # 45 positives: T = 4.5 stays unrounded in the formula, and is 4 in a run, for which an epoch has 11 rounds.
+    assert MODES["sFPL+"].cost_per_epoch(10, 100, 45, share=0.5) == pytest.approx(10 * (100 + 4.5 * 1.5))
+    assert MODES["sFPL+"].schedule(10, 45) == Schedule(users=1, triples=4, rounds_per_epoch=11)
+    assert MODES["sFPL+"].schedule(10, 45).cost_per_epoch(100, 0.5) == pytest.approx(11 * (100 + 4 * 1.5))
+
+
+def test_modes_are_two_flags():
+    assert {
+        "sFPL": Mode(one_user=True, one_triple=True),
+        "sFPL+": Mode(one_user=True, one_triple=False),
+        "pFPL": Mode(one_user=False, one_triple=True),
+        "pFPL+": Mode(one_user=False, one_triple=False),
+    } == MODES
+    assert [name for name, mode in MODES.items() if mode.one_round_per_epoch] == ["pFPL+"]
+
+
+@pytest.mark.parametrize(
+    ("name", "users", "triples", "rounds"),
+    [("sFPL", 1, 1, 1_000_209), ("sFPL+", 1, 166, 6025), ("pFPL", 6040, 1, 166), ("pFPL+", 6040, 166, 1)],
+)
+def test_an_epoch_visits_every_interaction_about_once(name, users, triples, rounds):
+    """MovieLens 1M: 6,040 users, 1,000,209 positives."""
+    assert MODES[name].schedule(6040, 1_000_209) == Schedule(users, triples, rounds)
+
+
+def test_an_epoch_has_at_least_one_round_of_one_triple():
+    assert Schedule.over(10, users=100, triples=5).rounds_per_epoch == 1
+    assert MODES["pFPL+"].schedule(100, 10) == Schedule(users=100, triples=1, rounds_per_epoch=1)

@@ -8,6 +8,7 @@ from steelyard.errors import UserError, listed, nearest
 from steelyard.recommend.interactions import Codes, Interactions
 from steelyard.recommend.lists import Scores, best_unseen
 from steelyard.recommend.ranking import Floats
+from steelyard.recommend.sampling import Histories
 
 Maker = Callable[..., Scores]
 
@@ -58,4 +59,4 @@ def recommend(
     kind: str, train: Interactions, cutoff: int, seed: int = 1, settings: Mapping[str, float | int] | None = None
 ) -> tuple[Codes, Floats]:
     """Train a baseline and return each user's k best items that she did not train on, with their scores."""
-    return best_unseen(train, maker(kind)(train, seed=seed, **(settings or {})), cutoff)
+    return best_unseen(Histories.of(train), maker(kind)(train, seed=seed, **(settings or {})), cutoff)
