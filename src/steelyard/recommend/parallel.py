@@ -60,7 +60,7 @@ class PairRows:
 
     def _sum(self, weights: Floats) -> Floats32:
         """Return α · n · Σ w_u Δ_u as a table; rows are added in the order of users."""
-        from scipy import sparse  # Late: only a round that is summed needs it.
+        from scipy import sparse  # For speed of start: only a round that is summed needs it.
 
         positives, negatives = self.triples.positives, self.triples.negatives
         (users, count), (items, width) = positives.shape, self.table.shape

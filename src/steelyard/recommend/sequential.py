@@ -111,7 +111,7 @@ def _add_changes(table: Floats32, triples: Triples, sent: Flags, gradients: Floa
 
 def _add_rows(table: Floats32, rows: Items, values: Floats32) -> None:
     """Add values to rows of the table, also where a row is named several times."""
-    from scipy import sparse  # Late: only a round that is summed needs it.
+    from scipy import sparse  # For speed of start: only a round that is summed needs it.
 
     distinct, position = np.unique(rows, return_inverse=True)
     scatter = sparse.csc_array(

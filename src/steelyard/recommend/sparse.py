@@ -47,7 +47,7 @@ class SparseRows:
 
     def _sum(self, weights: Floats, size: int) -> Floats32:
         """Return α · n · Σ w_u Δ_u as a flat vector; rows are added in the order of users."""
-        from scipy import sparse  # Late: only a round that is summed needs it.
+        from scipy import sparse  # For speed of start: only a round that is summed needs it.
 
         scale = (self.rate * self.clients * weights).astype(np.float32)
         width = self.values.shape[1]
