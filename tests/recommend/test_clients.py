@@ -5,6 +5,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from tests.clients.contract import ClientsContract, Make
 from tests.recommend.fpl_cases import FACTORS, ITEMS, USERS, few_histories
 
 from steelyard.messages import Task
@@ -87,8 +88,8 @@ def test_in_sequence_losses_are_means_over_a_users_own_rounds():
     assert max(drawn.values()) > 1
     assert len(drawn) < USERS
     for user in range(USERS):
-        # All scores start near 0, so each triple costs about ln 2, however many a user had.
-        assert updates.losses[user] == pytest.approx(np.log(2) if drawn[user] else 0.0, abs=0.05)
+        # All scores start near 0 and biases move by 0.1 at most a round: a triple costs ln 2, give or take 0.2.
+        assert updates.losses[user] == pytest.approx(np.log(2) if drawn[user] else 0.0, abs=0.2)
 
 
 def test_what_is_kept_goes_into_a_snapshot_and_comes_back():
@@ -104,3 +105,37 @@ def test_what_is_kept_goes_into_a_snapshot_and_comes_back():
     assert isinstance(first.payload, PairRows)
     assert isinstance(again.payload, PairRows)
     assert np.array_equal(first.payload.gradients, again.payload.gradients)
+
+
+class TestParallelUsers(ClientsContract):
+    """Users who do their rounds side by side keep the contract of all clients."""
+
+    @pytest.fixture
+    def make(self) -> Make:
+        return lambda: clients(LocalRound(triples=4))
+
+    @pytest.fixture
+    def start(self) -> torch.Tensor:
+        return RecommendServer(ITEMS, FACTORS).initial(SEED)
+
+
+class TestUsersWithDecoys(TestParallelUsers):
+    """So do those who claim items that are not theirs and choose once for all what they send."""
+
+    @pytest.fixture
+    def make(self) -> Make:
+        return lambda: clients(LocalRound(triples=4, mask="persistent", decoys=0.5))
+
+
+class TestSequentialUsers(TestParallelUsers):
+    """So do those who come one after the other, but for one promise that cannot hold for them."""
+
+    @pytest.fixture
+    def make(self) -> Make:
+        return lambda: clients(LocalRound(triples=2, sequential=12))
+
+    def test_a_client_does_not_depend_on_its_cohort(self, make: Make, start: torch.Tensor) -> None:
+        """Each user begins with what the one before her left, so the cohort matters; the change is that of all."""
+        (together,) = make().train([self.task(make(), start)])
+        (alone,) = make().train([Task("f", self.seed, 1, together.clients[-1:], start)])
+        assert not torch.equal(together.payload.combine(start, np.ones(1)), alone.payload.combine(start, np.ones(1)))
