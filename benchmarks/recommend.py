@@ -26,12 +26,13 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import numpy as np
 
 from steelyard.data.files import find
-from steelyard.recommend.clients import Protocol, RecommendClients, RecommendServer, Users
+from steelyard.recommend.clients import LocalRound, RecommendClients, RecommendServer
 from steelyard.recommend.fpl import Learning
 from steelyard.recommend.interactions import Interactions
 from steelyard.recommend.ranking import Ground
 from steelyard.recommend.reading import read
 from steelyard.recommend.sampling import Histories
+from steelyard.recommend.users import Users
 from steelyard.rounds.loop import one_round
 from steelyard.rounds.state import Federation, Plan, RoundState
 from steelyard.weighing.rule import Rule, WeighingSettings
@@ -53,7 +54,7 @@ class Ours:
         self.triples = max(1, round(histories.total / histories.users))
         self.epoch_triples = self.triples * histories.users
         users = Users(histories, ground, np.ones(histories.users), histories.items.astype(np.int64))
-        self.clients = RecommendClients(users, Learning(RATE, FACTORS), Protocol(self.triples), threads=THREADS)
+        self.clients = RecommendClients(users, Learning(RATE, FACTORS), LocalRound(self.triples), threads=THREADS)
         self.server = RecommendServer(histories.catalogue, FACTORS)
         self.federation = Federation("EQ", "EQ", 1, Rule(WeighingSettings(criteria=("EQ",))))
         self.states: dict[str, RoundState] = {"EQ": self.federation.start(self.server)}

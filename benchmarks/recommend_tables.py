@@ -64,7 +64,7 @@ class Printer:
         self, experiment: RecommendDescription, clients: Any, label: Mapping[str, Any], epochs: set[int]
     ) -> None:
         self.experiment, self.clients, self.label, self.epochs = experiment, clients, label, epochs
-        self.each = 1 if experiment.one_by_one else experiment.rounds_per_epoch()
+        self.each = 1 if experiment.one_by_one else experiment.schedule().rounds_per_epoch
         self.begun = time.perf_counter()
 
     def commit(
@@ -80,7 +80,7 @@ class Printer:
         if round == 0 or round % self.each or round // self.each not in self.epochs:
             return
         name = records[0].federation
-        lists = self.clients.lists(name, self.experiment.seed, states[name].parameters, CUTOFF)
+        lists, _ = self.clients.lists(name, self.experiment.seed, states[name].parameters, CUTOFF)
         sent = self.clients.traffic(name)
         line = {
             **self.label,

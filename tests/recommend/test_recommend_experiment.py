@@ -18,7 +18,8 @@ from steelyard.experiment.loading import build, load, to_toml
 from steelyard.experiment.recommend import RecommendDescription
 from steelyard.experiment.running import federations_of, plan_of
 from steelyard.messages import Question, Task
-from steelyard.recommend.sparse import PairRows
+from steelyard.recommend.fpl import Schedule
+from steelyard.recommend.parallel import PairRows
 from steelyard.report.recommender import open_run
 from steelyard.runs.reader import History
 
@@ -42,9 +43,7 @@ def run(*arguments: Any, **options: Any) -> Result:
 )
 def test_all_modes_run_through_the_loop_and_learn(description, tmp_path, mode, cohort, triples, per_epoch, rounds):
     experiment = changed(description, fpl={"mode": mode}, rounds={"epochs": 30})
-    assert experiment.users_per_round() == cohort
-    assert experiment.triples() == triples
-    assert experiment.rounds_per_epoch() == per_epoch
+    assert experiment.schedule() == Schedule(cohort, triples, per_epoch)
     assert cohort * triples * per_epoch == TRAIN
     result = run(experiment, out=tmp_path / "run")
     history = result.history.rounds
@@ -113,16 +112,16 @@ def test_own_share_of_each_user_from_a_column(description):
     clients, updates = one_task(experiment, [f"u{u:02d}" for u in range(USERS)])
     assert clients.users.shares.tolist() == [0.0] + [0.5] * (USERS - 1)
     assert isinstance(updates.payload, PairRows)
-    assert not updates.payload.passed[0].any()
-    assert updates.payload.passed[1:].any()
+    assert not updates.payload.sent[0].any()
+    assert updates.payload.sent[1:].any()
 
 
 def test_a_users_update_does_not_depend_on_who_else_is_asked(description):
     experiment = changed(description, fpl={"pi": 0.5})
     _, alone = one_task(experiment, ["u07"])
     _, together = one_task(experiment, ["u03", "u07", "u11"])
-    np.testing.assert_array_equal(alone.payload.push[0], together.payload.push[1])
-    np.testing.assert_array_equal(alone.payload.passed[0], together.payload.passed[1])
+    np.testing.assert_array_equal(alone.payload.gradients[0], together.payload.gradients[1])
+    np.testing.assert_array_equal(alone.payload.sent[0], together.payload.sent[1])
     assert alone.bytes_sent[0] == together.bytes_sent[1]
 
 
@@ -156,7 +155,7 @@ def test_a_user_with_nothing_to_learn_from_fails_with_a_reason(description):
     ground = replace(users.ground, users=3)
     clients = RecommendClients(
         *(replace(users, histories=odd, ground=ground, shares=np.ones(3)), experiment.prepare().learning),
-        experiment.protocol(),
+        experiment.local_round(),
     )
     task = Task("EQ", 3, 1, ("empty", "full", "usual"), experiment.assemble()[1].initial(3))
     updates = clients.train([task])[0]
@@ -235,7 +234,7 @@ def test_data_that_does_not_fit_is_named(description, sections, message):
 
 def test_custom_cohorts_and_triples(description, tmp_path):
     experiment = changed(description, fpl={"mode": "custom", "triples": 2}, rounds={"epochs": 2, "fraction": 0.25})
-    assert (experiment.users_per_round(), experiment.rounds_per_epoch()) == (6, 16)
+    assert experiment.schedule() == Schedule(users=6, triples=2, rounds_per_epoch=16)
     assert plan_of(experiment).rounds == 32
     history = run(experiment, out=tmp_path / "run").history
     assert set(history.rounds["cohort"][1:]) == {6}

@@ -71,7 +71,7 @@ def evaluate(
     cutoffs = parse_cutoffs(cutoff)
     case = load(
         *(train, test, recommendations),
-        places=max(cutoffs),
+        cutoff=max(cutoffs),
         threshold=threshold,
         catalogue=catalogue,
         categories=categories,
@@ -124,18 +124,17 @@ def split(
     from steelyard.recommend.lists import write_interactions
     from steelyard.recommend.reading import read
 
-    table = filters.single(read(data), duplicates.value)
-    if threshold is not None:
-        table = filters.at_least(table, threshold)
-    table = filters.core(table, max(core, min_user), max(core, min_item))
+    table = filters.keep(
+        read(data),
+        duplicates=duplicates.value,
+        threshold=threshold,
+        k_core=core,
+        min_user=min_user,
+        min_item=min_item,
+    )
     for line in table.report():
         typer.echo(line)
-    halves = {
-        SplitKind.temporal: lambda: splits.temporal(table, share),
-        SplitKind.random: lambda: splits.random(table, share, seed),
-        SplitKind.shuffled: lambda: splits.shuffled(table, share, seed),
-        SplitKind.newest: lambda: splits.newest(table, count),
-    }[kind]()
+    halves = splits.split(table, kind.value, share=share, count=count, seed=seed)
     out.mkdir(parents=True, exist_ok=True)
     write_interactions(out / "train.tsv", halves.train)
     write_interactions(out / "test.tsv", halves.test)
@@ -211,9 +210,9 @@ def lists(
     from steelyard.report.recommender import open_run
 
     finished = open_run(run, rule)
-    found = finished.lists(parse_cutoffs(str(cutoff))[0])
+    found, scores = finished.lists(parse_cutoffs(str(cutoff))[0])
     data = finished.prepared.data
-    write_lists(out, data.users, data.items, found, finished.scores(found))
+    write_lists(out, data.users, data.items, found, scores)
     typer.echo(f"lists of {found.shape[1]} for {len(found):,} users in {out}")
 
 
@@ -256,10 +255,10 @@ def cost(
     format: FormatOption = Format.text,
 ) -> None:
     """Compute the thesis' communication cost, CCE per epoch and TCC in all, in vectors both ways."""
-    from steelyard.recommend.communication import cost as cost_of
+    from steelyard.recommend.fpl import MODES
 
-    found = cost_of(mode.value, users, items, interactions, pi)
-    document = {"cce_vectors": found.per_epoch, "tcc_vectors": found.total(epochs)}
+    found = MODES[mode.value].cost_per_epoch(users, items, interactions, pi)
+    document = {"cce_vectors": found, "tcc_vectors": found * epochs}
     if format is Format.json:
         typer.echo(json.dumps(document))
         return

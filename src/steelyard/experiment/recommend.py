@@ -9,7 +9,7 @@ from pydantic import model_validator
 
 from steelyard.errors import UserError
 from steelyard.experiment.description import Description
-from steelyard.recommend.communication import rounds_per_epoch
+from steelyard.recommend.fpl import Schedule
 from steelyard.recommend.offers import USER_OFFERS
 from steelyard.recommend.settings import (
     EpochSettings,
@@ -25,7 +25,7 @@ from steelyard.weighing.rule import WeighingSettings
 if TYPE_CHECKING:
     from steelyard.clients.place import Hosted, Place
     from steelyard.data.dataset import Dataset
-    from steelyard.recommend.clients import Protocol, RecommendClients, RecommendServer
+    from steelyard.recommend.clients import LocalRound, RecommendClients, RecommendServer
     from steelyard.recommend.prepared import Prepared
 
 
@@ -46,7 +46,7 @@ class RecommendDescription(Description):
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
-        if (self.fpl.mode == "custom") != (self.fpl.triples is not None):
+        if (self.fpl.flags is None) != (self.fpl.triples is not None):
             raise UserError(
                 f"fpl.triples: got {self.fpl.triples} with mode = '{self.fpl.mode}'; allowed: a number with mode = "
                 "'custom', none with the others"
@@ -73,7 +73,8 @@ class RecommendDescription(Description):
     def check_rule(self, rule: WeighingSettings) -> None:
         """Refuse orders that adapt to every round where not every round is tested."""
         super().check_rule(rule)
-        if rule.adjust is not None and self.rounds.by_epochs and self.fpl.mode != "pFPL+":
+        mode = self.fpl.flags
+        if rule.adjust is not None and self.rounds.by_epochs and not (mode and mode.one_round_per_epoch):
             raise UserError(
                 f"weighing.adjust: compares each round with the last, and '{self.fpl.mode}' tests once an epoch; "
                 "allowed: mode = 'pFPL+', or rounds.count in place of epochs"
@@ -82,7 +83,7 @@ class RecommendDescription(Description):
     @property
     def one_by_one(self) -> bool:
         """Whether each round has a single user; an epoch of such rounds is one round of the loop."""
-        return self.fpl.mode in ("sFPL", "sFPL+")
+        return self.fpl.flags is not None and self.fpl.flags.one_user
 
     def prepare(self) -> Prepared:
         """Read, filter and split the data; done once for equal settings."""
@@ -92,30 +93,24 @@ class RecommendDescription(Description):
         return prepare(self.interactions, self.items, self.fpl, self.ranking)
 
     def triples(self) -> int:
-        """Return T: given, 1, or R⁺/|U| rounded."""
-        if self.fpl.triples is not None:
-            return self.fpl.triples
+        """Return T; where it is given, no data need be read, so that a node with its own rows alone can tell."""
+        return self.schedule().triples if self.fpl.triples is None else self.fpl.triples
+
+    def schedule(self) -> Schedule:
+        """Return how many users and triples make a round, and how many rounds an epoch."""
         histories = self.prepare().histories
-        return max(1, round(histories.total / histories.users)) if self.fpl.mode.endswith("+") else 1
-
-    def users_per_round(self) -> int:
-        """Return m."""
-        users = self.prepare().histories.users
-        if self.fpl.mode == "custom":
-            return min(users, max(1, int(self.rounds.fraction * users + 0.5)))
-        return 1 if self.one_by_one else users
-
-    def rounds_per_epoch(self) -> int:
-        """Return rpe, so that m · T · rpe is about R⁺."""
-        return rounds_per_epoch(self.prepare().histories.total, self.users_per_round(), self.triples())
+        if self.fpl.flags is not None:
+            return self.fpl.flags.schedule(histories.users, histories.total)
+        users = min(histories.users, max(1, int(self.rounds.fraction * histories.users + 0.5)))
+        return Schedule.over(histories.total, users, self.fpl.triples or 1)
 
     def resolved(self) -> Self:
         """Turn epochs into rounds of the loop; one-user rounds are bundled, an epoch to a round."""
-        whole = self.fpl.mode != "custom"
+        whole = self.fpl.flags is not None
         rounds = self.rounds.model_copy(update={"fraction": 1.0} if whole else {})
         if not self.rounds.by_epochs:
             return self.model_copy(update={"rounds": rounds})
-        each = 1 if self.one_by_one else self.rounds_per_epoch()
+        each = 1 if self.one_by_one else self.schedule().rounds_per_epoch
         rounds = rounds.model_copy(
             update={"count": self.rounds.epochs * each, "evaluate_every": self.rounds.evaluate_every * each}
         )
@@ -127,13 +122,13 @@ class RecommendDescription(Description):
         )
         return self.model_copy(update={"rounds": rounds, "store": store})
 
-    def protocol(self) -> Protocol:
-        """Return how a round goes for the users."""
+    def local_round(self) -> LocalRound:
+        """Return what a user does in a round."""
         # For speed of start, as in `prepare`.
-        from steelyard.recommend.clients import Protocol
+        from steelyard.recommend.clients import LocalRound
 
-        turns = self.rounds_per_epoch() if self.one_by_one else None
-        return Protocol(self.triples(), self.fpl.mask, self.fpl.decoys, turns)
+        sequential = self.schedule().rounds_per_epoch if self.one_by_one else None
+        return LocalRound(self.triples(), self.fpl.mask, self.fpl.decoys, sequential)
 
     def assemble(self, dataset: Dataset | None = None) -> tuple[RecommendClients, RecommendServer]:
         """Read the data and build the simulated users and their server."""
@@ -142,7 +137,7 @@ class RecommendDescription(Description):
 
         if dataset is not None:
             raise UserError("dataset: an experiment of kind 'recommend' reads interactions.path; allowed: no dataset")
-        return simulate(self.prepare(), self.fpl, self.ranking, self.protocol(), self.criteria())
+        return simulate(self.prepare(), self.fpl, self.ranking, self.local_round(), self.criteria())
 
     def on_node(self, node: Place) -> Hosted:
         """Build the users that live on one node; each user's vector stays in the node's state."""
@@ -150,7 +145,7 @@ class RecommendDescription(Description):
         from steelyard.experiment.recommend_node import host
 
         return host(
-            *(self.interactions, self.items, self.fpl, self.ranking, self.protocol(), self.criteria()),
+            *(self.interactions, self.items, self.fpl, self.ranking, self.local_round(), self.criteria()),
             seed=self.seed,
             node=node,
         )
@@ -160,7 +155,7 @@ class RecommendDescription(Description):
         # For speed of start, as in `prepare`.
         from steelyard.experiment.recommend_node import serve
 
-        return serve(self.fpl, self.protocol(), about)
+        return serve(self.fpl, self.local_round(), about)
 
     @property
     def score_name(self) -> str:

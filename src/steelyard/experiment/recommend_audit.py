@@ -14,7 +14,7 @@ from steelyard.experiment.running import federations_of, plan_of
 from steelyard.messages import Task, Updates
 from steelyard.recommend.audit import CuriousServer, judge
 from steelyard.recommend.clients import RecommendClients
-from steelyard.recommend.sparse import PairRows
+from steelyard.recommend.parallel import PairRows
 from steelyard.rounds.loop import one_round
 
 
@@ -27,7 +27,7 @@ class _Watched(RecommendClients):
         answers = super().train(tasks)
         for answer in answers:
             if isinstance(answer.payload, PairRows):
-                senders = np.array([self._place[name] for name in answer.clients], dtype=np.int64)
+                senders = np.array([self.index_of[name] for name in answer.clients], dtype=np.int64)
                 self.curious.see(senders, answer.payload.sparse())
         return answers
 
@@ -41,7 +41,7 @@ def watch(experiment: RecommendDescription, rounds: Sequence[int]) -> list[dict[
         )
     prepared = experiment.prepare()
     histories = prepared.histories
-    clients = _Watched(prepared.users, prepared.learning, experiment.protocol(), threads=experiment.fpl.threads)
+    clients = _Watched(prepared.users, prepared.learning, experiment.local_round(), threads=experiment.fpl.threads)
     clients.curious = CuriousServer(histories.users, histories.catalogue)
     _, server = experiment.assemble()
     federation = federations_of(experiment)[0]

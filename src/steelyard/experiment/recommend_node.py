@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from steelyard.clients.flower import payloads
 from steelyard.clients.place import Hosted, Place
 from steelyard.errors import UserError
-from steelyard.recommend.clients import Protocol, RecommendClients, RecommendServer, Users
+from steelyard.recommend.clients import LocalRound, RecommendClients, RecommendServer
 from steelyard.recommend.prepared import Prepared, cut, kept, prepare, put_together
-from steelyard.recommend.sampling import Histories
 from steelyard.recommend.settings import FplSettings, InteractionSettings, ItemSettings, RankingSettings
 from steelyard.recommend.wire import sparse_codec
 from steelyard.weighing.criteria import Criterion
@@ -21,19 +18,27 @@ _MOST_ITEMS = 10**8
 
 
 def simulate(
-    prepared: Prepared, fpl: FplSettings, ranking: RankingSettings, protocol: Protocol, criteria: Sequence[Criterion]
+    prepared: Prepared,
+    fpl: FplSettings,
+    ranking: RankingSettings,
+    local_round: LocalRound,
+    criteria: Sequence[Criterion],
 ) -> tuple[RecommendClients, RecommendServer]:
     """Build all users of some prepared data in this process, and their server."""
-    clients = users_of(prepared, fpl, ranking, protocol, criteria)
+    clients = users_of(prepared, fpl, ranking, local_round, criteria)
     return clients, RecommendServer(prepared.histories.catalogue, fpl.factors)
 
 
 def users_of(
-    prepared: Prepared, fpl: FplSettings, ranking: RankingSettings, protocol: Protocol, criteria: Sequence[Criterion]
+    prepared: Prepared,
+    fpl: FplSettings,
+    ranking: RankingSettings,
+    local_round: LocalRound,
+    criteria: Sequence[Criterion],
 ) -> RecommendClients:
     """Build the users of some prepared data: all of them in a simulation, a node's own across machines."""
     return RecommendClients(
-        *(prepared.users, prepared.learning, protocol),
+        *(prepared.users, prepared.learning, local_round),
         cutoff=ranking.cutoff,
         score=ranking.score,
         criteria=criteria,
@@ -46,22 +51,22 @@ def host(
     items: ItemSettings | None,
     fpl: FplSettings,
     ranking: RankingSettings,
-    protocol: Protocol,
+    local_round: LocalRound,
     criteria: Sequence[Criterion],
     *,
     seed: int,
     node: Place,
 ) -> Hosted:
     """Build the users that live on a node: their histories and vectors, and nobody else's."""
-    _refuse_turns(fpl, protocol)
-    payloads.register(sparse_codec(fpl.learning_rate, fpl.factors + 1, protocol.triples))
+    _refuse_sequential(fpl, local_round)
+    payloads.register(sparse_codec(fpl.learning_rate, fpl.factors + 1, local_round.triples))
     if node.own_data:
         prepared = _own(interactions, items, fpl, ranking, node)
     else:
         if node.data is not None:
             interactions = interactions.model_copy(update={"path": node.data})
         prepared = prepare(interactions, items, fpl, ranking)
-    clients = users_of(prepared, fpl, ranking, protocol, criteria)
+    clients = users_of(prepared, fpl, ranking, local_round, criteria)
     names = node.choose(clients.names(seed))
     return Hosted(_restricted(clients, names, node), names, {"items": clients.users.histories.catalogue})
 
@@ -83,18 +88,18 @@ def _own(
     return put_together(data, cut(data, interactions), interactions, items, fpl, ranking)
 
 
-def serve(fpl: FplSettings, protocol: Protocol, about: Mapping[str, int | list[int]]) -> RecommendServer:
+def serve(fpl: FplSettings, local_round: LocalRound, about: Mapping[str, int | list[int]]) -> RecommendServer:
     """Build the server from what the nodes say; it needs the interactions only to count triples and epochs."""
-    _refuse_turns(fpl, protocol)
+    _refuse_sequential(fpl, local_round)
     items = about.get("items")
     if not isinstance(items, int) or not 0 < items <= _MOST_ITEMS:
         raise UserError(f"federate: the nodes do not say how many items there are, but {dict(about)}")
-    payloads.register(sparse_codec(fpl.learning_rate, fpl.factors + 1, protocol.triples))
+    payloads.register(sparse_codec(fpl.learning_rate, fpl.factors + 1, local_round.triples))
     return RecommendServer(items, fpl.factors)
 
 
-def _refuse_turns(fpl: FplSettings, protocol: Protocol) -> None:
-    if protocol.turns is not None:
+def _refuse_sequential(fpl: FplSettings, local_round: LocalRound) -> None:
+    if local_round.sequential is not None:
         raise UserError(
             f"fpl.mode: '{fpl.mode}' takes one-user rounds by the epoch, in one process; allowed across "
             "machines: pFPL, pFPL+, or custom (fraction and triples as you like)"
@@ -103,40 +108,11 @@ def _refuse_turns(fpl: FplSettings, protocol: Protocol) -> None:
 
 def _restricted(clients: RecommendClients, names: Sequence[str], node: Place) -> RecommendClients:
     facts = {name: {**node.device, **node.user} for name in names}
-    users = replace(keep_users(clients.users, names), facts=facts)
+    users = replace(clients.users.keep(names), facts=facts)
     return RecommendClients(
-        *(users, clients.learning, clients.protocol),
+        *(users, clients.learning, clients.local_round),
         cutoff=clients.cutoff,
         score=clients.score,
         criteria=clients.criteria,
         threads=clients.threads,
     )
-
-
-def keep_users(users: Users, names: Sequence[str]) -> Users:
-    """Return only these users; the numbering of items stays."""
-    histories, ground = users.histories, users.ground
-    wanted = set(names)
-    places = np.array([i for i, name in enumerate(histories.names) if name in wanted], dtype=np.int64)
-    number = np.full(histories.users, -1, dtype=np.int64)
-    number[places] = np.arange(len(places))
-    entries = np.repeat(number, histories.drawn_from) >= 0
-    starts = np.concatenate([[0], np.cumsum(histories.drawn_from[places])]).astype(np.int64)
-    trained, tested = number[ground.train_user], number[ground.test_user]
-    kept = Histories(
-        names=tuple(histories.names[place] for place in places.tolist()),
-        catalogue=histories.catalogue,
-        starts=starts,
-        items=histories.items[entries],
-        fakes=histories.fakes[places],
-    )
-    judged = replace(
-        ground,
-        users=len(places),
-        train_user=trained[trained >= 0],
-        train_item=ground.train_item[trained >= 0],
-        test_user=tested[tested >= 0],
-        test_item=ground.test_item[tested >= 0],
-        liked=None if ground.liked is None else ground.liked[trained >= 0],
-    )
-    return Users(kept, judged, users.shares[places], users.kinds[entries], users.facts)

@@ -33,13 +33,13 @@ def load(
     test: Path,
     recommendations: Path,
     *,
-    places: int,
+    cutoff: int,
     threshold: float | None = None,
     catalogue: Path | None = None,
     categories: Path | None = None,
     against: Path | None = None,
 ) -> Case:
-    """Read all files of a case into one numbering; lists are cut at `places`."""
+    """Read all files of a case into one numbering; lists are cut at `cutoff`."""
     tables = {"train": read_table(train), "test": read_table(test)}
     systems = [read_table(path) for path in (recommendations, against) if path is not None]
     members = None
@@ -56,7 +56,7 @@ def load(
         raise UserError(f"{test}: no test interaction{limit}; allowed: at least one relevant test item")
     if members is not None:
         ground = ground.with_categories(items, members)
-    lists = [_lists(table, users, items, places, ground, notes) for table in systems]
+    lists = [_lists(table, users, items, cutoff, ground, notes) for table in systems]
     return Case(ground, tuple(users), tuple(items), lists[0], lists[1] if against else None, tuple(notes))
 
 
@@ -93,24 +93,24 @@ def _numbered(table: Table, users: list[str], items: list[str]) -> Interactions:
     )
 
 
-def _lists(table: Table, users: list[str], items: list[str], places: int, ground: Ground, notes: list[str]) -> Codes:
-    """Return lists[users, places] ordered by falling score; equal scores, or none, keep the order of the file."""
+def _lists(table: Table, users: list[str], items: list[str], cutoff: int, ground: Ground, notes: list[str]) -> Codes:
+    """Return lists[users, ranks] ordered by falling score; equal scores, or none, keep the order of the file."""
     rows = _numbered(table, users, items)
     scores = rows.rating if "rating" in table else np.zeros(len(rows))
     order = np.lexsort((-scores, rows.user))
     pair = rows.user[order] * len(items) + rows.item[order]
     _, first = np.unique(pair, return_index=True)
     if len(first) < len(pair):
-        notes.append(f"{table.path.name}: {len(pair) - len(first)} repeated items left out, the best place kept")
+        notes.append(f"{table.path.name}: {len(pair) - len(first)} repeated items left out, the best rank kept")
     order = order[np.sort(first)]
     seen = np.isin(pair, ground.train_user * len(items) + ground.train_item).sum()
     if seen:
         notes.append(f"{table.path.name}: {seen} recommended items are in the user's own training set")
     counts = np.bincount(rows.user[order], minlength=len(users))
-    place = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
-    lists = np.full((len(users), places), -1, dtype=np.int64)
-    within = place < places
-    lists[rows.user[order][within], place[within]] = rows.item[order][within]
+    rank = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
+    lists = np.full((len(users), cutoff), -1, dtype=np.int64)
+    within = rank < cutoff
+    lists[rows.user[order][within], rank[within]] = rows.item[order][within]
     missing = int(((counts == 0) & (ground.relevant > 0)).sum())
     if missing:
         notes.append(f"{table.path.name}: {missing} users with relevant test items have no list; they count as 0")

@@ -12,6 +12,25 @@ from steelyard.recommend.interactions import Interactions
 Duplicates = Literal["first", "last", "mean", "keep"]
 
 
+def keep(
+    data: Interactions,
+    *,
+    duplicates: Duplicates = "first",
+    threshold: float | None = None,
+    k_core: int = 0,
+    min_user: int = 0,
+    min_item: int = 0,
+) -> Interactions:
+    """Apply all filters in their order: repeated pairs, ratings below the threshold, users and items with few rows.
+
+    Use it where the filters come from settings or a command.
+    """
+    data = single(data, duplicates)
+    if threshold is not None:
+        data = at_least(data, threshold)
+    return core(data, max(k_core, min_user), max(k_core, min_item))
+
+
 def single(data: Interactions, keep: Duplicates = "first") -> Interactions:
     """Leave one row per user and item: the earliest, the latest, or the first with the mean rating.
 

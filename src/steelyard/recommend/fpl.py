@@ -1,23 +1,100 @@
-"""FPL, federated pair-wise learning (thesis ch. 4): the local pass of many users at once.
+"""FPL, federated pair-wise learning: a ranking model of which each user keeps her own part and her history.
 
-Shared is a table with a row (q_i, b_i) per item; private is a vector p_u per user. Score b_i + q_i·p_u (Eq. 4.1). Per
-round a user draws T triples and goes through them one by one: her vector moves, the items stay as they were at the
-start of the round, and what the items should change is collected and sent (Eq. 4.3 to 4.10).
+A. Ferrara, *Pursuing Privacy and Personalization in Recommender Systems: The Role of Federated Learning*, Politecnico
+di Bari, 2022, chapter 4. The server holds a row (q_i, b_i) per item; each device holds its user's vector p_u and the
+items she took. The score of an item is x̂_ui = b_i + q_i·p_u (Eq. 4.1).
+
+A round (§4.3):
+
+1. The server sends all rows to m users.
+2. Each user draws T triples (u, i⁺, i⁻): i⁺ from her items, i⁻ from those that she did not take (`sampling`).
+3. She visits them one after the other. With x̂ = x̂_ui⁺ − x̂_ui⁻ (Eq. 4.5) and s = σ(−x̂), the derivative of ln σ(x̂) (the
+   thesis prints σ(x̂) in Eq. 4.11, a slip), her own vector moves at once, p ← p + α (s (q⁺ − q⁻) − λ p), while the items
+   stay as they came; what they should change by is collected with p as it was before the move:
+   s (p, 1) − λ⁺ (q⁺, 0) for i⁺ and −s (p, 1) − λ⁻ (q⁻, 0) for i⁻. Biases are not regularised.
+4. She sends the change of every negative item, and that of each positive item with probability π (Eq. 4.8): her choice
+   of how much of her positive feedback the server may see.
+5. The server adds what it gets: Θ ← Θ + α Σ_u Δ_u (Eq. 4.10; `SparseRows.combine`).
+
+How many users and triples make a round is the `Mode`. This file says it all for many users at once; `parallel` and
+`sequential` do the same faster for whole populations and for long chains of one-user rounds.
 """
 
 from __future__ import annotations
 
-import math
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from steelyard.randomness import generator
-from steelyard.recommend.sampling import Items, Triples
+from steelyard.randomness import generator, words_at
+from steelyard.recommend.interactions import Flags
+from steelyard.recommend.sampling import Items, Keys, Triples
+from steelyard.recommend.sparse import Floats32, SparseRows
 
-Floats32 = NDArray[np.float32]
+_LARGEST_MARGIN = np.float32(80)
+"""exp of more than about 88 overflows in single precision; σ(−80) is 0 for all that matters."""
+
+
+@dataclass(frozen=True)
+class Mode:
+    """One of the four configurations (§4.5.2): how many users compute in a round, and how many triples each visits."""
+
+    one_user: bool
+    """One random user per round (s for sequential), or all users (p for parallel)."""
+    one_triple: bool
+    """One triple per user and round, or R⁺/|U| of them (+)."""
+
+    @property
+    def one_round_per_epoch(self) -> bool:
+        """Whether all users visit R⁺/|U| triples each in a round, so that one round is an epoch."""
+        return not (self.one_user or self.one_triple)
+
+    def schedule(self, users: int, interactions: int) -> Schedule:
+        """Return an epoch of R⁺ = `interactions` positives in whole rounds and triples."""
+        triples = 1 if self.one_triple else max(1, round(interactions / users))
+        return Schedule.over(interactions, 1 if self.one_user else users, triples)
+
+    def cost_per_epoch(self, users: int, items: int, interactions: int, share: float) -> float:
+        """Return CCE with T = R⁺/|U| and the rounds per epoch unrounded, as in the thesis' tables."""
+        triples = 1.0 if self.one_triple else interactions / users
+        cohort = 1 if self.one_user else users
+        return cost_per_epoch(interactions / (cohort * triples), cohort, items, triples, share)
+
+
+MODES: Mapping[str, Mode] = {
+    "sFPL": Mode(one_user=True, one_triple=True),
+    "sFPL+": Mode(one_user=True, one_triple=False),
+    "pFPL": Mode(one_user=False, one_triple=True),
+    "pFPL+": Mode(one_user=False, one_triple=False),
+}
+"""The thesis' four modes by name."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How an epoch is cut into rounds; every epoch visits about as many triples as there are positives."""
+
+    users: int
+    """m = |U⁻|: users per round."""
+    triples: int
+    """T: triples per user and round."""
+    rounds_per_epoch: int
+
+    @classmethod
+    def over(cls, interactions: int, users: int, triples: int) -> Schedule:
+        """Return the schedule with rpe so that m · T · rpe ≈ R⁺ (§4.5.2), at least 1."""
+        return cls(users, triples, max(1, round(interactions / (users * triples))))
+
+    def cost_per_epoch(self, items: int, share: float) -> float:
+        """Return CCE of these rounds."""
+        return cost_per_epoch(self.rounds_per_epoch, self.users, items, self.triples, share)
+
+
+def cost_per_epoch(rounds: float, users: float, items: int, triples: float, share: float) -> float:
+    """Return CCE = rpe · |U⁻| · (|I| + T (1 + π)), in vectors both ways (§4.6.4); TCC is that times the epochs."""
+    return rounds * users * (items + triples * (1 + share))
 
 
 @dataclass(frozen=True)
@@ -42,153 +119,130 @@ class Learning:
         user, positive, negative = (u if g is None else g for g, u in zip(given, usual, strict=True))
         return user, positive, negative
 
+    def shrinkage(self) -> Floats32:
+        """Return what a step multiplies (p, 1) by before it adds to it: 1 − α λ for p, and 1 for the bias's 1."""
+        factors = np.full(self.factors + 1, 1.0 - self.rate * self.decays[0], dtype=np.float32)
+        factors[-1] = 1.0
+        return factors
 
-def first_table(seed: int, items: int, factors: int, spread: float = 0.1) -> Floats32:
+
+def initial_table(seed: int, items: int, factors: int, spread: float = 0.1) -> Floats32:
     """Return the first (q_i, b_i), [items, factors + 1]: factors from N(0, 0.1²), biases 0."""
     table = np.zeros((items, factors + 1), dtype=np.float32)
     table[:, :factors] = generator(seed, 0, "", "fpl items").normal(0.0, spread, (items, factors))
     return table
 
 
-def first_vector(seed: int, user: str, factors: int, spread: float = 0.1) -> Floats32:
+def initial_vector(seed: int, user: str, factors: int, spread: float = 0.1) -> Floats32:
     """Return a user's first vector from N(0, 0.1²), drawn on her device."""
     return generator(seed, 0, user, "fpl vector").normal(0.0, spread, factors).astype(np.float32)
 
 
 @dataclass(frozen=True, eq=False)
-class Pass:
-    """What a local pass leaves: new private vectors, and per triple the changes asked of the two items."""
+class LocalPass:
+    """What a local pass leaves: new private vectors, and the gradient and loss of each triple."""
 
     vectors: Floats32
     """[users, factors]"""
-    push: Floats32
+    gradients: Floats32
     """[users, T, factors + 1]: s (p, 1) of each triple, the gradient for the row of i⁺; that for i⁻ is its negative."""
     losses: Floats32
     """[users, T]: −ln σ(x̂) of each triple when it was visited."""
 
 
 def local_pass(
-    table: Floats32, vectors: Floats32, triples: Triples, learning: Learning, push: Floats32 | None = None
-) -> Pass:
-    """Let each user go through her triples; all users take their t-th step together.
+    table: Floats32, vectors: Floats32, triples: Triples, learning: Learning, gradients: Floats32 | None = None
+) -> LocalPass:
+    """Let each user visit her triples in order (step 3 of a round); all users take their t-th triple together.
 
-    With x̂ = x_ui⁺ − x_ui⁻ (Eq. 4.5) and s = σ(−x̂), the derivative of ln σ(x̂), a step is
-    p ← p + α (s (q⁺ − q⁻) − λ p), and the changes asked for are s (p, 1) − λ⁺ (q⁺, 0) and −s (p, 1) − λ⁻ (q⁻, 0), with
-    p as it was before the step. A triple with a decoy asks for the same, but does not move the user's vector. `push`
-    may give the room to write s (p, 1) to.
+    A triple with a decoy gives gradients like any other, but does not move the user's vector. `gradients` may be an
+    array to write to.
     """
-    users, steps = triples.positives.shape
+    users, count = triples.positives.shape
     width = table.shape[1]
-    room = np.empty((users, steps, width), dtype=np.float32) if push is None else push
-    losses = np.empty((users, steps), dtype=np.float32)
-    # The user's vector with a 1 for the bias: then one product gives the score, and s·(p, 1) the whole row.
-    person = np.ones((users, width), dtype=np.float32)
-    person[:, :-1] = vectors
-    scratch = _Scratch(users, width, learning)
+    if gradients is None:
+        gradients = np.empty((users, count, width), dtype=np.float32)
+    margins = np.empty((users, count), dtype=np.float32)
+    # The user's vector with a 1 for the bias: one product gives the score, and s·(p, 1) the whole row.
+    extended = np.ones((users, width), dtype=np.float32)
+    extended[:, :-1] = vectors
+    step = _Step(users, learning)
     # A learning rate that is too large runs away to infinity; the server refuses that, no warning per step is needed.
     with np.errstate(over="ignore", invalid="ignore"):
-        _steps(table, person, triples, scratch, room, losses)
-        np.logaddexp(np.float32(0), -losses, out=losses)
-    return Pass(person[:, :-1].copy(), room, losses)
+        for t in range(count):
+            real = None if triples.real is None else triples.real[:, t]
+            rows = (triples.positives[:, t], triples.negatives[:, t])
+            margins[:, t] = step(table, extended, *rows, real, gradients[:, t])
+        losses = np.logaddexp(np.float32(0), -margins, out=margins)
+    return LocalPass(extended[:, :-1].copy(), gradients, losses)
 
 
-def _steps(
-    table: Floats32, person: Floats32, triples: Triples, scratch: _Scratch, room: Floats32, losses: Floats32
-) -> None:
-    """Take all steps; `losses` is filled with the margins."""
-    for step in range(triples.positives.shape[1]):
-        real = None if triples.real is None else triples.real[:, step]
-        losses[:, step] = scratch.step(
-            *(table, person, triples.positives[:, step], triples.negatives[:, step], real, room[:, step])
-        )
+class _Step:
+    """One triple of each user; its arrays are kept between steps, since allocating costs more than computing."""
 
-
-def single_pass(table: Floats32, vector: Floats32, triples: Triples, learning: Learning) -> Pass:
-    """The local pass of one user by herself, with as few calls per step as can be; no decoys.
-
-    Use it for long chains of one-user rounds. It equals `local_pass` up to the rounding of the inner product.
-    """
-    gaps = table[triples.positives[0]] - table[triples.negatives[0]]
-    # The bias has its place in the score, but none in the user's step.
-    moves = gaps * np.float32(learning.rate)
-    moves[:, -1] = 0.0
-    person = np.ones(table.shape[1], dtype=np.float32)
-    person[:-1] = vector[0]
-    keep = _keep(len(person), learning)
-    push, margins = np.empty_like(gaps), np.empty(len(gaps), dtype=np.float32)
-    for step, (gap, move) in enumerate(zip(gaps, moves, strict=True)):
-        margin = float(gap @ person)
-        weight = np.float32(1.0 / (1.0 + math.exp(min(margin, 80.0))))
-        margins[step] = margin
-        np.multiply(person, weight, out=push[step])
-        person *= keep
-        person += weight * move
-    return Pass(person[None, :-1].copy(), push[None], np.logaddexp(np.float32(0), -margins)[None])
-
-
-def _keep(width: int, learning: Learning) -> Floats32:
-    """What a step leaves of the user's vector before it adds to it: 1 − α λ, and the 1 of the bias whole."""
-    kept = np.full(width, 1.0 - learning.rate * learning.decays[0], dtype=np.float32)
-    kept[-1] = 1.0
-    return kept
-
-
-def blockwise(
-    table: Floats32, vectors: Floats32, triples: Triples, learning: Learning, threads: int = 1, block: int = 1024
-) -> Pass:
-    """Do a local pass in blocks of users, on several threads; the numbers are those of one big block.
-
-    Use it for whole populations: a block's vectors stay in the processor's cache through all its steps.
-    """
-    users, steps = triples.positives.shape
-    if users <= block:
-        return local_pass(table, vectors, triples, learning)
-    push = np.empty((users, steps, table.shape[1]), dtype=np.float32)
-
-    def part(start: int) -> Pass:
-        rows = slice(start, start + block)
-        real = None if triples.real is None else triples.real[rows]
-        mine = Triples(triples.positives[rows], triples.negatives[rows], real)
-        return local_pass(table, vectors[rows], mine, learning, push[rows])
-
-    with ThreadPoolExecutor(threads) as pool:
-        parts = list(pool.map(part, range(0, users, block)))
-    return Pass(np.concatenate([p.vectors for p in parts]), push, np.concatenate([p.losses for p in parts]))
-
-
-class _Scratch:
-    """Room for one step of a block of users; kept between steps, since allocating costs more than computing."""
-
-    def __init__(self, users: int, width: int, learning: Learning) -> None:
+    def __init__(self, users: int, learning: Learning) -> None:
         self.rate = np.float32(learning.rate)
-        self.keep = _keep(width, learning)
-        self.liked, self.gap = np.empty((users, width), np.float32), np.empty((users, width), np.float32)
+        self.shrinkage = learning.shrinkage()
+        shape = (users, learning.factors + 1)
+        self.liked, self.difference = np.empty(shape, np.float32), np.empty(shape, np.float32)
 
-    def step(
+    def __call__(
         self,
         table: Floats32,
-        person: Floats32,
+        extended: Floats32,
         positives: Items,
         negatives: Items,
         real: NDArray[np.bool_] | None,
-        push: Floats32,
+        gradients: Floats32,
     ) -> Floats32:
-        """Take one triple of each user: write the push, move `person` in place, return the margins x̂."""
-        liked, gap = self.liked, self.gap
-        np.take(table, positives, axis=0, out=liked, mode="clip")
-        np.take(table, negatives, axis=0, out=gap, mode="clip")
-        np.subtract(liked, gap, out=gap)
-        margin = np.einsum("uf,uf->u", person, gap)  # x̂
-        weight = np.exp(np.minimum(margin, np.float32(80)))
+        """Write the gradients s (p, 1), move `extended` (p, 1) and return the margins x̂."""
+        difference = self.difference  # (q⁺ − q⁻, b⁺ − b⁻)
+        # Clipping spares a check of every index; they are within the table.
+        np.take(table, positives, axis=0, out=self.liked, mode="clip")
+        np.take(table, negatives, axis=0, out=difference, mode="clip")
+        np.subtract(self.liked, difference, out=difference)
+        margin = np.einsum("uf,uf->u", extended, difference)  # x̂
+        weight = np.exp(np.minimum(margin, _LARGEST_MARGIN))
         weight += np.float32(1)
-        np.reciprocal(weight, out=weight)  # s = σ(−x̂)
-        np.multiply(person, weight[:, None], out=push)
+        np.reciprocal(weight, out=weight)  # s = σ(−x̂) = 1 / (1 + exp x̂)
+        np.multiply(extended, weight[:, None], out=gradients)
         weight *= self.rate
-        gap *= weight[:, None]
-        gap[:, -1] = 0.0
+        difference *= weight[:, None]
+        difference[:, -1] = 0.0  # the bias is part of the score, not of the user's step
         if real is None:
-            person *= self.keep
-            person += gap
+            extended *= self.shrinkage
+            extended += difference
         else:
-            person[real] = person[real] * self.keep + gap[real]
+            extended[real] = extended[real] * self.shrinkage + difference[real]
         return margin
+
+
+def sent_positives(mask_keys: Keys, shares: NDArray[np.float64], positives: Items) -> Flags:
+    """Return which positive changes are sent: each item with its user's probability π (Eq. 4.8; step 4 of a round).
+
+    One draw per user, key and item: an item that stands in several triples of a round is sent or not as a whole. Keys
+    of the round give the thesis' fresh draws; keys that do not change give a fixed choice that no number of rounds
+    undoes.
+    """
+    if (shares >= 1).all():
+        return np.ones(positives.shape, dtype=np.bool_)
+    if (shares <= 0).all():
+        return np.zeros(positives.shape, dtype=np.bool_)
+    word = words_at(mask_keys[:, None], positives.astype(np.uint64))
+    return (word >> np.uint64(11)).astype(np.float64) * (1.0 / (1 << 53)) < shares[:, None]
+
+
+def changes(table: Floats32, triples: Triples, sent: Flags, gradients: Floats32, learning: Learning) -> SparseRows:
+    """Return Δ_u of each user, row by row: every negative, and the positives that π lets through (steps 3 and 4).
+
+    `table` holds the rows as they were at the start of the round; an item has one row per triple it stands in.
+    """
+    users, count, width = gradients.shape
+    _, positive, negative = learning.decays
+    values = np.stack([gradients, -gradients], axis=2)
+    values[:, :, 0, :-1] -= np.float32(positive) * table[triples.positives][..., :-1]
+    values[:, :, 1, :-1] -= np.float32(negative) * table[triples.negatives][..., :-1]
+    keep = np.stack([sent, np.ones_like(sent)], axis=2).reshape(-1)
+    rows = np.stack([triples.positives, triples.negatives], axis=2).reshape(-1)
+    owners = np.repeat(np.arange(users, dtype=np.int32), 2 * count)
+    return SparseRows(users, owners[keep], rows[keep], values.reshape(-1, width)[keep], learning.rate)

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from steelyard.recommend.interactions import Codes, Interactions, Names
 from steelyard.recommend.ranking import top
+from steelyard.recommend.sampling import Histories
 
 Scores = Callable[[Codes], NDArray[np.floating]]
 """Gives the scores of all items for some users, [users, items]."""
@@ -22,13 +23,13 @@ def write_lists(
     lists: Codes,
     scores: NDArray[np.floating] | None = None,
 ) -> None:
-    """Write lists[users, places] as a TSV with header; without scores, minus the place stands for one."""
+    """Write lists[users, ranks] as a TSV with header; without scores, minus the rank stands for one."""
     with path.open("w", encoding="utf-8") as out:
         out.write("user\titem\tscore\n")
         for row, name in enumerate(users):
-            for place, item in enumerate(lists[row].tolist()):
+            for rank, item in enumerate(lists[row].tolist()):
                 if item >= 0:
-                    score = -place if scores is None else float(scores[row, place])
+                    score = -rank if scores is None else float(scores[row, rank])
                     out.write(f"{name}\t{items[item]}\t{score:.9g}\n")
 
 
@@ -44,22 +45,20 @@ def write_interactions(path: Path, data: Interactions) -> None:
 
 
 def best_unseen(
-    train: Interactions, scores: Scores, cutoff: int, cells: int = 1 << 22
+    histories: Histories, scores: Scores, cutoff: int, cells: int = 1 << 22
 ) -> tuple[Codes, NDArray[np.float64]]:
-    """Return each user's k best items that she did not train on, and their scores; users go through in blocks.
+    """Return each user's k best items that are not in her history, and their scores; users go through in blocks.
 
-    `scores(users)` gives the scores of all items; ties go by ascending item id.
+    `scores(users)` gives the scores of all items; ties go by ascending item number. Use it for any system: FPL and
+    every baseline get their lists here. `cells` is how many scores are held at a time.
     """
-    from steelyard.recommend.sampling import Histories
-
-    histories = Histories.of(train)
-    step = max(1, cells // max(len(train.items), 1))
+    step = max(1, cells // max(histories.catalogue, 1))
     lists: list[Codes] = []
     values: list[NDArray[np.float64]] = []
-    for start in range(0, len(train.users), step):
-        block = np.arange(start, min(start + step, len(train.users)))
+    for start in range(0, histories.users, step):
+        block = np.arange(start, min(start + step, histories.users))
         found = scores(block)
         best = top(found, histories.seen(block), cutoff)
         lists.append(best)
-        values.append(np.take_along_axis(np.asarray(found, dtype=np.float64), np.maximum(best, 0), axis=1))
+        values.append(np.take_along_axis(found, np.maximum(best, 0), axis=1).astype(np.float64))
     return np.concatenate(lists), np.concatenate(values)

@@ -136,7 +136,7 @@ class Gini(Metric):
 
 @dataclass(frozen=True)
 class ShannonEntropy(Metric):
-    """SE@k = −Σ p log p with p the share of each item in all places shown (Eq. 2.11); natural logarithm by default."""
+    """SE@k = −Σ p log p with p the share of each item in all lists (Eq. 2.11); natural logarithm by default."""
 
     base: float = np.e
     name = "shannon_entropy"
@@ -172,7 +172,7 @@ class PopREO(Metric):
 
 
 class PopRSP(Metric):
-    """Statistical parity: |a − b| / (a + b), a and b the places given to short head and long tail over what could be.
+    """Statistical parity: |a − b| / (a + b), a and b the ranks given to short head and long tail over what could be.
 
     What could be is Σ_u (size of the group − the user's training items in it), over users who got a list.
     """
@@ -190,7 +190,7 @@ class PopRSP(Metric):
 
 
 def _in_group(view: View, head: bool) -> np.ndarray:
-    """Mark the places of the lists that hold an item of the short head, or of the long tail."""
+    """Mark the ranks of the lists that hold an item of the short head, or of the long tail."""
     return view.shown & (view.ground.short_head[view.lists] == head)
 
 

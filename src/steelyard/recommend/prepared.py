@@ -13,7 +13,6 @@ import numpy as np
 from steelyard.data.files import find
 from steelyard.errors import UserError, listed
 from steelyard.recommend import filters, splits
-from steelyard.recommend.clients import Users
 from steelyard.recommend.fpl import Learning
 from steelyard.recommend.interactions import Interactions, ascending, numbered
 from steelyard.recommend.ranking import Floats, Ground, memberships
@@ -21,6 +20,7 @@ from steelyard.recommend.reading import read, read_columns
 from steelyard.recommend.sampling import Histories
 from steelyard.recommend.settings import FplSettings, InteractionSettings, ItemSettings, RankingSettings
 from steelyard.recommend.splits import Split
+from steelyard.recommend.users import Users
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,10 +94,14 @@ def put_together(
 def kept(path: Path, settings: InteractionSettings) -> Interactions:
     """Read a file and keep what the settings ask for."""
     data = read(path, {str(key): name for key, name in settings.columns.items()})
-    data = filters.single(data, settings.duplicates)
-    if settings.threshold is not None:
-        data = filters.at_least(data, settings.threshold)
-    data = filters.core(data, max(settings.core, settings.min_user), max(settings.core, settings.min_item))
+    data = filters.keep(
+        data,
+        duplicates=settings.duplicates,
+        threshold=settings.threshold,
+        k_core=settings.core,
+        min_user=settings.min_user,
+        min_item=settings.min_item,
+    )
     if not len(data):
         raise UserError(
             f"interactions: nothing is left of {path} ({'; '.join(data.report())}); allowed: looser filters"
@@ -109,24 +113,16 @@ def _numbered_by(data: Interactions, catalogue: Path) -> Interactions:
     """Number the items by a public catalogue, so that devices that know only their own items agree on numbers."""
     path = find(catalogue, "a list of items", field="catalogue (interactions.catalogue)")
     items = ascending(read_columns(path, {"item": "item"})["item"])
-    place = numbered(data.items.astype(object), items)
-    if (place < 0).any():
-        missing = str(data.items[int(np.flatnonzero(place < 0)[0])])
+    number = numbered(data.items.astype(object), items)
+    if (number < 0).any():
+        missing = str(data.items[int(np.flatnonzero(number < 0)[0])])
         raise UserError(f"interactions.catalogue: {path} lacks item '{missing}'; allowed: a list of every item")
-    return replace(data, items=np.array(items, dtype=np.str_), item=place[data.item])
+    return replace(data, items=np.array(items, dtype=np.str_), item=number[data.item])
 
 
 def cut(data: Interactions, settings: InteractionSettings) -> Split:
     """Split as the settings say."""
-    match settings.split:
-        case "temporal":
-            return splits.temporal(data, settings.share)
-        case "random":
-            return splits.random(data, settings.share, settings.split_seed)
-        case "shuffled":
-            return splits.shuffled(data, settings.share, settings.split_seed)
-        case "newest":
-            return splits.newest(data, settings.count)
+    return splits.split(data, settings.split, share=settings.share, count=settings.count, seed=settings.split_seed)
 
 
 def _about_items(
@@ -193,10 +189,10 @@ def titles_of(prepared: Prepared, items: np.ndarray) -> list[str]:
     return [prepared.titles.get(str(name), str(name)) for name in prepared.data.items[items]]
 
 
-def place_of(prepared: Prepared, user: str) -> int:
+def number_of(prepared: Prepared, user: str) -> int:
     """Return the number of a user, or say who there is."""
-    place = int(numbered(np.array([user], dtype=object), prepared.data.users)[0])
-    if place < 0:
+    number = int(numbered(np.array([user], dtype=object), prepared.data.users)[0])
+    if number < 0:
         some = listed(prepared.data.users[:5].tolist())
         raise UserError(f"--user: got '{user}'; allowed: one of {len(prepared.data.users)} users, such as {some}")
-    return place
+    return number

@@ -114,14 +114,14 @@ class Ground:
         return self.test_user * self.items + self.test_item
 
     def view(self, lists: Codes, cutoff: int) -> View:
-        """Return what the metrics read: lists[users, places] of item numbers (-1 for none), cut at k."""
+        """Return what the metrics read: lists[users, ranks] of item numbers (-1 for none), cut at k."""
         top = lists[:, :cutoff]
         shown = top >= 0
         if not len(self._test_pairs):
             return View(self, cutoff, top, shown, np.zeros(top.shape, dtype=np.bool_))
         wanted = np.arange(self.users)[:, None] * self.items + top
-        place = np.minimum(np.searchsorted(self._test_pairs, wanted), len(self._test_pairs) - 1)
-        return View(self, cutoff, top, shown, shown & (self._test_pairs[place] == wanted))
+        index = np.minimum(np.searchsorted(self._test_pairs, wanted), len(self._test_pairs) - 1)
+        return View(self, cutoff, top, shown, shown & (self._test_pairs[index] == wanted))
 
 
 def memberships(items: Sequence[str], labels: Sequence[str]) -> list[tuple[str, str]]:
@@ -136,7 +136,7 @@ def memberships(items: Sequence[str], labels: Sequence[str]) -> list[tuple[str, 
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """The lists of all users cut at k, and which of their places are hits; what every metric is computed from."""
+    """The lists of all users cut at k, and which of their ranks are hits; what every metric is computed from."""
 
     ground: Ground
     cutoff: int
@@ -162,7 +162,7 @@ class View:
 def top(scores: NDArray[np.floating], seen: Flags, cutoff: int) -> Codes:
     """Return the numbers of the k best items per row of scores, best first, ties by ascending number.
 
-    Items marked `seen`, and those whose score is not a number, are left out; places that cannot be filled are -1. Use
+    Items marked `seen`, and those whose score is not a number, are left out; ranks that cannot be filled are -1. Use
     it for any system that scores all items.
     """
     import torch
@@ -172,9 +172,9 @@ def top(scores: NDArray[np.floating], seen: Flags, cutoff: int) -> Codes:
     count = min(cutoff, items)
     if rows == 0 or count == 0:
         return np.full((rows, cutoff), -1, dtype=np.int64)
-    found, places = torch.topk(torch.from_numpy(masked), count, dim=1)
-    values, chosen = found.numpy(), places.numpy().copy()
-    # Which of the items tied at the border were taken is not ours to leave to a library.
+    found, indices = torch.topk(torch.from_numpy(masked), count, dim=1)
+    values, chosen = found.numpy(), indices.numpy().copy()
+    # Of items that tie at the border, the library takes any; ours are those with the lowest numbers.
     for row in np.flatnonzero((masked >= values[:, -1:]).sum(axis=1) > count).tolist():
         border = values[row, -1]
         above = np.flatnonzero(masked[row] > border)

@@ -200,7 +200,7 @@ def read(path: str | Path, columns: Mapping[str, str] | None = None) -> Interact
 
 
 def read_columns(path: str | Path, wanted: Mapping[str, str | int]) -> dict[str, list[str]]:
-    """Read some columns of a table about items: a catalogue, titles, categories; each by header name or place from 1.
+    """Read some columns of a table about items: a catalogue, titles, categories; each by header name or number from 1.
 
     A first line that names an item column is a header. Use it for what is known of items rather than of interactions.
     """
@@ -217,21 +217,21 @@ def read_columns(path: str | Path, wanted: Mapping[str, str | int]) -> dict[str,
     cells = [line.split(mark) for line in lines]
     plain = [cell.split(":")[0].strip().lower() for cell in cells[0]]
     header = any(name in KNOWN["item"] for name in plain)
-    places: dict[str, int] = {}
+    indices: dict[str, int] = {}
     for name, column in wanted.items():
         if isinstance(column, str) and column.isdigit():
             column = int(column)
         if isinstance(column, int):
-            places[name] = column - 1
+            indices[name] = column - 1
         elif header and column.lower() in plain:
-            places[name] = plain.index(column.lower())
+            indices[name] = plain.index(column.lower())
         elif name == "item":
-            places[name] = next((i for i, found in enumerate(plain) if found in KNOWN["item"]), 0)
+            indices[name] = next((i for i, found in enumerate(plain) if found in KNOWN["item"]), 0)
         else:
-            known = f"its header has: {listed(plain)}" if header else "it has no header: give the column's place"
+            known = f"its header has: {listed(plain)}" if header else "it has no header: give the column's number"
             raise UserError(f"{path}: no column '{column}' for {name}; {known}")
     rows = cells[1:] if header else cells
     for number, row in enumerate(rows, 2 if header else 1):
-        if len(row) <= max(places.values()):
-            raise UserError(f"{path}: line {number}: {len(row)} columns; allowed: at least {max(places.values()) + 1}")
-    return {name: [row[place].strip() for row in rows] for name, place in places.items()}
+        if len(row) <= max(indices.values()):
+            raise UserError(f"{path}: line {number}: {len(row)} columns; allowed: at least {max(indices.values()) + 1}")
+    return {name: [row[index].strip() for row in rows] for name, index in indices.items()}

@@ -1,4 +1,4 @@
-"""What is drawn on the devices: triples, which positive updates are sent, and decoys.
+"""What is drawn on the devices: triples and decoys, from users' histories.
 
 Every draw is a pure function of seed, user, round and item, so it does not matter how many users are simulated
 together, in which order they answer, or whether they live in one process or on devices of their own.
@@ -119,6 +119,11 @@ class Triples:
     real: NDArray[np.bool_] | None = None
     """Which positives are the user's own; None where there are no decoys."""
 
+    def select(self, rows: slice | Sequence[int] | Codes) -> Triples:
+        """Return the triples of some of the users, by position."""
+        real = None if self.real is None else self.real[rows]
+        return Triples(self.positives[rows], self.negatives[rows], real)
+
 
 def user_keys(seed: int, names: Sequence[str], purpose: str) -> Keys:
     """Return one key per user and purpose; with `round_keys` it names her stream of a round."""
@@ -135,36 +140,36 @@ def draw_triples(histories: Histories, users: Codes, keys: Keys, count: int) -> 
 
     Both come from one 64-bit word per triple; a negative that turns out to be hers is drawn again.
     """
-    places = np.arange(count, dtype=np.uint64)
-    word = words_at(keys[:, None], places)
-    sizes = histories.drawn_from[users]
+    words = words_at(keys[:, None], np.arange(count, dtype=np.uint64))
     half = np.uint64(32)
-    place = ((word >> half) * sizes[:, None].astype(np.uint64)) >> half
-    positives = histories.items[histories.starts[users][:, None] + place.astype(np.int64)]
-    negatives = _scaled(word, histories.catalogue)
-    flat, owner = negatives.reshape(-1), users
-    again = np.flatnonzero(_taken(histories, np.repeat(owner, count), flat))
+    sizes = histories.drawn_from[users][:, None].astype(np.uint64)
+    drawn = (((words >> half) * sizes) >> half).astype(np.int64)
+    positives = histories.items[histories.starts[users][:, None] + drawn]
+    negatives = _scaled(words, histories.catalogue)
+    _draw_again(histories, users, keys, negatives)
+    real = drawn < histories.sizes[users][:, None] if histories.fakes.any() else None
+    return Triples(positives, negatives, real)
+
+
+def _draw_again(histories: Histories, users: Codes, keys: Keys, negatives: Items) -> None:
+    """Replace, in `negatives` itself, every item that its user has taken."""
+    count = negatives.shape[1]
+    flat = negatives.reshape(-1)
+    again = np.flatnonzero(_taken(histories, np.repeat(users, count), flat))
     for attempt in range(1, _TRIES):
         if not len(again):
-            break
+            return
         rows, columns = np.divmod(again, count)
         # Tries after the first lie far out in the stream, where no number of triples reaches.
-        flat[again] = _scaled(
-            words_at(keys[rows], columns.astype(np.uint64) + np.uint64(attempt << 32)), histories.catalogue
-        )
-        again = again[_taken(histories, owner[rows], flat[again])]
+        words = words_at(keys[rows], columns.astype(np.uint64) + np.uint64(attempt << 32))
+        flat[again] = _scaled(words, histories.catalogue)
+        again = again[_taken(histories, users[rows], flat[again])]
     for index in again.tolist():
         row, column = divmod(index, count)
-        free = np.setdiff1d(
-            np.arange(histories.catalogue),
-            histories.items[histories.starts[owner[row]] : histories.starts[owner[row] + 1]],
-        )
-        spot = words_at(keys[row : row + 1], np.array([column + (_TRIES << 32)], dtype=np.uint64))
-        flat[index] = free[int(_scaled(spot, len(free))[0])]
-    real = None
-    if histories.fakes.any():
-        real = place.astype(np.int64) < histories.sizes[users][:, None]
-    return Triples(positives, negatives, real)
+        taken = histories.items[histories.starts[users[row]] : histories.starts[users[row] + 1]]
+        free = np.setdiff1d(np.arange(histories.catalogue), taken)
+        word = words_at(keys[row : row + 1], np.array([column + (_TRIES << 32)], dtype=np.uint64))
+        flat[index] = free[int(_scaled(word, len(free))[0])]
 
 
 def _scaled(word: Keys, size: int) -> Items:
@@ -176,18 +181,3 @@ def _taken(histories: Histories, users: Codes, items: Items) -> NDArray[np.bool_
     flat = histories.bits.reshape(-1)
     byte = flat[users * histories.bits.shape[1] + (items >> 3)]
     return ((byte >> (items & 7).astype(np.uint8)) & 1).astype(np.bool_)
-
-
-def sends(mask_keys: Keys, shares: NDArray[np.float64], positives: Items) -> NDArray[np.bool_]:
-    """Return which positive updates are sent: each item with its user's probability π (Eq. 4.8).
-
-    One draw per user, key and item: an item that stands in several triples of a round is sent or not as a whole. Keys
-    of the round give the thesis' fresh draws; keys that do not change give a fixed choice that no number of rounds
-    undoes.
-    """
-    if (shares >= 1).all():
-        return np.ones(positives.shape, dtype=np.bool_)
-    if (shares <= 0).all():
-        return np.zeros(positives.shape, dtype=np.bool_)
-    word = words_at(mask_keys[:, None], positives.astype(np.uint64))
-    return (word >> np.uint64(11)).astype(np.float64) * (1.0 / (1 << 53)) < shares[:, None]

@@ -8,11 +8,13 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from steelyard.recommend.filters import Duplicates
+from steelyard.recommend.fpl import MODES, Mode
 from steelyard.recommend.sampling import MaskKind
+from steelyard.recommend.splits import SplitKind
 from steelyard.rounds.settings import RoundSettings
 from steelyard.settings import Section
 
-Mode = Literal["sFPL", "sFPL+", "pFPL", "pFPL+", "custom"]
+ModeName = Literal["sFPL", "sFPL+", "pFPL", "pFPL+", "custom"]
 Probability = Annotated[float, Field(ge=0, le=1)]
 
 
@@ -35,7 +37,7 @@ class InteractionSettings(Section):
     """Keep users with at least this many rows."""
     min_item: int = Field(default=0, ge=0)
     """Keep items with at least this many rows; with min_user, again and again until both hold."""
-    split: Literal["temporal", "random", "shuffled", "newest"] = "temporal"
+    split: SplitKind = "temporal"
     """How each user's rows are cut: her newest, her own random draw, one shuffle for all, or leave-the-newest-out."""
     share: float = Field(default=0.2, gt=0, lt=1)
     """Share of each user's rows that is tested on."""
@@ -55,7 +57,7 @@ class ItemSettings(Section):
     path: Path
     """Table of items, such as MovieLens' movies.dat or u.item."""
     item: str | int = "item"
-    """Column of the item's id: a header name, or a place from 1."""
+    """Column of the item's id: a header name, or a number from 1."""
     title: str | int | None = None
     """Column of the title."""
     category: str | int | None = None
@@ -65,7 +67,7 @@ class ItemSettings(Section):
 class FplSettings(Section):
     """[fpl]: the federated pair-wise learning itself."""
 
-    mode: Mode = "pFPL+"
+    mode: ModeName = "pFPL+"
     """sFPL: one user, one triple a round; sFPL+: one user, R⁺/|U| triples; pFPL and pFPL+: all users at once."""
     factors: int = Field(default=20, ge=1)
     """Length of the vectors of items and users."""
@@ -87,6 +89,11 @@ class FplSettings(Section):
     """Decoys: items that are not hers which a user claims as positives, per item that is; 1 doubles her history."""
     threads: int = Field(default=2, ge=1)
     """Threads of the simulation; they do not change the result."""
+
+    @property
+    def flags(self) -> Mode | None:
+        """Which of the thesis' four modes this is; None for "custom"."""
+        return MODES.get(self.mode)
 
 
 class RankingSettings(Section):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from steelyard.errors import UserError
 from steelyard.randomness import stream_keys, words
 from steelyard.recommend.interactions import Flags, Interactions
+
+SplitKind = Literal["temporal", "random", "shuffled", "newest"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -27,7 +30,23 @@ class Split:
         return len(self.train.items)
 
 
-def cut(data: Interactions, test: Flags) -> Split:
+def split(data: Interactions, kind: SplitKind, *, share: float = 0.2, count: int = 1, seed: int = 42) -> Split:
+    """Split in the way of that name; `count` is for "newest", `seed` for "random" and "shuffled".
+
+    Use it where the kind comes from a setting or a command.
+    """
+    match kind:
+        case "temporal":
+            return temporal(data, share)
+        case "random":
+            return random(data, share, seed)
+        case "shuffled":
+            return shuffled(data, share, seed)
+        case "newest":
+            return newest(data, count)
+
+
+def by_flag(data: Interactions, test: Flags) -> Split:
     """Split by a flag per row; use it where the split comes from elsewhere."""
     return Split(data.select(~test, renumber=False), data.select(test, renumber=False))
 
@@ -41,7 +60,7 @@ def temporal(data: Interactions, share: float = 0.2) -> Split:
         raise UserError("split: got 'temporal', but the data has no time column; allowed: random, shuffled")
     counts = data.per_user()
     held = (counts * _share(share)).astype(np.int64)
-    return cut(data, _rank(data, -data.time) < held[data.user])
+    return by_flag(data, _rank(data, -data.time) < held[data.user])
 
 
 def newest(data: Interactions, count: int = 1) -> Split:
@@ -50,7 +69,7 @@ def newest(data: Interactions, count: int = 1) -> Split:
         raise UserError("split: got 'newest', but the data has no time column; allowed: random, shuffled")
     counts = data.per_user()
     held = np.where(counts > count, count, 0)
-    return cut(data, _rank(data, -data.time) < held[data.user])
+    return by_flag(data, _rank(data, -data.time) < held[data.user])
 
 
 def random(data: Interactions, share: float = 0.2, seed: int = 1) -> Split:
@@ -60,10 +79,10 @@ def random(data: Interactions, share: float = 0.2, seed: int = 1) -> Split:
     """
     counts = data.per_user()
     held = (counts * _share(share)).astype(np.int64)
-    place = _rank(data, np.zeros(len(data)))
+    position = _rank(data, np.zeros(len(data)))
     keys = stream_keys(seed, 0, data.users.tolist(), "split")
-    drawn = words(keys[data.user] + place.astype(np.uint64), 1)[:, 0]
-    return cut(data, _rank(data, drawn) < held[data.user])
+    drawn = words(keys[data.user] + position.astype(np.uint64), 1)[:, 0]
+    return by_flag(data, _rank(data, drawn) < held[data.user])
 
 
 def shuffled(data: Interactions, share: float = 0.2, seed: int = 42) -> Split:
@@ -80,7 +99,7 @@ def shuffled(data: Interactions, share: float = 0.2, seed: int = 42) -> Split:
         marks = np.array([0] * train + [1] * (len(rows) - train))
         source.shuffle(marks)
         test[rows] = marks == 1
-    return cut(data, test)
+    return by_flag(data, test)
 
 
 def _share(share: float) -> float:
@@ -90,9 +109,9 @@ def _share(share: float) -> float:
 
 
 def _rank(data: Interactions, key: np.ndarray) -> np.ndarray:
-    """Return each row's place among its user's rows when these are ordered by the key (ties: the file's order)."""
+    """Return each row's rank from 0 among its user's rows, ordered by the key (ties: the file's order)."""
     order = np.lexsort((key, data.user))
     starts = np.cumsum(data.per_user()) - data.per_user()
-    place = np.empty(len(data), dtype=np.int64)
-    place[order] = np.arange(len(data)) - np.repeat(starts, data.per_user())
-    return place
+    rank = np.empty(len(data), dtype=np.int64)
+    rank[order] = np.arange(len(data)) - np.repeat(starts, data.per_user())
+    return rank

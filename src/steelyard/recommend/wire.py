@@ -14,7 +14,8 @@ from steelyard.clients.flower import payloads
 from steelyard.clients.flower.arrays import unpack
 from steelyard.clients.flower.forms import Refused
 from steelyard.messages import Payload
-from steelyard.recommend.sparse import PairRows, SparseRows
+from steelyard.recommend.parallel import PairRows
+from steelyard.recommend.sparse import SparseRows
 
 
 def sparse_codec(rate: float, width: int, triples: int) -> payloads.Codec:
@@ -30,7 +31,7 @@ def sparse_codec(rate: float, width: int, triples: int) -> payloads.Codec:
         owners = unpack(arrays["owners"], "owners", "<i4", (None,))
         rows = unpack(arrays["rows"], "rows", "<i4", (len(owners),))
         values = unpack(arrays["values"], "values", "<f4", (len(owners), width))
-        _refuse_places(owners, rows, clients, parameters.numel() // width, most)
+        _refuse_numbers(owners, rows, clients, parameters.numel() // width, most)
         return SparseRows(clients, owners.copy(), rows.copy(), values.copy(), rate)
 
     return payloads.Codec(
@@ -43,10 +44,10 @@ def sparse_codec(rate: float, width: int, triples: int) -> payloads.Codec:
     )
 
 
-def _refuse_places(owners: NDArray[Any], rows: NDArray[Any], clients: int, items: int, most: int) -> None:
-    for name, places, count in (("owners", owners, clients), ("rows", rows, items)):
-        if len(places) and not 0 <= int(places.min()) <= int(places.max()) < count:
-            raise Refused(f"array {name}: {int(places.min())} to {int(places.max())}; allowed: 0 to {count - 1}")
+def _refuse_numbers(owners: NDArray[Any], rows: NDArray[Any], clients: int, items: int, most: int) -> None:
+    for name, numbers, count in (("owners", owners, clients), ("rows", rows, items)):
+        if len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < count:
+            raise Refused(f"array {name}: {int(numbers.min())} to {int(numbers.max())}; allowed: 0 to {count - 1}")
     keys = owners.astype(np.int64) << 32 | rows
     if not (np.diff(keys) > 0).all():
         raise Refused("array rows: not ascending by user and item, or a row twice; allowed: each row once, in order")
@@ -55,7 +56,7 @@ def _refuse_places(owners: NDArray[Any], rows: NDArray[Any], clients: int, items
 
 
 def _pack(payload: SparseRows | PairRows) -> dict[str, NDArray[Any]]:
-    rows = payload.sent()
+    rows = payload.merged()
     return {"owners": rows.owners, "rows": rows.rows, "values": rows.values}
 
 

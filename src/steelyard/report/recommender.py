@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from steelyard.errors import UserError, listed
@@ -14,10 +13,10 @@ from steelyard.experiment.loading import read_experiment
 from steelyard.experiment.recommend import RecommendDescription
 from steelyard.experiment.running import federations_of
 from steelyard.recommend.clients import RecommendClients
-from steelyard.recommend.communication import Cost
 from steelyard.recommend.evaluate import Case, figures
 from steelyard.recommend.interactions import Codes
-from steelyard.recommend.prepared import Prepared, place_of, titles_of
+from steelyard.recommend.prepared import Prepared, number_of, titles_of
+from steelyard.recommend.ranking import Floats
 from steelyard.runs.reader import History
 
 
@@ -33,44 +32,31 @@ class Finished:
     round: int
     model: torch.Tensor
 
-    def lists(self, cutoff: int) -> Codes:
-        """Return every user's list, best first."""
+    def lists(self, cutoff: int) -> tuple[Codes, Floats]:
+        """Return every user's list, best first, and the scores of its items."""
         return self.clients.lists(self.federation, self.seed, self.model, cutoff)
-
-    def scores(self, lists: Codes) -> np.ndarray:
-        """Return the scores of the items of lists[users, ranks]."""
-        found = np.zeros(lists.shape)
-        for row in range(len(lists)):
-            mine = self.clients.scores_of(self.federation, self.seed, self.model, np.array([row]))[0]
-            found[row] = mine[lists[row]]
-        return found
 
     def report(self, cutoffs: list[int]) -> dict[str, Any]:
         """Return all metrics by cutoff, as `evaluate` prints them, with the cost by formula and as sent."""
-        lists = self.lists(max(cutoffs))
+        lists, _ = self.lists(max(cutoffs))
         data = self.prepared.data
         case = Case(self.prepared.users.ground, tuple(data.users), tuple(data.items), lists, None, ())
         return {"metrics": figures(case, cutoffs), "communication": self.communication(), "data": data.report()}
 
     def communication(self) -> dict[str, Any]:
         """Return CCE and TCC of the thesis' formula, and what was really sent."""
-        each = self.experiment.rounds_per_epoch()
+        schedule = self.experiment.schedule()
+        each = schedule.rounds_per_epoch
         rounds = self.round * each if self.experiment.one_by_one else self.round
-        cost = Cost(
-            self.experiment.users_per_round(),
-            self.prepared.histories.catalogue,
-            self.experiment.triples(),
-            each,
-            float(self.prepared.users.shares.mean()),
-        )
+        cost = schedule.cost_per_epoch(self.prepared.histories.catalogue, float(self.prepared.users.shares.mean()))
         sent = self.clients.traffic(self.federation)
         return {
-            "users_per_round": self.experiment.users_per_round(),
-            "triples": self.experiment.triples(),
+            "users_per_round": schedule.users,
+            "triples": schedule.triples,
             "rounds_per_epoch": each,
             "rounds": rounds,
-            "cce_vectors": cost.per_epoch,
-            "tcc_vectors": cost.per_epoch * rounds / each,
+            "cce_vectors": cost,
+            "tcc_vectors": cost * rounds / each,
             "sent_vectors": sent.vectors,
             "sent_vectors_down": sent.down_vectors,
             "sent_vectors_up": sent.up_vectors,
@@ -80,21 +66,20 @@ class Finished:
 
     def top(self, user: str, cutoff: int) -> list[dict[str, Any]]:
         """Return one user's list with titles and scores."""
-        row = place_of(self.prepared, user)
-        scores = self.clients.scores_of(self.federation, self.seed, self.model, np.array([row]))[0]
-        mine = self.lists(cutoff)[row]
-        mine = mine[mine >= 0]
-        hers = set(self.prepared.users.ground.test_item[self.prepared.users.ground.test_user == row].tolist())
+        number = number_of(self.prepared, user)
+        lists, scores = self.lists(cutoff)
+        mine = lists[number][lists[number] >= 0]
+        hers = set(self.prepared.users.ground.test_item[self.prepared.users.ground.test_user == number].tolist())
         titles = titles_of(self.prepared, mine)
         return [
             {
-                "place": number,
+                "place": rank,
                 "item": str(self.prepared.data.items[item]),
                 "title": title,
-                "score": float(scores[item]),
+                "score": float(scores[number, rank - 1]),
                 "in_test": int(item) in hers,
             }
-            for number, (item, title) in enumerate(zip(mine.tolist(), titles, strict=True), 1)
+            for rank, (item, title) in enumerate(zip(mine.tolist(), titles, strict=True), 1)
         ]
 
 

@@ -5,33 +5,32 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from steelyard.errors import UserError, listed, nearest
+from steelyard.recommend.baselines import fcf, libraries, plain
 from steelyard.recommend.interactions import Codes, Interactions
 from steelyard.recommend.lists import Scores, best_unseen
 from steelyard.recommend.ranking import Floats
+from steelyard.recommend.sampling import Histories
 
 Maker = Callable[..., Scores]
 
 
-def _makers() -> dict[str, Maker]:
-    from steelyard.recommend.baselines import fcf, libraries, plain
-
-    return {
-        "random": plain.random,
-        "popular": plain.popular,
-        "user-knn": libraries.user_knn,
-        "item-knn": libraries.item_knn,
-        "bpr": libraries.bpr,
-        "vae": libraries.vae,
-        "fcf": fcf.fcf,
-    }
+BASELINES: Mapping[str, Maker] = {
+    "random": plain.random,
+    "popular": plain.popular,
+    "user-knn": libraries.user_knn,
+    "item-knn": libraries.item_knn,
+    "bpr": libraries.bpr,
+    "vae": libraries.vae,
+    "fcf": fcf.fcf,
+}
+"""The baselines by name: each takes training interactions and a seed, and returns scores of all items."""
 
 
 def maker(kind: str) -> Maker:
     """Return the baseline of that name, or say which there are."""
-    known = _makers()
-    if kind not in known:
-        raise UserError(f"baseline: got '{kind}'{nearest(kind, known)}; allowed: {listed(known)}")
-    return known[kind]
+    if kind not in BASELINES:
+        raise UserError(f"baseline: got '{kind}'{nearest(kind, BASELINES)}; allowed: {listed(BASELINES)}")
+    return BASELINES[kind]
 
 
 def settings_of(kind: str, assignments: Sequence[str]) -> dict[str, float | int]:
@@ -58,4 +57,4 @@ def recommend(
     kind: str, train: Interactions, cutoff: int, seed: int = 1, settings: Mapping[str, float | int] | None = None
 ) -> tuple[Codes, Floats]:
     """Train a baseline and return each user's k best items that she did not train on, with their scores."""
-    return best_unseen(train, maker(kind)(train, seed=seed, **(settings or {})), cutoff)
+    return best_unseen(Histories.of(train), maker(kind)(train, seed=seed, **(settings or {})), cutoff)

@@ -89,7 +89,7 @@ def test_undefined_is_null_and_text_is_a_table(folder: Path):
 
 def test_repeated_and_known_items_are_noted(folder: Path):
     (folder / "recs.tsv").write_text("a\t2\t1\na\t2\t3\na\t1\t2\nb\t3\t1\nc\t1\t1\n")
-    case = load(folder / "train.tsv", folder / "test.tsv", folder / "recs.tsv", places=10)
+    case = load(folder / "train.tsv", folder / "test.tsv", folder / "recs.tsv", cutoff=10)
     assert case.lists[0, :3].tolist() == [1, 0, -1]
     assert any("1 repeated items" in note for note in case.notes)
     assert any("own training set" in note for note in case.notes)
@@ -98,7 +98,7 @@ def test_repeated_and_known_items_are_noted(folder: Path):
 
 def test_order_is_by_score_and_ties_keep_the_file(folder: Path):
     (folder / "recs.tsv").write_text("a\t3\t1\na\t2\t1\na\t4\t7\n")
-    case = load(folder / "train.tsv", folder / "test.tsv", folder / "recs.tsv", places=3)
+    case = load(folder / "train.tsv", folder / "test.tsv", folder / "recs.tsv", cutoff=3)
     assert case.lists[0].tolist() == [3, 2, 1]
 
 
