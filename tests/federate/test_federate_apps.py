@@ -14,6 +14,7 @@ from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 from tests.clients.flower.flower_fakes import FakeGrid
 
+from steelyard.clients.flower.checks import RECORD_COLUMNS
 from steelyard.errors import UserError
 from steelyard.experiment.loading import build
 from steelyard.experiment.running import run
@@ -92,6 +93,7 @@ def test_a_federation_gives_the_weights_of_the_simulation(tmp_path: Path, nodes:
     np.testing.assert_allclose(here.clients["weight"], there.clients["weight"], rtol=1e-6)
     np.testing.assert_allclose(here.evaluations["score"], there.evaluations["score"])
     assert (there.clients["bytes"] > 650 * 4).all()
+    assert {*there.evaluations.columns, "metrics"} == RECORD_COLUMNS  # No metric may take one of these names.
     assert there.info["clients"] == "flower"
     assert there.info["federation_run"] == "77"
     assert folder == tmp_path / "federated"

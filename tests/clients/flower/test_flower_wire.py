@@ -110,6 +110,10 @@ def test_a_client_that_its_node_forgot_is_named():
         ({"criteria": {}}, "criteria: got none; allowed: exactly DS"),
         ({"criteria": {"DS": [1, 2], "XX": [1, 2]}}, "criteria: got DS, XX; allowed: exactly DS"),
         ({"criteria": {"DS": ["1", 2]}}, "criteria.DS.0: Input should be a valid number"),
+        ({"criteria": {"DS": [1, 2], "samples": [1, 2]}}, "criteria: got DS, samples; allowed: exactly DS"),
+        ({"criteria": {"DS": [1, 2], "losses": [1, 2]}}, "criteria: got DS, losses; allowed: exactly DS"),
+        ({"criteria": {"DS": [1, 2], "count": [1, 2]}}, "criteria: got DS, count; allowed: exactly DS"),
+        ({"criteria": {"DS": [1, 2], "samples": [1, 2]}, "samples": [1]}, "samples: 1 values; allowed: 2"),
         ({"payload": "pickle"}, "payload: got 'pickle'; allowed: dense"),
         ({"surprise": 1}, "surprise: Extra inputs are not permitted"),
         ({"clients": None}, "clients: Input should be a valid array"),
@@ -276,12 +280,20 @@ def evaluation(**changes: Any) -> RecordDict:
         ({"round": 4}, "round: got 4; allowed: 3"),
         ({"samples": [2, 3]}, "array right: shape (4,); allowed: (5,)"),
         ({"metrics": {"ndcg": [1.0]}}, "ndcg: 1 values; allowed: 2"),
+        ({"metrics": {"samples": [1.0, 1.0]}}, "metrics: got samples, a name of the record's own"),
+        ({"metrics": {"score": [1.0, 1.0], "ndcg": [1, 1]}}, "metrics: got score, a name of the record's own"),
+        ({"metrics": {"samples": [2.0, 2.0]}, "samples": [2]}, "samples: 1 values; allowed: 2"),
     ],
 )
 def test_a_wrong_evaluation_is_refused(changes: dict[str, Any], reason: str):
     with pytest.raises(Refused) as caught:
         wire.read_evaluations(evaluation(**changes), QUESTION, ["c1", "c2"], (0, 1))
     assert str(caught.value).startswith(reason)
+
+
+def test_a_metric_may_have_any_other_name():
+    got = wire.read_evaluations(evaluation(metrics={"count": [3.0, 4.0]}), QUESTION, ["c1", "c2"], (0, 1))
+    assert got.metrics["count"].tolist() == [3.0, 4.0]
 
 
 def test_a_score_out_of_range_leaves_out_only_its_client():

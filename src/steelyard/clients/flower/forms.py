@@ -43,8 +43,8 @@ class Form(BaseModel):
             form = cls.model_validate_json(text)
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
-            place = ".".join(str(part) for part in first["loc"]) or "form"
-            raise Refused(f"{place}: {first['msg']}") from None
+            field = ".".join(str(part) for part in first["loc"]) or "form"
+            raise Refused(f"{field}: {first['msg']}") from None
         if form.protocol != PROTOCOL:
             raise Refused(f"protocol: got {form.protocol}; allowed: {PROTOCOL} (another version of steelyard)")
         return form

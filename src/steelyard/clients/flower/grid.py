@@ -12,6 +12,7 @@ from flwr.app import RecordDict
 from flwr.serverapp import Grid
 
 from steelyard.clients.flower import merging, wire
+from steelyard.clients.flower.checks import reading_one_answer
 from steelyard.clients.flower.courier import Courier, Letter
 from steelyard.clients.flower.forms import EVALUATE, TRAIN, Refused
 from steelyard.clients.flower.roster import Roster
@@ -32,7 +33,8 @@ class NoAnswers(UserError):
 class _Errand:
     """One letter on behalf of one task or question."""
 
-    place: int
+    index: int
+    """Which task or question it belongs to."""
     node: int
     asked: tuple[str, ...]
     letter: Letter
@@ -72,14 +74,14 @@ class FlowerClients:
         self.roster.refresh()
         errands: list[_Errand] = []
         failures: list[list[Failure]] = [[] for _ in tasks]
-        for place, task in enumerate(tasks):
+        for index, task in enumerate(tasks):
             arrays = wire.pack_parameters(task)
-            for node, asked in self._group(task.clients, failures[place]).items():
+            for node, asked in self._group(task.clients, failures[index]).items():
                 content = wire.write_task(task, asked, self._seconds(tasks), arrays, self._run)
-                errands.append(_Errand(place, node, asked, Letter(node, TRAIN, content, task.round)))
+                errands.append(_Errand(index, node, asked, Letter(node, TRAIN, content, task.round)))
 
         def read(errand: _Errand, content: RecordDict) -> Updates:
-            return wire.read_updates(content, tasks[errand.place], errand.asked, self._criteria)
+            return wire.read_updates(content, tasks[errand.index], errand.asked, self._criteria)
 
         parts = self._exchange(errands, self._seconds(tasks), read, failures)
         return [merging.updates(task, parts.get(i, []), failures[i]) for i, task in enumerate(tasks)]
@@ -89,19 +91,19 @@ class FlowerClients:
         errands: list[_Errand] = []
         failures: list[list[Failure]] = [[] for _ in questions]
         homes = self._group(sorted(self.roster.registered), [])
-        for place, question in enumerate(questions):
-            failures[place] = [Failure(client, _AWAY) for client in self._away()]
+        for index, question in enumerate(questions):
+            failures[index] = [Failure(client, _AWAY) for client in self._away()]
             content = wire.write_question(question, self._seconds(questions), self._run)
             for node, asked in homes.items():
-                errands.append(_Errand(place, node, asked, Letter(node, EVALUATE, content, question.round)))
+                errands.append(_Errand(index, node, asked, Letter(node, EVALUATE, content, question.round)))
 
         def read(errand: _Errand, content: RecordDict) -> Evaluations:
-            return wire.read_evaluations(content, questions[errand.place], errand.asked, self.scores)
+            return wire.read_evaluations(content, questions[errand.index], errand.asked, self.scores)
 
         parts = self._exchange(errands, self._seconds(questions), read, failures)
-        for place, question in enumerate(questions):
-            if not parts.get(place):
-                why = "; ".join(f"{failure.client}: {failure.reason}" for failure in failures[place][:3])
+        for index, question in enumerate(questions):
+            if not parts.get(index):
+                why = "; ".join(f"{failure.client}: {failure.reason}" for failure in failures[index][:3])
                 raise NoAnswers(f"round {question.round}: no client tested the model ({why or 'no node is connected'})")
         return [merging.evaluations(question, parts[i], failures[i]) for i, question in enumerate(questions)]
 
@@ -161,10 +163,11 @@ class FlowerClients:
             try:
                 if isinstance(answer, str):
                     raise Refused(answer)
-                part = read(errand, answer)
+                with reading_one_answer():
+                    part = read(errand, answer)
             except Refused as refusal:
-                failures[errand.place] += [Failure(client, str(refusal)) for client in errand.asked]
+                failures[errand.index] += [Failure(client, str(refusal)) for client in errand.asked]
             else:
-                failures[errand.place] += part.failures
-                parts.setdefault(errand.place, []).append(part)
+                failures[errand.index] += part.failures
+                parts.setdefault(errand.index, []).append(part)
         return parts

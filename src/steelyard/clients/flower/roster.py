@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from flwr.app import RecordDict
 
 from steelyard.clients.flower import wire
+from steelyard.clients.flower.checks import reading_one_answer
 from steelyard.clients.flower.courier import NOT_WAITED_FOR, Courier, Letter
 from steelyard.clients.flower.forms import INTRODUCE, Form, IntroductionForm, Refused
 from steelyard.errors import UserError
@@ -73,7 +74,8 @@ class Roster:
         answers = self._courier.ask(letters, seconds or self._seconds, enough) if letters else []
         for node, answer in zip(newcomers, answers, strict=True):
             try:
-                self._claims[node] = self._admit(_introduction(answer))
+                with reading_one_answer():
+                    self._claims[node] = self._admit(_introduction(answer))
                 self._silent.discard(node)
             except Refused as refusal:
                 if answer == NOT_WAITED_FOR:

@@ -137,7 +137,8 @@ def read_updates(records: RecordDict, task: Task, asked: Sequence[str], criteria
     form = UpdateForm.read(text)
     checks.refuse_other(form.federation, form.round, task.federation, task.round)
     count = checks.refuse_clients(form.clients, form.failures, asked)
-    checks.refuse_lengths(count, samples=form.samples, losses=form.losses, **form.criteria)
+    checks.refuse_lengths(count, {"samples": form.samples, "losses": form.losses})
+    checks.refuse_lengths(count, form.criteria)
     if set(form.criteria) != set(criteria):
         raise Refused(f"criteria: got {checks.names(form.criteria)}; allowed: exactly {checks.names(criteria)}")
     codec = payloads.by_kind(form.payload)
@@ -194,7 +195,9 @@ def read_evaluations(
     form = EvaluationForm.read(text)
     checks.refuse_other(form.federation, form.round, question.federation, question.round)
     count = checks.refuse_clients(form.clients, form.failures, asked)
-    checks.refuse_lengths(count, samples=form.samples, **form.metrics)
+    checks.refuse_lengths(count, {"samples": form.samples})
+    checks.refuse_lengths(count, form.metrics)
+    checks.refuse_metrics(form.metrics)
     table, losses = (checks.table(name, rows, len(question.models), count) for name, rows in _tables(form))
     faults = [checks.sample_fault(form.samples[i]) or checks.score_fault(table[:, i], scores) for i in range(count)]
     keep = [i for i in range(count) if faults[i] is None]
