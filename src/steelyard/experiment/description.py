@@ -17,6 +17,7 @@ from steelyard.weighing import plugins
 from steelyard.weighing.rule import WeighingSettings, label
 
 if TYPE_CHECKING:
+    from steelyard.clients.flower.payloads import Codec
     from steelyard.clients.place import Hosted, Place
     from steelyard.clients.protocol import Clients, Server
     from steelyard.data.dataset import Dataset
@@ -100,6 +101,13 @@ class Description(Section):
     def at_server(self, about: Mapping[str, int | list[int]]) -> Server:
         """Build the server of a federation across machines; `about` is what the nodes say of their data."""
         return self.assemble()[1]
+
+    def codec(self) -> Codec:
+        """Return how the updates of this kind of experiment travel between machines; whole models unless it says so."""
+        # For speed of start; and a simulation needs no Flower.
+        from steelyard.clients.flower.payloads import DENSE
+
+        return DENSE
 
     def with_engine(self, choice: str) -> Self:
         """Return the experiment with the engine that an earlier run recorded; kinds without engines ignore it."""

@@ -21,6 +21,7 @@ from steelyard.weighing import criteria as registry
 from steelyard.weighing.rule import WeighingSettings
 
 if TYPE_CHECKING:
+    from steelyard.clients.flower.payloads import Codec
     from steelyard.clients.place import Hosted, Place
     from steelyard.data.dataset import Dataset
     from steelyard.recommend.clients import Protocol, RecommendClients, RecommendServer
@@ -155,6 +156,13 @@ class RecommendDescription(Description):
         from steelyard.experiment.recommend_node import serve
 
         return serve(self.fpl, self.protocol(), about)
+
+    def codec(self) -> Codec:
+        """Return how sparse rows of the item table travel; α, the width of a row and T are the experiment's own."""
+        # For speed of start, as in `prepare`; and a simulation needs no Flower.
+        from steelyard.recommend.wire import sparse_codec
+
+        return sparse_codec(self.fpl.learning_rate, self.fpl.factors + 1, self.triples())
 
     @property
     def score_name(self) -> str:

@@ -7,14 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from steelyard.clients.flower import payloads
 from steelyard.clients.place import Hosted, Place
 from steelyard.errors import UserError
 from steelyard.recommend.clients import Protocol, RecommendClients, RecommendServer, Users
 from steelyard.recommend.prepared import Prepared, cut, kept, prepare, put_together
 from steelyard.recommend.sampling import Histories
 from steelyard.recommend.settings import FplSettings, InteractionSettings, ItemSettings, RankingSettings
-from steelyard.recommend.wire import sparse_codec
 from steelyard.weighing.criteria import Criterion
 
 _MOST_ITEMS = 10**8
@@ -54,7 +52,6 @@ def host(
 ) -> Hosted:
     """Build the users that live on a node: their histories and vectors, and nobody else's."""
     _refuse_turns(fpl, protocol)
-    payloads.register(sparse_codec(fpl.learning_rate, fpl.factors + 1, protocol.triples))
     if node.own_data:
         prepared = _own(interactions, items, fpl, ranking, node)
     else:
@@ -89,7 +86,6 @@ def serve(fpl: FplSettings, protocol: Protocol, about: Mapping[str, int | list[i
     items = about.get("items")
     if not isinstance(items, int) or not 0 < items <= _MOST_ITEMS:
         raise UserError(f"federate: the nodes do not say how many items there are, but {dict(about)}")
-    payloads.register(sparse_codec(fpl.learning_rate, fpl.factors + 1, protocol.triples))
     return RecommendServer(items, fpl.factors)
 
 

@@ -77,7 +77,7 @@ def _train(message: Message, context: Context) -> RecordDict:
         clients.restore(states.before(task.round))
         (updates,) = clients.train([task])
         states.keep(task.round, clients.snapshot())
-        return wire.write_updates(updates)
+        return wire.write_updates(updates, experiment_of(context.run_config).codec())
 
     return within(seconds, work)
 

@@ -72,7 +72,7 @@ def _assembly(grid: Grid, experiment: Description, run: str) -> Any:
 
         wanted = {name: registry.get(name) for rule in experiment.rules().values() for name in rule.criteria}
         refusals = {name: found.refusal for name, found in wanted.items() if found.measured_by == "client"}
-        clients = FlowerClients(grid, refusals, experiment.federate, experiment.score_range, run)
+        clients = FlowerClients(grid, refusals, experiment.federate, experiment.score_range, run, experiment.codec())
         print(f"steelyard: waiting for {experiment.federate.nodes} nodes", flush=True)
         clients.wait()
         print(f"steelyard: {clients.roster.nodes} nodes, {len(clients.roster.registered)} clients", flush=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from steelyard.clients.flower import wire
 from steelyard.clients.flower.courier import Courier, Letter, RunStopped
 from steelyard.clients.flower.forms import EVALUATE, INTRODUCE, TRAIN, Form
 from steelyard.clients.flower.grid import FlowerClients, NoAnswers
+from steelyard.clients.flower.payloads import DENSE, Codec
 from steelyard.clients.flower.settings import FederateSettings
 from steelyard.errors import UserError
 from steelyard.messages import Question
@@ -348,3 +350,27 @@ def test_a_resumed_run_knows_who_was_registered():
     second.restore(first.snapshot())
     assert second.names(0) == ["c1", "c2", "ü4"]
     assert second.describe()["clients"] == "flower"
+
+
+def test_updates_travel_in_the_codec_that_was_handed_over():
+    other = replace(DENSE, kind="other")
+
+    def sends(codec: Codec) -> Any:
+        otherwise = honest("c1")
+
+        def answer(message: Message) -> Any:
+            if message.metadata.message_type != TRAIN:
+                return otherwise(message)
+            return wire.write_updates(train(wire.read_task(message.content)[0]), codec)
+
+        return answer
+
+    settings = FederateSettings(nodes=2)
+    grid = FakeGrid({1: sends(other), 2: honest("c2")})
+    crowd = FlowerClients(grid, CRITERIA, settings, codec=other)  # type: ignore[arg-type]
+    crowd.wait()
+    (updates,) = crowd.train([task("c1", "c2")])
+    assert updates.clients == ("c1",)
+    assert reasons(updates.failures) == {"c2": "payload: got 'dense'; allowed: other"}
+    with pytest.raises(TypeError, match="the codec 'sparse' does not carry DenseModels"):
+        wire.write_updates(train(task("c1")), replace(DENSE, kind="sparse", payload=int))

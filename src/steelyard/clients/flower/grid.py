@@ -15,6 +15,7 @@ from steelyard.clients.flower import merging, wire
 from steelyard.clients.flower.checks import reading_one_answer
 from steelyard.clients.flower.courier import Courier, Letter
 from steelyard.clients.flower.forms import EVALUATE, TRAIN, Refused
+from steelyard.clients.flower.payloads import DENSE, Codec
 from steelyard.clients.flower.roster import Roster
 from steelyard.clients.flower.settings import FederateSettings
 from steelyard.errors import UserError
@@ -44,8 +45,8 @@ class FlowerClients:
     """Clients on other machines; implements the `Clients` protocol over Flower's grid.
 
     `criteria` are the measures that clients take themselves, each with the check of its range; `scores` is the range
-    that a local score can have; `run` names the run, so that nodes keep its private states apart from others'. Nothing
-    that a node sends is used before it was checked.
+    that a local score can have; `run` names the run, so that nodes keep its private states apart from others'; `codec`
+    is how the updates of this kind of experiment travel. Nothing that a node sends is used before it was checked.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class FlowerClients:
         settings: FederateSettings,
         scores: tuple[float, float] | None = None,
         run: str = "",
+        codec: Codec = DENSE,
     ) -> None:
         self.settings = settings
         self.roster = Roster(Courier(grid), min(30.0, settings.timeout))
@@ -62,6 +64,7 @@ class FlowerClients:
         self._criteria = dict(criteria)
         self.scores = scores
         self._run = run
+        self._codec = codec
 
     def wait(self) -> None:
         """Wait for the nodes that the experiment asks for; call it before the first round."""
@@ -81,10 +84,10 @@ class FlowerClients:
                 errands.append(_Errand(index, node, asked, Letter(node, TRAIN, content, task.round)))
 
         def read(errand: _Errand, content: RecordDict) -> Updates:
-            return wire.read_updates(content, tasks[errand.index], errand.asked, self._criteria)
+            return wire.read_updates(content, tasks[errand.index], errand.asked, self._criteria, self._codec)
 
         parts = self._exchange(errands, self._seconds(tasks), read, failures)
-        return [merging.updates(task, parts.get(i, []), failures[i]) for i, task in enumerate(tasks)]
+        return [merging.updates(task, parts.get(i, []), failures[i], self._codec) for i, task in enumerate(tasks)]
 
     def evaluate(self, questions: Sequence[Question]) -> list[Evaluations]:
         self.roster.refresh()
