@@ -17,7 +17,7 @@ from steelyard.clients.flower.forms import Refused
 from steelyard.errors import UserError
 from steelyard.experiment.loading import build
 from steelyard.experiment.running import run
-from steelyard.federate.config import experiment_text
+from steelyard.federate.run_config import experiment_text
 from steelyard.federate.server_app import federate
 from steelyard.recommend.sparse import SparseRows
 from steelyard.recommend.wire import sparse_codec
@@ -84,12 +84,12 @@ def test_modes_that_take_turns_are_refused(tmp_path: Path):
     made["rounds"] = {"epochs": 1}
     made["weighing"] = {"criteria": ["EQ"]}
     experiment = build(made)
-    from steelyard.clients.place import Place
+    from steelyard.clients.node import NodeConfig
 
     with pytest.raises(UserError, match=r"fpl.mode: 'sFPL' takes one-user rounds"):
-        experiment.on_node(Place(names=("u1",)))
+        experiment.on_node(NodeConfig(names=("u1",)))
     with pytest.raises(UserError, match="node config data: a node with only its own"):
-        build(document(tmp_path)).on_node(Place(names=("u1",), data=tmp_path))
+        build(document(tmp_path)).on_node(NodeConfig(names=("u1",), data=tmp_path))
 
 
 CODEC = sparse_codec(rate=0.1, width=3, triples=1)

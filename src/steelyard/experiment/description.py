@@ -18,7 +18,7 @@ from steelyard.weighing.rule import WeighingSettings, label
 
 if TYPE_CHECKING:
     from steelyard.clients.flower.payloads import Codec
-    from steelyard.clients.place import Hosted, Place
+    from steelyard.clients.node import NodeClients, NodeConfig
     from steelyard.clients.protocol import Clients, Server
     from steelyard.data.dataset import Dataset
 
@@ -94,7 +94,7 @@ class Description(Section):
         """Read the data and build the clients and the server that the loop talks to; every kind says how."""
         raise NotImplementedError(type(self).__name__)
 
-    def on_node(self, node: Place) -> Hosted:
+    def on_node(self, node: NodeConfig) -> NodeClients:
         """Build those clients that live on one node of a federation across machines, from the node's own data."""
         raise UserError(f"kind: '{type(self).__name__}' cannot run across machines yet; allowed: steelyard run")
 

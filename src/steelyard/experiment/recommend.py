@@ -22,7 +22,7 @@ from steelyard.weighing.rule import WeighingSettings
 
 if TYPE_CHECKING:
     from steelyard.clients.flower.payloads import Codec
-    from steelyard.clients.place import Hosted, Place
+    from steelyard.clients.node import NodeClients, NodeConfig
     from steelyard.data.dataset import Dataset
     from steelyard.recommend.clients import Protocol, RecommendClients, RecommendServer
     from steelyard.recommend.prepared import Prepared
@@ -139,7 +139,7 @@ class RecommendDescription(Description):
             raise UserError("dataset: an experiment of kind 'recommend' reads interactions.path; allowed: no dataset")
         return simulate(self.prepare(), self.fpl, self.ranking, self.protocol(), self.criteria())
 
-    def on_node(self, node: Place) -> Hosted:
+    def on_node(self, node: NodeConfig) -> NodeClients:
         """Build the users that live on one node; each user's vector stays in the node's state."""
         # For speed of start, as in `prepare`.
         from steelyard.experiment.recommend_node import host

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from steelyard.clients.place import Hosted, Place
+from steelyard.clients.node import NodeClients, NodeConfig
 from steelyard.errors import UserError
 from steelyard.recommend.clients import Protocol, RecommendClients, RecommendServer, Users
 from steelyard.recommend.prepared import Prepared, cut, kept, prepare, put_together
@@ -48,8 +48,8 @@ def host(
     criteria: Sequence[Criterion],
     *,
     seed: int,
-    node: Place,
-) -> Hosted:
+    node: NodeConfig,
+) -> NodeClients:
     """Build the users that live on a node: their histories and vectors, and nobody else's."""
     _refuse_turns(fpl, protocol)
     if node.own_data:
@@ -60,7 +60,7 @@ def host(
         prepared = prepare(interactions, items, fpl, ranking)
     clients = users_of(prepared, fpl, ranking, protocol, criteria)
     names = node.choose(clients.names(seed))
-    return Hosted(_restricted(clients, names, node), names, {"items": clients.users.histories.catalogue})
+    return NodeClients(_restricted(clients, names, node), names, {"items": clients.users.histories.catalogue})
 
 
 def _own(
@@ -68,7 +68,7 @@ def _own(
     items: ItemSettings | None,
     fpl: FplSettings,
     ranking: RankingSettings,
-    node: Place,
+    node: NodeConfig,
 ) -> Prepared:
     """Prepare a node's own file: its users' rows and nobody else's, with items numbered by a public catalogue."""
     if interactions.core or interactions.min_item or interactions.catalogue is None or node.data is None:
@@ -97,7 +97,7 @@ def _refuse_turns(fpl: FplSettings, protocol: Protocol) -> None:
         )
 
 
-def _restricted(clients: RecommendClients, names: Sequence[str], node: Place) -> RecommendClients:
+def _restricted(clients: RecommendClients, names: Sequence[str], node: NodeConfig) -> RecommendClients:
     facts = {name: {**node.device, **node.user} for name in names}
     users = replace(keep_users(clients.users, names), facts=facts)
     return RecommendClients(

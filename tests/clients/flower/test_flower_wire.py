@@ -304,8 +304,8 @@ def test_a_score_out_of_range_leaves_out_only_its_client():
     assert got.failures == (Failure("c2", "score = 1.1; allowed: 0 to 1"),)
     free = wire.read_evaluations(evaluation(scores=[[-3.0, 7.5], [0.1, 0.2]]), QUESTION, ["c1", "c2"])
     assert free.clients == ("c1", "c2")
-    lost = wire.read_evaluations(evaluation(scores=[[math.nan, 1], [0.1, 0.2]]), QUESTION, ["c1", "c2"])
-    assert lost.clients == ("c2",)
+    unscored = wire.read_evaluations(evaluation(scores=[[math.nan, 1], [0.1, 0.2]]), QUESTION, ["c1", "c2"])
+    assert unscored.clients == ("c2",)
 
 
 def test_empty_task_is_possible():

@@ -27,7 +27,7 @@ class Roster:
         self.registered: set[str] = set()
         """Every client that ever introduced itself in this run, also while its node is away."""
         self.about: dict[str, int | list[int]] = {}
-        """What the first node said about its data; a node that says something else is not admitted."""
+        """What the first node told about its data; a node that tells something else is not admitted."""
         self.notes: list[str] = []
         """What a reader of the run should know: nodes refused, clients claimed twice."""
         self._courier = courier
