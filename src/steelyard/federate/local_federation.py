@@ -56,6 +56,7 @@ class LocalFederation:
 
     @property
     def outcome_file(self) -> Path:
+        """The file in which the ServerApp writes how the run goes."""
         return self.home / "outcome.json"
 
     @property

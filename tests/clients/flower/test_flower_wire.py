@@ -63,6 +63,16 @@ def test_update_survives_the_wire():
     assert (got.bytes_sent > 12).all()
 
 
+def test_the_bytes_of_an_answer_are_shared_out_among_its_clients():
+    records = wire.write_updates(train(TASK))
+    form = str(records.config_records["form"]["json"])
+    # Two models of three numbers of four bytes, after a header of 128 bytes.
+    assert len(records.array_records["arrays"]["models"].data) == 128 + 2 * 3 * 4
+    got = read(records)
+    assert got.bytes_sent is not None
+    assert got.bytes_sent.tolist() == [(len(form) + 152) // 2] * 2
+
+
 @settings(max_examples=50)
 @given(
     numbers=st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=3, max_size=3),
@@ -133,6 +143,7 @@ def test_a_wrong_form_is_refused(changes: dict[str, Any], reason: str):
         ({"criteria": {"DS": [-0.5, 1.0]}}, "c1", "criterion DS = -0.5"),
         ({"criteria": {"DS": [float("nan"), 1.0]}}, "c1", "criterion DS = nan"),
         ({"criteria": {"DS": [1.0, float("inf")]}}, "c2", "criterion DS = inf"),
+        ({"criteria": {"DS": [10**400, 1.0]}}, "c1", "criterion DS = inf"),
         ({"samples": [-1, 5]}, "c1", "samples = -1; allowed: 0 to"),
         ({"samples": [5, 10**30]}, "c2", "samples = 1000000000000000000000000000000; allowed: 0 to"),
         ({"losses": [float("nan"), 1.0]}, "c1", "loss = nan; allowed: a finite number"),

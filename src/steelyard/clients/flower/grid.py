@@ -71,9 +71,11 @@ class FlowerClients:
         self.roster.wait_for(self.settings.nodes, self.settings.start_timeout)
 
     def names(self, seed: int) -> Sequence[str]:
+        """Return every client that ever registered in this run, ascending, also those whose node is away."""
         return sorted(self.roster.registered)
 
     def train(self, tasks: Sequence[Task]) -> list[Updates]:
+        """Send each task to the nodes of its cohort; who does not answer properly in time is named as a failure."""
         self.roster.refresh()
         errands: list[_Errand] = []
         failures: list[list[Failure]] = [[] for _ in tasks]
@@ -90,6 +92,7 @@ class FlowerClients:
         return [merging.updates(task, parts.get(i, []), failures[i], self._codec) for i, task in enumerate(tasks)]
 
     def evaluate(self, questions: Sequence[Question]) -> list[Evaluations]:
+        """Send each question to all nodes; raises `NoAnswers` where not one of them answers."""
         self.roster.refresh()
         errands: list[_Errand] = []
         failures: list[list[Failure]] = [[] for _ in questions]
@@ -111,17 +114,19 @@ class FlowerClients:
         return [merging.evaluations(question, parts[i], failures[i]) for i, question in enumerate(questions)]
 
     def snapshot(self) -> Mapping[str, torch.Tensor]:
-        # What clients keep stays on their nodes; only who is registered is kept, so that a resumed run draws
-        # the same cohorts even before every node is back.
+        """Return the names of the registered clients; all else that clients keep is on their nodes."""
+        # With these a resumed run draws the same cohorts even before every node is back.
         text = "\n".join(sorted(self.roster.registered)).encode()
         return {_NAMES: torch.from_numpy(np.frombuffer(text, dtype=np.uint8).copy())}
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Register the clients of a snapshot again."""
         if _NAMES in state:
             names = bytes(state[_NAMES].to(torch.uint8).numpy().tobytes()).decode()
             self.roster.registered |= {name for name in names.split("\n") if name}
 
     def describe(self) -> Mapping[str, str]:
+        """Return how many nodes and clients take part, and what was noted about them."""
         return {
             "clients": "flower",
             "federation_run": self._run,
