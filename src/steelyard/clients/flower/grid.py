@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -160,7 +160,7 @@ class FlowerClients:
         self,
         errands: list[_Errand],
         seconds: float,
-        read: merging.Reader[_Errand, PartT],
+        read: Callable[[_Errand, RecordDict], PartT],
         failures: list[list[Failure]],
     ) -> dict[int, list[PartT]]:
         """Send all letters, read what comes back, and put the blame where an answer is missing or refused."""

@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
-from flwr.app import RecordDict
 from numpy.typing import NDArray
 
 from steelyard.clients.flower.payloads import Codec
 from steelyard.messages import DenseModels, Evaluations, Failure, Payload, Question, Task, Updates
 
-ErrandT = TypeVar("ErrandT", contravariant=True)
-AnswerT = TypeVar("AnswerT", covariant=True)
 NumberT = TypeVar("NumberT", np.int64, np.float64)
 
 _NO_COUNTS = np.zeros(0, dtype=np.int64)
 _NO_FLOATS = np.zeros(0, dtype=np.float64)
-
-
-class Reader(Protocol[ErrandT, AnswerT]):
-    """Reads and checks one node's answer to one errand."""
-
-    def __call__(self, errand: ErrandT, content: RecordDict, /) -> AnswerT: ...
 
 
 def updates(task: Task, parts: Sequence[Updates], failures: Sequence[Failure], codec: Codec) -> Updates:

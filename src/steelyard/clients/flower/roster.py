@@ -47,14 +47,6 @@ class Roster:
         """Return the node that holds a client now, or None while it is away."""
         return self._holders.get(client)
 
-    def held(self, node: int) -> tuple[str, ...]:
-        """Return the clients that a node answers for, ascending."""
-        return tuple(sorted(client for client in self._claims.get(node, ()) if self._holders.get(client) == node))
-
-    def homes(self) -> dict[int, tuple[str, ...]]:
-        """Return all nodes with the clients they answer for."""
-        return {node: held for node in self._claims if (held := self.held(node))}
-
     def heard(self, node: int, *, answered: bool) -> None:
         """Note whether a node answered; one that did not loses its clients to another node that claims them."""
         (self._silent.discard if answered else self._silent.add)(node)
