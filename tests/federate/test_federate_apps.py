@@ -14,13 +14,13 @@ from flwr.app import Context, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 from tests.clients.flower.flower_fakes import FakeGrid
 
+from steelyard.clients.flower.checks import RECORD_COLUMNS
 from steelyard.errors import UserError
 from steelyard.experiment.loading import build
 from steelyard.experiment.running import run
 from steelyard.federate import client_app
 from steelyard.federate.client_app import app, within
-from steelyard.federate.config import experiment_of, experiment_text
-from steelyard.federate.private import PrivateStates
+from steelyard.federate.run_config import experiment_of, experiment_text
 from steelyard.federate.server_app import federate
 from steelyard.runs.reader import History
 from steelyard.runs.store import Store
@@ -55,7 +55,7 @@ def node(config: dict[str, Any], run_config: dict[str, Any], fresh: bool = False
     def answer(message: Message) -> Any:
         with BUSY:  # The clients of a node are made for one message at a time.
             if fresh:
-                client_app._hosted.clear()  # As on a real node: every message is a process of its own.
+                client_app._built.clear()  # As on a real node: every message is a process of its own.
             return app(message, context).content
 
     answer.context = context  # type: ignore[attr-defined]
@@ -92,6 +92,7 @@ def test_a_federation_gives_the_weights_of_the_simulation(tmp_path: Path, nodes:
     np.testing.assert_allclose(here.clients["weight"], there.clients["weight"], rtol=1e-6)
     np.testing.assert_allclose(here.evaluations["score"], there.evaluations["score"])
     assert (there.clients["bytes"] > 650 * 4).all()
+    assert {*there.evaluations.columns, "metrics"} == RECORD_COLUMNS  # No metric may take one of these names.
     assert there.info["clients"] == "flower"
     assert there.info["federation_run"] == "77"
     assert folder == tmp_path / "federated"
@@ -133,7 +134,7 @@ def test_a_run_that_lost_its_nodes_is_resumed_to_the_same_weights(tmp_path: Path
     document = described(partition={"stubborn": ["client-000"]}, rounds={"count": 4, "fraction": 1.0})
     run(build(document), out=tmp_path / "simulated")
     grid, config = grid_of(document, 2, out=str(tmp_path / "federated"))
-    client_app._hosted.clear()
+    client_app._built.clear()
     honest = dict(grid.nodes)
 
     def dies(message: Message) -> Any:
@@ -154,7 +155,7 @@ def test_a_run_that_lost_its_nodes_is_resumed_to_the_same_weights(tmp_path: Path
     with pytest.raises(KeyboardInterrupt):
         federate(Mortal(honest), config, "1")  # type: ignore[arg-type]
     assert History(tmp_path / "federated").rounds["round"].max() == 2
-    back = {90 + place: made for place, made in enumerate(honest.values())}  # The same nodes under other ids.
+    back = {90 + number: made for number, made in enumerate(honest.values())}  # The same nodes under other ids.
     federate(FakeGrid(back), {**config, "resume": True}, "2")  # type: ignore[arg-type]
     ours, theirs = weights(tmp_path / "simulated"), weights(tmp_path / "federated")
     for name in ours:
@@ -215,25 +216,3 @@ def test_work_that_takes_too_long_gives_up_by_itself():
     with pytest.raises(ZeroDivisionError):
         within(5, lambda: 1 / 0)
     assert within(5, lambda: 7) == 7
-
-
-def test_private_states_roll_back_and_outlive_the_node(tmp_path: Path):
-    state = RecordDict()
-    kept = PrivateStates(state, "run-a", "fed", 2, tmp_path)
-    assert kept.before(1) == {}
-    for round in (1, 2, 4):
-        kept.keep(round, {"own": torch.tensor([float(round)])})
-    again = PrivateStates(state, "run-a", "fed", 2)
-    assert again.before(5)["own"].tolist() == [4.0]
-    assert again.before(4)["own"].tolist() == [2.0]
-    assert again.before(2) == {}  # Only the last two are kept.
-    again.keep(3, {"own": torch.tensor([30.0])})  # A resumed run repeats: what came after is dropped.
-    assert again.before(9)["own"].tolist() == [30.0]
-    assert PrivateStates(state, "run-b", "fed", 2).before(9) == {}
-    assert PrivateStates(state, "run-a", "other", 2).before(9) == {}
-    fresh = PrivateStates(RecordDict(), "run-a", "fed", 2, tmp_path)  # A SuperNode that was started anew.
-    assert fresh.before(9)["own"].tolist() == [4.0]
-    assert PrivateStates(RecordDict(), "run-b", "fed", 2, tmp_path).before(9) == {}
-    empty = RecordDict()
-    PrivateStates(empty, "run-a", "fed", 2).keep(1, {})
-    assert not empty

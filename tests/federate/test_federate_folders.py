@@ -17,14 +17,14 @@ from cryptography.hazmat.primitives.serialization import load_ssh_private_key, l
 from cryptography.x509.verification import PolicyBuilder
 from cryptography.x509.verification import Store as Trusted
 
-from steelyard.clients.place import Place
+from steelyard.clients.node import NodeConfig
 from steelyard.data import load as load_data
 from steelyard.data import share_out
 from steelyard.errors import UserError
 from steelyard.experiment.loading import build, load
+from steelyard.federate.app_folder import write_app
 from steelyard.federate.certificates import make_certificates, make_key
-from steelyard.federate.config import experiment_of
-from steelyard.federate.scaffold import write_app
+from steelyard.federate.run_config import experiment_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -57,16 +57,16 @@ def test_the_entries_of_an_app_are_flower_apps(tmp_path: Path, monkeypatch: pyte
     write_app(tmp_path, load("quickstart"))
     code = "from steelyard_app.client_app import app as c; from steelyard_app.server_app import app as s; print(c, s)"
     env = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}{os.pathsep}{tmp_path}"}
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=60)
-    assert "ClientApp" in said.stdout, said.stderr
-    assert "ServerApp" in said.stdout
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=60)
+    assert "ClientApp" in done.stdout, done.stderr
+    assert "ServerApp" in done.stdout
 
 
 def test_a_folder_with_something_in_it_is_not_touched(tmp_path: Path):
     (tmp_path / "mine.txt").write_text("mine")
-    said = steelyard("federate", "init", str(tmp_path))
-    assert said.returncode == 2
-    assert said.stderr == f"steelyard: {tmp_path}: exists and is not empty; allowed: a new or an empty folder\n"
+    done = steelyard("federate", "init", str(tmp_path))
+    assert done.returncode == 2
+    assert done.stderr == f"steelyard: {tmp_path}: exists and is not empty; allowed: a new or an empty folder\n"
     assert [file.name for file in tmp_path.iterdir()] == ["mine.txt"]
 
 
@@ -82,11 +82,11 @@ def test_a_folder_with_something_in_it_is_not_touched(tmp_path: Path):
     ],
 )
 def test_a_mistake_is_one_line_and_code_2(tmp_path: Path, arguments: list[str], line: str):
-    said = steelyard(*arguments, cwd=tmp_path)
-    assert said.returncode == 2
-    assert line in said.stderr
-    assert "Traceback" not in said.stderr
-    assert len(said.stderr.strip().splitlines()) == 1
+    done = steelyard(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert line in done.stderr
+    assert "Traceback" not in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
 
 
 def test_certificates_are_trusted_for_their_hosts_only(tmp_path: Path):
@@ -115,49 +115,18 @@ def test_a_key_pair_is_what_flower_reads(tmp_path: Path):
         make_key(tmp_path / "node")
 
 
-@pytest.mark.parametrize(
-    ("config", "line"),
-    [
-        ({}, "node config: got no clients; allowed: client="),
-        ({"client": "a", "partition-id": 0, "num-partitions": 2}, "node config: got both names and a partition"),
-        ({"client": "a", "clients": "b"}, "node config: got both client and clients"),
-        ({"partition-id": 2, "num-partitions": 2}, "node config partition-id: got 2 of num-partitions 2"),
-        ({"partition-id": 0}, "node config partition-id: got 0 of num-partitions None"),
-        ({"partition-id": "0", "num-partitions": 2}, "node config partition-id: got '0'"),
-        ({"klient": "a"}, "node config klient: unknown (did you mean 'client'?)"),
-        ({"client": "a", "data": 3}, "node config data: got 3; allowed: a path in quotes"),
-        ({"client": "a", "device-battery": "full"}, "node config device-battery: got 'full'; allowed: a number"),
-    ],
-)
-def test_a_wrong_node_config_is_named(config: dict[str, Any], line: str):
-    with pytest.raises(UserError) as caught:
-        Place.read(config)
-    assert str(caught.value).startswith(line)
-
-
-def test_every_client_lives_on_exactly_one_node():
-    names = [f"c{i:02d}" for i in range(11)]
-    homes = [Place.read({"partition-id": i, "num-partitions": 4}).choose(names) for i in range(4)]
-    assert sorted(name for home in homes for name in home) == names
-    assert {len(home) for home in homes} == {2, 3}
-    assert Place.read({"client": 7}).names == ("7",)
-    assert Place.read({"clients": "b, a"}).choose(["a", "b", "c"]) == ("a", "b")
-    with pytest.raises(UserError, match=r"no client 'c1'.*did you mean"):
-        Place.read({"client": "c1"}).choose(names)
-
-
 def test_a_node_keeps_its_own_rows_only():
     experiment: Any = build({"data": {"source": "digits"}, "partition": {"scheme": "iid", "clients": 10}})
-    place = Place.read({"partition-id": 3, "num-partitions": 5, "device-battery": 0.25})
-    hosted = experiment.on_node(place)
-    assert hosted.names == ("client-003", "client-008")
-    assert hosted.about == {"features": [1, 8, 8], "classes": 10}
-    kept_rows = hosted.clients.context.population(experiment.seed).source
+    config = NodeConfig.read({"partition-id": 3, "num-partitions": 5, "device-battery": 0.25})
+    node = experiment.on_node(config)
+    assert node.names == ("client-003", "client-008")
+    assert node.about == {"features": [1, 8, 8], "classes": 10}
+    kept_rows = node.clients.context.population(experiment.seed).source
     whole = share_out(load_data(experiment.data), experiment.partition, experiment.seed)
-    mine = [whole.by_name[name] for name in hosted.names]
+    mine = [whole.by_name[name] for name in node.names]
     assert len(kept_rows.dataset) == sum(len(rows.train) + len(rows.test) for rows in mine)
     kept = kept_rows.by_name["client-008"]
     np.testing.assert_array_equal(
         kept_rows.dataset.features[kept.train].numpy(), whole.dataset.features[mine[1].train].numpy()
     )
-    assert place.facts(["client-003"]) == {"client-003": {"device": {"battery": 0.25}, "user": {}}}
+    assert config.facts(["client-003"]) == {"client-003": {"device": {"battery": 0.25}, "user": {}}}

@@ -20,9 +20,10 @@ from steelyard.errors import UserError
 from steelyard.experiment.loading import build
 from steelyard.experiment.running import run
 from steelyard.federate.certificates import make_key
-from steelyard.federate.following import follow, rounds_of
-from steelyard.federate.launch import Launch
-from steelyard.federate.local import resume_local, started
+from steelyard.federate.local import resume_local
+from steelyard.federate.local_federation import started
+from steelyard.federate.local_follow import follow, rounds_of
+from steelyard.federate.local_launch import Launch
 from steelyard.federate.processes import free_ports
 from steelyard.runs.reader import History
 from steelyard.runs.store import Store
@@ -66,12 +67,12 @@ def assert_same_weights(one: Path, other: Path) -> None:
 def left_running(folder: Path) -> list[str]:
     """Processes whose command line or environment speaks of this folder, apart from ourselves."""
     found: list[str] = []
-    for place in Path("/proc").iterdir():
-        if place.name.isdigit() and int(place.name) != os.getpid():
+    for process in Path("/proc").iterdir():
+        if process.name.isdigit() and int(process.name) != os.getpid():
             try:
-                words = (place / "cmdline").read_bytes() + (place / "environ").read_bytes()
+                words = (process / "cmdline").read_bytes() + (process / "environ").read_bytes()
                 if str(folder).encode() in words and b"flower" in words:
-                    found.append((place / "cmdline").read_text().replace("\0", " "))
+                    found.append((process / "cmdline").read_text().replace("\0", " "))
             except OSError:
                 continue
     return found
@@ -121,10 +122,10 @@ def test_a_node_is_killed_then_the_superlink_and_the_run_is_resumed(tmp_path: Pa
             follow(federation, 3)
     assert left_running(folder) == []
     history = History(folder)
-    lost = history.clients[history.clients["failure"].notna()]
-    assert lost["client"].tolist() == ["client-001", "client-003", "client-005", "client-007"]
-    assert set(lost["failure"]) == {"no answer within 15 s"}
-    assert set(lost["round"]) == {2}
+    failed = history.clients[history.clients["failure"].notna()]
+    assert failed["client"].tolist() == ["client-001", "client-003", "client-005", "client-007"]
+    assert set(failed["failure"]) == {"no answer within 15 s"}
+    assert set(failed["round"]) == {2}
     resume_local(folder)
     history = History(folder)
     assert history.info["status"] == "finished"
@@ -161,7 +162,7 @@ def test_five_users_of_a_recommender_on_five_nodes(tmp_path: Path):
     with started(folder, described, Launch(5)) as federation:
         federation.submit()
         follow(federation, 4)
-        private = sorted(place.name for place in (federation.home / "private").iterdir())
+        private = sorted(folder.name for folder in (federation.home / "private").iterdir())
     assert_same_weights(tmp_path / "simulated", folder)
     asked = set(History(folder).clients["client"])
     assert private == sorted(f"node-00{name[1]}" for name in asked)  # Her vector, on her node alone.
@@ -191,10 +192,10 @@ def test_the_command_line_from_start_to_resume(tmp_path: Path):
     wait_for_round(folder, 1)
     outcome = (folder / "flower" / "outcome.json").read_text()
     os.kill(int(outcome.split('"pid": ')[1].split(",")[0]), signal.SIGKILL)  # The ServerApp.
-    _, said = begun.communicate(timeout=60)
+    _, errors = begun.communicate(timeout=60)
     assert begun.returncode == 2
-    assert "Traceback" not in said
-    assert said.strip().splitlines()[-1].startswith("steelyard: the ServerApp was killed; ")
+    assert "Traceback" not in errors
+    assert errors.strip().splitlines()[-1].startswith("steelyard: the ServerApp was killed; ")
     assert left_running(folder) == []
     resumed = steelyard("resume", str(folder), "--format", "json")
     assert resumed.returncode == 0, resumed.stderr
@@ -289,16 +290,24 @@ def test_an_app_folder_runs_with_flower_alone(tmp_path: Path):
     try:
         processes[0].wait_for_port(port, 60)
         for number, own in enumerate(ports):
-            place = ["--node-config", f"partition-id={number} num-partitions=2"]
-            command = ["flower-supernode", "--insecure", "--superlink", f"127.0.0.1:{port}", "--port", str(own), *place]
+            config = ["--node-config", f"partition-id={number} num-partitions=2"]
+            command = [
+                "flower-supernode",
+                "--insecure",
+                "--superlink",
+                f"127.0.0.1:{port}",
+                "--port",
+                str(own),
+                *config,
+            ]
             env = environment(tmp_path / f"home-{number}")
             processes.append(Process(f"node-{number}", command, env, tmp_path / f"node-{number}.log", tmp_path))
         command = ["flwr", "run", str(tmp_path / "app"), "federation", "--stream"]
-        said = subprocess.run(
+        done = subprocess.run(
             [*command, "--run-config", f'out="{tmp_path / "run"}"'],
             env=environment(home), capture_output=True, text=True, timeout=200,
         )  # fmt: skip
-        assert "steelyard: finished" in said.stdout, said.stdout + said.stderr
+        assert "steelyard: finished" in done.stdout, done.stdout + done.stderr
     finally:
         end_all(processes[::-1])
     assert History(tmp_path / "run").rounds["round"].tolist() == [0, 1]

@@ -17,7 +17,7 @@ from steelyard.clients.flower.forms import Refused
 from steelyard.errors import UserError
 from steelyard.experiment.loading import build
 from steelyard.experiment.running import run
-from steelyard.federate.config import experiment_text
+from steelyard.federate.run_config import experiment_text
 from steelyard.federate.server_app import federate
 from steelyard.recommend.sparse import SparseRows
 from steelyard.recommend.wire import sparse_codec
@@ -84,12 +84,12 @@ def test_modes_that_take_turns_are_refused(tmp_path: Path):
     made["rounds"] = {"epochs": 1}
     made["weighing"] = {"criteria": ["EQ"]}
     experiment = build(made)
-    from steelyard.clients.place import Place
+    from steelyard.clients.node import NodeConfig
 
     with pytest.raises(UserError, match=r"fpl.mode: 'sFPL' takes one-user rounds"):
-        experiment.on_node(Place(names=("u1",)))
+        experiment.on_node(NodeConfig(names=("u1",)))
     with pytest.raises(UserError, match="node config data: a node with only its own"):
-        build(document(tmp_path)).on_node(Place(names=("u1",), data=tmp_path))
+        build(document(tmp_path)).on_node(NodeConfig(names=("u1",), data=tmp_path))
 
 
 CODEC = sparse_codec(rate=0.1, width=3, triples=1)
@@ -112,6 +112,15 @@ def test_sparse_rows_survive_the_wire_and_join_in_order():
     joined = CODEC.join([got, other], [2, 0, 1])
     assert isinstance(joined, SparseRows)
     assert (joined.clients, joined.owners.tolist(), joined.rows.tolist()) == (3, [0, 1, 2], [4, 3, 1])
+
+
+def test_each_experiment_has_a_codec_of_its_own(tmp_path: Path):
+    slow, fast = (build(document(tmp_path, learning_rate=rate)).codec() for rate in (0.1, 0.2))
+    sent = {"owners": np.zeros(1, "<i4"), "rows": np.ones(1, "<i4"), "values": np.ones((1, 5), "<f4")}
+    for codec, rate in ((slow, 0.1), (fast, 0.2)):
+        got = codec.unpack(dict(pack(sent)), 1, torch.zeros(150))
+        assert isinstance(got, SparseRows)
+        assert got.rate == rate
 
 
 @pytest.mark.parametrize(

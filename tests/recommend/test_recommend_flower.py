@@ -13,12 +13,12 @@ pytest.importorskip("flwr")
 from flwr.app import Context, Message, RecordDict
 from tests.clients.flower.flower_fakes import FakeGrid
 
-from steelyard.clients.place import Place
+from steelyard.clients.node import NodeConfig
 from steelyard.errors import UserError
 from steelyard.experiment.loading import build
 from steelyard.experiment.running import run
 from steelyard.federate import client_app
-from steelyard.federate.config import experiment_text
+from steelyard.federate.run_config import experiment_text
 from steelyard.federate.server_app import federate
 from steelyard.report.recommender import open_run
 from steelyard.runs.reader import History
@@ -32,9 +32,9 @@ NAMES = ["ada", "ben", "cleo", "dan", "eve"]
 def five(tmp_path: Path) -> dict[str, Any]:
     random = np.random.default_rng(4)
     rows = [
-        f"{name}\tx{item}\t{1000 + place}"
+        f"{name}\tx{item}\t{1000 + time}"
         for name in NAMES
-        for place, item in enumerate(random.choice(20, size=10, replace=False))
+        for time, item in enumerate(random.choice(20, size=10, replace=False))
     ]
     (tmp_path / "five.tsv").write_text("user\titem\ttime\n" + "\n".join(rows) + "\n")
     for name in NAMES:
@@ -59,7 +59,7 @@ def node(config: dict[str, Any], run_config: dict[str, Any]) -> Any:
 
     def answer(message: Message) -> Any:
         with BUSY:  # A node takes one message at a time, each in a process of its own.
-            client_app._hosted.clear()
+            client_app._built.clear()
             return client_app.app(message, context).content
 
     answer.context = context  # type: ignore[attr-defined]
@@ -82,10 +82,10 @@ def test_five_users_on_five_nodes_equal_the_simulation(five, tmp_path: Path, own
         # The server and the nodes are told of a file that none of them has: each reads her own rows only.
         away = {**five, "interactions": {**five["interactions"], "path": "nowhere.tsv"}}
     config = {"experiment": experiment_text(build(away)), "set": "", "out": str(tmp_path / "federated")}
-    places = [
+    configs = [
         {"client": name, "data": str(tmp_path / f"{name}.tsv")} if own_files else {"client": name} for name in NAMES
     ]
-    grid = FakeGrid({70 + i: node(place, config) for i, place in enumerate(places)})
+    grid = FakeGrid({70 + i: node(own, config) for i, own in enumerate(configs)})
     federate(grid, config, "9")  # type: ignore[arg-type]
     here, there = models(tmp_path / "simulated"), models(tmp_path / "federated")
     assert set(here) == set(there) == {"mean(DS,MD)", "sum"}
@@ -115,6 +115,6 @@ def test_five_users_on_five_nodes_equal_the_simulation(five, tmp_path: Path, own
 
 def test_a_node_with_its_own_rows_needs_a_public_catalogue(five, tmp_path: Path):
     del five["interactions"]["catalogue"]
-    place = Place.read({"client": "ada", "data": str(tmp_path / "ada.tsv")})
+    own = NodeConfig.read({"client": "ada", "data": str(tmp_path / "ada.tsv")})
     with pytest.raises(UserError, match=r"interactions\.catalogue"):
-        build(five).on_node(place)
+        build(five).on_node(own)

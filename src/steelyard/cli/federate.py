@@ -37,7 +37,7 @@ def init(
 ) -> None:
     """Write a ready Flower app folder for an experiment; `flwr run` starts it."""
     from steelyard.experiment.loading import load
-    from steelyard.federate.scaffold import CONNECTION, write_app
+    from steelyard.federate.app_folder import CONNECTION, write_app
 
     described = load(experiment, changes or [], seed)
     certificate = None if authority is None else authority.resolve()
@@ -58,9 +58,9 @@ def local(
 ) -> None:
     """Start a SuperLink and SuperNodes on this machine, run the experiment, and end them."""
     from steelyard.experiment.loading import load
-    from steelyard.federate.extra import needed
+    from steelyard.federate.requirements import require_flower
 
-    needed()
+    require_flower()
     from steelyard.api import Result
     from steelyard.federate.local import run_local
 
@@ -74,9 +74,9 @@ def certificates(
     hosts: Annotated[list[str], typer.Option("--host", help="Name or address of the server. May be given again.")],
 ) -> None:
     """Make the certificates of a SuperLink: an authority of your own and a server certificate."""
-    from steelyard.federate.extra import needed
+    from steelyard.federate.requirements import require_flower
 
-    needed()
+    require_flower()
     from steelyard.federate.certificates import make_certificates
 
     made = make_certificates(folder, hosts)
@@ -88,9 +88,9 @@ def key(
     file: Annotated[Path, typer.Argument(help="New file for the private key; FILE.pub gets the public one.")],
 ) -> None:
     """Make the key pair of a node."""
-    from steelyard.federate.extra import needed
+    from steelyard.federate.requirements import require_flower
 
-    needed()
+    require_flower()
     from steelyard.federate.certificates import make_key
 
     private, public = make_key(file)

@@ -17,7 +17,8 @@ from steelyard.weighing.needs import Offers
 from steelyard.weighing.rule import WeighingSettings, criteria_of, label
 
 if TYPE_CHECKING:
-    from steelyard.clients.place import Hosted, Place
+    from steelyard.clients.flower.payloads import Codec
+    from steelyard.clients.node import NodeClients, NodeConfig
     from steelyard.clients.protocol import Clients, Server
     from steelyard.data.dataset import Dataset
 
@@ -94,13 +95,20 @@ class Description(Section):
         """Read the data and build the clients and the server that the loop talks to; every kind says how."""
         raise NotImplementedError(type(self).__name__)
 
-    def on_node(self, node: Place) -> Hosted:
+    def on_node(self, node: NodeConfig) -> NodeClients:
         """Build those clients that live on one node of a federation across machines, from the node's own data."""
         raise UserError(f"kind: '{type(self).__name__}' cannot run across machines yet; allowed: steelyard run")
 
     def at_server(self, about: Mapping[str, int | list[int]]) -> Server:
         """Build the server of a federation across machines; `about` is what the nodes say of their data."""
         return self.assemble()[1]
+
+    def codec(self) -> Codec:
+        """Return how the updates of this kind of experiment travel between machines; whole models unless it says so."""
+        # For speed of start; and a simulation needs no Flower.
+        from steelyard.clients.flower.payloads import DENSE
+
+        return DENSE
 
     def with_engine(self, choice: str) -> Self:
         """Return the experiment with the engine that an earlier run recorded; kinds without engines ignore it."""

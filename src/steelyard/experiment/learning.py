@@ -17,7 +17,7 @@ from steelyard.weighing.needs import Offers
 from steelyard.weighing.rule import WeighingSettings
 
 if TYPE_CHECKING:
-    from steelyard.clients.place import Hosted, Place
+    from steelyard.clients.node import NodeClients, NodeConfig
     from steelyard.clients.protocol import Clients, Server
     from steelyard.data.dataset import Dataset
 
@@ -101,7 +101,7 @@ class LearningDescription(Description):
             self.data, self.partition, self.model, self.training, self.compute, self.criteria(), dataset=dataset
         )
 
-    def on_node(self, node: Place) -> Hosted:
+    def on_node(self, node: NodeConfig) -> NodeClients:
         """Build the clients that live on one node: their part of the data set, or the node's own file."""
         # For speed of start, as in `assemble`.
         from steelyard.experiment.learning_node import host

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from steelyard.clients.local import ComputeSettings, Simulation, SimulationServer
-from steelyard.clients.place import Hosted, Place
+from steelyard.clients.node import NodeClients, NodeConfig
 from steelyard.data import load, share_out
 from steelyard.data.dataset import Dataset, Population
 from steelyard.data.settings import DataSettings, PartitionSettings
@@ -51,8 +51,8 @@ def host(
     criteria: Sequence[Criterion],
     *,
     seed: int,
-    node: Place,
-) -> Hosted:
+    node: NodeConfig,
+) -> NodeClients:
     """Build the clients that live on a node; nothing of other clients is kept."""
     dataset = _dataset(data, node)
     shared = _own_rows(partition, node.names) if node.own_data else partition
@@ -66,10 +66,10 @@ def host(
         *(model, training, _compute(compute), criteria, node.facts(first.names)),
     )
     about: dict[str, int | list[int]] = {"features": list(dataset.features.shape[1:]), "classes": dataset.classes}
-    return Hosted(clients, tuple(sorted(first.names)), about)
+    return NodeClients(clients, tuple(sorted(first.names)), about)
 
 
-def _dataset(data: DataSettings, node: Place) -> Dataset:
+def _dataset(data: DataSettings, node: NodeConfig) -> Dataset:
     if node.data is None:
         return load(data)
     if data.source in ("digits", "diabetes"):
@@ -99,7 +99,7 @@ def _own_rows(partition: PartitionSettings, names: tuple[str, ...]) -> Partition
     return partition.model_copy(update=changes)
 
 
-def _keep(population: Population, node: Place) -> Population:
+def _keep(population: Population, node: NodeConfig) -> Population:
     """Return a population of only those clients that live on the node, with only their rows of the data set."""
     chosen = [population.by_name[name] for name in node.choose(population.names)]
     parts = [part for rows in chosen for part in (rows.train, rows.test)]

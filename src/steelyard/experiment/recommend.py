@@ -23,7 +23,8 @@ from steelyard.weighing.needs import Offers, unmet
 from steelyard.weighing.rule import WeighingSettings
 
 if TYPE_CHECKING:
-    from steelyard.clients.place import Hosted, Place
+    from steelyard.clients.flower.payloads import Codec
+    from steelyard.clients.node import NodeClients, NodeConfig
     from steelyard.data.dataset import Dataset
     from steelyard.recommend.clients import LocalRound, RecommendClients, RecommendServer
     from steelyard.recommend.prepared import Prepared
@@ -139,7 +140,7 @@ class RecommendDescription(Description):
             raise UserError("dataset: an experiment of kind 'recommend' reads interactions.path; allowed: no dataset")
         return simulate(self.prepare(), self.fpl, self.ranking, self.local_round(), self.criteria())
 
-    def on_node(self, node: Place) -> Hosted:
+    def on_node(self, node: NodeConfig) -> NodeClients:
         """Build the users that live on one node; each user's vector stays in the node's state."""
         # For speed of start, as in `prepare`.
         from steelyard.experiment.recommend_node import host
@@ -156,6 +157,13 @@ class RecommendDescription(Description):
         from steelyard.experiment.recommend_node import serve
 
         return serve(self.fpl, self.local_round(), about)
+
+    def codec(self) -> Codec:
+        """Return how sparse rows of the item table travel; α, the width of a row and T are the experiment's own."""
+        # For speed of start, as in `prepare`; and a simulation needs no Flower.
+        from steelyard.recommend.wire import sparse_codec
+
+        return sparse_codec(self.fpl.learning_rate, self.fpl.factors + 1, self.triples())
 
     @property
     def score_name(self) -> str:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from steelyard.clients.flower import payloads
-from steelyard.clients.place import Hosted, Place
+from steelyard.clients.node import NodeClients, NodeConfig
 from steelyard.errors import UserError
 from steelyard.recommend.clients import LocalRound, RecommendClients, RecommendServer
 from steelyard.recommend.prepared import Prepared, cut, kept, prepare, put_together
 from steelyard.recommend.settings import FplSettings, InteractionSettings, ItemSettings, RankingSettings
-from steelyard.recommend.wire import sparse_codec
 from steelyard.weighing.criteria import Criterion
 
 _MOST_ITEMS = 10**8
@@ -55,11 +53,10 @@ def host(
     criteria: Sequence[Criterion],
     *,
     seed: int,
-    node: Place,
-) -> Hosted:
+    node: NodeConfig,
+) -> NodeClients:
     """Build the users that live on a node: their histories and vectors, and nobody else's."""
     _refuse_sequential(fpl, local_round)
-    payloads.register(sparse_codec(fpl.learning_rate, fpl.factors + 1, local_round.triples))
     if node.own_data:
         prepared = _own(interactions, items, fpl, ranking, node)
     else:
@@ -68,7 +65,7 @@ def host(
         prepared = prepare(interactions, items, fpl, ranking)
     clients = users_of(prepared, fpl, ranking, local_round, criteria)
     names = node.choose(clients.names(seed))
-    return Hosted(_restricted(clients, names, node), names, {"items": clients.users.histories.catalogue})
+    return NodeClients(_restricted(clients, names, node), names, {"items": clients.users.histories.catalogue})
 
 
 def _own(
@@ -76,7 +73,7 @@ def _own(
     items: ItemSettings | None,
     fpl: FplSettings,
     ranking: RankingSettings,
-    node: Place,
+    node: NodeConfig,
 ) -> Prepared:
     """Prepare a node's own file: its users' rows and nobody else's, with items numbered by a public catalogue."""
     if interactions.core or interactions.min_item or interactions.catalogue is None or node.data is None:
@@ -94,7 +91,6 @@ def serve(fpl: FplSettings, local_round: LocalRound, about: Mapping[str, int | l
     items = about.get("items")
     if not isinstance(items, int) or not 0 < items <= _MOST_ITEMS:
         raise UserError(f"federate: the nodes do not say how many items there are, but {dict(about)}")
-    payloads.register(sparse_codec(fpl.learning_rate, fpl.factors + 1, local_round.triples))
     return RecommendServer(items, fpl.factors)
 
 
@@ -106,7 +102,7 @@ def _refuse_sequential(fpl: FplSettings, local_round: LocalRound) -> None:
         )
 
 
-def _restricted(clients: RecommendClients, names: Sequence[str], node: Place) -> RecommendClients:
+def _restricted(clients: RecommendClients, names: Sequence[str], node: NodeConfig) -> RecommendClients:
     facts = {name: {**node.device, **node.user} for name in names}
     users = replace(clients.users.keep(names), facts=facts)
     return RecommendClients(

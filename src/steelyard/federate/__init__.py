@@ -1,1 +1,23 @@
-"""Running an experiment across machines: the two Flower apps, trying it on one machine, app folders, certificates."""
+"""Running an experiment across machines, on Flower. Needs the extra `steelyard[flower]`.
+
+The two Flower apps
+    `server_app`        the ServerApp: the round loop, with clients on other machines
+    `client_app`        the ClientApp: one node's clients answer one message
+    `run_config`        the experiment inside Flower's run configuration
+    `node_state`        what a node's clients keep between rounds
+    `app_folder`        writes the folder that `flwr run` starts
+
+A federation on one machine
+    `local`             run or resume an experiment with one
+    `local_federation`  its processes: SuperLink, SuperNodes, executor
+    `local_follow`      waits for the end of a run and shows its rounds
+    `local_executor`    one warm process that answers for all nodes
+    `local_launch`      how it was started, kept for a resume
+    `register_keys`     registers the keys of its nodes
+    `processes`         starts processes and ends every one of them
+
+Around them
+    `certificates`      certificates for TLS, and keys of nodes
+    `resuming`          goes on with any run the way it was started
+    `requirements`      says what to install where Flower is missing
+"""

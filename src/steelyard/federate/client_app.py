@@ -13,26 +13,26 @@ from flwr.clientapp import ClientApp
 from steelyard import __version__
 from steelyard.clients.flower import wire
 from steelyard.clients.flower.forms import IntroductionForm
-from steelyard.clients.place import Hosted, Place
-from steelyard.federate.config import experiment_of
-from steelyard.federate.private import PrivateStates
+from steelyard.clients.node import NodeClients, NodeConfig
+from steelyard.federate.node_state import NodeStates
+from steelyard.federate.run_config import experiment_of
 
 ResultT = TypeVar("ResultT")
 
-_hosted: dict[tuple[str, str, str], Hosted] = {}
+_built: dict[tuple[str, str, str], NodeClients] = {}
 
 
-def hosted(context: Context) -> Hosted:
+def node_clients(context: Context) -> NodeClients:
     """Return this node's clients; built once per process, so that a warm process has the data at hand."""
     key = (
         str(context.run_config.get("experiment")),
         str(context.run_config.get("set")),
         repr(sorted(context.node_config.items(), key=str)),
     )
-    if key not in _hosted:
+    if key not in _built:
         experiment = experiment_of(context.run_config)
-        _hosted[key] = experiment.on_node(Place.read(context.node_config))
-    return _hosted[key]
+        _built[key] = experiment.on_node(NodeConfig.read(context.node_config))
+    return _built[key]
 
 
 def within(seconds: float, work: Callable[[], ResultT]) -> ResultT:
@@ -56,14 +56,14 @@ def within(seconds: float, work: Callable[[], ResultT]) -> ResultT:
     return results[0]
 
 
-def _states(context: Context, run: str, federation: str) -> PrivateStates:
+def _states(context: Context, run: str, federation: str) -> NodeStates:
     keep = experiment_of(context.run_config).store.checkpoint_every + 1
-    folder = Place.read(context.node_config).state
-    return PrivateStates(context.state, run, federation, keep, folder)
+    folder = NodeConfig.read(context.node_config).state
+    return NodeStates(context.state, run, federation, keep, folder)
 
 
 def _introduce(context: Context) -> RecordDict:
-    node = hosted(context)
+    node = node_clients(context)
     form = IntroductionForm(version=__version__, clients=list(node.names), about=dict(node.about))
     return wire.content(form, {})
 
@@ -72,12 +72,12 @@ def _train(message: Message, context: Context) -> RecordDict:
     task, run, seconds = wire.read_task(message.content)
 
     def work() -> RecordDict:
-        clients = hosted(context).clients
+        clients = node_clients(context).clients
         states = _states(context, run, task.federation)
         clients.restore(states.before(task.round))
         (updates,) = clients.train([task])
         states.keep(task.round, clients.snapshot())
-        return wire.write_updates(updates)
+        return wire.write_updates(updates, experiment_of(context.run_config).codec())
 
     return within(seconds, work)
 
@@ -86,7 +86,7 @@ def _evaluate(message: Message, context: Context) -> RecordDict:
     question, run, seconds = wire.read_question(message.content)
 
     def work() -> RecordDict:
-        clients = hosted(context).clients
+        clients = node_clients(context).clients
         clients.restore(_states(context, run, question.federation).before(question.round + 1))
         with torch.no_grad():
             (answer,) = clients.evaluate([question])

@@ -68,6 +68,7 @@ class Process:
 
     @property
     def pid(self) -> int:
+        """The process id."""
         return self._popen.pid
 
     @property

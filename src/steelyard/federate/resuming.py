@@ -5,17 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 from steelyard.errors import UserError
+from steelyard.experiment.running import resume as resume_simulated
+from steelyard.federate.local_launch import read_launch
+from steelyard.federate.requirements import require_flower
+from steelyard.runs.reader import History
 
 
 def resume(folder: Path, *, progress: bool = False) -> Path:
     """Go on with a run from its last whole round; what `steelyard resume` does."""
-    from steelyard.experiment.running import resume as resume_simulated
-    from steelyard.federate.launch import read_launch
-
     if read_launch(folder) is not None:
-        from steelyard.federate.extra import needed
-
-        needed()
+        require_flower()
+        # For speed of start, and because a simulation needs no Flower.
         from steelyard.federate.local import resume_local
 
         return resume_local(folder, progress=progress)
@@ -28,7 +28,5 @@ def resume(folder: Path, *, progress: bool = False) -> Path:
 
 
 def _is_federated(folder: Path) -> bool:
-    from steelyard.runs.reader import History
-
     info = History(folder).info
     return info.get("clients") == "flower" and info.get("status") != "finished"

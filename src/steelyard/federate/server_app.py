@@ -6,20 +6,25 @@ import json
 import os
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
+from steelyard.clients.flower.grid import FlowerClients
+from steelyard.clients.protocol import Clients, Server
 from steelyard.errors import UserError
-from steelyard.federate.config import experiment_of
-
-if TYPE_CHECKING:
-    from steelyard.experiment.description import Description
+from steelyard.experiment.description import Description
+from steelyard.experiment.loading import read_experiment
+from steelyard.experiment.running import resume, run
+from steelyard.federate.run_config import experiment_of
+from steelyard.runs.reader import History
+from steelyard.runs.store import exists
 
 OUTCOME = "STEELYARD_OUTCOME"
-"""Environment variable that names a file in which the ServerApp says how it goes: running, finished or stopped."""
+"""Environment variable that names a file in which the ServerApp writes its status: running, finished or stopped."""
 LAUNCHER = "STEELYARD_LAUNCHER"
 """Environment variable with the process id of whoever started the federation; the ServerApp does not outlive it."""
 
@@ -46,11 +51,6 @@ def main(grid: Grid, context: Context) -> None:
 
 def federate(grid: Grid, config: dict[str, Any], run_id: str) -> Path:
     """Run an experiment with the clients behind a grid, or go on with one; what the ServerApp does."""
-    from steelyard.experiment.loading import read_experiment
-    from steelyard.experiment.running import resume, run
-    from steelyard.runs.reader import History
-    from steelyard.runs.store import exists
-
     out = str(config.get("out") or "")
     if config.get("resume"):
         if not out or not exists(Path(out)):
@@ -65,12 +65,12 @@ def federate(grid: Grid, config: dict[str, Any], run_id: str) -> Path:
     return run(experiment, out=out or None, progress=True, assemble=_assembly(grid, experiment, run_id))
 
 
-def _assembly(grid: Grid, experiment: Description, run: str) -> Any:
-    def assemble() -> Any:
-        from steelyard.clients.flower.grid import FlowerClients
-
+def _assembly(grid: Grid, experiment: Description, run_name: str) -> Callable[[], tuple[Clients, Server]]:
+    def assemble() -> tuple[Clients, Server]:
         refusals = {found.name: found.refusal for found in experiment.criteria() if found.measured_by == "client"}
-        clients = FlowerClients(grid, refusals, experiment.federate, experiment.score_range, run)
+        clients = FlowerClients(
+            grid, refusals, experiment.federate, experiment.score_range, run_name, experiment.codec()
+        )
         print(f"steelyard: waiting for {experiment.federate.nodes} nodes", flush=True)
         clients.wait()
         print(f"steelyard: {clients.roster.nodes} nodes, {len(clients.roster.registered)} clients", flush=True)
@@ -99,9 +99,9 @@ def _leave_with_launcher() -> None:
 
 
 def _note(outcome: dict[str, Any]) -> None:
-    """Leave word of how it goes for whoever started the run on this machine, if anybody asked for it."""
-    place = os.environ.get(OUTCOME)
-    if place:
-        draft = Path(place).with_suffix(".part")
+    """Write how the run goes into the file that whoever started it on this machine asked for, if anybody did."""
+    file = os.environ.get(OUTCOME)
+    if file:
+        draft = Path(file).with_suffix(".part")
         draft.write_text(json.dumps({"pid": os.getpid(), **outcome}), encoding="utf-8")
-        draft.replace(place)
+        draft.replace(file)

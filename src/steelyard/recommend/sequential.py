@@ -134,6 +134,9 @@ class TableChange:
     def divergence(self, parameters: torch.Tensor) -> Floats:
         return np.full(self.clients, float(torch.linalg.vector_norm(self.change)))
 
+    def gram(self, parameters: torch.Tensor) -> Floats:
+        return np.full((self.clients, self.clients), float(self.change.double().square().sum()))
+
     def select(self, keep: Sequence[int]) -> TableChange:
         return TableChange(len(keep), self.change)
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import Error, Message
-from tests.clients.flower.flower_fakes import FakeGrid, failing, honest, introduction, reasons, task, train
+from flwr.app import ConfigRecord, Error, Message, RecordDict
+from tests.clients.flower.flower_fakes import FakeGrid, evaluate, failing, honest, introduction, reasons, task, train
 
 from steelyard.clients.flower import wire
 from steelyard.clients.flower.courier import Courier, Letter, RunStopped
 from steelyard.clients.flower.forms import EVALUATE, INTRODUCE, TRAIN, Form
 from steelyard.clients.flower.grid import FlowerClients, NoAnswers
+from steelyard.clients.flower.payloads import DENSE, Codec
 from steelyard.clients.flower.settings import FederateSettings
 from steelyard.errors import UserError
 from steelyard.messages import Question
@@ -87,6 +90,82 @@ def test_an_answer_for_another_round_is_left_out():
     crowd = clients(FakeGrid({1: failing("c1", answer=stale), 2: honest("c2")}), nodes=2)
     (updates,) = crowd.train([task("c1", "c2", round=5)])
     assert reasons(updates.failures) == {"c1": "round: got 4; allowed: 5"}
+
+
+def with_form(records: RecordDict, **changes: Any) -> RecordDict:
+    """The same answer with some fields of its form replaced."""
+    form = json.loads(records.config_records["form"]["json"]) | changes  # type: ignore[arg-type]
+    return RecordDict({"form": ConfigRecord({"json": json.dumps(form)}), "arrays": records.array_records["arrays"]})
+
+
+@pytest.mark.parametrize("name", ["samples", "losses", "count"])
+def test_a_criterion_named_like_a_field_of_the_answer_refuses_that_answer_alone(name: str):
+    odd = with_form(wire.write_updates(train(task("c1"))), criteria={"DS": [10.0], name: [1.0]})
+    crowd = clients(FakeGrid({1: failing("c1", answer=odd), 2: honest("c2")}), nodes=2)
+    (updates,) = crowd.train([task("c1", "c2")])
+    assert updates.clients == ("c2",)
+    assert reasons(updates.failures) == {"c1": f"criteria: got DS, {name}; allowed: exactly DS"}
+
+
+@pytest.mark.parametrize("name", ["samples", "loss", "count"])
+def test_a_metric_of_any_name_never_stops_the_run(name: str):
+    question = Question("fed", 7, 1, torch.zeros(1, 3))
+    odd = with_form(wire.write_evaluations(evaluate(question, ("c1",))), metrics={name: [1.0]})
+    crowd = clients(FakeGrid({1: failing("c1", kind=EVALUATE, answer=odd), 2: honest("c2")}), nodes=2)
+    (answer,) = crowd.evaluate([question])
+    if name == "count":  # No column of the record has this name.
+        assert answer.clients == ("c1", "c2")
+    else:
+        assert answer.clients == ("c2",)
+        assert reasons(answer.failures)["c1"].startswith(f"metrics: got {name}, a name of the record's own")
+
+
+def test_any_error_while_one_answer_is_read_refuses_that_answer_alone():
+    def judge(value: float) -> str | None:
+        if value == 10.0:
+            raise ZeroDivisionError("in the check of\x1b[31m DS")
+        return None
+
+    crowd = FlowerClients(FakeGrid({1: honest("c1"), 2: honest("c2")}), {"DS": judge}, FederateSettings(nodes=2))  # type: ignore[arg-type]
+    crowd.wait()
+    (updates,) = crowd.train([task("c1", "c2")])
+    assert updates.clients == ("c2",)
+    reason = "its answer could not be read: ZeroDivisionError: in the check of [31m DS"
+    assert reasons(updates.failures) == {"c1": reason}
+
+
+def test_any_error_while_an_evaluation_or_introduction_is_read_concerns_its_node_alone(monkeypatch: pytest.MonkeyPatch):
+    question = Question("fed", 7, 1, torch.zeros(1, 3))
+    grid = FakeGrid({1: honest("c1"), 2: honest("c2")})
+    crowd = clients(grid, nodes=2)
+    read, admit = wire.read_evaluations, crowd.roster._admit
+
+    def faulty(records: Any, question: Any, asked: Any, scores: Any) -> Any:
+        return read(records, question, asked, scores) if "c1" not in asked else {}["no such field"]
+
+    def choosy(form: Any) -> Any:
+        return admit(form) if "c3" not in form.clients else {}["no such field"]
+
+    monkeypatch.setattr(wire, "read_evaluations", faulty)
+    monkeypatch.setattr(crowd.roster, "_admit", choosy)
+    grid.nodes[3] = honest("c3")
+    (answer,) = crowd.evaluate([question])
+    assert answer.clients == ("c2",)
+    assert reasons(answer.failures) == {"c1": "its answer could not be read: KeyError: 'no such field'"}
+    assert crowd.names(0) == ["c1", "c2"]
+    assert crowd.roster.notes == ["node 3 was not admitted: its answer could not be read: KeyError: 'no such field'"]
+
+
+def test_an_envelope_that_cannot_be_read_refuses_that_answer_alone():
+    def forge(question: Message, answer: Message) -> list[Message]:
+        return [None] if question.metadata.dst_node_id == 1 else [answer]  # type: ignore[list-item]
+
+    grid = FakeGrid({1: honest("c1"), 2: honest("c2")})
+    crowd = clients(grid, nodes=2)
+    grid.tamper = forge
+    (updates,) = crowd.train([task("c1", "c2")])
+    assert updates.clients == ("c2",)
+    assert reasons(updates.failures)["c1"].startswith("its answer could not be read: AttributeError: ")
 
 
 def test_a_late_answer_is_left_out_and_the_round_does_not_wait():
@@ -271,3 +350,27 @@ def test_a_resumed_run_knows_who_was_registered():
     second.restore(first.snapshot())
     assert second.names(0) == ["c1", "c2", "ü4"]
     assert second.describe()["clients"] == "flower"
+
+
+def test_updates_travel_in_the_codec_that_was_handed_over():
+    other = replace(DENSE, kind="other")
+
+    def sends(codec: Codec) -> Any:
+        otherwise = honest("c1")
+
+        def answer(message: Message) -> Any:
+            if message.metadata.message_type != TRAIN:
+                return otherwise(message)
+            return wire.write_updates(train(wire.read_task(message.content)[0]), codec)
+
+        return answer
+
+    settings = FederateSettings(nodes=2)
+    grid = FakeGrid({1: sends(other), 2: honest("c2")})
+    crowd = FlowerClients(grid, CRITERIA, settings, codec=other)  # type: ignore[arg-type]
+    crowd.wait()
+    (updates,) = crowd.train([task("c1", "c2")])
+    assert updates.clients == ("c1",)
+    assert reasons(updates.failures) == {"c2": "payload: got 'dense'; allowed: other"}
+    with pytest.raises(TypeError, match="the codec 'sparse' does not carry DenseModels"):
+        wire.write_updates(train(task("c1")), replace(DENSE, kind="sparse", payload=int))

@@ -63,6 +63,16 @@ def test_update_survives_the_wire():
     assert (got.bytes_sent > 12).all()
 
 
+def test_the_bytes_of_an_answer_are_shared_out_among_its_clients():
+    records = wire.write_updates(train(TASK))
+    form = str(records.config_records["form"]["json"])
+    # Two models of three numbers of four bytes, after a header of 128 bytes.
+    assert len(records.array_records["arrays"]["models"].data) == 128 + 2 * 3 * 4
+    got = read(records)
+    assert got.bytes_sent is not None
+    assert got.bytes_sent.tolist() == [(len(form) + 152) // 2] * 2
+
+
 @settings(max_examples=50)
 @given(
     numbers=st.lists(st.floats(-(2.0**100), 2.0**100, width=32), min_size=3, max_size=3),
@@ -110,6 +120,10 @@ def test_a_client_that_its_node_forgot_is_named():
         ({"criteria": {}}, "criteria: got none; allowed: exactly DS"),
         ({"criteria": {"DS": [1, 2], "XX": [1, 2]}}, "criteria: got DS, XX; allowed: exactly DS"),
         ({"criteria": {"DS": ["1", 2]}}, "criteria.DS.0: Input should be a valid number"),
+        ({"criteria": {"DS": [1, 2], "samples": [1, 2]}}, "criteria: got DS, samples; allowed: exactly DS"),
+        ({"criteria": {"DS": [1, 2], "losses": [1, 2]}}, "criteria: got DS, losses; allowed: exactly DS"),
+        ({"criteria": {"DS": [1, 2], "count": [1, 2]}}, "criteria: got DS, count; allowed: exactly DS"),
+        ({"criteria": {"DS": [1, 2], "samples": [1, 2]}, "samples": [1]}, "samples: 1 values; allowed: 2"),
         ({"payload": "pickle"}, "payload: got 'pickle'; allowed: dense"),
         ({"surprise": 1}, "surprise: Extra inputs are not permitted"),
         ({"clients": None}, "clients: Input should be a valid array"),
@@ -129,6 +143,7 @@ def test_a_wrong_form_is_refused(changes: dict[str, Any], reason: str):
         ({"criteria": {"DS": [-0.5, 1.0]}}, "c1", "criterion DS = -0.5"),
         ({"criteria": {"DS": [float("nan"), 1.0]}}, "c1", "criterion DS = nan"),
         ({"criteria": {"DS": [1.0, float("inf")]}}, "c2", "criterion DS = inf"),
+        ({"criteria": {"DS": [10**400, 1.0]}}, "c1", "criterion DS = inf"),
         ({"samples": [-1, 5]}, "c1", "samples = -1; allowed: 0 to"),
         ({"samples": [5, 10**30]}, "c2", "samples = 1000000000000000000000000000000; allowed: 0 to"),
         ({"losses": [float("nan"), 1.0]}, "c1", "loss = nan; allowed: a finite number"),
@@ -276,12 +291,20 @@ def evaluation(**changes: Any) -> RecordDict:
         ({"round": 4}, "round: got 4; allowed: 3"),
         ({"samples": [2, 3]}, "array right: shape (4,); allowed: (5,)"),
         ({"metrics": {"ndcg": [1.0]}}, "ndcg: 1 values; allowed: 2"),
+        ({"metrics": {"samples": [1.0, 1.0]}}, "metrics: got samples, a name of the record's own"),
+        ({"metrics": {"score": [1.0, 1.0], "ndcg": [1, 1]}}, "metrics: got score, a name of the record's own"),
+        ({"metrics": {"samples": [2.0, 2.0]}, "samples": [2]}, "samples: 1 values; allowed: 2"),
     ],
 )
 def test_a_wrong_evaluation_is_refused(changes: dict[str, Any], reason: str):
     with pytest.raises(Refused) as caught:
         wire.read_evaluations(evaluation(**changes), QUESTION, ["c1", "c2"], (0, 1))
     assert str(caught.value).startswith(reason)
+
+
+def test_a_metric_may_have_any_other_name():
+    got = wire.read_evaluations(evaluation(metrics={"count": [3.0, 4.0]}), QUESTION, ["c1", "c2"], (0, 1))
+    assert got.metrics["count"].tolist() == [3.0, 4.0]
 
 
 def test_a_score_out_of_range_leaves_out_only_its_client():
@@ -292,8 +315,8 @@ def test_a_score_out_of_range_leaves_out_only_its_client():
     assert got.failures == (Failure("c2", "score = 1.1; allowed: 0 to 1"),)
     free = wire.read_evaluations(evaluation(scores=[[-3.0, 7.5], [0.1, 0.2]]), QUESTION, ["c1", "c2"])
     assert free.clients == ("c1", "c2")
-    lost = wire.read_evaluations(evaluation(scores=[[math.nan, 1], [0.1, 0.2]]), QUESTION, ["c1", "c2"])
-    assert lost.clients == ("c2",)
+    unscored = wire.read_evaluations(evaluation(scores=[[math.nan, 1], [0.1, 0.2]]), QUESTION, ["c1", "c2"])
+    assert unscored.clients == ("c2",)
 
 
 def test_empty_task_is_possible():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ MOST_SAMPLES = 10**12
 """More samples than any device can hold; a larger number is a lie or a mistake."""
 LONGEST_REASON = 300
 FORM_BYTES = 65_536
+RECORD_COLUMNS = frozenset({"rule", "seed", "round", "client", "samples", "score", "loss", "metrics"})
+"""What the record of a run has for each client and evaluation, beside the metrics that clients add."""
 FORM_BYTES_PER_CLIENT = 4_096
 
 
@@ -23,6 +26,22 @@ def clean(reason: str) -> str:
     """Return a node's words as one printable line of bounded length, safe to store and to show."""
     line = " ".join("".join(letter if letter.isprintable() else " " for letter in reason).split())
     return line if len(line) <= LONGEST_REASON else line[: LONGEST_REASON - 1] + "…"
+
+
+def unreadable(error: Exception) -> str:
+    """Say in one line that an answer set off an error while it was read; the round goes on without it."""
+    return clean(f"its answer could not be read: {type(error).__name__}: {error}")
+
+
+@contextmanager
+def reading_one_answer() -> Generator[None]:
+    """Refuse an answer that sets off any error while it is read, so that one node cannot stop a run."""
+    try:
+        yield
+    except Refused:
+        raise
+    except Exception as error:
+        raise Refused(unreadable(error)) from error
 
 
 def refuse_size(text: object, arrays: ArrayRecord, clients: int, largest: int) -> int:
@@ -54,11 +73,18 @@ def refuse_clients(clients: list[str], failures: list[FailureForm], asked: Seque
     return len(clients)
 
 
-def refuse_lengths(count: int, **columns: Sequence[object]) -> None:
+def refuse_lengths(count: int, columns: Mapping[str, Sequence[object]]) -> None:
     """Refuse columns that do not have one value per client."""
     for name, column in columns.items():
         if len(column) != count:
             raise Refused(f"{name}: {len(column)} values; allowed: {count}, one per client")
+
+
+def refuse_metrics(metrics: Iterable[str]) -> None:
+    """Refuse metrics named like a column of the record, which a reader of the run could not tell apart."""
+    clashes = sorted(RECORD_COLUMNS.intersection(metrics))
+    if clashes:
+        raise Refused(f"metrics: got {names(clashes)}, a name of the record's own; allowed: other names")
 
 
 def sample_fault(samples: int) -> str | None:

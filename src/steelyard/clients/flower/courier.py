@@ -16,7 +16,7 @@ from typing import Any
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from steelyard.clients.flower.checks import clean
+from steelyard.clients.flower.checks import clean, unreadable
 
 _POLLS_PER_SECOND = 8.0
 _SHORTEST_POLL = 0.2
@@ -69,22 +69,22 @@ class Courier:
         sent = self._send(letters, seconds)
         pause = max(_SHORTEST_POLL, len(letters) / _POLLS_PER_SECOND)
         waiting = 0
-        for place, name in enumerate(sent):
+        for index, name in enumerate(sent):
             if not name:
-                results[place] = "the SuperLink did not take the message: its node is gone"
+                results[index] = "the SuperLink did not take the message: its node is gone"
                 continue
-            watch = (place, name, pause, deadline, finished, arrived)
-            threading.Thread(target=self._watch, args=watch, daemon=True, name=f"letter-{place}").start()
+            watch = (index, name, pause, deadline, finished, arrived)
+            threading.Thread(target=self._watch, args=watch, daemon=True, name=f"letter-{index}").start()
             waiting += 1
         try:
             good = 0
             while waiting and good != enough and (left := deadline - time.monotonic()) > 0:
                 try:
-                    place, answer = arrived.get(timeout=left)
+                    index, answer = arrived.get(timeout=left)
                 except queue.Empty:
                     break
                 waiting -= 1
-                result = results[place] = _judge(letters[place], sent[place], answer)
+                result = results[index] = _judge(letters[index], sent[index], answer)
                 good += not isinstance(result, str)
         finally:
             finished.set()
@@ -102,7 +102,7 @@ class Courier:
 
     def _watch(
         self,
-        place: int,
+        index: int,
         name: str,
         pause: float,
         deadline: float,
@@ -113,10 +113,10 @@ class Courier:
             try:
                 answers = list(self.grid.pull_messages([name]))
             except Exception as error:
-                arrived.put((place, error))
+                arrived.put((index, error))
                 return
             if answers:
-                arrived.put((place, answers))
+                arrived.put((index, answers))
                 return
 
 
@@ -125,7 +125,14 @@ def _judge(letter: Letter, name: str, answer: list[Message] | Exception) -> Reco
     if isinstance(answer, Exception):
         if type(answer).__name__ == "RunNotRunningException":
             raise RunStopped("the SuperLink stopped this run") from answer
-        return clean(f"its answer could not be read: {type(answer).__name__}: {answer}")
+        return unreadable(answer)
+    try:
+        return _opened(letter, name, answer)
+    except Exception as error:
+        return unreadable(error)
+
+
+def _opened(letter: Letter, name: str, answer: list[Message]) -> RecordDict | str:
     if len(answer) > 1:
         return f"answered {len(answer)} times; allowed: once"
     message = answer[0]

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from steelyard.messages import LossState
 
 PROTOCOL = 1
-"""Number of this way of writing; both sides must agree."""
+"""Version of these forms; both sides must use the same."""
 
 INTRODUCE = "query.introduce"
 TRAIN = "train.task"
@@ -43,8 +43,8 @@ class Form(BaseModel):
             form = cls.model_validate_json(text)
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
-            place = ".".join(str(part) for part in first["loc"]) or "form"
-            raise Refused(f"{place}: {first['msg']}") from None
+            field = ".".join(str(part) for part in first["loc"]) or "form"
+            raise Refused(f"{field}: {first['msg']}") from None
         if form.protocol != PROTOCOL:
             raise Refused(f"protocol: got {form.protocol}; allowed: {PROTOCOL} (another version of steelyard)")
         return form
@@ -55,7 +55,7 @@ class Form(BaseModel):
 
 
 class IntroductionForm(Form):
-    """A node says which clients live on it."""
+    """A node names the clients that live on it."""
 
     version: str
     clients: list[str]
@@ -75,10 +75,12 @@ class LossForm(BaseModel):
 
     @classmethod
     def of(cls, loss: LossState) -> LossForm:
+        """Return the form of a loss; used by the server."""
         weights = None if loss.class_weights is None else list(loss.class_weights)
         return cls(name=loss.name, class_weights=weights, shape=loss.shape, scale=loss.scale)
 
     def state(self) -> LossState:
+        """Return the loss that the form describes; used by the node."""
         weights = None if self.class_weights is None else tuple(self.class_weights)
         return LossState(self.name, weights, self.shape, self.scale)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -12,8 +12,10 @@ from flwr.app import RecordDict
 from flwr.serverapp import Grid
 
 from steelyard.clients.flower import merging, wire
+from steelyard.clients.flower.checks import reading_one_answer
 from steelyard.clients.flower.courier import Courier, Letter
 from steelyard.clients.flower.forms import EVALUATE, TRAIN, Refused
+from steelyard.clients.flower.payloads import DENSE, Codec
 from steelyard.clients.flower.roster import Roster
 from steelyard.clients.flower.settings import FederateSettings
 from steelyard.errors import UserError
@@ -32,7 +34,8 @@ class NoAnswers(UserError):
 class _Errand:
     """One letter on behalf of one task or question."""
 
-    place: int
+    index: int
+    """Which task or question it belongs to."""
     node: int
     asked: tuple[str, ...]
     letter: Letter
@@ -42,8 +45,8 @@ class FlowerClients:
     """Clients on other machines; implements the `Clients` protocol over Flower's grid.
 
     `criteria` are the measures that clients take themselves, each with the check of its range; `scores` is the range
-    that a local score can have; `run` names the run, so that nodes keep its private states apart from others'. Nothing
-    that a node sends is used before it was checked.
+    that a local score can have; `run` names the run, so that nodes keep its private states apart from others'; `codec`
+    is how the updates of this kind of experiment travel. Nothing that a node sends is used before it was checked.
     """
 
     def __init__(
@@ -53,6 +56,7 @@ class FlowerClients:
         settings: FederateSettings,
         scores: tuple[float, float] | None = None,
         run: str = "",
+        codec: Codec = DENSE,
     ) -> None:
         self.settings = settings
         self.roster = Roster(Courier(grid), min(30.0, settings.timeout))
@@ -60,63 +64,69 @@ class FlowerClients:
         self._criteria = dict(criteria)
         self.scores = scores
         self._run = run
+        self._codec = codec
 
     def wait(self) -> None:
         """Wait for the nodes that the experiment asks for; call it before the first round."""
         self.roster.wait_for(self.settings.nodes, self.settings.start_timeout)
 
     def names(self, seed: int) -> Sequence[str]:
+        """Return every client that ever registered in this run, ascending, also those whose node is away."""
         return sorted(self.roster.registered)
 
     def train(self, tasks: Sequence[Task]) -> list[Updates]:
+        """Send each task to the nodes of its cohort; who does not answer properly in time is named as a failure."""
         self.roster.refresh()
         errands: list[_Errand] = []
         failures: list[list[Failure]] = [[] for _ in tasks]
-        for place, task in enumerate(tasks):
+        for index, task in enumerate(tasks):
             arrays = wire.pack_parameters(task)
-            for node, asked in self._group(task.clients, failures[place]).items():
+            for node, asked in self._group(task.clients, failures[index]).items():
                 content = wire.write_task(task, asked, self._seconds(tasks), arrays, self._run)
-                errands.append(_Errand(place, node, asked, Letter(node, TRAIN, content, task.round)))
+                errands.append(_Errand(index, node, asked, Letter(node, TRAIN, content, task.round)))
 
         def read(errand: _Errand, content: RecordDict) -> Updates:
-            return wire.read_updates(content, tasks[errand.place], errand.asked, self._criteria)
+            return wire.read_updates(content, tasks[errand.index], errand.asked, self._criteria, self._codec)
 
         parts = self._exchange(errands, self._seconds(tasks), read, failures)
-        return [merging.updates(task, parts.get(i, []), failures[i]) for i, task in enumerate(tasks)]
+        return [merging.updates(task, parts.get(i, []), failures[i], self._codec) for i, task in enumerate(tasks)]
 
     def evaluate(self, questions: Sequence[Question]) -> list[Evaluations]:
+        """Send each question to all nodes; raises `NoAnswers` where not one of them answers."""
         self.roster.refresh()
         errands: list[_Errand] = []
         failures: list[list[Failure]] = [[] for _ in questions]
         homes = self._group(sorted(self.roster.registered), [])
-        for place, question in enumerate(questions):
-            failures[place] = [Failure(client, _AWAY) for client in self._away()]
+        for index, question in enumerate(questions):
+            failures[index] = [Failure(client, _AWAY) for client in self._away()]
             content = wire.write_question(question, self._seconds(questions), self._run)
             for node, asked in homes.items():
-                errands.append(_Errand(place, node, asked, Letter(node, EVALUATE, content, question.round)))
+                errands.append(_Errand(index, node, asked, Letter(node, EVALUATE, content, question.round)))
 
         def read(errand: _Errand, content: RecordDict) -> Evaluations:
-            return wire.read_evaluations(content, questions[errand.place], errand.asked, self.scores)
+            return wire.read_evaluations(content, questions[errand.index], errand.asked, self.scores)
 
         parts = self._exchange(errands, self._seconds(questions), read, failures)
-        for place, question in enumerate(questions):
-            if not parts.get(place):
-                why = "; ".join(f"{failure.client}: {failure.reason}" for failure in failures[place][:3])
+        for index, question in enumerate(questions):
+            if not parts.get(index):
+                why = "; ".join(f"{failure.client}: {failure.reason}" for failure in failures[index][:3])
                 raise NoAnswers(f"round {question.round}: no client tested the model ({why or 'no node is connected'})")
         return [merging.evaluations(question, parts[i], failures[i]) for i, question in enumerate(questions)]
 
     def snapshot(self) -> Mapping[str, torch.Tensor]:
-        # What clients keep stays on their nodes; only who is registered is kept, so that a resumed run draws
-        # the same cohorts even before every node is back.
+        """Return the names of the registered clients; all else that clients keep is on their nodes."""
+        # With these a resumed run draws the same cohorts even before every node is back.
         text = "\n".join(sorted(self.roster.registered)).encode()
         return {_NAMES: torch.from_numpy(np.frombuffer(text, dtype=np.uint8).copy())}
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Register the clients of a snapshot again."""
         if _NAMES in state:
             names = bytes(state[_NAMES].to(torch.uint8).numpy().tobytes()).decode()
             self.roster.registered |= {name for name in names.split("\n") if name}
 
     def describe(self) -> Mapping[str, str]:
+        """Return how many nodes and clients take part, and what was noted about them."""
         return {
             "clients": "flower",
             "federation_run": self._run,
@@ -150,7 +160,7 @@ class FlowerClients:
         self,
         errands: list[_Errand],
         seconds: float,
-        read: merging.Reader[_Errand, PartT],
+        read: Callable[[_Errand, RecordDict], PartT],
         failures: list[list[Failure]],
     ) -> dict[int, list[PartT]]:
         """Send all letters, read what comes back, and put the blame where an answer is missing or refused."""
@@ -161,10 +171,11 @@ class FlowerClients:
             try:
                 if isinstance(answer, str):
                     raise Refused(answer)
-                part = read(errand, answer)
+                with reading_one_answer():
+                    part = read(errand, answer)
             except Refused as refusal:
-                failures[errand.place] += [Failure(client, str(refusal)) for client in errand.asked]
+                failures[errand.index] += [Failure(client, str(refusal)) for client in errand.asked]
             else:
-                failures[errand.place] += part.failures
-                parts.setdefault(errand.place, []).append(part)
+                failures[errand.index] += part.failures
+                parts.setdefault(errand.index, []).append(part)
         return parts

@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
-from flwr.app import RecordDict
 from numpy.typing import NDArray
 
-from steelyard.clients.flower import payloads
+from steelyard.clients.flower.payloads import Codec
 from steelyard.messages import DenseModels, Evaluations, Failure, Payload, Question, Task, Updates
 
-ErrandT = TypeVar("ErrandT", contravariant=True)
-AnswerT = TypeVar("AnswerT", covariant=True)
 NumberT = TypeVar("NumberT", np.int64, np.float64)
 
 _NO_COUNTS = np.zeros(0, dtype=np.int64)
 _NO_FLOATS = np.zeros(0, dtype=np.float64)
 
 
-class Reader(Protocol[ErrandT, AnswerT]):
-    """Reads and checks one node's answer to one errand."""
-
-    def __call__(self, errand: ErrandT, content: RecordDict, /) -> AnswerT: ...
-
-
-def updates(task: Task, parts: Sequence[Updates], failures: Sequence[Failure]) -> Updates:
+def updates(task: Task, parts: Sequence[Updates], failures: Sequence[Failure], codec: Codec) -> Updates:
     """Join the checked updates of several nodes; with none, an empty answer."""
     clients = [client for part in parts for client in part.clients]
     order = sorted(range(len(clients)), key=lambda i: clients[i])
@@ -39,16 +30,16 @@ def updates(task: Task, parts: Sequence[Updates], failures: Sequence[Failure]) -
         samples=_column([part.samples for part in parts], _NO_COUNTS)[order],
         criteria={name: _column([part.criteria[name] for part in parts], _NO_FLOATS)[order] for name in names},
         losses=_column([part.losses for part in parts], _NO_FLOATS)[order],
-        payload=_payload(task, [part.payload for part in parts if part.clients], order),
+        payload=_payload(task, [part.payload for part in parts if part.clients], order, codec),
         failures=tuple(sorted(failures, key=lambda failure: failure.client)),
         bytes_sent=_column([part.bytes_sent for part in parts if part.bytes_sent is not None], _NO_COUNTS)[order],
     )
 
 
-def _payload(task: Task, parts: Sequence[Payload], order: list[int]) -> Payload:
+def _payload(task: Task, parts: Sequence[Payload], order: list[int], codec: Codec) -> Payload:
     if not parts:
         return DenseModels(torch.zeros(0, task.parameters.numel()))
-    return payloads.for_payload(parts[0]).join(parts, order)
+    return codec.join(parts, order)
 
 
 def evaluations(question: Question, parts: Sequence[Evaluations], failures: Sequence[Failure]) -> Evaluations:

@@ -1,7 +1,8 @@
 """How the updates of a cohort travel: one codec per kind of payload.
 
 A codec packs what some clients of one node trained, reads it back on the server with every shape and type checked, and
-joins what came from several nodes. `dense` carries whole models; others are added with `register`.
+joins what came from several nodes. `DENSE` carries whole models. An experiment names the one codec of its payload, and
+both ends of the wire are given it: a node cannot choose another.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from steelyard.messages import DenseModels, Payload
 
 @dataclass(frozen=True)
 class Codec:
-    """One kind of payload on the wire; register one for a payload class of your own."""
+    """One kind of payload on the wire; make one for a payload class of your own."""
 
     kind: str
     payload: type | tuple[type, ...]
@@ -35,33 +36,16 @@ class Codec:
     largest: Callable[[int, torch.Tensor], int]
     """Number of clients, global parameters -> most bytes that an honest answer can have."""
 
+    def refuse_other(self, kind: str) -> None:
+        """Refuse an answer whose node says that it used another codec."""
+        if kind != self.kind:
+            raise Refused(f"payload: got {kind!r}; allowed: {self.kind}")
 
-_codecs: dict[str, Codec] = {}
-
-
-def register(codec: Codec) -> None:
-    """Make a kind of payload known to both ends of the wire."""
-    _codecs[codec.kind] = codec
-
-
-def by_kind(kind: str) -> Codec:
-    """Return the codec that a node says it used, or refuse the answer."""
-    if kind not in _codecs:
-        raise Refused(f"payload: got {kind!r}; allowed: {', '.join(sorted(_codecs))}")
-    return _codecs[kind]
-
-
-def known() -> list[Codec]:
-    """Return all codecs."""
-    return list(_codecs.values())
-
-
-def for_payload(payload: Payload) -> Codec:
-    """Return the codec for what clients trained."""
-    for codec in _codecs.values():
-        if isinstance(payload, codec.payload):
-            return codec
-    raise TypeError(f"no codec is registered for {type(payload).__name__}; call payloads.register")
+    def packed(self, payload: Payload) -> dict[str, NDArray[Any]]:
+        """Return what a node's clients trained as named arrays."""
+        if not isinstance(payload, self.payload):
+            raise TypeError(f"the codec '{self.kind}' does not carry {type(payload).__name__}")
+        return self.pack(payload)
 
 
 def only_keys(arrays: Mapping[str, Array], allowed: Sequence[str]) -> None:
@@ -84,13 +68,12 @@ def _join_dense(payloads: Sequence[Any], order: Sequence[int]) -> Payload:
     return DenseModels(torch.cat([cast(DenseModels, payload).models for payload in payloads])).select(order)
 
 
-register(
-    Codec(
-        kind="dense",
-        payload=DenseModels,
-        pack=_pack_dense,
-        unpack=_unpack_dense,
-        join=_join_dense,
-        largest=lambda clients, parameters: 4 * clients * parameters.numel() + 4096,
-    )
+DENSE = Codec(
+    kind="dense",
+    payload=DenseModels,
+    pack=_pack_dense,
+    unpack=_unpack_dense,
+    join=_join_dense,
+    largest=lambda clients, parameters: 4 * clients * parameters.numel() + 4096,
 )
+"""Whole models, one row of numbers per client."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from flwr.app import RecordDict
 
 from steelyard.clients.flower import wire
+from steelyard.clients.flower.checks import reading_one_answer
 from steelyard.clients.flower.courier import NOT_WAITED_FOR, Courier, Letter
 from steelyard.clients.flower.forms import INTRODUCE, Form, IntroductionForm, Refused
 from steelyard.errors import UserError
@@ -26,7 +27,7 @@ class Roster:
         self.registered: set[str] = set()
         """Every client that ever introduced itself in this run, also while its node is away."""
         self.about: dict[str, int | list[int]] = {}
-        """What the first node said about its data; a node that says something else is not admitted."""
+        """What the first node told about its data; a node that tells something else is not admitted."""
         self.notes: list[str] = []
         """What a reader of the run should know: nodes refused, clients claimed twice."""
         self._courier = courier
@@ -45,14 +46,6 @@ class Roster:
     def holder(self, client: str) -> int | None:
         """Return the node that holds a client now, or None while it is away."""
         return self._holders.get(client)
-
-    def held(self, node: int) -> tuple[str, ...]:
-        """Return the clients that a node answers for, ascending."""
-        return tuple(sorted(client for client in self._claims.get(node, ()) if self._holders.get(client) == node))
-
-    def homes(self) -> dict[int, tuple[str, ...]]:
-        """Return all nodes with the clients they answer for."""
-        return {node: held for node in self._claims if (held := self.held(node))}
 
     def heard(self, node: int, *, answered: bool) -> None:
         """Note whether a node answered; one that did not loses its clients to another node that claims them."""
@@ -73,7 +66,8 @@ class Roster:
         answers = self._courier.ask(letters, seconds or self._seconds, enough) if letters else []
         for node, answer in zip(newcomers, answers, strict=True):
             try:
-                self._claims[node] = self._admit(_introduction(answer))
+                with reading_one_answer():
+                    self._claims[node] = self._admit(_introduction(answer))
                 self._silent.discard(node)
             except Refused as refusal:
                 if answer == NOT_WAITED_FOR:

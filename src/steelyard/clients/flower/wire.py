@@ -113,9 +113,9 @@ def read_question(records: RecordDict) -> tuple[Question, str, float]:
 # ---------------------------------------------------------------- node to server
 
 
-def write_updates(updates: Updates) -> RecordDict:
+def write_updates(updates: Updates, codec: payloads.Codec = payloads.DENSE) -> RecordDict:
     """Return what a node's clients trained."""
-    codec = payloads.for_payload(updates.payload)
+    arrays = codec.packed(updates.payload)
     form = UpdateForm(
         federation=updates.federation,
         round=updates.round,
@@ -126,21 +126,27 @@ def write_updates(updates: Updates) -> RecordDict:
         payload=codec.kind,
         failures=_failure_forms(updates.failures),
     )
-    return content(form, codec.pack(updates.payload))
+    return content(form, arrays)
 
 
-def read_updates(records: RecordDict, task: Task, asked: Sequence[str], criteria: Mapping[str, Refusal]) -> Updates:
+def read_updates(
+    records: RecordDict,
+    task: Task,
+    asked: Sequence[str],
+    criteria: Mapping[str, Refusal],
+    codec: payloads.Codec = payloads.DENSE,
+) -> Updates:
     """Return the usable part of a node's answer to a task; the clients left out are in its failures."""
     text, arrays = split(records)
-    biggest = max(codec.largest(len(asked), task.parameters) for codec in payloads.known())
-    sent = checks.refuse_size(text, arrays, len(asked), biggest)
+    sent = checks.refuse_size(text, arrays, len(asked), codec.largest(len(asked), task.parameters))
     form = UpdateForm.read(text)
     checks.refuse_other(form.federation, form.round, task.federation, task.round)
     count = checks.refuse_clients(form.clients, form.failures, asked)
-    checks.refuse_lengths(count, samples=form.samples, losses=form.losses, **form.criteria)
+    checks.refuse_lengths(count, {"samples": form.samples, "losses": form.losses})
+    checks.refuse_lengths(count, form.criteria)
     if set(form.criteria) != set(criteria):
         raise Refused(f"criteria: got {checks.names(form.criteria)}; allowed: exactly {checks.names(criteria)}")
-    codec = payloads.by_kind(form.payload)
+    codec.refuse_other(form.payload)
     payload = codec.unpack(arrays, count, task.parameters)
     finite = payload.finite()
     faults = [
@@ -194,7 +200,9 @@ def read_evaluations(
     form = EvaluationForm.read(text)
     checks.refuse_other(form.federation, form.round, question.federation, question.round)
     count = checks.refuse_clients(form.clients, form.failures, asked)
-    checks.refuse_lengths(count, samples=form.samples, **form.metrics)
+    checks.refuse_lengths(count, {"samples": form.samples})
+    checks.refuse_lengths(count, form.metrics)
+    checks.refuse_metrics(form.metrics)
     table, losses = (checks.table(name, rows, len(question.models), count) for name, rows in _tables(form))
     faults = [checks.sample_fault(form.samples[i]) or checks.score_fault(table[:, i], scores) for i in range(count)]
     keep = [i for i in range(count) if faults[i] is None]

@@ -1,7 +1,7 @@
 """A warm executor for nodes on one machine: Flower's SuperExec, with the libraries and the data already loaded.
 
 Flower starts a new Python process for every message, which imports torch and reads the data before it can answer. For
-several nodes on one machine that is nearly all of the time. This process takes the place of their SuperExecs (Flower's
+several nodes on one machine that is nearly all of the time. This process stands in for their SuperExecs (Flower's
 isolation mode "process"): it loads everything once and forks a ClientApp process per message.
 """
 
@@ -15,6 +15,17 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
+
+import httpx
+import torch
+from flwr.app import Context, RecordDict
+from flwr.proto.runtime_pb2 import AcquireTaskRequest
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supernode.runtime.run_clientapp import run_clientapp
+
+from steelyard.errors import UserError
+from steelyard.federate.client_app import node_clients
 
 
 @dataclass(frozen=True)
@@ -34,11 +45,6 @@ def serve(nodes: list[NodeSpec], run_config: dict[str, Any], pids: Path, poll: f
 
     It loads while the nodes are still to be started; their process ids then stand in the file `pids`.
     """
-    import httpx
-    from flwr.proto.runtime_pb2 import AcquireTaskRequest
-    from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
-    from flwr.supercore.runtime import RuntimeHttpClient
-
     _warm(nodes, run_config)
     while not pids.is_file():
         time.sleep(0.1)
@@ -63,20 +69,15 @@ def serve(nodes: list[NodeSpec], run_config: dict[str, Any], pids: Path, poll: f
 
 def _warm(nodes: list[NodeSpec], run_config: dict[str, Any]) -> None:
     """Load the libraries and every node's clients before the first fork, so that all children have them."""
-    import torch
-    from flwr.app import Context, RecordDict
-
-    from steelyard.errors import UserError
-    from steelyard.federate.client_app import hosted
-
-    # The second is what torch loads, in two seconds, when the first optimiser is made.
-    for module in ("flwr.supernode.runtime.run_clientapp", "torch._dynamo"):
-        importlib.import_module(module)
+    # What torch loads, in two seconds, when the first optimiser is made.
+    importlib.import_module("torch._dynamo")
     # Threads do not survive a fork: with one thread torch starts none.
     torch.set_num_threads(1)
     for node in nodes:
         try:
-            hosted(Context(run_id=0, node_id=0, node_config=node.config, state=RecordDict(), run_config=run_config))
+            node_clients(
+                Context(run_id=0, node_id=0, node_config=node.config, state=RecordDict(), run_config=run_config)
+            )
         except UserError as error:
             print(f"steelyard: {error}", flush=True)  # The node itself will say so to the server.
 
@@ -88,8 +89,6 @@ def _fork(node: NodeSpec, pid: int, token: str) -> None:
         return
     code = 1
     try:
-        from flwr.supernode.runtime.run_clientapp import run_clientapp
-
         os.environ["FLWR_HOME"] = node.home
         run_clientapp(node.address, token, insecure=True, parent_pid=pid)
         code = 0
@@ -110,7 +109,7 @@ def _reap() -> None:
 
 
 def main() -> NoReturn:
-    """Serve the nodes that a JSON file describes: python -m steelyard.federate.executor FILE."""
+    """Serve the nodes that a JSON file describes: python -m steelyard.federate.local_executor FILE."""
     document = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     nodes = [NodeSpec(**node) for node in document["nodes"]]
     serve(nodes, document["run_config"], Path(document["pids"]), float(document["poll"]))

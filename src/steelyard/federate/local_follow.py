@@ -7,12 +7,12 @@ import time
 from collections.abc import Mapping
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from steelyard.errors import UserError
-
-if TYPE_CHECKING:
-    from steelyard.federate.local import LocalFederation
+from steelyard.federate.local_federation import LocalFederation, is_server_app
+from steelyard.rounds.progress import show_progress
+from steelyard.runs.schema import connect
 
 _LOOK_SECONDS = 0.25
 _BEGIN_SECONDS = 120.0
@@ -20,8 +20,6 @@ _BEGIN_SECONDS = 120.0
 
 def follow(federation: LocalFederation, rounds: int, *, progress: bool = False) -> None:
     """Wait for the end of a run that was submitted; raises with one clear line unless the run finished."""
-    from steelyard.rounds.progress import show_progress
-
     begun = time.monotonic()
     shown = -1
     with show_progress(rounds) if progress else nullcontext(None) as report:
@@ -42,8 +40,6 @@ def follow(federation: LocalFederation, rounds: int, *, progress: bool = False) 
 
 
 def _refuse_dead(federation: LocalFederation, outcome: Mapping[str, Any], seconds: float) -> None:
-    from steelyard.federate.local import is_server_app
-
     for process in (federation.superlink, federation.executor):
         if process is not None and process.code is not None:
             raise UserError(
@@ -63,8 +59,6 @@ def _advice(folder: Path) -> str:
 
 def rounds_of(folder: Path) -> tuple[int, dict[str, float | None]]:
     """Return the last whole round of a run folder and each rule's accuracy there; (-1, {}) before the first."""
-    from steelyard.runs.schema import connect
-
     try:
         connection = connect(folder, write=False)
     except (UserError, sqlite3.Error):

@@ -6,12 +6,12 @@ import json
 import shlex
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from steelyard.errors import UserError
-
-if TYPE_CHECKING:
-    from steelyard.experiment.description import Description
+from steelyard.experiment.description import Description
+from steelyard.experiment.loading import build
+from steelyard.settings import change
 
 DEFAULTS: dict[str, str | bool] = {"set": "", "out": "", "resume": False}
 """Keys of the run configuration beside `experiment`, with their defaults."""
@@ -29,9 +29,6 @@ def experiment_of(run_config: Mapping[str, Any]) -> Description:
 
 @lru_cache(maxsize=8)
 def _experiment(text: str, changes: str) -> Description:
-    from steelyard.experiment.loading import build
-    from steelyard.settings import change
-
     try:
         document = json.loads(text)
     except json.JSONDecodeError as error:

@@ -1,4 +1,4 @@
-"""One node's place in a federation across machines: which clients live on it, and where their data are."""
+"""One node of a federation across machines: its configuration, and the clients that it runs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ PREFIXES = ("device-", "user-")
 
 
 @dataclass(frozen=True)
-class Place:
-    """What a node's configuration says; make it with `Place.read`.
+class NodeConfig:
+    """What the owner of a node configured; make it with `NodeConfig.read` on the node.
 
     Either names (`client="alice"`, `clients="alice,bob"`) or a share of all clients (`partition-id=0
     num-partitions=4`). With names, `data` is a file that holds these clients' own samples and nothing else; with a
@@ -33,7 +33,7 @@ class Place:
     """Facts about the user for criteria: user-trust=1."""
 
     @classmethod
-    def read(cls, config: Mapping[str, object]) -> Place:
+    def read(cls, config: Mapping[str, object]) -> NodeConfig:
         """Read a node's configuration; a key or value that makes no sense is named."""
         for key in config:
             if key not in KEYS and not key.startswith(PREFIXES):
@@ -46,7 +46,14 @@ class Place:
             raise UserError(
                 f'node config: got {got}; allowed: client="NAME", clients="A,B", or partition-id=I num-partitions=N'
             )
-        return cls(names, part, _path(config, "data"), _path(config, "state"), _facts(config, 0), _facts(config, 1))
+        return cls(
+            names=names,
+            part=part,
+            data=_path(config, "data"),
+            state=_path(config, "state"),
+            device=_facts(config, "device-"),
+            user=_facts(config, "user-"),
+        )
 
     @property
     def own_data(self) -> bool:
@@ -72,8 +79,8 @@ class Place:
 
 
 @dataclass(frozen=True, eq=False)
-class Hosted:
-    """The clients of one node, ready to work."""
+class NodeClients:
+    """The clients of one node, ready to train; what an experiment builds from a `NodeConfig`."""
 
     clients: Clients
     names: tuple[str, ...]
@@ -111,8 +118,7 @@ def _path(config: Mapping[str, object], key: str) -> Path | None:
     return Path(value)
 
 
-def _facts(config: Mapping[str, object], which: int) -> dict[str, float]:
-    prefix = PREFIXES[which]
+def _facts(config: Mapping[str, object], prefix: str) -> dict[str, float]:
     facts: dict[str, float] = {}
     for key, value in config.items():
         if key.startswith(prefix):

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from steelyard import __version__
 from steelyard.errors import UserError
-from steelyard.federate.config import DEFAULTS, experiment_text
-
-if TYPE_CHECKING:
-    from steelyard.experiment.description import Description
+from steelyard.experiment.description import Description
+from steelyard.experiment.loading import to_toml
+from steelyard.federate.run_config import DEFAULTS, experiment_text
 
 PACKAGE = "steelyard_app"
 CONNECTION = "federation"
@@ -110,8 +108,6 @@ def write_app(
     resume: bool = False,
 ) -> list[Path]:
     """Write the app folder and return its files; a folder that holds anything already is refused."""
-    from steelyard.experiment.loading import to_toml
-
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: exists and is not empty; allowed: a new or an empty folder")
     name = re.sub(r"[^a-z0-9]+", "-", experiment.name.lower()).strip("-")[:_LONGEST_NAME].strip("-") or "experiment"
@@ -144,8 +140,8 @@ def write_app(
     }
     written: list[Path] = []
     try:
-        for place, text in files.items():
-            file = folder / place
+        for name, text in files.items():
+            file = folder / name
             file.parent.mkdir(parents=True, exist_ok=True)
             file.write_text(text, encoding="utf-8")
             written.append(file)

@@ -15,12 +15,13 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from steelyard.errors import UserError
+from steelyard.runs.checkpoint import read_tensors, write_tensors
 
 State = Mapping[str, torch.Tensor]
 _INDEX = "steelyard"
 
 
-class PrivateStates:
+class NodeStates:
     """The states of one federation on one node; use `before` to go on from one and `keep` after training.
 
     `run` names the run: what another run left behind is never used. With `folder`, states outlive the SuperNode.
@@ -76,8 +77,6 @@ class PrivateStates:
         return found
 
     def _to_file(self, file: Path) -> None:
-        from steelyard.runs.checkpoint import write_tensors
-
         index: list[list[object]] = []
         tensors: dict[str, torch.Tensor] = {}
         for stamp, state in self._states.items():
@@ -93,8 +92,6 @@ class PrivateStates:
             raise UserError(f"node config state: {file} cannot be written: {error.strerror}") from error
 
     def _from_file(self, file: Path) -> dict[int, State]:
-        from steelyard.runs.checkpoint import read_tensors
-
         if not file.is_file():
             return {}
         tensors = read_tensors(file)
@@ -102,6 +99,6 @@ class PrivateStates:
         if about["run"] != self._run:
             return {}
         found: dict[int, dict[str, torch.Tensor]] = {int(stamp): {} for stamp in about["stamps"]}
-        for place, (stamp, key) in enumerate(about["index"]):
-            found[int(stamp)][str(key)] = tensors[str(place)]
+        for number, (stamp, key) in enumerate(about["index"]):
+            found[int(stamp)][str(key)] = tensors[str(number)]
         return dict(found)

@@ -1,0 +1,233 @@
+"""The processes of a federation on this machine: a SuperLink, SuperNodes and an executor, none left afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from steelyard.errors import UserError
+from steelyard.experiment.description import Description
+from steelyard.federate.app_folder import CONNECTION, write_app
+from steelyard.federate.certificates import make_certificates, make_key
+from steelyard.federate.local_launch import FOLDER, Launch
+from steelyard.federate.processes import Process, end_all, environment, free_ports
+from steelyard.federate.run_config import DEFAULTS, experiment_text
+from steelyard.federate.server_app import LAUNCHER, OUTCOME
+
+_START_SECONDS = 90.0
+
+
+class LocalFederation:
+    """The processes of one federation on loopback; use it as a context manager and `submit` the run inside.
+
+    The run folder's part `flower` is its home. With TLS, a certificate is made for 127.0.0.1 and every node's key is
+    registered; a node without a registered key is refused by the SuperLink.
+    """
+
+    def __init__(self, folder: Path, experiment: Description, launch: Launch, *, resume: bool = False) -> None:
+        self.folder = folder.resolve()
+        self.home = self.folder / FOLDER
+        self.experiment = experiment
+        self.launch = launch
+        self.resume = resume
+        self.port, *self.node_ports = free_ports(1 + launch.nodes)
+        self.superlink: Process | None = None
+        self.supernodes: list[Process] = []
+        self.executor: Process | None = None
+
+    @property
+    def address(self) -> str:
+        """Where the SuperLink listens."""
+        return f"127.0.0.1:{self.port}"
+
+    @property
+    def authority(self) -> Path | None:
+        """The certificate by which the SuperLink is known; None without TLS."""
+        return self.home / "tls" / "ca.pem" if self.launch.tls else None
+
+    @property
+    def outcome_file(self) -> Path:
+        """The file in which the ServerApp writes how the run goes."""
+        return self.home / "outcome.json"
+
+    @property
+    def _pids(self) -> Path:
+        return self.home / "pids.json"
+
+    def env(self, **more: str) -> dict[str, str]:
+        """The environment of `flwr` commands that speak to this federation."""
+        return environment(self.home / "app" / ".flwr", **more)
+
+    def __enter__(self) -> LocalFederation:
+        try:
+            self._prepare()
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _prepare(self) -> None:
+        for old in ("app", "tls", "homes"):
+            shutil.rmtree(self.home / old, ignore_errors=True)
+        for file in (self.outcome_file, self._pids):
+            file.unlink(missing_ok=True)
+        write_app(
+            self.home / "app",
+            self.experiment,
+            address=self.address,
+            authority=self.authority,
+            out=self.folder,
+            resume=self.resume,
+        )
+        self.launch.write(self.folder)
+        if self.launch.tls:
+            make_certificates(self.home / "tls", ["127.0.0.1", "localhost"])
+            for number in range(self.launch.nodes):
+                make_key(self._key(number))
+
+    def _start(self) -> None:
+        self.executor = self._start_executor()
+        told = {OUTCOME: str(self.outcome_file), LAUNCHER: str(os.getpid())}
+        self.superlink = self._process("superlink", self._superlink_command(), **told)
+        self.superlink.wait_for_port(self.port, _START_SECONDS)
+        if self.launch.tls:
+            keys = [f"{self._key(number)}.pub" for number in range(self.launch.nodes)]
+            self._run([sys.executable, "-m", "steelyard.federate.register_keys", CONNECTION, *keys])
+        self.supernodes = [self.start_node(number) for number in range(self.launch.nodes)]
+        draft = self._pids.with_suffix(".part")
+        draft.write_text(json.dumps([node.pid for node in self.supernodes]), encoding="utf-8")
+        draft.replace(self._pids)
+
+    def _superlink_command(self) -> list[str]:
+        tls = self.home / "tls"
+        secure = [f"--ssl-ca-certfile={tls}/ca.pem", f"--ssl-certfile={tls}/server.pem"]
+        secure += [f"--ssl-keyfile={tls}/server.key", "--enable-supernode-auth"]
+        return [
+            *("flower-superlink", "--host", "127.0.0.1", "--port", str(self.port)),
+            "--disable-runtime-dependency-installation",
+            *(secure if self.launch.tls else ["--insecure"]),
+        ]
+
+    def node_config(self, number: int) -> dict[str, Any]:
+        """The configuration of a node: its share of the clients, and a folder for what they keep to themselves."""
+        state = self.home / "private" / f"node-{number:03d}"
+        return {"partition-id": number, "num-partitions": self.launch.nodes, "state": str(state)}
+
+    def start_node(self, number: int, *, key: Path | None = None, port: int | None = None) -> Process:
+        """Start one SuperNode; another key or port than its own is for tests of what a stranger can do."""
+        config = " ".join(f"{name}={json.dumps(value)}" for name, value in self.node_config(number).items())
+        secure = [f"--root-certificates={self.authority}", f"--auth-supernode-private-key={key or self._key(number)}"]
+        command = [
+            *("flower-supernode", "--superlink", self.address, "--isolation", "process"),
+            *("--port", str(port or self.node_ports[number]), "--node-config", config),
+            *(secure if self.launch.tls else ["--insecure"]),
+        ]
+        return self._process(f"supernode-{number:03d}" if key is None else key.name, command)
+
+    def _start_executor(self) -> Process:
+        nodes = [
+            {
+                "address": f"127.0.0.1:{self.node_ports[number]}",
+                "home": str(self.home / "homes" / f"node-{number:03d}"),
+                "config": self.node_config(number),
+            }
+            for number in range(self.launch.nodes)
+        ]
+        run_config = {**DEFAULTS, "experiment": experiment_text(self.experiment)}
+        spec = self.home / "executor.json"
+        # Each look costs a node a few milliseconds, so many nodes are looked at less often.
+        poll = max(0.3, 0.03 * len(nodes))
+        document = {"nodes": nodes, "run_config": run_config, "pids": str(self._pids), "poll": poll}
+        spec.write_text(json.dumps(document), encoding="utf-8")
+        return self._process("executor", [sys.executable, "-m", "steelyard.federate.local_executor", str(spec)])
+
+    def _key(self, number: int) -> Path:
+        return self.home / "tls" / f"node-{number:03d}"
+
+    def _process(self, name: str, command: list[str], **more: str) -> Process:
+        # Relative paths of the experiment (its data) are meant from where the user stands.
+        env = self.env(OMP_NUM_THREADS="1", **more)
+        return Process(name, command, env, self.home / "logs" / f"{name}.log", Path.cwd())
+
+    def flwr(self, *arguments: str) -> str:
+        """Run a `flwr` command against this federation and return what it prints."""
+        return self._run(["flwr", *arguments])
+
+    def _run(self, command: list[str]) -> str:
+        done = subprocess.run(command, env=self.env(), capture_output=True, text=True, timeout=120)
+        if done.returncode:
+            output = " ".join((done.stderr or done.stdout).split())
+            raise UserError(f"{' '.join(command)[:200]}: failed with code {done.returncode}: {output[-400:]}")
+        return done.stdout
+
+    def submit(self) -> str:
+        """Send the app to the SuperLink; returns Flower's id of the run."""
+        output = self.flwr("run", str(self.home / "app"), CONNECTION, "--format", "json")
+        return str(json.loads(output[output.index("{") :])["run-id"])
+
+    def outcome(self) -> dict[str, Any]:
+        """What the ServerApp reports: status "running", "finished" or "stopped"; empty before it started."""
+        try:
+            return json.loads(self.outcome_file.read_text(encoding="utf-8"))
+        except (OSError, json.JSONDecodeError):
+            return {}
+
+    def reap(self) -> None:
+        """Notice processes that ended; a dead child stays visible to the others until its parent looks."""
+        for process in (self.superlink, self.executor, *self.supernodes):
+            if process is not None:
+                _ = process.code
+
+    def close(self) -> None:
+        """End every process of this federation; the nodes first, so that they say goodbye to the SuperLink."""
+        left = [self.executor, *self.supernodes, self.superlink]
+        end_all([process for process in left if process is not None])
+        self._end_server_app()
+
+    def _end_server_app(self) -> None:
+        # It runs in a session of its own and ends by itself when the SuperLink is gone, which can take seconds.
+        pid = self.outcome().get("pid")
+        deadline = time.monotonic() + 10
+        while isinstance(pid, int) and is_server_app(pid):
+            if time.monotonic() > deadline:
+                os.kill(pid, signal.SIGKILL)
+                break
+            time.sleep(0.1)
+
+
+def is_server_app(pid: int) -> bool:
+    """Whether the process of this id is a ServerApp of Flower; ids are used again, so we look."""
+    try:
+        return b"flwr-serverapp" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+@contextmanager
+def started(
+    folder: Path, experiment: Description, launch: Launch, *, resume: bool = False
+) -> Generator[LocalFederation]:
+    """Start a federation; being asked to end (SIGTERM) ends it as orderly as an interrupt does."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        with LocalFederation(folder, experiment, launch, resume=resume) as federation:
+            yield federation
+    finally:
+        signal.signal(signal.SIGTERM, before)
