@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import torch
 from tests.clients.local import engine_cases as cases
@@ -55,7 +58,10 @@ def test_seeds_do_not_share_what_was_measured() -> None:
 def test_after_closing_they_are_measured_afresh() -> None:
     clients = simulation()
     (before,) = train(clients, (0,))
+    population = weakref.ref(clients.context.population(0))
     clients.close()
+    gc.collect()
+    assert population() is None  # nothing holds on to the data
     (other,) = train(clients, (1,))
     (again,) = train(clients, (0,))
     assert other.criteria["DS"].tolist() == [2, 3]
