@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from steelyard.errors import UserError
 from steelyard.messages import DenseModels, ServerTest, Updates
-from steelyard.weighing.criteria import CohortView, Criterion
+from steelyard.weighing.criteria import CohortView, Criterion, get, server_criterion
 from steelyard.weighing.needs import Needs
 
 START = torch.tensor([1.0, 0.0, -1.0])
@@ -164,3 +165,17 @@ def test_a_gram_matrix_of_many_blocks() -> None:
     models = torch.zeros(2, 600_000)
     models[0], models[1, -1] = 1.0, 3.0
     assert DenseModels(models).gram(torch.zeros(600_000)).tolist() == [[600_000.0, 3.0], [3.0, 9.0]]
+
+
+def test_the_criterion_of_the_docs_is_one_function() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "weighing.md").read_text(encoding="utf-8")
+    block = next(part for part in text.split("```python")[1:] if "agreement" in part).split("```")[0]
+    names = {"np": np, "CohortView": CohortView, "server_criterion": server_criterion}
+    exec(block, names)
+    view = CohortView.of(updates(), START, first_number, {"AGREE": {"a": 1.0, "z": 0.25}})
+    total = np.sqrt(np.sum(GRAM))
+    expected = np.array([3 / total + 0.5, 21 / (3 * total), 35 / (np.sqrt(21) * total)])
+    assert get("AGREE").on_server(view) == pytest.approx(expected)
+    assert view.remembered == {
+        "AGREE": {"z": 0.25, **dict(zip("abc", get("AGREE").on_server(view).tolist(), strict=True))}
+    }
