@@ -8,12 +8,19 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 # Tests run in two workers on two cores: operator threads that wait for each other would only slow both down.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# No test is timed: a busy machine may make any example slow.
+hypothesis.settings.register_profile("plain", deadline=None)
+hypothesis.settings.load_profile("plain")
+# For mutation runs, which repeat the same tests a thousand times.
+hypothesis.settings.register_profile("mutation", max_examples=20, database=None, deadline=None)
 
 CommandLine = Callable[..., subprocess.CompletedProcess[str]]
 

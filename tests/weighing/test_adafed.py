@@ -95,6 +95,33 @@ def test_barron_loss_adapts_shape_and_if_asked_scale():
         fixed.after(after, TEST)
 
 
+def test_faults_of_the_loss_are_one_line():
+    with pytest.raises(UserError) as found:
+        ClassF1Loss().after(LossState(), REGRESSION)
+    assert str(found.value) == "weighing.loss.adapt: got 'class-f1' for a regression; allowed: barron"
+    with pytest.raises(UserError) as found:
+        BarronLoss().after(LossState(), TEST)
+    assert str(found.value) == "weighing.loss.adapt: got 'barron' for classes; allowed: class-f1"
+
+
+def test_the_named_loss_and_epsilon_are_used():
+    after = ClassF1Loss("cross-entropy", 0.5).after(LossState(), TEST)
+    assert after == LossState("cross-entropy", (1 / 1.1, 1 / 0.7))
+    assert class_weights([0, 1], 1).tolist() == [1.0, 0.5]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("mae", "asked", "scale"),
+    [(0.5, False, 3.0), (0.5, True, 0.5 * math.sqrt(math.pi / 2)), (0.0, True, 3.0), (math.inf, True, 3.0)],
+)
+def test_the_scale_follows_real_errors_only_if_asked(mae, asked, scale):
+    errors = {"rmse": np.array([9.0 * mae]), "mae": np.array([mae])}
+    rule = BarronLoss(scale=3.0, adapt_scale=asked, lowest=0.5)
+    after = rule.after(rule.first(), ServerTest(np.zeros(1), np.zeros((1, 0)), errors))
+    assert after.scale == pytest.approx(scale)
+    assert after.shape == (0.5 if math.isfinite(mae) and mae > 0 else 2.0)
+
+
 @pytest.mark.parametrize(
     ("given", "named"),
     [

@@ -8,7 +8,8 @@ import torch
 from steelyard.errors import UserError
 from steelyard.messages import DenseModels, ServerTest
 from steelyard.weighing import criteria
-from steelyard.weighing.criteria import CohortView, LocalData, client_criterion
+from steelyard.weighing.criteria import CohortView, Criterion, LocalData, client_criterion, server_criterion
+from steelyard.weighing.needs import NO_NEEDS, Needs
 from steelyard.weighing.plugins import load_module
 
 
@@ -105,7 +106,99 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
         criteria.get("NEGATIVE").on_client(local([0]))
 
 
+def test_names_of_criteria() -> None:
+    def measure(data: LocalData) -> float:
+        return 1.0
+
+    for name in ("A-B", "A_B", "a1", "-_x"):
+        criteria.add(Criterion(name, "client", "data", "", measure))
+        assert criteria.get(name).measure is measure
+    for name in ("", "A B", "A>B", "-", "é!"):
+        with pytest.raises(UserError) as found:
+            criteria.add(Criterion(name, "client", "data", "", measure))
+        assert str(found.value) == f"criterion name '{name}': allowed: letters, digits, '-' and '_'"
+
+
+def test_a_name_is_taken_once_but_a_script_may_be_run_again() -> None:
+    def first(data: LocalData) -> float:
+        return 1.0
+
+    def second(data: LocalData) -> float:
+        return 2.0
+
+    criteria.add(Criterion("TAKEN", "client", "data", "", first))
+    criteria.add(Criterion("TAKEN", "client", "data", "again", first))
+    assert criteria.get("TAKEN").description == "again"
+    with pytest.raises(UserError) as found:
+        criteria.add(Criterion("TAKEN", "client", "data", "", second))
+    here = "test_a_name_is_taken_once_but_a_script_may_be_run_again.<locals>"
+    assert str(found.value) == (
+        f"criterion TAKEN: registered twice, by {here}.first and {here}.second; give one of them another name"
+    )
+    assert criteria.get("TAKEN").measure is first
+
+
+def test_decorators_have_plain_defaults() -> None:
+    many = lambda labelled: labelled.sizes.astype(float)  # noqa: E731
+
+    @client_criterion("PLAIN", of_labels=many)
+    def plain(data: LocalData) -> float:
+        """First line.
+
+        More."""
+        return 1.0
+
+    @server_criterion("PLAIN2")
+    def plain_too(view: CohortView) -> np.ndarray:
+        return view.samples
+
+    assert criteria.get("PLAIN") == Criterion("PLAIN", "client", "data", "First line.", plain, None, NO_NEEDS, many)
+    assert criteria.get("PLAIN2") == Criterion(
+        "PLAIN2", "server", "model", "PLAIN2", plain_too, None, Needs(models=True)
+    )
+    assert criteria.get("PLAIN2").on_server(view([0, 0])).dtype == np.float64
+
+
+@pytest.mark.parametrize(("name", "classes"), [("CB", 0), ("CB", 3)])
+def test_two_classes_are_needed_for_class_balance(name: str, classes: int) -> None:
+    with pytest.raises(UserError) as found:
+        criteria.get(name).on_client(LocalData("a", torch.tensor([0, 1]), classes))
+    assert str(found.value) == (
+        f"criterion CB: is for 2 classes, and this data has {classes or 'none'}; allowed: data with 2 classes"
+    )
+    assert criteria.get(name).on_client(LocalData("a", torch.tensor([0, 0]), 1)) == 0
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
+def test_a_measure_that_is_no_worth_is_one_line(value: float) -> None:
+    with pytest.raises(UserError) as found:
+        Criterion("X", "client", "data", "", lambda data: value).on_client(local([0]))
+    assert str(found.value) == f"criterion X: measured {value} on a; allowed: a number >= 0"
+    assert Criterion("X", "client", "data", "", lambda data: 0).on_client(local([0])) == 0.0
+
+
+def test_many_labels_are_counted_as_few_are() -> None:
+    labels = [number % 7 for number in range(criteria.FEW_LABELS + 1)]
+    assert criteria.get("LD").on_client(local(labels)) == 7
+    assert criteria.get("LD").on_client(local(labels[:-1])) == 7
+
+
+def test_sharpness_of_nothing_is_none() -> None:
+    with pytest.raises(UserError) as found:
+        criteria.get("IS").on_client(local([0]))
+    assert str(found.value) == "criterion IS: this data has no mark 'sharp'; allowed: a source with that mark"
+    assert criteria.get("IS").on_client(local([], marks={"sharp": np.zeros(0)})) == 0.0
+
+
+def test_equal_say() -> None:
+    assert criteria.get("EQ").on_server(view([3, 4, 5])).tolist() == [1, 1, 1]
+
+
 def test_what_a_client_cannot_have_measured_is_refused() -> None:
+    for value in (0.0, 1.0):
+        assert criteria.get("CB").refusal(value) is None
+    assert criteria.get("CB").refusal(-0.5) == "criterion CB = -0.5; allowed: 0 to 1.0"
+    assert criteria.get("DS").refusal(-0.5) == "criterion DS = -0.5; allowed: 0 to any finite number"
     assert criteria.get("CB").refusal(0.5) is None
     assert "CB = 1.5" in (criteria.get("CB").refusal(1.5) or "")
     assert criteria.get("DS").refusal(1e9) is None

@@ -155,6 +155,27 @@ def test_quantifiers(name: str, m: int, weights: list[float]) -> None:
     assert math.isclose(sum(found), 1)
 
 
+@pytest.mark.parametrize("text", ["at-least-half", "At Least_half", " at  least half "])
+def test_quantifiers_can_be_written_in_several_ways(text: str) -> None:
+    assert scores.quantifier_bounds(text) == (0.0, 0.5)
+
+
+def test_weights_of_criteria_and_ranks_are_shares() -> None:
+    values = np.array([[[0.2, 0.4], [0.6, 0.0]]])
+    assert scores.weighted_mean((1, 3))(values) == pytest.approx(np.array([[0.35, 0.15]]))
+    assert scores.owa((1, 3))(values) == pytest.approx(np.array([[0.25, 0.15]]))
+    assert scores.power(2)(values) == pytest.approx(np.array([[0.0064, 0.0]]))
+    assert scores.product(values) == pytest.approx(np.array([[0.08, 0.0]]))
+    assert scores.mean(values) == pytest.approx(np.array([[0.3, 0.3]]))
+
+
+def test_choquet_scores_any_number_of_axes() -> None:
+    capacity = {frozenset(): 0.0, frozenset({0}): 0.25, frozenset({1}): 0.5, frozenset({0, 1}): 1.0}
+    # .2 of both and .2 more of the second; the first alone has .6.
+    found = scores.choquet(capacity)(np.array([[[0.2, 0.4], [0.6, 0.0]]]))
+    assert found == pytest.approx(np.array([[0.2 + 0.2 * 0.5, 0.6 * 0.25]]))
+
+
 def test_owa_sorts_from_largest() -> None:
     assert rule("owa", weights=(1, 0, 0)).score(ALICE_BOB) == pytest.approx([0.9, 0.8])
     assert rule("owa", quantifier="all").score(ALICE_BOB) == pytest.approx([0.2, 0.1])

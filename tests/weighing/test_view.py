@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from steelyard.errors import UserError
 from steelyard.messages import DenseModels, ServerTest, Updates
-from steelyard.weighing.criteria import CohortView, Criterion
+from steelyard.weighing.criteria import CohortView, Criterion, get, server_criterion
 from steelyard.weighing.needs import Needs
 
 START = torch.tensor([1.0, 0.0, -1.0])
@@ -81,8 +82,12 @@ def test_costly_parts_are_computed_once_and_only_when_asked_for() -> None:
         assert view.validation is test
         assert view.divergence.tolist() == [0.0]
     assert asked == ["gram", "validation", "divergence"]
-    with pytest.raises(UserError, match="tests no models"):
+    with pytest.raises(UserError) as found:
         view.test(np.ones(1))
+    assert str(found.value) == (
+        "weighing.criteria: the server tests no models in this run; allowed: criteria without a test set"
+    )
+    assert CohortView(np.ones(1, dtype=np.int64), lambda: np.zeros(1), lambda: test).gram.shape == (0, 0)
 
 
 def test_single_models_that_the_server_does_not_see_cannot_be_tested() -> None:
@@ -94,11 +99,18 @@ def test_single_models_that_the_server_does_not_see_cannot_be_tested() -> None:
         _ = view.validation
 
 
-@pytest.mark.parametrize(("need", "what"), [("label_counts", "each class"), ("first_losses", "they received")])
+@pytest.mark.parametrize(
+    ("need", "what"),
+    [
+        ("label_counts", "how many samples of each class they have"),
+        ("first_losses", "the loss of the model they received"),
+    ],
+)
 def test_a_declared_need_that_clients_do_not_tell_stops_with_one_line(need: str, what: str) -> None:
     criterion = Criterion("X", "server", "model", "", lambda view: np.ones(3), needs=Needs(**{need: True}))
-    with pytest.raises(UserError, match=f"criterion X: clients do not tell .*{what}"):
+    with pytest.raises(UserError) as found:
         criterion.on_server(CohortView.of(updates(), START, first_number))
+    assert str(found.value) == f"criterion X: clients do not tell {what}; allowed: criteria without it"
     told = CohortView.of(updates(**{need: np.ones((3, 2))}), START, first_number)
     assert criterion.on_server(told).tolist() == [1, 1, 1]
 
@@ -126,11 +138,12 @@ def test_what_is_remembered_is_what_a_checkpoint_gives_back(value: object) -> No
     assert json.loads(json.dumps(view.remembered)) == view.remembered
 
 
-@pytest.mark.parametrize("value", [object(), {1.5j}, torch.zeros(1)])
-def test_only_plain_values_can_be_remembered(value: object) -> None:
+@pytest.mark.parametrize(("value", "kind"), [(object(), "object"), ({1.5j}, "set"), (torch.zeros(1), "Tensor")])
+def test_only_plain_values_can_be_remembered(value: object, kind: str) -> None:
     view = CohortView.of(updates(), START, first_number)
-    with pytest.raises(UserError, match=r"remember\('X'\): got .*; allowed: numbers"):
+    with pytest.raises(UserError) as found:
         view.remember("X", value)
+    assert str(found.value) == f"remember('X'): got {kind}; allowed: numbers, text, lists, tables, arrays"
 
 
 @given(st.integers(0, 5), st.integers(1, 40), st.integers(0, 2**31))
@@ -152,3 +165,17 @@ def test_a_gram_matrix_of_many_blocks() -> None:
     models = torch.zeros(2, 600_000)
     models[0], models[1, -1] = 1.0, 3.0
     assert DenseModels(models).gram(torch.zeros(600_000)).tolist() == [[600_000.0, 3.0], [3.0, 9.0]]
+
+
+def test_the_criterion_of_the_docs_is_one_function() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "weighing.md").read_text(encoding="utf-8")
+    block = next(part for part in text.split("```python")[1:] if "agreement" in part).split("```")[0]
+    names = {"np": np, "CohortView": CohortView, "server_criterion": server_criterion}
+    exec(block, names)
+    view = CohortView.of(updates(), START, first_number, {"AGREE": {"a": 1.0, "z": 0.25}})
+    total = np.sqrt(np.sum(GRAM))
+    expected = np.array([3 / total + 0.5, 21 / (3 * total), 35 / (np.sqrt(21) * total)])
+    assert get("AGREE").on_server(view) == pytest.approx(expected)
+    assert view.remembered == {
+        "AGREE": {"z": 0.25, **dict(zip("abc", get("AGREE").on_server(view).tolist(), strict=True))}
+    }

@@ -61,3 +61,55 @@ def test_zero_rows_stay_without_weight() -> None:
     weights, uniform = to_weights(np.array([0.0, 2.0, 2.0]))
     assert weights == pytest.approx([0, 0.5, 0.5])
     assert not uniform
+
+
+@given(arrays(np.float64, st.tuples(st.integers(1, 6), st.integers(1, 4)), elements=st.floats(0, 1e6)))
+def test_every_criterion_becomes_shares_in_the_same_proportion(raw: np.ndarray) -> None:
+    normalised, zero = normalise(raw)
+    assert zero.tolist() == [not column.any() for column in raw.T]
+    # 1e-9: a sum of up to six shares, each rounded to 16 digits.
+    assert normalised.sum(axis=0) == pytest.approx(np.ones(raw.shape[1]), rel=1e-9)
+    for column, shares, silent in zip(raw.T, normalised.T, zero, strict=True):
+        expected = np.full(len(column), 1 / len(column)) if silent else column / column.sum()
+        assert np.array_equal(shares, expected)
+
+
+@given(arrays(np.float64, (5, 2), elements=st.integers(1, 1000).map(float)), st.sampled_from([0.5, 2.0, 1024.0]))
+def test_the_unit_of_a_criterion_does_not_matter(raw: np.ndarray, factor: float) -> None:
+    # Powers of two change no digit, so the shares are the same to the last bit.
+    assert np.array_equal(normalise(raw)[0], normalise(raw * np.array([factor, 1.0]))[0])
+
+
+@given(arrays(np.float64, st.tuples(st.integers(1, 3), st.integers(1, 6)), elements=st.floats(0, 100)))
+def test_weights_of_several_orders_are_those_of_each(scores: np.ndarray) -> None:
+    together, uniform = to_weights(scores)
+    alone = [to_weights(row) for row in scores]
+    assert np.array_equal(together, np.stack([weights for weights, _ in alone]))
+    assert uniform == any(flag for _, flag in alone)
+    # 1e-9: as above.
+    assert together.sum(axis=1) == pytest.approx(np.ones(len(scores)), rel=1e-9)
+
+
+@given(st.lists(st.floats(0, 100), min_size=1, max_size=6), st.randoms())
+def test_weights_follow_the_clients_when_they_change_seats(scores: list[float], chance) -> None:
+    order = list(range(len(scores)))
+    chance.shuffle(order)
+    weights, _ = to_weights(np.array(scores))
+    moved, _ = to_weights(np.array(scores)[order])
+    # A sum in another order may round differently in the last digit.
+    assert moved == pytest.approx(weights[order], rel=1e-12)
+
+
+def test_scores_that_sum_to_one_stay_to_the_last_bit_and_others_do_not() -> None:
+    near = np.array([0.1, 0.2, 0.7 + 5e-13])
+    assert np.array_equal(to_weights(near)[0], near)
+    far = np.array([0.1, 0.2, 0.7 + 5e-12])
+    assert not np.array_equal(to_weights(far)[0], far)
+
+
+def test_a_cohort_of_nobody_has_no_weights() -> None:
+    normalised, zero = normalise(np.zeros((0, 2)))
+    assert normalised.shape == (0, 2)
+    assert zero.tolist() == [True, True]
+    weights, uniform = to_weights(np.zeros(0))
+    assert (weights.shape, uniform) == ((0,), True)

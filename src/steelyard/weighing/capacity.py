@@ -82,15 +82,13 @@ def read(document: Mapping[str, object], criteria: Sequence[str]) -> dict[frozen
     """Read a capacity from a TOML document: subsets at the top or under [capacity], or [two_additive] masses."""
     if "two_additive" in document:
         shorthand = _table(document["two_additive"], "two_additive")
-        nested = {name: value for name, value in shorthand.items() if isinstance(value, Mapping)}
-        if nested:
-            singles, pairs = (
-                _table(nested.get("singles", {}), "singles"),
-                _table(nested.get("pairs", {}), "pairs"),
-            )
-        else:
-            singles, pairs = shorthand, {}
-        return two_additive(_numbers(singles), _numbers(pairs), criteria)
+        if not any(isinstance(value, Mapping) for value in shorthand.values()):
+            return two_additive(_numbers(shorthand), {}, criteria)
+        parts = {"singles": {}, "pairs": {}, **shorthand}
+        for name in parts.keys() - {"singles", "pairs"}:
+            raise UserError(f"capacity: two_additive has '{name}' beside its parts; allowed: singles, pairs")
+        singles, pairs = (_numbers(_table(parts[name], name)) for name in ("singles", "pairs"))
+        return two_additive(singles, pairs, criteria)
     return from_table(_numbers(_table(document.get("capacity", document), "capacity")), criteria)
 
 

@@ -1,4 +1,4 @@
-"""The criteria that clients measure on themselves: of their data, their model, their device or their user."""
+"""What clients tell for weighing: criteria of their own, and what criteria of the server need from them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 from steelyard.clients.local.device_data.dataset import DevicePopulation, Ints
 from steelyard.errors import UserError
-from steelyard.messages import Floats
+from steelyard.messages import Counts, Floats
 from steelyard.weighing.criteria import Criterion, LocalData
 
 Facts = Mapping[str, Mapping[str, Mapping[str, float]]]
@@ -20,10 +20,15 @@ class ClientCriteria:
     """Measures the client-side criteria of a cohort; those of the data once a client, since data do not change."""
 
     def __init__(self, criteria: Iterable[Criterion], facts: Facts) -> None:
-        self.criteria = [criterion for criterion in criteria if criterion.measured_by == "client"]
+        every = list(criteria)
+        self.criteria = [criterion for criterion in every if criterion.measured_by == "client"]
+        self.tell_first_losses = any(criterion.needs.first_losses for criterion in every)
+        """Whether clients measure the loss of the received model: only where a criterion of the run needs it."""
+        self._tell_label_counts = any(criterion.needs.label_counts for criterion in every)
         self.facts = facts
         self._known: dict[tuple[DevicePopulation, str], Floats] = {}
         """Values by population (one per seed) and criterion, one for each registered client; nan where not measured."""
+        self._label_counts: dict[DevicePopulation, Counts | None] = {}
 
     def measure(
         self, population: DevicePopulation, clients: Ints, models: torch.Tensor
@@ -60,6 +65,16 @@ class ClientCriteria:
             self._known[key] = np.full(len(population.names), np.nan) if at_once is None else at_once
         return self._known[key]
 
+    def label_counts(self, population: DevicePopulation, clients: Ints) -> Counts | None:
+        """Return the samples of each class of the clients at these positions, where a criterion of the run needs it."""
+        if not self._tell_label_counts:
+            return None
+        if population not in self._label_counts:
+            self._label_counts[population] = population.labelled.counts()
+        counts = self._label_counts[population]
+        return None if counts is None else counts[clients]
+
     def forget(self) -> None:
         """Drop the values measured so far, and with them the populations."""
         self._known.clear()
+        self._label_counts.clear()

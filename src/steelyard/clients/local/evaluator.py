@@ -18,6 +18,7 @@ from steelyard.clients.local.settings import Precision
 from steelyard.clients.local.steps.gradients import Sgd
 from steelyard.learning import losses
 from steelyard.learning.evaluation import predictions
+from steelyard.learning.training import class_weights
 from steelyard.messages import LossState
 
 if TYPE_CHECKING:
@@ -77,6 +78,14 @@ class Evaluator:
         each = losses.per_sample(loss)
         per_model = [each(mine, labels) for mine in outputs]
         return predictions(outputs, dataset.classes), torch.stack(per_model) if per_model else outputs[..., 0]
+
+    def losses(
+        self, models: torch.Tensor, dataset: DeviceDataset, rows: torch.Tensor, labels: torch.Tensor, loss: LossState
+    ) -> torch.Tensor:
+        """Return per-sample losses [models, rows] on labels of one's own, class weights counted, as in training."""
+        outputs = self.outputs(models, dataset, rows)
+        each, weights = losses.per_sample(loss), class_weights(loss, outputs.device)
+        return torch.stack([losses.weigh(each(mine, labels), labels, weights) for mine in outputs])
 
     def _batch(self, dataset: DeviceDataset) -> int:
         """Rows at once: a tenth of the memory, with some 200 floats of activations per input number at the worst."""

@@ -12,6 +12,8 @@ from steelyard.clients.local.answers import evaluations
 from steelyard.clients.local.context import Populations, SimulationContext
 from steelyard.clients.local.criteria import ClientCriteria, Facts
 from steelyard.clients.local.device_data.cohort import Cohort
+from steelyard.clients.local.device_data.dataset import DevicePopulation, Ints
+from steelyard.clients.local.device_data.schedule import step_counts
 from steelyard.clients.local.engines.choice import ChosenEngine
 from steelyard.clients.local.evaluator import Evaluator
 from steelyard.clients.local.hardware import peak_memory
@@ -131,11 +133,25 @@ class Simulation:
             losses=losses[jobs],
             payload=DenseModels(mine),
             failures=tuple(failures),
+            steps=step_counts(population.sizes[clients], self.context.training),
+            first_losses=self._first_losses(task, population, clients) if self.criteria.tell_first_losses else None,
+            label_counts=self.criteria.label_counts(population, clients),
         )
         if not refused:
             return updates
         keep = [row for row, name in enumerate(names) if name not in refused]
         return updates.select(keep, [Failure(name, why) for name, why in refused.items()])
+
+    def _first_losses(self, task: Task, population: DevicePopulation, clients: Ints) -> Floats:
+        """Return the mean loss of the received model on the training samples of each client, class weights counted."""
+        sizes = population.sizes[clients]
+        begins = population.begins[clients]
+        spans = [np.arange(begin, begin + size) for begin, size in zip(begins, sizes, strict=True)]
+        samples = torch.from_numpy(np.concatenate([np.zeros(0, np.int64), *spans])).to(self.context.device)
+        rows, labels = population.rows[samples], population.labels[samples]
+        received = task.parameters[None].to(self.context.device)
+        each = self.evaluator.losses(received, population.dataset, rows, labels, self.context.loss(task.loss))[0]
+        return np.array([float(part.mean()) for part in each.to(torch.float64).split(sizes.tolist())])
 
     def evaluate(self, questions: Sequence[Question]) -> list[Evaluations]:
         answers: dict[int, Evaluations] = {}

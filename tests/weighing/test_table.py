@@ -1,0 +1,139 @@
+"""Weighing on paper: a CSV in, a document out, every fault with its row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from steelyard.errors import UserError
+from steelyard.weighing.table import read_table, weigh_file
+
+PLAIN: dict[str, Any] = {
+    "score": "prioritized",
+    "priority": None,
+    "weights": None,
+    "quantifier": None,
+    "capacity": None,
+    "power": None,
+    "normalised": False,
+}
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "clients.csv"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_a_table_is_read_with_its_client_column_wherever_it_stands(tmp_path: Path) -> None:
+    path = written(tmp_path, "\ufeffDS, Client ,LD\n3,ann ,yes\n\n 4 ,bob,FALSE\n5,cy,true\n6,di,no\n")
+    clients, criteria, values = read_table(path)
+    assert (clients, criteria) == (["ann", "bob", "cy", "di"], ["DS", "LD"])
+    assert values.tolist() == [[3, 1], [4, 0], [5, 1], [6, 0]]
+
+
+def test_without_such_a_column_the_first_names_the_clients(tmp_path: Path) -> None:
+    clients, criteria, values = read_table(written(tmp_path, "name,DS\nann,3\n"))
+    assert (clients, criteria, values.tolist()) == (["ann"], ["DS"], [[3.0]])
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("client,DS\n", ": no table; allowed: a header with a client column and criteria, then a row per client"),
+        ("client\nann\n", ": no table; allowed: a header with a client column and criteria, then a row per client"),
+        ("client,DS,DS\nann,1,2\n", ": header client,DS,DS; allowed: each column named, each name once"),
+        ("client,DS,\nann,1,2\n", ": header client,DS,; allowed: each column named, each name once"),
+        ("client,DS\nann,1\nbob,1,2\n", ", row 3: 3 cells; allowed: 2, as in the header"),
+        ("client,DS\nann, much \n", ", row 2, DS: got 'much'; allowed: a number >= 0, or true or false"),
+        ("client,DS\nann,-1\n", ", row 2, DS: got '-1'; allowed: a number >= 0, or true or false"),
+        ("client,DS\nann,inf\n", ", row 2, DS: got 'inf'; allowed: a number >= 0, or true or false"),
+    ],
+)
+def test_a_fault_is_named_with_its_row(tmp_path: Path, text: str, fault: str) -> None:
+    path = written(tmp_path, text)
+    with pytest.raises(UserError) as found:
+        read_table(path)
+    assert str(found.value) == f"{path}{fault}"
+
+
+def test_a_file_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as found:
+        read_table(tmp_path / "none.csv")
+    expected = "cannot be read: No such file or directory; allowed: a CSV with a header"
+    assert str(found.value) == f"{tmp_path / 'none.csv'}: {expected}"
+
+
+def test_scores_and_weights_of_the_papers_example(tmp_path: Path) -> None:
+    path = written(tmp_path, "client,DS,CD,IS\nAlice,0.9,0.2,0.4\nBob,0.1,0.8,0.5\n")
+    found = weigh_file(path, **{**PLAIN, "priority": "DS>IS>CD"})
+    assert [row["client"] for row in found["clients"]] == ["Alice", "Bob"]
+    assert [row["score"] for row in found["clients"]] == pytest.approx([1.332, 0.190])
+    assert [row["weight"] for row in found["clients"]] == pytest.approx([0.875164, 0.124836], abs=5e-7)
+    assert found["criteria"] == ["DS", "CD", "IS"]
+    assert found["score"] == "prioritized"
+    assert found["flags"] == {"zero_criteria": [], "uniform": False}
+
+
+@pytest.mark.parametrize(
+    ("options", "scores"),
+    [
+        ({"score": "weighted-mean", "weights": "1, 3"}, [0.25, 0.5]),
+        ({"score": "owa", "weights": "1,0"}, [1.0, 0.5]),
+        ({"score": "owa", "quantifier": "all"}, [0.0, 0.5]),
+        ({"score": "power", "power": 2.0}, [0.0, 0.0625]),
+        ({"score": "mean"}, [0.5, 0.5]),
+    ],
+)
+def test_every_option_reaches_the_rule(tmp_path: Path, options: dict[str, Any], scores: list[float]) -> None:
+    found = weigh_file(written(tmp_path, "client,DS,LD\nann,1,0\nbob,0.5,0.5\n"), **{**PLAIN, **options})
+    assert [row["score"] for row in found["clients"]] == pytest.approx(scores)
+
+
+def test_a_capacity_is_read_from_its_file(tmp_path: Path) -> None:
+    path = written(tmp_path, "client,DS,LD\nann,1,0\nbob,0.5,0.5\n")
+    (tmp_path / "capacity.toml").write_text("[capacity]\nDS = 0.25\nLD = 0.5\n")
+    found = weigh_file(path, **{**PLAIN, "score": "choquet", "capacity": tmp_path / "capacity.toml"})
+    assert [row["score"] for row in found["clients"]] == pytest.approx([0.25, 0.5])
+    with pytest.raises(UserError, match=r"^--capacity: .*none\.toml cannot be read: No such file or directory"):
+        weigh_file(path, **{**PLAIN, "score": "choquet", "capacity": tmp_path / "none.toml"})
+
+
+def test_raw_measures_are_normalised_on_request_only(tmp_path: Path) -> None:
+    path = written(tmp_path, "client,DS,LD\nann,30,0\nbob,10,0\n")
+    found = weigh_file(path, **{**PLAIN, "normalised": True})
+    assert [row["weight"] for row in found["clients"]] == [0.75, 0.25]
+    assert found["flags"] == {"zero_criteria": ["LD"], "uniform": False}
+    with pytest.raises(UserError) as fault:
+        weigh_file(path, **PLAIN)
+    expected = "holds 30; allowed: values from 0 to 1, or --normalise for raw measures"
+    assert str(fault.value) == f"{path}: {expected}"
+    ones = weigh_file(written(tmp_path, "client,DS\nann,1\nbob,0\n"), **PLAIN)
+    assert [row["weight"] for row in ones["clients"]] == [1.0, 0.0]
+
+
+def test_nobody_with_a_score_gives_uniform_weights(tmp_path: Path) -> None:
+    found = weigh_file(written(tmp_path, "client,DS\nann,0\nbob,0\n"), **PLAIN)
+    assert [row["weight"] for row in found["clients"]] == [0.5, 0.5]
+    assert found["flags"]["uniform"] is True
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        ({"score": "owa", "weights": "1,x"}, "--weights: got '1,x'; allowed: numbers with commas, such as 0.5,0.3,0.2"),
+        ({"priority": "DS"}, "priority: got 'DS'; allowed: an order that names each of DS, LD once"),
+    ],
+)
+def test_a_wrong_option_is_one_line(tmp_path: Path, options: dict[str, Any], line: str) -> None:
+    path = written(tmp_path, "client,DS,LD\nann,1,0\nbob,0.5,0.5\n")
+    with pytest.raises(UserError) as found:
+        weigh_file(path, **{**PLAIN, **options})
+    assert str(found.value).endswith(line)
+
+
+def test_values_are_numbers(tmp_path: Path) -> None:
+    assert read_table(written(tmp_path, "client,DS\nann,1\n"))[2].dtype == np.float64
