@@ -22,7 +22,6 @@ from steelyard.experiment.running import resume, run
 from steelyard.federate.run_config import experiment_of
 from steelyard.runs.reader import History
 from steelyard.runs.store import exists
-from steelyard.weighing import criteria as registry
 
 OUTCOME = "STEELYARD_OUTCOME"
 """Environment variable that names a file in which the ServerApp writes its status: running, finished or stopped."""
@@ -68,17 +67,20 @@ def federate(grid: Grid, config: dict[str, Any], run_id: str) -> Path:
 
 def _assembly(grid: Grid, experiment: Description, run_name: str) -> Callable[[], tuple[Clients, Server]]:
     def assemble() -> tuple[Clients, Server]:
-        wanted = {name: registry.get(name) for rule in experiment.rules().values() for name in rule.criteria}
-        refusals = {name: found.refusal for name, found in wanted.items() if found.measured_by == "client"}
-        clients = FlowerClients(
-            grid, refusals, experiment.federate, experiment.score_range, run_name, experiment.codec()
-        )
-        print(f"steelyard: waiting for {experiment.federate.nodes} nodes", flush=True)
-        clients.wait()
-        print(f"steelyard: {clients.roster.nodes} nodes, {len(clients.roster.registered)} clients", flush=True)
+        clients = clients_behind(grid, experiment, run_name)
         return clients, experiment.at_server(clients.roster.about)
 
     return assemble
+
+
+def clients_behind(grid: Grid, experiment: Description, run_name: str) -> FlowerClients:
+    """Return an experiment's clients on the nodes of a grid; waits for as many nodes as the experiment asks for."""
+    refusals = {found.name: found.refusal for found in experiment.criteria() if found.measured_by == "client"}
+    clients = FlowerClients(grid, refusals, experiment.federate, experiment.score_range, run_name, experiment.codec())
+    print(f"steelyard: waiting for {experiment.federate.nodes} nodes", flush=True)
+    clients.wait()
+    print(f"steelyard: {clients.roster.nodes} nodes, {len(clients.roster.registered)} clients", flush=True)
+    return clients
 
 
 def _leave_with_launcher() -> None:
