@@ -67,16 +67,20 @@ def federate(grid: Grid, config: dict[str, Any], run_id: str) -> Path:
 
 def _assembly(grid: Grid, experiment: Description, run_name: str) -> Callable[[], tuple[Clients, Server]]:
     def assemble() -> tuple[Clients, Server]:
-        refusals = {found.name: found.refusal for found in experiment.criteria() if found.measured_by == "client"}
-        clients = FlowerClients(
-            grid, refusals, experiment.federate, experiment.score_range, run_name, experiment.codec()
-        )
-        print(f"steelyard: waiting for {experiment.federate.nodes} nodes", flush=True)
-        clients.wait()
-        print(f"steelyard: {clients.roster.nodes} nodes, {len(clients.roster.registered)} clients", flush=True)
+        clients = clients_behind(grid, experiment, run_name)
         return clients, experiment.at_server(clients.roster.about)
 
     return assemble
+
+
+def clients_behind(grid: Grid, experiment: Description, run_name: str) -> FlowerClients:
+    """Return an experiment's clients on the nodes of a grid; waits for as many nodes as the experiment asks for."""
+    refusals = {found.name: found.refusal for found in experiment.criteria() if found.measured_by == "client"}
+    clients = FlowerClients(grid, refusals, experiment.federate, experiment.score_range, run_name, experiment.codec())
+    print(f"steelyard: waiting for {experiment.federate.nodes} nodes", flush=True)
+    clients.wait()
+    print(f"steelyard: {clients.roster.nodes} nodes, {len(clients.roster.registered)} clients", flush=True)
+    return clients
 
 
 def _leave_with_launcher() -> None:

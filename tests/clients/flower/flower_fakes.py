@@ -19,6 +19,8 @@ TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1
 
 Answer = RecordDict | Error | None
 Node = Callable[[Message], Answer]
+Train = Callable[[Task], Updates]
+Evaluate = Callable[[Question, tuple[str, ...]], Evaluations]
 
 
 class FakeGrid:
@@ -94,7 +96,7 @@ def evaluate(question: Question, clients: tuple[str, ...]) -> Evaluations:
     )
 
 
-def honest(*clients: str) -> Node:
+def honest(*clients: str, train: Train = train, evaluate: Evaluate = evaluate) -> Node:
     """A node that hosts these clients and does as it is asked."""
 
     def answer(message: Message) -> Answer:
