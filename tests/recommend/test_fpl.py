@@ -1,6 +1,7 @@
 """FPL against the slow reference, by hand, and as properties."""
 
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -13,12 +14,23 @@ from steelyard.recommend.fpl import (
     Learning,
     Mode,
     Schedule,
+    changes,
+    initial_table,
+    initial_vector,
     local_pass,
     sent_positives,
 )
 from steelyard.recommend.interactions import build
 from steelyard.recommend.parallel import PairRows, distinct_rows
 from steelyard.recommend.sampling import Histories, Triples, user_keys
+
+TABLE_OF_SEED_1 = [
+    [0.088264294, 0.023063809, 0.0],
+    [0.0036269529, -0.099476121, 0.0],
+    [-0.19867136, -0.075074092, 0.0],
+]
+VECTOR_OF_ADA = [-0.058658075, 0.0087802792]
+SENT_BY_A = [1, 2, 5, 8, 11, 12, 13, 14]
 
 
 @pytest.fixture
@@ -66,6 +78,149 @@ def test_one_step_by_hand():
     assert rows.rows.tolist() == [0, 1]
     assert rows.values[0] == pytest.approx([s - 0.1 / 20, s], rel=1e-6)
     assert rows.values[1] == pytest.approx([-s, -s], rel=1e-6)
+
+
+def test_start_values_are_those_of_their_seed():
+    """Pinned: the same seed gives the same start in every version."""
+    table = initial_table(1, 3, 2)
+    assert table.dtype == np.float32
+    # Single precision has seven digits; another processor may differ in the last.
+    np.testing.assert_allclose(table, TABLE_OF_SEED_1, rtol=1e-6)
+    vector = initial_vector(1, "ada", 2)
+    assert vector.dtype == np.float32
+    np.testing.assert_allclose(vector, VECTOR_OF_ADA, rtol=1e-6)
+    assert initial_vector(2, "ada", 2).tolist() != vector.tolist()
+    assert initial_vector(1, "ben", 2).tolist() != vector.tolist()
+
+
+def test_start_values_spread_by_a_tenth_and_biases_are_zero():
+    table = initial_table(7, 4000, 5)
+    assert table[:, :-1].mean() == pytest.approx(0, abs=5 * 0.1 / math.sqrt(20_000))
+    assert table[:, :-1].std() == pytest.approx(0.1, rel=0.03)
+    assert not table[:, -1].any()
+    vector = initial_vector(7, "ada", 20_000)
+    assert vector.mean() == pytest.approx(0, abs=5 * 0.1 / math.sqrt(20_000))
+    assert vector.std() == pytest.approx(0.1, rel=0.03)
+    assert initial_vector(7, "ada", 20_000, spread=0.3).std() == pytest.approx(0.3, rel=0.03)
+    assert initial_table(7, 4000, 5, spread=0.3)[:, :-1].std() == pytest.approx(0.3, rel=0.03)
+
+
+def test_decays_follow_the_rate_unless_they_are_given():
+    assert Learning(0.2, 3).decays == pytest.approx((0.01, 0.01, 0.001))
+    assert Learning(0.2, 3, user_decay=0.5, positive_decay=0.0, negative_decay=0.25).decays == (0.5, 0.0, 0.25)
+    shrinkage = Learning(0.2, 3, user_decay=0.5, positive_decay=0.1).shrinkage()
+    assert shrinkage.dtype == np.float32
+    assert shrinkage.tolist() == pytest.approx([0.9, 0.9, 0.9, 1.0])
+
+
+def test_changes_by_hand():
+    """Two users, two triples, two factors; the decays are told apart, and biases have none."""
+    learning = Learning(0.5, 2, user_decay=9.0, positive_decay=0.1, negative_decay=0.01)
+    table = np.array([[1, 2, 7], [3, 4, 8], [5, 6, 9]], dtype=np.float32)
+    triples = Triples(np.array([[0, 1], [2, 2]], np.int32), np.array([[2, 2], [0, 1]], np.int32))
+    sent = np.array([[True, False], [True, True]])
+    gradients = np.arange(1, 13, dtype=np.float32).reshape(2, 2, 3)
+    found = changes(table, triples, sent, gradients, learning)
+    assert (found.clients, found.rate) == (2, 0.5)
+    assert found.owners.dtype == found.rows.dtype == np.int32
+    assert found.values.dtype == np.float32
+    # The second triple of the first user sends its negative alone.
+    assert found.owners.tolist() == [0, 0, 0, 1, 1, 1, 1]
+    assert found.rows.tolist() == [0, 2, 2, 2, 0, 2, 1]
+    expected = [
+        [1 - 0.1, 2 - 0.2, 3],
+        [-1 - 0.05, -2 - 0.06, -3],
+        [-4 - 0.05, -5 - 0.06, -6],
+        [7 - 0.5, 8 - 0.6, 9],
+        [-7 - 0.01, -8 - 0.02, -9],
+        [10 - 0.5, 11 - 0.6, 12],
+        [-10 - 0.03, -11 - 0.04, -12],
+    ]
+    np.testing.assert_allclose(found.values, expected, rtol=1e-6)
+
+
+def test_a_round_by_hand_from_draws_to_the_new_table():
+    """The rows that users send, summed as the server sums them, are what the slow reference makes of the table."""
+    learning = Learning(0.4, FACTORS)
+    histories = few_histories()
+    table, vectors = start(histories)
+    triples, sent = draw(histories, np.arange(USERS), 5, share=0.5)
+    done = local_pass(table, vectors, triples, learning)
+    rows = changes(table, triples, sent, done.gradients, learning)
+    found = rows.combine(torch.from_numpy(table.reshape(-1)), np.full(USERS, 1 / USERS))
+    (q, b), (q0, b0) = as_lists(table), as_lists(table)
+    for user in range(USERS):
+        passed = dict(zip(triples.positives[user].tolist(), sent[user].tolist(), strict=True))
+        pairs = list(zip(triples.positives[user].tolist(), triples.negatives[user].tolist(), strict=True))
+        _, asked = local_update(q0, b0, vectors[user].tolist(), pairs, learning.rate, passed.__getitem__)
+        add(q, b, asked, learning.rate)
+    expected = np.concatenate([np.array(q), np.array(b)[:, None]], axis=1)
+    np.testing.assert_allclose(found.numpy().reshape(-1, FACTORS + 1), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_a_pass_has_its_own_losses_and_may_write_to_an_array_that_it_is_given():
+    """−ln σ(x̂) of each triple as it was visited: the second triple meets the vector that the first one left."""
+    learning = Learning(0.5, 1, user_decay=0.2)
+    table = np.array([[2.0, 0.5], [0.0, 0.0]], dtype=np.float32)
+    triples = Triples(np.array([[0, 0]], np.int32), np.array([[1, 1]], np.int32))
+    room = np.full((1, 2, 2), np.nan, dtype=np.float32)
+    before = np.ones((1, 1), np.float32)
+    done = local_pass(table, before, triples, learning, room)
+    assert done.gradients is room
+    assert before.tolist() == [[1.0]]
+    first = 1 / (1 + math.exp(2.5))
+    moved = 1 + 0.5 * (first * 2 - 0.2 * 1)
+    second = 1 / (1 + math.exp(2 * moved + 0.5))
+    assert room[0].tolist() == [pytest.approx([first, first]), pytest.approx([second * moved, second])]
+    assert done.losses[0].tolist() == pytest.approx([math.log(1 + math.exp(-x)) for x in (2.5, 2 * moved + 0.5)])
+    assert done.vectors[0, 0] == pytest.approx(moved + 0.5 * (second * 2 - 0.2 * moved))
+    assert {done.vectors.dtype, done.losses.dtype} == {np.dtype(np.float32)}
+
+
+def test_large_margins_neither_overflow_nor_warn():
+    """x̂ = ±200: the gradient is 0 or (p, 1), the loss 0 or 200."""
+    table = np.array([[200.0, 0.0], [0.0, 0.0]], dtype=np.float32)
+    triples = Triples(np.array([[0], [1]], np.int32), np.array([[1], [0]], np.int32))
+    with np.errstate(all="raise", under="ignore"):
+        done = local_pass(table, np.ones((2, 1), np.float32), triples, Learning(0.1, 1))
+    np.testing.assert_allclose(done.gradients[:, 0], [[0, 0], [1, 1]], atol=1e-30)
+    np.testing.assert_allclose(done.losses[:, 0], [0, 200], atol=1e-30)
+
+
+def test_a_pass_that_runs_away_is_left_to_the_server_without_a_warning():
+    table = np.full((2, 2), 3e38, dtype=np.float32)
+    table[1] = -3e38
+    triples = Triples(np.array([[0, 0]], np.int32), np.array([[1, 1]], np.int32))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        done = local_pass(table, np.ones((1, 1), np.float32), triples, Learning(1e6, 1))
+    assert not np.isfinite(done.vectors).all()
+
+
+def test_only_own_items_move_the_vector_where_some_are_decoys():
+    learning = Learning(0.3, FACTORS)
+    histories = few_histories()
+    table, vectors = start(histories)
+    triples, _ = draw(histories, np.arange(USERS), 1)
+    real = np.arange(USERS) % 2 == 0
+    whole = local_pass(table, vectors, triples, learning)
+    mixed = local_pass(table, vectors, Triples(triples.positives, triples.negatives, real[:, None]), learning)
+    np.testing.assert_array_equal(mixed.vectors[~real], vectors[~real])
+    np.testing.assert_allclose(mixed.vectors[real], whole.vectors[real], rtol=1e-6)
+    np.testing.assert_array_equal(mixed.gradients, whole.gradients)
+
+
+def test_shares_of_all_or_nothing_need_no_draw_and_mixed_ones_do():
+    keys = user_keys(1, ["a", "b"], "m")
+    items = np.tile(np.arange(500, dtype=np.int32), (2, 1))
+    assert sent_positives(keys, np.ones(2), items).all()
+    assert not sent_positives(keys, np.zeros(2), items).any()
+    mixed = sent_positives(keys, np.array([0.0, 1.0]), items)
+    assert (mixed.dtype, mixed.sum(axis=1).tolist()) == (np.bool_, [0, 500])
+    half = sent_positives(keys, np.array([0.5, 1.0]), items)
+    assert 200 < half[0].sum() < 300
+    # Pinned: which items a user sends under a persistent choice must not change between versions.
+    assert np.flatnonzero(half[0])[:8].tolist() == SENT_BY_A
 
 
 def test_masks_draw_each_item_once_per_key_and_persistent_ones_never_change(histories):

@@ -57,10 +57,12 @@ class Mode:
         return Schedule.over(interactions, 1 if self.one_user else users, triples)
 
     def cost_per_epoch(self, users: int, items: int, interactions: int, share: float) -> float:
-        """Return CCE with T = R⁺/|U| and the rounds per epoch unrounded, as in the thesis' tables."""
+        """Return CCE with T = R⁺/|U| and the rounds per epoch unrounded, as in the thesis' tables.
+
+        Then rpe · |U⁻| is R⁺/T, whether one user comes after the other or all at once: sFPL costs what pFPL does.
+        """
         triples = 1.0 if self.one_triple else interactions / users
-        cohort = 1 if self.one_user else users
-        return cost_per_epoch(interactions / (cohort * triples), cohort, items, triples, share)
+        return cost_per_epoch(interactions / triples, 1, items, triples, share)
 
 
 MODES: Mapping[str, Mode] = {
