@@ -15,7 +15,7 @@ from steelyard.report.statistics import estimate, holm, paired_p, verdict
 
 def test_mean_and_interval_of_three_seeds():
     found = estimate([1.0, 2.0, 3.0])
-    # s = 1; with two degrees of freedom Student's t has the closed form p√2/√(1 − p²) = 4.302653 at p = .95; half = t/√3.
+    # s = 1, half = t/√3; with two degrees of freedom t has a closed form, p√2/√(1 − p²) = 4.302653 at p = .95.
     assert found.mean == 2.0
     assert found.half == pytest.approx(0.95 * math.sqrt(2 / (1 - 0.95**2)) / math.sqrt(3), rel=1e-12)
     assert found.low == pytest.approx(2.0 - found.half)
@@ -56,20 +56,6 @@ def test_holm_never_lowers_a_p_value_and_keeps_their_order(values):
     assert [adjusted[i] for i in np.argsort(values, kind="stable")] == sorted(a for a in adjusted if a is not None)
 
 
-@given(st.lists(st.none() | st.floats(0, 1), max_size=8))
-def test_holm_against_its_definition(values):
-    """p̃_i = max over the p_j ≤ p_i of min(1, (number of tests with p ≥ p_j, ties counted once) · p_j)."""
-    tested = sorted(value for value in values if value is not None)
-    steps = [min(1.0, (len(tested) - rank) * value) for rank, value in enumerate(tested)]
-    for found, value in zip(holm(values), values, strict=True):
-        if value is None:
-            assert found is None
-        else:
-            # Equal p-values share the larger factor: it belongs to the first of them.
-            rank = len(tested) - tested[::-1].index(value) - 1
-            assert found in (max(steps[: first + 1]) for first in range(tested.index(value), rank + 1))
-
-
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=6))
 def test_holm_rejects_what_the_step_down_procedure_rejects(values):
     """At any level: go up from the smallest p, reject while p ≤ level / (tests left), stop at the first that is not."""
@@ -83,8 +69,7 @@ def test_holm_rejects_what_the_step_down_procedure_rejects(values):
         assert {index for index, p in enumerate(adjusted) if p is not None and p <= level} == rejected
 
 
-def test_holm_knows_scipys_words_for_one_test_and_for_many():
-    """With one test nothing is corrected; the least of many is Bonferroni's."""
+def test_holm_corrects_one_test_by_nothing_and_the_least_of_many_as_bonferroni():
     assert holm([0.03]) == [0.03]
     values = [0.2, 0.011, 0.5]
     assert holm(values)[1] == pytest.approx(3 * 0.011, rel=1e-15)
