@@ -1,5 +1,12 @@
+"""Figures of a run from hand-made scores, and against a search by hand."""
+
+from fractions import Fraction
+
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
 from steelyard.report.figures import jain, rounds_to_target, worst_tenth
 
@@ -16,10 +23,27 @@ def test_rounds_to_target_by_hand(target: float, share: float, expected: int | N
 
 
 def test_the_share_is_not_rounded_up_by_binary_fractions() -> None:
-    # 0.3 · 10 must ask for 3 devices, not 4.
-    scores = np.array([[1.0] * 3 + [0.0] * 7])
-    assert rounds_to_target(np.array([1]), scores, 0.5, 0.3) == 1
-    assert rounds_to_target(np.array([1]), scores, 0.5, 0.31) is None
+    # 0.07 · 100 is 7.000000000000001 in binary and must ask for 7 devices, not 8.
+    scores = np.array([[1.0] * 7 + [0.0] * 93])
+    assert rounds_to_target(np.array([1]), scores, 0.5, 0.07) == 1
+    assert rounds_to_target(np.array([1]), scores, 0.5, 0.0701) is None
+
+
+SCORE_TABLES = st.tuples(st.integers(0, 6), st.integers(0, 7)).flatmap(
+    lambda shape: arrays(np.float64, shape, elements=st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0]))
+)
+
+
+@given(SCORE_TABLES, st.sampled_from([0.25, 0.5, 0.6, 1.0]), st.integers(1, 100), st.integers(1, 5))
+def test_rounds_to_target_against_a_search_with_exact_fractions(scores, target, hundredths, step) -> None:
+    rounds = np.arange(1, len(scores) + 1) * step
+    expected = None
+    for round, row in zip(rounds.tolist(), scores.tolist(), strict=True):
+        enough = sum(score >= target for score in row) >= Fraction(hundredths, 100) * len(row)
+        if row and enough:
+            expected = round
+            break
+    assert rounds_to_target(rounds, scores, target, hundredths / 100) == expected
 
 
 def test_worst_tenth_is_the_mean_of_the_worst() -> None:

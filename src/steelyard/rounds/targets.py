@@ -12,7 +12,7 @@ from steelyard.messages import Floats
 
 def devices_needed(share: float, devices: int) -> int:
     """Return ceil(share · n), the number of devices that must reach a target."""
-    # 0.3 · 10 is 3.0000000000000004 in binary: without the slack, ceil would ask for a fourth device.
+    # 0.07 · 100 is 7.000000000000001 in binary: without the slack, ceil would ask for an eighth device.
     return math.ceil(share * devices - 1e-9)
 
 

@@ -38,8 +38,10 @@ class History:
         connection = connect(self.folder, write=False)
         try:
             return pd.read_sql_query(query, connection, params=list(values))
-        except sqlite3.DatabaseError as error:
-            raise UserError(f"{self.folder}: the run's database cannot be read: {error}") from error
+        except (sqlite3.DatabaseError, pd.errors.DatabaseError) as error:
+            # pandas puts the whole query before what SQLite says; its cause is what a user can read.
+            reason = error.__cause__ or error
+            raise UserError(f"{self.folder}: the run's database cannot be read: {reason}") from error
         finally:
             connection.close()
 

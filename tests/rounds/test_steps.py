@@ -1,0 +1,266 @@
+"""The steps of the loop with clients whose every answer is scripted: cohorts, resumption, stops, what is recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.rounds.scripted import NAMES, Clients, Kept, Reporting, Server, federation, state
+
+from steelyard import randomness
+from steelyard.messages import LossState, Task, Updates
+from steelyard.rounds.loop import TooFewClients, make_task, run_rounds
+from steelyard.rounds.state import Plan
+from steelyard.weighing.adjusting import AdjustSettings, strategy_of
+from steelyard.weighing.priorities import OrderState
+
+
+@pytest.mark.parametrize(
+    ("fraction", "least", "names", "count"),
+    [
+        (0.25, 1, 10, 3),  # 2.5 is rounded up
+        (0.24, 1, 10, 2),
+        (0.01, 1, 10, 1),  # never nobody
+        (0.01, 0, 10, 1),
+        (0.1, 4, 10, 4),  # as many as must answer
+        (1.0, 1, 10, 10),
+        (0.5, 8, 5, 5),  # never more than there are
+    ],
+)
+def test_the_size_of_a_cohort(fraction: float, least: int, names: int, count: int) -> None:
+    plan = Plan(rounds=1, fraction=fraction, min_clients=least)
+    task = make_task(federation(), state(0), Clients(NAMES[:names]), plan, 7)
+    assert task.clients == tuple(randomness.choose(3, 7, NAMES[:names], count))
+    assert len(task.clients) == count
+    assert (task.federation, task.seed, task.round) == ("f", 3, 7)
+
+
+def test_a_task_carries_the_model_and_the_loss_of_the_state() -> None:
+    before = replace(state(2), loss=LossState("barron", None, 1.0, 2.0), parameters=torch.arange(10.0))
+    task = make_task(federation(), before, Clients(), Plan(rounds=5, fraction=0.2), 3)
+    assert task.parameters is before.parameters
+    assert task.loss == before.loss
+    other = make_task(federation("g"), state(2), Clients(), Plan(rounds=5, fraction=0.2), 3)
+    assert other.clients == task.clients  # seed and round alone decide
+
+
+def test_without_clients_there_is_no_round() -> None:
+    with pytest.raises(TooFewClients, match=r"^no client is registered; allowed: at least one client with training"):
+        make_task(federation(), state(0), Clients(()), Plan(rounds=1, fraction=1.0), 1)
+
+
+def test_a_run_from_the_start_records_the_first_model_and_every_round() -> None:
+    clients, kept, seen = Clients(), Kept(), []
+    plan = Plan(rounds=2, fraction=0.2)
+    federations = [federation("f"), federation("g", seed=4)]
+    states = run_rounds(federations, {}, clients, Server(), plan, kept, lambda *report: seen.append(report))
+    assert kept.rounds == [(0, False), (1, False), (2, True)]
+    assert kept.states == [{"f": number, "g": number} for number in range(3)]
+    assert [(record.federation, record.round) for record in kept.records] == [
+        (name, number) for number in range(3) for name in "fg"
+    ]
+    first = kept.records[1]
+    # 3 samples at ½ and 1 at ¼, of the model that the server made for seed 4.
+    assert first.accuracy == 0.4375
+    assert (first.updates, first.weighing, first.order, first.tried, first.tests) == (None, None, (), (), 0)
+    assert first.loss == LossState()
+    assert first.evaluations is not None
+    assert clients.questions[1].models.tolist() == [[4.0] * 10]
+    assert [(question.federation, question.seed, question.round) for question in clients.questions[:2]] == [
+        ("f", 3, 0),
+        ("g", 4, 0),
+    ]
+    assert seen == [(number, {"f": 0.4375, "g": 0.4375}) for number in range(3)]
+    assert {name: (one.round, one.finished, one.orders.reference) for name, one in states.items()} == {
+        "f": (2, False, 0.4375),
+        "g": (2, False, 0.4375),
+    }
+    assert all(record.seconds >= 0 for record in kept.records)
+    assert not any(question.detailed for question in clients.questions)
+
+
+def test_no_rounds_at_all_end_with_the_first_model() -> None:
+    kept = Kept()
+    states = run_rounds([federation()], {}, Clients(), Server(), Plan(rounds=0, fraction=1.0), kept)
+    assert kept.rounds == [(0, True)]
+    assert states["f"].round == 0
+
+
+def test_a_round_weighs_and_combines_what_the_cohort_sent() -> None:
+    clients, kept = Clients(), Kept()
+    states = run_rounds([federation()], {"f": state(0)}, clients, Server(), Plan(rounds=1, fraction=0.3), kept)
+    cohort = clients.tasks[0].clients
+    sizes = np.array([NAMES.index(name) + 1 for name in cohort])
+    expected = np.zeros(10)
+    expected[sizes - 1] = sizes / sizes.sum()
+    assert states["f"].parameters.tolist() == torch.tensor(expected, dtype=torch.float32).tolist()
+    (record,) = kept.records
+    assert record.weighing is not None
+    assert record.weighing.raw[:, 0].tolist() == sizes.tolist()
+    assert record.order == (0,)
+    assert record.tried == (((0,), 0.4375),)
+    assert not record.kept_old
+    assert clients.questions[0].models.tolist() == [states["f"].parameters.tolist()]
+    assert (record.server_accuracy, record.server_macro_f1, record.server_metrics) == (None, None, {})
+
+
+def test_a_run_goes_on_where_its_states_stand() -> None:
+    clients, kept = Clients(), Kept()
+    states = {"f": state(3), "g": state(2, finished=True)}
+    done = run_rounds([federation("f"), federation("g")], states, clients, Server(), Plan(rounds=5, fraction=0.1), kept)
+    assert kept.rounds == [(4, False), (5, True)]
+    assert {record.federation for record in kept.records} == {"f"}
+    assert [task.round for task in clients.tasks] == [4, 5]
+    assert (done["f"].round, done["g"].round) == (5, 2)
+    assert done["g"].finished
+
+
+def test_a_run_that_is_over_does_nothing() -> None:
+    for states in ({"f": state(5)}, {"f": state(2, finished=True)}):
+        kept, clients = Kept(), Clients()
+        assert run_rounds([federation()], states, clients, Server(), Plan(rounds=5, fraction=0.1), kept) is states
+        assert (kept.rounds, clients.tasks, clients.questions) == ([], [], [])
+
+
+def test_each_federation_rests_at_its_own_target_and_the_run_ends_with_the_last() -> None:
+    clients, kept = Clients(scores=lambda round: (round / 4, 0.0)), Kept()
+    plan = Plan(rounds=9, fraction=0.1, stop_at=(0.5, 0.5))
+    behind = replace(state(0), orders=OrderState((0,), 0.0))
+    states = run_rounds([federation("f")], {"f": behind}, clients, Server(), plan, kept)
+    assert kept.rounds == [(1, False), (2, True)]
+    assert states["f"].finished
+    # With a share of all devices the second, which stays at 0, holds it up to the last round.
+    kept = Kept()
+    plan = replace(plan, stop_at=(0.5, 1.0))
+    states = run_rounds([federation("f")], {"f": state(6)}, clients, Server(), plan, kept)
+    assert kept.rounds == [(7, False), (8, False), (9, True)]
+    assert not states["f"].finished
+
+
+def test_a_round_that_is_not_tested_stops_nothing_and_keeps_the_orders() -> None:
+    clients, kept = Clients(scores=lambda _: (1.0, 1.0)), Kept()
+    plan = Plan(rounds=5, fraction=0.1, evaluate_every=2, stop_at=(0.5, 0.5), detailed=True)
+    orders = OrderState((0,), 0.125)
+    states = run_rounds([federation()], {"f": replace(state(2), orders=orders)}, clients, Server(), plan, kept)
+    assert kept.rounds == [(3, False), (4, True)]
+    untested = kept.records[0]
+    assert (untested.accuracy, untested.evaluations, untested.tried, untested.order) == (None, None, (), (0,))
+    assert kept.records[1].accuracy == 1.0
+    assert states["f"].orders.reference == 1.0
+    # Right or wrong per sample is asked for in the plan's last round only, and this run stopped before.
+    assert [question.detailed for question in clients.questions] == [False]
+
+
+def test_the_last_round_is_tested_in_detail_if_asked() -> None:
+    clients, kept = Clients(), Kept()
+    plan = Plan(rounds=5, fraction=0.1, evaluate_every=2, detailed=True)
+    run_rounds([federation()], {"f": state(3)}, clients, Server(), plan, kept)
+    assert [(question.round, question.detailed) for question in clients.questions] == [(4, False), (5, True)]
+    assert kept.records[1].evaluations is not None
+    assert kept.records[1].evaluations.right is not None
+    clients = Clients()
+    run_rounds([federation()], {"f": state(3)}, clients, Server(), replace(plan, detailed=False), Kept())
+    assert not any(question.detailed for question in clients.questions)
+
+
+def test_too_few_answers_stop_the_run_and_say_why() -> None:
+    clients, kept = Clients(NAMES[:4]), Kept()
+    clients.broken = {name: f"lost {name}" for name in NAMES}
+    plan = Plan(rounds=9, fraction=1.0, min_clients=3)
+    why = r"rounds.min_clients = 3 \(a: lost a; b: lost b; c: lost c\)"
+    with pytest.raises(TooFewClients, match=rf"^round 5 of f: 0 of 4 clients gave a usable update, {why}$"):
+        run_rounds([federation()], {"f": state(4)}, clients, Server(), plan, kept)
+    clients.broken = {"b": "lost b"}
+    run_rounds([federation()], {"f": state(8)}, clients, Server(), plan, kept)
+    assert kept.rounds == [(9, True)]  # three are enough
+
+
+def test_silence_is_said_too() -> None:
+    class Silent(Clients):
+        def _trained(self, task: Task) -> Updates:
+            return super()._trained(replace(task, clients=()))
+
+    with pytest.raises(TooFewClients, match=r"0 of 4 clients gave a usable update.*= 1 \(no answers\)"):
+        run_rounds([federation()], {"f": state(0)}, Silent(NAMES[:4]), Server(), Plan(rounds=1, fraction=1.0), Kept())
+
+
+def test_a_round_without_any_answer_keeps_the_model_if_that_is_allowed() -> None:
+    clients, kept = Clients(), Kept()
+    clients.broken = dict.fromkeys(NAMES, "lost")
+    before = replace(state(0), parameters=torch.arange(10.0))
+    ordered = federation(criteria=("DS", "LD"))
+    ordered = replace(ordered, strategy=strategy_of(AdjustSettings(strategy="greedy")))
+    before = replace(before, orders=OrderState((1, 0), 0.0))
+    plan = Plan(rounds=1, fraction=0.2, min_clients=0)
+    states = run_rounds([ordered], {"f": before}, clients, Server(), plan, kept)
+    assert states["f"].parameters.tolist() == list(range(10))
+    (record,) = kept.records
+    assert record.kept_old
+    assert record.weighing is None
+    assert (record.order, record.tests) == ((1, 0), 0)  # nothing to try other orders on
+    assert record.updates is not None
+    assert len(record.updates.failures) == 2
+    assert record.accuracy == 0.4375
+
+
+def test_several_candidates_are_told_apart_and_the_kept_one_is_asked_again() -> None:
+    """Each candidate scores ⅛ less than the one before; metrics come for the first of a question only."""
+    clients, kept = Clients(scores=lambda round: (0.5, 0.5) if round else (0.0, 0.0)), Kept()
+    clients.metrics = True
+    greedy = replace(federation(criteria=("DS", "LD", "MD")), strategy=Second())
+    begun = replace(state(0), orders=OrderState((0, 1, 2), 0.9))
+    states = run_rounds([greedy], {"f": begun}, clients, Server(), Plan(rounds=1, fraction=0.3), kept)
+    (record,) = kept.records
+    assert [len(question.models) for question in clients.questions] == [1, 3, 1]
+    assert record.order == (1, 0, 2)
+    assert states["f"].parameters.tolist() == clients.questions[2].models[0].tolist()
+    assert states["f"].parameters.tolist() == clients.questions[1].models[1].tolist()
+    assert record.weighing is not None
+    assert record.weighing.weights.tolist() == pytest.approx(
+        states["f"].parameters[states["f"].parameters > 0].tolist()
+    )
+    assert record.tests == 2
+    assert record.tried == (((0, 1, 2), 0.5), ((0, 2, 1), 0.5), ((1, 0, 2), 0.375))
+
+
+class Second:
+    """Tests three further orders and keeps the second of them, at the price of two tests."""
+
+    def others(self, state: OrderState, accuracy: float, seed: int, round: int) -> Sequence[tuple[int, ...]]:
+        assert (accuracy, seed, round) == (0.5, 3, 1)
+        return [(0, 2, 1), (1, 0, 2), (1, 2, 0)]
+
+    def decide(self, state: OrderState, tried: Sequence[tuple[int, ...]], accuracies: Sequence[float]) -> Any:
+        from steelyard.weighing.priorities import Decision
+
+        assert list(tried) == [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0)]
+        assert list(accuracies) == [0.5, 0.5, 0.375, 0.25]
+        return Decision(2, 2, OrderState(tried[2], accuracies[2], 2))
+
+
+def test_the_servers_report_is_recorded_where_the_plan_asks_for_it() -> None:
+    server, kept = Reporting(), Kept()
+    plan = Plan(rounds=1, fraction=0.1, report=True)
+    run_rounds([federation()], {"f": state(0)}, Clients(), server, plan, kept)
+    (record,) = kept.records
+    assert server.reported == [(3, 1)]
+    assert (record.server_accuracy, record.server_macro_f1) == (0.75, 0.5)
+    assert record.server_metrics == {"f1": [1.0, 0.5, 0.0]}
+    run_rounds([federation()], {"f": state(0)}, Clients(), server, replace(plan, report=False), kept)
+    assert len(server.reported) == 1
+    assert kept.records[1].server_metrics == {}
+    run_rounds([federation()], {"f": state(0)}, Clients(), Server(), plan, kept)  # has no rows that report
+    assert kept.records[2].server_accuracy is None
+
+
+def test_the_report_of_a_regression_has_errors_and_no_accuracy() -> None:
+    kept = Kept()
+    plan = Plan(rounds=1, fraction=0.1, report=True)
+    run_rounds([federation()], {"f": state(0)}, Clients(), Reporting(regression=True), plan, kept)
+    (record,) = kept.records
+    assert (record.server_accuracy, record.server_macro_f1) == (None, None)
+    assert record.server_metrics == {"mape": 0.5, "mae": 2.0}

@@ -1,0 +1,67 @@
+"""Hand-made federations, states and records of rounds, small enough to check every number."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from steelyard.messages import DenseModels, Evaluations, Failure, LossState, Updates
+from steelyard.rounds.state import Federation, RoundRecord, RoundState
+from steelyard.weighing.priorities import OrderState
+from steelyard.weighing.rule import Rule, WeighingSettings
+
+CRITERIA = ("DS", "LD")
+# Normalised 0.75, 0.25 and 0.5, 0.5; with DS before LD the scores are 0.75 + 0.375 and 0.25 + 0.125.
+RAW = np.array([[3.0, 4.0], [1.0, 4.0]])
+
+
+def federation(name: str = "DS>LD", seed: int = 0, rule_name: str | None = None, **settings: Any) -> Federation:
+    rule = Rule(WeighingSettings(criteria=settings.pop("criteria", CRITERIA), **settings))
+    return Federation(name, name if rule_name is None else rule_name, seed, rule)
+
+
+def state(round: int = 1, *parameters: float, **changes: Any) -> RoundState:
+    given: dict[str, Any] = {"loss": LossState(), "orders": OrderState((0, 1), 0.5), **changes}
+    return RoundState(round=round, parameters=torch.tensor(parameters or (1.0, 2.0)), **given)
+
+
+def updates(name: str = "DS>LD", round: int = 1, **changes: Any) -> Updates:
+    given: dict[str, Any] = {
+        "clients": ("a", "b"),
+        "samples": np.array([3, 1]),
+        "criteria": {"DS": RAW[:, 0], "LD": RAW[:, 1]},
+        "losses": np.array([0.25, np.inf]),
+        "payload": DenseModels(torch.eye(2)),
+        "failures": (Failure("c", "not registered"),),
+        **changes,
+    }
+    return Updates(federation=name, round=round, **given)
+
+
+def evaluations(name: str = "DS>LD", round: int = 1, **changes: Any) -> Evaluations:
+    given: dict[str, Any] = {
+        "clients": ("a", "d"),
+        "samples": np.array([3, 1]),
+        "scores": np.array([[0.5, 1.0]]),
+        "losses": np.array([[0.75, np.nan]]),
+        **changes,
+    }
+    return Evaluations(federation=name, round=round, **given)
+
+
+def record(name: str = "DS>LD", round: int = 1, **changes: Any) -> RoundRecord:
+    """Two clients answered, one failed, both combined and tested."""
+    given: dict[str, Any] = {
+        "seconds": 0.125,
+        "updates": updates(name, round),
+        "weighing": Rule(WeighingSettings(criteria=CRITERIA)).weigh(RAW),
+        "order": (0, 1),
+        "tried": (((0, 1), 0.625),),
+        "evaluations": evaluations(name, round),
+        "accuracy": 0.625,
+        "loss": LossState(),
+        **changes,
+    }
+    return RoundRecord(name, round, **given)

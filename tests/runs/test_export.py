@@ -1,0 +1,62 @@
+"""A run's tables as files: the numbers of the database, in forms that any tool reads."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.runs.records import federation, record, state
+
+from steelyard.errors import UserError
+from steelyard.runs.export import export_run
+from steelyard.runs.store import Store
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Path]:
+    """A run that still goes on: its writer holds it."""
+    store = Store(tmp_path / "run")
+    store.register([federation()])
+    store.commit(1, [record(accuracy=1 / 3)], {"DS>LD": state()}, dict, last=False)
+    yield tmp_path / "run"
+    store.close()
+
+
+def test_csv_files_hold_the_rows(run: Path) -> None:
+    files = export_run(run, "csv")
+    assert files == [run / "export" / f"{name}.csv" for name in ("federations", "rounds", "clients", "evaluations")]
+    tables = {path.stem: list(csv.DictReader(path.open())) for path in files}
+    assert [row["federation"] for row in tables["federations"]] == ["DS>LD"]
+    assert float(tables["rounds"][0]["accuracy"]) == 1 / 3
+    assert [(row["client"], row["weight"], row["failure"]) for row in tables["clients"]] == [
+        ("a", "0.75", ""),
+        ("b", "0.25", ""),
+        ("c", "", "not registered"),
+    ]
+    assert [(row["client"], row["score"]) for row in tables["evaluations"]] == [("a", "0.5"), ("d", "1.0")]
+    assert next(iter(tables["rounds"][0])) == "rule"  # no column of row numbers
+
+
+def test_json_files_are_lists_of_rows_with_15_digits(run: Path, tmp_path: Path) -> None:
+    files = export_run(run, "json", tmp_path / "some" / "where")
+    assert files[1] == tmp_path / "some" / "where" / "rounds.json"
+    (row,) = json.loads(files[1].read_text())
+    assert row["accuracy"] == 0.333333333333333
+    clients = json.loads(files[2].read_text())
+    assert clients[2]["weight"] is None
+    assert clients[0]["raw_DS"] == 3.0
+
+
+def test_files_are_written_again(run: Path) -> None:
+    assert export_run(run, "csv") == export_run(run, "csv")
+
+
+def test_a_folder_that_cannot_be_made_is_named(run: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(
+        UserError, match=r"^--out: .*file/x cannot be made: Not a directory; allowed: a writable folder"
+    ):
+        export_run(run, "csv", tmp_path / "file" / "x")

@@ -1,0 +1,201 @@
+"""Reading a run back: data frames with the numbers that were written, per rule, seed, client and round."""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.runs.records import RAW, evaluations, federation, record, state, updates
+
+from steelyard.errors import UserError
+from steelyard.rounds.state import RoundRecord
+from steelyard.runs.reader import History
+from steelyard.runs.store import Store
+from steelyard.weighing.rule import Rule, WeighingSettings
+
+METRICS = {"recall": np.array([0.5, 0.25])}
+
+
+def written(folder: Path) -> History:
+    """Two rules with two seeds each; of the second rule only DS is a criterion, and only it has metrics."""
+    store = Store(folder)
+    names = [(rule, seed) for seed in (1, 2) for rule in ("both", "size")]
+    store.register(
+        [
+            federation(f"{rule}#{seed}", seed, rule, criteria=("DS", "LD") if rule == "both" else ("DS",))
+            for rule, seed in names
+        ]
+    )
+    alone = Rule(WeighingSettings(criteria=("DS",)))
+    for round in (0, 1, 2):
+        records: list[RoundRecord] = []
+        for rule, seed in names:
+            name = f"{rule}#{seed}"
+            scores = np.array([[round / 8 + seed / 64, 0.5 if rule == "both" else 0.25]])
+            more = {"metrics": METRICS if rule == "size" else {}, "right": np.array([True, rule == "both"])}
+            answer = evaluations(name, round, scores=scores, **(more if round == 2 else {}))
+            if round == 0:
+                records.append(RoundRecord(name, 0, 0.0, evaluations=answer, accuracy=0.5))
+            elif rule == "both":
+                records.append(record(name, round, evaluations=answer))
+            else:
+                records.append(
+                    record(name, round, evaluations=answer, weighing=alone.weigh(RAW[:, :1]), order=(0,), tried=())
+                )
+        store.commit(round, records, {one.federation: state(round) for one in records}, dict, last=round == 2)
+    store.note(status="finished")
+    store.close()
+    return History(folder)
+
+
+@pytest.fixture(scope="module")
+def history(tmp_path_factory: pytest.TempPathFactory) -> History:
+    return written(tmp_path_factory.mktemp("read"))
+
+
+def test_rounds_are_listed_by_federation_and_round(history: History) -> None:
+    found = history.rounds
+    assert list(zip(found["rule"], found["seed"], found["round"], strict=True)) == [
+        (rule, seed, round) for seed in (1, 2) for rule in ("both", "size") for round in (0, 1, 2)
+    ]
+    assert list(found.columns[3:]) == [
+        *("accuracy", "priority", "tried", "tests", "cohort", "answered", "kept_old", "zero_criteria", "zero_scores"),
+        *("loss", "server_accuracy", "server_macro_f1", "server_metrics", "seconds"),
+    ]
+    assert found["priority"].fillna("").tolist()[:6] == ["", "DS>LD", "DS>LD", "", "DS", "DS"]
+
+
+def test_federations_and_facts(history: History) -> None:
+    assert history.federations["federation"].tolist() == ["both#1", "size#1", "both#2", "size#2"]
+    assert history.federations["rule"].tolist() == ["both", "size"] * 2
+    assert history.federations["seed"].tolist() == [1, 1, 2, 2]
+    assert json.loads(history.federations["settings"][1])["criteria"] == ["DS"]
+    assert history.info == {"schema": "1", "status": "finished"}
+
+
+def test_criteria_stand_in_columns_of_their_own(history: History) -> None:
+    found = history.clients
+    assert list(found.columns) == [
+        *("rule", "seed", "round", "client", "samples", "loss", "score", "weight", "bytes", "failure"),
+        *("raw_DS", "raw_LD", "normalised_DS", "normalised_LD"),
+    ]
+    assert found["client"].tolist() == ["a", "b", "c"] * 8
+    both = found[(found["rule"] == "both") & (found["seed"] == 2) & (found["round"] == 2)].set_index("client")
+    assert both["raw_DS"].tolist()[:2] == [3.0, 1.0]
+    assert both["raw_LD"].tolist()[:2] == [4.0, 4.0]
+    assert both["normalised_DS"].tolist()[:2] == [0.75, 0.25]
+    assert both["normalised_LD"].tolist()[:2] == [0.5, 0.5]
+    assert both["weight"].tolist()[:2] == [0.75, 0.25]
+    assert math.isnan(both["raw_DS"]["c"])
+    assert both["failure"]["c"] == "not registered"
+    alone = found[found["rule"] == "size"]
+    assert alone["raw_LD"].isna().all()
+    assert alone["normalised_DS"].tolist()[:2] == [0.75, 0.25]
+
+
+def test_further_metrics_stand_in_columns_where_there_are_some(history: History) -> None:
+    found = history.evaluations
+    columns = ["rule", "seed", "round", "client", "samples", "score", "loss", "recall"]
+    assert list(found.columns) == columns
+    mine = found[(found["rule"] == "size") & (found["round"] == 2) & (found["seed"] == 1)]
+    assert mine[["client", "recall", "score"]].to_numpy().tolist() == [["a", 0.5, 0.265625], ["d", 0.25, 0.25]]
+    assert found[found["rule"] == "both"]["recall"].isna().all()
+    assert len(found) == 4 * 3 * 2
+
+
+def test_without_further_metrics_there_is_no_such_column(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.register([federation()])
+    store.commit(1, [record()], {"DS>LD": state()}, dict, last=True)
+    store.close()
+    assert list(History(tmp_path).evaluations.columns) == [
+        "rule",
+        "seed",
+        "round",
+        "client",
+        "samples",
+        "score",
+        "loss",
+    ]
+
+
+def test_scores_are_those_of_one_federation_without_round_0(history: History) -> None:
+    rounds, scores = history.scores("both", 2)
+    assert rounds.tolist() == [1, 2]
+    assert scores.tolist() == [[0.15625, 0.5], [0.28125, 0.5]]
+    assert history.scores("size", 1)[1].tolist() == [[0.140625, 0.25], [0.265625, 0.25]]
+
+
+def test_right_or_wrong_is_that_of_the_last_detailed_round(history: History) -> None:
+    for seed in (1, 2):
+        both, size = history.hits("both", seed), history.hits("size", seed)
+        assert both is not None
+        assert size is not None
+        assert (both.tolist(), size.tolist()) == ([True, True], [True, False])
+        assert both.dtype == np.bool_
+    assert history.hits("both", 3) is None
+
+
+@settings(max_examples=25)  # each makes a database
+@given(bits=st.lists(st.lists(st.booleans(), max_size=20), min_size=1, max_size=3))
+def test_any_number_of_samples_comes_back(tmp_path_factory: pytest.TempPathFactory, bits: list[list[bool]]) -> None:
+    folder = tmp_path_factory.mktemp("bits")
+    store = Store(folder)
+    store.register([federation()])
+    for round, right in enumerate(bits, start=1):
+        answer = evaluations(round=round, right=np.array(right, dtype=bool))
+        store.commit(round, [record(round=round, evaluations=answer)], {"DS>LD": state(round)}, dict, last=False)
+    store.close()
+    found = History(folder).hits("DS>LD", 0)
+    assert found is not None
+    assert found.tolist() == bits[-1]
+
+
+def test_the_last_checkpoint(history: History, tmp_path: Path) -> None:
+    states, kept = history.last_checkpoint()
+    assert list(states) == ["both#1", "size#1", "both#2", "size#2"]
+    assert {one.round for one in states.values()} == {2}
+    assert kept == {}
+    store = Store(tmp_path)
+    assert History(tmp_path).last_checkpoint() == ({}, {})
+    store.register([federation()])
+    store.commit(0, [], {"DS>LD": state(0)}, lambda: {"own": torch.tensor([1.5])}, last=False)
+    # Read while the writer still holds the run.
+    assert History(tmp_path).last_checkpoint()[1]["own"].tolist() == [1.5]
+    store.close()
+
+
+def test_a_run_is_read_while_it_is_written_and_a_frame_is_read_once(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.register([federation()])
+    store.commit(1, [record(updates=updates())], {"DS>LD": state()}, dict, last=False)
+    early = History(tmp_path)
+    assert len(early.rounds) == 1
+    store.commit(2, [record(round=2)], {"DS>LD": state(2)}, dict, last=False)
+    assert len(early.rounds) == 1
+    assert len(History(tmp_path).rounds) == 2
+    assert len(early.clients) == 6  # this one was not asked for before
+    store.close()
+
+
+def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no run here \(no run.sqlite\); allowed: a folder that `steelyard run` made"):
+        History(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_database_that_broke_is_named(tmp_path: Path) -> None:
+    Store(tmp_path).close()
+    opened = History(str(tmp_path))
+    with sqlite3.connect(tmp_path / "run.sqlite") as connection:
+        connection.execute("DROP TABLE rounds")
+    connection.close()
+    with pytest.raises(UserError, match=r"the run's database cannot be read: no such table: rounds$"):
+        opened.rounds  # noqa: B018

@@ -1,0 +1,245 @@
+"""A run that is killed (SIGKILL) and resumed by the real command line ends with the same bits as one that was not.
+
+Checkpoints are written every third round and the runs die two rounds after one, so that the database holds rounds that
+the checkpoint does not know of.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tomli_w
+import torch
+from tests.conftest import cli_environment
+from tests.runs.commands import steelyard
+from tests.runs.contents import assert_same_bits, checkpoint, last_round, query, rows
+
+ROUNDS, EVERY, KILLED_AFTER = 7, 3, 5
+
+LEARNING: dict[str, Any] = {
+    "name": "small",
+    "seed": 3,
+    "partition": {"scheme": "dirichlet", "clients": 6, "alpha": 0.5, "minimum": 12},
+    "model": {"name": "logistic"},
+    "training": {"learning_rate": 0.2, "epochs": 1, "batch_size": 20},
+    "rounds": {"count": ROUNDS, "fraction": 0.5, "samples": True},
+    "store": {"checkpoint_every": EVERY},
+    "compute": {"engine": "loop", "device": "cpu", "threads": 1},
+    "weighing": {"criteria": ["DS", "LD", "MD"], "priority": "LD>MD>DS"},
+}
+SERVER = {"server": "fraction", "server_report": "apart"}
+CRITERIA = {"criteria": ["DS", "LD", "MD"]}
+
+
+def described(**sections: dict[str, Any]) -> dict[str, Any]:
+    """The small experiment with some fields of its sections changed."""
+    return {**LEARNING, **{name: {**LEARNING.get(name, {}), **fields} for name, fields in sections.items()}}
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "a fixed rule": described(),
+    "seldom tested, seldom written": described(rounds={"evaluate_every": 2}, store={"clients_every": 2}),
+    "adafed": described(
+        partition=SERVER, weighing={"criteria": ["VP"], "priority": None, "when_zero": "keep", "loss": {}}
+    ),
+    "adafed on a regression": described(
+        data={"source": "diabetes"},
+        partition={"scheme": "iid", "clients": 5, "alpha": None, "minimum": None, **SERVER},
+        rounds={"samples": False},
+        training={"learning_rate": 0.05},
+        weighing={
+            "criteria": ["VE"],
+            "priority": None,
+            "when_zero": "keep",
+            "loss": {"adapt": "barron", "scale": 300.0, "adapt_scale": True},
+        },
+    ),
+    "online": described(weighing={"adjust": {"strategy": "online"}}, training={"learning_rate": 1.5}),
+    "a budget": described(weighing={"adjust": {"strategy": "greedy", "budget": 22}}),
+    "bandit": described(weighing={"adjust": {"strategy": "bandit"}}),
+    "clients that train on from their own models": described(
+        partition={"stubborn": ["client-001", "client-004"]}, rounds={"fraction": 1.0}
+    ),
+}
+
+
+def write(document: dict[str, Any], folder: Path) -> Path:
+    plain = {
+        name: {key: entry for key, entry in value.items() if entry is not None} if isinstance(value, dict) else value
+        for name, value in document.items()
+    }
+    path = folder / "experiment.toml"
+    path.write_text(tomli_w.dumps(plain))
+    return path
+
+
+def interrupted(folder: Path, *command: str | Path, killed_after: int = KILLED_AFTER, during: str = "commit") -> Path:
+    """Run a command whole and once more with a SIGKILL, check what the kill left, resume, compare; returns the run."""
+    whole, part = folder / "whole", folder / "part"
+    output = folder / "output"
+    assert steelyard(*command, "--out", whole, folder=folder) == 0, output.read_text()
+    code = steelyard(*command, "--out", part, folder=folder, killed_after=killed_after, during=during)
+    assert code == -signal.SIGKILL, output.read_text()
+    assert query(part, "SELECT value FROM info WHERE key = 'status'") == [("running",)]
+    # What the checkpoint does not know of is there, and is what the whole run wrote: the kill came in the middle.
+    assert checkpoint(part)[0] == EVERY
+    assert last_round(part) > EVERY
+    assert set(rows(part)["rounds"]) < set(rows(whole)["rounds"])
+    spoil(part)
+    assert steelyard("resume", part, folder=folder) == 0, output.read_text()
+    assert_same_bits(part, whole)
+    return whole
+
+
+def spoil(folder: Path) -> None:
+    """Change what was written after the checkpoint, so that rows that a resume keeps can be told from new ones."""
+    connection = sqlite3.connect(folder / "run.sqlite")
+    with connection:
+        connection.execute("UPDATE rounds SET accuracy = -1 WHERE round > ?", (EVERY,))
+        connection.execute("UPDATE updates SET weight = -1 WHERE round > ?", (EVERY,))
+        connection.execute("UPDATE evaluations SET score = -1 WHERE round > ?", (EVERY,))
+        # A round that the resumed run will not come to.
+        for table in ("rounds", "updates", "evaluations"):
+            columns = [name for _, name, *_ in connection.execute(f"PRAGMA table_info({table})")]
+            taken = ", ".join(str(ROUNDS + 9) if name == "round" else name for name in columns)
+            connection.execute(f"INSERT INTO {table} SELECT {taken} FROM {table} WHERE round = {EVERY + 1}")
+        # Samples are recorded in the last round only, so this table has none to copy.
+        connection.execute("INSERT INTO samples VALUES (1, ?, x'ff', 8)", (ROUNDS + 9,))
+    connection.close()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_learning(tmp_path: Path, case: str) -> None:
+    whole = interrupted(tmp_path, "run", write(CASES[case], tmp_path))
+    _, states, tensors = checkpoint(whole)
+    (state,) = states.values()
+    assert state["round"] == ROUNDS
+    if case.startswith("adafed"):
+        # The loss has adapted: its state is not the first round's any more.
+        losses = [json.loads(loss) for (loss,) in query(whole, "SELECT loss FROM rounds ORDER BY round")]
+        assert losses[1] != losses[EVERY] != losses[-1]
+    if case in ("online", "a budget", "bandit"):
+        tests = [count for (count,) in query(whole, "SELECT tests FROM rounds ORDER BY round")]
+        assert sum(tests[: EVERY + 1]) > 0
+        assert state["orders"]["testing_rounds"] == sum(tests)
+        if case == "a budget":
+            # Used up after the checkpoint: a resume that forgot what it had spent would spend too much.
+            assert sum(tests[: EVERY + 1]) < 22 == sum(tests)
+        if case == "bandit":
+            assert sum(state["orders"]["memory"]["duels"].values()) == 2 * sum(tests)
+    if case.startswith("clients"):
+        assert sum(name.startswith("clients/") for name in tensors) == 2
+
+
+def test_a_kill_between_the_checkpoint_file_and_its_rows(tmp_path: Path) -> None:
+    """The new file is there and the database still names the old one, which must be there too."""
+    interrupted(tmp_path, "run", write(CASES["bandit"], tmp_path), killed_after=2 * EVERY, during="checkpoint")
+
+
+def test_comparing_rules_with_two_seeds(tmp_path: Path) -> None:
+    rounds = {"target": 0.8, "share": 0.5, "stop_at_target": True}
+    document = described(partition=SERVER, rounds=rounds, weighing=CRITERIA)
+    rules = ("--rules", "DS,LD>DS>MD,online,bandit,adafed", "--seeds", "2")
+    whole = interrupted(tmp_path, "compare", write(document, tmp_path), *rules)
+    _, states, _ = checkpoint(whole)
+    assert len(states) == 10
+    assert {name.partition("#")[2] for name in states} == {"3", "4"}
+    # Some rested at the target before the checkpoint, some between it and the kill, some after: all are carried on.
+    ended = sorted(state["round"] for state in states.values() if state["finished"])
+    assert ended[0] <= EVERY < KILLED_AFTER < ended[-1]
+    assert any(EVERY < round <= KILLED_AFTER for round in ended)
+
+
+@pytest.mark.parametrize("mode", ["pFPL+", "sFPL"])
+def test_recommenders(tmp_path: Path, mode: str) -> None:
+    random = np.random.default_rng(0)
+    taken = [(user, item) for user in range(12) for item in random.choice(20, size=8, replace=False)]
+    lines = [f"u{user:02d}\ti{item:02d}\t{number}" for number, (user, item) in enumerate(taken)]
+    (tmp_path / "taken.tsv").write_text("user\titem\ttime\n" + "\n".join(lines) + "\n")
+    document = {
+        "kind": "recommend",
+        "name": "tiny",
+        "seed": 3,
+        "interactions": {"path": str(tmp_path / "taken.tsv")},
+        "fpl": {"mode": mode, "factors": 4, "learning_rate": 0.2, "pi": 0.5},
+        "rounds": {"epochs": ROUNDS},
+        "store": {"checkpoint_every": EVERY},
+    }
+    whole = interrupted(tmp_path, "run", write(document, tmp_path))
+    kept = [name for name in checkpoint(whole)[2] if name.startswith("clients/")]
+    assert any("vectors" in name for name in kept)
+
+
+def test_the_engine_that_a_run_began_with_is_kept(tmp_path: Path) -> None:
+    """What is fastest may change between two starts; the run's own record decides, not the newest trial."""
+    document = write(described(compute={"engine": "auto"}, training={"batch_size": 7}), tmp_path)
+    cache = {"STEELYARD_CACHE": str(tmp_path / "cache")}
+
+    def run(*command: str | Path, killed_after: int | None = None) -> int:
+        return steelyard(*command, folder=tmp_path, killed_after=killed_after, environment=cache)
+
+    # The first run tries the engines and writes its choice; it is then replaced by hand, so that the test knows it.
+    assert run("run", document, "--out", tmp_path / "trial") == 0
+    choose(tmp_path / "cache", "stacked:2")
+    assert run("run", document, "--out", tmp_path / "whole") == 0
+    assert run("run", document, "--out", tmp_path / "part", killed_after=KILLED_AFTER) == -signal.SIGKILL
+    choose(tmp_path / "cache", "loop")
+    assert run("run", document, "--out", tmp_path / "other") == 0
+    assert run("resume", tmp_path / "part") == 0
+    assert engine(tmp_path / "whole") == engine(tmp_path / "part") == "stacked:2"
+    assert engine(tmp_path / "other") == "loop"
+    assert_same_bits(tmp_path / "part", tmp_path / "whole")
+    # The two engines round differently here, so that the comparison of bits could not have passed by chance.
+    models = [next(iter(checkpoint(tmp_path / name)[2].values())) for name in ("whole", "other")]
+    assert not torch.equal(*models)
+
+
+def choose(cache: Path, name: str) -> None:
+    """Make an engine the one that was found fastest."""
+    file = cache / "engines.json"
+    known = json.loads(file.read_text())
+    file.write_text(json.dumps({key: {**entry, "engine": name} for key, entry in known.items()}))
+
+
+def engine(folder: Path) -> str:
+    ((name,),) = query(folder, "SELECT value FROM info WHERE key = 'engine_choice'")
+    return name
+
+
+def test_killed_from_outside_at_any_moment(tmp_path: Path) -> None:
+    """`python -m steelyard`, killed by another process when its database shows some rounds: any moment must do."""
+    document = write(described(rounds={"count": 60}, store={"checkpoint_every": 4}), tmp_path)
+    part, whole = tmp_path / "part", tmp_path / "whole"
+    assert steelyard("run", document, "--out", whole, folder=tmp_path) == 0
+    process = subprocess.Popen(
+        [sys.executable, "-m", "steelyard", "run", str(document), "--out", str(part)],
+        env=cli_environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        until = time.monotonic() + 120
+        while process.poll() is None and time.monotonic() < until and rounds_so_far(part) < 10:
+            time.sleep(0.002)
+    finally:
+        process.kill()
+    assert process.wait() == -signal.SIGKILL
+    assert 10 <= last_round(part) < 60
+    assert steelyard("resume", part, folder=tmp_path) == 0
+    assert_same_bits(part, whole)
+
+
+def rounds_so_far(folder: Path) -> int:
+    try:
+        return last_round(folder)
+    except (sqlite3.Error, TypeError):
+        return -1  # no database, no table or no row yet

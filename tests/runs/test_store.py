@@ -1,0 +1,258 @@
+"""Writing a run, record by record: what stands in the tables, what a resume forgets, who may write."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.runs.contents import query
+from tests.runs.records import evaluations, federation, record, state, updates
+
+from steelyard.errors import UserError
+from steelyard.messages import Failure, LossState
+from steelyard.rounds.state import RoundRecord
+from steelyard.runs.store import Store, exists
+from steelyard.weighing.priorities import OrderState
+from steelyard.weighing.rule import Rule, WeighingSettings
+
+TABLES = ("rounds", "updates", "evaluations", "samples")
+
+
+def nothing() -> dict[str, torch.Tensor]:
+    return {}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    opened = Store(tmp_path / "run", checkpoint_every=3)
+    opened.register([federation()])
+    yield opened
+    opened.close()
+
+
+def commit(store: Store, *records: RoundRecord, last: bool = False, parameters: tuple[float, ...] = (1.0, 2.0)) -> None:
+    round = records[0].round
+    states = {one.federation: state(round, *parameters) for one in records}
+    store.commit(round, records, states, nothing, last=last)
+
+
+def test_a_round_stands_in_the_tables_number_by_number(store: Store) -> None:
+    commit(store, record(server_accuracy=0.5, server_macro_f1=0.25, server_metrics={"f1": [0.5, 0.0]}, tests=2))
+    (row,) = query(store.folder, "SELECT * FROM rounds")
+    plain = json.dumps({"name": "auto", "class_weights": None, "shape": None, "scale": None})
+    start = (1, 1, 0.625, "DS>LD", '[["DS>LD", 0.625]]', 2)
+    assert row == (*start, 3, 2, 0, "[]", 0, plain, 0.5, 0.25, '{"f1": [0.5, 0.0]}', 0.125)
+    text = (
+        "SELECT c.name, samples, loss, raw, normalised, score, weight, bytes, failure, round, federation FROM updates u"
+    )
+    assert query(store.folder, f"{text} JOIN clients c ON c.id = u.client ORDER BY c.name") == [
+        ("a", 3, 0.25, "[3.0, 4.0]", "[0.75, 0.5]", 1.125, 0.75, None, None, 1, 1),
+        ("b", 1, None, "[1.0, 4.0]", "[0.25, 0.5]", 0.375, 0.25, None, None, 1, 1),
+        ("c", None, None, None, None, None, None, None, "not registered", 1, 1),
+    ]
+    text = "SELECT c.name, federation, round, samples, score, loss, metrics FROM evaluations e"
+    assert query(store.folder, f"{text} JOIN clients c ON c.id = e.client ORDER BY c.name") == [
+        ("a", 1, 1, 3, 0.5, 0.75, None),
+        ("d", 1, 1, 1, 1.0, None, None),
+    ]
+    assert query(store.folder, "SELECT * FROM samples") == []
+
+
+def test_the_first_model_has_neither_cohort_nor_order(store: Store) -> None:
+    commit(store, RoundRecord("DS>LD", 0, 0.5, evaluations=evaluations(round=0), accuracy=0.5))
+    assert query(store.folder, "SELECT * FROM rounds") == [
+        (1, 0, 0.5, None, "[]", 0, 0, 0, 0, "[]", 0, "{}", None, None, None, 0.5)
+    ]
+    assert query(store.folder, "SELECT * FROM updates") == []
+
+
+def test_an_old_model_that_was_kept_gave_nobody_weight(store: Store) -> None:
+    rule = Rule(WeighingSettings(criteria=("DS", "LD"), score="product"))
+    commit(store, record(weighing=rule.weigh(np.zeros((2, 2))), kept_old=True, evaluations=None, accuracy=None))
+    ((kept, zero, uniform, accuracy),) = query(
+        store.folder, "SELECT kept_old, zero_criteria, zero_scores, accuracy FROM rounds"
+    )
+    assert (kept, json.loads(zero), uniform, accuracy) == (1, ["DS", "LD"], 0, None)
+    assert query(store.folder, "SELECT score, weight FROM updates WHERE failure IS NULL") == [(0.25, 0.0)] * 2
+    assert query(store.folder, "SELECT * FROM evaluations") == []
+
+
+def test_scores_that_are_all_zero_are_marked(store: Store) -> None:
+    rule = Rule(WeighingSettings(criteria=("DS", "LD"), score="product"))
+    commit(store, record(weighing=rule.weigh(np.array([[3.0, 0.0], [0.0, 4.0]]))))
+    assert query(store.folder, "SELECT zero_criteria, zero_scores FROM rounds") == [("[]", 1)]
+    assert query(store.folder, "SELECT weight FROM updates WHERE failure IS NULL") == [(0.5,)] * 2
+
+
+def test_updates_without_weighing_and_with_bytes(store: Store) -> None:
+    failures = (Failure("c", "too late"), Failure("c", "again"), Failure("b", "sent twice"))
+    commit(store, record(weighing=None, updates=updates(bytes_sent=np.array([70, 80]), failures=failures)))
+    text = "SELECT c.name, samples, raw, score, weight, bytes, failure FROM updates u JOIN clients c ON c.id = u.client"
+    # A client that is weighed all the same is no failure, and one that failed twice was asked once.
+    assert query(store.folder, f"{text} ORDER BY c.name") == [
+        ("a", 3, None, None, None, 70, None),
+        ("b", 1, None, None, None, 80, None),
+        ("c", None, None, None, None, None, "again"),
+    ]
+    assert query(store.folder, "SELECT cohort, answered FROM rounds") == [(4, 2)]
+
+
+def test_metrics_and_right_or_wrong_of_every_sample(store: Store) -> None:
+    metrics = {"recall": np.array([0.5, 0.25]), "hit": np.array([1.0, 0.0])}
+    right = np.array([True, False, True, True, False, False, False, False, True])
+    commit(store, record(evaluations=evaluations(metrics=metrics, right=right)))
+    assert query(store.folder, "SELECT metrics FROM evaluations ORDER BY client") == [
+        ('{"recall": 0.5, "hit": 1.0}',),
+        ('{"recall": 0.25, "hit": 0.0}',),
+    ]
+    assert query(store.folder, "SELECT * FROM samples") == [(1, 1, bytes([0b10110000, 0b10000000]), 9)]
+
+
+def test_losses_that_adapt_are_written_whole(store: Store) -> None:
+    commit(store, record(loss=LossState("barron", (1.0, 2.0), 0.5, 3.0)))
+    ((text,),) = query(store.folder, "SELECT loss FROM rounds")
+    assert json.loads(text) == {"name": "barron", "class_weights": [1.0, 2.0], "shape": 0.5, "scale": 3.0}
+
+
+def test_a_client_has_one_number_in_all_tables_and_after_opening_again(tmp_path: Path) -> None:
+    for round in (1, 2):
+        store = Store(tmp_path)
+        store.register([federation()])
+        commit(store, record(round=round))
+        store.close()
+    assert query(tmp_path, "SELECT id, name FROM clients ORDER BY id") == [(1, "a"), (2, "b"), (3, "c"), (4, "d")]
+    assert query(tmp_path, "SELECT round, client FROM updates ORDER BY round, client") == [
+        (round, client) for round in (1, 2) for client in (1, 2, 3)
+    ]
+
+
+def test_federations_are_named_once_with_their_settings(tmp_path: Path) -> None:
+    made = [federation("x#1", 1, "x", criteria=("DS",)), federation("x#2", 2, "x", criteria=("DS",))]
+    for _ in range(2):
+        store = Store(tmp_path)
+        store.register(made)
+        store.commit(0, [RoundRecord("x#2", 0, 0.0)], {"x#1": state(0), "x#2": state(0)}, nothing, last=False)
+        store.close()
+    found = query(tmp_path, "SELECT id, name, rule, seed, settings FROM federations ORDER BY id")
+    assert [row[:4] for row in found] == [(1, "x#1", "x", 1), (2, "x#2", "x", 2)]
+    assert json.loads(found[0][4])["criteria"] == ["DS"]
+    assert query(tmp_path, "SELECT federation FROM rounds") == [(2,)]
+
+
+def test_single_clients_are_written_each_k_rounds_and_in_the_last(tmp_path: Path) -> None:
+    store = Store(tmp_path, clients_every=2)
+    store.register([federation()])
+    for round in range(1, 6):
+        commit(store, record(round=round), last=round == 5)
+    store.close()
+    assert query(tmp_path, "SELECT DISTINCT round FROM updates ORDER BY round") == [(2,), (4,), (5,)]
+    assert query(tmp_path, "SELECT COUNT(*) FROM rounds") == [(5,)]
+    assert query(tmp_path, "SELECT COUNT(*) FROM evaluations") == [(10,)]
+
+
+def test_without_saying_more_every_round_is_written_whole(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.register([federation()])
+    for round in range(3):
+        commit(store, record(round=round))
+        assert query(tmp_path, "SELECT round FROM checkpoints") == [(round,)]
+    store.close()
+    assert query(tmp_path, "SELECT DISTINCT round FROM updates ORDER BY round") == [(0,), (1,), (2,)]
+
+
+def test_checkpoints_come_each_k_rounds_and_in_the_last_and_one_is_kept(store: Store) -> None:
+    expected = {0: 0, 1: 0, 2: 0, 3: 3, 4: 3, 5: 5}
+    (store.folder / "checkpoints" / "round-000000.part").write_bytes(b"cut off")
+    for round, kept in expected.items():
+        commit(store, record(round=round), last=round == 5, parameters=(round, 7.0))
+        file = f"round-{kept:06d}.safetensors"
+        assert query(store.folder, "SELECT round, file FROM checkpoints") == [(kept, file)]
+        assert [path.name for path in (store.folder / "checkpoints").iterdir()] == [file]
+    assert store.resume()[0]["DS>LD"].parameters.tolist() == [5.0, 7.0]
+
+
+def test_what_clients_keep_is_asked_for_only_when_a_checkpoint_is_due(store: Store) -> None:
+    asked: list[int] = []
+
+    def snapshot() -> dict[str, torch.Tensor]:
+        asked.append(round)
+        return {"own": torch.tensor([round])}
+
+    for round in range(6):
+        store.commit(round, [record(round=round)], {"DS>LD": state(round)}, snapshot, last=False)
+    assert asked == [0, 3]
+    assert store.resume()[1]["own"].tolist() == [3]
+
+
+def test_a_resume_forgets_what_came_after_the_checkpoint(store: Store) -> None:
+    bits = np.array([True])
+    orders = OrderState((1, 0), 0.75, 4, {"duels": {"0,1": 2.0}})
+    for round in range(6):
+        found = record(round=round, evaluations=evaluations(round=round, right=bits))
+        store.commit(round, [found], {"DS>LD": state(round, orders=orders)}, nothing, last=False)
+    states, kept = store.resume()
+    assert kept == {}
+    assert states["DS>LD"].round == 3
+    assert states["DS>LD"].orders == orders
+    for table in TABLES:
+        assert query(store.folder, f"SELECT DISTINCT round FROM {table} ORDER BY round") == [(0,), (1,), (2,), (3,)]
+
+
+def test_a_resume_before_any_checkpoint_begins_anew(store: Store) -> None:
+    assert store.resume() == ({}, {})
+    # Round 0 always has a checkpoint; rows without one are of a version or a hand that broke off.
+    with store._db:
+        store._write(record(round=0), single=True)
+    assert store.resume() == ({}, {})
+    for table in TABLES:
+        assert query(store.folder, f"SELECT COUNT(*) FROM {table}") == [(0,)]
+
+
+def test_a_round_is_written_as_a_whole_or_not_at_all(store: Store) -> None:
+    commit(store, record(round=0))
+    with pytest.raises(KeyError):
+        commit(store, record(round=3), record("stranger", round=3))
+    assert query(store.folder, "SELECT MAX(round) FROM rounds") == [(0,)]
+    # The new file is there, the row is not: the old checkpoint still holds.
+    assert len(list((store.folder / "checkpoints").iterdir())) == 2
+    assert store.resume()[0]["DS>LD"].round == 0
+
+
+def test_a_round_written_again_replaces_the_first(store: Store) -> None:
+    commit(store, record(round=1, accuracy=0.25))
+    commit(store, record(round=1, accuracy=0.5))
+    assert query(store.folder, "SELECT accuracy FROM rounds") == [(0.5,)]
+    assert query(store.folder, "SELECT COUNT(*) FROM updates") == [(3,)]
+
+
+def test_notes_are_text_or_json_and_the_newest_holds(store: Store) -> None:
+    store.note(status="running", seeds=[1, 2], in_memory=False)
+    store.note(status="finished")
+    found = dict(query(store.folder, "SELECT key, value FROM info"))
+    assert found == {"schema": "1", "status": "finished", "seeds": "[1, 2]", "in_memory": "false"}
+
+
+def test_one_writer_at_a_time(tmp_path: Path) -> None:
+    first = Store(tmp_path)
+    with pytest.raises(UserError, match="another process is writing this run; wait for it or stop it first"):
+        Store(tmp_path)
+    first.close()
+    Store(tmp_path).close()
+
+
+def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(UserError, match=r"file.run: cannot be written: Not a directory; allowed: a writable folder"):
+        Store(tmp_path / "file" / "run")
+
+
+def test_whether_a_folder_holds_a_run(tmp_path: Path) -> None:
+    assert not exists(tmp_path / "run")
+    (tmp_path / "run").mkdir()
+    assert not exists(tmp_path / "run")
+    Store(tmp_path / "run").close()
+    assert exists(tmp_path / "run")
