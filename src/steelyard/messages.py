@@ -220,3 +220,5 @@ class ServerTest:
     """[models, classes]: F1 of each class; shape [models, 0] for regression."""
     errors: Mapping[str, Floats] = field(default_factory=dict[str, Floats])
     """Regression errors by name: mape, mae, rmse."""
+    losses: Floats = field(default_factory=lambda: np.zeros(0))
+    """Mean loss of each model; empty where the server does not say."""

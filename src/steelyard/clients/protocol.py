@@ -61,3 +61,16 @@ class ReportingServer(Server, Protocol):
     def report(self, seed: int, models: torch.Tensor) -> ServerTest:
         """Test models [candidates, parameters] on the rows that only report."""
         ...
+
+
+@runtime_checkable
+class FittingServer(Server, Protocol):
+    """A server that can also learn from its own rows: the slope of its loss, and training on them alone."""
+
+    def gradients(self, seeds: Sequence[int], models: torch.Tensor) -> torch.Tensor:
+        """Return the gradient of the server's loss at each model [models, parameters], one seed per model."""
+        ...
+
+    def train(self, seed: int, round: int, parameters: torch.Tensor) -> torch.Tensor:
+        """Train a model on the server's own rows as a client would on its own, and return it."""
+        ...

@@ -12,16 +12,21 @@ from steelyard.errors import UserError, listed, nearest
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import build, read_document
 from steelyard.experiment.running import run
-from steelyard.settings import validated
+from steelyard.settings import read_value, validated
 from steelyard.weighing import criteria as registry
 from steelyard.weighing import plugins
 from steelyard.weighing.rule import WeighingSettings, label, parse_priority, show_priority
+from steelyard.weighing.table import read_capacity
 
 if TYPE_CHECKING:
     from steelyard.data.dataset import Dataset
 
 STRATEGIES = ("online", "greedy", "bandit")
-WORDS = (*STRATEGIES, "budget(20)", "fedavg", "adafed", "adafed-weights", "mean", "product", "recipe")
+WORDS = (
+    *(*STRATEGIES, "budget(20)", "fedavg", "adafed", "adafed-weights", "mean", "product", "power(VP)^3"),
+    *("weighted-mean(DS=2,LD=1)", "owa(DS,LD;most)", "choquet(DS,LD;FILE)", "fitted(RULE)", "RULE/max", "RULE/rank"),
+    *("server-only", "recipe"),
+)
 CHECKPOINTS = 10
 """How many checkpoints a comparison writes: each holds the models of all rules and seeds."""
 
@@ -111,7 +116,14 @@ def parse_rules(texts: Sequence[str], experiment: Description) -> dict[str, Weig
 
 def _split(text: str) -> list[str]:
     """Split at commas outside parentheses."""
-    return [part.strip() for part in re.split(r",(?![^()]*\))", text) if part.strip()]
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character == "(") - (character == ")")
+        if character == "," and depth <= 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part.strip() for part in parts if part.strip()]
 
 
 def _rule(word: str, experiment: Description) -> tuple[str, WeighingSettings]:
@@ -125,8 +137,14 @@ def _described(word: str, experiment: Description) -> Mapping[str, Any]:
     base = experiment.weighing
     if word == "fedavg":
         return {"criteria": ["DS"], "name": "fedavg"}
+    if word == "server-only":
+        return {"trained_by": "server"}
     if word in ("adafed", "adafed-weights"):
         return _adafed(word, experiment)
+    if wrapped := re.fullmatch(r"fitted\((.*)\)", word):
+        return _fitted(wrapped[1].strip(), experiment)
+    if divided := re.fullmatch(r"(.+)/(share|max|rank)", word):
+        return {**_unnamed(divided[1], experiment), "normalise": divided[2]}
     match = re.fullmatch(r"([a-z-]+)(?:\(([^()]*)\))?(?:@(\d+))?(?:\^([0-9.]+))?", word)
     if match is None:
         return _ordered(word, base)
@@ -136,12 +154,52 @@ def _described(word: str, experiment: Description) -> Mapping[str, Any]:
     if kind in STRATEGIES:
         adjust = {"strategy": kind} if limit is None else {"strategy": kind, "budget": int(limit)}
         return {**_ordered(inside, base), "adjust": adjust}
+    if kind in ("weighted-mean", "owa", "choquet"):
+        return _with_parameters(kind, inside or "", word)
     if kind in ("mean", "product", "power"):
         criteria = list(base.criteria) if inside is None else [part.strip() for part in inside.split(",")]
         for name in criteria:
             _known(name, word)
         return {"criteria": criteria, "score": kind, **({} if power is None else {"power": _number(power, word)})}
     raise UserError(f"--rules: got '{word}'{nearest(word, WORDS)}; allowed: criteria, orders of them, {listed(WORDS)}")
+
+
+def _unnamed(word: str, experiment: Description) -> dict[str, Any]:
+    """Read a rule that is a part of another, which then names itself by what it does."""
+    own = experiment.rules().get(word)
+    given = dict(_described(word, experiment)) if own is None else _plain(own)
+    return {name: value for name, value in given.items() if name not in ("name", "plugins")}
+
+
+def _fitted(inside: str, experiment: Description) -> dict[str, Any]:
+    """Read "fitted(RULE)" or "fitted(RULE;steps=20;rate=1;shrink=0.1)"."""
+    rule, *assignments = [part.strip() for part in inside.split(";")]
+    fit: dict[str, Any] = {}
+    for assignment in assignments:
+        name, equals, value = assignment.partition("=")
+        if not equals:
+            raise UserError(f"--rules: got 'fitted({inside})'; allowed: fitted(RULE;steps=10;rate=3;shrink=0)")
+        fit[name.strip()] = read_value(value.strip())
+    named = f"fitted({rule}{';' if fit else ''}{';'.join(assignments)})"
+    return {**_unnamed(rule or "fedavg", experiment), "fit": fit, "name": named}
+
+
+def _with_parameters(kind: str, inside: str, word: str) -> dict[str, Any]:
+    """Read "weighted-mean(DS=2,LD=1)", "owa(DS,LD;most)", "owa(DS,LD;0.7,0.3)", "choquet(DS,LD;capacity.toml)"."""
+    listed_criteria, _, parameter = (part.strip() for part in inside.partition(";"))
+    pairs = [part.partition("=") for part in listed_criteria.split(",")]
+    names = [name.strip() for name, _, _ in pairs]
+    for name in names:
+        _known(name, word)
+    given: dict[str, Any] = {"criteria": names, "score": kind, "name": word}
+    if kind == "weighted-mean":
+        given["weights"] = [_number(value.strip() or "1", word) for _, _, value in pairs]
+    elif kind == "owa":
+        numbers = re.fullmatch(r"[0-9.,\s]+", parameter) and parameter.count(",") + 1 == len(names)
+        given |= {"weights": [_number(v, word) for v in parameter.split(",")]} if numbers else {"quantifier": parameter}
+    else:
+        given["capacity"] = read_capacity(Path(parameter), "--rules")
+    return given
 
 
 def _ordered(text: str | None, base: WeighingSettings) -> dict[str, Any]:
@@ -180,4 +238,6 @@ def _number(text: str, word: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise UserError(f"--rules: got '{word}'; allowed: a number after ^") from None
+        raise UserError(
+            f"--rules: got '{word}'; allowed: a number, as in power(VP)^3"
+        ) from None

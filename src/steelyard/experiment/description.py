@@ -69,6 +69,11 @@ class Description(Section):
 
     def check_rule(self, rule: WeighingSettings) -> None:
         """Refuse a rule that this kind of experiment cannot follow; called for each before any data is read."""
+        if rule.fit is not None or rule.trained_by != "clients":
+            field = "fit" if rule.fit is not None else "trained_by"
+            raise UserError(
+                f"weighing.{field}: given, but this kind of server has no rows to learn from; allowed: nothing"
+            )
         if rule.loss is not None:
             raise UserError("weighing.loss: given, but the loss of this kind of experiment is fixed; allowed: nothing")
 

@@ -53,10 +53,14 @@ class LearningDescription(Description):
         )
 
     def check_rule(self, rule: WeighingSettings) -> None:
-        """Refuse an adaptive loss that this data or partition cannot feed."""
+        """Refuse a fit, a control or an adaptive loss that this data or partition cannot feed."""
+        lacking = self._lacks_test_set()
+        if rule.fit is not None and lacking:
+            raise UserError(f"weighing.fit: weights are fitted to the server's test set, {lacking}")
+        if rule.trained_by == "server" and lacking:
+            raise UserError(f"weighing.trained_by: the server trains on its test set, {lacking}")
         if rule.loss is None:
             return
-        lacking = self._lacks_test_set()
         if rule.loss.adapt != "none" and lacking:
             raise UserError(f"weighing.loss: it adapts to the server's test set, {lacking}")
         fits = ("barron", "none") if self.regression else ("class-f1",)

@@ -16,13 +16,14 @@ import numpy as np
 import torch
 
 from steelyard import randomness
-from steelyard.clients.protocol import Clients, ReportingServer, Server
+from steelyard.clients.protocol import Clients, FittingServer, ReportingServer, Server
 from steelyard.defence.validate import admit
 from steelyard.errors import UserError
-from steelyard.messages import Evaluations, Question, ServerTest, Task, Updates
+from steelyard.messages import DenseModels, Evaluations, Question, ServerTest, Task, Updates
 from steelyard.rounds.state import Federation, Plan, Recorder, RoundRecord, RoundState
 from steelyard.rounds.targets import reached
 from steelyard.weighing.criteria import CohortView, Criterion
+from steelyard.weighing.fitted import FitSettings, fit_weights
 from steelyard.weighing.priorities import Order, OrderState
 from steelyard.weighing.view import Memory
 from steelyard.weighing.weights import Weighing
@@ -99,11 +100,16 @@ def one_round(
 ) -> list[RoundRecord]:
     """Do one round of every federation; `states` is brought up to date, the records say what happened."""
     begun = time.perf_counter()
-    tasks = [make_task(federation, states[federation.name], clients, plan, round) for federation in federations]
-    answers = clients.train(tasks)
-    drafts: list[_Draft] = []
-    for federation, task, updates in zip(federations, tasks, answers, strict=True):
-        drafts.append(_weigh(federation, states[federation.name], task, updates, server, plan))
+    asking = [federation for federation in federations if federation.rule.settings.trained_by == "clients"]
+    tasks = [make_task(federation, states[federation.name], clients, plan, round) for federation in asking]
+    answers = iter(zip(tasks, clients.train(tasks) if tasks else [], strict=True))
+    drafts = [
+        _weigh(federation, states[federation.name], *next(answers), server, plan)
+        if federation in asking
+        else _alone(federation, states[federation.name], server, round)
+        for federation in federations
+    ]
+    _fit([draft for draft in drafts if draft.federation.rule.settings.fit is not None], server)
     last = round == plan.rounds
     if last or round % plan.evaluate_every == 0:
         _evaluate(drafts, clients, round, detailed=plan.detailed and last)
@@ -168,6 +174,48 @@ def _weigh(
         return _Draft(federation, state, updates, weighing, state.parameters, order, view.remembered, kept_old=True)
     model = updates.payload.combine(state.parameters, weighing.weights)
     return _Draft(federation, state, updates, weighing, model, order, view.remembered)
+
+
+def _alone(federation: Federation, state: RoundState, server: Server, round: int) -> _Draft:
+    """The control without a federation: the server trains on its own rows, and nobody is asked."""
+    if not isinstance(server, FittingServer):
+        raise UserError("weighing.trained_by: got 'server', but this server cannot train; allowed: clients")
+    model = server.train(federation.seed, round, state.parameters)
+    none = np.zeros(0)
+    nobody = Updates(federation.name, round, (), np.zeros(0, np.int64), {}, none, DenseModels(model[None][:0]))
+    return _Draft(federation, state, nobody, None, model, state.orders.order, state.memory)
+
+
+def _fit(drafts: Sequence[_Draft], server: Server) -> None:
+    """Fit the weights of all federations that ask for it to the server's own rows, side by side."""
+    fitting = [draft for draft in drafts if not draft.kept_old and draft.weighing is not None]
+    if not fitting:
+        return
+    if not isinstance(server, FittingServer):
+        raise UserError("weighing.fit: given, but this server has no rows to fit to; allowed: without it")
+    payloads: list[DenseModels] = []
+    starts: list[np.ndarray] = []
+    for draft in fitting:
+        if not isinstance(draft.updates.payload, DenseModels) or draft.weighing is None:
+            raise UserError("weighing.fit: the server sees no single models in this run; allowed: without it")
+        payloads.append(draft.updates.payload)
+        starts.append(draft.weighing.weights)
+    seeds = [draft.federation.seed for draft in fitting]
+    start = fitting[0].before.parameters
+
+    def slopes(weights: Sequence[np.ndarray]) -> list[np.ndarray]:
+        combined = [payload.combine(start, mine) for payload, mine in zip(payloads, weights, strict=True)]
+        gradients = server.gradients(seeds, torch.stack(combined))
+        return [
+            (payload.models @ gradient.to(payload.models.device)).double().cpu().numpy()
+            for payload, gradient in zip(payloads, gradients, strict=True)
+        ]
+
+    settings = [draft.federation.rule.settings.fit or FitSettings() for draft in fitting]
+    for draft, payload, weights in zip(fitting, payloads, fit_weights(starts, slopes, settings), strict=True):
+        if draft.weighing is not None:
+            draft.weighing = replace(draft.weighing, weights=weights)
+            draft.model = payload.combine(draft.before.parameters, weights)
 
 
 def measure(criteria: Sequence[Criterion], updates: Updates, view: CohortView) -> np.ndarray:

@@ -6,5 +6,6 @@ Importing this room registers all built-in criteria, those of `criteria` first, 
 from __future__ import annotations
 
 import steelyard.weighing.adafed as _adafed
+import steelyard.weighing.contribution as _contribution
 
-del _adafed
+del _adafed, _contribution

@@ -19,7 +19,7 @@ from typing import Literal
 import numpy as np
 
 from steelyard.errors import UserError, listed, nearest
-from steelyard.messages import Floats
+from steelyard.messages import Counts, Floats
 from steelyard.weighing.needs import NO_NEEDS, NeededTask, Needs, Offers, unmet
 from steelyard.weighing.plugins import load_entry_points
 from steelyard.weighing.view import CohortView, Labelled, LocalData
@@ -229,6 +229,31 @@ def class_balance(local: LocalData) -> float:
     positive = int((local.labels > 0).sum())
     negative = len(local.labels) - positive
     return min(positive, negative) / max(positive, negative, 1)
+
+
+def _entropies(many: Labelled) -> Floats | None:
+    counts = many.counts()
+    return None if counts is None else _entropy(counts, many.classes)
+
+
+def _entropy(counts: Counts, classes: int) -> Floats:
+    shares = counts / np.maximum(counts.sum(axis=-1, keepdims=True), 1)
+    logs = np.log(shares, out=np.zeros_like(shares), where=shares > 0)
+    return np.clip(-(shares * logs).sum(axis=-1) / math.log(max(classes, 2)), 0.0, 1.0)
+
+
+@client_criterion(
+    "LE",
+    description="label entropy: how evenly the classes are held, from 0 (one class) to 1 (all alike)",
+    maximum=1.0,
+    needs_labels=True,
+    needs_task="classes",
+    of_labels=_entropies,
+)
+def label_entropy(local: LocalData) -> float:
+    """−Σ_c p_c ln p_c / ln C over the client's labels: class balance for any number of classes."""
+    counts = np.bincount(np.asarray(local.labels, dtype=np.int64), minlength=max(local.classes, 1))
+    return float(_entropy(counts, local.classes))
 
 
 @client_criterion(

@@ -16,7 +16,8 @@ from steelyard.weighing import criteria as registry
 from steelyard.weighing import plugins, scores
 from steelyard.weighing.adafed import LossSettings
 from steelyard.weighing.adjusting import AdjustSettings
-from steelyard.weighing.weights import Weighing, normalise, to_weights
+from steelyard.weighing.fitted import FitSettings
+from steelyard.weighing.weights import Normalising, Weighing, normalise, to_weights
 
 ScoreName = Literal["prioritized", "mean", "weighted-mean", "owa", "choquet", "product", "power"]
 SCORES: tuple[str, ...] = ("prioritized", "mean", "weighted-mean", "owa", "choquet", "product", "power")
@@ -56,6 +57,13 @@ class WeighingSettings(Section):
     """What the rule is called in tables; default: by what it does, such as "DS>LD>MD" or "online(DS>LD>MD)"."""
     adjust: AdjustSettings | None = None
     """For prioritized: find the order while the federation learns; default: the order stays fixed."""
+    normalise: Normalising = "share"
+    """How a criterion is brought to [0, 1] over the cohort: share (its sum is 1, as in the papers), max (the best
+    client has 1, so that priorities do not fade as cohorts grow), or rank."""
+    fit: FitSettings | None = None
+    """Fit the weights to the server's own rows, starting from this rule's; default: the rule's weights as they are."""
+    trained_by: Literal["clients", "server"] = "clients"
+    """server: no client is asked, the server trains on its own rows alone; the control to hold every rule against."""
     loss: LossSettings | None = None
     """AdaFed: let the clients' loss adapt between rounds; default: the same loss every round."""
 
@@ -76,6 +84,10 @@ class WeighingSettings(Section):
                 f"adjust: given with score = '{self.score}' and {len(self.criteria)} criteria; "
                 "allowed only with prioritized and two criteria or more, since it changes their order"
             )
+        if self.fit is not None and self.adjust is not None:
+            raise UserError("fit: given with adjust; allowed: one of the two, since fitting leaves no order to try")
+        if self.trained_by == "server" and (self.fit, self.adjust, self.loss) != (None, None, None):
+            raise UserError("trained_by: got 'server' with fit, adjust or loss; allowed: without them")
         self.order()
         self.score_function()
         return self
@@ -146,7 +158,8 @@ def show_priority(order: Sequence[int], criteria: Sequence[str]) -> str:
 def label(settings: WeighingSettings) -> str:
     """Name a rule by what it does, unless the user named it.
 
-    "DS", "DS>LD>MD", "mean(DS,LD)", "online(DS>LD>MD)", "online(DS>LD>MD)@20" with a budget, "VP+class-f1".
+    "DS", "DS>LD>MD", "mean(DS,LD)", "online(DS>LD>MD)", "online(DS>LD>MD)@20" with a budget, "VP+class-f1",
+    "DS>LD>MD/max" where criteria are divided by the best, "fitted(DS)", "server-only".
     """
     if settings.name is not None:
         return settings.name
@@ -156,9 +169,15 @@ def label(settings: WeighingSettings) -> str:
         text = f"power({','.join(settings.criteria)})^{settings.power:g}"
     else:
         text = f"{settings.score}({','.join(settings.criteria)})"
+    if settings.trained_by == "server":
+        return "server-only"
+    if settings.normalise != "share":
+        text = f"{text}/{settings.normalise}"
     if settings.adjust is not None:
         limit = "" if settings.adjust.budget is None else f"@{settings.adjust.budget}"
         text = f"{settings.adjust.strategy}({text}){limit}"
+    if settings.fit is not None:
+        text = f"fitted({text})"
     return text if settings.loss is None or settings.loss.adapt == "none" else f"{text}+{settings.loss.adapt}"
 
 
@@ -196,7 +215,7 @@ class Rule:
 
     def weigh(self, raw: Floats, order: Sequence[int] | None = None) -> Weighing:
         """Weigh a cohort from its raw measures [clients, criteria]: normalise, score, divide by the sum."""
-        normalised, zero = normalise(raw)
+        normalised, zero = normalise(raw, self.settings.normalise)
         found = self.score(normalised, order)
         weights, uniform = to_weights(found)
         all_zero = tuple(name for name, is_zero in zip(self.names, zero, strict=True) if is_zero)

@@ -74,7 +74,7 @@ def weigh_file(
         "priority": priority,
         "weights": None if weights is None else _numbers(weights),
         "quantifier": quantifier,
-        "capacity": None if capacity is None else _capacity(capacity),
+        "capacity": None if capacity is None else read_capacity(capacity, "--capacity"),
         "power": power,
     }
     settings = validated(WeighingSettings, {name: value for name, value in given.items() if value is not None}, "")
@@ -101,9 +101,10 @@ def _numbers(text: str) -> list[float]:
         raise UserError(f"--weights: got '{text}'; allowed: numbers with commas, such as 0.5,0.3,0.2") from None
 
 
-def _capacity(path: Path) -> dict[str, Any]:
+def read_capacity(path: Path, option: str) -> dict[str, Any]:
+    """Read the capacity of a Choquet integral from a TOML file; `option` is who asks, for the error line."""
     try:
         return parse(path.read_text(encoding="utf-8"), str(path))
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise UserError(f"--capacity: {path} cannot be read: {reason}; allowed: a TOML file") from error
+        raise UserError(f"{option}: {path} cannot be read: {reason}; allowed: a TOML file") from error

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from steelyard.messages import Floats
+
+Normalising = Literal["share", "max", "rank"]
 
 ROUNDING = 1e-12
 
@@ -19,7 +22,7 @@ class Weighing:
     raw: Floats
     """[clients, criteria] as measured."""
     normalised: Floats
-    """[clients, criteria], each column divided by its sum."""
+    """[clients, criteria], each column brought to [0, 1] over the cohort."""
     scores: Floats
     weights: Floats
     all_zero: tuple[str, ...]
@@ -28,11 +31,34 @@ class Weighing:
     """True when all scores were 0 and the weights are uniform for that reason."""
 
 
-def normalise(raw: Floats) -> tuple[Floats, Floats]:
-    """Divide each criterion by its sum over the cohort; all-zero columns become 1/n. Returns (normalised, zero[m])."""
-    totals = raw.sum(axis=0)
-    zero = totals == 0
-    return np.where(zero, 1.0 / max(len(raw), 1), raw / np.where(zero, 1.0, totals)), zero
+def normalise(raw: Floats, how: Normalising = "share") -> tuple[Floats, Floats]:
+    """Bring each criterion of raw[clients, criteria] to [0, 1] over the cohort; returns (normalised, zero[criteria]).
+
+    share: divided by its sum, so that it sums to 1 (the papers' way). With n clients each value is about 1/n, so
+    f = c₁(1 + c₂(1 + c₃)) ≈ c₁ and from ten clients on only the first criterion counts.
+    max: divided by the cohort's best, so that a score does not depend on how many clients there are.
+    rank: the client's rank over n, 1 for the best, ties in the middle; use it where a measure has outliers.
+    A criterion that is 0 for everyone says nothing: it becomes 1/n (share) or 1 (max, rank) for all, and is noted.
+    """
+    zero = raw.sum(axis=0) == 0
+    if how == "share":
+        totals = raw.sum(axis=0)
+        return np.where(zero, 1.0 / max(len(raw), 1), raw / np.where(zero, 1.0, totals)), zero
+    if how == "max":
+        best = raw.max(axis=0, initial=0.0)
+        return np.where(zero, 1.0, raw / np.where(zero, 1.0, best)), zero
+    return np.where(zero, 1.0, _ranks(raw)), zero
+
+
+def _ranks(raw: Floats) -> Floats:
+    """Return each value's rank in its column over the number of rows; equal values share the mean of their ranks."""
+    ordered = np.sort(raw, axis=0)
+    ranks = np.empty_like(raw, dtype=np.float64)
+    for column in range(raw.shape[1]):
+        below = np.searchsorted(ordered[:, column], raw[:, column], side="left")
+        up_to = np.searchsorted(ordered[:, column], raw[:, column], side="right")
+        ranks[:, column] = (below + 1 + up_to) / 2
+    return ranks / max(len(raw), 1)
 
 
 def to_weights(scores: Floats) -> tuple[Floats, bool]:

@@ -76,7 +76,9 @@ class Evaluator:
         outputs = self.outputs(models, dataset, rows)
         labels = dataset.labels[rows]
         each = losses.per_sample(loss)
-        per_model = [each(mine, labels) for mine in outputs]
+        # Small operators too: two threads on a busy machine would wait for each other at every call.
+        with threads_for(self.setup.device, self.setup.layout.size):
+            per_model = [each(mine, labels) for mine in outputs]
         return predictions(outputs, dataset.classes), torch.stack(per_model) if per_model else outputs[..., 0]
 
     def losses(
@@ -85,7 +87,8 @@ class Evaluator:
         """Return per-sample losses [models, rows] on labels of one's own, class weights counted, as in training."""
         outputs = self.outputs(models, dataset, rows)
         each, weights = losses.per_sample(loss), class_weights(loss, outputs.device)
-        return torch.stack([losses.weigh(each(mine, labels), labels, weights) for mine in outputs])
+        with threads_for(self.setup.device, self.setup.layout.size):
+            return torch.stack([losses.weigh(each(mine, labels), labels, weights) for mine in outputs])
 
     def _batch(self, dataset: DeviceDataset) -> int:
         """Rows at once: a tenth of the memory, with some 200 floats of activations per input number at the worst."""

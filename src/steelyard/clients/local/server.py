@@ -1,16 +1,21 @@
-"""What the server computes itself: the first model, and tests on its own samples."""
+"""What the server computes itself: the first model, tests, slopes and training on its own samples."""
 
 from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
+from steelyard.clients.local.engines.worker_threads import threads_for
 from steelyard.clients.local.simulation import Simulation
 from steelyard.data.dataset import Rows
 from steelyard.errors import UserError
-from steelyard.learning import evaluation
+from steelyard.learning import evaluation, losses
 from steelyard.learning.models import build
 from steelyard.learning.parameters import Layout
+from steelyard.learning.training import chance_of, orders, train_client
 from steelyard.messages import LossState, ServerTest
 
 
@@ -35,19 +40,74 @@ class SimulationServer:
         """Test models [candidates, parameters] on the rows on which the server reports."""
         return self._test(seed, models, self.clients.context.population(seed).source.report)
 
+    def gradients(self, seeds: Sequence[int], models: torch.Tensor) -> torch.Tensor:
+        """Return the gradient of the server's mean loss at each model [models, parameters], one seed per model.
+
+        Models whose servers hold equally many rows are differentiated in one pass.
+        """
+        held = [self._weighing_rows(seed) for seed in seeds]
+        found = torch.empty_like(models)
+        for size in sorted({len(rows) for rows in held}):
+            alike = [index for index, rows in enumerate(held) if len(rows) == size]
+            found[alike] = self._slopes([seeds[i] for i in alike], models[alike], torch.stack([held[i] for i in alike]))
+        return found
+
+    def _slopes(self, seeds: Sequence[int], models: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        context = self.clients.context
+        datasets = [context.population(seed).dataset for seed in seeds]
+        setup, each = context.setup, losses.per_sample(context.loss(LossState(context.training.loss)))
+        module = copy.deepcopy(setup.module).to(context.device).eval()
+        features = torch.stack([dataset.gather(mine) for dataset, mine in zip(datasets, rows, strict=True)])
+        labels = torch.stack([dataset.labels[mine] for dataset, mine in zip(datasets, rows, strict=True)])
+
+        def loss_of(flat: torch.Tensor, samples: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
+            return each(torch.func.functional_call(module, setup.layout.views(flat), (samples,)), truth).mean()
+
+        with threads_for(context.device, setup.layout.size):
+            slope = torch.func.vmap(torch.func.grad(loss_of))
+            return slope(models.to(context.device), features, labels).to(models.device)
+
+    def train(self, seed: int, round: int, parameters: torch.Tensor) -> torch.Tensor:
+        """Train a model on the rows on which the server weighs, as a client of that size would, and return it."""
+        context = self.clients.context
+        dataset, rows = context.population(seed).dataset, self._weighing_rows(seed)
+        setup, training = context.setup, context.training
+        with threads_for(context.device, setup.layout.size):
+            trained, _ = train_client(
+                copy.deepcopy(setup.module).to(context.device),
+                setup.layout,
+                parameters.to(context.device),
+                dataset.gather(rows),
+                dataset.labels[rows],
+                orders(seed, round, ["server"], len(rows), training)[0],
+                training,
+                context.loss(LossState(training.loss)),
+                chance_of(seed, round, "server"),
+            )
+        return trained.to(parameters.device)
+
+    def _weighing_rows(self, seed: int) -> torch.Tensor:
+        context = self.clients.context
+        return _on_device(context.population(seed).source.server, context.device)
+
     def _test(self, seed: int, models: torch.Tensor, held: Rows) -> ServerTest:
         context = self.clients.context
         dataset = context.population(seed).dataset
-        if not len(held):
-            raise UserError(
-                "partition.server: the server holds no test samples; allowed: held-out or fraction, with rows in it"
-            )
-        rows = torch.from_numpy(np.asarray(held, dtype=np.int64)).to(context.device)
+        rows = _on_device(held, context.device)
         loss = context.loss(LossState(context.training.loss))
-        predictions, _ = self.clients.evaluator.test(models.to(context.device), dataset, rows, loss)
+        predictions, each = self.clients.evaluator.test(models.to(context.device), dataset, rows, loss)
         labels = dataset.labels[rows]
+        mean = each.to(torch.float64).mean(dim=1).cpu().numpy()
         if dataset.classes:
             counts = evaluation.confusion(predictions, labels, dataset.classes)
-            return ServerTest(evaluation.accuracy(counts), evaluation.f1(counts))
+            return ServerTest(evaluation.accuracy(counts), evaluation.f1(counts), losses=mean)
         errors = evaluation.errors(predictions, labels)
-        return ServerTest(np.zeros(len(models)), np.zeros((len(models), 0)), errors)
+        return ServerTest(np.zeros(len(models)), np.zeros((len(models), 0)), errors, mean)
+
+
+def _on_device(held: Rows, device: torch.device) -> torch.Tensor:
+    if not len(held):
+        raise UserError(
+            "partition.server: the server holds no test samples; allowed: held-out or fraction, with rows in it"
+        )
+    return torch.from_numpy(np.asarray(held, dtype=np.int64)).to(device)
