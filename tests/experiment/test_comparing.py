@@ -36,10 +36,48 @@ def test_a_recipe_without_an_order_compares_its_own_rules():
         ("budget(20)", ["budget(20)"]),
         ("fedavg,mean(DS,LD),product", ["fedavg", "mean(DS,LD)", "product(DS,LD,MD)"]),
         ("recipe,DS", ["LD>DS>MD", "DS"]),
+        ("DS>LD>MD/max,mean/rank", ["DS>LD>MD/max", "mean(DS,LD,MD)/rank"]),
+        ("fitted(DS),fitted(DS>LD/max;steps=4;rate=0.5)", ["fitted(DS)", "fitted(DS>LD/max;steps=4;rate=0.5)"]),
+        ("weighted-mean(DS=2,LD=1),owa(DS,LD;most)", ["weighted-mean(DS=2,LD=1)", "owa(DS,LD;most)"]),
+        ("power(VP)^3/max", ["power(VP)^3/max"]),
     ],
 )
 def test_words_of_rules(text, names):
     assert list(parse_rules([text], BASE)) == names
+
+
+def test_what_the_words_of_scores_and_fits_stand_for(tmp_path):
+    capacity = tmp_path / "worth.toml"
+    capacity.write_text('DS = 0.4\nLD = 0.3\n"DS,LD" = 1.0\n', encoding="utf-8")
+    words = ["weighted-mean(DS=2,LD=1)", "owa(DS,LD;0.7,0.3)", "owa(DS,LD;most)", f"choquet(DS,LD;{capacity})"]
+    weighted, ranked, most, choquet = parse_rules(words, BASE).values()
+    assert weighted.weights == (2.0, 1.0)
+    assert ranked.weights == (0.7, 0.3)
+    assert most.quantifier == "most"
+    assert choquet.capacity == {"DS": 0.4, "LD": 0.3, "DS,LD": 1.0}
+    (fitted,) = parse_rules(["fitted(LD>DS/max;steps=4;shrink=0.5)"], BASE).values()
+    assert (fitted.criteria, fitted.normalise) == (("LD", "DS"), "max")
+    assert fitted.fit is not None
+    assert (fitted.fit.steps, fitted.fit.rate, fitted.fit.shrink) == (4, 3.0, 0.5)
+    served = Experiment.load("quickstart", ["partition.server=fraction"])
+    assert parse_rules(["server-only"], served)["server-only"].trained_by == "server"
+
+
+@pytest.mark.parametrize(
+    ("word", "line"),
+    [
+        ("fitted(DS;steps)", "allowed: fitted(RULE;steps=10;rate=3;shrink=0)"),
+        ("fitted(DS;step=3)", "unknown field"),
+        ("owa(DS,LD;sometimes)", "sometimes"),
+        ("weighted-mean(DS=x,LD=1)", "allowed: a number"),
+        ("choquet(DS,LD;nowhere.toml)", "nowhere.toml cannot be read"),
+        ("DS>XX/max", "names no rule or criterion 'XX'"),
+    ],
+)
+def test_slips_in_the_new_words_are_named(word, line):
+    with pytest.raises(UserError) as caught:
+        parse_rules([word], BASE)
+    assert line in str(caught.value)
 
 
 def test_what_the_words_stand_for():

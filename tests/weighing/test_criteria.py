@@ -204,3 +204,14 @@ def test_what_a_client_cannot_have_measured_is_refused() -> None:
     assert criteria.get("DS").refusal(1e9) is None
     for value in (float("nan"), float("inf"), -1.0):
         assert criteria.get("DS").refusal(value) is not None
+
+
+def test_label_entropy_by_hand() -> None:
+    """Two of four classes held alike: ln 2 / ln 4 = ½; one class: 0; all alike: 1; many clients at once agree."""
+    entropy = criteria.known()["LE"]
+    for labels, wanted in (([0, 0, 1, 1], 0.5), ([3, 3, 3], 0.0), ([0, 1, 2, 3], 1.0)):
+        local = LocalData("a", torch.tensor(labels), classes=4)
+        assert entropy.on_client(local) == pytest.approx(wanted, abs=1e-15)
+    assert entropy.of_labels is not None
+    many = criteria.Labelled(np.array([0, 0, 1, 1, 3, 3, 3, 0, 1, 2, 3]), np.array([4, 3, 4]), 4)
+    np.testing.assert_allclose(entropy.of_labels(many), [0.5, 0.0, 1.0], atol=1e-15)

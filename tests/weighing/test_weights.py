@@ -113,3 +113,27 @@ def test_a_cohort_of_nobody_has_no_weights() -> None:
     assert zero.tolist() == [True, True]
     weights, uniform = to_weights(np.zeros(0))
     assert (weights.shape, uniform) == ((0,), True)
+
+
+def test_normalising_by_the_best_and_by_rank_by_hand() -> None:
+    raw = np.array([[10.0, 0.0], [40.0, 0.0], [40.0, 0.0], [20.0, 0.0]])
+    best, zero = normalise(raw, "max")
+    np.testing.assert_array_equal(best, [[0.25, 1.0], [1.0, 1.0], [1.0, 1.0], [0.5, 1.0]])
+    assert zero.tolist() == [False, True]
+    ranks, _ = normalise(raw, "rank")
+    np.testing.assert_array_equal(ranks[:, 0], [0.25, 0.875, 0.875, 0.5])
+    np.testing.assert_array_equal(ranks[:, 1], np.ones(4))
+
+
+@pytest.mark.parametrize("how", ["max", "rank"])
+def test_only_the_share_fades_as_the_cohort_grows(how: str) -> None:
+    """With 1,000 clients the second criterion still tells two clients apart that are equal in the first."""
+    raw = np.ones((1000, 2))
+    raw[0, 1] = 0.1
+    ratios = {}
+    for each in ("share", how):
+        values, _ = normalise(raw, each)  # type: ignore[arg-type]
+        scores = np.cumprod(values, axis=1).sum(axis=1)
+        ratios[each] = scores[0] / scores[1]
+    assert ratios["share"] > 0.999
+    assert ratios[how] < 0.7  # max: (1 + .1)/(1 + 1); rank: ties stand in the middle, (1 + .001)/(1 + .5)

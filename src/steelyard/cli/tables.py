@@ -2,64 +2,100 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from steelyard.report.summary import TOP
 from steelyard.rounds.progress import show_score
 
+SHOWN = 10
+"""Names in one line."""
+
 
 def show_summary(summary: dict[str, Any]) -> None:
     """Print the account of a run as tables for people."""
     console = Console()
-    several = len({rule["seed"] for rule in summary["rules"]}) > 1
-    target = f"rounds until {summary['share']:.0%} of clients reach {summary['target']:.0%}"
-    table = Table(title="Result")
-    for heading in (
-        "rule",
-        *(("seed",) if several else ()),
-        summary["measure"],
-        "worst 10 %",
-        target,
-        "testing rounds",
-    ):
-        table.add_column(heading, justify="left" if heading == "rule" else "right")
-    for rule in summary["rules"]:
-        reached = rule["rounds_to_target"]
-        cells = [
-            rule["rule"],
-            *((str(rule["seed"]),) if several else ()),
-            show_score(rule["accuracy"]),
-            show_score(rule["worst_tenth"]),
-            "not reached" if reached is None else str(reached),
-            str(rule["testing_rounds"]),
-        ]
-        table.add_row(*cells)
-    console.print(table)
+    console.print(_results(summary))
+    if summary["sentence"]:
+        console.print(summary["sentence"], highlight=False)
+    _show_flaws(summary, console)
     _show_server(summary, console)
     _show_orders(summary, console)
-    heavy = Table(title="Clients that carried most weight (share of all weight, samples)")
-    heavy.add_column("rule")
-    for rank in range(1, TOP + 1):
-        heavy.add_column(f"{rank}.")
-    for rule in summary["rules"]:
-        cells = [
-            f"{client['client']} {client['share']:.1%} ({client['samples']})" for client in rule["heaviest_clients"]
-        ]
-        heavy.add_row(rule["rule"], *cells)
-    console.print(heavy)
+    console.print(_heaviest(summary))
     measured = {c["name"]: c["measured_by"] for rule in summary["rules"] for c in rule["criteria"]}
     console.print("measured by: " + ", ".join(f"{name} the {who}" for name, who in measured.items()))
     if summary["notes"]:
         console.print(f"note: {summary['notes']}", highlight=False)
     console.print(f"run stored in {summary['run']}", soft_wrap=True)
+    console.print(f"next: steelyard table {summary['run']}", soft_wrap=True, highlight=False)
+
+
+def _results(summary: dict[str, Any]) -> Table:
+    """The main table: the clean rows of the server first, where it has some, then the clients' own tests."""
+    rules = summary["rules"]
+    columns: dict[str, Callable[[dict[str, Any]], str]] = {}
+    if len({rule["seed"] for rule in rules}) > 1:
+        columns["seed"] = lambda rule: str(rule["seed"])
+    if any("accuracy" in rule["server"] for rule in rules):
+        columns["accuracy on clean rows"] = lambda rule: show_score(rule["server"]["accuracy"])
+    if any(rule["flawed"] is not None for rule in rules):
+        columns["weight of flawed clients"] = lambda rule: _share(rule["flawed_weight"])
+    columns[f"{summary['measure']} on the clients"] = lambda rule: show_score(rule["accuracy"])
+    columns["worst 10 %"] = lambda rule: show_score(rule["worst_tenth"])
+    target = f"rounds until {summary['share']:.0%} of clients reach {summary['target']:.0%}"
+    columns[target] = lambda rule: "not reached" if rule["rounds_to_target"] is None else str(rule["rounds_to_target"])
+    if any(rule["testing_rounds"] for rule in rules):
+        columns["testing rounds"] = lambda rule: str(rule["testing_rounds"])
+    table = Table(title="Result")
+    table.add_column("rule", overflow="fold")
+    for heading in columns:
+        table.add_column(heading, justify="right")
+    for rule in rules:
+        table.add_row(escape(rule["rule"]), *(cell(rule) for cell in columns.values()))
+    return table
+
+
+def _share(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1%}"
+
+
+def _show_flaws(summary: dict[str, Any], console: Console) -> None:
+    """Say who was flawed and how, clients of one flaw together; seeds differ, so only the first is told."""
+    seed, flaws = next(iter(summary["flaws"].items()), ("", {}))
+    by_flaw: dict[str, list[str]] = {}
+    for client, found in flaws.items():
+        by_flaw.setdefault(", ".join(found), []).append(client)
+    for flaw, clients in by_flaw.items():
+        more = f" and {len(clients) - SHOWN} more" if len(clients) > SHOWN else ""
+        which = f" (seed {seed})" if len(summary["flaws"]) > 1 else ""
+        console.print(f"flawed{which}: {flaw}: {', '.join(clients[:SHOWN])}{more}", highlight=False, markup=False)
+
+
+def _heaviest(summary: dict[str, Any]) -> Table:
+    flawed = {client for found in summary["flaws"].values() for client in found}
+    title = "Clients that carried most weight (share of all weight, samples"
+    heavy = Table(title=f"{title}, * flawed)" if flawed else f"{title})")
+    heavy.add_column("rule", overflow="fold")
+    for rank in range(1, TOP + 1):
+        heavy.add_column(f"{rank}.")
+    for rule in summary["rules"]:
+        flawed = summary["flaws"].get(str(rule["seed"]), {})
+        cells = [
+            f"{escape(client['client'])}{'*' if client['client'] in flawed else ''} {client['share']:.1%} "
+            f"({client['samples']})"
+            for client in rule["heaviest_clients"]
+        ]
+        heavy.add_row(escape(rule["rule"]), *cells)
+    return heavy
 
 
 def _show_server(summary: dict[str, Any], console: Console) -> None:
     for rule in summary["rules"]:
-        figures = {name: value for name, value in rule["server"].items() if name != "f1"}
+        figures = {name: value for name, value in rule["server"].items() if name not in ("f1", "accuracy")}
         if figures:
             shown = ", ".join(f"{name.replace('_', ' ')} {show_score(value)}" for name, value in figures.items())
             console.print(f"{rule['rule']} on the server's test set: {shown}", highlight=False)

@@ -238,6 +238,4 @@ def _number(text: str, word: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise UserError(
-            f"--rules: got '{word}'; allowed: a number, as in power(VP)^3"
-        ) from None
+        raise UserError(f"--rules: got '{word}'; allowed: a number, as in power(VP)^3") from None

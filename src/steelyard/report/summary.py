@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from steelyard.report.figures import rounds_to_target, worst_tenth
+from steelyard.report.flawed import flawed_shares, flaws_of, sentence
 from steelyard.rounds.settings import RoundSettings
 from steelyard.runs.reader import History
 from steelyard.weighing import criteria
@@ -28,6 +29,7 @@ def summarise(folder: Path, settings: RoundSettings, measure: str = "accuracy") 
         last = scores[-1] if len(scores) else np.zeros(0)
         mine = history.rounds[(history.rounds["rule"] == rule) & (history.rounds["seed"] == seed)]
         measured = mine[mine["accuracy"].notna()]
+        flawed = flawed_shares(history, rule, seed)
         rules.append(
             {
                 "rule": rule,
@@ -45,6 +47,9 @@ def summarise(folder: Path, settings: RoundSettings, measure: str = "accuracy") 
                 "seconds": float(mine["seconds"].to_numpy().sum()),
                 "heaviest_clients": _heaviest(history, rule, seed),
                 "criteria": _criteria(str(federation["settings"])),
+                **_kind(str(federation["settings"])),
+                "flawed": flawed,
+                "flawed_weight": None if flawed is None else flawed["weight"],
             }
         )
         table += [
@@ -58,6 +63,9 @@ def summarise(folder: Path, settings: RoundSettings, measure: str = "accuracy") 
             for target in settings.all_targets
             for share in settings.shares
         ]
+    seeds = list(dict.fromkeys(int(seed) for seed in history.federations["seed"]))
+    flaws = {str(seed): flaws_of(history, seed) for seed in seeds}
+    first = [rule for rule in rules if rule["seed"] == seeds[0]]
     return {
         "run": str(folder),
         "status": history.info.get("status", "unknown"),
@@ -65,6 +73,8 @@ def summarise(folder: Path, settings: RoundSettings, measure: str = "accuracy") 
         "measure": measure,
         "target": settings.target,
         "share": settings.share,
+        "sentence": sentence(first, flaws[str(seeds[0])], _clients(history, seeds[0])),
+        "flaws": flaws,
         "rules": rules,
         "rounds_to_target": table,
     }
@@ -86,6 +96,19 @@ def _server(metrics: list[str | None], accuracies: list[float]) -> dict[str, Any
     if "f1" in found:
         found |= {"accuracy": known[-1][1], "macro_f1": float(np.mean(found["f1"]))}
     return found
+
+
+def _clients(history: History, seed: int) -> int:
+    frame = history.evaluations if len(history.evaluations) else history.clients
+    return int(frame[frame["seed"] == seed]["client"].nunique())
+
+
+def _kind(settings: str) -> dict[str, bool]:
+    """Say whether a rule is plain FedAvg, and whether it asks clients at all."""
+    given = json.loads(settings)
+    plain = list(given["criteria"]) == ["DS"] and not given.get("fit") and not given.get("loss")
+    asks = given.get("trained_by", "clients") == "clients"
+    return {"fedavg": plain and asks, "asks_clients": asks}
 
 
 def _criteria(settings: str) -> list[dict[str, str]]:

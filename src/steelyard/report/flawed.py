@@ -1,0 +1,61 @@
+"""Where the weight went: how much of it flawed clients got, and one sentence that says what that did to the model."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from steelyard.runs.reader import History
+
+SMALL = 0.02
+"""Rules within this of each other, on one seed, are not told apart."""
+
+
+def flaws_of(history: History, seed: int) -> dict[str, list[str]]:
+    """Return what is wrong with each flawed client of a seed, in plain words; empty for a run without flaws."""
+    found: dict[str, list[str]] = {}
+    frame = history.flaws
+    for row in frame[frame["seed"] == seed].to_dict("records"):
+        found.setdefault(str(row["client"]), []).append(str(row["flaw"]))
+    return found
+
+
+def flawed_shares(history: History, rule: str, seed: int) -> dict[str, float] | None:
+    """Return the share of all weight, and of all samples asked, that flawed clients had; None without flaws."""
+    flawed = flaws_of(history, seed)
+    frame = history.clients
+    mine = frame[(frame["rule"] == rule) & (frame["seed"] == seed) & frame["weight"].notna()]
+    if not flawed or not len(mine):
+        return None
+    theirs = mine["client"].isin(list(flawed)).to_numpy()
+    weight, samples = mine["weight"].to_numpy(), mine["samples"].to_numpy()
+    return {
+        "weight": float(weight[theirs].sum() / (weight.sum() or 1.0)),
+        "samples": float(samples[theirs].sum() / (samples.sum() or 1.0)),
+    }
+
+
+def sentence(rules: Sequence[Mapping[str, Any]], flaws: Mapping[str, Sequence[str]], clients: int) -> str:
+    """Say in one plain sentence what weighing did: who was flawed, what say they got, what the model became."""
+    scored = [rule for rule in rules if rule["server"].get("accuracy") is not None]
+    base = next((rule for rule in scored if rule["fedavg"]), None)
+    others = [rule for rule in scored if rule is not base and rule["asks_clients"]]
+    if base is None or not others:
+        return ""
+    best = max(others, key=lambda rule: rule["server"]["accuracy"])
+    low, high = base["server"]["accuracy"], best["server"]["accuracy"]
+    if high - low < SMALL:
+        return (
+            f"No rule is more than {100 * SMALL:.0f} points better than {base['rule']} ({low:.1%}): where clients "
+            "are of equal worth there is little to gain from weighing them."
+        )
+    told = f"{best['rule']} reached {high:.1%} on clean rows, {base['rule']} {low:.1%}"
+    if base["flawed"] is None or best["flawed"] is None:
+        return f"{told}: {100 * (high - low):.0f} points from weighing alone."
+    told_of = Counter(flaw for found in flaws.values() for flaw in found)
+    return (
+        f"{len(flaws)} of {clients} clients are flawed ({told_of.most_common(1)[0][0]}). By size alone they got "
+        f"{base['flawed']['weight']:.0%} of the weight and the model {low:.1%} on clean rows; {best['rule']} gave them "
+        f"{best['flawed']['weight']:.0%} and reached {high:.1%}."
+    )
