@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from steelyard.errors import UserError, listed, nearest
 from steelyard.messages import Floats
 from steelyard.report.figures import jain, rounds_to_target, worst_tenth
+from steelyard.report.flawed import flawed_shares
 from steelyard.report.statistics import Estimate, estimate
 from steelyard.report.verdicts import verdicts
 from steelyard.rounds.settings import RoundSettings
@@ -98,8 +99,20 @@ def compare_run(folder: Path | str, settings: RoundSettings, baseline: str | Non
         "status": history.info.get("status", "unknown"),
         "rounds": max(int(curve.rounds[-1]) for curve in curves),
         "limit": limit,
-        **describe(curves, chosen, settings.all_targets, settings.shares, limit),
+        "last": settings.last,
+        "flawed": _flawed(history, curves),
+        **describe(curves, chosen, settings.all_targets, settings.shares, limit, settings.last),
     }
+
+
+def _flawed(history: History, curves: Sequence[Curve]) -> list[dict[str, Any]]:
+    """Return the share of all weight that flawed clients got under each rule; empty for a run without flaws."""
+    found: dict[str, list[float]] = {}
+    for curve in curves:
+        shares = flawed_shares(history, curve.rule, curve.seed)
+        if shares is not None:
+            found.setdefault(curve.rule, []).append(shares["weight"])
+    return [{"rule": rule, "weight": estimate(values).as_json()} for rule, values in found.items()]
 
 
 def find_baseline(history: History, wanted: str | None) -> str:
@@ -117,9 +130,14 @@ def find_baseline(history: History, wanted: str | None) -> str:
 
 
 def describe(
-    curves: Sequence[Curve], baseline: str, targets: Sequence[float], shares: Sequence[float], limit: int
+    curves: Sequence[Curve],
+    baseline: str,
+    targets: Sequence[float],
+    shares: Sequence[float],
+    limit: int,
+    last: int = 5,
 ) -> dict[str, Any]:
-    """Return all tables of a comparison as plain values."""
+    """Return all tables of a comparison as plain values; verdicts look at the last round and at the `last` rounds."""
     rules = list(dict.fromkeys(curve.rule for curve in curves))
     rules = [baseline, *(rule for rule in rules if rule != baseline)]
     table = {(curve.rule, curve.seed): curve for curve in curves}
@@ -133,7 +151,7 @@ def describe(
         sections.append(section)
         for row in section["rows"][1:]:
             gains[row["rule"]].append(row["average"]["values"])
-    measured = _measures(table, rules, seeds, gains)
+    measured = _measures(table, rules, seeds, gains, last)
     return {
         "baseline": baseline,
         "rules": rules,
@@ -193,6 +211,7 @@ def _measures(
     rules: Sequence[str],
     seeds: Sequence[int],
     gains: Mapping[str, list[list[float]]],
+    last: int,
 ) -> dict[str, dict[str, list[float]]]:
     """Return for each measure and rule the differences from the baseline, one per seed; more is better."""
     measures: dict[str, dict[str, list[float]]] = {}
@@ -205,10 +224,14 @@ def _measures(
         }
 
     measures["final"] = against_baseline(lambda curve: float(curve.overall[-1]))
+    measures["late"] = against_baseline(lambda curve: float(np.mean(curve.overall[-last:])))
     known = set.intersection(*(set(curve.server) for curve in table.values()))
     for name in ("accuracy", "macro_f1"):
         if name in known:
             measures[f"server_{name}"] = against_baseline(lambda curve, name=name: curve.server[name][-1])
+            measures[f"server_{name}_late"] = against_baseline(
+                lambda curve, name=name: float(np.mean(curve.server[name][-last:]))
+            )
     if "mape" in known:
         measures["server_mape"] = against_baseline(lambda curve: -curve.server["mape"][-1])
     return measures

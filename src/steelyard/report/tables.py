@@ -25,6 +25,7 @@ def grids(document: Mapping[str, Any]) -> list[Grid]:
     found = [_rounds(section, document, several) for section in document["rounds_to_target"]]
     found.append(_devices(document, several))
     found += _server(document, several)
+    found += _flawed(document)
     found += _testing(document)
     found += _samples(document)
     found.append(_curves(document))
@@ -86,6 +87,14 @@ def _server(document: Mapping[str, Any], several: bool) -> list[Grid]:
     ]
     headings = ("rule", *(f"{name.replace('_', ' ')}{' (%)' if name in percent else ''}" for name in names))
     return [Grid("The last model on the server's reporting rows", headings, tuple(rows))]
+
+
+def _flawed(document: Mapping[str, Any]) -> list[Grid]:
+    flawed = document.get("flawed", [])
+    if not flawed:
+        return []
+    rows = [(row["rule"], cell(row["weight"], 1, 100.0)) for row in flawed]
+    return [Grid("Share of all weight that flawed clients got", ("rule", "weight (%)"), tuple(rows))]
 
 
 def _testing(document: Mapping[str, Any]) -> list[Grid]:

@@ -30,8 +30,11 @@ _PHRASES: dict[str, tuple[str, str, float]] = {
     # measure: what is compared, unit, factor
     "gain": ("rounds to the targets", "rounds gained on average", 1.0),
     "final": ("score after the last round", "points", 100.0),
+    "late": ("mean score of the last rounds", "points", 100.0),
     "server_accuracy": ("accuracy on the server's test set", "points", 100.0),
     "server_macro_f1": ("macro F1 on the server's test set", "", 1.0),
+    "server_accuracy_late": ("mean accuracy of the last rounds on the server's test set", "points", 100.0),
+    "server_macro_f1_late": ("mean macro F1 of the last rounds on the server's test set", "", 1.0),
     "server_mape": ("error on the server's test set", "points of MAPE saved", 100.0),
 }
 
@@ -41,8 +44,8 @@ def sentence(rule: str, baseline: str, tests: Mapping[str, Mapping[str, Any]]) -
     parts: list[str] = []
     for measure, test in tests.items():
         what, unit, factor = _PHRASES[measure]
-        if measure == "final" and "server_mape" in tests:
-            what, unit, factor = "score (−RMSE) after the last round", "", 1.0
+        if measure in ("final", "late") and "server_mape" in tests:
+            what, unit, factor = what.replace("score", "score (−RMSE)"), "", 1.0
         amount = f"{test['mean'] * factor:+.3g} {unit}".strip()
         if test["verdict"] == "untested":
             parts.append(f"{what} {amount}")

@@ -30,6 +30,8 @@ class RoundSettings(Section):
     """Targets of the rounds-to-target table; default: `target` alone."""
     shares: tuple[Share, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
     """Shares of devices of the rounds-to-target table."""
+    last: int = Field(default=5, ge=1)
+    """Verdicts also look at the mean of the last so many evaluated rounds, which chance moves less than one round."""
     stop_at_target: bool = False
     """End the run once `share` of the devices reach `target`."""
     samples: bool = False
