@@ -183,7 +183,7 @@ def _class_numbers(cells: Any, where: str, told: str) -> tuple[NDArray[np.int64]
     texts = [plain(str(value)) for value in cells.tolist()]
     names = sorted(set(texts), key=in_order)
     if len(names) < 2:
-        raise UserError(f"{where} holds '{names[0][:40]}' in every row; expected two classes or more")
+        raise UserError(f"{where} holds '{names[0][:40]}' in every row; expected two classes or more, or data.classes")
     number = {name: value for value, name in enumerate(names)}
     shown = ", ".join(f"{value} = {name}" for name, value in list(number.items())[:MOST_SHOWN])
     note = f"{told}: {shown}{', ...' if len(names) > MOST_SHOWN else ''}"
