@@ -204,3 +204,11 @@ def test_what_a_client_cannot_have_measured_is_refused() -> None:
     assert criteria.get("DS").refusal(1e9) is None
     for value in (float("nan"), float("inf"), -1.0):
         assert criteria.get("DS").refusal(value) is not None
+
+
+def test_completeness_is_the_mean_share_of_filled_cells() -> None:
+    data = local([0, 1], marks={"complete": np.array([1.0, 0.5])})
+    assert criteria.get("CR").on_client(data) == 0.75
+    assert criteria.get("CR").refusal(1.5) is not None
+    with pytest.raises(UserError, match="complete"):
+        criteria.get("CR").on_client(local([0]))
