@@ -18,7 +18,7 @@ from steelyard.report.summary import summarise
 from steelyard.runs.reader import History
 
 if TYPE_CHECKING:
-    from steelyard.data.dataset import Dataset
+    from steelyard.data.dataset import DatasetOrSeeded
 
 
 @dataclass(frozen=True)
@@ -58,8 +58,13 @@ class _Verbs:
         """Load a recipe or a TOML file; `changes` are assignments such as "rounds.count=50"."""
         return runnable(load(name_or_file, changes, seed))
 
-    def run(self, out: str | Path | None = None, *, dataset: Dataset | None = None, progress: bool = False) -> Result:
-        """Run the experiment and return its result; `dataset` hands over data built with `steelyard.in_memory`."""
+    def run(
+        self, out: str | Path | None = None, *, dataset: DatasetOrSeeded | None = None, progress: bool = False
+    ) -> Result:
+        """Run the experiment and return its result.
+
+        `dataset` hands over data built with `steelyard.in_memory`, or a function that returns them for a seed.
+        """
         return Result(running.run(_described(self), out=out, dataset=dataset, progress=progress))
 
     def compare(
@@ -68,7 +73,7 @@ class _Verbs:
         seeds: int = 1,
         out: str | Path | None = None,
         *,
-        dataset: Dataset | None = None,
+        dataset: DatasetOrSeeded | None = None,
         progress: bool = False,
     ) -> Result:
         """Run several rules on the same cohorts and first models, with some seeds; `result.table` compares them.
@@ -105,6 +110,6 @@ def runnable(described: Description) -> Experiment | RecommendExperiment:
     return Experiment.model_construct(described.model_fields_set, **fields)
 
 
-def resume(folder: str | Path, *, dataset: Dataset | None = None, progress: bool = False) -> Result:
+def resume(folder: str | Path, *, dataset: DatasetOrSeeded | None = None, progress: bool = False) -> Result:
     """Go on with a simulated run that was stopped or killed, from its last whole checkpoint, to the same bits."""
     return Result(running.resume(folder, dataset=dataset, progress=progress))

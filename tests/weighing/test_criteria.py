@@ -215,3 +215,11 @@ def test_label_entropy_by_hand() -> None:
     assert entropy.of_labels is not None
     many = criteria.Labelled(np.array([0, 0, 1, 1, 3, 3, 3, 0, 1, 2, 3]), np.array([4, 3, 4]), 4)
     np.testing.assert_allclose(entropy.of_labels(many), [0.5, 0.0, 1.0], atol=1e-15)
+
+
+def test_completeness_is_the_mean_share_of_filled_cells() -> None:
+    data = local([0, 1], marks={"complete": np.array([1.0, 0.5])})
+    assert criteria.get("CR").on_client(data) == 0.75
+    assert criteria.get("CR").refusal(1.5) is not None
+    with pytest.raises(UserError, match="complete"):
+        criteria.get("CR").on_client(local([0]))

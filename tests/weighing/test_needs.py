@@ -50,7 +50,7 @@ UNKNOWN = Offers("data.source = 'memory'")
             Needs(marks=("big", "sharp")),
             Offers("npz", marks=frozenset({"big"})),
             "needs samples marked sharp, and npz has none; allowed: a source with that mark "
-            "(images or npz with data.marks, or memory)",
+            "(images, npz or csv with data.marks, or memory)",
         ),
         (
             Needs(labels=True),

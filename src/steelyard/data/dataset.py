@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class RawColumns:
+    """The columns of a table as they were read: filling and scaling wait for the rows that clients train on."""
+
+    numbers: NDArray[np.float64]
+    """Rows × columns of numbers, NaN where nothing was recorded; they become the first columns of the features."""
+    flags: NDArray[np.float32]
+    """Rows × 0/1 columns, from categories and missing cells; they stay as they are."""
+    normalise: Literal["unit", "standard", "client"]
+    missing: Literal["mean", "zero"]
+
+    def of_rows(self, rows: Rows) -> RawColumns:
+        """Return some rows of it."""
+        return RawColumns(self.numbers[rows], self.flags[rows], self.normalise, self.missing)
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +50,9 @@ class Dataset:
     marks: Mapping[str, NDArray[np.float64]] = field(default_factory=dict[str, NDArray[np.float64]])
     notes: tuple[str, ...] = ()
     """What reading had to do that the user should know."""
+    raw: RawColumns | None = None
+    """A table's columns before they are filled and scaled; `share_out` does that with training rows alone. Until then
+    `features` are filled and scaled over all rows."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -46,6 +66,10 @@ class Dataset:
         """Return the features of some rows as float32, bytes divided by 255; what a model takes."""
         chosen = self.features[torch.from_numpy(rows)]
         return chosen.float() / 255 if chosen.dtype == torch.uint8 else chosen
+
+
+DatasetOrSeeded = Dataset | Callable[[int], Dataset]
+"""Data handed over from Python: the same for every seed, or a function that returns those of a seed."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -103,6 +103,7 @@ def _features(folder: Path, rows: list[Any], size: int) -> NDArray[Any]:
 def _pictures(folder: Path, names: list[str], size: int) -> NDArray[np.uint8]:
     if not all(Path(name).suffix.lower() in (".jpg", ".jpeg", ".png") for name in names):
         raise UserError(f"{folder}: rows x are text such as {names[0][:30]!r}; expected numbers or names of images")
+    # For speed of start: most LEAF folders hold no images.
     from steelyard.data.images import Pictures
 
     folders = [base / "raw" / "img_align_celeba" for base in (folder, folder.parent, folder.parent / "data")]

@@ -19,10 +19,13 @@ def load(settings: DataSettings) -> Dataset:
     if settings.share < 1 and settings.source != "images":
         kept = share_of_rows(dataset.owners, len(dataset), settings.share, settings.seed)
         dataset = keep_rows(dataset, kept)
-    return standardised(dataset) if settings.normalise == "standard" else dataset
+    # a table's numbers are filled and scaled when it is shared out, by training rows alone.
+    wanted = settings.normalise == "standard" and dataset.raw is None
+    return standardised(dataset) if wanted else dataset
 
 
 def _read(settings: DataSettings) -> Dataset:
+    # For speed of start: each reader is imported only where its source is named.
     match settings.source:
         case "digits":
             from steelyard.data.bundled import read_digits
@@ -48,6 +51,10 @@ def _read(settings: DataSettings) -> Dataset:
             from steelyard.data.images import read_images
 
             return read_images(settings)
+        case "csv":
+            from steelyard.data.tables import read_table
+
+            return read_table(settings)
         case "memory":
             raise UserError(
                 "data.source: got 'memory', which has no file; allowed: a data set built in Python with "

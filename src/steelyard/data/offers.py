@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-Source = Literal["digits", "mnist", "leaf", "npz", "images", "diabetes", "memory"]
+Source = Literal["digits", "mnist", "leaf", "npz", "images", "diabetes", "csv", "memory"]
 TaskKind = Literal["classes", "regression"]
 
 NO_MARKS: frozenset[str] = frozenset()
@@ -37,5 +37,6 @@ SOURCES: Mapping[Source, SourceOffers] = {
     "npz": SourceOffers(owners=True, held_out=True, splits_owners=True),
     "images": SourceOffers(marks=None, owners=True),
     "diabetes": SourceOffers(task="regression", classes=0),
+    "csv": SourceOffers(marks=frozenset({"complete"}), splits_owners=True),
     "memory": SourceOffers(task=None, marks=None, owners=True, held_out=True, splits_owners=True),
 }

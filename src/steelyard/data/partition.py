@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from steelyard import randomness
 from steelyard.data import schemes
 from steelyard.data.dataset import ClientRows, Dataset, Population, Rows
+from steelyard.data.scaling import prepare
 from steelyard.data.settings import NUMBERED, CopySettings, PartitionSettings, client_name
 from steelyard.data.testsets import held_out_tests, own_tests, split_locally
 from steelyard.errors import UserError, nearest
@@ -37,13 +38,14 @@ def share_out(dataset: Dataset, settings: PartitionSettings, seed: int) -> Popul
     seed = seed if settings.seed is None else settings.seed
     _check(dataset, settings)
     pool, server = _pool(dataset, settings, seed)
-    server, report = _report(server, settings, seed)
+    server, report = _report(dataset, server, settings, seed)
     parts = _parts(dataset, settings, pool, seed)
     clients, notes = _with_tests(dataset, settings, parts, seed, server)
     clients, stubborn = _with_copies(dataset, settings, clients, seed)
     if len(server) and np.isin(np.concatenate([client.test for client in clients]), server).any():
         notes = [*notes, "the server's test set and the clients' local test sets share rows"]
     clients = sorted(clients, key=lambda client: client.client)
+    dataset = prepare(dataset, clients, np.union1d(server, report))
     return Population(dataset, tuple(clients), server, (*dataset.notes, *notes), stubborn, report)
 
 
@@ -81,11 +83,29 @@ def _pool(dataset: Dataset, settings: PartitionSettings, seed: int) -> tuple[Row
     if settings.server == "fraction":
         count = min(max(1, round(settings.server_fraction * len(pool))), len(pool) - 1)
         mixed = randomness.generator(seed, purpose="partition/server").permutation(pool)
+        mixed = _balanced(dataset, settings, mixed)
         return np.sort(mixed[count:]), np.sort(mixed[:count])
     return pool, everything[:0]
 
 
-def _report(server: Rows, settings: PartitionSettings, seed: int) -> tuple[Rows, Rows]:
+def _balanced(dataset: Dataset, settings: PartitionSettings, rows: Rows) -> Rows:
+    """Return the rows so that owners or classes take turns, as long as each lasts; else as they are."""
+    if settings.server_balance == "none":
+        return rows
+    of_row = dataset.owners if settings.server_balance == "owners" else dataset.labels.numpy()
+    if of_row is None or (settings.server_balance == "classes" and not dataset.classes):
+        raise UserError(
+            f"partition.server_balance: got '{settings.server_balance}', but {dataset.name} has none; allowed: none"
+        )
+    index = np.unique(of_row[rows], return_inverse=True)[1].reshape(-1)
+    order = np.argsort(index, kind="stable")
+    sizes = np.bincount(index)
+    turn = np.empty(len(rows), dtype=np.int64)
+    turn[order] = np.arange(len(rows)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return rows[np.argsort(turn, kind="stable")]
+
+
+def _report(dataset: Dataset, server: Rows, settings: PartitionSettings, seed: int) -> tuple[Rows, Rows]:
     """Return the server's rows that weigh clients, and those that report."""
     if settings.server_report == "same":
         return server, server
@@ -94,6 +114,7 @@ def _report(server: Rows, settings: PartitionSettings, seed: int) -> tuple[Rows,
     if len(server) < 2:
         raise UserError(f"partition.server_report: got 'apart' with {len(server)} server rows; allowed: 2 rows or more")
     mixed = randomness.generator(seed, purpose="partition/report").permutation(server)
+    mixed = _balanced(dataset, settings, mixed)
     half = len(server) // 2
     return np.sort(mixed[:half]), np.sort(mixed[half:])
 

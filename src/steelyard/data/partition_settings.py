@@ -98,6 +98,9 @@ class PartitionSettings(Section):
     away before clients get theirs. Never a row that a client trains on."""
     server_fraction: Fraction = 0.1
     """server = fraction: share of the rows that the server keeps."""
+    server_balance: Literal["none", "owners", "classes"] = "none"
+    """server = fraction: none: rows at random; owners or classes: as many rows of each owner or of each class, as long
+    as they last, also in either half of server_report = apart."""
     server_report: Literal["none", "apart", "same"] = "none"
     """Whether the server also reports on its rows. none: only local test sets report; apart: half of the server's rows
     weigh clients and adapt the loss, the other half (and held-out local test sets, dealt from it) only report; same:
@@ -185,7 +188,7 @@ class PartitionSettings(Section):
                 "overlap: got true with test 'local': one client could train on what another tests on; "
                 "allowed: test = held-out or none"
             )
-        refuse_misplaced(self, "server", {"server_fraction": ("fraction",)})
+        refuse_misplaced(self, "server", {"server_fraction": ("fraction",), "server_balance": ("fraction",)})
         if self.server == "none" and self.server_report != "none":
             raise ValueError(
                 f"server_report: got '{self.server_report}' with server 'none'; allowed with: held-out, fraction"

@@ -5,14 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self, cast
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from steelyard.data.offers import SOURCES, Source, SourceOffers
 from steelyard.settings import Section
 
 Count = Annotated[int, Field(ge=1)]
+
+
+def _as_text(value: Any) -> Any:
+    return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
+
+
+Cell = Annotated[str, BeforeValidator(_as_text)]
+"""What a cell of a table holds; a number is kept as its text."""
+
+_TABLE_FIELDS = ("positive_above", "categories", "levels", "ignore", "missing", "na_values", "indicators")
 
 
 def refuse_misplaced(section: Section, choice: str, only: Mapping[str, tuple[str, ...]]) -> None:
@@ -31,32 +41,55 @@ class DataSettings(Section):
 
     source: Source = "digits"
     """digits and diabetes come with scikit-learn; mnist reads IDX files; leaf a LEAF folder with train/ and test/; npz
-    NumPy arrays; images a folder or zip of images with an attribute table; memory is given from Python."""
+    NumPy arrays; images a folder or zip of images with an attribute table; csv a table with a header, also Parquet;
+    memory is given from Python."""
     path: Path | None = None
     """File or folder to read. A relative path is looked for in the working folder, then in the folder that the
     environment variable STEELYARD_DATA names, then in ../shared/data. mnist: by default the folder
-    mnist in STEELYARD_DATA, ../shared/data or data."""
-    normalise: Literal["unit", "standard"] = "unit"
+    mnist in STEELYARD_DATA, ../shared/data or data. csv: included/heart_disease.csv comes with the package."""
+    normalise: Literal["unit", "standard", "client"] = "unit"
     """unit: pixel values between 0 and 1 (bytes divided by 255, digits by 16), other numbers as they are; standard:
-    mean 0 and standard deviation 1 per channel or column, measured on the training part."""
+    mean 0 and standard deviation 1 per channel or column, measured on the training part (csv: on the training rows of
+    all clients); client, the default for csv: each client by its own training rows, so that nothing is shared."""
     features: str = "x"
     """npz: name of the array with one sample per row."""
     labels: str | None = None
-    """npz: name of the array of labels (default y); images: the column that is the label (default Smiling). An npz with
-    arrays `attributes` and `attribute_names` also offers each of those names."""
+    """npz: name of the array of labels (default y); images: the column that is the label (default Smiling); csv: the
+    column that is to be predicted. An npz with arrays `attributes` and `attribute_names` also offers each of those
+    names."""
     owner: str | None = None
     """npz: name of the array that says whose row it is (default: the first there is of writer, user, owner, identity);
-    images: the column that names the person (default identity)."""
+    images: the column that names the person (default identity); csv: the column that says whose row it is, such as a
+    hospital."""
     held_out: str | None = None
-    """npz: name of a true/false array that marks the rows of the source's own test part."""
+    """npz: name of a true/false array that marks the rows of the source's own test part; csv: of such a column, of
+    true/false, 1/0 or test/train."""
     task: Literal["classes", "regression"] = "classes"
-    """npz: whether labels are classes (whole numbers or words) or the target of a regression. diabetes is always a
-    regression, the other sources are always classes."""
+    """npz and csv: whether labels are classes (whole numbers or words) or the target of a regression. diabetes is
+    always a regression, the other sources are always classes."""
     classes: Count | None = None
-    """npz and leaf: number of classes, where the highest may be missing. Default: the highest label plus 1."""
+    """npz, leaf and csv: number of classes, where the highest may be missing. Default: the highest label plus 1; csv:
+    the labels that there are, numbered in ascending order."""
+    positive_above: float | None = None
+    """csv: labels above this number are class 1, all others class 0."""
+    categories: tuple[str, ...] | None = None
+    """csv: columns that become a 0/1 column for each of their values. Default: columns of text and those in levels."""
+    levels: dict[str, tuple[Cell, ...]] = Field(default_factory=dict)
+    """csv: the values of a category, column = [values], where a file may lack some. Needed where nodes read files of
+    their own, so that all have the same columns."""
+    ignore: tuple[str, ...] = ()
+    """csv: columns that are no input."""
+    missing: Literal["mean", "zero", "drop", "refuse"] = "mean"
+    """csv: what becomes of an empty cell. mean: the column's mean, over the same rows as in normalise; zero: 0; drop:
+    its row is left out; refuse: the file is refused. An empty category is 0 in all its columns."""
+    na_values: dict[str, tuple[Cell, ...]] = Field(default_factory=dict)
+    """csv: further values that mean that nothing was recorded, column = [values], such as a cholesterol of 0."""
+    indicators: tuple[str, ...] = ()
+    """csv: columns that get one more 0/1 column, 1 where their cell is empty."""
     marks: dict[str, str] = Field(default_factory=dict)
-    """npz and images: further attributes of each row, as name = "column" or name = "not column", each 0/1. Default for
-    images: sharp = "not Blurry", which the criterion image sharpness reads."""
+    """npz, images and csv: further attributes of each row, as name = "column" or name = "not column", each 0/1.
+    Default for images: sharp = "not Blurry", which the criterion image sharpness reads. A csv always has the mark
+    "complete": the share of a row's inputs that are not empty, which the criterion completeness reads."""
     attributes: Path | None = None
     """images: the attribute table, a .csv or CelebA's list_attr text file, either also .gz. Default: the only such file
     beside the images."""
@@ -66,10 +99,17 @@ class DataSettings(Section):
     """images, also those that a LEAF folder names: width and height in pixels; others are cut to the central square and
     scaled."""
     share: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """leaf, npz and images: share of the samples to use. Whole people are drawn at random until the share is reached;
-    single samples where there are no people."""
+    """leaf, npz, images and csv: share of the samples to use. Whole people are drawn at random until the share is
+    reached; single samples where there are no people."""
     seed: int = 0
     """Seed of that draw, apart from the run's seed so that runs with different seeds see the same data."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _table_default(cls, given: Any) -> Any:
+        if not isinstance(given, Mapping) or "normalise" in given or given.get("source") != "csv":
+            return given
+        return {**cast("Mapping[str, Any]", given), "normalise": "client"}
 
     @model_validator(mode="after")
     def _fits_source(self) -> Self:
@@ -77,22 +117,30 @@ class DataSettings(Section):
             "leaf": "LEAF folder with train/ and test/",
             "npz": ".npz file",
             "images": "folder or .zip of images",
+            "csv": ".csv or .parquet file",
         }
         if self.source in needs_path and self.path is None:
             raise ValueError(f"path: got nothing; allowed with source '{self.source}': a {needs_path[self.source]}")
+        if self.source == "csv" and self.labels is None:
+            raise ValueError("labels: got nothing; allowed with source 'csv': the name of the column to predict")
+        if self.positive_above is not None and self.task == "regression":
+            raise ValueError(f"positive_above: got {self.positive_above} with task 'regression'; allowed with: classes")
+        if self.normalise == "client" and self.source != "csv":
+            raise ValueError(f"normalise: got 'client' with source '{self.source}'; allowed with: csv")
         only: dict[str, tuple[str, ...]] = {
             "features": ("npz",),
-            "held_out": ("npz",),
-            "task": ("npz",),
-            "labels": ("npz", "images"),
-            "owner": ("npz", "images"),
-            "marks": ("npz", "images"),
+            "held_out": ("npz", "csv"),
+            "task": ("npz", "csv"),
+            "labels": ("npz", "images", "csv"),
+            "owner": ("npz", "images", "csv"),
+            "marks": ("npz", "images", "csv"),
             "attributes": ("images",),
             "identities": ("images",),
             "size": ("images", "leaf"),
-            "classes": ("npz", "leaf"),
-            "share": ("leaf", "npz", "images"),
-            "path": ("mnist", "leaf", "npz", "images"),
+            "classes": ("npz", "leaf", "csv"),
+            "share": ("leaf", "npz", "images", "csv"),
+            "path": ("mnist", "leaf", "npz", "images", "csv"),
+            **dict.fromkeys(_TABLE_FIELDS, ("csv",)),
         }
         refuse_misplaced(self, "source", only)
         return self
@@ -109,6 +157,17 @@ class DataSettings(Section):
                     classes=0 if regression else self.classes,
                     marks=frozenset(self.marks),
                     held_out=self.held_out is not None,
+                )
+            case "csv":
+                classes = self.classes if self.positive_above is None else 2
+                return replace(
+                    offered,
+                    task=self.task,
+                    classes=0 if self.task == "regression" else classes,
+                    marks=frozenset({*self.marks, *(offered.marks or ())}),
+                    owners=self.owner is not None,
+                    held_out=self.held_out is not None,
+                    splits_owners=self.owner is not None and self.held_out is not None,
                 )
             case "leaf":
                 return replace(offered, classes=self.classes)

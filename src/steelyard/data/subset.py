@@ -37,4 +37,5 @@ def keep_rows(dataset: Dataset, rows: Rows) -> Dataset:
         owners=None if dataset.owners is None else dataset.owners[rows],
         held_out=None if dataset.held_out is None else dataset.held_out[rows],
         marks={name: values[rows] for name, values in dataset.marks.items()},
+        raw=None if dataset.raw is None else dataset.raw.of_rows(rows),
     )

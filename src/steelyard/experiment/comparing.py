@@ -19,7 +19,7 @@ from steelyard.weighing.rule import WeighingSettings, label, parse_priority, sho
 from steelyard.weighing.table import read_capacity
 
 if TYPE_CHECKING:
-    from steelyard.data.dataset import Dataset
+    from steelyard.data.dataset import DatasetOrSeeded
 
 STRATEGIES = ("online", "greedy", "bandit")
 WORDS = (
@@ -54,7 +54,7 @@ def compare(
     seeds: int = 1,
     *,
     out: str | Path | None = None,
-    dataset: Dataset | None = None,
+    dataset: DatasetOrSeeded | None = None,
     progress: bool = False,
 ) -> Path:
     """Run rules side by side with `seeds` seeds, counted from the experiment's; returns the folder of the run."""

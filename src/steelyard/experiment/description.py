@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from steelyard.clients.flower.payloads import Codec
     from steelyard.clients.node import NodeClients, NodeConfig
     from steelyard.clients.protocol import Clients, Server
-    from steelyard.data.dataset import Dataset
+    from steelyard.data.dataset import DatasetOrSeeded
 
 
 class Description(Section):
@@ -96,7 +96,7 @@ class Description(Section):
         """Return the experiment with what only the data can tell filled in, such as rounds counted in epochs."""
         return self
 
-    def assemble(self, dataset: Dataset | None = None) -> tuple[Clients, Server]:
+    def assemble(self, dataset: DatasetOrSeeded | None = None) -> tuple[Clients, Server]:
         """Read the data and build the clients and the server that the loop talks to; every kind says how."""
         raise NotImplementedError(type(self).__name__)
 

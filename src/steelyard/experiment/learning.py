@@ -19,7 +19,7 @@ from steelyard.weighing.rule import WeighingSettings
 if TYPE_CHECKING:
     from steelyard.clients.node import NodeClients, NodeConfig
     from steelyard.clients.protocol import Clients, Server
-    from steelyard.data.dataset import Dataset
+    from steelyard.data.dataset import DatasetOrSeeded
 
 
 class LearningDescription(Description):
@@ -96,7 +96,7 @@ class LearningDescription(Description):
             )
         return ""
 
-    def assemble(self, dataset: Dataset | None = None) -> tuple[Clients, Server]:
+    def assemble(self, dataset: DatasetOrSeeded | None = None) -> tuple[Clients, Server]:
         """Read the data and build simulated clients and their server."""
         # For speed of start: a description is often only shown or checked, and training imports torch.
         from steelyard.experiment.learning_node import simulate

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -12,7 +12,7 @@ import torch
 from steelyard.clients.local import ComputeSettings, Simulation, SimulationServer
 from steelyard.clients.node import NodeClients, NodeConfig
 from steelyard.data import load, share_out
-from steelyard.data.dataset import Dataset, Population
+from steelyard.data.dataset import Dataset, DatasetOrSeeded, Population
 from steelyard.data.settings import DataSettings, PartitionSettings
 from steelyard.data.subset import keep_rows
 from steelyard.errors import UserError
@@ -34,12 +34,40 @@ def simulate(
     compute: ComputeSettings,
     criteria: Sequence[Criterion],
     *,
-    dataset: Dataset | None = None,
+    dataset: DatasetOrSeeded | None = None,
 ) -> tuple[Simulation, SimulationServer]:
-    """Build all clients of an experiment in this process, and their server; the data are read once for all seeds."""
-    samples = load(data) if dataset is None else dataset
-    clients = Simulation(lambda seed: share_out(samples, partition, seed), model, training, compute, criteria)
+    """Build all clients of an experiment in this process, and their server.
+
+    Data are read once for all seeds; a function handed over as `dataset` is called once for each seed.
+    """
+    given = load(data) if dataset is None else dataset
+    samples = _Seeded(given) if callable(given) else lambda seed: given
+    clients = Simulation(lambda seed: share_out(samples(seed), partition, seed), model, training, compute, criteria)
     return clients, SimulationServer(clients)
+
+
+class _Seeded:
+    """The user's function from a seed to a data set, what it returns checked: one model must fit all of them."""
+
+    def __init__(self, function: Callable[[int], Dataset]) -> None:
+        self._function = function
+        self._first: tuple[tuple[int, ...], int] | None = None
+
+    def __call__(self, seed: int) -> Dataset:
+        found = self._function(seed)
+        if not isinstance(found, Dataset):
+            raise UserError(
+                f"dataset: the function returned {type(found).__name__} for seed {seed}; allowed: a data set built "
+                "with steelyard.in_memory"
+            )
+        kind = (found.shape, found.classes)
+        self._first = self._first or kind
+        if kind != self._first:
+            raise UserError(
+                f"dataset: samples of shape {kind[0]} in {kind[1]} classes for seed {seed}; allowed: shape "
+                f"{self._first[0]} in {self._first[1]} classes, as for the first seed"
+            )
+        return found
 
 
 def host(

@@ -25,7 +25,7 @@ from steelyard.weighing.rule import WeighingSettings
 if TYPE_CHECKING:
     from steelyard.clients.flower.payloads import Codec
     from steelyard.clients.node import NodeClients, NodeConfig
-    from steelyard.data.dataset import Dataset
+    from steelyard.data.dataset import DatasetOrSeeded
     from steelyard.recommend.clients import LocalRound, RecommendClients, RecommendServer
     from steelyard.recommend.prepared import Prepared
 
@@ -131,7 +131,7 @@ class RecommendDescription(Description):
         sequential = self.schedule().rounds_per_epoch if self.one_by_one else None
         return LocalRound(self.triples(), self.fpl.mask, self.fpl.decoys, sequential)
 
-    def assemble(self, dataset: Dataset | None = None) -> tuple[RecommendClients, RecommendServer]:
+    def assemble(self, dataset: DatasetOrSeeded | None = None) -> tuple[RecommendClients, RecommendServer]:
         """Read the data and build the simulated users and their server."""
         # For speed of start, as in `prepare`.
         from steelyard.experiment.recommend_node import simulate

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from steelyard.clients.protocol import Clients, Server
-    from steelyard.data.dataset import Dataset
+    from steelyard.data.dataset import DatasetOrSeeded
 
 Assembly = Callable[[], "tuple[Clients, Server]"]
 
@@ -94,7 +94,7 @@ def run(
     *,
     out: str | Path | None = None,
     seeds: Sequence[int] | None = None,
-    dataset: Dataset | None = None,
+    dataset: DatasetOrSeeded | None = None,
     progress: bool | Progress = False,
     assemble: Assembly | None = None,
 ) -> Path:
@@ -117,7 +117,7 @@ def run(
 def resume(
     folder: str | Path,
     *,
-    dataset: Dataset | None = None,
+    dataset: DatasetOrSeeded | None = None,
     progress: bool | Progress = False,
     assemble: Assembly | None = None,
 ) -> Path:

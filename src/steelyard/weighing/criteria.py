@@ -265,6 +265,18 @@ def image_sharpness(local: LocalData) -> float:
     return float(np.mean(sharp)) if len(sharp) else 0.0
 
 
+@client_criterion(
+    "CR",
+    description="completeness of records: share of input cells that are filled",
+    maximum=1.0,
+    needs_marks=("complete",),
+)
+def completeness(local: LocalData) -> float:
+    """Mean share of the inputs of a training sample that are not empty; tables mark each row with its share."""
+    filled = local.marks["complete"]
+    return float(np.mean(filled)) if len(filled) else 0.0
+
+
 @server_criterion("EQ", about="data", description="equal say: 1 for every client", needs_models=False)
 def equal_say(view: CohortView) -> Floats:
     """1 for every client: plain averaging, or the plain sum of FPL."""

@@ -85,7 +85,7 @@ def _unmet_by_samples(needs: Needs, offers: Offers) -> str:
         if mark not in offers.marks:
             return (
                 f"needs samples marked {mark}, and {offers.name} has none; allowed: a source with that mark "
-                "(images or npz with data.marks, or memory)"
+                "(images, npz or csv with data.marks, or memory)"
             )
     return ""
 

@@ -1,0 +1,171 @@
+"""Reading a table from a file: CSV with its delimiter, decimal sign and header found out, or Parquet."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import re
+import warnings
+import zipfile
+import zlib
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from steelyard.errors import UserError, listed
+
+if TYPE_CHECKING:
+    import pandas
+
+DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
+EMPTY = ("", "?", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "None", "<NA>", "#N/A")
+"""Cells that say that nothing was recorded; in the owner's column only the empty cell does, since NA may be a name."""
+_HEAD = 1 << 16
+_COMMA_NUMBER = re.compile(r"[+-]?\d+,\d+(e[+-]?\d+)?", re.IGNORECASE)
+_POINT_NUMBER = re.compile(r"[+-]?\d+\.\d+(e[+-]?\d+)?", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a CSV file is written."""
+
+    columns: list[str]
+    delimiter: str
+    decimal: str
+
+
+def read_frame(path: Path, owner: str | None, named: set[str]) -> pandas.DataFrame:
+    """Return the table of a file, every cell that says nothing as missing; `named` are the columns that settings name.
+
+    Use it for files of any size: only the first 64 KB are looked at in Python, pandas reads the rest.
+    """
+    if not path.is_file():
+        raise UserError(f"data.path: '{path}' is a folder; expected a .csv or .parquet file")
+    if path.suffix.lower() in (".parquet", ".pq"):
+        return _parquet(path)
+    form = recognise(path, named)
+    import pandas
+
+    empty = {name: [""] if name == owner else list(EMPTY) for name in form.columns}
+    # header=0 replaces the file's own names, so that spaces around them are gone.
+    options: dict[str, Any] = {"names": form.columns, "header": 0, "sep": form.delimiter, "decimal": form.decimal}
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pandas.errors.ParserWarning)
+            frame: pandas.DataFrame = pandas.read_csv(
+                path,
+                **options,
+                encoding="utf-8-sig",
+                skipinitialspace=True,
+                keep_default_na=False,
+                na_values=empty,
+                low_memory=False,
+            )
+    except (*_BROKEN, ValueError, pandas.errors.ParserError, pandas.errors.ParserWarning) as problem:
+        raise _unreadable(path, problem) from None
+    if not isinstance(frame.index, pandas.RangeIndex):
+        raise UserError(f"{path}: rows have more cells than there are column names; expected one cell per column")
+    if frame.empty:
+        raise UserError(f"{path}: holds column names and no rows; expected at least one row")
+    return frame
+
+
+_BROKEN = (OSError, EOFError, zlib.error, zipfile.BadZipFile, UnicodeError)
+
+
+def recognise(path: Path, named: set[str]) -> Form:
+    """Find out how a CSV file is written from its beginning; what cannot be a table with a header is refused."""
+    head = _head(path)
+    whole = len(head) < _HEAD
+    if not head.strip():
+        raise UserError(f"{path}: is empty; expected a line of column names and a row for each sample")
+    if "\0" in head:
+        raise UserError(f"{path}: is not a text file; expected a .csv in UTF-8, or a .parquet file")
+    first = next(line for line in head.splitlines() if line.strip())
+    counts = Counter({sign: first.count(sign) for sign in DELIMITERS})
+    delimiter, found = counts.most_common(1)[0]
+    if not found:
+        raise UserError(
+            f"{path}: the first line {first[:40]!r} has one column only; expected names with "
+            f"{listed(DELIMITERS.values())} between them"
+        )
+    lines = [line for line in csv.reader(io.StringIO(head, newline=""), delimiter=delimiter) if line]
+    lines = lines if whole or len(lines) < 2 else lines[:-1]
+    columns = [name.strip() for name in lines[0]]
+    _check_header(path, columns, named)
+    for number, line in enumerate(lines[1:], start=1):
+        if len(line) != len(columns):
+            raise UserError(
+                f"{path}: row {number} has {len(line)} cells; expected {len(columns)}, one for each column name "
+                f"(the {DELIMITERS[delimiter]} divides cells)"
+            )
+    return Form(columns, delimiter, _decimal(delimiter, lines[1:]))
+
+
+def _head(path: Path) -> str:
+    try:
+        if path.suffix.lower() == ".gz":
+            with gzip.open(path, "rt", encoding="utf-8-sig", newline="") as packed:
+                return packed.read(_HEAD)
+        with path.open("r", encoding="utf-8-sig", newline="") as plain:
+            return plain.read(_HEAD)
+    except _BROKEN as problem:
+        raise _unreadable(path, problem) from None
+
+
+def _unreadable(path: Path, problem: Exception) -> UserError:
+    if isinstance(problem, UnicodeError):
+        return UserError(f"{path}: is not UTF-8 text; expected a .csv saved as UTF-8, or a .parquet file")
+    reason = (str(problem).splitlines() or [type(problem).__name__])[0].removeprefix("Error tokenizing data. C error: ")
+    return UserError(f"{path}: cannot be read as a table ({reason.strip()}); expected a whole .csv or .parquet file")
+
+
+def _check_header(path: Path, columns: list[str], named: set[str]) -> None:
+    numbers = [name for name in columns if _is_number(name)]
+    if 2 * len(numbers) > len(columns) and not named <= set(columns):
+        raise UserError(
+            f"{path}: the first line holds numbers such as '{numbers[0]}', not column names; "
+            "expected a first line of names"
+        )
+    for name, count in Counter(columns).items():
+        if not name:
+            raise UserError(f"{path}: column {columns.index('') + 1} has no name; expected a name for each column")
+        if count > 1:
+            raise UserError(f"{path}: names column '{name}' {count} times; expected each name once")
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text.replace(",", "."))
+    except ValueError:
+        return False
+    return True
+
+
+def _decimal(delimiter: str, lines: list[list[str]]) -> str:
+    """Return the decimal sign: a comma only where cells such as 1,5 stand and none such as 1.5."""
+    if delimiter == ",":
+        return "."
+    cells = [cell.strip() for line in lines for cell in line]
+    comma = any(_COMMA_NUMBER.fullmatch(cell) for cell in cells)
+    return "," if comma and not any(_POINT_NUMBER.fullmatch(cell) for cell in cells) else "."
+
+
+def _parquet(path: Path) -> pandas.DataFrame:
+    import pandas
+
+    try:
+        frame = pandas.read_parquet(path)
+    except ImportError:
+        raise UserError(
+            f"data.path: '{path}' needs pyarrow, which is not installed; allowed: `pip install pyarrow`, or a .csv"
+        ) from None
+    except (*_BROKEN, ValueError) as problem:
+        raise _unreadable(path, problem) from None
+    frame = frame.reset_index(drop=True)
+    frame.columns = [str(name) for name in frame.columns]
+    if frame.empty:
+        raise UserError(f"{path}: holds no rows; expected at least one")
+    return frame

@@ -1,0 +1,225 @@
+"""Tables from CSV or Parquet: one row per sample, a column to predict, one that says whose row it is, and inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steelyard.data.dataset import Dataset, RawColumns
+from steelyard.data.delimited import read_frame
+from steelyard.data.files import find
+from steelyard.data.memory import in_memory, owner_names
+from steelyard.data.scaling import fill_and_scale, with_columns
+from steelyard.data.settings import DataSettings
+from steelyard.data.table_columns import (
+    LARGEST,
+    MOST_SHOWN,
+    InputColumn,
+    Table,
+    as_numbers,
+    in_order,
+    input_column,
+    parse_numbers,
+    plain,
+)
+from steelyard.errors import UserError, listed, nearest
+
+ORIGIN = "a .csv with a line of column names and a row for each sample, also .csv.gz, or a .parquet file"
+INCLUDED = Path(__file__).parent / "included"
+COMPLETE = "complete"
+"""The mark of every table: the share of a row's inputs that are not empty."""
+_TEST_WORDS = {"true": True, "1": True, "test": True, "false": False, "0": False, "train": False}
+
+
+def read_table(settings: DataSettings) -> Dataset:
+    """Return the data of one table; use it for rows of numbers and categories, such as patients of several hospitals.
+
+    Inputs are first the columns of numbers, in the file's order, then a 0/1 column for each level of each category,
+    then the indicators of missing cells. Numbers are filled and scaled over all rows here, and by training rows alone
+    when the data set is shared out.
+    """
+    assert settings.labels is not None
+    path = _locate(settings.path)
+    named = {settings.labels, *([settings.owner] if settings.owner else [])}
+    table = Table(path, read_frame(path, settings.owner, named))
+    _check_names(table, settings)
+    roles = {settings.labels, settings.owner, settings.held_out, *settings.ignore}
+    inputs = [name for name in table.names if name not in roles]
+    if not inputs:
+        raise UserError(f"{path}: no column is left as an input; expected at least one beside label, owner and ignore")
+    columns = {name: input_column(table, name, settings) for name in inputs}
+    empty = np.column_stack([column.empty for column in columns.values()])
+    kept, notes = _kept_rows(table, inputs, empty, settings)
+    raw = _raw(columns, settings)
+    labels, found = _labels(table, settings, kept)
+    owners = None if settings.owner is None else _owners(table, settings.owner)
+    test = None if settings.held_out is None else _held_out(table, settings.held_out, kept)
+    marks = {COMPLETE: 1.0 - empty.mean(axis=1)}
+    marks |= {mark: _mark(table, mark, column) for mark, column in settings.marks.items()}
+    raw = raw.of_rows(kept)
+    numbers = fill_and_scale(raw, np.arange(len(kept)), np.arange(len(kept)))
+    dataset = in_memory(
+        np.concatenate([numbers.astype(np.float32), raw.flags], axis=1),
+        labels,
+        None if owners is None else owners[kept],
+        held_out=None if test is None else test,
+        marks={name: values[kept] for name, values in marks.items()},
+        classes=settings.classes if settings.positive_above is None else 2,
+        name=path.name,
+    )
+    return replace(with_columns(dataset, raw, numbers), raw=raw, notes=(*notes, *found))
+
+
+def _locate(path: Path | None) -> Path:
+    if path is None or path.parts[:1] != (INCLUDED.name,):
+        return find(path, ORIGIN)
+    known = sorted(f"{INCLUDED.name}/{file.name}" for file in INCLUDED.glob("*.csv"))
+    if path.as_posix() not in known:
+        raise UserError(
+            f"data.path: got '{path}'{nearest(path.as_posix(), known)}; allowed: {listed(known)}, or a file"
+        )
+    return INCLUDED / path.name
+
+
+def _check_names(table: Table, settings: DataSettings) -> None:
+    single = {"labels": settings.labels, "owner": settings.owner, "held_out": settings.held_out}
+    several: dict[str, Sequence[str]] = {
+        "categories": settings.categories or (),
+        "ignore": settings.ignore,
+        "indicators": settings.indicators,
+        "levels": tuple(settings.levels),
+        "na_values": tuple(settings.na_values),
+    }
+    roles: dict[str, str] = {}
+    for field, name in single.items():
+        if name is None:
+            continue
+        table.cells(field, name)
+        if name in roles:
+            raise UserError(f"data.{field}: got '{name}', which is data.{roles[name]} too; allowed: another column")
+        roles[name] = field
+    for field, names in several.items():
+        for name in names:
+            table.cells(field, name)
+            if field not in ("ignore", "na_values") and (name in roles or name in settings.ignore):
+                used = f"data.{roles.get(name, 'ignore')}"
+                raise UserError(f"data.{field}: got '{name}', which is {used} and no input; allowed: input columns")
+
+
+def _kept_rows(
+    table: Table, inputs: list[str], empty: NDArray[np.bool_], settings: DataSettings
+) -> tuple[NDArray[np.int64], list[str]]:
+    """Return the rows to use, by what is to become of empty cells, and what to tell about those."""
+    rows, total = np.arange(len(empty)), int(empty.sum())
+    if not total:
+        return rows, []
+    told = f"{table.path.name}: {total:,} of {empty.size:,} input cells are empty"
+    if settings.missing == "refuse":
+        row, column = (int(index) for index in np.argwhere(empty)[0])
+        raise UserError(
+            f"{table.path}: column '{inputs[column]}' is empty in row {row + 1}, and data.missing is 'refuse'; "
+            "allowed: full rows, or missing = mean, zero or drop"
+        )
+    if settings.missing != "drop":
+        return rows, [f"{told}; numbers are filled with {'their mean' if settings.missing == 'mean' else '0'}"]
+    rows = rows[~empty.any(axis=1)]
+    if not len(rows):
+        raise UserError(
+            f"{table.path}: every row has an empty cell, and data.missing is 'drop'; allowed: mean, zero, or "
+            "data.ignore for columns that are mostly empty"
+        )
+    return rows, [f"{told}; {len(empty) - len(rows):,} of {len(empty):,} rows left out"]
+
+
+def _raw(columns: dict[str, InputColumn], settings: DataSettings) -> RawColumns:
+    rows = len(next(iter(columns.values())).empty)
+    numbers = [column.numbers for column in columns.values() if column.numbers is not None]
+    flags = [column.levels for column in columns.values() if column.levels is not None]
+    flags += [columns[name].empty.astype(np.float32)[:, None] for name in settings.indicators]
+    return RawColumns(
+        np.column_stack(numbers) if numbers else np.zeros((rows, 0)),
+        np.concatenate(flags, axis=1) if flags else np.zeros((rows, 0), dtype=np.float32),
+        settings.normalise,
+        "zero" if settings.missing == "zero" else "mean",
+    )
+
+
+def _labels(table: Table, settings: DataSettings, kept: NDArray[np.int64]) -> tuple[NDArray[Any], list[str]]:
+    """Return the labels of the kept rows, as numbers of classes or a target, and what the numbers stand for."""
+    assert settings.labels is not None
+    cells = table.cells("labels", settings.labels).iloc[kept]
+    where = f"{table.path}: column '{settings.labels}' (data.labels)"
+    if cells.isna().any():
+        row = int(kept[int(np.flatnonzero(cells.isna().to_numpy())[0])]) + 1
+        raise UserError(f"{where} is empty in row {row}; expected a label in every row")
+    numbers = parse_numbers(cells)
+    bad = np.flatnonzero(~(np.abs(numbers) < LARGEST))
+    if settings.task == "regression" or settings.positive_above is not None or settings.classes is not None:
+        if len(bad):
+            row = int(kept[int(bad[0])]) + 1
+            raise UserError(f"{where} holds {str(cells.iloc[int(bad[0])])[:40]!r} in row {row}; expected a number")
+        if settings.task == "regression":
+            return numbers.astype(np.float32), []
+        if settings.positive_above is not None:
+            return (numbers > settings.positive_above).astype(np.int64), []
+    if not len(bad) and bool((numbers != np.floor(numbers)).any()):
+        fraction = numbers[numbers != np.floor(numbers)][0]
+        raise UserError(
+            f"{where} holds {fraction:g}; expected whole numbers or words for classes, data.positive_above, or "
+            "data.task = 'regression'"
+        )
+    if settings.classes is not None:
+        return numbers.astype(np.int64), []
+    return _class_numbers(cells, where, f"{table.path.name}: classes of '{settings.labels}'")
+
+
+def _class_numbers(cells: Any, where: str, told: str) -> tuple[NDArray[np.int64], list[str]]:
+    """Number the labels that there are in ascending order, numbers before words."""
+    texts = [plain(str(value)) for value in cells.tolist()]
+    names = sorted(set(texts), key=in_order)
+    if len(names) < 2:
+        raise UserError(f"{where} holds '{names[0][:40]}' in every row; expected two classes or more, or data.classes")
+    number = {name: value for value, name in enumerate(names)}
+    shown = ", ".join(f"{value} = {name}" for name, value in list(number.items())[:MOST_SHOWN])
+    note = f"{told}: {shown}{', ...' if len(names) > MOST_SHOWN else ''}"
+    natural = all(name == str(value) for name, value in number.items())
+    return np.array([number[text] for text in texts]), [] if natural else [note]
+
+
+def _owners(table: Table, name: str) -> NDArray[np.str_]:
+    cells = table.cells("owner", name)
+    nameless = cells.isna().to_numpy() | (cells.astype(str).str.strip() == "").to_numpy()
+    if nameless.any():
+        row = int(np.flatnonzero(nameless)[0]) + 1
+        raise UserError(
+            f"{table.path}: column '{name}' (data.owner) is empty in row {row}; expected an owner in every row"
+        )
+    values: NDArray[Any] = np.asarray(cells)
+    if values.dtype.kind == "f" and bool(np.all(values == np.floor(values))):
+        values = values.astype(np.int64)
+    if values.dtype.kind in "iu":
+        return owner_names(values, name)
+    return np.array([str(value).strip() for value in values.tolist()])
+
+
+def _held_out(table: Table, name: str, kept: NDArray[np.int64]) -> NDArray[np.bool_]:
+    words = [plain(str(value)).lower() for value in table.cells("held_out", name).iloc[kept].tolist()]
+    for row, word in zip(kept.tolist(), words, strict=True):
+        if word not in _TEST_WORDS:
+            raise UserError(
+                f"{table.path}: column '{name}' (data.held_out) holds '{word[:40]}' in row {row + 1}; allowed: "
+                f"{listed(_TEST_WORDS)}"
+            )
+    return np.array([_TEST_WORDS[word] for word in words])
+
+
+def _mark(table: Table, mark: str, column: str) -> NDArray[np.float64]:
+    name = column.removeprefix("not ")
+    values = as_numbers(table, name, table.cells(f"marks.{mark}", name), guess=False)
+    assert values is not None
+    return ((values > 0) != column.startswith("not ")).astype(np.float64)
