@@ -269,7 +269,7 @@ def test_too_few_clients_stop_the_run_with_a_line(tmp_path: Path):
         os.kill(federation.supernodes[1].pid, signal.SIGKILL)
         with pytest.raises(UserError, match=r"4 of 8 clients gave a usable update, rounds.min_clients = 8.*resume"):
             follow(federation, 3)
-    assert resume_local(folder).history.info["status"] == "finished"
+    assert History(resume_local(folder)).info["status"] == "finished"
 
 
 @pytest.mark.slow
