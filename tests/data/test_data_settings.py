@@ -9,7 +9,7 @@ import tomllib
 import pytest
 from pydantic import ValidationError
 
-from steelyard.data import DataSettings, PartitionSettings, check_together
+from steelyard.data import DataSettings, FlawSettings, PartitionSettings, check_together
 from steelyard.data.settings import client_name
 from steelyard.errors import UserError
 
@@ -65,11 +65,6 @@ def test_data_settings_name_the_field_and_what_is_allowed(fields, message):
         ({"scheme": "given"}, "test: got 'local' with scheme 'given'"),
         ({"scheme": "given", "test": "held-out", "test_samples": 3}, "test_samples: got 3 with scheme 'given'"),
         ({"scheme": "dirichlet", "clients": 4, "alpha": 0}, "greater than 0"),
-        (
-            {**IID, "copies": [{"copy_of": "client-004"}]},
-            "copies.copy_of: got 'client-004'; allowed: client-000 to client-003",
-        ),
-        ({**IID, "stubborn": ["client-4"]}, "stubborn: got 'client-4'; allowed: client-000 to client-003"),
         ({**IID, "num_partitions": 5}, "clients: got it twice, also as 'num_partitions'"),
         ({**IID, "sampels": 5}, "sampels"),
     ],
@@ -98,12 +93,10 @@ def test_a_table_comes_from_toml():
     scheme = "table"
     table = [[10, 0], [3, 4]]
     test = "none"
-    copies = [{copy_of = "client-001", share = 0.5, stubborn = true}]
     """
     settings = PartitionSettings(**tomllib.loads(text))
     assert settings.table == ((10, 0), (3, 4))
     assert settings.client_count == 2
-    assert settings.copies[0].stubborn
     assert PartitionSettings(**settings.model_dump(mode="json")) == settings
 
 
@@ -133,7 +126,6 @@ def test_client_names_sort_as_numbers():
             "partition.scheme: got 'given' with data.source 'mnist'",
         ),
         ({"source": "diabetes"}, {"scheme": "dirichlet", "clients": 3}, "partition.scheme: got 'dirichlet'"),
-        ({"source": "diabetes"}, {**IID, "copies": [{"copy_of": "client-000"}]}, "partition.copies: got 1"),
         ({"source": "npz", "path": "x"}, {**IID, "test": "held-out"}, "partition.test: got 'held-out'"),
         ({}, {"scheme": "table", "table": [[5, 5]]}, "partition.table: got 'lines of 2 counts'"),
     ],
@@ -153,7 +145,7 @@ def test_what_goes_together_is_let_through():
 
 
 def test_every_field_is_documented():
-    for section in (DataSettings, PartitionSettings):
+    for section in (DataSettings, PartitionSettings, FlawSettings):
         missing = [name for name, field in section.model_fields.items() if not field.description]
         assert missing == []
 

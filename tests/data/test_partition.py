@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from steelyard.data import Dataset, PartitionSettings, Population, in_memory, share_out
+from steelyard.data import Dataset, FlawSettings, PartitionSettings, Population, in_memory, share_out
 from steelyard.errors import UserError
 
 
@@ -250,19 +250,22 @@ def test_a_copy_has_the_rows_of_another_with_wrong_labels(share, wrong):
         scheme="iid",
         clients=4,
         test_fraction=0.2,
-        copies=[{"copy_of": "client-002", "share": share, "stubborn": True}],
-        stubborn=["client-000"],
     )
-    population = share_out(dataset, chosen, 0)
+    flaws = [
+        FlawSettings(kind="copy", of="client-002"),
+        *([FlawSettings(kind="labels-flipped", clients=["client-004"], amount=share)] if share else []),
+        FlawSettings(kind="own-model", clients=["client-000", "client-004"]),
+    ]
+    population = share_out(dataset, chosen, 0, flaws)
     assert population.names == [f"client-{n:03d}" for n in range(5)]
     original, copy = population.clients[2], population.clients[4]
     assert np.array_equal(original.train, copy.train)
     assert np.array_equal(original.test, copy.test)
     differ = population.train_labels(copy) != population.train_labels(original)
     assert int(differ.sum()) == wrong
-    assert copy.train_labels is not None
-    assert bool(((copy.train_labels >= 0) & (copy.train_labels < 4)).all())
-    assert population.stubborn == {"client-000", "client-004"}
+    learnt = population.train_labels(copy)
+    assert bool(((learnt >= 0) & (learnt < 4)).all())
+    assert {name for name, how in population.behaviours.items() if how.own_model} == {"client-000", "client-004"}
     assert torch.equal(dataset.labels, made(200, classes=4).labels)
 
 
@@ -295,10 +298,10 @@ def test_people_that_are_not_there_are_refused():
         share_out(dataset, PartitionSettings(scheme="natural", clients=6), 0)
     with pytest.raises(UserError, match=r"partition.minimum: got 99; allowed: at most"):
         share_out(dataset, PartitionSettings(scheme="natural", minimum=99), 0)
-    with pytest.raises(UserError, match=r"partition.copies: no client 'user-9' \(did you mean 'user-0"):
-        share_out(dataset, PartitionSettings(scheme="natural", copies=[{"copy_of": "user-9"}]), 0)
-    with pytest.raises(UserError, match=r"partition.stubborn: no client 'nobody'"):
-        share_out(dataset, PartitionSettings(scheme="natural", stubborn=["nobody"]), 0)
+    with pytest.raises(UserError, match=r"flaws.0.of: no client 'user-9' \(did you mean 'user-0"):
+        share_out(dataset, PartitionSettings(scheme="natural"), 0, [FlawSettings(kind="copy", of="user-9")])
+    with pytest.raises(UserError, match=r"flaws.0.clients: no client 'nobody'"):
+        share_out(dataset, PartitionSettings(scheme="natural"), 0, [FlawSettings(kind="stale", clients=["nobody"])])
 
 
 def test_a_regression_has_no_classes_to_share_out():

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from steelyard.data import Dataset, DataSettings, PartitionSettings, load, share_out
+from steelyard.data import Dataset, DataSettings, FlawSettings, PartitionSettings, load, share_out
 
 
 def needed(name: str) -> str:
@@ -79,19 +79,28 @@ def test_adafed_simulation_3_has_two_liars(mnist):
         [0, 10, 30, 500, 0, 0, 500, 500, 0, 500],
         [0, 10, 10, 10, 10, 100, 10, 0, 10, 3000],
     ]
-    copies = [
-        {"copy_of": "client-002", "share": 0.5, "stubborn": True},
-        {"copy_of": "client-003", "share": 1.0, "stubborn": True},
+    liars = ["client-006", "client-007"]
+    flaws = [
+        FlawSettings(kind="copy", of="client-002"),
+        FlawSettings(kind="labels-flipped", clients=liars[:1], amount=0.5),
+        FlawSettings(kind="copy", of="client-003"),
+        FlawSettings(kind="labels-flipped", clients=liars[1:]),
+        FlawSettings(kind="own-model", clients=liars),
     ]
-    settings = PartitionSettings(scheme="table", table=table, test="none", server="held-out", copies=copies)
-    population = share_out(mnist, settings, 1)
+    settings = PartitionSettings(scheme="table", table=table, test="none", server="held-out")
+    population = share_out(mnist, settings, 1, flaws)
     sizes = [len(client.train) for client in population.clients]
     assert sizes == [190, 1710, 1780, 1230, 2040, 3160, 1780, 1230]
     wrong = [
         int((population.train_labels(client) != mnist.labels[client.train]).sum()) for client in population.clients
     ]
     assert wrong == [0] * 6 + [890, 1230]
-    assert population.stubborn == {"client-006", "client-007"}
+    assert {name for name, how in population.behaviours.items() if how.own_model} == set(liars)
+    assert list(population.flaws["client-006"]) == [
+        "copy of client-002",
+        "labels flipped (50 %)",
+        "trains its own model",
+    ]
 
 
 def test_mnist_by_writer(mnist):

@@ -159,8 +159,11 @@ def test_the_tables_of_adafed():
     for name in ("adafed-2", "adafed-3"):
         partition = load(name).model_dump()["partition"]
         assert [sum(line) for line in partition["table"]] == [190, 1710, 1780, 1230, 2040, 3160]
-    assert [copy["share"] for copy in partition["copies"]] == [0.5, 1.0]
-    assert all(copy["stubborn"] for copy in partition["copies"])
+    flaws = load("adafed-3").model_dump()["flaws"]
+    assert [flaw["of"] for flaw in flaws if flaw["kind"] == "copy"] == ["client-002", "client-003"]
+    assert [flaw["amount"] for flaw in flaws if flaw["kind"] == "labels-flipped"] == [0.5, 1.0]
+    assert flaws[-1]["kind"] == "own-model"
+    assert flaws[-1]["clients"] == ("client-006", "client-007")
 
 
 def test_losses_are_wired_from_the_rule():

@@ -15,6 +15,7 @@ from flwr.supercore.task_identity import TaskIdentity
 from tests.clients.flower.flower_fakes import FakeGrid
 
 from steelyard.clients.flower.checks import RECORD_COLUMNS
+from steelyard.clients.node import NodeConfig
 from steelyard.errors import UserError
 from steelyard.experiment.loading import build
 from steelyard.experiment.running import run
@@ -118,8 +119,8 @@ def test_online_adjustment_and_the_adaptive_loss_work_as_in_the_simulation(tmp_p
         torch.testing.assert_close(ours, weights(tmp_path / "federated")[name], rtol=1e-3, atol=1e-4)
 
 
-def test_a_stubborn_client_keeps_its_model_in_the_node_state(tmp_path: Path):
-    document = described(partition={"stubborn": ["client-001"]}, rounds={"count": 3, "fraction": 1.0})
+def test_a_client_with_a_model_of_its_own_keeps_it_in_the_node_state(tmp_path: Path):
+    document = described(flaws=[{"kind": "own-model", "clients": ["client-001"]}], rounds={"count": 3, "fraction": 1.0})
     run(build(document), out=tmp_path / "simulated")
     grid, config = grid_of(document, 3, fresh=True, out=str(tmp_path / "federated"))
     federate(grid, config, "1")  # type: ignore[arg-type]
@@ -130,8 +131,42 @@ def test_a_stubborn_client_keeps_its_model_in_the_node_state(tmp_path: Path):
     assert kept == [[], ["steelyard/LD>DS>MD/2", "steelyard/LD>DS>MD/3", "steelyard/LD>DS>MD/run"], []]
 
 
+def test_flawed_clients_are_as_flawed_on_nodes_as_in_the_simulation(tmp_path: Path):
+    flaws = [
+        {"kind": "labels-flipped", "pick": "biggest", "count": 1, "how": "pairs"},
+        {"kind": "noisy", "pick": "random", "count": 1},
+        {"kind": "stale", "pick": "random", "count": 1, "amount": 2, "among": "all"},
+        {"kind": "free-rider", "pick": "random", "count": 1},
+        {"kind": "claims-size", "pick": "random", "count": 1, "among": "all"},
+    ]
+    document = described(flaws=flaws, rounds={"count": 4, "fraction": 1.0})
+    run(build(document), out=tmp_path / "simulated")
+    grid, config = grid_of(document, 3, fresh=True, out=str(tmp_path / "federated"))
+    federate(grid, config, "1")  # type: ignore[arg-type]
+    ours, theirs = weights(tmp_path / "simulated"), weights(tmp_path / "federated")
+    for name in ours:
+        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-5, atol=1e-6)
+
+
+def test_flaws_that_a_node_cannot_have_are_refused(tmp_path: Path):
+    stale = build(described(flaws=[{"kind": "stale", "clients": ["client-001"]}], rounds={"fraction": 0.5}))
+    with pytest.raises(UserError, match=r"flaws: got kind 'stale' with rounds.fraction = 0.5"):
+        stale.on_node(NodeConfig.read({"partition-id": 0, "num-partitions": 2}))
+    np.savez(tmp_path / "north.npz", x=np.eye(40, dtype=np.float32), y=np.arange(40) % 2)
+    own = build(
+        {
+            "data": {"source": "npz", "path": "nowhere.npz", "classes": 2},
+            "partition": {"scheme": "iid", "clients": 2},
+            "model": {"name": "logistic"},
+            "flaws": [{"kind": "free-rider", "pick": "random", "count": 1}],
+        }
+    )
+    with pytest.raises(UserError, match="flaws: got 1 on a node with data of its own"):
+        own.on_node(NodeConfig.read({"client": "north", "data": str(tmp_path / "north.npz")}))
+
+
 def test_a_run_that_lost_its_nodes_is_resumed_to_the_same_weights(tmp_path: Path):
-    document = described(partition={"stubborn": ["client-000"]}, rounds={"count": 4, "fraction": 1.0})
+    document = described(flaws=[{"kind": "own-model", "clients": ["client-000"]}], rounds={"count": 4, "fraction": 1.0})
     run(build(document), out=tmp_path / "simulated")
     grid, config = grid_of(document, 2, out=str(tmp_path / "federated"))
     client_app._built.clear()

@@ -12,6 +12,7 @@ import sqlite3
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +41,10 @@ SERVER = {"server": "fraction", "server_report": "apart"}
 CRITERIA = {"criteria": ["DS", "LD", "MD"]}
 
 
-def described(**sections: dict[str, Any]) -> dict[str, Any]:
+def described(flaws: Sequence[dict[str, Any]] = (), **sections: dict[str, Any]) -> dict[str, Any]:
     """The small experiment with some fields of its sections changed."""
-    return {**LEARNING, **{name: {**LEARNING.get(name, {}), **fields} for name, fields in sections.items()}}
+    changed = {name: {**LEARNING.get(name, {}), **fields} for name, fields in sections.items()}
+    return {**LEARNING, **({"flaws": list(flaws)} if flaws else {}), **changed}
 
 
 CASES: dict[str, dict[str, Any]] = {
@@ -67,7 +69,14 @@ CASES: dict[str, dict[str, Any]] = {
     "a budget": described(weighing={"adjust": {"strategy": "greedy", "budget": 22}}),
     "bandit": described(weighing={"adjust": {"strategy": "bandit"}}),
     "clients that train on from their own models": described(
-        partition={"stubborn": ["client-001", "client-004"]}, rounds={"fraction": 1.0}
+        flaws=[{"kind": "own-model", "clients": ["client-001", "client-004"]}], rounds={"fraction": 1.0}
+    ),
+    "clients that start from models of earlier rounds": described(
+        flaws=[
+            {"kind": "stale", "clients": ["client-001"], "amount": 2},
+            {"kind": "few-steps", "clients": ["client-002"], "amount": 0.3},
+            {"kind": "free-rider", "clients": ["client-003"]},
+        ],
     ),
 }
 

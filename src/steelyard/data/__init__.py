@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from steelyard.data.settings import CopySettings, DataSettings, PartitionSettings, check_together
+from steelyard.data.settings import DataSettings, FlawSettings, PartitionSettings, check_flaws, check_together
 
 if TYPE_CHECKING:
     from steelyard.data.dataset import ClientRows, Dataset, Population
@@ -18,11 +18,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ClientRows",
-    "CopySettings",
     "DataSettings",
     "Dataset",
+    "FlawSettings",
     "PartitionSettings",
     "Population",
+    "check_flaws",
     "check_together",
     "in_memory",
     "load",

@@ -83,6 +83,25 @@ class ClientRows:
     """Labels that replace the data set's on the training rows (a client with wrong labels); None for the true ones."""
 
 
+@dataclass(frozen=True)
+class Behaviour:
+    """How a client departs from the protocol; the defaults are those of a client that keeps it."""
+
+    work: float = 1.0
+    """Share of its rows that it trains on in a round, drawn anew each time."""
+    stale: int = 0
+    """It starts from the global model of this many rounds ago."""
+    own_model: bool = False
+    """It ignores the model it receives and goes on training its own (AdaFed, simulation 3)."""
+    free_rider: bool = False
+    """It returns the model it received, after no training."""
+    claims: float = 1.0
+    """It reports this many times its number of samples."""
+
+
+HONEST = Behaviour()
+
+
 @dataclass(frozen=True, eq=False)
 class Population:
     """A data set shared out among clients; `server` are the rows that the server itself holds for testing."""
@@ -94,10 +113,12 @@ class Population:
     """Rows on which the server weighs clients and adapts the loss."""
     notes: tuple[str, ...] = ()
     """What reading and partition had to do that the user should know (people left out, draws with overlap)."""
-    stubborn: frozenset[str] = frozenset()
-    """Clients that ignore the model they receive and keep training their own (AdaFed, simulation 3)."""
     report: Rows = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """Rows on which the server reports how the combined model does; empty when only local test sets report."""
+    behaviours: Mapping[str, Behaviour] = field(default_factory=dict[str, Behaviour])
+    """By client, for those that do not keep the protocol."""
+    flaws: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    """By client, in words: what makes it worth less than the others; clients without a flaw are left out."""
 
     @cached_property
     def by_name(self) -> dict[str, ClientRows]:

@@ -6,19 +6,19 @@ fraction leaves the clients' rows as they were.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
 
 from steelyard import randomness
 from steelyard.data import schemes
 from steelyard.data.dataset import ClientRows, Dataset, Population, Rows
+from steelyard.data.flaws import flawed
 from steelyard.data.scaling import prepare
-from steelyard.data.settings import NUMBERED, CopySettings, PartitionSettings, client_name
+from steelyard.data.settings import FlawSettings, PartitionSettings, client_name
 from steelyard.data.testsets import held_out_tests, own_tests, split_locally
-from steelyard.errors import UserError, nearest
+from steelyard.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,10 @@ class _Parts:
     notes: list[str]
 
 
-def share_out(dataset: Dataset, settings: PartitionSettings, seed: int) -> Population:
-    """Share out a data set among clients; use it once per run, with the run's seed.
+def share_out(
+    dataset: Dataset, settings: PartitionSettings, seed: int, flaws: Sequence[FlawSettings] = ()
+) -> Population:
+    """Share out a data set among clients and give some of them flaws; use it once per run, with the run's seed.
 
     The settings' own seed, where given, comes before `seed`. Clients come in ascending order of their id.
     """
@@ -41,12 +43,12 @@ def share_out(dataset: Dataset, settings: PartitionSettings, seed: int) -> Popul
     server, report = _report(dataset, server, settings, seed)
     parts = _parts(dataset, settings, pool, seed)
     clients, notes = _with_tests(dataset, settings, parts, seed, server)
-    clients, stubborn = _with_copies(dataset, settings, clients, seed)
     if len(server) and np.isin(np.concatenate([client.test for client in clients]), server).any():
         notes = [*notes, "the server's test set and the clients' local test sets share rows"]
     clients = sorted(clients, key=lambda client: client.client)
     dataset = prepare(dataset, clients, np.union1d(server, report))
-    return Population(dataset, tuple(clients), server, (*dataset.notes, *notes), stubborn, report)
+    population = Population(dataset, tuple(clients), server, (*dataset.notes, *notes), report)
+    return flawed(population, flaws, seed) if flaws else population
 
 
 def _check(dataset: Dataset, settings: PartitionSettings) -> None:
@@ -61,10 +63,9 @@ def _check(dataset: Dataset, settings: PartitionSettings) -> None:
                 f"partition.{field}: got '{getattr(settings, field)}', but {dataset.name} has no test part of its own; "
                 "allowed: a scheme other than given, test = local or none, server = fraction or none"
             )
-    if dataset.classes == 0 and (settings.scheme in ("dirichlet", "table") or settings.copies):
-        field = "copies" if settings.copies else "scheme"
+    if dataset.classes == 0 and settings.scheme in ("dirichlet", "table"):
         raise UserError(
-            f"partition.{field}: needs classes, but {dataset.name} is a regression; allowed: iid, shard, natural"
+            f"partition.scheme: needs classes, but {dataset.name} is a regression; allowed: iid, shard, natural"
         )
     if settings.table and len(settings.table[0]) != dataset.classes:
         raise UserError(
@@ -140,10 +141,9 @@ def _parts(dataset: Dataset, settings: PartitionSettings, pool: Rows, seed: int)
             rows, notes = schemes.table(pool, labels, settings.table or (), settings.overlap, chance)
         case _:
             rows = schemes.iid(pool, count, settings.samples, spread, minimum, chance)
-    total = count + len(settings.copies)
     if (unused := len(pool) - len(np.unique(np.concatenate(rows)))) > 0:
         notes.append(f"{unused} of {len(pool)} rows go to no client")
-    return _Parts([client_name(number, total) for number in range(count)], rows, notes)
+    return _Parts([client_name(number, count) for number in range(count)], rows, notes)
 
 
 def _people(dataset: Dataset, settings: PartitionSettings, pool: Rows, chance: np.random.Generator) -> _Parts:
@@ -201,36 +201,3 @@ def _with_tests(
         notes = [*notes, *found]
     clients = zip(parts.names, parts.rows, tests, strict=True)
     return [ClientRows(name, np.sort(rows), np.sort(test)) for name, rows, test in clients], notes
-
-
-def _with_copies(
-    dataset: Dataset, settings: PartitionSettings, clients: list[ClientRows], seed: int
-) -> tuple[list[ClientRows], frozenset[str]]:
-    by_name = {client.client: client for client in clients}
-    stubborn = set(settings.stubborn)
-    total = len(clients) + len(settings.copies)
-    for number, copy in enumerate(settings.copies):
-        if copy.copy_of not in by_name:
-            raise UserError(f"partition.copies: no client '{copy.copy_of}'{nearest(copy.copy_of, by_name)}")
-        numbered = settings.scheme in NUMBERED
-        name = client_name(len(clients) + number, total) if numbered else f"{copy.copy_of}-copy-{number}"
-        original = by_name[copy.copy_of]
-        labels = wrong_labels(dataset, original.train, copy, name, seed)
-        by_name[name] = ClientRows(name, original.train, original.test, labels)
-        if copy.stubborn:
-            stubborn.add(name)
-    for name in sorted(stubborn - set(by_name)):
-        raise UserError(f"partition.stubborn: no client '{name}'{nearest(name, by_name)}")
-    return list(by_name.values()), frozenset(stubborn)
-
-
-def wrong_labels(dataset: Dataset, rows: Rows, copy: CopySettings, name: str, seed: int) -> torch.Tensor:
-    """Return the labels of these rows, a share of them replaced by one of the other classes, all equally likely."""
-    if dataset.classes < 2:
-        raise UserError(f"partition.copies: needs two classes or more, but {dataset.name} has {dataset.classes}")
-    chance = randomness.generator(seed, client=name, purpose="partition/wrong-labels")
-    labels: NDArray[np.int64] = dataset.labels.numpy()[rows].copy()
-    chosen = chance.permutation(len(rows))[: round(copy.share * len(rows))]
-    steps = chance.integers(1, dataset.classes, size=len(chosen))
-    labels[chosen] = (labels[chosen] + steps) % dataset.classes
-    return torch.from_numpy(labels)

@@ -37,17 +37,6 @@ def client_name(number: int, count: int) -> str:
     return f"client-{number:0{max(3, len(str(count - 1)))}d}"
 
 
-class CopySettings(Section):
-    """One more client with the training rows of another, part of them wrongly labelled (AdaFed, simulation 3)."""
-
-    copy_of: str
-    """Id of the client whose rows are copied, such as client-002."""
-    share: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """Share of its training rows that get a wrong label, drawn evenly from the other classes."""
-    stubborn: bool = False
-    """True: this client ignores the model it receives and keeps training its own."""
-
-
 class PartitionSettings(Section):
     """How the samples are shared out among clients; use one `[partition]` section per experiment.
 
@@ -105,10 +94,6 @@ class PartitionSettings(Section):
     """Whether the server also reports on its rows. none: only local test sets report; apart: half of the server's rows
     weigh clients and adapt the loss, the other half (and held-out local test sets, dealt from it) only report; same:
     the rows that weigh also report, as AdaFed's authors do."""
-    copies: tuple[CopySettings, ...] = ()
-    """Further clients with the rows of another and wrong labels."""
-    stubborn: tuple[str, ...] = ()
-    """Ids of clients that ignore the model they receive and keep training their own."""
     seed: int | None = None
     """Seed of the partition; default: the run's seed."""
 
@@ -129,7 +114,7 @@ class PartitionSettings(Section):
 
     @property
     def client_count(self) -> int | None:
-        """Number of clients before copies, where it is known before any data is read."""
+        """Number of clients, where it is known before any data is read."""
         return len(self.table) if self.scheme == "table" and self.table is not None else self.clients
 
     @model_validator(mode="after")
@@ -154,7 +139,6 @@ class PartitionSettings(Section):
             raise ValueError(f"samples: got {self.samples}; allowed: at least minimum = {self.minimum}")
         self._check_table()
         self._check_tests()
-        self._check_names()
         return self
 
     def _check_table(self) -> None:
@@ -199,19 +183,3 @@ class PartitionSettings(Section):
             raise ValueError(
                 f"test_samples: got {self.test_samples} with scheme 'given'; allowed: nothing (the user's own)"
             )
-
-    def _check_names(self) -> None:
-        count = self.client_count
-        if self.scheme not in NUMBERED or count is None:
-            return
-        total = count + len(self.copies)
-        known = {client_name(number, total) for number in range(count)}
-        names = f"{client_name(0, total)} to {client_name(count - 1, total)}"
-        for copy in self.copies:
-            if copy.copy_of not in known:
-                raise ValueError(f"copies.copy_of: got '{copy.copy_of}'; allowed: {names}")
-        known |= {client_name(number, total) for number in range(count, total)}
-        for name in self.stubborn:
-            if name not in known:
-                last = client_name(total - 1, total)
-                raise ValueError(f"stubborn: got '{name}'; allowed: {client_name(0, total)} to {last}")

@@ -1,12 +1,21 @@
-"""The settings of this room: the `[data]` and `[partition]` sections, and whether the two go together."""
+"""The settings of this room: `[data]`, `[partition]` and `[[flaws]]`, and whether they go together."""
 
 from __future__ import annotations
 
-from steelyard.data.partition_settings import NUMBERED, CopySettings, PartitionSettings, client_name
+from steelyard.data.flaw_settings import FlawSettings, check_flaws
+from steelyard.data.partition_settings import NUMBERED, PartitionSettings, client_name
 from steelyard.data.source_settings import DataSettings
 from steelyard.errors import UserError
 
-__all__ = ["NUMBERED", "CopySettings", "DataSettings", "PartitionSettings", "check_together", "client_name"]
+__all__ = [
+    "NUMBERED",
+    "DataSettings",
+    "FlawSettings",
+    "PartitionSettings",
+    "check_flaws",
+    "check_together",
+    "client_name",
+]
 
 
 def check_together(data: DataSettings, partition: PartitionSettings) -> None:
@@ -31,14 +40,11 @@ def check_together(data: DataSettings, partition: PartitionSettings) -> None:
         refuse(
             "scheme", partition.scheme, "iid, shard, dirichlet, table (the source does not know whose rows they are)"
         )
-    if offers.task == "regression":
-        if partition.scheme in ("dirichlet", "table"):
-            refuse(
-                "scheme",
-                partition.scheme,
-                "iid, shard, or natural where the source knows people (a regression has no classes)",
-            )
-        if partition.copies:
-            refuse("copies", len(partition.copies), "none (a regression has no wrong classes)")
+    if offers.task == "regression" and partition.scheme in ("dirichlet", "table"):
+        refuse(
+            "scheme",
+            partition.scheme,
+            "iid, shard, or natural where the source knows people (a regression has no classes)",
+        )
     if offers.classes and partition.table and len(partition.table[0]) != offers.classes:
         refuse("table", f"lines of {len(partition.table[0])} counts", f"lines of {offers.classes} counts")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from pydantic import model_validator
 
 from steelyard.clients.local import ComputeSettings
-from steelyard.data.settings import DataSettings, PartitionSettings, check_together
+from steelyard.data.settings import DataSettings, FlawSettings, PartitionSettings, check_flaws, check_together
 from steelyard.errors import UserError, listed
 from steelyard.experiment.description import Description
 from steelyard.learning.models import ModelSettings
@@ -32,6 +32,8 @@ class LearningDescription(Description):
     """What is trained: "learning" is a model on samples; recommenders are of kind "recommend"."""
     data: DataSettings = DataSettings()
     partition: PartitionSettings = PartitionSettings(clients=10)
+    flaws: tuple[FlawSettings, ...] = ()
+    """Clients of unequal worth: which of them have which flaw, one `[[flaws]]` section each."""
     model: ModelSettings = ModelSettings(name="cnn-digits")
     training: TrainingSettings = TrainingSettings()
     compute: ComputeSettings = ComputeSettings()
@@ -39,6 +41,7 @@ class LearningDescription(Description):
     @model_validator(mode="after")
     def _together(self) -> Self:
         check_together(self.data, self.partition)
+        check_flaws(self.data, self.partition, self.flaws)
         return self
 
     def offers(self) -> Offers:
@@ -102,7 +105,8 @@ class LearningDescription(Description):
         from steelyard.experiment.learning_node import simulate
 
         return simulate(
-            self.data, self.partition, self.model, self.training, self.compute, self.criteria(), dataset=dataset
+            *(self.data, self.partition, self.flaws, self.model, self.training, self.compute, self.criteria()),
+            dataset=dataset,
         )
 
     def on_node(self, node: NodeConfig) -> NodeClients:
@@ -110,8 +114,13 @@ class LearningDescription(Description):
         # For speed of start, as in `assemble`.
         from steelyard.experiment.learning_node import host
 
+        if self.rounds.fraction < 1 and any(flaw.kind == "stale" for flaw in self.flaws):
+            raise UserError(
+                f"flaws: got kind 'stale' with rounds.fraction = {self.rounds.fraction:g}, and a node does not see the "
+                "models of rounds that it sits out; allowed across machines: rounds.fraction = 1"
+            )
         return host(
-            *(self.data, self.partition, self.model, self.training, self.compute, self.criteria()),
+            *(self.data, self.partition, self.flaws, self.model, self.training, self.compute, self.criteria()),
             seed=self.seed,
             node=node,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -12,8 +13,8 @@ import torch
 from steelyard.clients.local import ComputeSettings, Simulation, SimulationServer
 from steelyard.clients.node import NodeClients, NodeConfig
 from steelyard.data import load, share_out
-from steelyard.data.dataset import Dataset, DatasetOrSeeded, Population
-from steelyard.data.settings import DataSettings, PartitionSettings
+from steelyard.data.dataset import ClientRows, Dataset, DatasetOrSeeded, Population
+from steelyard.data.settings import DataSettings, FlawSettings, PartitionSettings
 from steelyard.data.subset import keep_rows
 from steelyard.errors import UserError
 from steelyard.learning.models import ModelSettings, build
@@ -22,6 +23,8 @@ from steelyard.learning.training import TrainingSettings
 from steelyard.messages import ServerTest
 from steelyard.weighing.criteria import Criterion
 
+ValueT = TypeVar("ValueT")
+
 MOST_INPUTS = 10**8
 """More numbers per sample than any model here takes; a node that says so is mistaken or lying."""
 
@@ -29,6 +32,7 @@ MOST_INPUTS = 10**8
 def simulate(
     data: DataSettings,
     partition: PartitionSettings,
+    flaws: Sequence[FlawSettings],
     model: ModelSettings,
     training: TrainingSettings,
     compute: ComputeSettings,
@@ -42,7 +46,9 @@ def simulate(
     """
     given = load(data) if dataset is None else dataset
     samples = _Seeded(given) if callable(given) else lambda seed: given
-    clients = Simulation(lambda seed: share_out(samples(seed), partition, seed), model, training, compute, criteria)
+    clients = Simulation(
+        lambda seed: share_out(samples(seed), partition, seed, flaws), model, training, compute, criteria
+    )
     return clients, SimulationServer(clients)
 
 
@@ -73,6 +79,7 @@ class _Seeded:
 def host(
     data: DataSettings,
     partition: PartitionSettings,
+    flaws: Sequence[FlawSettings],
     model: ModelSettings,
     training: TrainingSettings,
     compute: ComputeSettings,
@@ -81,12 +88,20 @@ def host(
     seed: int,
     node: NodeConfig,
 ) -> NodeClients:
-    """Build the clients that live on a node; nothing of other clients is kept."""
+    """Build the clients that live on a node; nothing of other clients is kept.
+
+    Flaws are of simulated clients: a node with data of its own has the clients it has.
+    """
+    if flaws and node.own_data:
+        raise UserError(
+            f"flaws: got {len(flaws)} on a node with data of its own ({node.data}); allowed: no flaws, or a node that "
+            "takes its part of a shared data set (partition-id)"
+        )
     dataset = _dataset(data, node)
-    shared = _own_rows(partition, node.names) if node.own_data else partition
+    shared = _own_rows(partition) if node.own_data else partition
 
     def population(seed: int) -> Population:
-        return _keep(share_out(dataset, shared, seed), node)
+        return _keep(share_out(dataset, shared, seed, flaws), node)
 
     first = population(seed)
     clients = Simulation(
@@ -112,17 +127,15 @@ def _dataset(data: DataSettings, node: NodeConfig) -> Dataset:
     return dataset
 
 
-def _own_rows(partition: PartitionSettings, names: tuple[str, ...]) -> PartitionSettings:
+def _own_rows(partition: PartitionSettings) -> PartitionSettings:
     """Return the partition for a file of a node's own rows: each owner is a client, tests are split as asked."""
     changes = {
         "scheme": "given" if partition.test == "held-out" else "natural",
         "clients": None,
         "table": None,
         "overlap": False,
-        "copies": (),
         "server": "none",
         "server_report": "none",
-        "stubborn": tuple(name for name in partition.stubborn if name in names),
     }
     return partition.model_copy(update=changes)
 
@@ -141,8 +154,13 @@ def _keep(population: Population, node: NodeConfig) -> Population:
         clients=tuple(moved),
         server=np.zeros(0, dtype=np.int64),
         report=np.zeros(0, dtype=np.int64),
-        stubborn=population.stubborn & {rows.client for rows in chosen},
+        behaviours=_of(chosen, population.behaviours),
+        flaws=_of(chosen, population.flaws),
     )
+
+
+def _of(chosen: Sequence[ClientRows], facts: Mapping[str, ValueT]) -> dict[str, ValueT]:
+    return {rows.client: facts[rows.client] for rows in chosen if rows.client in facts}
 
 
 def _compute(compute: ComputeSettings) -> ComputeSettings:

@@ -164,6 +164,9 @@ def _go(
     states, kept = store.resume()
     clients.restore(kept)
     store.note(status="running")
+    for seed in dict.fromkeys(federation.seed for federation in federations):
+        # So that what is noted of the clients tells of every seed, also of one that had finished before a resume.
+        clients.names(seed)
     plan = plan_of(experiment)
     try:
         with _shown(progress, plan.rounds) as report:

@@ -51,6 +51,19 @@ class History:
         return dict(self._read("SELECT key, value FROM info").itertuples(index=False, name=None))
 
     @cached_property
+    def flaws(self) -> pd.DataFrame:
+        """What makes clients worth less than others: seed, client, flaw in words; a row for each flaw of a client."""
+        import pandas as pd
+
+        rows = [
+            (int(seed), client, words)
+            for seed, clients in json.loads(self.info.get("flaws", "{}")).items()
+            for client, every in clients.items()
+            for words in every
+        ]
+        return pd.DataFrame(rows, columns=["seed", "client", "flaw"])
+
+    @cached_property
     def federations(self) -> pd.DataFrame:
         """The rules that ran side by side: name, rule, seed, settings as JSON."""
         return self._read("SELECT name AS federation, rule, seed, settings FROM federations ORDER BY id")

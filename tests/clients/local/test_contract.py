@@ -13,7 +13,7 @@ from tests.clients.local import engine_cases as cases
 
 from steelyard.clients.local import ComputeSettings, Simulation, SimulationServer
 from steelyard.clients.protocol import Clients
-from steelyard.data.dataset import ClientRows, Population
+from steelyard.data.dataset import Behaviour, ClientRows, Population
 from steelyard.weighing.criteria import get
 
 
@@ -22,7 +22,11 @@ def people(name: str) -> Population:
     _, shape, classes = cases.MODELS[name]
     whole = cases.population(shape, classes)
     nothing = np.zeros(0, dtype=np.int64)
-    return replace(whole, clients=(*whole.clients, ClientRows("c9", nothing, nothing)), stubborn=frozenset({"c2"}))
+    return replace(
+        whole,
+        clients=(*whole.clients, ClientRows("c9", nothing, nothing)),
+        behaviours={"c2": Behaviour(own_model=True)},
+    )
 
 
 def simulation(engine: str, name: str) -> Simulation:

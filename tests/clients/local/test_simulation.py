@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from steelyard.clients.local import ComputeSettings, Simulation, SimulationServer
-from steelyard.data.dataset import ClientRows, Dataset, Population
+from steelyard.data.dataset import Behaviour, ClientRows, Dataset, Population
 from steelyard.errors import UserError
 from steelyard.learning.models import ModelSettings
 from steelyard.learning.training import TrainingSettings, orders
@@ -191,9 +191,8 @@ def test_regression() -> None:
     assert set(test.errors) == {"mape", "mae", "rmse"}
 
 
-def test_a_stubborn_client_trains_on_from_its_own_model() -> None:
-    people = population()
-    object.__setattr__(people, "stubborn", frozenset({"c0"}))
+def test_a_client_that_ignores_the_model_trains_on_from_its_own() -> None:
+    people = population(behaviours={"c0": Behaviour(own_model=True)})
     clients = make(people)
     first = clients.train([task(clients)])[0].payload.models
     again = clients.train([task(clients, round=2)])[0].payload.models

@@ -66,6 +66,15 @@ class SimulationContext:
         notes = (note for population in self._populations.values() for note in population.source.notes)
         return "; ".join(dict.fromkeys(notes))
 
+    def flaws(self) -> dict[str, dict[str, list[str]]]:
+        """Return by seed and client what makes clients worth less, in words; seeds without flaws are left out."""
+        known = sorted(self._populations.items())
+        return {
+            str(seed): {name: list(words) for name, words in sorted(population.source.flaws.items())}
+            for seed, population in known
+            if population.source.flaws
+        }
+
     @cached_property
     def setup(self) -> TrainingSetup:
         """The model and how it is trained; built from the first population that is used."""

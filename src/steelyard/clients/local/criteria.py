@@ -13,6 +13,9 @@ from steelyard.errors import UserError
 from steelyard.messages import Counts, Floats
 from steelyard.weighing.criteria import Criterion, LocalData
 
+SIZE = "DS"
+"""The criterion that is a client's number of samples: what it claims of its size, it claims here too."""
+
 Facts = Mapping[str, Mapping[str, Mapping[str, float]]]
 
 
@@ -53,6 +56,8 @@ class ClientCriteria:
                 except Exception as error:
                     refused[name] = f"criterion {criterion.name} failed: {type(error).__name__}: {error}"
             values[criterion.name] = np.nan_to_num(known[clients])
+        if SIZE in values:
+            values[SIZE] = values[SIZE] * population.claims[clients]
         return values, refused
 
     def _values(self, population: DevicePopulation, criterion: Criterion) -> Floats:

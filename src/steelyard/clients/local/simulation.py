@@ -17,6 +17,7 @@ from steelyard.clients.local.device_data.schedule import step_counts
 from steelyard.clients.local.engines.choice import ChosenEngine
 from steelyard.clients.local.evaluator import Evaluator
 from steelyard.clients.local.hardware import peak_memory
+from steelyard.clients.local.kept_models import KeptModels
 from steelyard.clients.local.settings import ComputeSettings
 from steelyard.learning.models import Factory, ModelSettings
 from steelyard.learning.training import TrainingSettings
@@ -46,8 +47,7 @@ class Simulation:
         self.criteria = ClientCriteria(criteria, facts or {})
         self._engine: ChosenEngine | None = None
         self._evaluator: Evaluator | None = None
-        self._own_models: dict[tuple[str, str], torch.Tensor] = {}
-        """By federation and client: the model that a client which ignores the global one trains on from."""
+        self._kept = KeptModels()
         self._peak = 0
 
     def names(self, seed: int) -> Sequence[str]:
@@ -72,53 +72,74 @@ class Simulation:
         cohort, failures = self._cohort(tasks)
         models = self.context.matrix(len(cohort))
         self._peak = max(self._peak, models.numel() * 4)
-        if len(cohort):
-            engine = self._engine or ChosenEngine(self.context.setup, self.compute.engine)
-            self._engine = engine
-            losses = engine.train(cohort, models)
-        else:
-            losses = np.zeros(0)
-        self._keep_own_models(cohort, models)
+        losses = self._trained(cohort, models)
+        for job in range(len(cohort)):
+            number = cohort.task[job]
+            behaviours = cohort.populations[number].behaviours
+            if behaviours:
+                self._kept.keep(cohort.tasks[number], cohort.name(job), models[job], behaviours)
         return [self._updates(cohort, number, models, losses, failures[number]) for number in range(len(tasks))]
 
+    def _trained(self, cohort: Cohort, models: torch.Tensor) -> Floats:
+        """Write the model of every job into `models` and return the losses; free riders do no work."""
+        idle = np.array([cohort.behaviour(job).free_rider for job in range(len(cohort))], dtype=np.bool_)
+        losses = np.zeros(len(cohort))
+        if not idle.all():
+            engine = self._engine or ChosenEngine(self.context.setup, self.compute.engine)
+            self._engine = engine
+            if not idle.any():
+                return engine.train(cohort, models)
+            busy = np.flatnonzero(~idle)
+            trained = self.context.matrix(len(busy))
+            losses[busy] = engine.train(cohort.take(busy), trained)
+            models[torch.from_numpy(busy).to(models.device)] = trained.to(models.device)
+        for job in np.flatnonzero(idle).tolist():
+            task = cohort.tasks[cohort.task[job]]
+            models[job].copy_(task.parameters)
+            # What a free rider can say without training: the loss of the model that it hands back.
+            population = self.context.population(task.seed)
+            losses[job] = self._first_losses(task, population, cohort.client[job : job + 1])[0]
+        return losses
+
     def _cohort(self, tasks: list[Task]) -> tuple[Cohort, list[list[Failure]]]:
-        populations = tuple(self.context.population(task.seed) for task in tasks)
+        populations = self._at_work(tasks)
         failures: list[list[Failure]] = [[] for _ in tasks]
         starts: list[torch.Tensor] = [task.parameters for task in tasks]
         jobs: list[tuple[int, int, int]] = []
         for number, (task, population) in enumerate(zip(tasks, populations, strict=True)):
             sizes = population.sizes.tolist()
+            self._kept.receive(task, population.behaviours)
             for name in sorted(task.clients):
                 position = population.position.get(name)
                 if position is None or not sizes[position]:
                     why = "not registered" if position is None else "no training samples"
                     failures[number].append(Failure(name, why))
                     continue
-                own = self._own_models.get((task.federation, name)) if name in population.stubborn else None
-                jobs.append((number, position, number if own is None else len(starts)))
-                if own is not None:
-                    starts.append(own)
+                start = self._kept.start(task, name, population.behaviours)
+                jobs.append((number, position, number if start is task.parameters else len(starts)))
+                if start is not task.parameters:
+                    starts.append(start)
         table = np.array(jobs, dtype=np.int64).reshape(-1, 3)
         loss = self.context.loss(tasks[0].loss)
         form = LossState(loss.name, None, loss.shape, loss.scale)
         cohort = Cohort(tuple(tasks), populations, form, table[:, 0], table[:, 1], tuple(starts), table[:, 2])
         return cohort, failures
 
-    def _keep_own_models(self, cohort: Cohort, models: torch.Tensor) -> None:
-        """Clients that ignore the model they receive train on from their own: keep it for their next round."""
-        if not any(population.stubborn for population in cohort.populations):
-            return
-        for job in range(len(cohort)):
-            name = cohort.name(job)
-            if name in cohort.populations[cohort.task[job]].stubborn:
-                federation = cohort.tasks[cohort.task[job]].federation
-                self._own_models[federation, name] = models[job].detach().cpu().clone()
+    def _at_work(self, tasks: list[Task]) -> tuple[DevicePopulation, ...]:
+        """The population of each task as it trains this round; tasks of one seed and round share it."""
+        found: dict[tuple[int, int], DevicePopulation] = {}
+        for task in tasks:
+            if (task.seed, task.round) not in found:
+                found[task.seed, task.round] = self.context.population(task.seed).at_work(task.seed, task.round)
+        return tuple(found[task.seed, task.round] for task in tasks)
 
     def _updates(
         self, cohort: Cohort, number: int, models: torch.Tensor, losses: Floats, failures: list[Failure]
     ) -> Updates:
         jobs = np.flatnonzero(cohort.task == number)
-        task, population = cohort.tasks[number], cohort.populations[number]
+        task, working = cohort.tasks[number], cohort.populations[number]
+        # Clients measure and report all of their rows, also those that they did not train on this round.
+        population = self.context.population(task.seed)
         clients = cohort.client[jobs]
         names = tuple(population.names[position] for position in clients.tolist())
         # Jobs of one task stand together, so its models are a slice of the matrix, not a copy.
@@ -128,12 +149,12 @@ class Simulation:
             federation=task.federation,
             round=task.round,
             clients=names,
-            samples=population.sizes[clients],
+            samples=_claimed(population, clients),
             criteria=criteria,
             losses=losses[jobs],
             payload=DenseModels(mine),
             failures=tuple(failures),
-            steps=step_counts(population.sizes[clients], self.context.training),
+            steps=step_counts(working.sizes[clients], self.context.training),
             first_losses=self._first_losses(task, population, clients) if self.criteria.tell_first_losses else None,
             label_counts=self.criteria.label_counts(population, clients),
         )
@@ -175,12 +196,10 @@ class Simulation:
         return self._evaluator
 
     def snapshot(self) -> Mapping[str, torch.Tensor]:
-        return {json.dumps(["own", *key]): model for key, model in sorted(self._own_models.items())}
+        return self._kept.snapshot()
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
-        for key, model in state.items():
-            _, federation, client = json.loads(key)
-            self._own_models[federation, client] = model.cpu()
+        self._kept.restore(state)
 
     def describe(self) -> Mapping[str, str]:
         setup = self.context.setup
@@ -195,11 +214,18 @@ class Simulation:
             "parameters": str(setup.layout.trained),
         }
         engine = self._engine.describe() if self._engine else {"engine_choice": self.compute.engine}
-        notes = self.context.notes()
-        return {**facts, **engine, **({"notes": notes} if notes else {})}
+        notes, flaws = self.context.notes(), self.context.flaws()
+        told = {**({"notes": notes} if notes else {}), **({"flaws": json.dumps(flaws)} if flaws else {})}
+        return {**facts, **engine, **told}
 
     def close(self) -> None:
         self._engine = None
         self._evaluator = None
         self.criteria.forget()
         self.context.close()
+
+
+def _claimed(population: DevicePopulation, clients: Ints) -> Ints:
+    """Return how many samples the clients at these positions say they have; at least one, as they have some."""
+    sizes = population.sizes[clients]
+    return np.maximum(1, np.rint(sizes * population.claims[clients])).astype(np.int64)

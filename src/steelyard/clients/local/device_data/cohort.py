@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from steelyard.clients.local.device_data.dataset import DeviceDataset, DevicePopulation, Ints
+from steelyard.data.dataset import HONEST, Behaviour
 from steelyard.learning.training import TrainingSettings, orders
 from steelyard.messages import LossState, Task
 
@@ -20,7 +21,7 @@ class Cohort:
 
     tasks: tuple[Task, ...]
     populations: tuple[DevicePopulation, ...]
-    """The population of each task's seed."""
+    """The population of each task's seed, as it trains this round."""
     loss: LossState
     """Form of the loss; the class weights are per task."""
     task: Ints
@@ -50,6 +51,11 @@ class Cohort:
 
     def name(self, job: int) -> str:
         return self.populations[self.task[job]].names[self.client[job]]
+
+    def behaviour(self, job: int) -> Behaviour:
+        """Return how the client of a job departs from the protocol."""
+        behaviours = self.populations[self.task[job]].behaviours
+        return behaviours.get(self.name(job), HONEST) if behaviours else HONEST
 
     def take(self, jobs: Sequence[int] | Ints) -> Cohort:
         """Return some of the jobs, in the order asked for."""

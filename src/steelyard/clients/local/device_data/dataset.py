@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,7 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from steelyard.data.dataset import ClientRows, Dataset, Population
+from steelyard.data.dataset import HONEST, Behaviour, ClientRows, Dataset, Population
+from steelyard.randomness import generator
 from steelyard.weighing.criteria import Labelled, LocalData
 
 Ints = NDArray[np.int64]
@@ -59,8 +61,33 @@ class DevicePopulation:
         self.rows = torch.from_numpy(flat.astype(np.int64)).to(dataset.device)
         self.own_labels = _labels(source, ordered, flat)
         self.labels = self.own_labels.to(dataset.device)
-        self.stubborn: frozenset[str] = frozenset(source.stubborn)
+        self.behaviours: Mapping[str, Behaviour] = source.behaviours
         self._ordered = ordered
+
+    @cached_property
+    def claims(self) -> NDArray[np.float64]:
+        """How many times its number of samples each client reports."""
+        return np.array([self.behaviours.get(name, HONEST).claims for name in self.names], dtype=np.float64)
+
+    def at_work(self, seed: int, round: int) -> DevicePopulation:
+        """Return the population as it trains in a round: clients that work through a part of their rows have only it.
+
+        The part is drawn anew each round. Everything but training sees all rows.
+        """
+        lazy = {name: how.work for name, how in self.behaviours.items() if how.work < 1 and name in self.position}
+        if not lazy:
+            return self
+        working = copy.copy(self)
+        working.sizes, working.rows, working.labels = self.sizes.copy(), self.rows.clone(), self.labels.clone()
+        for name, share in lazy.items():
+            position = self.position[name]
+            begin, size = int(self.begins[position]), int(self.sizes[position])
+            working.sizes[position] = part = min(size, max(1, int(np.rint(share * size))))
+            drawn = generator(seed, round, name, "flaws/few-steps").permutation(size)[:part]
+            chosen = torch.from_numpy(begin + np.sort(drawn)).to(self.rows.device)
+            working.rows[begin : begin + part] = self.rows[chosen]
+            working.labels[begin : begin + part] = self.labels[chosen]
+        return working
 
     @property
     def labelled(self) -> Labelled:

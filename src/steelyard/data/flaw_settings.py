@@ -1,0 +1,238 @@
+"""The `[[flaws]]` sections of an experiment: which clients are worth less than the others, and in what way."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal, NamedTuple, Self, cast
+
+from pydantic import Field, model_validator
+
+from steelyard.data.partition_settings import NUMBERED, PartitionSettings, client_name
+from steelyard.data.source_settings import Count, DataSettings
+from steelyard.errors import UserError, nearest
+from steelyard.settings import Section
+
+FlawKind = Literal[
+    "labels-flipped",
+    "noisy",
+    "blurred",
+    "missing",
+    "rows-repeated",
+    "classes-missing",
+    "few-steps",
+    "stale",
+    "own-model",
+    "copy",
+    "free-rider",
+    "claims-size",
+]
+
+NEEDS_CLASSES: frozenset[str] = frozenset({"labels-flipped", "classes-missing"})
+"""Kinds that make no sense for a regression."""
+
+
+class Amount(NamedTuple):
+    """What `amount` may be for one kind of flaw."""
+
+    default: float
+    allowed: str
+    least: float
+    most: float
+    least_itself: bool = False
+    """Whether the least is allowed itself."""
+    most_itself: bool = True
+    """Whether the most is allowed itself."""
+    whole: bool = False
+
+    def fits(self, value: float) -> bool:
+        """Say whether a kind takes this amount."""
+        above = value >= self.least if self.least_itself else value > self.least
+        below = value <= self.most if self.most_itself else value < self.most
+        return math.isfinite(value) and above and below and (not self.whole or value == int(value))
+
+
+AMOUNTS: Mapping[str, Amount] = {
+    "labels-flipped": Amount(1.0, "more than 0, at most 1 (share of its rows)", 0, 1),
+    "noisy": Amount(1.0, "more than 0 (standard deviations)", 0, math.inf),
+    "blurred": Amount(1.0, "more than 0, at most 100 (sigma in pixels)", 0, 100),
+    "missing": Amount(0.5, "more than 0, at most 1 (share of the columns or pixels)", 0, 1),
+    "rows-repeated": Amount(10, "1 or more (times each row is there)", 1, math.inf, least_itself=True),
+    "classes-missing": Amount(0.5, "more than 0, less than 1 (share of its classes)", 0, 1, most_itself=False),
+    "few-steps": Amount(0.1, "more than 0, at most 1 (share of its rows)", 0, 1),
+    "stale": Amount(5, "a whole number from 1 (rounds)", 1, math.inf, least_itself=True, whole=True),
+    "claims-size": Amount(10, "more than 0 (times its number of samples)", 0, math.inf),
+}
+"""By kind, for the kinds that have an amount."""
+
+
+class FlawSettings(Section):
+    """One flaw and who has it; use one `[[flaws]]` section for each, applied in the order written.
+
+    Who: `clients` by name, or `pick` with `share` or `count`. What: `kind`, with its `amount`. Only what a client
+    trains on and how it behaves is touched: local test sets and the server's rows stay clean and true.
+    """
+
+    kind: FlawKind
+    """What is wrong with these clients.
+    labels-flipped: `amount` of its training rows, drawn at random and rounded, have a wrong label (see `how`).
+    noisy: Gaussian noise on every number of its training rows, with `amount` times the standard deviation of the
+    clients' clean training rows (tables: of each column; images: of all pixels, and the sum is cut to the range of
+    pixels: 0 to 255 for bytes, else the least and the greatest that clients train on).
+    blurred: its images are blurred by a Gaussian of sigma `amount` in pixels, edge pixels repeated beyond the edge;
+    where rows have a mark `sharp`, it becomes 0.
+    missing: `amount` of its columns (tables) or pixels (images, all channels), rounded, at least 1, drawn once for all
+    its rows, hold nothing: the column's mean over the clients' clean training rows, or 0 for pixels.
+    rows-repeated: it keeps 1/`amount` of its rows, rounded, at least 1, drawn at random, and repeats them until it has
+    as many rows as before.
+    classes-missing: it loses all training rows of `amount` of the classes it has, rounded, at least 1 and never all; it
+    has fewer rows then.
+    few-steps: each round it trains on `amount` of its rows only, rounded, at least 1, drawn anew, but reports all.
+    stale: it starts from the global model of `amount` rounds ago (before that many rounds: from the first model).
+    own-model: it ignores the model it receives and goes on training its own.
+    copy: not a fault of a client but one more client, with the training and test rows that `of` or the picked ones have
+    at this point; numbered after the others (people: NAME-copy-0, NAME-copy-1), so that further flaws can name it.
+    free-rider: it does not train and returns the model it received, pretending to have done all steps.
+    claims-size: it reports `amount` times its number of samples, in the criterion DS too."""
+    amount: int | float | None = None
+    """How much; each kind says of what. Defaults: labels-flipped 1, noisy 1, blurred 1, missing 0.5, rows-repeated 10,
+    classes-missing 0.5, few-steps 0.1, stale 5, claims-size 10; the other kinds have none."""
+    how: Literal["uniform", "pairs"] | None = None
+    """labels-flipped: uniform (default): any other class, all equally likely; pairs: class c becomes c + 1, the last
+    one 0."""
+    of: str | None = None
+    """copy: id of the client whose rows are copied."""
+    clients: tuple[str, ...] = ()
+    """Ids of the clients that have this flaw, such as client-003."""
+    pick: Literal["biggest", "smallest", "random"] | None = None
+    """Instead of names: the clients with the most or the fewest training rows, counted before any flaw (ties: the
+    earlier id first), or clients drawn at random by the seed. Never copies."""
+    share: Annotated[float, Field(gt=0, le=1)] | None = None
+    """pick: this share of all clients, copies not counted; rounded, at least 1, at most those there are to pick."""
+    count: Count | None = None
+    """pick: so many clients."""
+    among: Literal["unflawed", "all"] = "unflawed"
+    """pick: from the clients that no earlier section gave a flaw, or from all; with "all", biggest and smallest pick
+    the same clients in every section, so that flaws add up."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults(cls, given: Any) -> Any:
+        """Fill in what depends on the kind, so that a run's file shows it."""
+        if not isinstance(given, Mapping):
+            return given
+        fields: dict[str, Any] = dict(cast("Mapping[str, Any]", given))
+        kind = fields.get("kind")
+        if isinstance(kind, str) and kind in AMOUNTS and fields.get("amount") is None:
+            fields["amount"] = AMOUNTS[kind].default
+        if kind == "labels-flipped" and fields.get("how") is None:
+            fields["how"] = "uniform"
+        return fields
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        self._check_amount()
+        if self.how is not None and self.kind != "labels-flipped":
+            raise ValueError(f"how: got '{self.how}' with kind '{self.kind}'; allowed with: labels-flipped")
+        if self.of is not None and self.kind != "copy":
+            raise ValueError(f"of: got '{self.of}' with kind '{self.kind}'; allowed with: copy")
+        self._check_who()
+        return self
+
+    def _check_amount(self) -> None:
+        if self.amount is None:
+            return
+        if self.kind not in AMOUNTS:
+            raise ValueError(f"amount: got {self.amount} with kind '{self.kind}'; allowed: nothing")
+        if not AMOUNTS[self.kind].fits(self.amount):
+            raise ValueError(
+                f"amount: got {self.amount} with kind '{self.kind}'; allowed: {AMOUNTS[self.kind].allowed}"
+            )
+
+    def _check_who(self) -> None:
+        if self.kind == "copy" and self.clients:
+            raise ValueError("clients: got names with kind 'copy'; allowed: of, the client that is copied, or pick")
+        named = self.of is not None if self.kind == "copy" else bool(self.clients)
+        if named == (self.pick is not None):
+            field = "of" if self.kind == "copy" else "clients"
+            raise ValueError(f"pick: got {'both' if named else 'neither'} {field} and pick; allowed: one of the two")
+        if self.pick is None:
+            for field in ("share", "count"):
+                if getattr(self, field) is not None:
+                    raise ValueError(f"{field}: got {getattr(self, field)} without pick; allowed with: pick")
+        elif (self.share is None) == (self.count is None):
+            got = "neither" if self.share is None else "both"
+            raise ValueError(f"share: got {got} share and count with pick; allowed: one of the two")
+
+    @property
+    def size(self) -> float:
+        """The amount; 1 for kinds without one."""
+        return 1.0 if self.amount is None else float(self.amount)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The clients named, or the one that is copied; empty with `pick`."""
+        return (self.of,) if self.of is not None else self.clients
+
+    def wanted(self, everyone: int) -> int:
+        """Return how many of `everyone` clients are to be picked."""
+        return self.count if self.count is not None else max(1, math.floor((self.share or 0) * everyone + 0.5))
+
+
+def check_flaws(data: DataSettings, partition: PartitionSettings, flaws: Sequence[FlawSettings]) -> None:
+    """Refuse flaws that this source or partition can never have; call it before any data is read."""
+    for index, flaw in enumerate(flaws):
+        if flaw.kind in NEEDS_CLASSES and data.offers().task == "regression":
+            raise UserError(
+                f"flaws.{index}.kind: got '{flaw.kind}' with data.source '{data.source}'; "
+                "allowed: kinds without classes (this is a regression)"
+            )
+    count = partition.client_count
+    if partition.scheme in NUMBERED and count is not None:
+        _check_names(flaws, count)
+
+
+def _check_names(flaws: Sequence[FlawSettings], count: int) -> None:
+    known = [client_name(number, count) for number in range(count)]
+    for index, flaw in enumerate(flaws):
+        for name in flaw.names:
+            if name not in known:
+                field = "of" if flaw.kind == "copy" else "clients"
+                raise UserError(
+                    f"flaws.{index}.{field}: got '{name}'{nearest(name, known)}; allowed: {known[0]} to {known[-1]}"
+                )
+        if flaw.count is not None and flaw.count > count:
+            raise UserError(f"flaws.{index}.count: got {flaw.count}; allowed: at most {count}, all clients")
+        if flaw.kind == "copy":
+            copies = min(flaw.wanted(count), count) if flaw.pick else 1
+            known += [client_name(len(known) + number, count) for number in range(copies)]
+
+
+def in_words(flaw: FlawSettings, of: str = "") -> str:
+    """Say in a few words what is wrong with a client that has this flaw; `of` is the client that a copy copies."""
+    percent = f"{100 * flaw.size:g} %"
+    match flaw.kind:
+        case "labels-flipped":
+            return f"labels flipped {'in pairs ' if flaw.how == 'pairs' else ''}({percent})"
+        case "noisy":
+            return f"noise of {flaw.size:g} standard deviations"
+        case "blurred":
+            return f"blurred (sigma {flaw.size:g})"
+        case "missing":
+            return f"features missing ({percent})"
+        case "rows-repeated":
+            return f"rows repeated {flaw.size:g} times"
+        case "classes-missing":
+            return f"classes missing ({percent})"
+        case "few-steps":
+            return f"few steps ({percent} of the rows)"
+        case "stale":
+            return f"model {flaw.size:g} rounds old"
+        case "copy":
+            return f"copy of {of}"
+        case "own-model":
+            return "trains its own model"
+        case "free-rider":
+            return "free rider"
+        case "claims-size":
+            return f"claims {flaw.size:g} times its size"

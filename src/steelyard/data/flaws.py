@@ -1,0 +1,231 @@
+"""Clients of unequal worth: giving some clients of a population the flaws that `[[flaws]]` describes.
+
+Flaws are applied in the order written. Features that change are appended to the data set as rows of their own, so that
+the shared samples, every test set and the server's rows stay as they are. All chance is named by the seed, the client
+and the position of the flaw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from steelyard import randomness
+from steelyard.data.dataset import HONEST, Behaviour, ClientRows, Dataset, Population, Rows
+from steelyard.data.flaw_settings import NEEDS_CLASSES, FlawSettings, in_words
+from steelyard.data.partition_settings import client_name
+from steelyard.data.sensors import BadSensors
+from steelyard.errors import UserError, nearest
+
+
+def flawed(population: Population, flaws: Sequence[FlawSettings], seed: int) -> Population:
+    """Return the population with flawed clients; use it once, on clients as the partition made them."""
+    changing = _Changing.of(population)
+    for index, flaw in enumerate(flaws):
+        _check(population.dataset, index, flaw)
+        for name in _who(changing, flaw, index, seed):
+            if flaw.kind == "copy":
+                _copy(changing, flaw, name)
+            else:
+                chance = randomness.generator(seed, client=name, purpose=f"flaws/{index}")
+                _change(changing, flaw, name, chance, seed)
+                changing.note(name, in_words(flaw))
+    return changing.done()
+
+
+def _check(dataset: Dataset, index: int, flaw: FlawSettings) -> None:
+    if flaw.kind in NEEDS_CLASSES and dataset.classes < 2:
+        raise UserError(
+            f"flaws.{index}.kind: got '{flaw.kind}', which needs two classes or more, but {dataset.name} has "
+            f"{dataset.classes or 'none'}; allowed: kinds without classes"
+        )
+    if flaw.kind == "blurred" and dataset.features.dim() != 4:
+        raise UserError(
+            f"flaws.{index}.kind: got 'blurred', which needs images, but a sample of {dataset.name} has the shape "
+            f"{dataset.shape}; allowed: noisy, missing"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Client:
+    """The training rows of one client while flaws are applied."""
+
+    rows: Rows
+    test: Rows
+    labels: torch.Tensor | None = None
+    """Wrong labels; None for the true ones."""
+    features: torch.Tensor | None = None
+    """Changed features; None for those of the data set."""
+    blurred: bool = False
+
+    def take(self, positions: Rows) -> _Client:
+        """Return the client with some of its training rows."""
+        index = torch.from_numpy(positions)
+        return replace(
+            self,
+            rows=self.rows[positions],
+            labels=None if self.labels is None else self.labels[index],
+            features=None if self.features is None else self.features[index],
+        )
+
+
+@dataclass(eq=False)
+class _Changing:
+    """A population on its way: clients by name, how they behave, what is known to be wrong with them."""
+
+    population: Population
+    clients: dict[str, _Client]
+    sensors: BadSensors
+    behaviours: dict[str, Behaviour] = field(default_factory=dict[str, Behaviour])
+    words: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+
+    @classmethod
+    def of(cls, population: Population) -> _Changing:
+        clients = {rows.client: _Client(rows.train, rows.test, rows.train_labels) for rows in population.clients}
+        return cls(population, clients, BadSensors(population))
+
+    def note(self, name: str, words: str) -> None:
+        self.words[name] = (*self.words.get(name, ()), words)
+
+    def labels(self, client: _Client) -> torch.Tensor:
+        """The labels that this client trains on so far."""
+        return self.population.dataset.labels[torch.from_numpy(client.rows)] if client.labels is None else client.labels
+
+    def features(self, client: _Client) -> torch.Tensor:
+        """The features that this client trains on so far."""
+        if client.features is not None:
+            return client.features
+        return self.population.dataset.features[torch.from_numpy(client.rows)]
+
+    def done(self) -> Population:
+        """Return the population, with changed features as further rows of its data set."""
+        made: list[ClientRows] = []
+        changed: list[_Client] = []
+        end = len(self.population.dataset)
+        for name in sorted(self.clients):
+            client = self.clients[name]
+            rows = client.rows
+            if client.features is not None:
+                rows = np.arange(end, end + len(rows), dtype=np.int64)
+                end += len(rows)
+                changed.append(client)
+            made.append(ClientRows(name, rows, client.test, client.labels))
+        return replace(
+            self.population,
+            dataset=_with_rows(self.population.dataset, changed) if changed else self.population.dataset,
+            clients=tuple(made),
+            behaviours=self.behaviours,
+            flaws=self.words,
+        )
+
+
+def _with_rows(dataset: Dataset, changed: list[_Client]) -> Dataset:
+    """Append the changed features of some clients; labels, owners and marks are those of the rows they come from."""
+    rows = np.concatenate([client.rows for client in changed])
+    marks = {name: np.concatenate([values, values[rows]]) for name, values in dataset.marks.items()}
+    if "sharp" in marks:
+        blurred = np.concatenate([np.full(len(client.rows), client.blurred) for client in changed])
+        marks["sharp"][len(dataset) :][blurred] = 0
+    features = [client.features for client in changed if client.features is not None]
+    return replace(
+        dataset,
+        features=torch.cat([dataset.features, *features]),
+        labels=torch.cat([dataset.labels, dataset.labels[torch.from_numpy(rows)]]),
+        owners=None if dataset.owners is None else np.concatenate([dataset.owners, dataset.owners[rows]]),
+        held_out=None if dataset.held_out is None else np.concatenate([dataset.held_out, dataset.held_out[rows]]),
+        marks=marks,
+    )
+
+
+def _who(changing: _Changing, flaw: FlawSettings, index: int, seed: int) -> list[str]:
+    """Return the clients that this flaw concerns, in ascending order."""
+    if flaw.pick is None:
+        for name in flaw.names:
+            if name not in changing.clients:
+                where = "of" if flaw.kind == "copy" else "clients"
+                raise UserError(f"flaws.{index}.{where}: no client '{name}'{nearest(name, changing.clients)}")
+        return sorted(set(flaw.names))
+    everyone = changing.population.names
+    free = [name for name in everyone if flaw.among == "all" or name not in changing.words]
+    wanted = flaw.wanted(len(everyone))
+    if not free or (flaw.count is not None and flaw.count > len(free)):
+        raise UserError(
+            f"flaws.{index}.pick: asks for {wanted} clients; allowed: at most {len(free)}, those without a flaw so far "
+            "(or among = 'all')"
+        )
+    if flaw.pick == "random":
+        mixed = randomness.generator(seed, purpose=f"flaws/{index}").permutation(len(free))
+        return sorted(free[position] for position in mixed[:wanted].tolist())
+    sizes = np.array([len(changing.population.by_name[name].train) for name in free])
+    order = np.argsort(-sizes if flaw.pick == "biggest" else sizes, kind="stable")
+    return sorted(free[position] for position in order[:wanted].tolist())
+
+
+def _copy(changing: _Changing, flaw: FlawSettings, of: str) -> None:
+    """Add one more client with the rows that a client has so far."""
+    originals = changing.population.names
+    copies = len(changing.clients) - len(originals)
+    numbered = originals == [client_name(number, len(originals)) for number in range(len(originals))]
+    name = client_name(len(originals) + copies, len(originals)) if numbered else f"{of}-copy-{copies}"
+    changing.clients[name] = changing.clients[of]
+    changing.note(name, in_words(flaw, of))
+
+
+def _change(changing: _Changing, flaw: FlawSettings, name: str, chance: np.random.Generator, seed: int) -> None:
+    """Give one client one flaw: change its rows, or how it behaves."""
+    client, behaviour = changing.clients[name], changing.behaviours.get(name, HONEST)
+    match flaw.kind:
+        case "labels-flipped":
+            client = _flip(changing, client, flaw, name, seed)
+        case "noisy" | "blurred" | "missing":
+            features = changing.sensors.spoilt(changing.features(client), flaw, chance)
+            client = replace(client, features=features, blurred=client.blurred or flaw.kind == "blurred")
+        case "rows-repeated":
+            client = client.take(_repeated(len(client.rows), flaw.size, chance))
+        case "classes-missing":
+            client = client.take(_without_classes(changing.labels(client).numpy(), flaw.size, chance))
+        case "few-steps":
+            behaviour = replace(behaviour, work=flaw.size)
+        case "stale":
+            behaviour = replace(behaviour, stale=int(flaw.size))
+        case "own-model":
+            behaviour = replace(behaviour, own_model=True)
+        case "free-rider":
+            behaviour = replace(behaviour, free_rider=True)
+        case "claims-size":
+            behaviour = replace(behaviour, claims=flaw.size)
+        case "copy":
+            raise AssertionError("a copy is a client of its own")
+    changing.clients[name] = client
+    if behaviour != HONEST:
+        changing.behaviours[name] = behaviour
+
+
+def _flip(changing: _Changing, client: _Client, flaw: FlawSettings, name: str, seed: int) -> _Client:
+    """Replace the labels of some rows by one of the other classes: any, all equally likely, or the next one."""
+    classes = changing.population.dataset.classes
+    again = "" if client.labels is None else f"/{len(changing.words.get(name, ()))}"
+    chance = randomness.generator(seed, client=name, purpose=f"partition/wrong-labels{again}")
+    labels: NDArray[np.int64] = changing.labels(client).numpy().copy()
+    chosen = chance.permutation(len(labels))[: round(flaw.size * len(labels))]
+    steps = 1 if flaw.how == "pairs" else chance.integers(1, classes, size=len(chosen))
+    labels[chosen] = (labels[chosen] + steps) % classes
+    return replace(client, labels=torch.from_numpy(labels))
+
+
+def _repeated(rows: int, times: float, chance: np.random.Generator) -> Rows:
+    """Return which rows a client has that keeps one in `times`, each repeated until there are as many as before."""
+    kept = chance.permutation(rows)[: max(1, round(rows / times))]
+    return np.sort(np.resize(kept, rows)).astype(np.int64)
+
+
+def _without_classes(labels: NDArray[np.int64], share: float, chance: np.random.Generator) -> Rows:
+    """Return the rows that are left when a client loses some of its classes; one class always stays."""
+    present = np.unique(labels)
+    count = min(max(1, round(share * len(present))), len(present) - 1)
+    lost = chance.permutation(present)[:count]
+    return np.flatnonzero(~np.isin(labels, lost)).astype(np.int64)

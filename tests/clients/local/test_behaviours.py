@@ -1,0 +1,168 @@
+"""Clients that do not keep the protocol: what they send, and that a resume does not change it."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from tests.clients.local.test_simulation import SIZES, make, population, task
+
+from steelyard.clients.local import Simulation
+from steelyard.data.dataset import Behaviour
+from steelyard.messages import Task
+from steelyard.weighing.criteria import get
+
+
+def behaving(**how: object) -> Simulation:
+    """The small simulation in which client c2 (8 samples, batches of 2, 2 epochs) behaves in this way."""
+    people = population(behaviours={"c2": Behaviour(**how)})  # type: ignore[arg-type]
+    return make(people, (get("DS"), get("LD")))
+
+
+def sent(clients: Simulation, round: int, parameters: torch.Tensor) -> torch.Tensor:
+    names = ("c0", "c1", "c2", "c3")
+    return clients.train([Task("f", 0, round, names, parameters)])[0].payload.models.clone()  # type: ignore[attr-defined]
+
+
+def test_a_free_rider_returns_what_it_received() -> None:
+    clients, honest = behaving(free_rider=True), make()
+    updates, plain = clients.train([task(clients)])[0], honest.train([task(honest)])[0]
+    models, others = updates.payload.models, [0, 1, 3]
+    assert torch.equal(models[2], task(clients).parameters)
+    assert torch.equal(models[others], plain.payload.models[others])
+    assert updates.losses[others].tolist() == plain.losses[others].tolist()
+    # It says the loss of the model that it hands back, and pretends to have worked.
+    people = population()
+    rows = torch.from_numpy(people.clients[2].train)
+    outputs = people.dataset.features[rows] @ models[2][:12].view(3, 4).T + models[2][12:]
+    expected = torch.nn.functional.cross_entropy(outputs, people.dataset.labels[rows])
+    assert updates.losses[2] == pytest.approx(float(expected), rel=1e-5)
+    assert updates.steps is not None
+    assert updates.steps.tolist() == plain.steps.tolist()
+    assert updates.samples.tolist() == list(SIZES)
+
+
+def test_free_riders_alone_need_no_engine() -> None:
+    clients = behaving(free_rider=True)
+    work = task(clients, names=("c2",))
+    assert torch.equal(clients.train([work])[0].payload.models, work.parameters[None])
+
+
+def test_a_client_of_few_steps_trains_on_a_part_and_reports_all() -> None:
+    clients, honest = behaving(work=0.25), make()
+    work = task(clients)
+    updates, plain = clients.train([work])[0], honest.train([task(honest)])[0]
+    assert updates.steps is not None
+    assert updates.steps.tolist() == [6, 4, 2, 2]  # 2 of 8 samples: one batch in each of two epochs
+    assert updates.samples.tolist() == list(SIZES)
+    assert updates.criteria["DS"].tolist() == list(SIZES)
+    assert updates.criteria["LD"][2] == len(torch.unique(population().dataset.labels[8:16]))
+    others = [0, 1, 3]
+    assert torch.equal(updates.payload.models[others], plain.payload.models[others])
+    # What it trained on, by hand: full batches of two samples of c2, whichever two; a new pair in another round.
+    parts = set()
+    for round in (1, 2, 3, 4):
+        view = clients.context.population(0).at_work(0, round)
+        begin, size = int(view.begins[2]), int(view.sizes[2])
+        assert size == 2
+        rows = view.rows[begin : begin + size]
+        assert bool(((rows >= 8) & (rows < 16)).all())
+        assert torch.equal(view.labels[begin : begin + size], population().dataset.labels[rows])
+        parts.add(tuple(rows.tolist()))
+    assert len(parts) > 1
+    data = population().dataset
+    rows = clients.context.population(0).at_work(0, 1).rows[8:10]
+    model = work.parameters.clone().requires_grad_()
+    for _ in range(2):
+        outputs = data.features[rows] @ model[:12].view(3, 4).T + model[12:]
+        (slope,) = torch.autograd.grad(torch.nn.functional.cross_entropy(outputs, data.labels[rows]), model)
+        model = (model - 0.1 * slope).detach().requires_grad_()
+    assert torch.allclose(updates.payload.models[2], model.detach(), atol=1e-6)
+
+
+def test_a_client_that_claims_size_says_so_everywhere() -> None:
+    clients, honest = behaving(claims=10.0), make()
+    updates = clients.train([task(clients)])[0]
+    assert updates.samples.tolist() == [5, 3, 80, 1]
+    assert updates.criteria["DS"].tolist() == [5, 3, 80, 1]
+    again = clients.train([task(clients)])[0]
+    assert again.criteria["DS"].tolist() == [5, 3, 80, 1]
+    assert updates.criteria["LD"].tolist() == again.criteria["LD"].tolist()
+    assert torch.equal(updates.payload.models, honest.train([task(honest)])[0].payload.models)
+
+
+def test_a_stale_client_starts_from_the_model_of_some_rounds_ago() -> None:
+    clients = behaving(stale=2)
+    sent_out = [task(clients).parameters + 0.1 * number for number in range(5)]
+    for round, parameters in enumerate(sent_out, start=1):
+        models = sent(clients, round, parameters)
+        expected = sent(make(), round, parameters)
+        # Before two rounds have passed there is only the first model.
+        old = sent(make(), round, sent_out[max(0, round - 3)])
+        assert torch.equal(models[2], old[2])
+        assert torch.equal(models[[0, 1, 3]], expected[[0, 1, 3]])
+
+
+def test_a_resumed_stale_client_gives_the_same_bits() -> None:
+    whole = behaving(stale=2)
+    sent_out = [task(whole).parameters + 0.1 * number for number in range(6)]
+    last = [sent(whole, round, model) for round, model in enumerate(sent_out, start=1)]
+    first = behaving(stale=2)
+    for round in (1, 2, 3):
+        sent(first, round, sent_out[round - 1])
+    state = first.snapshot()
+    assert [json.loads(key) for key in state] == [["global", "f", 1], ["global", "f", 2], ["global", "f", 3]]
+    resumed = behaving(stale=2)
+    resumed.restore(state)
+    for round in (4, 5, 6):
+        assert torch.equal(sent(resumed, round, sent_out[round - 1]), last[round - 1])
+    # A round that is done again forgets what came after it.
+    sent(resumed, 5, sent_out[4])
+    assert [json.loads(key)[2] for key in resumed.snapshot()] == [4, 5]
+
+
+def test_federations_do_not_mix_their_past() -> None:
+    clients = behaving(stale=1)
+    first = task(clients).parameters
+    names = ("c2",)
+    clients.train([Task("f", 0, 1, names, first), Task("g", 0, 1, names, first + 1)])
+    both = clients.train([Task("f", 0, 2, names, first + 5), Task("g", 0, 2, names, first + 7)])
+    for updates, start in zip(both, (first, first + 1), strict=True):
+        expected = make().train([Task("x", 0, 2, names, start)])[0].payload.models
+        assert torch.equal(updates.payload.models, expected)
+
+
+def test_honest_clients_keep_nothing() -> None:
+    clients = behaving(claims=2.0)
+    clients.train([task(clients)])
+    assert clients.snapshot() == {}
+
+
+def test_what_is_wrong_with_whom_is_described() -> None:
+    people = population(flaws={"c2": ("free rider", "claims 2 times its size")})
+    clients = make(people)
+    clients.train([task(clients)])
+    assert json.loads(clients.describe()["flaws"]) == {"0": {"c2": ["free rider", "claims 2 times its size"]}}
+    plain = make()
+    plain.train([task(plain)])
+    assert "flaws" not in plain.describe()
+
+
+def test_a_stack_does_what_the_loop_does() -> None:
+    from steelyard.clients.local import ComputeSettings
+    from steelyard.learning.models import ModelSettings
+
+    people = population(
+        behaviours={"c0": Behaviour(work=0.5), "c2": Behaviour(stale=1), "c1": Behaviour(free_rider=True)}
+    )
+    loop = make(people)
+    stack = Simulation(
+        {0: people}, ModelSettings(name="logistic"), loop.context.training,
+        ComputeSettings(engine="stacked:3", device="cpu"),
+    )  # fmt: skip
+    start = task(loop).parameters
+    for round in (1, 2, 3):
+        torch.testing.assert_close(sent(stack, round, start + round), sent(loop, round, start + round))
+    assert np.isfinite(loop.train([task(loop, round=4)])[0].losses).all()

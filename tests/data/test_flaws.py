@@ -1,0 +1,333 @@
+"""Clients of unequal worth: each flaw does what it says, to whom it says, and to nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+
+from steelyard.data import (
+    Dataset,
+    DataSettings,
+    FlawSettings,
+    PartitionSettings,
+    Population,
+    check_flaws,
+    in_memory,
+    load,
+    share_out,
+)
+from steelyard.data.sensors import blur
+from steelyard.errors import UserError
+from steelyard.experiment.loading import load as recipe
+
+CLIENTS, CLASSES = 8, 4
+
+
+def images(rows: int = 400) -> Dataset:
+    """Byte images of 2 channels and 6 by 5 pixels, with a mark and owners to carry along."""
+    chance = np.random.default_rng(0)
+    pixels = torch.from_numpy(chance.integers(0, 256, size=(rows, 2, 6, 5), dtype=np.uint8))
+    labels = torch.from_numpy(np.arange(rows) % CLASSES)
+    owners = np.array([f"user-{row % 7}" for row in range(rows)])
+    return Dataset("pictures", pixels, labels, CLASSES, owners, marks={"sharp": np.ones(rows)})
+
+
+def table(rows: int = 400) -> Dataset:
+    chance = np.random.default_rng(1)
+    return in_memory(
+        chance.normal(size=(rows, 10)).astype(np.float32) * np.arange(1, 11, dtype=np.float32) + 3,
+        np.arange(rows) % CLASSES,
+        classes=CLASSES,
+    )
+
+
+SPREAD = PartitionSettings(scheme="iid", clients=CLIENTS, size_spread=0.8, server="fraction", minimum=12)
+
+
+def made(*flaws: dict[str, object], data: Dataset | None = None, seed: int = 0) -> Population:
+    return share_out(data or images(), SPREAD, seed, [FlawSettings(**flaw) for flaw in flaws])  # type: ignore[arg-type]
+
+
+def only(kind: str, **fields: object) -> dict[str, object]:
+    return {"kind": kind, "clients": ["client-002"], **fields}
+
+
+def untouched(one: Population, other: Population, but: set[str]) -> bool:
+    """Whether the test and server rows and all clients but these are the same, down to the features."""
+    same = np.array_equal(one.server, other.server) and np.array_equal(one.report, other.report)
+    count = len(other.dataset)
+    same = same and torch.equal(one.dataset.features[:count], other.dataset.features)
+    same = same and torch.equal(one.dataset.labels[:count], other.dataset.labels)
+    for mine, theirs in zip(one.clients, other.clients, strict=True):
+        same = same and np.array_equal(mine.test, theirs.test)
+        if mine.client not in but:
+            same = same and np.array_equal(mine.train, theirs.train) and mine.train_labels is None
+    return same
+
+
+def test_pairs_move_every_label_to_the_next_class():
+    clean, bad = made(), made(only("labels-flipped", how="pairs"))
+    client = bad.by_name["client-002"]
+    assert np.array_equal(client.train, clean.by_name["client-002"].train)
+    true = clean.dataset.labels[client.train]
+    assert torch.equal(bad.train_labels(client), (true + 1) % CLASSES)
+    assert untouched(bad, clean, {"client-002"})
+    assert bad.flaws == {"client-002": ("labels flipped in pairs (100 %)",)}
+
+
+def test_uniform_flips_hit_the_share_and_reach_every_other_class():
+    bad = made({"kind": "labels-flipped", "pick": "biggest", "share": 1.0, "amount": 0.75})
+    steps: list[int] = []
+    for client in bad.clients:
+        moved = (bad.train_labels(client) - bad.dataset.labels[client.train]) % CLASSES
+        assert int((moved != 0).sum()) == round(0.75 * len(client.train))
+        steps += moved[moved != 0].tolist()
+    counts = np.bincount(steps, minlength=CLASSES)[1:]
+    assert counts.min() > 0.6 * counts.mean()
+
+
+def test_noise_has_the_size_asked_for_and_bytes_stay_bytes():
+    data = table()
+    bad = made(only("noisy", amount=0.5), data=data)
+    clean = made(data=data)
+    before = data.features[clean.by_name["client-002"].train]
+    after = bad.dataset.features[bad.by_name["client-002"].train]
+    rows = np.concatenate([client.train for client in clean.clients])
+    deviations = data.features[rows].std(dim=0, unbiased=False)
+    assert ((after - before) / deviations).std().item() == pytest.approx(0.5, rel=0.15)
+    assert untouched(bad, clean, {"client-002"})
+    pictures = made(only("noisy", amount=3.0))
+    seen = pictures.dataset.features[pictures.by_name["client-002"].train]
+    assert seen.dtype == torch.uint8
+    assert {0, 255} < set(seen.reshape(-1).tolist())
+    assert len(pictures.dataset) == 400 + len(seen)
+    # Labels and owners stay with the samples they belong to.
+    original = made().by_name["client-002"].train
+    assert torch.equal(pictures.train_labels(pictures.by_name["client-002"]), images().labels[original])
+    assert pictures.dataset.owners is not None
+    assert pictures.dataset.owners[400:].tolist() == images().owners[original].tolist()  # type: ignore[index]
+
+
+def test_float_images_keep_their_range():
+    data = images()
+    bad = made(only("noisy", amount=2.0), data=Dataset("f", data.features.float() / 255, data.labels, CLASSES))
+    seen = bad.dataset.features[bad.by_name["client-002"].train]
+    assert (float(seen.min()), float(seen.max())) == (0.0, 1.0)
+
+
+def test_a_blurred_point_is_a_gaussian():
+    point = np.zeros((1, 1, 9, 9), dtype=np.float32)
+    point[0, 0, 4, 4] = 1
+    line = np.exp(-0.5 * (np.arange(-3, 4) / 1.0) ** 2)
+    line /= line.sum()
+    expected = np.zeros((9, 9))
+    expected[1:8, 1:8] = np.outer(line, line)
+    np.testing.assert_allclose(blur(point, 1.0)[0, 0], expected, atol=1e-7)
+    flat = np.full((1, 2, 4, 5), 7.0, dtype=np.float32)
+    np.testing.assert_allclose(blur(flat, 2.0), flat, rtol=1e-6)
+
+
+def test_blurred_images_are_smooth_and_no_longer_sharp():
+    clean, bad = made(), made(only("blurred", amount=1.0))
+    client = bad.by_name["client-002"]
+    before = clean.dataset.features[clean.by_name["client-002"].train].float()
+    after = bad.dataset.features[client.train].float()
+    assert after.std() < 0.5 * before.std()
+    assert bad.dataset.marks["sharp"][client.train].tolist() == [0.0] * len(client.train)
+    assert bad.dataset.marks["sharp"][:400].all()
+
+
+def test_missing_pixels_are_dark_and_missing_columns_are_the_mean():
+    bad = made(only("missing", amount=0.3))
+    seen = bad.dataset.features[bad.by_name["client-002"].train]
+    dark = (seen == 0).all(dim=0)
+    assert torch.equal(dark[0], dark[1])
+    assert int(dark[0].sum()) == 9
+    data = table()
+    rows = made(only("missing", amount=0.2), data=data)
+    found = rows.dataset.features[rows.by_name["client-002"].train]
+    constant = (found == found[0]).all(dim=0)
+    assert int(constant.sum()) == 2
+    clean = np.concatenate([client.train for client in made(data=data).clients])
+    torch.testing.assert_close(found[0][constant], data.features[clean].mean(dim=0)[constant])
+
+
+def test_repeated_rows_keep_the_size():
+    clean, bad = made(), made(only("rows-repeated", amount=4))
+    before, after = clean.by_name["client-002"].train, bad.by_name["client-002"].train
+    assert len(after) == len(before)
+    kept, counts = np.unique(after, return_counts=True)
+    assert len(kept) == round(len(before) / 4)
+    assert np.isin(kept, before).all()
+    assert counts.max() - counts.min() <= 1
+
+
+def test_classes_that_are_missing_are_gone_and_the_others_whole():
+    clean, bad = made(), made(only("classes-missing", amount=0.5))
+    labels = clean.dataset.labels.numpy()
+    before, after = clean.by_name["client-002"].train, bad.by_name["client-002"].train
+    left = np.unique(labels[after])
+    assert len(left) == 2
+    assert np.array_equal(after, before[np.isin(labels[before], left)])
+    almost = made(only("classes-missing", amount=0.99))
+    assert len(np.unique(labels[almost.by_name["client-002"].train])) == 1
+
+
+def test_behaviour_is_carried_by_the_population():
+    bad = made(
+        only("few-steps"), only("stale", amount=3), only("own-model"), only("free-rider"), only("claims-size", amount=2)
+    )
+    how = bad.behaviours["client-002"]
+    assert (how.work, how.stale, how.own_model, how.free_rider, how.claims) == (0.1, 3, True, True, 2.0)
+    assert list(bad.behaviours) == ["client-002"]
+    assert bad.flaws["client-002"] == (
+        "few steps (10 % of the rows)", "model 3 rounds old", "trains its own model", "free rider",
+        "claims 2 times its size",
+    )  # fmt: skip
+    assert len(bad.dataset) == 400
+
+
+def test_flaws_add_up_in_the_order_written():
+    bad = made(only("noisy"), only("labels-flipped", how="pairs"), only("rows-repeated", amount=2), only("blurred"))
+    client = bad.by_name["client-002"]
+    true = bad.dataset.labels[client.train]
+    assert torch.equal(bad.train_labels(client), (true + 1) % CLASSES)
+    assert len(bad.dataset) == 400 + len(client.train)
+    seen = bad.dataset.features[client.train].reshape(len(client.train), -1)
+    assert len(torch.unique(seen, dim=0)) == round(len(client.train) / 2)
+
+
+@pytest.mark.parametrize("pick", ["biggest", "smallest"])
+def test_the_biggest_and_the_smallest_are_picked(pick: str):
+    bad = made({"kind": "free-rider", "pick": pick, "count": 3})
+    sizes = {client.client: len(client.train) for client in made().clients}
+    ordered = sorted(sizes, key=lambda name: -sizes[name] if pick == "biggest" else sizes[name])
+    assert set(bad.flaws) == set(ordered[:3])
+
+
+def test_picks_leave_out_the_flawed_unless_told():
+    first = {"kind": "classes-missing", "pick": "biggest", "count": 3}
+    bad = made(first, {"kind": "free-rider", "pick": "biggest", "share": 0.25})
+    assert sorted(len(words) for words in bad.flaws.values()) == [1] * 5
+    both = made(first, {"kind": "free-rider", "pick": "biggest", "count": 3, "among": "all"})
+    assert [len(words) for words in both.flaws.values()] == [2, 2, 2]
+    everyone = made(first, {"kind": "free-rider", "pick": "random", "share": 1.0})
+    assert len(everyone.flaws) == CLIENTS
+
+
+def test_the_seed_draws_who_and_what():
+    flaw = {"kind": "noisy", "pick": "random", "share": 0.3}
+    one, again, other = made(flaw), made(flaw), made(flaw, seed=1)
+    assert len(one.flaws) == 2
+    assert one.flaws == again.flaws
+    assert torch.equal(one.dataset.features, again.dataset.features)
+    drawn = {tuple(made(flaw, seed=seed).flaws) for seed in range(6)}
+    assert len(drawn) > 2
+    assert untouched(other, made(seed=1), set(other.flaws))
+
+
+def test_a_copy_has_what_its_original_has_at_that_point():
+    bad = made(
+        only("labels-flipped", how="pairs"), {"kind": "copy", "of": "client-002"}, only("free-rider"),
+        {"kind": "copy", "pick": "biggest", "count": 1},
+    )  # fmt: skip
+    assert bad.names == [f"client-{number:03d}" for number in range(CLIENTS + 2)]
+    original, copy = bad.by_name["client-002"], bad.by_name["client-008"]
+    assert np.array_equal(copy.train, original.train)
+    assert np.array_equal(copy.test, original.test)
+    assert torch.equal(bad.train_labels(copy), bad.train_labels(original))
+    assert bad.flaws["client-008"] == ("copy of client-002",)
+    assert set(bad.behaviours) == {"client-002"}
+    sizes = [len(client.train) for client in bad.clients[:CLIENTS] if client.client != "client-002"]
+    assert len(bad.by_name["client-009"].train) == max(sizes)
+    people = share_out(images(), PartitionSettings(scheme="natural"), 0, [FlawSettings(kind="copy", of="user-3")])
+    assert people.names[3:5] == ["user-3", "user-3-copy-0"]
+
+
+def test_the_hostile_clients_of_adafed_3_are_what_they_were():
+    folder = Path(os.environ.get("STEELYARD_DATA", Path(__file__).parents[3] / "shared" / "data"))
+    if not (folder / "mnist").is_dir():
+        pytest.skip("needs mnist/")
+    described = recipe("adafed-3", [f"data.path={folder / 'mnist'}"])
+    population = share_out(load(described.data), described.partition, 1, described.flaws)  # type: ignore[attr-defined]
+    digest = hashlib.sha256()
+    for client in population.clients:
+        digest.update(client.client.encode())
+        for part in (client.train, client.test, population.train_labels(client).numpy()):
+            digest.update(part.tobytes())
+    digest.update(population.server.tobytes() + population.report.tobytes())
+    # Measured when copies with wrong labels were a part of the partition.
+    assert digest.hexdigest() == "ca0f650ee0cc5331b28ebc391a9e089ea5f5fd8355dc22d0555259e91bee511b"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"kind": "lazy"}, "labels-flipped"),
+        (only("labels-flipped", amount=1.5), "amount: got 1.5 with kind 'labels-flipped'; allowed: more than 0, at"),
+        (only("labels-flipped", amount=0), "amount: got 0"),
+        (only("classes-missing", amount=1), "allowed: more than 0, less than 1"),
+        (only("stale", amount=1.5), "amount: got 1.5 with kind 'stale'; allowed: a whole number from 1"),
+        (only("noisy", amount=float("inf")), "amount: got inf"),
+        (only("free-rider", amount=1), "amount: got 1 with kind 'free-rider'; allowed: nothing"),
+        (only("noisy", how="pairs"), "how: got 'pairs' with kind 'noisy'; allowed with: labels-flipped"),
+        (only("noisy", of="client-001"), "of: got 'client-001' with kind 'noisy'; allowed with: copy"),
+        ({"kind": "copy", "clients": ["client-001"]}, "clients: got names with kind 'copy'; allowed: of"),
+        ({"kind": "noisy"}, "pick: got neither clients and pick; allowed: one of the two"),
+        (only("noisy", pick="random", count=1), "pick: got both clients and pick"),
+        ({"kind": "noisy", "pick": "random"}, "share: got neither share and count with pick"),
+        ({"kind": "noisy", "pick": "random", "share": 0.5, "count": 1}, "share: got both share and count"),
+        (only("noisy", share=0.5), "share: got 0.5 without pick"),
+        ({"kind": "noisy", "pick": "random", "share": 1.5}, "less than or equal to 1"),
+    ],
+)
+def test_settings_name_the_field_and_what_is_allowed(fields, message):
+    with pytest.raises(ValidationError) as caught:
+        FlawSettings(**fields)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("data", "flaws", "message"),
+    [
+        ({"source": "diabetes"}, [only("labels-flipped")], "flaws.0.kind: got 'labels-flipped' with data.source 'diab"),
+        ({}, [only("noisy", clients=["client-8"])], "flaws.0.clients: got 'client-8' (did you mean"),
+        ({}, [only("noisy", clients=["client-008"])], "flaws.0.clients: got 'client-008'"),
+        ({}, [{"kind": "copy", "of": "client-009"}], "flaws.0.of: got 'client-009'"),
+        ({}, [{"kind": "noisy", "pick": "random", "count": 9}], "flaws.0.count: got 9; allowed: at most 8"),
+    ],
+)
+def test_what_can_never_be_is_refused_before_data_is_read(data, flaws, message):
+    with pytest.raises(UserError) as caught:
+        check_flaws(DataSettings(**data), SPREAD, [FlawSettings(**flaw) for flaw in flaws])
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_copy_can_be_named_from_its_section_on():
+    copy, free = {"kind": "copy", "of": "client-000"}, only("free-rider", clients=["client-008"])
+    check_flaws(DataSettings(), SPREAD, [FlawSettings(**copy), FlawSettings(**free)])
+    with pytest.raises(UserError, match=r"flaws.0.clients: got 'client-008'"):
+        check_flaws(DataSettings(), SPREAD, [FlawSettings(**free), FlawSettings(**copy)])
+
+
+def test_what_the_data_cannot_have_is_refused_in_one_line():
+    regression = in_memory(np.zeros((200, 1)), np.linspace(0, 1, 200))
+    with pytest.raises(UserError, match=r"flaws.0.kind: got 'classes-missing', which needs two classes"):
+        made(only("classes-missing"), data=regression)
+    with pytest.raises(UserError, match=r"flaws.0.kind: got 'blurred', which needs images"):
+        made(only("blurred"), data=table())
+    with pytest.raises(UserError, match=r"flaws.1.pick: asks for 6 clients; allowed: at most 4"):
+        made({"kind": "noisy", "pick": "random", "count": 4}, {"kind": "blurred", "pick": "random", "count": 6})
+
+
+def test_defaults_are_filled_in_and_come_back():
+    flaw = FlawSettings(kind="labels-flipped", pick="biggest", share=0.3)
+    assert (flaw.amount, flaw.how) == (1.0, "uniform")
+    assert FlawSettings(**flaw.model_dump(mode="json", exclude_none=True)) == flaw
