@@ -6,8 +6,11 @@ import sys
 import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from steelyard.rounds.loop import Progress
+if TYPE_CHECKING:
+    # Only for annotations: tables show scores without waiting for torch.
+    from steelyard.rounds.loop import Progress
 
 PLAIN_SECONDS = 5.0
 
