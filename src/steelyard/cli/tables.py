@@ -81,7 +81,7 @@ def _heaviest(summary: dict[str, Any]) -> Table:
     heavy = Table(title=f"{title}, * flawed)" if flawed else f"{title})")
     heavy.add_column("rule", overflow="fold")
     for rank in range(1, TOP + 1):
-        heavy.add_column(f"{rank}.")
+        heavy.add_column(f"{rank}.", overflow="fold")
     for rule in summary["rules"]:
         flawed = summary["flaws"].get(str(rule["seed"]), {})
         cells = [
@@ -95,7 +95,8 @@ def _heaviest(summary: dict[str, Any]) -> Table:
 
 def _show_server(summary: dict[str, Any], console: Console) -> None:
     for rule in summary["rules"]:
-        figures = {name: value for name, value in rule["server"].items() if name not in ("f1", "accuracy")}
+        hidden = ("f1", "accuracy") if rule["adapts_loss"] else ("f1", "accuracy", "macro_f1")
+        figures = {name: value for name, value in rule["server"].items() if name not in hidden}
         if figures:
             shown = ", ".join(f"{name.replace('_', ' ')} {show_score(value)}" for name, value in figures.items())
             console.print(f"{rule['rule']} on the server's test set: {shown}", highlight=False)

@@ -116,8 +116,13 @@ def _report(dataset: Dataset, server: Rows, settings: PartitionSettings, seed: i
         raise UserError(f"partition.server_report: got 'apart' with {len(server)} server rows; allowed: 2 rows or more")
     mixed = randomness.generator(seed, purpose="partition/report").permutation(server)
     mixed = _balanced(dataset, settings, mixed)
-    half = len(server) // 2
-    return np.sort(mixed[:half]), np.sort(mixed[half:])
+    weighs = len(server) // 2 if settings.server_weighs is None else settings.server_weighs
+    if weighs >= len(server):
+        raise UserError(
+            f"partition.server_weighs: got {weighs}; allowed: at most {len(server) - 1}, so that a row of the server's "
+            f"{len(server)} is left to report"
+        )
+    return np.sort(mixed[:weighs]), np.sort(mixed[weighs:])
 
 
 def _parts(dataset: Dataset, settings: PartitionSettings, pool: Rows, seed: int) -> _Parts:

@@ -94,6 +94,8 @@ class PartitionSettings(Section):
     """Whether the server also reports on its rows. none: only local test sets report; apart: half of the server's rows
     weigh clients and adapt the loss, the other half (and held-out local test sets, dealt from it) only report; same:
     the rows that weigh also report, as AdaFed's authors do."""
+    server_weighs: Count | None = None
+    """server_report = apart: so many of the server's rows weigh, all others only report. Default: half."""
     seed: int | None = None
     """Seed of the partition; default: the run's seed."""
 
@@ -173,6 +175,10 @@ class PartitionSettings(Section):
                 "allowed: test = held-out or none"
             )
         refuse_misplaced(self, "server", {"server_fraction": ("fraction",), "server_balance": ("fraction",)})
+        if self.server_weighs is not None and self.server_report != "apart":
+            raise ValueError(
+                f"server_weighs: got {self.server_weighs} with server_report '{self.server_report}'; allowed with: apart"
+            )
         if self.server == "none" and self.server_report != "none":
             raise ValueError(
                 f"server_report: got '{self.server_report}' with server 'none'; allowed with: held-out, fraction"

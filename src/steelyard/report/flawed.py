@@ -15,9 +15,9 @@ SMALL = 0.02
 def flaws_of(history: History, seed: int) -> dict[str, list[str]]:
     """Return what is wrong with each flawed client of a seed, in plain words; empty for a run without flaws."""
     found: dict[str, list[str]] = {}
-    frame = history.flaws
-    for row in frame[frame["seed"] == seed].to_dict("records"):
-        found.setdefault(str(row["client"]), []).append(str(row["flaw"]))
+    for row in history.flaws.to_dict("records"):
+        if int(row["seed"]) == seed:
+            found.setdefault(str(row["client"]), []).append(str(row["flaw"]))
     return found
 
 

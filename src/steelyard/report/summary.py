@@ -100,15 +100,15 @@ def _server(metrics: list[str | None], accuracies: list[float]) -> dict[str, Any
 
 def _clients(history: History, seed: int) -> int:
     frame = history.evaluations if len(history.evaluations) else history.clients
-    return int(frame[frame["seed"] == seed]["client"].nunique())
+    return len({client for client, of in zip(frame["client"], frame["seed"], strict=True) if of == seed})
 
 
 def _kind(settings: str) -> dict[str, bool]:
-    """Say whether a rule is plain FedAvg, and whether it asks clients at all."""
+    """Say whether a rule is plain FedAvg, whether it asks clients at all, and whether its loss adapts."""
     given = json.loads(settings)
     plain = list(given["criteria"]) == ["DS"] and not given.get("fit") and not given.get("loss")
     asks = given.get("trained_by", "clients") == "clients"
-    return {"fedavg": plain and asks, "asks_clients": asks}
+    return {"fedavg": plain and asks, "asks_clients": asks, "adapts_loss": given.get("loss") is not None}
 
 
 def _criteria(settings: str) -> list[dict[str, str]]:
