@@ -45,7 +45,7 @@ SCENARIOS: Mapping[str, Mapping[str, Any]] = {
     "stale by 5 rounds, 6 biggest": {"flaws": [{"kind": "stale", "amount": 5, **BIG}]},
     "own model, 6 biggest": {"flaws": [{"kind": "own-model", **BIG}]},
     "free riders that claim size, 6 at random": {
-        "flaws": [{"kind": "free-rider", **SOME}, {"kind": "claims-size", "amount": 10, "among": "all", **SOME}]
+        "flaws": [{"kind": "free-rider", **SOME}, {"kind": "claims-size", "amount": 10, "pick": "same"}]
     },
 }
 WITHOUT_ROWS = ("EQ", "DS>LD>MD", "LD>DS>MD/max", "LE", "AG", "AG>LE>DS/max")

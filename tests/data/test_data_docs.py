@@ -8,7 +8,15 @@ from pathlib import Path
 
 import numpy as np
 
-from steelyard.data import DataSettings, PartitionSettings, check_together, in_memory, share_out
+from steelyard.data import (
+    DataSettings,
+    FlawSettings,
+    PartitionSettings,
+    check_flaws,
+    check_together,
+    in_memory,
+    share_out,
+)
 
 PAGE = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
 
@@ -17,11 +25,23 @@ def test_every_example_is_valid():
     blocks = [tomllib.loads(block) for block in re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)]
     assert len(blocks) >= 9
     for block in blocks:
-        assert set(block) <= {"data", "partition"}
+        assert set(block) <= {"data", "partition", "flaws"}
         data = DataSettings(**block["data"]) if "data" in block else None
         partition = PartitionSettings(**block["partition"]) if "partition" in block else None
         if data and partition:
             check_together(data, partition)
+        if partition:
+            check_flaws(data or DataSettings(), partition, [FlawSettings(**flaw) for flaw in block.get("flaws", [])])
+
+
+def test_every_flaw_is_described_and_its_example_valid():
+    page = (Path(__file__).parents[2] / "docs" / "experiments.md").read_text(encoding="utf-8")
+    for kind in FlawSettings.model_json_schema()["properties"]["kind"]["enum"]:
+        assert f"| `{kind}` |" in page
+    blocks = [tomllib.loads(block) for block in re.findall(r"```toml\n(.*?)```", page, re.DOTALL)]
+    flaws = [FlawSettings(**flaw) for block in blocks for flaw in block.get("flaws", [])]
+    assert len(flaws) >= 3
+    check_flaws(DataSettings(), PartitionSettings(clients=10), flaws)
 
 
 def test_every_source_and_scheme_is_described():

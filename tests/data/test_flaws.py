@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -219,6 +220,25 @@ def test_picks_leave_out_the_flawed_unless_told():
     assert [len(words) for words in both.flaws.values()] == [2, 2, 2]
     everyone = made(first, {"kind": "free-rider", "pick": "random", "share": 1.0})
     assert len(everyone.flaws) == CLIENTS
+
+
+def test_the_same_clients_can_have_another_flaw():
+    bad = made({"kind": "free-rider", "pick": "random", "count": 3}, {"kind": "claims-size", "pick": "same"})
+    assert list(bad.flaws.values()) == [("free rider", "claims 10 times its size")] * 3
+    copied = made({"kind": "copy", "pick": "biggest", "count": 2}, {"kind": "own-model", "pick": "same"})
+    assert set(copied.behaviours) == {"client-008", "client-009"}
+    with pytest.raises(UserError, match=r"flaws.0.pick: got 'same' in the first section"):
+        check_flaws(DataSettings(), SPREAD, [FlawSettings(kind="noisy", pick="same")])
+    with pytest.raises(ValidationError, match="count: got 2 with pick 'same'"):
+        FlawSettings(kind="noisy", pick="same", count=2)
+
+
+def test_records_with_missing_columns_are_less_complete():
+    data = replace(table(), marks={"complete": np.full(400, 0.8)})
+    bad = made(only("missing", amount=0.25), only("missing", amount=0.5), data=data)
+    found = bad.dataset.marks["complete"]
+    assert found[bad.by_name["client-002"].train] == pytest.approx(0.8 * 0.75 * 0.5)
+    assert (found[:400] == 0.8).all()
 
 
 def test_the_seed_draws_who_and_what():

@@ -80,9 +80,10 @@ class FlawSettings(Section):
     clients' clean training rows (tables: of each column; images: of all pixels, and the sum is cut to the range of
     pixels: 0 to 255 for bytes, else the least and the greatest that clients train on).
     blurred: its images are blurred by a Gaussian of sigma `amount` in pixels, edge pixels repeated beyond the edge;
-    where rows have a mark `sharp`, it becomes 0.
+    where rows have a mark `sharp` (criterion IS), it becomes 0.
     missing: `amount` of its columns (tables) or pixels (images, all channels), rounded, at least 1, drawn once for all
-    its rows, hold nothing: the column's mean over the clients' clean training rows, or 0 for pixels.
+    its rows, hold nothing: the column's mean over the clients' clean training rows, or 0 for pixels; where rows have
+    a mark `complete` (criterion completeness), it falls by that share.
     rows-repeated: it keeps 1/`amount` of its rows, rounded, at least 1, drawn at random, and repeats them until it has
     as many rows as before.
     classes-missing: it loses all training rows of `amount` of the classes it has, rounded, at least 1 and never all; it
@@ -104,16 +105,16 @@ class FlawSettings(Section):
     """copy: id of the client whose rows are copied."""
     clients: tuple[str, ...] = ()
     """Ids of the clients that have this flaw, such as client-003."""
-    pick: Literal["biggest", "smallest", "random"] | None = None
+    pick: Literal["biggest", "smallest", "random", "same"] | None = None
     """Instead of names: the clients with the most or the fewest training rows, counted before any flaw (ties: the
-    earlier id first), or clients drawn at random by the seed. Never copies."""
+    earlier id first), or clients drawn at random by the seed, never copies; or the same as in the section before (after
+    copy: the new clients), so that flaws add up."""
     share: Annotated[float, Field(gt=0, le=1)] | None = None
     """pick: this share of all clients, copies not counted; rounded, at least 1, at most those there are to pick."""
     count: Count | None = None
     """pick: so many clients."""
     among: Literal["unflawed", "all"] = "unflawed"
-    """pick: from the clients that no earlier section gave a flaw, or from all; with "all", biggest and smallest pick
-    the same clients in every section, so that flaws add up."""
+    """pick: from the clients that no earlier section gave a flaw, or from all."""
 
     @model_validator(mode="before")
     @classmethod
@@ -160,6 +161,10 @@ class FlawSettings(Section):
             for field in ("share", "count"):
                 if getattr(self, field) is not None:
                     raise ValueError(f"{field}: got {getattr(self, field)} without pick; allowed with: pick")
+        elif self.pick == "same":
+            for field in ("share", "count"):
+                if getattr(self, field) is not None:
+                    raise ValueError(f"{field}: got {getattr(self, field)} with pick 'same'; allowed: nothing")
         elif (self.share is None) == (self.count is None):
             got = "neither" if self.share is None else "both"
             raise ValueError(f"share: got {got} share and count with pick; allowed: one of the two")
@@ -182,6 +187,8 @@ class FlawSettings(Section):
 def check_flaws(data: DataSettings, partition: PartitionSettings, flaws: Sequence[FlawSettings]) -> None:
     """Refuse flaws that this source or partition can never have; call it before any data is read."""
     for index, flaw in enumerate(flaws):
+        if flaw.pick == "same" and index == 0:
+            raise UserError("flaws.0.pick: got 'same' in the first section; allowed: biggest, smallest, random")
         if flaw.kind in NEEDS_CLASSES and data.offers().task == "regression":
             raise UserError(
                 f"flaws.{index}.kind: got '{flaw.kind}' with data.source '{data.source}'; "
@@ -194,6 +201,7 @@ def check_flaws(data: DataSettings, partition: PartitionSettings, flaws: Sequenc
 
 def _check_names(flaws: Sequence[FlawSettings], count: int) -> None:
     known = [client_name(number, count) for number in range(count)]
+    chosen = 0
     for index, flaw in enumerate(flaws):
         for name in flaw.names:
             if name not in known:
@@ -203,9 +211,10 @@ def _check_names(flaws: Sequence[FlawSettings], count: int) -> None:
                 )
         if flaw.count is not None and flaw.count > count:
             raise UserError(f"flaws.{index}.count: got {flaw.count}; allowed: at most {count}, all clients")
+        if flaw.pick != "same":
+            chosen = len(flaw.names) or min(flaw.wanted(count), count)
         if flaw.kind == "copy":
-            copies = min(flaw.wanted(count), count) if flaw.pick else 1
-            known += [client_name(len(known) + number, count) for number in range(copies)]
+            known += [client_name(len(known) + number, count) for number in range(chosen)]
 
 
 def in_words(flaw: FlawSettings, of: str = "") -> str:

@@ -7,7 +7,7 @@ and the position of the flaw.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -27,13 +27,16 @@ def flawed(population: Population, flaws: Sequence[FlawSettings], seed: int) -> 
     changing = _Changing.of(population)
     for index, flaw in enumerate(flaws):
         _check(population.dataset, index, flaw)
+        touched: list[str] = []
         for name in _who(changing, flaw, index, seed):
             if flaw.kind == "copy":
-                _copy(changing, flaw, name)
+                touched.append(_copy(changing, flaw, name))
             else:
                 chance = randomness.generator(seed, client=name, purpose=f"flaws/{index}")
                 _change(changing, flaw, name, chance, seed)
                 changing.note(name, in_words(flaw))
+                touched.append(name)
+        changing.last = touched
     return changing.done()
 
 
@@ -60,7 +63,8 @@ class _Client:
     """Wrong labels; None for the true ones."""
     features: torch.Tensor | None = None
     """Changed features; None for those of the data set."""
-    blurred: bool = False
+    marks: Mapping[str, float] = field(default_factory=dict[str, float])
+    """What marks of the rows are to be multiplied by: a blurred image is no longer sharp."""
 
     def take(self, positions: Rows) -> _Client:
         """Return the client with some of its training rows."""
@@ -82,6 +86,8 @@ class _Changing:
     sensors: BadSensors
     behaviours: dict[str, Behaviour] = field(default_factory=dict[str, Behaviour])
     words: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    last: list[str] = field(default_factory=list[str])
+    """The clients that the flaw before this one touched; of a copy the new ones."""
 
     @classmethod
     def of(cls, population: Population) -> _Changing:
@@ -127,9 +133,10 @@ def _with_rows(dataset: Dataset, changed: list[_Client]) -> Dataset:
     """Append the changed features of some clients; labels, owners and marks are those of the rows they come from."""
     rows = np.concatenate([client.rows for client in changed])
     marks = {name: np.concatenate([values, values[rows]]) for name, values in dataset.marks.items()}
-    if "sharp" in marks:
-        blurred = np.concatenate([np.full(len(client.rows), client.blurred) for client in changed])
-        marks["sharp"][len(dataset) :][blurred] = 0
+    for name, values in marks.items():
+        values[len(dataset) :] *= np.repeat(
+            [client.marks.get(name, 1.0) for client in changed], [len(client.rows) for client in changed]
+        )
     features = [client.features for client in changed if client.features is not None]
     return replace(
         dataset,
@@ -149,6 +156,8 @@ def _who(changing: _Changing, flaw: FlawSettings, index: int, seed: int) -> list
                 where = "of" if flaw.kind == "copy" else "clients"
                 raise UserError(f"flaws.{index}.{where}: no client '{name}'{nearest(name, changing.clients)}")
         return sorted(set(flaw.names))
+    if flaw.pick == "same":
+        return changing.last
     everyone = changing.population.names
     free = [name for name in everyone if flaw.among == "all" or name not in changing.words]
     wanted = flaw.wanted(len(everyone))
@@ -165,14 +174,15 @@ def _who(changing: _Changing, flaw: FlawSettings, index: int, seed: int) -> list
     return sorted(free[position] for position in order[:wanted].tolist())
 
 
-def _copy(changing: _Changing, flaw: FlawSettings, of: str) -> None:
-    """Add one more client with the rows that a client has so far."""
+def _copy(changing: _Changing, flaw: FlawSettings, of: str) -> str:
+    """Add one more client with the rows that a client has so far; returns its name."""
     originals = changing.population.names
     copies = len(changing.clients) - len(originals)
     numbered = originals == [client_name(number, len(originals)) for number in range(len(originals))]
     name = client_name(len(originals) + copies, len(originals)) if numbered else f"{of}-copy-{copies}"
     changing.clients[name] = changing.clients[of]
     changing.note(name, in_words(flaw, of))
+    return name
 
 
 def _change(changing: _Changing, flaw: FlawSettings, name: str, chance: np.random.Generator, seed: int) -> None:
@@ -183,7 +193,7 @@ def _change(changing: _Changing, flaw: FlawSettings, name: str, chance: np.rando
             client = _flip(changing, client, flaw, name, seed)
         case "noisy" | "blurred" | "missing":
             features = changing.sensors.spoilt(changing.features(client), flaw, chance)
-            client = replace(client, features=features, blurred=client.blurred or flaw.kind == "blurred")
+            client = replace(client, features=features, marks=_marked(client.marks, flaw))
         case "rows-repeated":
             client = client.take(_repeated(len(client.rows), flaw.size, chance))
         case "classes-missing":
@@ -203,6 +213,17 @@ def _change(changing: _Changing, flaw: FlawSettings, name: str, chance: np.rando
     changing.clients[name] = client
     if behaviour != HONEST:
         changing.behaviours[name] = behaviour
+
+
+def _marked(marks: Mapping[str, float], flaw: FlawSettings) -> dict[str, float]:
+    """Return what the marks that criteria read become: blurred images are not sharp, missing columns not complete."""
+    match flaw.kind:
+        case "blurred":
+            return {**marks, "sharp": 0.0}
+        case "missing":
+            return {**marks, "complete": marks.get("complete", 1.0) * (1 - flaw.size)}
+        case _:
+            return dict(marks)
 
 
 def _flip(changing: _Changing, client: _Client, flaw: FlawSettings, name: str, seed: int) -> _Client:
