@@ -57,7 +57,7 @@ def test_four_rules_are_shown_and_the_rest_counted(clock: list[float], capsys: p
     lines = capsys.readouterr().err.splitlines()
     assert lines == [
         "round 1/1: a 10.00%, c 20.00%, d 30.00%, e 40.00%",
-        "round 1/1: a 50.00%, b 50.00%, c 50.00%, d 50.00% and 2 more",
+        "round 1/1: a 50.00%, b 50.00%, c 50.00%, d 50.00% and 1 more",
     ]
 
 
