@@ -157,10 +157,10 @@ def test_a_kill_between_the_checkpoint_file_and_its_rows(tmp_path: Path) -> None
 def test_comparing_rules_with_two_seeds(tmp_path: Path) -> None:
     rounds = {"target": 0.8, "share": 0.5, "stop_at_target": True}
     document = described(partition=SERVER, rounds=rounds, weighing=CRITERIA)
-    rules = ("--rules", "DS,LD>DS>MD,online,bandit,adafed", "--seeds", "2")
+    rules = ("--rules", "DS,LD>DS>MD,online,bandit,adafed,fitted(DS),server-only", "--seeds", "2")
     whole = interrupted(tmp_path, "compare", write(document, tmp_path), *rules)
     _, states, _ = checkpoint(whole)
-    assert len(states) == 10
+    assert len(states) == 14
     assert {name.partition("#")[2] for name in states} == {"3", "4"}
     # Some rested at the target before the checkpoint, some between it and the kill, some after: all are carried on.
     ended = sorted(state["round"] for state in states.values() if state["finished"])
