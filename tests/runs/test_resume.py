@@ -145,8 +145,14 @@ def test_learning(tmp_path: Path, case: str) -> None:
             assert sum(tests[: EVERY + 1]) < 22 == sum(tests)
         if case == "bandit":
             assert sum(state["orders"]["memory"]["duels"].values()) == 2 * sum(tests)
-    if case.startswith("clients"):
-        assert sum(name.startswith("clients/") for name in tensors) == 2
+    kept = [json.loads(name.removeprefix("clients/")) for name in tensors if name.startswith("clients/")]
+    if case == "clients that train on from their own models":
+        assert [(kind, client) for kind, _, client in kept] == [("own", "client-001"), ("own", "client-004")]
+    elif case == "clients that start from models of earlier rounds":
+        # Sent out in the last round and the two before, which is as far back as the stale client looks.
+        assert sorted((kind, round) for kind, _, round in kept) == [("global", ROUNDS - back) for back in (2, 1, 0)]
+    else:
+        assert kept == []
 
 
 def test_a_kill_between_the_checkpoint_file_and_its_rows(tmp_path: Path) -> None:
