@@ -64,7 +64,7 @@ BASE: Mapping[str, Mapping[str, Any]] = {
         "partition": {"server_fraction": 0.25, "server_weighs": 40},
     },
     "unipen62": {
-        "data": {"source": "npz"},
+        "data": {"source": "npz", "path": "unipen62/unipen62_28x28.npz", "classes": 62},
         "model": {"name": "mlp", "hidden": [128]},
         "rounds": {"count": 30},
         "partition": {"server_fraction": 0.25, "server_weighs": 124},

@@ -16,13 +16,23 @@ from steelyard.weighing.rule import Rule, WeighingSettings
 NAMES = tuple("abcdefghij")
 
 
+class Steps(DenseModels):
+    """Models that, like sparse rows, cannot be combined without the parameters that they start from."""
+
+    def combine(self, parameters: torch.Tensor, weights: np.ndarray) -> torch.Tensor:
+        assert parameters.shape == (len(NAMES),)
+        return super().combine(parameters, weights)
+
+
 class Clients:
     """Each client sends a model of its own: one in the column of its name; `scores` is given for each round."""
 
     def __init__(self, names: Sequence[str] = NAMES, scores: Callable[[int], Sequence[float]] = lambda _: (0.5, 0.25)):
         self.registered, self.scores = tuple(names), scores
         self.broken: Mapping[str, str] = {}
-        self.metrics = False
+        self.metrics = self.worthless = False
+        self.forgets: int | None = None
+        self.calls = 0
         self.tasks: list[Task] = []
         self.questions: list[Question] = []
 
@@ -37,14 +47,17 @@ class Clients:
         fine = tuple(name for name in task.clients if name not in self.broken)
         sizes = np.array([NAMES.index(name) + 1 for name in fine], dtype=np.int64)
         models = torch.eye(len(NAMES))[sizes - 1]
-        criteria = {"DS": sizes.astype(float), "LD": np.ones(len(fine))}
+        # Whole numbers, as a careless client might send them.
+        criteria = {"DS": sizes * (not self.worthless), "LD": np.ones(len(fine), np.int64) * (not self.worthless)}
         failures = tuple(Failure(name, self.broken[name]) for name in task.clients if name in self.broken)
         losses = np.zeros(len(fine))
-        return Updates(task.federation, task.round, fine, sizes, criteria, losses, DenseModels(models), failures)
+        return Updates(task.federation, task.round, fine, sizes, criteria, losses, Steps(models), failures)
 
     def evaluate(self, questions: Sequence[Question]) -> list[Evaluations]:
+        assert questions, "nobody is asked nothing"
         self.questions += questions
-        return [self._tested(question) for question in questions]
+        self.calls += 1
+        return [self._tested(question) for question in questions][: -1 if self.calls == self.forgets else None]
 
     def _tested(self, question: Question) -> Evaluations:
         row = np.array(self.scores(question.round))

@@ -91,11 +91,14 @@ def test_the_loop_equals_the_papers_equations(tmp_path: Path, criteria: list[str
     result = described.run(tmp_path / "run")
     expected, weights = reference(described, priority.split(">"), described.rounds.count)
     found = final_models(result.folder)[f"models/{priority}"]
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    # The loop combines in float32, the reference in float64: some roundings of 6e-8 in each of four rounds, and numbers
+    # up to 1; 3e-7 was measured.
+    torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
     frame = result.history.clients
     for round, wanted in enumerate(weights, start=1):
         stored = frame[frame["round"] == round].set_index("client")["weight"]
-        assert dict(stored) == pytest.approx(wanted, rel=1e-4)
+        # Divergence is measured on float32 models that differ by the roundings above; 1.5e-9 was measured.
+        assert dict(stored) == pytest.approx(wanted, rel=1e-7)
 
 
 def test_the_same_seed_gives_the_same_bits_and_another_does_not(tmp_path: Path) -> None:
@@ -124,13 +127,13 @@ def test_everything_is_recorded_per_client_and_round(tmp_path: Path) -> None:
     assert set(clients["round"]) == {1, 2, 3, 4}
     for name in ("DS", "LD", "MD"):
         sums = clients.groupby("round")[f"normalised_{name}"].sum()
-        assert np.allclose(sums, 1)
+        assert np.allclose(sums, 1, rtol=0, atol=1e-12)
         assert (clients[f"raw_{name}"] > 0).all()
-    assert np.allclose(clients.groupby("round")["weight"].sum(), 1)
+    assert np.allclose(clients.groupby("round")["weight"].sum(), 1, rtol=0, atol=1e-12)
     evaluations = history.evaluations
     assert set(evaluations["round"]) == {0, 1, 2, 3, 4}
     overall = evaluations.groupby("round").apply(lambda g: np.average(g["score"], weights=g["samples"]))
-    assert np.allclose(overall, history.rounds["accuracy"])
+    assert np.allclose(overall, history.rounds["accuracy"], rtol=0, atol=1e-12)
 
 
 def test_evaluation_every_k_rounds_and_always_last(tmp_path: Path) -> None:

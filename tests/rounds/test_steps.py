@@ -12,7 +12,7 @@ import torch
 from tests.rounds.scripted import NAMES, Clients, Kept, Reporting, Server, federation, state
 
 from steelyard import randomness
-from steelyard.messages import LossState, Task, Updates
+from steelyard.messages import Evaluations, LossState, Question, Task, Updates
 from steelyard.rounds.loop import TooFewClients, make_task, run_rounds
 from steelyard.rounds.state import Plan
 from steelyard.weighing.adjusting import AdjustSettings, strategy_of
@@ -79,7 +79,7 @@ def test_a_run_from_the_start_records_the_first_model_and_every_round() -> None:
         "f": (2, False, 0.4375),
         "g": (2, False, 0.4375),
     }
-    assert all(record.seconds >= 0 for record in kept.records)
+    assert all(0 <= record.seconds < 60 for record in kept.records)
     assert not any(question.detailed for question in clients.questions)
 
 
@@ -101,6 +101,7 @@ def test_a_round_weighs_and_combines_what_the_cohort_sent() -> None:
     (record,) = kept.records
     assert record.weighing is not None
     assert record.weighing.raw[:, 0].tolist() == sizes.tolist()
+    assert record.weighing.raw.dtype == np.float64
     assert record.order == (0,)
     assert record.tried == (((0,), 0.4375),)
     assert not record.kept_old
@@ -216,6 +217,7 @@ def test_several_candidates_are_told_apart_and_the_kept_one_is_asked_again() -> 
     states = run_rounds([greedy], {"f": begun}, clients, Server(), Plan(rounds=1, fraction=0.3), kept)
     (record,) = kept.records
     assert [len(question.models) for question in clients.questions] == [1, 3, 1]
+    assert {(asked.federation, asked.seed, asked.round) for asked in clients.questions} == {("f", 3, 1)}
     assert record.order == (1, 0, 2)
     assert states["f"].parameters.tolist() == clients.questions[2].models[0].tolist()
     assert states["f"].parameters.tolist() == clients.questions[1].models[1].tolist()
@@ -225,6 +227,52 @@ def test_several_candidates_are_told_apart_and_the_kept_one_is_asked_again() -> 
     )
     assert record.tests == 2
     assert record.tried == (((0, 1, 2), 0.5), ((0, 2, 1), 0.5), ((1, 0, 2), 0.375))
+
+
+@pytest.mark.parametrize("call", [1, 2, 3])
+def test_an_answer_that_is_missing_is_not_passed_over(call: int) -> None:
+    """The combined model, the further candidates, and the one that was kept are asked for in calls of their own."""
+    clients = Clients(scores=lambda _: (0.5, 0.5))
+    clients.metrics, clients.forgets = True, call
+    ordered = replace(federation(criteria=("DS", "LD", "MD")), strategy=Second())
+    states = {"f": replace(state(0), orders=OrderState((0, 1, 2), 0.9))}
+    with pytest.raises(ValueError, match="shorter"):
+        run_rounds([ordered], states, clients, Server(), Plan(rounds=1, fraction=0.3), Kept())
+    clients.calls = 0
+    with pytest.raises(ValueError, match="shorter"):
+        run_rounds([replace(ordered)], {}, clients, Server(), Plan(rounds=1, fraction=0.3), Kept())
+
+
+def test_a_candidate_without_an_answer_is_not_passed_over() -> None:
+    class Lazy(Clients):
+        def _tested(self, question: Question) -> Evaluations:
+            return super()._tested(replace(question, models=question.models[:2]))
+
+    ordered = replace(federation(criteria=("DS", "LD", "MD")), strategy=Second())
+    states = {"f": replace(state(0), orders=OrderState((0, 1, 2), 0.9))}
+    clients = Lazy(scores=lambda _: (0.5, 0.5))
+    with pytest.raises(ValueError, match="shorter"):
+        run_rounds([ordered], states, clients, Server(), Plan(rounds=1, fraction=0.3), Kept())
+
+
+def test_a_model_that_is_kept_for_want_of_worth_tries_no_orders() -> None:
+    clients, kept = Clients(), Kept()
+    clients.worthless = True
+    greedy = strategy_of(AdjustSettings(strategy="greedy"))
+    ordered = replace(federation(criteria=("DS", "LD"), when_zero="keep"), strategy=greedy)
+    states = {"f": replace(state(0), orders=OrderState((0, 1), 0.9))}
+    run_rounds([ordered], states, clients, Server(), Plan(rounds=1, fraction=0.3), kept)
+    assert kept.records[0].kept_old
+    assert kept.records[0].weighing is not None
+    assert (kept.records[0].tests, len(clients.questions)) == (0, 1)
+
+
+def test_a_rule_without_an_order_tries_none() -> None:
+    clients = Clients()
+    mean = replace(federation(criteria=("DS", "LD"), score="mean"), strategy=Second())
+    with pytest.raises(AssertionError):  # it may decide, on the one order there is, and finds no other
+        run_rounds([mean], {"f": state(0)}, clients, Server(), Plan(rounds=1, fraction=0.3), Kept())
+    assert len(clients.questions) == 1
 
 
 class Second:

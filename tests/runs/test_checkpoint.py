@@ -50,7 +50,7 @@ STATES = st.builds(
     loss=LOSSES,
     orders=ORDERS,
     finished=st.booleans(),
-    **({"memory": st.dictionaries(NAMES, PLAIN, max_size=3)} if len(fields(RoundState)) > 5 else {}),
+    memory=st.dictionaries(NAMES, PLAIN, max_size=3),
 )
 
 

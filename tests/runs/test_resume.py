@@ -145,9 +145,14 @@ def test_learning(tmp_path: Path, case: str) -> None:
             assert sum(tests[: EVERY + 1]) < 22 == sum(tests)
         if case == "bandit":
             assert sum(state["orders"]["memory"]["duels"].values()) == 2 * sum(tests)
-    if case.startswith("clients"):
-        # Two models of their own; or three global ones, this round's and those of the two before it.
-        assert sum(name.startswith("clients/") for name in tensors) == (3 if "earlier" in case else 2)
+    kept = [json.loads(name.removeprefix("clients/")) for name in tensors if name.startswith("clients/")]
+    if case == "clients that train on from their own models":
+        assert [(kind, client) for kind, _, client in kept] == [("own", "client-001"), ("own", "client-004")]
+    elif case == "clients that start from models of earlier rounds":
+        # Sent out in the last round and the two before, which is as far back as the stale client looks.
+        assert sorted((kind, round) for kind, _, round in kept) == [("global", ROUNDS - back) for back in (2, 1, 0)]
+    else:
+        assert kept == []
 
 
 def test_a_kill_between_the_checkpoint_file_and_its_rows(tmp_path: Path) -> None:
@@ -158,10 +163,10 @@ def test_a_kill_between_the_checkpoint_file_and_its_rows(tmp_path: Path) -> None
 def test_comparing_rules_with_two_seeds(tmp_path: Path) -> None:
     rounds = {"target": 0.8, "share": 0.5, "stop_at_target": True}
     document = described(partition=SERVER, rounds=rounds, weighing=CRITERIA)
-    rules = ("--rules", "DS,LD>DS>MD,online,bandit,adafed", "--seeds", "2")
+    rules = ("--rules", "DS,LD>DS>MD,online,bandit,adafed,fitted(DS),server-only", "--seeds", "2")
     whole = interrupted(tmp_path, "compare", write(document, tmp_path), *rules)
     _, states, _ = checkpoint(whole)
-    assert len(states) == 10
+    assert len(states) == 14
     assert {name.partition("#")[2] for name in states} == {"3", "4"}
     # Some rested at the target before the checkpoint, some between it and the kill, some after: all are carried on.
     ended = sorted(state["round"] for state in states.values() if state["finished"])

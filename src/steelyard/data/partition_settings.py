@@ -177,7 +177,8 @@ class PartitionSettings(Section):
         refuse_misplaced(self, "server", {"server_fraction": ("fraction",), "server_balance": ("fraction",)})
         if self.server_weighs is not None and self.server_report != "apart":
             raise ValueError(
-                f"server_weighs: got {self.server_weighs} with server_report '{self.server_report}'; allowed with: apart"
+                f"server_weighs: got {self.server_weighs} with server_report '{self.server_report}'; allowed with: "
+                "apart"
             )
         if self.server == "none" and self.server_report != "none":
             raise ValueError(
