@@ -208,6 +208,7 @@ def test_only_own_items_move_the_vector_where_some_are_decoys():
     np.testing.assert_array_equal(mixed.vectors[~real], vectors[~real])
     np.testing.assert_allclose(mixed.vectors[real], whole.vectors[real], rtol=1e-6)
     np.testing.assert_array_equal(mixed.gradients, whole.gradients)
+    assert whole.gradients.dtype == np.float32
 
 
 def test_shares_of_all_or_nothing_need_no_draw_and_mixed_ones_do():
@@ -285,6 +286,7 @@ def test_the_cost_of_the_plus_modes_by_hand():
     assert MODES["sFPL+"].cost_per_epoch(10, 100, 45, share=0.5) == pytest.approx(10 * (100 + 4.5 * 1.5))
     assert MODES["sFPL+"].schedule(10, 45) == Schedule(users=1, triples=4, rounds_per_epoch=11)
     assert MODES["sFPL+"].schedule(10, 45).cost_per_epoch(100, 0.5) == pytest.approx(11 * (100 + 4 * 1.5))
+    assert MODES["pFPL"].schedule(10, 45).cost_per_epoch(100, 0.5) == pytest.approx(4 * 10 * (100 + 1 * 1.5))
 
 
 def test_modes_are_two_flags():
