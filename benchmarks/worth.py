@@ -122,10 +122,22 @@ def judged(late: Mapping[str, Sequence[float]]) -> dict[str, tuple[str, str]]:
     return found
 
 
+def joined(results: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Put the parts of one data set together, scenarios in their order."""
+    found: dict[str, dict[str, Any]] = {}
+    for result in results:
+        known = found.setdefault(str(result["data"]), {**result, "scenarios": []})
+        known["scenarios"] = [*known["scenarios"], *result["scenarios"]]
+    names = list(SCENARIOS)
+    for result in found.values():
+        result["scenarios"].sort(key=lambda row: names.index(row["scenario"]))
+    return list(found.values())
+
+
 def table(results: Sequence[Mapping[str, Any]]) -> str:
     """Write the tables of some results as Markdown: a table per data set, a line per scenario, a column per rule."""
     parts: list[str] = []
-    for result in results:
+    for result in joined(results):
         rules = ["EQ", *(rule for rule in (*WITHOUT_ROWS, *WITH_ROWS) if rule != "EQ")]
         parts += [f"### {result['data']} ({result['seeds']} seeds, {result['machine']})", ""]
         parts += ["| scenario | fedavg (%) | " + " | ".join(rules).replace("|", "\\|") + " |"]
@@ -150,6 +162,9 @@ def main() -> None:
     parser.add_argument("--engine", default="auto")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--only", nargs="*", default=list(SCENARIOS))
+    parser.add_argument(
+        "--part", default="0/1", help="I/N: every N-th scenario from the I-th on, to share the work out"
+    )
     parser.add_argument("--out", type=Path)
     parser.add_argument("--table", nargs="*", type=Path)
     options = parser.parse_args()
@@ -157,7 +172,8 @@ def main() -> None:
         print(table([json.loads(path.read_text(encoding="utf-8")) for path in options.table]))
         return
     scenarios: list[dict[str, Any]] = []
-    for scenario in options.only:
+    first, step = (int(part) for part in options.part.split("/"))
+    for scenario in options.only[first::step]:
         try:
             found = measure(options.data, scenario, options)
         except UserError as error:
