@@ -58,10 +58,10 @@ BASE: Mapping[str, Mapping[str, Any]] = {
         "partition": {"server_fraction": 0.25, "server_weighs": 40},
     },
     "mnist": {
-        "data": {"source": "mnist", "share": 0.1},
+        "data": {"source": "mnist"},
         "model": {"name": "mlp", "hidden": [64]},
         "rounds": {"count": 20},
-        "partition": {"server_fraction": 0.25, "server_weighs": 40},
+        "partition": {"server_fraction": 0.9, "server_weighs": 40},
     },
     "unipen62": {
         "data": {"source": "npz", "path": "unipen62/unipen62_28x28.npz", "classes": 62},
