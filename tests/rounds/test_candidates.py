@@ -105,6 +105,7 @@ def test_the_first_candidate_has_its_metrics_already() -> None:
     assert len(clients.questions) == 2
     answer = kept.records[0].evaluations
     assert answer is not None
+    assert (answer.scores.tolist(), answer.losses.tolist()) == ([[0.5, 0.25]], [[0.5, 0.75]])
     assert answer.metrics["recall"].tolist() == [float(done["f"].parameters.argmax())] * 2
 
 

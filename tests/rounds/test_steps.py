@@ -108,6 +108,18 @@ def test_a_round_weighs_and_combines_what_the_cohort_sent() -> None:
     assert (record.server_accuracy, record.server_macro_f1, record.server_metrics) == (None, None, {})
 
 
+def test_what_the_server_measures_it_measures_with_the_federations_seed() -> None:
+    class Partial(Server):
+        def test(self, seed: int, models: torch.Tensor) -> ServerTest:
+            assert seed == 3
+            return replace(super().test(seed, models), accuracy=np.arange(1.0, 1 + len(models)) / 8)
+
+    kept = Kept()
+    run_rounds([federation(criteria=("VP",))], {"f": state(0)}, Clients(), Partial(), Plan(1, fraction=0.3), kept)
+    assert kept.records[0].weighing is not None
+    assert kept.records[0].weighing.raw[:, 0].tolist() == [0.125, 0.25, 0.375]
+
+
 def test_a_run_goes_on_where_its_states_stand() -> None:
     clients, kept = Clients(), Kept()
     states = {"f": state(3), "g": state(2, finished=True)}
