@@ -37,9 +37,11 @@ class Clients:
         self.questions: list[Question] = []
 
     def names(self, seed: int) -> Sequence[str]:
+        assert type(seed) is int
         return self.registered
 
     def train(self, tasks: Sequence[Task]) -> list[Updates]:
+        assert tasks, "nobody is given nothing to do"
         self.tasks += tasks
         return [self._trained(task) for task in tasks]
 
@@ -83,6 +85,7 @@ class Server:
         return torch.full((len(NAMES),), float(seed))
 
     def test(self, seed: int, models: torch.Tensor) -> ServerTest:
+        assert type(seed) is int
         return ServerTest(np.full(len(models), 0.25), np.tile([0.5, 0.0], (len(models), 1)))
 
 

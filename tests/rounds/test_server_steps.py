@@ -88,7 +88,19 @@ def test_nothing_is_fitted_where_the_old_model_is_kept() -> None:
     clients.broken = dict.fromkeys(NAMES, "lost")
     plan = replace(PLAN, min_clients=0)
     run_rounds([federation(fit=FIT)], {"f": state(0)}, clients, server, plan, Kept())
+    clients = Clients()
+    clients.worthless = True
+    run_rounds([federation(fit=FIT, when_zero="keep")], {"f": state(0)}, clients, server, plan, Kept())
     assert server.asked == []
+
+
+def test_a_slope_that_is_missing_is_not_passed_over() -> None:
+    class Short(Fitting):
+        def gradients(self, seeds: Sequence[int], models: torch.Tensor) -> torch.Tensor:
+            return super().gradients(seeds, models)[:-1]
+
+    with pytest.raises(ValueError, match="shorter"):
+        run_rounds([federation(fit=FIT)], {"f": state(0)}, Clients(), Short(), PLAN, Kept())
 
 
 def test_a_server_that_cannot_fit_and_models_that_cannot_be_seen_are_named() -> None:
@@ -117,11 +129,11 @@ def test_a_server_that_cannot_fit_and_models_that_cannot_be_seen_are_named() -> 
 def test_the_server_alone_trains_its_own_model_and_asks_nobody() -> None:
     clients, server, kept = Clients(), Fitting(), Kept()
     made = [federation("alone", seed=2, trained_by="server"), federation("f")]
-    states = {"alone": replace(state(4), parameters=torch.arange(10.0)), "f": state(4)}
+    states = {"alone": replace(state(4), parameters=torch.arange(10.0), memory={"seen": 1}), "f": state(4)}
     done = run_rounds(made, states, clients, server, Plan(rounds=5, fraction=0.4), kept)
     assert server.trained == [(2, 5, list(range(10)))]
     assert done["alone"].parameters.tolist() == [52.0 + index for index in range(10)]
-    assert done["alone"].round == 5
+    assert (done["alone"].round, done["alone"].memory) == (5, {"seen": 1})
     assert [task.federation for task in clients.tasks] == ["f"]
     alone, other = kept.records
     assert (alone.federation, other.federation) == ("alone", "f")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ import torch
 from tests.rounds.scripted import NAMES, Clients, Kept, Reporting, Server, federation, state
 
 from steelyard import randomness
-from steelyard.messages import Evaluations, LossState, Question, Task, Updates
+from steelyard.messages import LossState, ServerTest, Task, Updates
 from steelyard.rounds.loop import TooFewClients, make_task, run_rounds
 from steelyard.rounds.state import Plan
 from steelyard.weighing.adjusting import AdjustSettings, strategy_of
@@ -107,6 +106,18 @@ def test_a_round_weighs_and_combines_what_the_cohort_sent() -> None:
     assert not record.kept_old
     assert clients.questions[0].models.tolist() == [states["f"].parameters.tolist()]
     assert (record.server_accuracy, record.server_macro_f1, record.server_metrics) == (None, None, {})
+
+
+def test_what_the_server_measures_it_measures_with_the_federations_seed() -> None:
+    class Partial(Server):
+        def test(self, seed: int, models: torch.Tensor) -> ServerTest:
+            assert seed == 3
+            return replace(super().test(seed, models), accuracy=np.arange(1.0, 1 + len(models)) / 8)
+
+    kept = Kept()
+    run_rounds([federation(criteria=("VP",))], {"f": state(0)}, Clients(), Partial(), Plan(1, fraction=0.3), kept)
+    assert kept.records[0].weighing is not None
+    assert kept.records[0].weighing.raw[:, 0].tolist() == [0.125, 0.25, 0.375]
 
 
 def test_a_run_goes_on_where_its_states_stand() -> None:
@@ -208,86 +219,42 @@ def test_a_round_without_any_answer_keeps_the_model_if_that_is_allowed() -> None
     assert record.accuracy == 0.4375
 
 
-def test_several_candidates_are_told_apart_and_the_kept_one_is_asked_again() -> None:
-    """Each candidate scores ⅛ less than the one before; metrics come for the first of a question only."""
-    clients, kept = Clients(scores=lambda round: (0.5, 0.5) if round else (0.0, 0.0)), Kept()
-    clients.metrics = True
-    greedy = replace(federation(criteria=("DS", "LD", "MD")), strategy=Second())
-    begun = replace(state(0), orders=OrderState((0, 1, 2), 0.9))
-    states = run_rounds([greedy], {"f": begun}, clients, Server(), Plan(rounds=1, fraction=0.3), kept)
-    (record,) = kept.records
-    assert [len(question.models) for question in clients.questions] == [1, 3, 1]
-    assert {(asked.federation, asked.seed, asked.round) for asked in clients.questions} == {("f", 3, 1)}
-    assert record.order == (1, 0, 2)
-    assert states["f"].parameters.tolist() == clients.questions[2].models[0].tolist()
-    assert states["f"].parameters.tolist() == clients.questions[1].models[1].tolist()
-    assert record.weighing is not None
-    assert record.weighing.weights.tolist() == pytest.approx(
-        states["f"].parameters[states["f"].parameters > 0].tolist()
-    )
-    assert record.tests == 2
-    assert record.tried == (((0, 1, 2), 0.5), ((0, 2, 1), 0.5), ((1, 0, 2), 0.375))
-
-
-@pytest.mark.parametrize("call", [1, 2, 3])
-def test_an_answer_that_is_missing_is_not_passed_over(call: int) -> None:
-    """The combined model, the further candidates, and the one that was kept are asked for in calls of their own."""
-    clients = Clients(scores=lambda _: (0.5, 0.5))
-    clients.metrics, clients.forgets = True, call
-    ordered = replace(federation(criteria=("DS", "LD", "MD")), strategy=Second())
-    states = {"f": replace(state(0), orders=OrderState((0, 1, 2), 0.9))}
-    with pytest.raises(ValueError, match="shorter"):
-        run_rounds([ordered], states, clients, Server(), Plan(rounds=1, fraction=0.3), Kept())
-    clients.calls = 0
-    with pytest.raises(ValueError, match="shorter"):
-        run_rounds([replace(ordered)], {}, clients, Server(), Plan(rounds=1, fraction=0.3), Kept())
-
-
-def test_a_candidate_without_an_answer_is_not_passed_over() -> None:
-    class Lazy(Clients):
-        def _tested(self, question: Question) -> Evaluations:
-            return super()._tested(replace(question, models=question.models[:2]))
-
-    ordered = replace(federation(criteria=("DS", "LD", "MD")), strategy=Second())
-    states = {"f": replace(state(0), orders=OrderState((0, 1, 2), 0.9))}
-    clients = Lazy(scores=lambda _: (0.5, 0.5))
-    with pytest.raises(ValueError, match="shorter"):
-        run_rounds([ordered], states, clients, Server(), Plan(rounds=1, fraction=0.3), Kept())
-
-
-def test_a_model_that_is_kept_for_want_of_worth_tries_no_orders() -> None:
-    clients, kept = Clients(), Kept()
-    clients.worthless = True
-    greedy = strategy_of(AdjustSettings(strategy="greedy"))
-    ordered = replace(federation(criteria=("DS", "LD"), when_zero="keep"), strategy=greedy)
-    states = {"f": replace(state(0), orders=OrderState((0, 1), 0.9))}
-    run_rounds([ordered], states, clients, Server(), Plan(rounds=1, fraction=0.3), kept)
-    assert kept.records[0].kept_old
-    assert kept.records[0].weighing is not None
-    assert (kept.records[0].tests, len(clients.questions)) == (0, 1)
-
-
-def test_a_rule_without_an_order_tries_none() -> None:
+@pytest.mark.parametrize("how", ["weighed", "nobody answers", "worthless"])
+def test_memory_goes_on_whatever_happens_in_a_round(how: str) -> None:
     clients = Clients()
-    mean = replace(federation(criteria=("DS", "LD"), score="mean"), strategy=Second())
-    with pytest.raises(AssertionError):  # it may decide, on the one order there is, and finds no other
-        run_rounds([mean], {"f": state(0)}, clients, Server(), Plan(rounds=1, fraction=0.3), Kept())
-    assert len(clients.questions) == 1
+    clients.broken = dict.fromkeys(NAMES, "lost") if how == "nobody answers" else {}
+    clients.worthless = how == "worthless"
+    states = {"f": replace(state(0), memory={"seen": {"a": 2}})}
+    plan = Plan(rounds=1, fraction=0.3, min_clients=0)
+    done = run_rounds([federation(when_zero="keep")], states, clients, Server(), plan, Kept())
+    assert done["f"].memory == {"seen": {"a": 2}}
 
 
-class Second:
-    """Tests three further orders and keeps the second of them, at the price of two tests."""
+def test_an_update_that_is_missing_is_not_passed_over() -> None:
+    class Short(Clients):
+        def train(self, tasks: Sequence[Task]) -> list[Updates]:
+            return super().train(tasks)[:-1]
 
-    def others(self, state: OrderState, accuracy: float, seed: int, round: int) -> Sequence[tuple[int, ...]]:
-        assert (accuracy, seed, round) == (0.5, 3, 1)
-        return [(0, 2, 1), (1, 0, 2), (1, 2, 0)]
+    with pytest.raises(ValueError, match="shorter"):
+        run_rounds([federation()], {"f": state(0)}, Short(), Server(), Plan(rounds=1, fraction=0.3), Kept())
 
-    def decide(self, state: OrderState, tried: Sequence[tuple[int, ...]], accuracies: Sequence[float]) -> Any:
-        from steelyard.weighing.priorities import Decision
 
-        assert list(tried) == [(0, 1, 2), (0, 2, 1), (1, 0, 2), (1, 2, 0)]
-        assert list(accuracies) == [0.5, 0.5, 0.375, 0.25]
-        return Decision(2, 2, OrderState(tried[2], accuracies[2], 2))
+def test_a_loss_that_adapts_sees_the_loss_of_the_round_and_the_new_model() -> None:
+    class Counting:
+        adapts = True
+
+        def first(self) -> LossState:
+            return LossState("barron", None, 1.0, 1.0)
+
+        def after(self, loss: LossState, test: ServerTest) -> LossState:
+            assert test.accuracy.tolist() == [0.25]
+            return replace(loss, scale=(loss.scale or 0.0) + 1)
+
+    kept = Kept()
+    adaptive = replace(federation(), loss=Counting())
+    done = run_rounds([adaptive], {}, Clients(), Server(), Plan(rounds=2, fraction=0.3), kept)
+    assert done["f"].loss.scale == 3.0
+    assert [record.loss and record.loss.scale for record in kept.records] == [1.0, 1.0, 2.0]
 
 
 def test_the_servers_report_is_recorded_where_the_plan_asks_for_it() -> None:

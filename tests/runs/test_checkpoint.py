@@ -138,6 +138,13 @@ def test_models_and_what_clients_keep_stand_apart(tmp_path: Path) -> None:
     assert kept["own"].tolist() == [6.0]
 
 
+def test_a_checkpoint_from_before_criteria_had_a_memory_is_read() -> None:
+    tensors, text = checkpoint.pack({"f": state(2, 5.0)}, {})
+    rest = json.loads(text)
+    del rest["f"]["memory"]
+    assert checkpoint.unpack(tensors, json.dumps(rest))[0]["f"].memory == {}
+
+
 def test_the_last_checkpoint_of_a_run(tmp_path: Path) -> None:
     store = Store(tmp_path)
     store.register([federation()])
