@@ -191,3 +191,57 @@ def test_settings_name_the_strategies():
     assert strategy_of(AdjustSettings(strategy="greedy", budget=3)) == Budget(GreedyOrder(), 3)
     with pytest.raises(ValueError, match="budget"):
         AdjustSettings(budget=-1)
+
+
+AB, BA = permutations(range(2))
+
+
+def test_the_bandit_writes_down_every_duel() -> None:
+    state = OrderState(AB, 0.0)
+    # A>B wins, loses, then ties with the new order B>A; the winner is kept, on a tie the current one.
+    expected = [
+        (AB, {"0,1": 1.0, "1,0": 1.0}, {"0,1": 1.0, "1,0": 0.0}),
+        (BA, {"0,1": 2.0, "1,0": 2.0}, {"0,1": 1.0, "1,0": 1.0}),
+        (BA, {"0,1": 3.0, "1,0": 3.0}, {"0,1": 1.5, "1,0": 1.5}),
+    ]
+    for (ours, theirs), (order, duels, wins) in zip([(0.7, 0.6), (0.6, 0.7), (0.5, 0.5)], expected, strict=True):
+        rival = BA if state.order == AB else AB
+        state = BanditOrder().decide(state, [state.order, rival], [ours, theirs]).state
+        assert state.order == order
+        assert state.memory == {"duels": duels, "wins": wins}
+
+
+def test_the_bandit_challenges_the_order_with_the_highest_bound() -> None:
+    # After 10 duels in all: A>C>B has 3 wins of 4, .75 + √(2 ln 10 / 4) = 1.823; B>A>C none of 2,
+    # √(2 ln 10 / 2) = 1.517; C>B>A 1 of 2, .5 + 1.517 = 2.017, the highest.
+    duels = {"0,1,2": 5.0, "0,2,1": 4.0, "1,0,2": 2.0, "1,2,0": 4.0, "2,0,1": 3.0, "2,1,0": 2.0}
+    wins = {"0,1,2": 4.0, "0,2,1": 3.0, "1,0,2": 0.0, "1,2,0": 1.0, "2,0,1": 1.0, "2,1,0": 1.0}
+    assert sum(duels.values()) == 2 * 10
+    state = OrderState(ABC, 0.5, 10, {"duels": duels, "wins": wins})
+    assert BanditOrder().others(state, 0.5, 0, 1) == [CBA]
+    # One win more for A>C>B in as many duels: 1 + 1.073 = 2.073 is above 2.017.
+    state = OrderState(ABC, 0.5, 10, {"duels": duels, "wins": {**wins, "0,2,1": 4.0}})
+    assert BanditOrder().others(state, 0.5, 0, 1) == [ACB]
+
+
+@pytest.mark.parametrize("challenged", [False, True])
+def test_the_bandit_rests_when_no_bound_reaches_a_half(challenged: bool) -> None:
+    # After 100 duels the bound is share + √(2 ln 100 / 100) = share + .3035: it reaches ½ at .1965 of 100 wins.
+    wins = 100 * (0.5 - math.sqrt(2 * math.log(100) / 100)) + (1e-9 if challenged else -1e-9)
+    memory = {"duels": {"0,1": 100.0, "1,0": 100.0}, "wins": {"0,1": 100 - wins, "1,0": wins}}
+    assert BanditOrder().others(OrderState(AB, 0.5, 100, memory), 0.5, 0, 1) == ([BA] if challenged else ())
+
+
+def test_a_budget_hands_everything_on() -> None:
+    asked: list[tuple[OrderState, float, int, int]] = []
+
+    class Asking(GreedyOrder):
+        def others(self, state: OrderState, accuracy: float, seed: int, round: int):
+            asked.append((state, accuracy, seed, round))
+            return super().others(state, accuracy, seed, round)
+
+    state = OrderState(AB, 0.5, 3)
+    assert Budget(Asking(), 4).others(state, 0.25, 7, 9) == [BA]
+    assert Budget(Asking(), 3).others(state, 0.25, 7, 9) == []
+    assert Budget(Asking(), 2).others(state, 0.25, 7, 9) == []
+    assert asked == [(state, 0.25, 7, 9)] * 3

@@ -27,3 +27,14 @@ def test_labels_that_are_no_classes_are_counted_client_by_client() -> None:
     sizes = np.array([2], dtype=np.int64)
     assert criterion.of_labels(Labelled(np.array([0.5, 1.5]), sizes, 0)) is None
     assert criterion.of_labels(Labelled(np.array([0, 9]), sizes, 7)) is None
+
+
+def test_the_highest_class_is_one_less_than_their_number() -> None:
+    sizes = np.array([1, 1], dtype=np.int64)
+    found = Labelled(np.array([6, 0]), sizes, 7).counts()
+    assert found is not None
+    assert found.tolist() == [[0, 0, 0, 0, 0, 0, 1], [1, 0, 0, 0, 0, 0, 0]]
+    assert Labelled(np.array([7, 0]), sizes, 7).counts() is None
+    assert Labelled(np.array([-1, 0]), sizes, 7).counts() is None
+    assert Labelled(np.array([0, 1]), sizes, 0).counts() is None
+    assert Labelled(np.array([0.0, 1.0]), sizes, 7).counts() is None

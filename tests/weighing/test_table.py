@@ -111,6 +111,8 @@ def test_raw_measures_are_normalised_on_request_only(tmp_path: Path) -> None:
         weigh_file(path, **PLAIN)
     expected = "holds 30; allowed: values from 0 to 1, or --normalise for raw measures"
     assert str(fault.value) == f"{path}: {expected}"
+    with pytest.raises(UserError, match=r"holds 1\.5; allowed: values from 0 to 1"):
+        weigh_file(written(tmp_path, "client,DS\nann,1.5\nbob,0\n"), **PLAIN)
     ones = weigh_file(written(tmp_path, "client,DS\nann,1\nbob,0\n"), **PLAIN)
     assert [row["weight"] for row in ones["clients"]] == [1.0, 0.0]
 
@@ -132,7 +134,25 @@ def test_a_wrong_option_is_one_line(tmp_path: Path, options: dict[str, Any], lin
     path = written(tmp_path, "client,DS,LD\nann,1,0\nbob,0.5,0.5\n")
     with pytest.raises(UserError) as found:
         weigh_file(path, **{**PLAIN, **options})
-    assert str(found.value).endswith(line)
+    assert str(found.value) == line
+
+
+def test_files_that_are_no_text(tmp_path: Path) -> None:
+    (tmp_path / "bytes").write_bytes(b"client,DS\n\xff,1\n")
+    with pytest.raises(UserError, match="cannot be read: 'utf-8' codec"):
+        read_table(tmp_path / "bytes")
+    good = written(tmp_path, "client,DS\nann,1\n")
+    with pytest.raises(UserError, match=r"--capacity: .*bytes cannot be read: 'utf-8' codec"):
+        weigh_file(good, **{**PLAIN, "score": "choquet", "capacity": tmp_path / "bytes"})
+    (tmp_path / "broken.toml").write_text("DS = ")
+    with pytest.raises(UserError, match=r"broken\.toml"):
+        weigh_file(good, **{**PLAIN, "score": "choquet", "capacity": tmp_path / "broken.toml"})
+
+
+def test_a_quoted_cell_may_hold_a_line_break(tmp_path: Path) -> None:
+    path = tmp_path / "quoted.csv"
+    path.write_bytes(b'client,DS\r\n"an\r\nn",1\r\n')
+    assert read_table(path)[0] == ["an\r\nn"]
 
 
 def test_values_are_numbers(tmp_path: Path) -> None:

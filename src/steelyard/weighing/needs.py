@@ -72,7 +72,8 @@ def _unmet_by_task(needs: Needs, offers: Offers, known: Mapping[str, Needs]) -> 
         return ""
     measures = {"classes": "measures classes", "regression": "measures the error of a regression"}[needs.task]
     offered = {"classes": "has classes", "regression": "is a regression", "ranking": "ranks items"}[offers.task]
-    instead = [name for name, other in known.items() if other.task == offers.task]
+    alike = {name: other for name, other in known.items() if other.test_set == needs.test_set}
+    instead = [name for name, other in alike.items() if other.task == offers.task]
     return f"{measures}, and {offers.name} {offered}; allowed: {listed(instead) or 'criteria for any task'}"
 
 
