@@ -140,7 +140,7 @@ def table(results: Sequence[Mapping[str, Any]]) -> str:
     for result in joined(results):
         rules = ["EQ", *(rule for rule in (*WITHOUT_ROWS, *WITH_ROWS) if rule != "EQ")]
         parts += [f"### {result['data']} ({result['seeds']} seeds, {result['machine']})", ""]
-        parts += ["| scenario | fedavg (%) | " + " | ".join(rules).replace("|", "\\|") + " |"]
+        parts += ["| scenario | fedavg (%) | " + " | ".join(rules) + " |"]
         parts += ["|---" * (len(rules) + 2) + "|"]
         for row in result["scenarios"]:
             base = estimate([100 * value for value in row["late"]["fedavg"]])

@@ -93,10 +93,13 @@ def test_quickstart_end_to_end(steelyard: CommandLine, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert document["run"] == str(folder)
-    assert len(document["rules"]) == 2
+    assert [rule["rule"] for rule in document["rules"]] == ["VP>LD>DS/max", "fedavg", "equal", "DS>LD>MD"]
+    assert len(document["flaws"]["1"]) == 6
     for rule in document["rules"]:
         assert 0 <= rule["worst_tenth"] <= rule["accuracy"] <= 1
         assert rule["heaviest_clients"]
+        assert 0 <= rule["server"]["accuracy"] <= 1
+        assert 0 <= rule["flawed_weight"] <= 1
         assert all(entry["measured_by"] in ("client", "server") for entry in rule["criteria"])
     assert {"rule", "target", "share", "round", "seed"} <= set(document["rounds_to_target"][0])
     # Without a terminal, progress is plain lines on standard error.

@@ -88,7 +88,7 @@ def test_run_shows_orders_and_the_servers_figures(steelyard: CommandLine, small:
     assert done.returncode == 0, done.stderr
     assert "greedy(DS>LD>MD)" in done.stdout
     assert "Priority orders" in done.stdout
-    assert "macro f1" in done.stdout
+    assert "accuracy on clean rows" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,7 @@ def test_rules_are_written_into_the_experiment_and_read_back(tmp_path):
 def test_a_comparison_records_samples_and_writes_few_checkpoints():
     compared = load_comparison("quickstart")
     assert compared.rounds.samples
-    assert compared.store.checkpoint_every == 4
+    assert compared.store.checkpoint_every == 2
     own = load_comparison("quickstart", ["store.checkpoint_every=1", "rounds.samples=false"], ["DS"], seed=9)
     assert (own.store.checkpoint_every, own.rounds.samples, own.seed) == (1, False, 9)
 

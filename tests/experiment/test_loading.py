@@ -22,10 +22,9 @@ from steelyard.settings import change, parse, read_value
         ("rounds.fraction=1.5", ["rounds.fraction", "1.5", "less than or equal to 1"]),
         ("rounds.fraction=0", ["rounds.fraction", "greater than 0"]),
         ("rounds.count=many", ["rounds.count", "'many'", "integer"]),
-        ("weighing.priority=DS>LD", ["weighing.priority", "DS>LD", "DS, LD, MD"]),
+        ("weighing.priority=DS>LD", ["weighing.priority", "DS>LD", "VP, LD, DS"]),
         ("weighing.score=prioritised", ["weighing.score", "did you mean 'prioritized'"]),
         ('weighing.criteria=["DS","XX"]', ["XX", "known: "]),
-        ('weighing.criteria=["DS","VP"]', ["VP", "partition.server"]),
         ('weighing.criteria=["DS","IS"]', ["IS", "sharp"]),
         ("data.source=minst", ["data.source", "did you mean 'mnist'"]),
         ("partition.scheme=natural", ["partition.scheme", "natural"]),
@@ -51,6 +50,11 @@ def test_mistakes_are_named_before_any_work(assignment: str, words: list[str]) -
     assert "\n" not in line
     for word in words:
         assert word in line
+
+
+def test_a_criterion_that_needs_the_servers_rows_is_refused_without_them() -> None:
+    with pytest.raises(UserError, match=r"VP is measured on the server's test set.*partition.server"):
+        load("mnist-iid", ['weighing.criteria=["DS","VP"]', "weighing.priority=DS>VP"])
 
 
 def _order(assignment: str) -> str:
