@@ -37,6 +37,9 @@ SCENARIOS: Mapping[str, Mapping[str, Any]] = {
         "flaws": [{"kind": "labels-flipped", "how": "uniform", "amount": 0.5, **BIG}]
     },
     "half the classes missing, 6 biggest": {"flaws": [{"kind": "classes-missing", "amount": 0.5, **BIG}]},
+    "the same half of the classes missing, 6 biggest": {
+        "flaws": [{"kind": "classes-missing", "classes": "first half", **BIG}]
+    },
     "noisy, 6 biggest": {"flaws": [{"kind": "noisy", "amount": 1.0, **BIG}]},
     "blurred, 6 biggest": {"flaws": [{"kind": "blurred", "amount": 1.5, **BIG}]},
     "half the pixels missing, 6 biggest": {"flaws": [{"kind": "missing", "amount": 0.5, **BIG}]},
@@ -72,6 +75,13 @@ BASE: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+CLASSES = {"digits": 10, "mnist": 10, "unipen62": 62}
+
+
+def _named_classes(flaw: Mapping[str, Any], classes: int) -> dict[str, Any]:
+    return {**flaw, "classes": list(range(classes // 2))} if "classes" in flaw else dict(flaw)
+
+
 def description(data: str, scenario: Mapping[str, Any], seed: int, engine: str, device: str) -> dict[str, Any]:
     """Put the experiment of one scenario together as a document: 20 clients of uneven size, half of them a round."""
     base = BASE[data]
@@ -84,7 +94,7 @@ def description(data: str, scenario: Mapping[str, Any], seed: int, engine: str, 
         | {"server": "fraction", "server_report": "apart"}
         | dict(base["partition"])
         | dict(scenario.get("partition", {})),
-        "flaws": list(scenario.get("flaws", [])),
+        "flaws": [_named_classes(flaw, CLASSES[data]) for flaw in scenario.get("flaws", [])],
         "model": base["model"],
         "training": {"learning_rate": 0.1, "epochs": 3, "batch_size": 10},
         "rounds": {"fraction": 0.5, "last": 5, **base["rounds"]},

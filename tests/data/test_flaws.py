@@ -180,6 +180,20 @@ def test_classes_that_are_missing_are_gone_and_the_others_whole():
     assert len(np.unique(labels[almost.by_name["client-002"].train])) == 1
 
 
+def test_named_classes_are_missing_for_all_clients_of_the_section():
+    clean, bad = made(), made({"kind": "classes-missing", "classes": [0, 2], "pick": "biggest", "count": 3})
+    labels = clean.dataset.labels.numpy()
+    assert len(bad.flaws) == 3
+    for name, words in bad.flaws.items():
+        before, after = clean.by_name[name].train, bad.by_name[name].train
+        assert words == ("classes 0, 2 missing",)
+        assert np.array_equal(after, before[np.isin(labels[before], [1, 3])])
+    with pytest.raises(UserError, match=r"flaws.classes.*leaves client-002 without a row"):
+        made(only("classes-missing", classes=[0, 1, 2, 3]))
+    with pytest.raises(ValidationError, match="classes: got some with kind 'noisy'"):
+        FlawSettings(kind="noisy", clients=("a",), classes=(1,))
+
+
 def test_behaviour_is_carried_by_the_population():
     bad = made(
         only("few-steps"), only("stale", amount=3), only("own-model"), only("free-rider"), only("claims-size", amount=2)

@@ -101,6 +101,8 @@ class FlawSettings(Section):
     how: Literal["uniform", "pairs"] | None = None
     """labels-flipped: uniform (default): any other class, all equally likely; pairs: class c becomes c + 1, the last
     one 0."""
+    classes: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    """classes-missing: the classes that all clients of this section lose, in place of some drawn for each by itself."""
     of: str | None = None
     """copy: id of the client whose rows are copied."""
     clients: tuple[str, ...] = ()
@@ -135,6 +137,8 @@ class FlawSettings(Section):
         self._check_amount()
         if self.how is not None and self.kind != "labels-flipped":
             raise ValueError(f"how: got '{self.how}' with kind '{self.kind}'; allowed with: labels-flipped")
+        if self.classes and self.kind != "classes-missing":
+            raise ValueError(f"classes: got some with kind '{self.kind}'; allowed with: classes-missing")
         if self.of is not None and self.kind != "copy":
             raise ValueError(f"of: got '{self.of}' with kind '{self.kind}'; allowed with: copy")
         self._check_who()
@@ -232,7 +236,8 @@ def in_words(flaw: FlawSettings, of: str = "") -> str:
         case "rows-repeated":
             return f"rows repeated {flaw.size:g} times"
         case "classes-missing":
-            return f"classes missing ({percent})"
+            named = ", ".join(map(str, flaw.classes))
+            return f"classes {named} missing" if named else f"classes missing ({percent})"
         case "few-steps":
             return f"few steps ({percent} of the rows)"
         case "stale":

@@ -197,7 +197,7 @@ def _change(changing: _Changing, flaw: FlawSettings, name: str, chance: np.rando
         case "rows-repeated":
             client = client.take(_repeated(len(client.rows), flaw.size, chance))
         case "classes-missing":
-            client = client.take(_without_classes(changing.labels(client).numpy(), flaw.size, chance))
+            client = client.take(_without_classes(changing.labels(client).numpy(), flaw, name, chance))
         case "few-steps":
             behaviour = replace(behaviour, work=flaw.size)
         case "stale":
@@ -244,9 +244,14 @@ def _repeated(rows: int, times: float, chance: np.random.Generator) -> Rows:
     return np.sort(np.resize(kept, rows)).astype(np.int64)
 
 
-def _without_classes(labels: NDArray[np.int64], share: float, chance: np.random.Generator) -> Rows:
+def _without_classes(labels: NDArray[np.int64], flaw: FlawSettings, name: str, chance: np.random.Generator) -> Rows:
     """Return the rows that are left when a client loses some of its classes; one class always stays."""
     present = np.unique(labels)
-    count = min(max(1, round(share * len(present))), len(present) - 1)
-    lost = chance.permutation(present)[:count]
-    return np.flatnonzero(~np.isin(labels, lost)).astype(np.int64)
+    count = min(max(1, round(flaw.size * len(present))), len(present) - 1)
+    missing = np.array(flaw.classes) if flaw.classes else chance.permutation(present)[:count]
+    rows = np.flatnonzero(~np.isin(labels, missing)).astype(np.int64)
+    if not len(rows):
+        raise UserError(
+            f"flaws.classes: {in_words(flaw)} leaves {name} without a row; allowed: classes beside which it has others"
+        )
+    return rows
