@@ -27,7 +27,7 @@ def _finite(value: Any) -> Any:
 
 
 def watched(work: Callable[[], Result]) -> Result:
-    """Do the work of a run; a stop by the user is said in one line."""
+    """Do the work of a run; a stop by the user is reported in one line."""
     try:
         return work()
     except KeyboardInterrupt:

@@ -1,7 +1,7 @@
 """Data: sources that are read into a `Dataset`, and partitions that share it out among clients.
 
 `load` reads what a `DataSettings` names; `share_out` makes a `Population` of it. Heavy imports wait until they are
-called, so that importing this room is cheap.
+called, so that importing this package is cheap, for speed of start.
 """
 
 from __future__ import annotations

@@ -248,5 +248,5 @@ def _without_classes(labels: NDArray[np.int64], share: float, chance: np.random.
     """Return the rows that are left when a client loses some of its classes; one class always stays."""
     present = np.unique(labels)
     count = min(max(1, round(share * len(present))), len(present) - 1)
-    lost = chance.permutation(present)[:count]
-    return np.flatnonzero(~np.isin(labels, lost)).astype(np.int64)
+    dropped = chance.permutation(present)[:count]
+    return np.flatnonzero(~np.isin(labels, dropped)).astype(np.int64)

@@ -94,10 +94,10 @@ class History:
         wanted = list(dict.fromkeys(name for group in names.values() for name in group))
         for kind in ("raw", "normalised"):
             table = {name: np.full(len(frame), np.nan) for name in wanted}
-            for place, (rule, seed, text) in enumerate(zip(frame["rule"], frame["seed"], frame[kind], strict=True)):
+            for index, (rule, seed, text) in enumerate(zip(frame["rule"], frame["seed"], frame[kind], strict=True)):
                 if isinstance(text, str):
                     for name, value in zip(names[rule, seed], json.loads(text), strict=True):
-                        table[name][place] = value
+                        table[name][index] = value
             columns = pd.DataFrame({f"{kind}_{name}": values for name, values in table.items()})
             frame = pd.concat([frame.drop(columns=kind), columns], axis=1)
         return frame
