@@ -33,6 +33,7 @@ class History:
         connect(self.folder, write=False).close()
 
     def _read(self, query: str, values: tuple[str | int, ...] = ()) -> pd.DataFrame:
+        # For speed of start: not everyone who opens a run reads its data frames.
         import pandas as pd
 
         connection = connect(self.folder, write=False)
@@ -53,6 +54,7 @@ class History:
     @cached_property
     def flaws(self) -> pd.DataFrame:
         """What makes clients worth less than others: seed, client, flaw in words; a row for each flaw of a client."""
+        # For speed of start: not everyone who opens a run reads its data frames.
         import pandas as pd
 
         rows = [
@@ -80,6 +82,7 @@ class History:
     @cached_property
     def clients(self) -> pd.DataFrame:
         """One row per client and round it was asked: raw_X and normalised_X per criterion X, score, weight, failure."""
+        # For speed of start: not everyone who opens a run reads its data frames.
         import pandas as pd
 
         frame = self._read(
@@ -105,6 +108,7 @@ class History:
     @cached_property
     def evaluations(self) -> pd.DataFrame:
         """One row per client and evaluated round: local score and loss of the combined model, further metrics."""
+        # For speed of start: not everyone who opens a run reads its data frames.
         import pandas as pd
 
         frame = self._read(
