@@ -83,12 +83,12 @@ class DenseModels:
     models: torch.Tensor
 
     def combine(self, parameters: torch.Tensor, weights: Floats) -> torch.Tensor:
-        import torch  # late, for a quick start; whoever has models has loaded it already
+        import torch  # Late for speed of start; whoever has models has loaded it already.
 
         return torch.as_tensor(weights, dtype=self.models.dtype, device=self.models.device) @ self.models
 
     def divergence(self, parameters: torch.Tensor) -> Floats:
-        import torch  # late, for a quick start
+        import torch  # Late for speed of start.
 
         if not len(self.models):
             return np.zeros(0)
@@ -101,7 +101,7 @@ class DenseModels:
         return torch.cat(parts).cpu().numpy()
 
     def gram(self, parameters: torch.Tensor) -> Floats:
-        import torch  # late, for a quick start
+        import torch  # Late for speed of start.
 
         count, size = self.models.shape
         reference = parameters.to(self.models.device, torch.float64)

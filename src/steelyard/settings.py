@@ -17,7 +17,7 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 class Section(BaseModel):
     """One table of an experiment file: frozen, every field checked, unknown fields refused.
 
-    Derive from it in the room that the section configures; a string under a field is its documentation and
+    Derive from it in the package that the section configures; a string under a field is its documentation and
     appears in `steelyard show --schema`.
     """
 

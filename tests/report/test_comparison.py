@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from steelyard.errors import UserError
-from steelyard.report.comparison import Curve, describe
+from steelyard.report.comparison import describe
+from steelyard.report.curves import Curve
 from steelyard.report.drawing import curves_svg, write_curves
 from steelyard.report.tables import curves_csv, spark, write_csv, write_tables
 

@@ -1,10 +1,10 @@
-"""Printing results on the command line: a document for programs, or the summary of a run for people."""
+"""Printing results on the command line: a document for programs, a summary or metrics for people."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -26,8 +26,30 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))) else value
 
 
+def metric_table(document: Mapping[str, Mapping[str, Any]]) -> str:
+    """Lay metrics by cutoff out with one line per metric and one column per cutoff; use it for people."""
+
+    def rows(block: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+        flat: dict[str, Any] = {}
+        for name, value in block.items():
+            flat |= rows(value, f"{before}{name} ") if isinstance(value, dict) else {before + name: value}
+        return flat
+
+    def cell(value: object) -> str:
+        if value is None:
+            return "-"
+        return f"{value:.5f}" if isinstance(value, float) else str(value)
+
+    columns = {cutoff: rows(block) for cutoff, block in document.items()}
+    names = list(next(iter(columns.values())))
+    width = max(map(len, names))
+    lines = [" " * width + "".join(f"{'@' + cutoff:>14}" for cutoff in columns)]
+    lines += [f"{name:<{width}}" + "".join(f"{cell(block[name]):>14}" for block in columns.values()) for name in names]
+    return "\n".join(lines)
+
+
 def watched(work: Callable[[], Result]) -> Result:
-    """Do the work of a run; a stop by the user is said in one line."""
+    """Do the work of a run; a stop by the user is reported in one line."""
     try:
         return work()
     except KeyboardInterrupt:

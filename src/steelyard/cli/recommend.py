@@ -6,13 +6,13 @@ What is heavy is imported inside the commands, for speed of start.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from steelyard.cli.printing import metric_table
 from steelyard.errors import UserError
 
 app = typer.Typer(help="Federated recommenders: data, metrics, leakage, lists.", no_args_is_help=True)
@@ -80,29 +80,7 @@ def evaluate(
     for note in case.notes:
         typer.echo(f"note: {note}", err=True)
     document = figures(case, cutoffs)
-    typer.echo(json.dumps(document, indent=2) if format is Format.json else _table(document))
-
-
-def _table(document: dict[str, dict[str, object]]) -> str:
-    """Lay the document out with one line per metric and one column per cutoff."""
-
-    def rows(block: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-        flat: dict[str, Any] = {}
-        for name, value in block.items():
-            flat |= rows(value, f"{before}{name} ") if isinstance(value, dict) else {before + name: value}
-        return flat
-
-    def cell(value: object) -> str:
-        if value is None:
-            return "-"
-        return f"{value:.5f}" if isinstance(value, float) else str(value)
-
-    columns = {cutoff: rows(block) for cutoff, block in document.items()}
-    names = list(next(iter(columns.values())))
-    width = max(map(len, names))
-    lines = [" " * width + "".join(f"{'@' + cutoff:>14}" for cutoff in columns)]
-    lines += [f"{name:<{width}}" + "".join(f"{cell(block[name]):>14}" for block in columns.values()) for name in names]
-    return "\n".join(lines)
+    typer.echo(json.dumps(document, indent=2) if format is Format.json else metric_table(document))
 
 
 @app.command()
@@ -232,7 +210,7 @@ def report(
         return
     for line in document["data"]:
         typer.echo(line)
-    typer.echo(_table(document["metrics"]))
+    typer.echo(metric_table(document["metrics"]))
     for name, value in document["communication"].items():
         typer.echo(f"{name:<24}{value:>22,.0f}")
 

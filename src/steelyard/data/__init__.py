@@ -1,11 +1,12 @@
 """Data: sources that are read into a `Dataset`, and partitions that share it out among clients.
 
 `load` reads what a `DataSettings` names; `share_out` makes a `Population` of it. Heavy imports wait until they are
-called, so that importing this room is cheap.
+called, so that importing this package is cheap, for speed of start.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from steelyard.data.settings import DataSettings, FlawSettings, PartitionSettings, check_flaws, check_together
@@ -41,8 +42,6 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    from importlib import import_module
-
     if name not in _HOMES:
         raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -87,6 +87,7 @@ def _first(paths: list[Path]) -> Path | None:
 
 
 def _parse(path: Path, text: str, **options: Any) -> pandas.DataFrame:
+    # For speed of start: few data sets have an attribute table.
     import pandas
 
     try:

@@ -12,6 +12,7 @@ from steelyard.data.memory import in_memory
 
 def read_digits() -> Dataset:
     """Return scikit-learn's 1,797 digits as 1×8×8 images between 0 and 1; use it where no download is wanted."""
+    # For speed of start: few experiments use these data sets.
     from sklearn.datasets import load_digits
 
     bunch: Any = load_digits()
@@ -21,6 +22,7 @@ def read_digits() -> Dataset:
 
 def read_diabetes() -> Dataset:
     """Return scikit-learn's 442 patients, 10 scaled columns and the disease's progression; use it to try regression."""
+    # For speed of start: few experiments use these data sets.
     from sklearn.datasets import load_diabetes
 
     bunch: Any = load_diabetes()

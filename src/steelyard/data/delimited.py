@@ -46,6 +46,7 @@ def read_frame(path: Path, owner: str | None, named: set[str]) -> pandas.DataFra
     if path.suffix.lower() in (".parquet", ".pq"):
         return _parquet(path)
     form = recognise(path, named)
+    # For speed of start: much of the package reads no tables.
     import pandas
 
     empty = {name: [""] if name == owner else list(EMPTY) for name in form.columns}
@@ -154,6 +155,7 @@ def _decimal(delimiter: str, lines: list[list[str]]) -> str:
 
 
 def _parquet(path: Path) -> pandas.DataFrame:
+    # For speed of start: much of the package reads no tables.
     import pandas
 
     try:

@@ -112,6 +112,7 @@ class Pictures:
         return decoded
 
     def _decode(self, archive: zipfile.ZipFile | None, name: str, size: int) -> NDArray[np.uint8]:
+        # For speed of start: few data sets are image files.
         from PIL import Image
 
         if name not in self._paths:
@@ -136,6 +137,7 @@ class Pictures:
 
 def _square(image: Image, size: int) -> Image:
     """Cut the central square and scale it to size × size."""
+    # For speed of start: few data sets are image files.
     from PIL.Image import Resampling
 
     side = min(image.size)

@@ -146,10 +146,10 @@ def dirichlet_sized(
         mixture = chance.dirichlet(np.full(classes, alpha))
         counts = np.zeros(classes, dtype=np.int64)
         while (missing := samples - int(counts.sum())) > 0:
-            room = left - counts
-            wish = np.where(room > 0, mixture, 0.0)
-            wish = wish if wish.sum() > 1e-12 else room.astype(np.float64)
-            counts += np.minimum(chance.multinomial(missing, wish / wish.sum()), room)
+            spare = left - counts
+            wish = np.where(spare > 0, mixture, 0.0)
+            wish = wish if wish.sum() > 1e-12 else spare.astype(np.float64)
+            counts += np.minimum(chance.multinomial(missing, wish / wish.sum()), spare)
         parts.append(np.concatenate([rows[at : at + n] for rows, at, n in zip(by_class, taken, counts, strict=True)]))
         taken += counts
         left -= counts

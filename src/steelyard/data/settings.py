@@ -1,4 +1,4 @@
-"""The settings of this room: `[data]`, `[partition]` and `[[flaws]]`, and whether they go together."""
+"""The settings of this package: `[data]`, `[partition]` and `[[flaws]]`, and whether they go together."""
 
 from __future__ import annotations
 

@@ -70,6 +70,7 @@ def input_column(table: Table, name: str, settings: DataSettings) -> InputColumn
 
 def parse_numbers(cells: Any) -> NDArray[np.float64]:
     """Return cells as numbers, NaN where a cell is empty or no number; true and false are 1 and 0."""
+    # For speed of start: much of the package reads no tables.
     import pandas
 
     found: Any = pandas.to_numeric(cells, errors="coerce")
@@ -93,6 +94,7 @@ def as_numbers(table: Table, name: str, cells: Any, *, guess: bool) -> NDArray[n
 
 
 def _category(table: Table, name: str, cells: Any, settings: DataSettings, named: bool) -> InputColumn:
+    # For speed of start: much of the package reads no tables.
     import pandas
 
     codes: NDArray[np.int64]

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from steelyard.errors import UserError
-from steelyard.recommend.interactions import Codes, Interactions, ascending, numbered
+from steelyard.recommend.interactions import Codes, ascending
 from steelyard.recommend.metrics import METRICS, PerUser, bias_disparity, measure
 from steelyard.recommend.ranking import Ground, memberships
-from steelyard.recommend.reading import Table, read_columns, read_table
+from steelyard.recommend.reading import Table, number_rows, read_columns, read_table
 from steelyard.recommend.significance import compare_views
 
 
@@ -49,7 +49,7 @@ def load(
     notes: list[str] = []
     items = _catalogue(tables, systems, catalogue, notes)
     users = ascending([u for table in (*tables.values(), *systems) for u in set(table.texts("user"))])
-    train_rows, test_rows = (_numbered(table, users, items) for table in tables.values())
+    train_rows, test_rows = (number_rows(table, users, items) for table in tables.values())
     ground = Ground.between(train_rows, test_rows, threshold)
     if not ground.relevant.any():
         limit = "" if threshold is None else f" rated {threshold:g} or more"
@@ -82,20 +82,9 @@ def _catalogue(
     return ascending(items)
 
 
-def _numbered(table: Table, users: list[str], items: list[str]) -> Interactions:
-    user, item = table.texts("user"), table.texts("item")
-    return Interactions(
-        users=np.array(users, dtype=np.str_),
-        items=np.array(items, dtype=np.str_),
-        user=numbered(user, users),
-        item=numbered(item, items),
-        rating=table.numbers("rating") if "rating" in table else np.ones(len(user)),
-    )
-
-
 def _lists(table: Table, users: list[str], items: list[str], cutoff: int, ground: Ground, notes: list[str]) -> Codes:
     """Return lists[users, ranks] ordered by falling score; equal scores, or none, keep the order of the file."""
-    rows = _numbered(table, users, items)
+    rows = number_rows(table, users, items)
     scores = rows.rating if "rating" in table else np.zeros(len(rows))
     order = np.lexsort((-scores, rows.user))
     pair = rows.user[order] * len(items) + rows.item[order]

@@ -105,6 +105,7 @@ def ascending(names: Iterable[str]) -> list[str]:
 
 def numbered(names: Sequence[str] | NDArray[np.object_], vocabulary: Sequence[str] | Names) -> Codes:
     """Return the position of each name in the vocabulary, -1 for a name that is not in it."""
+    # For speed of start: much of the package reads no tables.
     import pandas as pd
 
     return np.asarray(pd.Index(np.asarray(vocabulary, dtype=object)).get_indexer(pd.Index(names)), dtype=np.int64)

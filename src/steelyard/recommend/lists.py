@@ -35,6 +35,7 @@ def write_lists(
 
 def write_interactions(path: Path, data: Interactions) -> None:
     """Write interactions as a TSV with header user, item, rating, time (where known) and further columns."""
+    # For speed of start: much of the package reads no tables.
     import pandas as pd
 
     frame: dict[str, np.ndarray] = {"user": data.users[data.user], "item": data.items[data.item], "rating": data.rating}

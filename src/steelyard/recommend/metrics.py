@@ -182,11 +182,11 @@ class PopRSP(Metric):
     def __call__(self, view: View) -> float:
         ground, listed = view.ground, view.shown.any(axis=1)
         head_size = int(ground.short_head.sum())
-        head_room = int((head_size - ground.train_in_head[listed]).sum())
-        tail_room = int((ground.items - head_size - ground.train_in_tail[listed]).sum())
+        head_unseen = int((head_size - ground.train_in_head[listed]).sum())
+        tail_unseen = int((ground.items - head_size - ground.train_in_tail[listed]).sum())
         head = int(_in_group(view, head=True).sum())
         tail = int(_in_group(view, head=False).sum())
-        return _unevenness((head, head_room), (tail, tail_room))
+        return _unevenness((head, head_unseen), (tail, tail_unseen))
 
 
 def _in_group(view: View, head: bool) -> np.ndarray:

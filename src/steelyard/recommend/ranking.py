@@ -165,6 +165,7 @@ def top(scores: NDArray[np.floating], seen: Flags, cutoff: int) -> Codes:
     Items marked `seen`, and those whose score is not a number, are left out; ranks that cannot be filled are -1. Use
     it for any system that scores all items.
     """
+    # For speed of start: whoever has lists already needs no torch.
     import torch
 
     masked = np.where(seen | np.isnan(scores), -np.inf, scores)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -75,6 +75,7 @@ class Table:
 
     def numbers(self, name: str) -> np.ndarray:
         """Return a column as numbers; a cell that is none is the user's error, with its line."""
+        # For speed of start: much of the package reads no tables.
         import pandas as pd
 
         values = np.array(pd.to_numeric(self.frame[name], errors="coerce"), dtype=np.float64)
@@ -84,6 +85,7 @@ class Table:
 
     def times(self, name: str = "time") -> np.ndarray:
         """Return a column of moments as seconds since 1970, from numbers, ISO 8601 or Foursquare's form."""
+        # For speed of start: much of the package reads no tables.
         import pandas as pd
 
         column = self.frame[name]
@@ -108,6 +110,7 @@ def read_table(path: Path, columns: Mapping[str, str] | None = None) -> Table:
 
     `columns` maps any of user, item, rating and time to the header's own names.
     """
+    # For speed of start: much of the package reads no tables.
     import pandas as pd
 
     raw = read_bytes(path).removeprefix(b"\xef\xbb\xbf")
@@ -178,20 +181,26 @@ def _header(cells: list[str], wanted: Mapping[str, str], path: Path) -> list[str
     return None
 
 
-def read(path: str | Path, columns: Mapping[str, str] | None = None) -> Interactions:
-    """Read one file of interactions in any of the known forms; the usual way in.
-
-    `columns` names the header's columns where they are not the usual ones: `{"user": "reader", "item": "book"}`.
-    """
-    table = read_table(Path(path), columns)
+def number_rows(table: Table, users: list[str], items: list[str]) -> Interactions:
+    """Return a table's rows by the positions of their users and items in these lists; without ratings all are 1."""
     user, item = table.texts("user"), table.texts("item")
-    users, items = ascending(user), ascending(item)
     return Interactions(
         users=np.array(users, dtype=np.str_),
         items=np.array(items, dtype=np.str_),
         user=numbered(user, users),
         item=numbered(item, items),
         rating=table.numbers("rating") if "rating" in table else np.ones(len(user)),
+    )
+
+
+def read(path: str | Path, columns: Mapping[str, str] | None = None) -> Interactions:
+    """Read one file of interactions in any of the known forms; the usual way in.
+
+    `columns` names the header's columns where they are not the usual ones: `{"user": "reader", "item": "book"}`.
+    """
+    table = read_table(Path(path), columns)
+    return replace(
+        number_rows(table, ascending(table.texts("user")), ascending(table.texts("item"))),
         time=table.times() if "time" in table else None,
         columns={
             str(name): table.frame[name].to_numpy(dtype=np.str_) for name in table.frame.columns if name not in _ORDER

@@ -83,7 +83,7 @@ class SparseRows:
         return self.rate * np.sqrt(np.bincount(whole.owners, weights=squares, minlength=self.clients))
 
     def gram(self, parameters: torch.Tensor) -> Floats:
-        from scipy import sparse  # late, for a quick start
+        from scipy import sparse  # For speed of start: few criteria ask for it.
 
         whole = self._merged
         width = whole.values.shape[1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -88,7 +89,7 @@ def open_run(folder: Path, rule: str | None = None, seed: int | None = None) -> 
     experiment = read_experiment(folder)
     if not isinstance(experiment, RecommendDescription):
         raise UserError(f"{folder}: a run of kind '{experiment.model_dump()['kind']}'; allowed: kind 'recommend'")
-    seeds = [int(part) for part in History(folder).info.get("seeds", "").strip("[]").split(",") if part.strip()]
+    seeds: list[int] = json.loads(History(folder).info.get("seeds", "[]"))
     known = federations_of(experiment, seeds or None)
     chosen = [f for f in known if rule in (None, f.rule_name) and seed in (None, f.seed)]
     if not chosen:

@@ -31,6 +31,7 @@ class Estimate:
 
 def estimate(values: Sequence[float]) -> Estimate:
     """Return mean ± t·s/√n over seeds."""
+    # For speed of start: one seed needs no statistics.
     from scipy import stats
 
     count = len(values)
@@ -54,6 +55,7 @@ def paired_p(differences: Sequence[float]) -> float | None:
     Differences that are all the same have no spread to test with: all 0 gives 1, else the exact p of a sign test, 2/2ⁿ,
     the least that n pairs can show without a model of their spread.
     """
+    # For speed of start: one seed needs no statistics.
     from scipy import stats
 
     count = len(differences)

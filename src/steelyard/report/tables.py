@@ -23,8 +23,8 @@ def grids(document: Mapping[str, Any]) -> list[Grid]:
     """Return the tables of a comparison: rounds to target, devices, server, testing rounds, samples, curves."""
     several = len(document["seeds"]) > 1
     found = [_rounds(section, document, several) for section in document["rounds_to_target"]]
-    found.append(_devices(document, several))
-    found += _server(document, several)
+    found.append(_devices(document))
+    found += _server(document)
     found += _flawed(document)
     found += _testing(document)
     found += _samples(document)
@@ -60,7 +60,7 @@ def _rounds(section: Mapping[str, Any], document: Mapping[str, Any], several: bo
     return Grid(f"Rounds until a share of the devices reach {section['target']:.0%}", headings, tuple(rows), note)
 
 
-def _devices(document: Mapping[str, Any], several: bool) -> Grid:
+def _devices(document: Mapping[str, Any]) -> Grid:
     # An error is shown as it is, an accuracy in per cent.
     percent = 100.0 if all(row["p10"]["mean"] >= 0 for row in document["devices"]) else 1.0
     columns = ("final", "best", "worst_tenth", "p10", "p90", "spread")
@@ -75,7 +75,7 @@ def _devices(document: Mapping[str, Any], several: bool) -> Grid:
     return Grid("Local scores after the last round", headings, tuple(rows), note)
 
 
-def _server(document: Mapping[str, Any], several: bool) -> list[Grid]:
+def _server(document: Mapping[str, Any]) -> list[Grid]:
     names = [name for name in document["server"][0] if name != "rule"]
     names = [name for name in names if all(name in row for row in document["server"])]
     if not names:

@@ -9,24 +9,22 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import torch
 
 from steelyard import randomness
-from steelyard.clients.protocol import Clients, FittingServer, ReportingServer, Server
+from steelyard.clients.protocol import Clients, ReportingServer, Server
 from steelyard.defence.validate import admit
 from steelyard.errors import UserError
-from steelyard.messages import DenseModels, Evaluations, Question, ServerTest, Task, Updates
-from steelyard.rounds.state import Federation, Plan, Recorder, RoundRecord, RoundState
+from steelyard.messages import Evaluations, Question, ServerTest, Task, Updates
+from steelyard.rounds.server_rows import fit_to_server, train_alone
+from steelyard.rounds.state import Draft, Federation, Plan, Recorder, RoundRecord, RoundState
 from steelyard.rounds.targets import reached
 from steelyard.weighing.criteria import CohortView, Criterion
-from steelyard.weighing.fitted import FitSettings, fit_weights
-from steelyard.weighing.priorities import Order, OrderState
-from steelyard.weighing.view import Memory
-from steelyard.weighing.weights import Weighing
+from steelyard.weighing.priorities import Order
 
 
 class TooFewClients(UserError):
@@ -106,10 +104,10 @@ def one_round(
     drafts = [
         _weigh(federation, states[federation.name], *next(answers), server, plan)
         if federation in asking
-        else _alone(federation, states[federation.name], server, round)
+        else train_alone(federation, states[federation.name], server, round)
         for federation in federations
     ]
-    _fit([draft for draft in drafts if draft.federation.rule.settings.fit is not None], server)
+    fit_to_server([draft for draft in drafts if draft.federation.rule.settings.fit is not None], server)
     last = round == plan.rounds
     if last or round % plan.evaluate_every == 0:
         _evaluate(drafts, clients, round, detailed=plan.detailed and last)
@@ -131,30 +129,9 @@ def make_task(federation: Federation, state: RoundState, clients: Clients, plan:
     return Task(federation.name, federation.seed, round, cohort, state.parameters, state.loss)
 
 
-@dataclass(eq=False)
-class _Draft:
-    """A round of one federation on its way: filled in step by step."""
-
-    federation: Federation
-    before: RoundState
-    updates: Updates
-    weighing: Weighing | None
-    model: torch.Tensor
-    order: Order
-    memory: Mapping[str, Memory]
-    """What criteria remember for the next round."""
-    kept_old: bool = False
-    answer: Evaluations | None = None
-    tried: tuple[tuple[Order, float], ...] = ()
-    tests: int = 0
-    orders: OrderState | None = None
-    partial: bool = False
-    """True while the answer lacks what only the first candidate of a question gets."""
-
-
 def _weigh(
     federation: Federation, state: RoundState, task: Task, updates: Updates, server: Server, plan: Plan
-) -> _Draft:
+) -> Draft:
     criteria = federation.rule.criteria()
     updates = admit(task, updates, criteria)
     if len(updates.clients) < plan.min_clients:
@@ -165,57 +142,15 @@ def _weigh(
         )
     order = state.orders.order
     if not updates.clients:
-        return _Draft(federation, state, updates, None, state.parameters, order, state.memory, kept_old=True)
+        return Draft(federation, state, updates, None, state.parameters, order, state.memory, kept_old=True)
     view = CohortView.of(updates, state.parameters, partial(server.test, federation.seed), state.memory)
     weighing = federation.rule.weigh(measure(criteria, updates, view), order)
     # A criterion that is 0 for everyone became 1/n each; when all are, no client showed any worth (AdaFed's p = 0).
     worthless = weighing.uniform or len(weighing.all_zero) == len(weighing.criteria)
     if worthless and federation.rule.settings.when_zero == "keep":
-        return _Draft(federation, state, updates, weighing, state.parameters, order, view.remembered, kept_old=True)
+        return Draft(federation, state, updates, weighing, state.parameters, order, view.remembered, kept_old=True)
     model = updates.payload.combine(state.parameters, weighing.weights)
-    return _Draft(federation, state, updates, weighing, model, order, view.remembered)
-
-
-def _alone(federation: Federation, state: RoundState, server: Server, round: int) -> _Draft:
-    """The control without a federation: the server trains on its own rows, and nobody is asked."""
-    if not isinstance(server, FittingServer):
-        raise UserError("weighing.trained_by: got 'server', but this server cannot train; allowed: clients")
-    model = server.train(federation.seed, round, state.parameters)
-    none = np.zeros(0)
-    nobody = Updates(federation.name, round, (), np.zeros(0, np.int64), {}, none, DenseModels(model[None][:0]))
-    return _Draft(federation, state, nobody, None, model, state.orders.order, state.memory)
-
-
-def _fit(drafts: Sequence[_Draft], server: Server) -> None:
-    """Fit the weights of all federations that ask for it to the server's own rows, side by side."""
-    fitting = [draft for draft in drafts if not draft.kept_old and draft.weighing is not None]
-    if not fitting:
-        return
-    if not isinstance(server, FittingServer):
-        raise UserError("weighing.fit: given, but this server has no rows to fit to; allowed: without it")
-    payloads: list[DenseModels] = []
-    starts: list[np.ndarray] = []
-    for draft in fitting:
-        if not isinstance(draft.updates.payload, DenseModels) or draft.weighing is None:
-            raise UserError("weighing.fit: the server sees no single models in this run; allowed: without it")
-        payloads.append(draft.updates.payload)
-        starts.append(draft.weighing.weights)
-    seeds = [draft.federation.seed for draft in fitting]
-    start = fitting[0].before.parameters
-
-    def slopes(weights: Sequence[np.ndarray]) -> list[np.ndarray]:
-        combined = [payload.combine(start, mine) for payload, mine in zip(payloads, weights, strict=True)]
-        gradients = server.gradients(seeds, torch.stack(combined))
-        return [
-            (payload.models @ gradient.to(payload.models.device)).double().cpu().numpy()
-            for payload, gradient in zip(payloads, gradients, strict=True)
-        ]
-
-    settings = [draft.federation.rule.settings.fit or FitSettings() for draft in fitting]
-    for draft, payload, weights in zip(fitting, payloads, fit_weights(starts, slopes, settings), strict=True):
-        if draft.weighing is not None:
-            draft.weighing = replace(draft.weighing, weights=weights)
-            draft.model = payload.combine(draft.before.parameters, weights)
+    return Draft(federation, state, updates, weighing, model, order, view.remembered)
 
 
 def measure(criteria: Sequence[Criterion], updates: Updates, view: CohortView) -> np.ndarray:
@@ -227,12 +162,12 @@ def measure(criteria: Sequence[Criterion], updates: Updates, view: CohortView) -
     return np.stack([np.asarray(column, dtype=np.float64) for column in columns], axis=1)
 
 
-def _evaluate(drafts: Sequence[_Draft], clients: Clients, round: int, *, detailed: bool) -> None:
+def _evaluate(drafts: Sequence[Draft], clients: Clients, round: int, *, detailed: bool) -> None:
     """Test the combined models on every client; where a strategy wants more orders, test those together too."""
     questions = [
         Question(draft.federation.name, draft.federation.seed, round, draft.model[None], detailed) for draft in drafts
     ]
-    extra: list[tuple[_Draft, list[Order], torch.Tensor]] = []
+    extra: list[tuple[Draft, list[Order], torch.Tensor]] = []
     for draft, answer in zip(drafts, clients.evaluate(questions), strict=True):
         draft.answer = answer
         accuracy = float(answer.overall()[0])
@@ -252,7 +187,7 @@ def _evaluate(drafts: Sequence[_Draft], clients: Clients, round: int, *, detaile
     _ask_again([draft for draft in drafts if draft.partial], clients, round, detailed=detailed)
 
 
-def _ask_again(drafts: Sequence[_Draft], clients: Clients, round: int, *, detailed: bool) -> None:
+def _ask_again(drafts: Sequence[Draft], clients: Clients, round: int, *, detailed: bool) -> None:
     """Right or wrong per sample and further metrics come for the first candidate only: get them for the one kept."""
     if not drafts:
         return
@@ -261,28 +196,29 @@ def _ask_again(drafts: Sequence[_Draft], clients: Clients, round: int, *, detail
         draft.answer = answer
 
 
-def _other_orders(draft: _Draft, accuracy: float, round: int) -> list[Order]:
+def _other_orders(draft: Draft, accuracy: float, round: int) -> list[Order]:
     if draft.kept_old or not draft.federation.rule.ordered:
         return []
     return list(draft.federation.strategy.others(draft.before.orders, accuracy, draft.federation.seed, round))
 
 
-def _decide(draft: _Draft, models: torch.Tensor | None, answer: Evaluations | None) -> None:
+def _decide(draft: Draft, models: torch.Tensor | None, answer: Evaluations | None) -> None:
     orders, accuracies = [order for order, _ in draft.tried], [accuracy for _, accuracy in draft.tried]
     decision = draft.federation.strategy.decide(draft.before.orders, orders, accuracies)
     draft.orders, draft.tests = decision.state, decision.tests
     # Candidates are tested together; those that the strategy did not need are neither counted nor recorded.
     draft.tried = draft.tried[: max(decision.tests, decision.chosen) + 1]
     if decision.chosen > 0 and models is not None and answer is not None and draft.weighing is not None:
-        place = decision.chosen - 1
+        # The first order was tested before and alone: its answer is not among those of the others.
+        other = decision.chosen - 1
         draft.order = orders[decision.chosen]
-        draft.model = models[place]
+        draft.model = models[other]
         draft.weighing = draft.federation.rule.weigh(draft.weighing.raw, draft.order)
-        draft.answer = replace(answer, scores=answer.scores[place : place + 1], losses=answer.losses[place : place + 1])
-        draft.partial = place > 0 and (answer.right is not None or bool(answer.metrics))
+        draft.answer = replace(answer, scores=answer.scores[other : other + 1], losses=answer.losses[other : other + 1])
+        draft.partial = other > 0 and (answer.right is not None or bool(answer.metrics))
 
 
-def _finish(draft: _Draft, server: Server, plan: Plan, seconds: float) -> tuple[RoundState, RoundRecord]:
+def _finish(draft: Draft, server: Server, plan: Plan, seconds: float) -> tuple[RoundState, RoundRecord]:
     federation, before = draft.federation, draft.before
     loss, test = before.loss, None
     if federation.loss.adapts:

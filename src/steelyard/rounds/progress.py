@@ -38,6 +38,7 @@ def _figures(accuracies: Mapping[str, float | None]) -> str:
 
 @contextmanager
 def _bar(rounds: int) -> Generator[Progress]:
+    # For speed of start: a run without a terminal draws no bar.
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
     from rich.progress import Progress as Bar

@@ -71,6 +71,27 @@ class RoundRecord:
     """Further figures of the server's test of the new model: F1 of each class, errors of a regression."""
 
 
+@dataclass(eq=False)
+class Draft:
+    """A round of one federation on its way: filled in step by step."""
+
+    federation: Federation
+    before: RoundState
+    updates: Updates
+    weighing: Weighing | None
+    model: torch.Tensor
+    order: Order
+    memory: Mapping[str, Memory]
+    """What criteria remember for the next round."""
+    kept_old: bool = False
+    answer: Evaluations | None = None
+    tried: tuple[tuple[Order, float], ...] = ()
+    tests: int = 0
+    orders: OrderState | None = None
+    partial: bool = False
+    """True while the answer lacks what only the first candidate of a question gets."""
+
+
 class Recorder(Protocol):
     """Takes whole rounds; `commit` makes a round durable as a whole or not at all."""
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
 
 from steelyard.errors import UserError
 from steelyard.messages import LossState
@@ -25,8 +27,6 @@ MODELS = "models/"
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     """Write a safetensors file so that it is there whole or not at all: a temporary file, flushed, then renamed."""
-    from safetensors.torch import save
-
     draft = path.with_suffix(".part")
     with draft.open("wb") as file:
         file.write(save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}))
@@ -37,9 +37,6 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
 
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:
     """Read a safetensors file; a damaged one is named in the error."""
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:

@@ -33,6 +33,7 @@ class History:
         connect(self.folder, write=False).close()
 
     def _read(self, query: str, values: tuple[str | int, ...] = ()) -> pd.DataFrame:
+        # For speed of start: not everyone who opens a run reads its data frames.
         import pandas as pd
 
         connection = connect(self.folder, write=False)
@@ -53,6 +54,7 @@ class History:
     @cached_property
     def flaws(self) -> pd.DataFrame:
         """What makes clients worth less than others: seed, client, flaw in words; a row for each flaw of a client."""
+        # For speed of start: not everyone who opens a run reads its data frames.
         import pandas as pd
 
         rows = [
@@ -80,6 +82,7 @@ class History:
     @cached_property
     def clients(self) -> pd.DataFrame:
         """One row per client and round it was asked: raw_X and normalised_X per criterion X, score, weight, failure."""
+        # For speed of start: not everyone who opens a run reads its data frames.
         import pandas as pd
 
         frame = self._read(
@@ -94,10 +97,10 @@ class History:
         wanted = list(dict.fromkeys(name for group in names.values() for name in group))
         for kind in ("raw", "normalised"):
             table = {name: np.full(len(frame), np.nan) for name in wanted}
-            for place, (rule, seed, text) in enumerate(zip(frame["rule"], frame["seed"], frame[kind], strict=True)):
+            for index, (rule, seed, text) in enumerate(zip(frame["rule"], frame["seed"], frame[kind], strict=True)):
                 if isinstance(text, str):
                     for name, value in zip(names[rule, seed], json.loads(text), strict=True):
-                        table[name][place] = value
+                        table[name][index] = value
             columns = pd.DataFrame({f"{kind}_{name}": values for name, values in table.items()})
             frame = pd.concat([frame.drop(columns=kind), columns], axis=1)
         return frame
@@ -105,6 +108,7 @@ class History:
     @cached_property
     def evaluations(self) -> pd.DataFrame:
         """One row per client and evaluated round: local score and loss of the combined model, further metrics."""
+        # For speed of start: not everyone who opens a run reads its data frames.
         import pandas as pd
 
         frame = self._read(

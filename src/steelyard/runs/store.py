@@ -153,17 +153,17 @@ class Store:
         if updates is None:
             return []
         rows: list[tuple[Any, ...]] = []
-        for place, client in enumerate(updates.clients):
+        for index, client in enumerate(updates.clients):
             measured: tuple[Any, ...] = (None, None, None, None)
             if weighing is not None:
                 measured = (
-                    json.dumps(weighing.raw[place].tolist()),
-                    json.dumps(weighing.normalised[place].tolist()),
-                    float(weighing.scores[place]),
-                    0.0 if record.kept_old else float(weighing.weights[place]),
+                    json.dumps(weighing.raw[index].tolist()),
+                    json.dumps(weighing.normalised[index].tolist()),
+                    float(weighing.scores[index]),
+                    0.0 if record.kept_old else float(weighing.weights[index]),
                 )
-            sent = None if updates.bytes_sent is None else int(updates.bytes_sent[place])
-            head = (self._client(client), int(updates.samples[place]), _number(updates.losses[place]))
+            sent = None if updates.bytes_sent is None else int(updates.bytes_sent[index])
+            head = (self._client(client), int(updates.samples[index]), _number(updates.losses[index]))
             rows.append((*head, *measured, sent, None))
         answered = set(updates.clients)
         left_out = [failure for failure in updates.failures if failure.client not in answered]
@@ -172,9 +172,9 @@ class Store:
     def _write_evaluations(self, federation: int, round: int, answer: Evaluations) -> None:
         names = list(answer.metrics)
         rows: list[tuple[Any, ...]] = []
-        for place, client in enumerate(answer.clients):
-            metrics = json.dumps({name: float(answer.metrics[name][place]) for name in names}) if names else None
-            figures = (int(answer.samples[place]), float(answer.scores[0][place]), _number(answer.losses[0][place]))
+        for index, client in enumerate(answer.clients):
+            metrics = json.dumps({name: float(answer.metrics[name][index]) for name in names}) if names else None
+            figures = (int(answer.samples[index]), float(answer.scores[0][index]), _number(answer.losses[0][index]))
             rows.append((federation, round, self._client(client), *figures, metrics))
         self._db.executemany("INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
         if answer.right is not None:

@@ -1,6 +1,6 @@
 """Criteria, scores and weights: how a client's say is weighed.
 
-Importing this room registers all built-in criteria, those of `criteria` first, then AdaFed's.
+Importing this package registers all built-in criteria, those of `criteria` first, then AdaFed's.
 """
 
 from __future__ import annotations

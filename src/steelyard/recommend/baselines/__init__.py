@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 
 from steelyard.errors import UserError, listed, nearest
@@ -35,8 +36,6 @@ def maker(kind: str) -> Maker:
 
 def settings_of(kind: str, assignments: Sequence[str]) -> dict[str, float | int]:
     """Read "neighbours=50" and the like; a name that the baseline does not have is refused."""
-    import inspect
-
     made = maker(kind)
     known = [name for name in inspect.signature(made).parameters if name not in ("train", "seed")]
     found: dict[str, float | int] = {}

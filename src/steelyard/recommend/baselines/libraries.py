@@ -5,7 +5,9 @@ They need the extra: pip install 'steelyard[recommend]'.
 
 from __future__ import annotations
 
+import importlib
 import os
+import warnings
 from typing import Any
 
 import numpy as np
@@ -18,8 +20,6 @@ from steelyard.recommend.ranking import Floats
 
 
 def _library(name: str) -> Any:
-    import importlib
-
     # One BLAS thread: implicit brings its own threads, and warns of BLAS's otherwise.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     try:
@@ -31,8 +31,6 @@ def _library(name: str) -> Any:
 
 
 def _fit(model: Any, taken: Any) -> None:
-    import warnings
-
     with warnings.catch_warnings():
         # The library hands itself a matrix in a form that it then warns about.
         warnings.filterwarnings("ignore", message="Method expects CSR input")
@@ -41,6 +39,7 @@ def _fit(model: Any, taken: Any) -> None:
 
 def matrix(train: Interactions) -> Any:
     """Return the training interactions as a sparse matrix of ones, users × items."""
+    # For speed of start: much of the package needs no SciPy.
     from scipy import sparse
 
     ones = np.ones(len(train), dtype=np.float32)
@@ -65,6 +64,7 @@ def item_knn(train: Interactions, seed: int = 1, neighbours: int = 50) -> Scores
 
 def user_knn(train: Interactions, seed: int = 1, neighbours: int = 50) -> Scores:
     """User-kNN with cosine similarity: an item scores by the likeness of the users who took it."""
+    # For speed of start: much of the package needs no SciPy.
     from scipy import sparse
 
     neighbours_of = _library("implicit.nearest_neighbours")

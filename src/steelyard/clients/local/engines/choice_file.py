@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -87,10 +88,5 @@ def _load() -> dict[str, Any]:
 def _locked() -> Generator[None]:
     folder().mkdir(parents=True, exist_ok=True)
     with open(folder() / "engines.lock", "w") as lock:
-        try:
-            import fcntl
-
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        except ImportError:
-            pass
+        fcntl.flock(lock, fcntl.LOCK_EX)
         yield

@@ -83,21 +83,21 @@ LARGE = 4096
 """Samples of a whole stack from which there is work for every multiprocessor whatever the tile."""
 
 
-ROOM = 227 << 10
+SHARED_MEMORY = 227 << 10
 """Bytes of fast memory beside a multiprocessor that the tiles count on, as on an H100 or H200."""
 
 
 @cache
-def roomy() -> bool:
+def enough_shared_memory() -> bool:
     """Whether the device has that much; elsewhere the small tiles are used, one stage deep."""
     if not torch.cuda.is_available():
         return True
-    return getattr(torch.cuda.get_device_properties(), "shared_memory_per_block_optin", 0) >= ROOM
+    return getattr(torch.cuda.get_device_properties(), "shared_memory_per_block_optin", 0) >= SHARED_MEMORY
 
 
 def tile(what: str, how: Arithmetic, samples: int) -> Tile:
     """Return how to cut a kernel for a stack with this many samples in all."""
-    if not roomy():
+    if not enough_shared_memory():
         return TILES[what, how.name]._replace(stages=1)
     large = TILES.get((what, f"{how.name}+"))
     return large if large is not None and samples >= LARGE else TILES[what, how.name]

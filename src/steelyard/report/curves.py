@@ -1,0 +1,75 @@
+"""What a run recorded, as one curve per rule and seed: what comparisons are computed from."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steelyard.messages import Floats
+from steelyard.runs.reader import History
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """What one rule did with one seed."""
+
+    rule: str
+    seed: int
+    rounds: NDArray[np.int64]
+    scores: Floats
+    """[rounds, devices]: local accuracy, or another score for which more is better."""
+    overall: Floats
+    """[rounds]: over all test samples."""
+    tests: int
+    """Testing rounds of the whole run."""
+    orders: Mapping[str, int]
+    """How many rounds kept which priority order."""
+    server: Mapping[str, Sequence[float]]
+    """Figures of each round's model on the server's reporting rows, by name."""
+    hits: NDArray[np.bool_] | None = None
+    """Right or wrong for every test sample in the last round."""
+
+
+def read_curves(history: History) -> list[Curve]:
+    """Return every federation of a run as a curve, rules in the order in which the run lists them."""
+    recorded: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    for row in cast("list[dict[str, Any]]", history.rounds.to_dict("records")):
+        if row["round"] > 0:
+            recorded.setdefault((str(row["rule"]), int(row["seed"])), []).append(row)
+    curves: list[Curve] = []
+    for federation in history.federations.to_dict("records"):
+        rule, seed = str(federation["rule"]), int(federation["seed"])
+        mine = recorded.get((rule, seed), [])
+        rounds, scores = history.scores(rule, seed)
+        overall = np.array([row["accuracy"] for row in mine if not _missing(row["accuracy"])], dtype=np.float64)
+        kept = Counter(str(row["priority"]) for row in mine if not _missing(row["priority"]))
+        tests = sum(int(row["tests"]) for row in mine)
+        hits = history.hits(rule, seed)
+        curves.append(Curve(rule, seed, rounds, scores, overall, tests, kept, _server(mine), hits))
+    return curves
+
+
+def _missing(value: object) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def _server(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """Return what the server found of each round's model; empty unless it tested every round's."""
+    found: dict[str, list[float]] = {}
+    for row in rows:
+        if not isinstance(row["server_metrics"], str):
+            return {}
+        metrics = json.loads(row["server_metrics"])
+        if "f1" in metrics:
+            metrics |= {"accuracy": row["server_accuracy"], "macro_f1": row["server_macro_f1"]}
+        for name, value in metrics.items():
+            if not isinstance(value, list):
+                found.setdefault(name, []).append(float(value))
+    return found
