@@ -5,7 +5,8 @@ from __future__ import annotations
 import tomllib
 import types
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar, Union, get_args, get_origin
+from itertools import pairwise
+from typing import Any, TypeVar, Union, cast, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -50,13 +51,26 @@ def read_value(text: str) -> Any:
 
 
 def put(document: dict[str, Any], keys: Sequence[str], value: Any, shown: str) -> None:
-    """Set a nested value, making tables on the way."""
+    """Set a nested value, making tables on the way; a number names one of several sections, as in flaws.0.amount."""
     table: Any = document
-    for key in keys[:-1]:
-        table = table.setdefault(key, {})
-        if not isinstance(table, dict):
+    for key, following in pairwise(keys):
+        if isinstance(table, list):
+            table = cast("list[Any]", table)[_position(cast("list[Any]", table), key, shown)]
+        else:
+            table = table.setdefault(key, {})
+        sections = isinstance(table, list) and following.isdigit() and len(keys) > 2
+        if not isinstance(table, dict) and not sections:
             raise UserError(f"{shown}: '{key}' is a single value, not a section")
-    table[keys[-1]] = value
+    if isinstance(table, list):
+        table[_position(cast("list[Any]", table), keys[-1], shown)] = value
+    else:
+        table[keys[-1]] = value
+
+
+def _position(sections: Sequence[Any], key: str, shown: str) -> int:
+    if not key.isdigit() or int(key) >= len(sections):
+        raise UserError(f"{shown}: no section {key}; allowed: 0 to {len(sections) - 1}, those that the file has")
+    return int(key)
 
 
 def validated(model: type[ModelT], document: Mapping[str, Any], where: str) -> ModelT:

@@ -107,7 +107,7 @@ def test_quickstart_end_to_end(steelyard: CommandLine, tmp_path: Path) -> None:
     assert "\x1b" not in done.stderr
 
     text = steelyard("resume", folder).stdout
-    assert "worst 10 %" in text
+    assert "worst 10%" in text
     assert str(folder) in text.replace("\n", "")
 
     exported = steelyard("export", folder, "--to", "csv").stdout.split()

@@ -79,7 +79,7 @@ def test_pairs_move_every_label_to_the_next_class():
     true = clean.dataset.labels[client.train]
     assert torch.equal(bad.train_labels(client), (true + 1) % CLASSES)
     assert untouched(bad, clean, {"client-002"})
-    assert bad.flaws == {"client-002": ("labels flipped in pairs (100 %)",)}
+    assert bad.flaws == {"client-002": ("labels flipped in pairs (100%)",)}
 
 
 def test_uniform_flips_hit_the_share_and_reach_every_other_class():
@@ -202,7 +202,7 @@ def test_behaviour_is_carried_by_the_population():
     assert (how.work, how.stale, how.own_model, how.free_rider, how.claims) == (0.1, 3, True, True, 2.0)
     assert list(bad.behaviours) == ["client-002"]
     assert bad.flaws["client-002"] == (
-        "few steps (10 % of the rows)", "model 3 rounds old", "trains its own model", "free rider",
+        "few steps (10% of the rows)", "model 3 rounds old", "trains its own model", "free rider",
         "claims 2 times its size",
     )  # fmt: skip
     assert len(bad.dataset) == 400

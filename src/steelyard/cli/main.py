@@ -5,6 +5,8 @@ What is heavy is imported inside the commands, for speed of start: `steelyard --
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Annotated, Literal, NoReturn
@@ -155,7 +157,14 @@ def _print_table(folder: Path, baseline: str | None, format: TableFormat, curves
     elif format == "csv":
         print(write_csv(document), end="")
     else:
-        print(write_tables(document, format), end="")
+        print(write_tables(document, format, _width()), end="")
+
+
+def _width() -> int | None:
+    """Return the terminal's width, also as COLUMNS gives it; None where the output goes to a file or a program."""
+    if "COLUMNS" not in os.environ and not sys.stdout.isatty():
+        return None
+    return max(40, shutil.get_terminal_size().columns)
 
 
 @app.command()

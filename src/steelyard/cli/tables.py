@@ -9,11 +9,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from steelyard.report.summary import TOP
 from steelyard.rounds.progress import show_score
 
 SHOWN = 10
 """Names in one line."""
+LONGEST = 24
+"""Names of rules up to this many characters are not broken."""
 
 
 def show_summary(summary: dict[str, Any]) -> None:
@@ -25,9 +26,14 @@ def show_summary(summary: dict[str, Any]) -> None:
     _show_flaws(summary, console)
     _show_server(summary, console)
     _show_orders(summary, console)
-    console.print(_heaviest(summary))
-    measured = {c["name"]: c["measured_by"] for rule in summary["rules"] for c in rule["criteria"]}
-    console.print("measured by: " + ", ".join(f"{name} the {who}" for name, who in measured.items()))
+    _show_heaviest(summary, console)
+    weighing = [rule for rule in summary["rules"] if rule["asks_clients"]]
+    measured = {c["name"]: c["measured_by"] for rule in weighing for c in rule["criteria"]}
+    if measured:
+        console.print("measured by: " + ", ".join(f"{name} the {who}" for name, who in measured.items()))
+    for rule in summary["rules"]:
+        if not rule["asks_clients"]:
+            console.print(f"{rule['rule']}: trained on the server's own rows; no client was asked", highlight=False)
     if summary["notes"]:
         console.print(f"note: {summary['notes']}", highlight=False)
     console.print(f"run stored in {summary['run']}", soft_wrap=True)
@@ -45,18 +51,23 @@ def _results(summary: dict[str, Any]) -> Table:
     if any(rule["flawed"] is not None for rule in rules):
         columns["weight of flawed clients"] = lambda rule: _share(rule["flawed_weight"])
     columns[f"{summary['measure']} on the clients"] = lambda rule: show_score(rule["accuracy"])
-    columns["worst 10 %"] = lambda rule: show_score(rule["worst_tenth"])
+    columns["worst 10%"] = lambda rule: show_score(rule["worst_tenth"])
     target = f"rounds until {summary['share']:.0%} of clients reach {summary['target']:.0%}"
     columns[target] = lambda rule: "not reached" if rule["rounds_to_target"] is None else str(rule["rounds_to_target"])
     if any(rule["testing_rounds"] for rule in rules):
         columns["testing rounds"] = lambda rule: str(rule["testing_rounds"])
     table = Table(title="Result")
-    table.add_column("rule", overflow="fold")
+    table.add_column("rule", overflow="fold", min_width=_name_width(rules))
     for heading in columns:
         table.add_column(heading, justify="right")
     for rule in rules:
         table.add_row(escape(rule["rule"]), *(cell(rule) for cell in columns.values()))
     return table
+
+
+def _name_width(rules: list[dict[str, Any]]) -> int:
+    """How wide a column of rules must at least be: names stay whole unless they are very long."""
+    return min(LONGEST, max(len(rule["rule"]) for rule in rules))
 
 
 def _share(value: float | None) -> str:
@@ -75,22 +86,39 @@ def _show_flaws(summary: dict[str, Any], console: Console) -> None:
         console.print(f"flawed{which}: {flaw}: {', '.join(clients[:SHOWN])}{more}", highlight=False, markup=False)
 
 
-def _heaviest(summary: dict[str, Any]) -> Table:
-    flawed = {client for found in summary["flaws"].values() for client in found}
+def _show_heaviest(summary: dict[str, Any], console: Console) -> None:
+    """Print who carried most weight under each rule that asks clients, as many ranks as the terminal has room for."""
+    rules = [rule for rule in summary["rules"] if rule["heaviest_clients"]]
+    if not rules:
+        return
+    rows = [_heavy_cells(rule, summary["flaws"].get(str(rule["seed"]), {})) for rule in rules]
+    name_width, room = _name_width(rules), console.width
+    ranks = max(len(row) for row in rows)
+    widest = max(len(line) for row in rows for cell in row for line in cell)
+    one_line = max(len(" ".join(cell)) for row in rows for cell in row)
+    # Each column takes three characters of frame, and the frame ends with one more.
+    whole = name_width + 4 + ranks * (one_line + 3) <= room
+    if not whole:
+        ranks = max(1, min(ranks, (room - name_width - 4) // (widest + 3)))
     title = "Clients that carried most weight (share of all weight, samples"
-    heavy = Table(title=f"{title}, * flawed)" if flawed else f"{title})")
-    heavy.add_column("rule", overflow="fold")
-    for rank in range(1, TOP + 1):
-        heavy.add_column(f"{rank}.", overflow="fold")
-    for rule in summary["rules"]:
-        flawed = summary["flaws"].get(str(rule["seed"]), {})
-        cells = [
-            f"{escape(client['client'])}{'*' if client['client'] in flawed else ''} {client['share']:.1%} "
-            f"({client['samples']})"
-            for client in rule["heaviest_clients"]
-        ]
-        heavy.add_row(escape(rule["rule"]), *cells)
-    return heavy
+    table = Table(title=f"{title}, * flawed)" if any(summary["flaws"].values()) else f"{title})")
+    table.add_column("rule", overflow="fold", min_width=name_width)
+    for rank in range(1, ranks + 1):
+        table.add_column(f"{rank}.", overflow="fold")
+    for rule, row in zip(rules, rows, strict=True):
+        table.add_row(escape(rule["rule"]), *(escape((" " if whole else "\n").join(cell)) for cell in row[:ranks]))
+    console.print(table)
+
+
+def _heavy_cells(rule: dict[str, Any], flawed: dict[str, Any]) -> list[tuple[str, str]]:
+    """Name and figures of the heaviest clients, heaviest first."""
+    return [
+        (
+            f"{client['client']}{'*' if client['client'] in flawed else ''}",
+            f"{client['share']:.1%} ({client['samples']})",
+        )
+        for client in rule["heaviest_clients"]
+    ]
 
 
 def _show_server(summary: dict[str, Any], console: Console) -> None:

@@ -223,12 +223,12 @@ def _check_names(flaws: Sequence[FlawSettings], count: int) -> None:
 
 def in_words(flaw: FlawSettings, of: str = "") -> str:
     """Say in a few words what is wrong with a client that has this flaw; `of` is the client that a copy copies."""
-    percent = f"{100 * flaw.size:g} %"
+    percent = f"{100 * flaw.size:g}%"
     match flaw.kind:
         case "labels-flipped":
             return f"labels flipped {'in pairs ' if flaw.how == 'pairs' else ''}({percent})"
         case "noisy":
-            return f"noise of {flaw.size:g} standard deviations"
+            return f"noise of {flaw.size:g} standard deviation{'' if flaw.size == 1 else 's'}"
         case "blurred":
             return f"blurred (sigma {flaw.size:g})"
         case "missing":
@@ -241,7 +241,7 @@ def in_words(flaw: FlawSettings, of: str = "") -> str:
         case "few-steps":
             return f"few steps ({percent} of the rows)"
         case "stale":
-            return f"model {flaw.size:g} rounds old"
+            return f"model {flaw.size:g} round{'' if flaw.size == 1 else 's'} old"
         case "copy":
             return f"copy of {of}"
         case "own-model":

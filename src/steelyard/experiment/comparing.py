@@ -27,6 +27,11 @@ WORDS = (
     *("weighted-mean(DS=2,LD=1)", "owa(DS,LD;most)", "choquet(DS,LD;FILE)", "fitted(RULE)", "RULE/max", "RULE/rank"),
     *("server-only", "recipe"),
 )
+_EXAMPLES = {
+    "weighted-mean": "a weight for each criterion, as in weighted-mean(DS=2,LD=1)",
+    "owa": "a quantifier or a weight for each rank, as in owa(DS,LD;most) or owa(DS,LD;0.7,0.3)",
+    "choquet": "a TOML file with the capacity, as in choquet(DS,LD;capacity.toml)",
+}
 CHECKPOINTS = 10
 """How many checkpoints a comparison writes: each holds the models of all rules and seeds."""
 
@@ -114,12 +119,12 @@ def parse_rules(texts: Sequence[str], experiment: Description) -> dict[str, Weig
     return found
 
 
-def _split(text: str) -> list[str]:
-    """Split at commas outside parentheses."""
+def _split(text: str, at: str = ",") -> list[str]:
+    """Split at commas, or another mark, outside parentheses."""
     parts, depth = [""], 0
     for character in text:
         depth += (character == "(") - (character == ")")
-        if character == "," and depth <= 0:
+        if character == at and depth <= 0:
             parts.append("")
         else:
             parts[-1] += character
@@ -144,7 +149,7 @@ def _described(word: str, experiment: Description) -> Mapping[str, Any]:
     if wrapped := re.fullmatch(r"fitted\((.*)\)", word):
         return _fitted(wrapped[1].strip(), experiment)
     if divided := re.fullmatch(r"(.+)/(share|max|rank)", word):
-        return {**_unnamed(divided[1], experiment), "normalise": divided[2]}
+        return _normalised(divided[1], divided[2], experiment)
     match = re.fullmatch(r"([a-z-]+)(?:\(([^()]*)\))?(?:@(\d+))?(?:\^([0-9.]+))?", word)
     if match is None:
         return _ordered(word, base)
@@ -171,9 +176,20 @@ def _unnamed(word: str, experiment: Description) -> dict[str, Any]:
     return {name: value for name, value in given.items() if name not in ("name", "plugins")}
 
 
+def _normalised(rule: str, how: str, experiment: Description) -> dict[str, Any]:
+    """Read "RULE/max": the rule with its criteria brought to [0, 1] in another way."""
+    given = _unnamed(rule, experiment)
+    if given.get("trained_by") == "server":
+        raise UserError(f"--rules: got '{rule}/{how}'; allowed: server-only as it is, since it weighs nobody")
+    return {**given, "normalise": how}
+
+
 def _fitted(inside: str, experiment: Description) -> dict[str, Any]:
-    """Read "fitted(RULE)" or "fitted(RULE;steps=20;rate=1;shrink=0.1)"."""
-    rule, *assignments = [part.strip() for part in inside.split(";")]
+    """Read "fitted(RULE)" or "fitted(RULE;steps=20;rate=1;shrink=0.1)"; RULE itself may hold a semicolon."""
+    rule, *assignments = _split(inside, ";")
+    given = _unnamed(rule, experiment) if rule else {}
+    if not rule or given.get("fit"):
+        raise UserError(f"--rules: got 'fitted({inside})'; allowed: a rule inside that is not fitted, as in fitted(EQ)")
     fit: dict[str, Any] = {}
     for assignment in assignments:
         name, equals, value = assignment.partition("=")
@@ -181,7 +197,7 @@ def _fitted(inside: str, experiment: Description) -> dict[str, Any]:
             raise UserError(f"--rules: got 'fitted({inside})'; allowed: fitted(RULE;steps=10;rate=3;shrink=0)")
         fit[name.strip()] = read_value(value.strip())
     named = f"fitted({rule}{';' if fit else ''}{';'.join(assignments)})"
-    return {**_unnamed(rule or "fedavg", experiment), "fit": fit, "name": named}
+    return {**given, "fit": fit, "name": named}
 
 
 def _with_parameters(kind: str, inside: str, word: str) -> dict[str, Any]:
@@ -191,6 +207,8 @@ def _with_parameters(kind: str, inside: str, word: str) -> dict[str, Any]:
     names = [name.strip() for name, _, _ in pairs]
     for name in names:
         _known(name, word)
+    if bool(parameter) == (kind == "weighted-mean"):
+        raise UserError(f"--rules: got '{word}'; allowed: {_EXAMPLES[kind]}")
     given: dict[str, Any] = {"criteria": names, "score": kind, "name": word}
     if kind == "weighted-mean":
         given["weights"] = [_number(value.strip() or "1", word) for _, _, value in pairs]
@@ -238,4 +256,6 @@ def _number(text: str, word: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise UserError(f"--rules: got '{word}'; allowed: a number, as in power(VP)^3") from None
+        raise UserError(
+            f"--rules: got '{word}'; allowed: a number, as in power(VP)^3 or weighted-mean(DS=2,LD=1)"
+        ) from None

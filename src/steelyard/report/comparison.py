@@ -5,7 +5,6 @@ All figures are pure functions of what a run recorded; `tables` writes the docum
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -13,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from steelyard.errors import UserError, listed, nearest
+from steelyard.errors import UserError
+from steelyard.report.baseline import find_baseline
 from steelyard.report.curves import Curve, read_curves
 from steelyard.report.figures import jain, rounds_to_target, worst_tenth
 from steelyard.report.flawed import flawed_shares
@@ -53,20 +53,6 @@ def _flawed(history: History, curves: Sequence[Curve]) -> list[dict[str, Any]]:
     return [{"rule": rule, "weight": estimate(values).as_json()} for rule, values in found.items()]
 
 
-def find_baseline(history: History, wanted: str | None) -> str:
-    """Return the rule that the others are held against: the one asked for, else dataset size alone, else the first."""
-    rules = {str(row["rule"]): json.loads(row["settings"]) for row in history.federations.to_dict("records")}
-    if wanted is not None:
-        if wanted not in rules:
-            raise UserError(f"--baseline: got '{wanted}'{nearest(wanted, rules)}; allowed: {listed(rules)}")
-        return wanted
-    for name, settings in rules.items():
-        loss = settings.get("loss") or {"adapt": "none"}
-        if list(settings["criteria"]) == ["DS"] and loss["adapt"] == "none":
-            return name
-    return next(iter(rules))
-
-
 def describe(
     curves: Sequence[Curve],
     baseline: str,
@@ -96,7 +82,7 @@ def describe(
         "seeds": seeds,
         "confidence": 0.95,
         "rounds_to_target": sections,
-        "verdicts": verdicts(measured, baseline, rules),
+        "verdicts": verdicts(measured, baseline, rules, min(last, max(len(curve.overall) for curve in curves))),
         "devices": [_devices(rule, [table[rule, seed] for seed in seeds]) for rule in rules],
         "server": [_server_row(rule, [table[rule, seed] for seed in seeds]) for rule in rules],
         "testing": [_testing(rule, [table[rule, seed] for seed in seeds]) for rule in rules],

@@ -52,7 +52,10 @@ def sentence(rules: Sequence[Mapping[str, Any]], flaws: Mapping[str, Sequence[st
         )
     told = f"{best['rule']} reached {high:.1%} on clean rows, {base['rule']} {low:.1%}"
     if base["flawed"] is None or best["flawed"] is None:
-        return f"{told}: {100 * (high - low):.0f} points from weighing alone."
+        return (
+            f"{told}: {100 * (high - low):.0f} points on one seed, which may be chance; "
+            "steelyard compare with --seeds 10 tells."
+        )
     told_of = Counter(flaw for found in flaws.values() for flaw in found)
     return (
         f"{len(flaws)} of {clients} clients are flawed ({told_of.most_common(1)[0][0]}). By size alone they got "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -35,29 +36,54 @@ class Grid:
     note: str = ""
 
 
-def render(grids: Sequence[Grid], sentences: Sequence[str], style: Style) -> str:
-    """Write tables and sentences as one document; use it for what people read or put into a paper."""
-    writer = {"text": _text, "markdown": _markdown, "latex": _latex}[style]
+def render(grids: Sequence[Grid], sentences: Sequence[str], style: Style, width: int | None = None) -> str:
+    """Write tables and sentences as one document; use it for what people read or put into a paper.
+
+    `width` is that of a terminal: plain text is then broken between columns and words, nothing else is.
+    """
+    writer = {"text": lambda grid: _text(grid, width), "markdown": _markdown, "latex": _latex}[style]
     parts = [writer(grid) for grid in grids]
     if sentences:
-        parts.append(_list(sentences, style))
+        parts.append(_list(sentences, style, width if style == "text" else None))
     return "\n\n".join(parts) + "\n"
 
 
-def _list(sentences: Sequence[str], style: Style) -> str:
+def _list(sentences: Sequence[str], style: Style, width: int | None) -> str:
     if style == "latex":
         items = "\n".join(f"\\item {_escape(sentence)}" for sentence in sentences)
         return f"\\begin{{itemize}}\n{items}\n\\end{{itemize}}"
-    return "\n".join(f"- {sentence}" for sentence in sentences)
+    return "\n".join(_wrapped(f"- {sentence}", width, "  ") for sentence in sentences)
 
 
-def _text(grid: Grid) -> str:
+def _wrapped(text: str, width: int | None, indent: str = "") -> str:
+    if width is None:
+        return text
+    return textwrap.fill(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def _text(grid: Grid, width: int | None) -> str:
     table = [grid.headings, *grid.rows]
     widths = [max(len(row[column]) for row in table) for column in range(len(grid.headings))]
-    lines = ["  ".join(_aligned(row, widths)).rstrip() for row in table]
-    rule = "-" * max(map(len, lines))
-    parts = [grid.title, rule, lines[0], rule, *lines[1:], rule]
-    return "\n".join([*parts, grid.note] if grid.note else parts)
+    parts = [_wrapped(grid.title, width)]
+    for columns in _blocks(widths, width):
+        chosen = [widths[column] for column in columns]
+        lines = ["  ".join(_aligned(tuple(row[c] for c in columns), chosen)).rstrip() for row in table]
+        rule = "-" * max(map(len, lines))
+        parts += [rule, lines[0], rule, *lines[1:], rule]
+    return "\n".join([*parts, _wrapped(grid.note, width)] if grid.note else parts)
+
+
+def _blocks(widths: Sequence[int], width: int | None) -> list[list[int]]:
+    """Return the columns in blocks that fit the width, one below the other; each begins with the first column."""
+    blocks: list[list[int]] = []
+    used = 0
+    for column in range(1, len(widths)):
+        if not blocks or (width is not None and used + 2 + widths[column] > width):
+            blocks.append([0])
+            used = widths[0]
+        blocks[-1].append(column)
+        used += 2 + widths[column]
+    return blocks or [[0]]
 
 
 def _aligned(row: tuple[str, ...], widths: list[int]) -> list[str]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from steelyard.report.baseline import asks_clients, is_fedavg
 from steelyard.report.figures import rounds_to_target, worst_tenth
 from steelyard.report.flawed import flawed_shares, flaws_of, sentence
 from steelyard.rounds.settings import RoundSettings
@@ -106,9 +107,11 @@ def _clients(history: History, seed: int) -> int:
 def _kind(settings: str) -> dict[str, bool]:
     """Say whether a rule is plain FedAvg, whether it asks clients at all, and whether its loss adapts."""
     given = json.loads(settings)
-    plain = list(given["criteria"]) == ["DS"] and not given.get("fit") and not given.get("loss")
-    asks = given.get("trained_by", "clients") == "clients"
-    return {"fedavg": plain and asks, "asks_clients": asks, "adapts_loss": given.get("loss") is not None}
+    return {
+        "fedavg": is_fedavg(given),
+        "asks_clients": asks_clients(given),
+        "adapts_loss": given.get("loss") is not None,
+    }
 
 
 def _criteria(settings: str) -> list[dict[str, str]]:

@@ -13,10 +13,10 @@ from steelyard.report.grids import Grid, Style, render
 _BARS = "▁▂▃▄▅▆▇█"
 
 
-def write_tables(document: Mapping[str, Any], style: Style) -> str:
-    """Return all tables of a comparison and a sentence per rule."""
+def write_tables(document: Mapping[str, Any], style: Style, width: int | None = None) -> str:
+    """Return all tables of a comparison and a sentence per rule; plain text is broken to `width`, where given."""
     sentences = [test["sentence"] for test in document["verdicts"]]
-    return render(grids(document), sentences, style)
+    return render(grids(document), sentences, style, width)
 
 
 def grids(document: Mapping[str, Any]) -> list[Grid]:

@@ -9,9 +9,12 @@ from steelyard.report.statistics import estimate, holm, paired_p, verdict
 
 
 def verdicts(
-    measured: Mapping[str, Mapping[str, Sequence[float]]], baseline: str, rules: Sequence[str]
+    measured: Mapping[str, Mapping[str, Sequence[float]]], baseline: str, rules: Sequence[str], last: int = 5
 ) -> list[dict[str, Any]]:
-    """Test every rule against the baseline, per measure with Holm's correction over the rules, and say it in words."""
+    """Test every rule against the baseline, per measure with Holm's correction over the rules, and say it in words.
+
+    `last` is how many rounds the measures of the last rounds are means of.
+    """
     found: dict[str, dict[str, Any]] = {rule: {} for rule in rules[1:]}
     for measure, by_rule in measured.items():
         raw = [paired_p(by_rule[rule]) for rule in rules[1:]]
@@ -23,7 +26,7 @@ def verdicts(
                 "p_holm": adjusted,
                 "verdict": verdict(mean.mean, adjusted),
             }
-    return [{"rule": rule, **tests, "sentence": sentence(rule, baseline, tests)} for rule, tests in found.items()]
+    return [{"rule": rule, **tests, "sentence": sentence(rule, baseline, tests, last)} for rule, tests in found.items()]
 
 
 _PHRASES: dict[str, tuple[str, str, float]] = {
@@ -39,11 +42,12 @@ _PHRASES: dict[str, tuple[str, str, float]] = {
 }
 
 
-def sentence(rule: str, baseline: str, tests: Mapping[str, Mapping[str, Any]]) -> str:
+def sentence(rule: str, baseline: str, tests: Mapping[str, Mapping[str, Any]], last: int = 5) -> str:
     """Say plainly whether a rule is better, worse or not distinguishable from the baseline, measure by measure."""
     parts: list[str] = []
     for measure, test in tests.items():
         what, unit, factor = _PHRASES[measure]
+        what = what.replace("last rounds", f"last {last} rounds")
         if measure in ("final", "late") and "server_mape" in tests:
             what, unit, factor = what.replace("score", "score (−RMSE)"), "", 1.0
         amount = f"{test['mean'] * factor:+.3g} {unit}".strip()
