@@ -73,7 +73,8 @@ def run_part(name: str, out: Path, seconds: float, extra: list[str]) -> dict[str
 def keep(folder: Path, path: Path, told: dict[str, Any]) -> dict[str, Any]:
     """Write the curves of a run folder and what is known of the run into one file."""
     from steelyard.experiment.loading import read_experiment
-    from steelyard.report.comparison import find_baseline, read_curves
+    from steelyard.report.comparison import find_baseline
+    from steelyard.report.curves import read_curves
     from steelyard.runs.reader import History
 
     history, rounds = History(folder), read_experiment(folder).rounds

@@ -1,18 +1,22 @@
-"""Code that users write: modules and files that an experiment names, loaded once each."""
+"""Code that users write: modules and files that an experiment names, loaded once each, and functions in them."""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import RLock
 from types import ModuleType
+from typing import Any
 
-from steelyard.errors import UserError
+from steelyard.errors import UserError, listed, nearest
 from steelyard.randomness import stream_key
 
 _loading = RLock()
+_given: dict[str, Callable[..., Any]] = {}
+"""Functions handed over from Python that no import path names."""
 
 
 def load_code(code: str, field: str) -> ModuleType:
@@ -53,3 +57,37 @@ def _run(name: str, path: Path, code: str, field: str) -> ModuleType:
             raise
         raise UserError(f"{field}: '{code}' fails when loaded: {type(error).__name__}: {error}") from error
     return module
+
+
+def hand_over(factory: Callable[..., Any]) -> str:
+    """Return a name under which `find_code` finds what was given from Python; use it to name a model in settings."""
+    module, name = getattr(factory, "__module__", ""), getattr(factory, "__qualname__", repr(factory))
+    if module and module != "__main__" and "<" not in name:
+        path = f"{module}:{name}"
+        if _attribute(sys.modules.get(module), name) is factory:
+            return path
+    path = f"python:{name}"
+    _given[path] = factory
+    return path
+
+
+def find_code(name: str, field: str, known: Sequence[str]) -> Callable[..., Any]:
+    """Return what "module:name", "file.py:name" or a handed-over name stands for; use it for user-written code."""
+    if name in _given:
+        return _given[name]
+    source, colon, attribute = name.rpartition(":")
+    if not colon or not source:
+        raise UserError(
+            f"{field}: got '{name}'{nearest(name, known)}; allowed: {listed(known)}, "
+            "'package.module:name' or 'path/to/file.py:name'"
+        )
+    found = _attribute(load_code(source, field), attribute)
+    if not callable(found):
+        raise UserError(f"{field}: {source} has no function or class '{attribute}'")
+    return found
+
+
+def _attribute(holder: object, dotted: str) -> Any:
+    for part in dotted.split("."):
+        holder = getattr(holder, part, None)
+    return holder

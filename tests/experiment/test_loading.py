@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -121,3 +123,13 @@ def test_show_prints_schema_with_documentation_of_fields(steelyard: Callable[...
     for name, section in schema["$defs"].items():
         for field, entry in section.get("properties", {}).items():
             assert entry.get("description") or "$ref" in entry, f"{name}.{field} has no documentation"
+
+
+def test_reading_every_recipe_needs_no_torch() -> None:
+    """`steelyard show` and `steelyard recipes` answer at once: torch and pandas take seconds to import."""
+    code = (
+        "import sys; from steelyard.experiment.loading import load, recipes; [load(name) for name in recipes()];"
+        "print(sorted({'torch', 'pandas', 'scipy', 'sklearn', 'flwr'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "[]", done.stderr

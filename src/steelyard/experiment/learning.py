@@ -11,8 +11,7 @@ from steelyard.clients.local import ComputeSettings
 from steelyard.data.settings import DataSettings, FlawSettings, PartitionSettings, check_flaws, check_together
 from steelyard.errors import UserError, listed
 from steelyard.experiment.description import Description
-from steelyard.learning.models import ModelSettings
-from steelyard.learning.training import TrainingSettings
+from steelyard.learning.settings import ModelSettings, TrainingSettings
 from steelyard.weighing.needs import Offers
 from steelyard.weighing.rule import WeighingSettings
 

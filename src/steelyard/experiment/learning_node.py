@@ -17,9 +17,9 @@ from steelyard.data.dataset import ClientRows, Dataset, DatasetOrSeeded, Populat
 from steelyard.data.settings import DataSettings, FlawSettings, PartitionSettings
 from steelyard.data.subset import keep_rows
 from steelyard.errors import UserError
-from steelyard.learning.models import ModelSettings, build
+from steelyard.learning.models import build
 from steelyard.learning.parameters import Layout
-from steelyard.learning.training import TrainingSettings
+from steelyard.learning.settings import ModelSettings, TrainingSettings
 from steelyard.messages import ServerTest
 from steelyard.weighing.criteria import Criterion
 

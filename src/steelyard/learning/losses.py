@@ -13,8 +13,8 @@ import torch
 from torch.nn import functional
 
 from steelyard.errors import UserError, listed, nearest
-from steelyard.learning import models
 from steelyard.messages import LossState
+from steelyard.usercode import find_code
 
 PerSample = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 NAMES = ("auto", "cross-entropy", "binary-cross-entropy", "squared-error", "barron")
@@ -66,7 +66,7 @@ def per_sample(state: LossState) -> PerSample:
     if state.name == "barron":
         shape, scale = 2.0 if state.shape is None else state.shape, 1.0 if state.scale is None else state.scale
         return lambda outputs, labels: barron(outputs.squeeze(-1) - labels.to(outputs.dtype), shape, scale)
-    return models.find(state.name, "training.loss", NAMES)
+    return find_code(state.name, "training.loss", NAMES)
 
 
 def weigh(losses: torch.Tensor, labels: torch.Tensor, class_weights: torch.Tensor | None) -> torch.Tensor:

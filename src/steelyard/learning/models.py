@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from math import isqrt, prod
-from typing import Annotated, Any
 
 import torch
-from pydantic import BeforeValidator, Field, PositiveInt
 from torch import nn
 
-from steelyard.errors import UserError, listed, nearest
+from steelyard.errors import UserError
+from steelyard.learning.settings import ModelSettings
 from steelyard.randomness import stream_key
-from steelyard.settings import Section
-from steelyard.usercode import load_code
+from steelyard.usercode import find_code
 
 Factory = Callable[..., nn.Module]
-
-_given: dict[str, Factory] = {}
-"""Factories handed over from Python that no import path names."""
 
 
 class ConvNet(nn.Module):
@@ -76,40 +70,6 @@ _DENSE = ("logistic", "mlp", "linear")
 NAMES = (*_CONVOLUTIONAL, "cnn", *_DENSE)
 
 
-def _named(value: Any) -> Any:
-    return hand_over(value) if callable(value) else value
-
-
-class ModelSettings(Section):
-    """[model]: which network the clients train."""
-
-    name: Annotated[str, BeforeValidator(_named)] = "cnn-mnist"
-    """A built-in model (cnn-mnist, cnn-femnist, cnn-celeba, cnn-adafed, cnn-digits, cnn, mlp, logistic, linear) or your
-    own torch.nn.Module as "package.module:factory" or "path/to/file.py:factory"; from Python, the factory itself."""
-    hidden: tuple[PositiveInt, ...] | None = None
-    """Hidden units: one number per dense layer for mlp, one number for the convolutional networks."""
-    channels: tuple[PositiveInt, PositiveInt] | None = None
-    """Channels of the two convolutions (convolutional networks only)."""
-    kernel: PositiveInt | None = None
-    """Odd side of the convolution kernels (convolutional networks only)."""
-    outputs: PositiveInt | None = None
-    """Number of outputs; by default one per class, one for regression, one logit for cnn-celeba."""
-    arguments: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments for your own factory."""
-
-
-def hand_over(factory: Callable[..., Any]) -> str:
-    """Return a name under which a factory given from Python can be found again; use it to name a model in settings."""
-    module, name = getattr(factory, "__module__", ""), getattr(factory, "__qualname__", repr(factory))
-    if module and module != "__main__" and "<" not in name:
-        path = f"{module}:{name}"
-        if _attribute(sys.modules.get(module), name) is factory:
-            return path
-    path = f"python:{name}"
-    _given[path] = factory
-    return path
-
-
 def build(settings: ModelSettings | Factory, feature_shape: Sequence[int], classes: int, seed: int) -> nn.Module:
     """Build a model whose first parameters are a pure function of the seed; the global generator is left alone.
 
@@ -158,7 +118,7 @@ def image_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
 
 
 def _own(settings: ModelSettings, shape: tuple[int, ...], classes: int, outputs: int) -> nn.Module:
-    factory = find(settings.name, "model.name", NAMES)
+    factory = find_code(settings.name, "model.name", NAMES)
     known = {"feature_shape": shape, "classes": classes, "outputs": outputs}
     try:
         accepted = inspect.signature(factory).parameters
@@ -172,25 +132,3 @@ def _own(settings: ModelSettings, shape: tuple[int, ...], classes: int, outputs:
     if not isinstance(module, nn.Module):
         raise UserError(f"model.name: {settings.name} returned {type(module).__name__}; allowed: a torch.nn.Module")
     return module
-
-
-def find(name: str, field: str, known: Sequence[str]) -> Callable[..., Any]:
-    """Return what "module:name", "file.py:name" or a handed-over name stands for; use it for user-written code."""
-    if name in _given:
-        return _given[name]
-    source, colon, attribute = name.rpartition(":")
-    if not colon or not source:
-        raise UserError(
-            f"{field}: got '{name}'{nearest(name, known)}; allowed: {listed(known)}, "
-            "'package.module:name' or 'path/to/file.py:name'"
-        )
-    found = _attribute(load_code(source, field), attribute)
-    if not callable(found):
-        raise UserError(f"{field}: {source} has no function or class '{attribute}'")
-    return found
-
-
-def _attribute(holder: object, dotted: str) -> Any:
-    for part in dotted.split("."):
-        holder = getattr(holder, part, None)
-    return holder

@@ -4,39 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Annotated, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt
 from torch import nn
 
 from steelyard.learning import losses
 from steelyard.learning.parameters import Layout
+from steelyard.learning.settings import TrainingSettings
 from steelyard.messages import LossState
 from steelyard.randomness import permutations, stream_key, stream_keys
-from steelyard.settings import Section
-
-
-class TrainingSettings(Section):
-    """[training]: how each client trains on its own data."""
-
-    learning_rate: PositiveFloat = 0.1
-    """Step size of local SGD."""
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Heavy-ball momentum, started afresh in every round."""
-    weight_decay: NonNegativeFloat = 0.0
-    """L2 penalty: this times the parameters is added to each gradient."""
-    epochs: PositiveInt = 1
-    """Passes over the local data in one round (E)."""
-    batch_size: PositiveInt | Literal["full"] = 10
-    """Samples in one step (B), or "full" for all of the client's samples at once."""
-    proximal: NonNegativeFloat = 0.0
-    """FedProx's μ: adds μ/2 ‖θ − Θ‖² to the local loss, which holds clients near the global model."""
-    loss: str = "auto"
-    """auto, cross-entropy, binary-cross-entropy, squared-error, barron, or your own per-sample loss as
-    "package.module:function" or "path/to/file.py:function", called with (outputs, labels)."""
 
 
 def orders(seed: int, round: int, clients: Sequence[str], size: int, settings: TrainingSettings) -> NDArray[np.int64]:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from steelyard.messages import Floats
 from steelyard.recommend.sampling import Items
+
+if TYPE_CHECKING:
+    import torch
 
 GRAM_BLOCK = 256
 """Users whose inner products with all others are computed together."""
@@ -21,6 +24,8 @@ Floats32 = NDArray[np.float32]
 
 def combine_each(parameters: torch.Tensor, weights: Floats, change: Callable[[Floats], Floats32]) -> torch.Tensor:
     """Return parameters + change(w) for weights[clients], or one row per candidate for [candidates, clients]."""
+    import torch  # For speed of start: settings of recommenders are read without it.
+
     start = parameters.detach().cpu()
     candidates = np.atleast_2d(np.asarray(weights, dtype=np.float64))
     found = [start + torch.from_numpy(change(each)) for each in candidates]

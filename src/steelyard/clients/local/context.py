@@ -15,9 +15,9 @@ from steelyard.clients.local.settings import ComputeSettings
 from steelyard.data.dataset import Population
 from steelyard.errors import UserError
 from steelyard.learning import losses
-from steelyard.learning.models import Factory, ModelSettings, build
+from steelyard.learning.models import Factory, build
 from steelyard.learning.parameters import Layout
-from steelyard.learning.training import TrainingSettings
+from steelyard.learning.settings import ModelSettings, TrainingSettings
 from steelyard.messages import LossState
 
 Populations = Mapping[int, Population] | Callable[[int], Population]

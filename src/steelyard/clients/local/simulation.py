@@ -19,8 +19,8 @@ from steelyard.clients.local.evaluator import Evaluator
 from steelyard.clients.local.hardware import peak_memory
 from steelyard.clients.local.kept_models import KeptModels
 from steelyard.clients.local.settings import ComputeSettings
-from steelyard.learning.models import Factory, ModelSettings
-from steelyard.learning.training import TrainingSettings
+from steelyard.learning.models import Factory
+from steelyard.learning.settings import ModelSettings, TrainingSettings
 from steelyard.messages import DenseModels, Evaluations, Failure, Floats, LossState, Question, Task, Updates
 from steelyard.weighing.criteria import Criterion
 

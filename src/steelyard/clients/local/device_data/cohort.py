@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from steelyard.clients.local.device_data.dataset import DeviceDataset, DevicePopulation, Ints
 from steelyard.data.dataset import HONEST, Behaviour
-from steelyard.learning.training import TrainingSettings, orders
+from steelyard.learning.settings import TrainingSettings
+from steelyard.learning.training import orders
 from steelyard.messages import LossState, Task
 
 

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from steelyard.clients.local.device_data.cohort import Cohort
 from steelyard.clients.local.device_data.dataset import Ints
-from steelyard.learning.training import TrainingSettings, batch_limit, orders
+from steelyard.learning.settings import TrainingSettings
+from steelyard.learning.training import batch_limit, orders
 
 
 @dataclass(frozen=True, eq=False)

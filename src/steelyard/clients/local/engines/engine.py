@@ -11,7 +11,7 @@ from torch import nn
 from steelyard.clients.local.device_data.cohort import Cohort
 from steelyard.clients.local.settings import Precision
 from steelyard.learning.parameters import Layout
-from steelyard.learning.training import TrainingSettings
+from steelyard.learning.settings import TrainingSettings
 from steelyard.messages import Floats
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from steelyard.learning import losses
-from steelyard.learning.training import TrainingSettings
+from steelyard.learning.settings import TrainingSettings
 from steelyard.messages import LossState
 
 OutputGradient = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]

@@ -1,0 +1,52 @@
+"""The settings of learning: `[model]` and `[training]`; reading them needs no torch."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt
+
+from steelyard.settings import Section
+from steelyard.usercode import hand_over
+
+
+def _named(value: Any) -> Any:
+    return hand_over(value) if callable(value) else value
+
+
+class ModelSettings(Section):
+    """[model]: which network the clients train."""
+
+    name: Annotated[str, BeforeValidator(_named)] = "cnn-mnist"
+    """A built-in model (cnn-mnist, cnn-femnist, cnn-celeba, cnn-adafed, cnn-digits, cnn, mlp, logistic, linear) or your
+    own torch.nn.Module as "package.module:factory" or "path/to/file.py:factory"; from Python, the factory itself."""
+    hidden: tuple[PositiveInt, ...] | None = None
+    """Hidden units: one number per dense layer for mlp, one number for the convolutional networks."""
+    channels: tuple[PositiveInt, PositiveInt] | None = None
+    """Channels of the two convolutions (convolutional networks only)."""
+    kernel: PositiveInt | None = None
+    """Odd side of the convolution kernels (convolutional networks only)."""
+    outputs: PositiveInt | None = None
+    """Number of outputs; by default one per class, one for regression, one logit for cnn-celeba."""
+    arguments: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments for your own factory."""
+
+
+class TrainingSettings(Section):
+    """[training]: how each client trains on its own data."""
+
+    learning_rate: PositiveFloat = 0.1
+    """Step size of local SGD."""
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """Heavy-ball momentum, started afresh in every round."""
+    weight_decay: NonNegativeFloat = 0.0
+    """L2 penalty: this times the parameters is added to each gradient."""
+    epochs: PositiveInt = 1
+    """Passes over the local data in one round (E)."""
+    batch_size: PositiveInt | Literal["full"] = 10
+    """Samples in one step (B), or "full" for all of the client's samples at once."""
+    proximal: NonNegativeFloat = 0.0
+    """FedProx's μ: adds μ/2 ‖θ − Θ‖² to the local loss, which holds clients near the global model."""
+    loss: str = "auto"
+    """auto, cross-entropy, binary-cross-entropy, squared-error, barron, or your own per-sample loss as
+    "package.module:function" or "path/to/file.py:function", called with (outputs, labels)."""
