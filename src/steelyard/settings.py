@@ -101,7 +101,9 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
     hint = ""
     if first["type"] == "literal_error" and isinstance(got, str):
         hint = nearest(got, [part for part in message.split("'") if part.strip() not in ("", ",", "or")][1:])
-    allowed = message.removeprefix("Input should be ").removeprefix("a valid ")
+    # What pydantic calls these types is no word of TOML's.
+    kinds = {"model_type": "a section of fields", "dict_type": "a section of fields", "tuple_type": "a list"}
+    allowed = kinds.get(first["type"], message.removeprefix("Input should be ").removeprefix("a valid "))
     shown = "a table" if isinstance(got, dict) else repr(got)
     return f"{name}: got {shown}{hint}; allowed: {allowed}{more}"
 

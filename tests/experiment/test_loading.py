@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -133,3 +134,12 @@ def test_reading_every_recipe_needs_no_torch() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout.strip() == "[]", done.stderr
+
+
+def test_a_change_reaches_one_of_several_sections() -> None:
+    document: dict[str, Any] = {"flaws": [{"kind": "noisy"}, {"kind": "stale"}]}
+    change(document, "flaws.1.amount=3")
+    assert document == {"flaws": [{"kind": "noisy"}, {"kind": "stale", "amount": 3}]}
+    for wrong in ("flaws.2.amount=3", "flaws.first.amount=3", "flaws.1.kind.more=3"):
+        with pytest.raises(UserError, match=wrong.replace(".", r"\.")):
+            change(document, wrong)

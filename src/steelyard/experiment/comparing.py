@@ -186,9 +186,9 @@ def _normalised(rule: str, how: str, experiment: Description) -> dict[str, Any]:
 
 def _fitted(inside: str, experiment: Description) -> dict[str, Any]:
     """Read "fitted(RULE)" or "fitted(RULE;steps=20;rate=1;shrink=0.1)"; RULE itself may hold a semicolon."""
-    rule, *assignments = _split(inside, ";")
+    rule, *assignments = _split(inside, ";") or [""]
     given = _unnamed(rule, experiment) if rule else {}
-    if not rule or given.get("fit"):
+    if not rule or "fit" in given:
         raise UserError(f"--rules: got 'fitted({inside})'; allowed: a rule inside that is not fitted, as in fitted(EQ)")
     fit: dict[str, Any] = {}
     for assignment in assignments:
