@@ -119,6 +119,23 @@ def test_online_adjustment_and_the_adaptive_loss_work_as_in_the_simulation(tmp_p
         torch.testing.assert_close(ours, weights(tmp_path / "federated")[name], rtol=1e-3, atol=1e-4)
 
 
+def test_fitted_weights_and_the_server_alone_work_as_in_the_simulation(tmp_path: Path):
+    document = described(
+        partition={"server": "fraction", "server_fraction": 0.2},
+        weighing={"criteria": ["EQ"], "priority": "EQ", "fit": {"steps": 3}},
+        beside={"alone": {"trained_by": "server"}},
+    )
+    run(build(document), out=tmp_path / "simulated")
+    grid, config = grid_of(document, 2, out=str(tmp_path / "federated"))
+    federate(grid, config, "1")  # type: ignore[arg-type]
+    here, there = History(tmp_path / "simulated").clients, History(tmp_path / "federated").clients
+    # The fit takes exponentials of float32 slopes, which differ in the last bits between a stack and single clients.
+    np.testing.assert_allclose(here["weight"], there["weight"], rtol=1e-4)
+    assert set(there["rule"]) == {"fitted(EQ)"}  # Nobody was asked for the other rule.
+    for name, ours in weights(tmp_path / "simulated").items():
+        torch.testing.assert_close(ours, weights(tmp_path / "federated")[name], rtol=1e-4, atol=1e-6)
+
+
 def test_a_client_with_a_model_of_its_own_keeps_it_in_the_node_state(tmp_path: Path):
     document = described(flaws=[{"kind": "own-model", "clients": ["client-001"]}], rounds={"count": 3, "fraction": 1.0})
     run(build(document), out=tmp_path / "simulated")

@@ -1,0 +1,48 @@
+"""Testing models: what small operators must not do on a busy machine."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from steelyard.clients.local import ComputeSettings, Simulation, SimulationServer
+from steelyard.data import PartitionSettings, in_memory, share_out
+from steelyard.learning import losses
+from steelyard.learning.models import ModelSettings
+from steelyard.learning.training import TrainingSettings
+from steelyard.messages import Question
+
+
+def test_losses_of_small_models_are_taken_in_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads that wait for each other at every small operator made a loaded machine many times slower."""
+    chance = torch.Generator().manual_seed(0)
+    data = in_memory(torch.randn(60, 4, generator=chance), torch.arange(60) % 3, classes=3)
+    population = share_out(data, PartitionSettings(scheme="iid", clients=3, server="fraction"), 0)
+    simulation = Simulation(
+        {0: population},
+        ModelSettings(name="logistic"),
+        TrainingSettings(),
+        ComputeSettings(engine="loop", device="cpu"),
+    )
+    model = SimulationServer(simulation).initial(0)
+    plain, threads = losses.per_sample, []
+
+    def watched(state):  # type: ignore[no-untyped-def]
+        each = plain(state)
+
+        def counted(outputs, labels):  # type: ignore[no-untyped-def]
+            threads.append(torch.get_num_threads())
+            return each(outputs, labels)
+
+        return counted
+
+    monkeypatch.setattr(losses, "per_sample", watched)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        simulation.evaluate([Question("a", 0, 0, model[None])])
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert threads
+    assert set(threads) == {1}
