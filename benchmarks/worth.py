@@ -106,7 +106,7 @@ def description(data: str, scenario: Mapping[str, Any], seed: int, engine: str, 
 def measure(data: str, scenario: str, options: argparse.Namespace) -> dict[str, Any]:
     """Run one scenario with every rule and seed; returns accuracies by rule, one per seed, and the weight of flawed."""
     document = description(data, SCENARIOS[scenario], options.seed, options.engine, options.device)
-    described = with_rules(build(document), ["fedavg", *WITHOUT_ROWS, *WITH_ROWS])
+    described = with_rules(build(document), ["fedavg", *options.rules])
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         result = runnable(described).compare(["recipe"], options.seeds, Path(folder) / "run")
@@ -148,7 +148,7 @@ def table(results: Sequence[Mapping[str, Any]]) -> str:
     """Write the tables of some results as Markdown: a table per data set, a line per scenario, a column per rule."""
     parts: list[str] = []
     for result in joined(results):
-        rules = ["EQ", *(rule for rule in (*WITHOUT_ROWS, *WITH_ROWS) if rule != "EQ")]
+        rules = [rule for rule in result["scenarios"][0]["late"] if rule != "fedavg"]
         parts += [f"### {result['data']} ({result['seeds']} seeds, {result['machine']})", ""]
         parts += ["| scenario | fedavg (%) | " + " | ".join(rules) + " |"]
         parts += ["|---" * (len(rules) + 2) + "|"]
@@ -171,6 +171,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=100)
     parser.add_argument("--engine", default="auto")
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--rules", nargs="*", default=[*WITHOUT_ROWS, *WITH_ROWS], help="what stands beside fedavg")
     parser.add_argument("--only", nargs="*", default=list(SCENARIOS))
     parser.add_argument(
         "--part", default="0/1", help="I/N: every N-th scenario from the I-th on, to share the work out"

@@ -98,7 +98,7 @@ def test_adafed_simulation_3_has_two_liars(mnist):
     assert {name for name, how in population.behaviours.items() if how.own_model} == set(liars)
     assert list(population.flaws["client-006"]) == [
         "copy of client-002",
-        "labels flipped (50 %)",
+        "labels flipped (50%)",
         "trains its own model",
     ]
 
