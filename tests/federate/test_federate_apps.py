@@ -87,6 +87,7 @@ def test_a_federation_gives_the_weights_of_the_simulation(tmp_path: Path, nodes:
     first, second = weights(tmp_path / "simulated"), weights(tmp_path / "federated")
     assert set(first) == set(second) == {"LD>DS>MD", "fedavg"}
     for name in first:
+        # A simulation may train clients in a stack and a node trains them singly: float32 sums in another order.
         torch.testing.assert_close(first[name], second[name], rtol=1e-5, atol=1e-6)
     here, there = History(tmp_path / "simulated"), History(tmp_path / "federated")
     assert here.clients["client"].tolist() == there.clients["client"].tolist()
@@ -116,7 +117,8 @@ def test_online_adjustment_and_the_adaptive_loss_work_as_in_the_simulation(tmp_p
     assert here["priority"].tolist() == there["priority"].tolist()
     assert there["loss"].nunique() > 5  # κ changed from round to round and reached the nodes.
     for name, ours in weights(tmp_path / "simulated").items():
-        torch.testing.assert_close(ours, weights(tmp_path / "federated")[name], rtol=1e-3, atol=1e-4)
+        # Steps of 1.0 over six rounds enlarge what float32 sums in another order differ by.
+        torch.testing.assert_close(ours, weights(tmp_path / "federated")[name], rtol=1e-4, atol=1e-5)
 
 
 def test_fitted_weights_and_the_server_alone_work_as_in_the_simulation(tmp_path: Path):
@@ -133,6 +135,7 @@ def test_fitted_weights_and_the_server_alone_work_as_in_the_simulation(tmp_path:
     np.testing.assert_allclose(here["weight"], there["weight"], rtol=1e-4)
     assert set(there["rule"]) == {"fitted(EQ)"}  # Nobody was asked for the other rule.
     for name, ours in weights(tmp_path / "simulated").items():
+        # As wide as the fitted weights above, which these models are combined with.
         torch.testing.assert_close(ours, weights(tmp_path / "federated")[name], rtol=1e-4, atol=1e-6)
 
 
@@ -143,6 +146,7 @@ def test_a_client_with_a_model_of_its_own_keeps_it_in_the_node_state(tmp_path: P
     federate(grid, config, "1")  # type: ignore[arg-type]
     ours, theirs = weights(tmp_path / "simulated"), weights(tmp_path / "federated")
     for name in ours:
+        # A simulation may train clients in a stack and a node trains them singly: float32 sums in another order.
         torch.testing.assert_close(ours[name], theirs[name], rtol=1e-5, atol=1e-6)
     kept = [sorted(made.context.state) for made in grid.nodes.values()]  # type: ignore[attr-defined]
     assert kept == [[], ["steelyard/LD>DS>MD/2", "steelyard/LD>DS>MD/3", "steelyard/LD>DS>MD/run"], []]
@@ -162,6 +166,7 @@ def test_flawed_clients_are_as_flawed_on_nodes_as_in_the_simulation(tmp_path: Pa
     federate(grid, config, "1")  # type: ignore[arg-type]
     ours, theirs = weights(tmp_path / "simulated"), weights(tmp_path / "federated")
     for name in ours:
+        # A simulation may train clients in a stack and a node trains them singly: float32 sums in another order.
         torch.testing.assert_close(ours[name], theirs[name], rtol=1e-5, atol=1e-6)
 
 
@@ -211,6 +216,7 @@ def test_a_run_that_lost_its_nodes_is_resumed_to_the_same_weights(tmp_path: Path
     federate(FakeGrid(back), {**config, "resume": True}, "2")  # type: ignore[arg-type]
     ours, theirs = weights(tmp_path / "simulated"), weights(tmp_path / "federated")
     for name in ours:
+        # A simulation may train clients in a stack and a node trains them singly: float32 sums in another order.
         torch.testing.assert_close(ours[name], theirs[name], rtol=1e-5, atol=1e-6)
 
 

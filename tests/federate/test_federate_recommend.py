@@ -61,6 +61,7 @@ def test_five_users_on_five_nodes_equal_the_simulation(tmp_path: Path):
     federate(FakeGrid(nodes), config, "1")  # type: ignore[arg-type]
     ours, theirs = weights(tmp_path / "simulated"), weights(tmp_path / "run")
     for name in ours:
+        # The server adds the rows of single users, the simulation those of all: float32 sums in another order.
         torch.testing.assert_close(ours[name], theirs[name], rtol=1e-5, atol=1e-6)
     here, there = History(tmp_path / "simulated"), History(tmp_path / "run")
     assert here.clients["client"].tolist() == there.clients["client"].tolist()

@@ -33,9 +33,11 @@ def test_protections_over_rounds(description):
     assert everything[1] == {"claims": 24 * 8, "precision": 1.0, "recall": 1.0}
     assert drawn[0]["recall"] < 0.6
     assert drawn[1]["recall"] > 0.99  # fresh draws only delay the leak
-    assert persistent[1]["recall"] == pytest.approx(0.5, abs=0.12)
+    # 192 interactions, each kept or not by one coin: three standard errors of 0.036.
+    assert persistent[1]["recall"] == pytest.approx(0.5, abs=0.11)
     assert persistent[1]["precision"] == 1.0
-    assert decoyed[1]["precision"] == pytest.approx(0.5, abs=0.12)
+    # As many decoys as interactions, so at most 384 claims: three standard errors of 0.026.
+    assert decoyed[1]["precision"] == pytest.approx(0.5, abs=0.08)
     assert nothing[1]["claims"] == 0
     absence = {entry["protection"]: entry["rounds"][1]["absence"] for entry in found}
     assert absence["π = 0"]["precision"] > 0.9  # what she never pushes down is hers, whatever π

@@ -107,7 +107,8 @@ def test_learners_beat_chance(split, kind):
 
 
 def test_chance_and_popularity(split):
-    assert precision(split, "random") == pytest.approx(2 / 32, abs=0.03)
+    # 60 users with 5 items each: two standard errors of 0.014.
+    assert precision(split, "random") == pytest.approx(2 / 32, abs=0.028)
     assert precision(split, "popular") < 0.15
     first, _ = recommend("random", split.train, 5, seed=1)
     again, _ = recommend("random", split.train, 5, seed=1)

@@ -40,6 +40,7 @@ def test_sharpness_is_the_share_marked_sharp() -> None:
 
 def test_model_divergence_of_the_spec() -> None:
     found = criteria.get("MD").on_server(view([0, 1, 3, 8]))
+    # The spec prints six decimals.
     assert found == pytest.approx([1, 0.707107, 0.5, 0.333333], abs=5e-7)
 
 

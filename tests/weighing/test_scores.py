@@ -57,11 +57,13 @@ def rule(score: str, **parameters: object) -> Rule:
 def test_alice_and_bob(priority: str, alice: float, bob: float, weight: float) -> None:
     found = rule("prioritized", priority=priority).score(ALICE_BOB)
     assert found == pytest.approx([alice, bob], abs=1e-12)
+    # The weights are written with six decimals.
     assert to_weights(found)[0][0] == pytest.approx(weight, abs=5e-7)
 
 
 def test_mean_of_alice_and_bob() -> None:
     found = rule("mean").score(ALICE_BOB)
+    # Written with six decimals.
     assert found == pytest.approx([0.5, 0.466667], abs=5e-7)
     assert to_weights(found)[0][0] == pytest.approx(0.517241, abs=5e-7)
 

@@ -72,6 +72,7 @@ def test_scores_and_weights_of_the_papers_example(tmp_path: Path) -> None:
     found = weigh_file(path, **{**PLAIN, "priority": "DS>IS>CD"})
     assert [row["client"] for row in found["clients"]] == ["Alice", "Bob"]
     assert [row["score"] for row in found["clients"]] == pytest.approx([1.332, 0.190])
+    # The weights are written with six decimals.
     assert [row["weight"] for row in found["clients"]] == pytest.approx([0.875164, 0.124836], abs=5e-7)
     assert found["criteria"] == ["DS", "CD", "IS"]
     assert found["score"] == "prioritized"

@@ -38,7 +38,7 @@ def test_a_free_rider_returns_what_it_received() -> None:
     rows = torch.from_numpy(people.clients[2].train)
     outputs = people.dataset.features[rows] @ models[2][:12].view(3, 4).T + models[2][12:]
     expected = torch.nn.functional.cross_entropy(outputs, people.dataset.labels[rows])
-    assert updates.losses[2] == pytest.approx(float(expected), rel=1e-5)
+    assert updates.losses[2] == pytest.approx(float(expected))
     assert updates.steps is not None
     assert updates.steps.tolist() == plain.steps.tolist()
     assert updates.samples.tolist() == list(SIZES)
@@ -79,7 +79,8 @@ def test_a_client_of_few_steps_trains_on_a_part_and_reports_all() -> None:
         outputs = data.features[rows] @ model[:12].view(3, 4).T + model[12:]
         (slope,) = torch.autograd.grad(torch.nn.functional.cross_entropy(outputs, data.labels[rows]), model)
         model = (model - 0.1 * slope).detach().requires_grad_()
-    assert torch.allclose(updates.payload.models[2], model.detach(), atol=1e-6)
+    # Float32 sums in another order.
+    assert torch.allclose(updates.payload.models[2], model.detach(), atol=1e-7)
 
 
 def test_a_client_that_claims_size_says_so_everywhere() -> None:
@@ -164,5 +165,7 @@ def test_a_stack_does_what_the_loop_does() -> None:
     )  # fmt: skip
     start = task(loop).parameters
     for round in (1, 2, 3):
-        torch.testing.assert_close(sent(stack, round, start + round), sent(loop, round, start + round))
+        # Float32 sums in another order.
+        found, expected = (sent(clients, round, start + round) for clients in (stack, loop))
+        torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
     assert np.isfinite(loop.train([task(loop, round=4)])[0].losses).all()

@@ -68,4 +68,4 @@ class TestRegression(SimulationContract):
     """Outputs that are numbers, not classes."""
 
     model = "linear"
-    rounding = 1e-5
+    rounding = 1e-5  # Float32 sums in another order, as in the stacks above.

@@ -24,6 +24,7 @@ def test_windows_make_a_convolution(kernel: int) -> None:
     seen = windows.windows(images, kernel, taps + 2, ones=True)
     flat = torch.cat([weights.permute(0, 2, 3, 1).reshape(4, -1), torch.full((4, 1), 0.5), torch.ones(4, 1)], 1)
     expected = torch.conv2d(images.permute(0, 3, 1, 2), weights, torch.full((4,), 0.5), padding=kernel // 2)
+    # Up to 77 float32 products of about 1 each, summed in another order.
     assert torch.allclose((seen @ flat.t()).view(2, 6, 5, 4), expected.permute(0, 2, 3, 1), atol=1e-5)
     turned = windows.windows(images, kernel, taps, turned=True)
     assert torch.equal(turned.view(-1, kernel, kernel, 3), seen[:, :taps].view(-1, kernel, kernel, 3).flip(1, 2))

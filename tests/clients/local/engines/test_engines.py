@@ -59,8 +59,9 @@ def test_the_step_that_graphs_capture_gives_what_the_loop_gives(kind: str, name:
     for _ in range(2):  # the buffers are used again
         out = torch.zeros_like(expected[0].payload.models)
         losses = engine.train(cohort, out)
-        assert torch.allclose(out, expected[0].payload.models, atol=2e-5)
-        assert losses == pytest.approx(expected[0].losses, rel=1e-4)
+        # Float32 sums in another order.
+        assert torch.allclose(out, expected[0].payload.models, atol=1e-6)
+        assert losses == pytest.approx(expected[0].losses, rel=1e-5)
 
 
 @pytest.mark.parametrize("engine", ["threads", "stacked:4", "fused", "winograd", "vmap:4"])
@@ -78,7 +79,8 @@ def test_losses_without_a_closed_form(engine: str, loss: str, tmp_path: Path) ->
         task = Task("f", 0, 1, tuple(clients.names(0)), start, LossState(name, None, 0.5, 0.8))
         return clients.train([task])[0].payload.models
 
-    assert torch.allclose(models(engine), models("loop"), atol=1e-5)
+    # Float32 sums in another order.
+    assert torch.allclose(models(engine), models("loop"), atol=1e-6)
 
 
 @pytest.mark.parametrize("engine", ["loop", "threads", "stacked", "fused", "winograd", "vmap:3"])
@@ -100,6 +102,7 @@ def test_bfloat16_stays_near(engine: str) -> None:
     expected, start, _ = cases.trained("loop", people, model, gentle)
     found, _, _ = cases.trained(engine, people, model, gentle, precision="bfloat16")
     assert not torch.equal(found[0].payload.models, expected[0].payload.models)
+    # bfloat16 keeps eight bits of each number, and its errors add up over the steps.
     cases.assert_alike(found[:1], expected[:1], start, 0.25)
 
 
@@ -115,7 +118,8 @@ def test_modules_that_do_not_stack_fall_back_to_what_is_right(engine: str, modul
         found, _, clients = cases.trained(engine, people, model, training)
         clients.train([Task("f", 0, 4, ("c0",), expected[0].payload.models[0])])
     for one, two in zip(found, expected, strict=True):
-        assert torch.allclose(one.payload.models, two.payload.models, atol=1e-5)
+        # Float32 sums in another order.
+        assert torch.allclose(one.payload.models, two.payload.models, atol=1e-6)
     if module is cases.Drawing or engine in ("vmap", "stacked", "fused"):
         assert clients.describe()["engine_choice"] == "loop"
         told = [str(w.message) for w in caught if "one after another" in str(w.message)]
@@ -134,4 +138,5 @@ def test_a_small_memory_limit_makes_small_stacks() -> None:
     )
     found = small.train([task])[0]
     assert small.describe()["engine_choice"] != "vmap:1000"
-    assert torch.allclose(found.payload.models, expected[0].payload.models, atol=1e-5)
+    # Float32 sums in another order.
+    assert torch.allclose(found.payload.models, expected[0].payload.models, atol=1e-6)

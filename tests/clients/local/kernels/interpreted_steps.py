@@ -53,9 +53,11 @@ def trained(name: str, how: str) -> None:
     wanted = torch.cat([updates.payload.models for updates in expected])
     apart = torch.linalg.vector_norm(out - wanted, dim=1) / torch.linalg.vector_norm(wanted - start, dim=1)
     assert float(apart.max()) < 1e-5, apart
+    # Float32 sums in another order, over several steps.
     assert torch.allclose(torch.tensor(losses), torch.cat([torch.tensor(u.losses) for u in expected]), atol=1e-5)
     rows, dataset = torch.arange(7), clients.context.population(0).dataset
     found = kernels.outputs_of(kernels.native(wanted), dataset, rows)
+    # Float32 sums in another order, through every layer.
     assert torch.allclose(found, clients.evaluator.outputs(wanted, dataset, rows), atol=1e-4)
 
 
