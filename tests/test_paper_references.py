@@ -134,7 +134,7 @@ def test_online_adjustment_is_algorithm_1(tmp_path: Path) -> None:
     assert [row[2] for row in found] == [row[2] for row in expected]
     assert sum(row[2] for row in expected) > 0, "this seed must adjust at least once, or the test shows nothing"
     # Seven rounds of float32 training, whose sums may run in another order.
-    torch.testing.assert_close(final_model(tmp_path / "run", "online(MD>DS>LD)"), model, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(final_model(tmp_path / "run", "online(MD>DS>LD)"), model, rtol=1e-4, atol=1e-5)
 
 
 def test_adafed_is_algorithm_1(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_adafed_is_algorithm_1(tmp_path: Path) -> None:
     for mine, theirs in zip(used[1:], losses[1:], strict=True):
         assert mine == pytest.approx(theirs)
     # Seven rounds of float32 training, whose sums may run in another order.
-    torch.testing.assert_close(final_model(tmp_path / "run", "adafed"), model, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(final_model(tmp_path / "run", "adafed"), model, rtol=1e-4, atol=1e-5)
     # What is reported comes from rows that neither weighed nor were trained on.
     reported = bench.accuracy(model, bench.population.report)
     assert rounds["server_accuracy"].iloc[-1] == pytest.approx(reported)

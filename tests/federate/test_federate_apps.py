@@ -118,7 +118,7 @@ def test_online_adjustment_and_the_adaptive_loss_work_as_in_the_simulation(tmp_p
     assert there["loss"].nunique() > 5  # κ changed from round to round and reached the nodes.
     for name, ours in weights(tmp_path / "simulated").items():
         # Steps of 1.0 over six rounds enlarge what float32 sums in another order differ by.
-        torch.testing.assert_close(ours, weights(tmp_path / "federated")[name], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(ours, weights(tmp_path / "federated")[name], rtol=1e-3, atol=1e-4)
 
 
 def test_fitted_weights_and_the_server_alone_work_as_in_the_simulation(tmp_path: Path):

@@ -62,7 +62,7 @@ def assert_same_weights(one: Path, other: Path) -> None:
     assert set(first) == set(second)
     for name in first:
         # A simulation may train clients in a stack and a node trains them singly: float32 sums in another order.
-        torch.testing.assert_close(first[name], second[name], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(first[name], second[name], rtol=1e-4, atol=1e-5)
 
 
 def left_running(folder: Path) -> list[str]:
@@ -102,7 +102,7 @@ def test_four_nodes_with_tls_equal_the_simulation_and_a_stranger_is_refused(tmp_
     here, there = History(tmp_path / "simulated"), History(folder)
     assert here.clients["client"].tolist() == there.clients["client"].tolist()
     assert there.clients["failure"].isna().all()
-    np.testing.assert_allclose(here.clients["weight"], there.clients["weight"], rtol=1e-6)
+    np.testing.assert_allclose(here.clients["weight"], there.clients["weight"], rtol=1e-5)
     np.testing.assert_allclose(here.evaluations["score"], there.evaluations["score"], atol=1e-9)
     assert there.info["status"] == "finished"
     assert there.info["nodes"] == "4"  # The stranger is not among them.

@@ -47,7 +47,7 @@ def test_weights_scale_users_and_uniform_ones_give_the_sum(histories):
         for owner, item, value in zip(rows.owners, rows.rows, rows.values, strict=True):
             by_hand[item] += learning.rate * USERS * mine[owner] * value
         # By hand in float64, found in float32.
-        np.testing.assert_allclose(each.numpy().reshape(-1, FACTORS + 1), by_hand, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(each.numpy().reshape(-1, FACTORS + 1), by_hand, rtol=1e-4, atol=1e-5)
 
 
 def test_divergence_selection_and_broken_numbers(histories):
@@ -62,7 +62,7 @@ def test_divergence_selection_and_broken_numbers(histories):
     one[4] = 1 / USERS
     moved = payload.combine(flat, one) - flat
     # The change is a difference of float32 tables, which costs a digit.
-    assert payload.divergence(flat)[4] == pytest.approx(float(moved.norm()), rel=1e-5)
+    assert payload.divergence(flat)[4] == pytest.approx(float(moved.norm()), rel=1e-4)
     few = payload.select([4, 6])
     assert few.divergence(flat) == pytest.approx(payload.divergence(flat)[[4, 6]])
     assert payload.sparse().select([4, 6]).divergence(flat) == pytest.approx(payload.divergence(flat)[[4, 6]])

