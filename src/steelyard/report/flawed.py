@@ -24,9 +24,11 @@ def flaws_of(history: History, seed: int) -> dict[str, list[str]]:
 def flawed_shares(history: History, rule: str, seed: int) -> dict[str, float] | None:
     """Return the share of all weight, and of all samples asked, that flawed clients had; None without flaws."""
     flawed = flaws_of(history, seed)
+    if not flawed:  # before the clients' table is read, which is large in a long run
+        return None
     frame = history.clients
     mine = frame[(frame["rule"] == rule) & (frame["seed"] == seed) & frame["weight"].notna()]
-    if not flawed or not len(mine):
+    if not len(mine):
         return None
     theirs = mine["client"].isin(list(flawed)).to_numpy()
     weight, samples = mine["weight"].to_numpy(), mine["samples"].to_numpy()
