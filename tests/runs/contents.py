@@ -7,6 +7,7 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors.torch import load_file
 
@@ -17,19 +18,24 @@ QUERIES = {
         "zero_scores, loss, server_accuracy, server_macro_f1, server_metrics "  # all but seconds
         "FROM rounds r JOIN federations f ON f.id = r.federation ORDER BY f.name, r.round"
     ),
-    "updates": (
-        "SELECT f.name, u.round, c.name, samples, loss, raw, normalised, score, weight, bytes, failure FROM updates u "
-        "JOIN federations f ON f.id = u.federation JOIN clients c ON c.id = u.client ORDER BY f.name, u.round, c.name"
-    ),
-    "evaluations": (
-        "SELECT f.name, e.round, c.name, samples, score, loss, metrics FROM evaluations e "
-        "JOIN federations f ON f.id = e.federation JOIN clients c ON c.id = e.client ORDER BY f.name, e.round, c.name"
+    "failures": (
+        "SELECT f.name, l.round, c.name, reason FROM failures l "
+        "JOIN federations f ON f.id = l.federation JOIN clients c ON c.id = l.client ORDER BY f.name, l.round, c.name"
     ),
     "samples": (
         "SELECT f.name, s.round, hits, count FROM samples s JOIN federations f ON f.id = s.federation "
         "ORDER BY f.name, s.round"
     ),
 }
+
+UPDATES = (
+    "SELECT f.name, u.round, clients, samples, bytes, loss, score, weight, raw, normalised FROM updates u "
+    "JOIN federations f ON f.id = u.federation ORDER BY f.name, u.round"
+)
+EVALUATIONS = (
+    "SELECT f.name, e.round, clients, samples, score, loss, metrics, figures FROM evaluations e "
+    "JOIN federations f ON f.id = e.federation ORDER BY f.name, e.round"
+)
 
 
 def query(folder: Path, text: str) -> list[tuple[Any, ...]]:
@@ -43,7 +49,44 @@ def query(folder: Path, text: str) -> list[tuple[Any, ...]]:
 
 def rows(folder: Path) -> dict[str, list[tuple[Any, ...]]]:
     """Return all rows of a run by table, with names in place of numbers and without the seconds."""
-    return {table: query(folder, text) for table, text in QUERIES.items()}
+    names = dict(query(folder, "SELECT id, name FROM clients"))
+    packed = {
+        table: [
+            (*row[:2], [names[key] for key in np.frombuffer(row[2], "<i4")], *row[3:]) for row in query(folder, text)
+        ]
+        for table, text in (("updates", UPDATES), ("evaluations", EVALUATIONS))
+    }
+    return {**{table: query(folder, text) for table, text in QUERIES.items()}, **packed}
+
+
+def numbers(blob: bytes | None, kind: str = "<f8") -> list[float] | None:
+    """Return the numbers of one packed column, "unknown" as None."""
+    if blob is None:
+        return None
+    return [None if number != number else number for number in np.frombuffer(blob, kind).tolist()]
+
+
+def updates(folder: Path) -> list[dict[str, Any]]:
+    """Return what stands of the clients' updates, a dictionary of lists for each federation and round."""
+    columns = ("federation", "round", "clients", "samples", "bytes", "loss", "score", "weight", "raw", "normalised")
+    return [
+        {
+            name: numbers(value, "<i8" if name == "samples" else "<f8") if column > 2 else value
+            for column, (name, value) in enumerate(zip(columns, row, strict=True))
+        }
+        for row in rows(folder)["updates"]
+    ]
+
+
+def evaluations(folder: Path) -> list[dict[str, Any]]:
+    """Return what stands of the clients' evaluations, a dictionary of lists for each federation and round."""
+    columns = ("federation", "round", "clients", "samples", "score", "loss", "metrics", "figures")
+    found: list[dict[str, Any]] = []
+    for row in rows(folder)["evaluations"]:
+        entry = dict(zip(columns, row, strict=True))
+        entry |= {name: numbers(entry[name]) for name in ("score", "loss", "figures")}
+        found.append({**entry, "samples": numbers(entry["samples"], "<i8")})
+    return found
 
 
 def last_round(folder: Path) -> int:
@@ -60,7 +103,7 @@ def checkpoint(folder: Path) -> tuple[int, dict[str, Any], dict[str, torch.Tenso
 def assert_same_bits(found: Path, expected: Path) -> None:
     """Hold one run folder against another: every row, every state, every bit of every model."""
     ours, theirs = rows(found), rows(expected)
-    for table in QUERIES:
+    for table in ours:
         assert ours[table] == theirs[table], f"{table} differ"
     (round, states, tensors), (wanted_round, wanted_states, wanted) = checkpoint(found), checkpoint(expected)
     assert round == wanted_round

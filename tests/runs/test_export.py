@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.runs.records import federation, record, state
 
 from steelyard.errors import UserError
-from steelyard.runs.export import export_run
+from steelyard.runs.export import export_run, write_csv
 from steelyard.runs.store import Store
 
 
@@ -60,3 +65,26 @@ def test_a_folder_that_cannot_be_made_is_named(run: Path, tmp_path: Path) -> Non
         UserError, match=r"^--out: .*file/x cannot be made: Not a directory; allowed: a writable folder"
     ):
         export_run(run, "csv", tmp_path / "file" / "x")
+
+
+ODD = st.text(st.sampled_from('a,"\n\r ü;'), max_size=6)
+
+
+@given(
+    st.lists(st.tuples(st.floats() | st.just(0.1), st.integers(-(2**63), 2**63 - 1), st.none() | ODD), max_size=9),
+    st.lists(ODD, min_size=3, max_size=3, unique=True),
+)
+def test_any_table_is_read_back_from_csv_to_the_last_bit(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[float, int, str | None]], names: list[str]
+) -> None:
+    path = tmp_path_factory.mktemp("csv") / "x.csv"
+    columns = [list(column) for column in zip(*rows, strict=True)] or [[], [], []]
+    kinds = (np.float64, np.int64, object)
+    frame = pd.DataFrame({k: pd.Series(v, dtype=t) for k, v, t in zip(names, columns, kinds, strict=True)})
+    write_csv(frame, path)
+    with path.open(encoding="utf-8", newline="") as file:
+        found = list(csv.reader(file))
+    assert found[0] == names
+    for (number, whole, text), row in zip(rows, found[1:], strict=True):
+        assert (float(row[0]) == number) if math.isfinite(number) else row[0] == ""
+        assert row[1:] == [str(whole), text or ""]

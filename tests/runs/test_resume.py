@@ -114,8 +114,8 @@ def spoil(folder: Path) -> None:
     connection = sqlite3.connect(folder / "run.sqlite")
     with connection:
         connection.execute("UPDATE rounds SET accuracy = -1 WHERE round > ?", (EVERY,))
-        connection.execute("UPDATE updates SET weight = -1 WHERE round > ?", (EVERY,))
-        connection.execute("UPDATE evaluations SET score = -1 WHERE round > ?", (EVERY,))
+        connection.execute("UPDATE updates SET weight = zeroblob(length(weight)) WHERE round > ?", (EVERY,))
+        connection.execute("UPDATE evaluations SET score = zeroblob(length(score)) WHERE round > ?", (EVERY,))
         # A round that the resumed run will not come to.
         for table in ("rounds", "updates", "evaluations"):
             columns = [name for _, name, *_ in connection.execute(f"PRAGMA table_info({table})")]

@@ -14,13 +14,23 @@ from steelyard.runs.schema import DATABASE, connect
 def test_a_writer_makes_the_tables_once_and_readers_do_not_block_it(tmp_path: Path) -> None:
     writer = connect(tmp_path, write=True)
     tables = {name for (name,) in writer.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    wanted = {"info", "federations", "clients", "rounds", "updates", "evaluations", "samples", "checkpoints"}
+    wanted = {
+        "info",
+        "federations",
+        "clients",
+        "rounds",
+        "updates",
+        "failures",
+        "evaluations",
+        "samples",
+        "checkpoints",
+    }
     assert tables == wanted
     assert writer.execute("PRAGMA journal_mode").fetchone() == ("wal",)
     assert writer.execute("PRAGMA synchronous").fetchone() == (1,)  # NORMAL
     reader = connect(tmp_path, write=False)
     reader.execute("BEGIN")
-    assert reader.execute("SELECT * FROM info").fetchall() == [("schema", "1")]
+    assert reader.execute("SELECT * FROM info").fetchall() == [("schema", "2")]
     with writer:
         writer.execute("INSERT INTO info VALUES ('status', 'running')")
     assert reader.execute("SELECT COUNT(*) FROM info").fetchone() == (1,)  # whole transactions only
@@ -53,9 +63,9 @@ def test_what_is_no_database_is_named(tmp_path: Path, write: bool) -> None:
 def test_another_version_is_named(tmp_path: Path, write: bool) -> None:
     writer = connect(tmp_path, write=True)
     with writer:
-        writer.execute("UPDATE info SET value = '2' WHERE key = 'schema'")
+        writer.execute("UPDATE info SET value = '1' WHERE key = 'schema'")
     writer.close()
-    with pytest.raises(UserError, match=r"run\.sqlite: schema 2; this version reads schema 1$"):
+    with pytest.raises(UserError, match=r"run\.sqlite: schema 1; this version reads schema 2$"):
         connect(tmp_path, write=write)
 
 
@@ -64,7 +74,7 @@ def test_a_database_without_a_version_is_named(tmp_path: Path) -> None:
     with writer:
         writer.execute("DELETE FROM info")
     writer.close()
-    with pytest.raises(UserError, match="schema None; this version reads schema 1"):
+    with pytest.raises(UserError, match="schema None; this version reads schema 2"):
         connect(tmp_path, write=False)
 
 
@@ -73,11 +83,11 @@ def test_a_row_has_one_meaning(tmp_path: Path) -> None:
     writer = connect(tmp_path, write=True)
     writer.execute("INSERT INTO federations VALUES (1, 'a', 'a', 0, '{}')")
     writer.execute("INSERT INTO samples VALUES (1, 1, x'00', 8)")
-    writer.execute("INSERT INTO evaluations VALUES (1, 1, 1, 5, 0.5, NULL, NULL)")
+    writer.execute("INSERT INTO evaluations VALUES (1, 1, x'', x'', x'', x'', '[]', NULL)")
     for text in (
         "INSERT INTO federations VALUES (2, 'a', 'b', 0, '{}')",
         "INSERT INTO samples VALUES (1, 1, x'ff', 8)",
-        "INSERT INTO evaluations VALUES (1, 1, 1, 6, 0.5, NULL, NULL)",
+        "INSERT INTO evaluations VALUES (1, 1, x'00', x'', x'', x'', '[]', NULL)",
     ):
         with pytest.raises(sqlite3.IntegrityError):
             writer.execute(text)

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tests.runs import contents
 from tests.runs.contents import query
 from tests.runs.records import evaluations, federation, record, state, updates
 
@@ -19,7 +20,7 @@ from steelyard.runs.store import Store, exists
 from steelyard.weighing.priorities import OrderState
 from steelyard.weighing.rule import Rule, WeighingSettings
 
-TABLES = ("rounds", "updates", "evaluations", "samples")
+TABLES = ("rounds", "updates", "failures", "evaluations", "samples")
 
 
 def nothing() -> dict[str, torch.Tensor]:
@@ -46,18 +47,32 @@ def test_a_round_stands_in_the_tables_number_by_number(store: Store) -> None:
     plain = json.dumps({"name": "auto", "class_weights": None, "shape": None, "scale": None})
     start = (1, 1, 0.625, "DS>LD", '[["DS>LD", 0.625]]', 2)
     assert row == (*start, 3, 2, 0, "[]", 0, plain, 0.5, 0.25, '{"f1": [0.5, 0.0]}', 0.125)
-    text = (
-        "SELECT c.name, samples, loss, raw, normalised, score, weight, bytes, failure, round, federation FROM updates u"
-    )
-    assert query(store.folder, f"{text} JOIN clients c ON c.id = u.client ORDER BY c.name") == [
-        ("a", 3, 0.25, "[3.0, 4.0]", "[0.75, 0.5]", 1.125, 0.75, None, None, 1, 1),
-        ("b", 1, None, "[1.0, 4.0]", "[0.25, 0.5]", 0.375, 0.25, None, None, 1, 1),
-        ("c", None, None, None, None, None, None, None, "not registered", 1, 1),
+    assert contents.updates(store.folder) == [
+        {
+            "federation": "DS>LD",
+            "round": 1,
+            "clients": ["a", "b"],
+            "samples": [3, 1],
+            "bytes": None,
+            "loss": [0.25, None],
+            "score": [1.125, 0.375],
+            "weight": [0.75, 0.25],
+            "raw": [3.0, 4.0, 1.0, 4.0],
+            "normalised": [0.75, 0.5, 0.25, 0.5],
+        }
     ]
-    text = "SELECT c.name, federation, round, samples, score, loss, metrics FROM evaluations e"
-    assert query(store.folder, f"{text} JOIN clients c ON c.id = e.client ORDER BY c.name") == [
-        ("a", 1, 1, 3, 0.5, 0.75, None),
-        ("d", 1, 1, 1, 1.0, None, None),
+    assert contents.rows(store.folder)["failures"] == [("DS>LD", 1, "c", "not registered")]
+    assert contents.evaluations(store.folder) == [
+        {
+            "federation": "DS>LD",
+            "round": 1,
+            "clients": ["a", "d"],
+            "samples": [3, 1],
+            "score": [0.5, 1.0],
+            "loss": [0.75, None],
+            "metrics": "[]",
+            "figures": None,
+        }
     ]
     assert query(store.folder, "SELECT * FROM samples") == []
 
@@ -77,7 +92,8 @@ def test_an_old_model_that_was_kept_gave_nobody_weight(store: Store) -> None:
         store.folder, "SELECT kept_old, zero_criteria, zero_scores, accuracy FROM rounds"
     )
     assert (kept, json.loads(zero), uniform, accuracy) == (1, ["DS", "LD"], 0, None)
-    assert query(store.folder, "SELECT score, weight FROM updates WHERE failure IS NULL") == [(0.25, 0.0)] * 2
+    (found,) = contents.updates(store.folder)
+    assert (found["score"], found["weight"]) == ([0.25, 0.25], [0.0, 0.0])
     assert query(store.folder, "SELECT * FROM evaluations") == []
 
 
@@ -85,19 +101,17 @@ def test_scores_that_are_all_zero_are_marked(store: Store) -> None:
     rule = Rule(WeighingSettings(criteria=("DS", "LD"), score="product"))
     commit(store, record(weighing=rule.weigh(np.array([[3.0, 0.0], [0.0, 4.0]]))))
     assert query(store.folder, "SELECT zero_criteria, zero_scores FROM rounds") == [("[]", 1)]
-    assert query(store.folder, "SELECT weight FROM updates WHERE failure IS NULL") == [(0.5,)] * 2
+    assert contents.updates(store.folder)[0]["weight"] == [0.5, 0.5]
 
 
 def test_updates_without_weighing_and_with_bytes(store: Store) -> None:
     failures = (Failure("c", "too late"), Failure("c", "again"), Failure("b", "sent twice"))
     commit(store, record(weighing=None, updates=updates(bytes_sent=np.array([70, 80]), failures=failures)))
-    text = "SELECT c.name, samples, raw, score, weight, bytes, failure FROM updates u JOIN clients c ON c.id = u.client"
+    (found,) = contents.updates(store.folder)
+    assert (found["clients"], found["samples"], found["bytes"]) == (["a", "b"], [3, 1], [70, 80])
+    assert found["raw"] is found["normalised"] is found["score"] is found["weight"] is None
     # A client that is weighed all the same is no failure, and one that failed twice was asked once.
-    assert query(store.folder, f"{text} ORDER BY c.name") == [
-        ("a", 3, None, None, None, 70, None),
-        ("b", 1, None, None, None, 80, None),
-        ("c", None, None, None, None, None, "again"),
-    ]
+    assert contents.rows(store.folder)["failures"] == [("DS>LD", 1, "c", "again")]
     assert query(store.folder, "SELECT cohort, answered FROM rounds") == [(4, 2)]
 
 
@@ -105,10 +119,8 @@ def test_metrics_and_right_or_wrong_of_every_sample(store: Store) -> None:
     metrics = {"recall": np.array([0.5, 0.25]), "hit": np.array([1.0, 0.0])}
     right = np.array([True, False, True, True, False, False, False, False, True])
     commit(store, record(evaluations=evaluations(metrics=metrics, right=right)))
-    assert query(store.folder, "SELECT metrics FROM evaluations ORDER BY client") == [
-        ('{"recall": 0.5, "hit": 1.0}',),
-        ('{"recall": 0.25, "hit": 0.0}',),
-    ]
+    (found,) = contents.evaluations(store.folder)
+    assert (found["metrics"], found["figures"]) == ('["recall", "hit"]', [0.5, 0.25, 1.0, 0.0])
     assert query(store.folder, "SELECT * FROM samples") == [(1, 1, bytes([0b10110000, 0b10000000]), 9)]
 
 
@@ -125,9 +137,12 @@ def test_a_client_has_one_number_in_all_tables_and_after_opening_again(tmp_path:
         commit(store, record(round=round))
         store.close()
     assert query(tmp_path, "SELECT id, name FROM clients ORDER BY id") == [(1, "a"), (2, "b"), (3, "c"), (4, "d")]
-    assert query(tmp_path, "SELECT round, client FROM updates ORDER BY round, client") == [
-        (round, client) for round in (1, 2) for client in (1, 2, 3)
+    assert query(tmp_path, "SELECT round, hex(clients) FROM updates") == [
+        (1, "0100000002000000"),
+        (2, "0100000002000000"),
     ]
+    assert query(tmp_path, "SELECT round, client FROM failures") == [(1, 3), (2, 3)]
+    assert query(tmp_path, "SELECT hex(clients) FROM evaluations") == [("0100000004000000",)] * 2
 
 
 def test_federations_are_named_once_with_their_settings(tmp_path: Path) -> None:
@@ -151,7 +166,7 @@ def test_single_clients_are_written_each_k_rounds_and_in_the_last(tmp_path: Path
     store.close()
     assert query(tmp_path, "SELECT DISTINCT round FROM updates ORDER BY round") == [(2,), (4,), (5,)]
     assert query(tmp_path, "SELECT COUNT(*) FROM rounds") == [(5,)]
-    assert query(tmp_path, "SELECT COUNT(*) FROM evaluations") == [(10,)]
+    assert query(tmp_path, "SELECT COUNT(*) FROM evaluations") == [(5,)]
 
 
 def test_without_saying_more_every_round_is_written_whole(tmp_path: Path) -> None:
@@ -226,14 +241,15 @@ def test_a_round_written_again_replaces_the_first(store: Store) -> None:
     commit(store, record(round=1, accuracy=0.25))
     commit(store, record(round=1, accuracy=0.5))
     assert query(store.folder, "SELECT accuracy FROM rounds") == [(0.5,)]
-    assert query(store.folder, "SELECT COUNT(*) FROM updates") == [(3,)]
+    for table in ("updates", "failures", "evaluations"):
+        assert query(store.folder, f"SELECT COUNT(*) FROM {table}") == [(1,)]
 
 
 def test_notes_are_text_or_json_and_the_newest_holds(store: Store) -> None:
     store.note(status="running", seeds=[1, 2], in_memory=False)
     store.note(status="finished")
     found = dict(query(store.folder, "SELECT key, value FROM info"))
-    assert found == {"schema": "1", "status": "finished", "seeds": "[1, 2]", "in_memory": "false"}
+    assert found == {"schema": "2", "status": "finished", "seeds": "[1, 2]", "in_memory": "false"}
 
 
 def test_one_writer_at_a_time(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from steelyard.runs.reader import History
 
 SMALL = 0.02
@@ -26,12 +28,12 @@ def flawed_shares(history: History, rule: str, seed: int) -> dict[str, float] | 
     flawed = flaws_of(history, seed)
     if not flawed:  # before the clients' table is read, which is large in a long run
         return None
-    frame = history.clients
-    mine = frame[(frame["rule"] == rule) & (frame["seed"] == seed) & frame["weight"].notna()]
-    if not len(mine):
+    found = history.cohorts(rule, seed)
+    weighed = ~np.isnan(found.weight)
+    if not weighed.any():
         return None
-    theirs = mine["client"].isin(list(flawed)).to_numpy()
-    weight, samples = mine["weight"].to_numpy(), mine["samples"].to_numpy()
+    theirs = np.isin(found.client, [index for index, name in enumerate(found.clients) if name in flawed])[weighed]
+    weight, samples = found.weight[weighed], found.samples[weighed]
     return {
         "weight": float(weight[theirs].sum() / (weight.sum() or 1.0)),
         "samples": float(samples[theirs].sum() / (samples.sum() or 1.0)),

@@ -74,7 +74,9 @@ def summarise(folder: Path, settings: RoundSettings, measure: str = "accuracy") 
         "measure": measure,
         "target": settings.target,
         "share": settings.share,
-        "sentence": sentence(first, flaws[str(seeds[0])], _clients(history, seeds[0])),
+        "sentence": sentence(
+            first, flaws[str(seeds[0])], _clients(history, [rule["rule"] for rule in first], seeds[0])
+        ),
         "flaws": flaws,
         "rules": rules,
         "rounds_to_target": table,
@@ -99,9 +101,9 @@ def _server(metrics: list[str | None], accuracies: list[float]) -> dict[str, Any
     return found
 
 
-def _clients(history: History, seed: int) -> int:
-    frame = history.evaluations if len(history.evaluations) else history.clients
-    return len({client for client, of in zip(frame["client"], frame["seed"], strict=True) if of == seed})
+def _clients(history: History, rules: list[str], seed: int) -> int:
+    tested = {client for rule in rules for client in history.tested(rule, seed).clients}
+    return len(tested or {client for rule in rules for client in history.cohorts(rule, seed).clients})
 
 
 def _kind(settings: str) -> dict[str, bool]:
@@ -122,20 +124,22 @@ def _criteria(settings: str) -> list[dict[str, str]]:
 
 
 def _heaviest(history: History, rule: str, seed: int) -> list[dict[str, Any]]:
-    frame = history.clients
-    mine = frame[(frame["rule"] == rule) & (frame["seed"] == seed) & frame["weight"].notna()]
-    grouped = mine.groupby("client").agg(
-        weight=("weight", "sum"), rounds=("round", "count"), samples=("samples", "max")
-    )
-    total = float(grouped["weight"].to_numpy().sum()) or 1.0
-    grouped["share"] = grouped["weight"] / total
-    ranked = grouped.reset_index().sort_values(["weight", "client"], ascending=[False, True]).head(TOP)
+    found = history.cohorts(rule, seed)
+    weighed = ~np.isnan(found.weight)
+    client, weight = found.client[weighed], found.weight[weighed]
+    totals = np.bincount(client, weight, minlength=len(found.clients))
+    rounds = np.bincount(client, minlength=len(found.clients))
+    samples = np.zeros(len(found.clients), np.int64)
+    np.maximum.at(samples, client, found.samples[weighed])
+    whole = float(totals.sum()) or 1.0
+    # Names are in ascending order: of two with the same weight the first comes first.
+    ranked = [index for index in np.argsort(-totals, kind="stable") if rounds[index]][:TOP]
     return [
         {
-            "client": str(row["client"]),
-            "share": float(row["share"]),
-            "rounds": int(row["rounds"]),
-            "samples": int(row["samples"]),
+            "client": found.clients[index],
+            "share": float(totals[index]) / whole,
+            "rounds": int(rounds[index]),
+            "samples": int(samples[index]),
         }
-        for row in ranked.to_dict("records")
+        for index in ranked
     ]

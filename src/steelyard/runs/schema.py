@@ -8,7 +8,7 @@ from pathlib import Path
 from steelyard.errors import UserError
 
 DATABASE = "run.sqlite"
-VERSION = 1
+VERSION = 2
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS info (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -34,17 +34,27 @@ CREATE TABLE IF NOT EXISTS rounds (
     seconds REAL NOT NULL,
     PRIMARY KEY (federation, round)
 ) WITHOUT ROWID;
+-- What single clients did stands as one row per round, a column of numbers in each field (runs/columns.py): a row per
+-- client would make a long run slow to read. NULL: none of them is known.
 CREATE TABLE IF NOT EXISTS updates (
+    federation INTEGER NOT NULL, round INTEGER NOT NULL,
+    clients BLOB NOT NULL,                           -- numbers of the clients, int32
+    samples BLOB NOT NULL,                           -- int64
+    bytes BLOB, loss BLOB NOT NULL, score BLOB, weight BLOB, -- float64, NaN for unknown
+    raw BLOB, normalised BLOB,                       -- float64 [clients, criteria of the rule]
+    PRIMARY KEY (federation, round)
+);
+CREATE TABLE IF NOT EXISTS failures (                -- clients that were asked and left out, and why
     federation INTEGER NOT NULL, round INTEGER NOT NULL, client INTEGER NOT NULL REFERENCES clients(id),
-    samples INTEGER, loss REAL, raw TEXT, normalised TEXT, -- JSON lists, one number per criterion of the rule
-    score REAL, weight REAL, bytes INTEGER, failure TEXT,  -- failure: why this client was left out
-    PRIMARY KEY (federation, round, client)
+    reason TEXT NOT NULL, PRIMARY KEY (federation, round, client)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS evaluations (
-    federation INTEGER NOT NULL, round INTEGER NOT NULL, client INTEGER NOT NULL REFERENCES clients(id),
-    samples INTEGER NOT NULL, score REAL NOT NULL, loss REAL, metrics TEXT,
-    PRIMARY KEY (federation, round, client)
-) WITHOUT ROWID;
+    federation INTEGER NOT NULL, round INTEGER NOT NULL,
+    clients BLOB NOT NULL, samples BLOB NOT NULL,    -- int32, int64
+    score BLOB NOT NULL, loss BLOB NOT NULL,         -- float64, NaN for unknown
+    metrics TEXT NOT NULL, figures BLOB,             -- JSON: names of further metrics; float64 [metrics, clients]
+    PRIMARY KEY (federation, round)
+);
 CREATE TABLE IF NOT EXISTS samples (
     federation INTEGER NOT NULL, round INTEGER NOT NULL, hits BLOB NOT NULL, -- packed bits, clients in order
     count INTEGER NOT NULL, PRIMARY KEY (federation, round)

@@ -7,19 +7,19 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
 from steelyard.errors import UserError
-from steelyard.messages import Evaluations
+from steelyard.messages import Evaluations, Updates
 from steelyard.rounds.state import Federation, RoundRecord, RoundState
 from steelyard.runs import checkpoint
+from steelyard.runs.columns import KEYS, WHOLE, pack
 from steelyard.runs.schema import DATABASE, connect
 from steelyard.weighing.rule import show_priority
 
-_TABLES = ("rounds", "updates", "evaluations", "samples")
+_TABLES = ("rounds", "updates", "failures", "evaluations", "samples")
 
 
 class Store:
@@ -141,51 +141,53 @@ class Store:
                 record.seconds,
             ),
         )
-        self._db.executemany(
-            "INSERT OR REPLACE INTO updates VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            [(federation, record.round, *row) for row in (self._update_rows(record) if single else [])],
-        )
+        if single and updates is not None:
+            self._write_updates(federation, record, updates)
         if record.evaluations is not None:
             self._write_evaluations(federation, record.round, record.evaluations)
 
-    def _update_rows(self, record: RoundRecord) -> list[tuple[Any, ...]]:
-        updates, weighing = record.updates, record.weighing
-        if updates is None:
-            return []
-        rows: list[tuple[Any, ...]] = []
-        for index, client in enumerate(updates.clients):
-            measured: tuple[Any, ...] = (None, None, None, None)
-            if weighing is not None:
-                measured = (
-                    json.dumps(weighing.raw[index].tolist()),
-                    json.dumps(weighing.normalised[index].tolist()),
-                    float(weighing.scores[index]),
-                    0.0 if record.kept_old else float(weighing.weights[index]),
-                )
-            sent = None if updates.bytes_sent is None else int(updates.bytes_sent[index])
-            head = (self._client(client), int(updates.samples[index]), _number(updates.losses[index]))
-            rows.append((*head, *measured, sent, None))
+    def _write_updates(self, federation: int, record: RoundRecord, updates: Updates) -> None:
+        weighing, sent = record.weighing, updates.bytes_sent
+        measured: tuple[bytes | None, ...] = (None, None, None, None)
+        if weighing is not None:
+            weights = np.zeros(len(updates.clients)) if record.kept_old else weighing.weights
+            measured = (pack(weighing.scores), pack(weights), pack(weighing.raw), pack(weighing.normalised))
+        row = (
+            pack([self._client(client) for client in updates.clients], KEYS),
+            pack(updates.samples, WHOLE),
+            None if sent is None else pack(sent),
+            pack(updates.losses),
+            *measured,
+        )
+        here = (federation, record.round)
+        if updates.clients:
+            self._db.execute("INSERT OR REPLACE INTO updates VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (*here, *row))
         answered = set(updates.clients)
         left_out = [failure for failure in updates.failures if failure.client not in answered]
-        return rows + [(self._client(failure.client), *(None,) * 7, failure.reason) for failure in left_out]
+        self._db.executemany(
+            "INSERT OR REPLACE INTO failures VALUES (?, ?, ?, ?)",
+            [(*here, self._client(failure.client), failure.reason) for failure in left_out],
+        )
 
     def _write_evaluations(self, federation: int, round: int, answer: Evaluations) -> None:
         names = list(answer.metrics)
-        rows: list[tuple[Any, ...]] = []
-        for index, client in enumerate(answer.clients):
-            metrics = json.dumps({name: float(answer.metrics[name][index]) for name in names}) if names else None
-            figures = (int(answer.samples[index]), float(answer.scores[0][index]), _number(answer.losses[0][index]))
-            rows.append((federation, round, self._client(client), *figures, metrics))
-        self._db.executemany("INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+        row = (
+            pack([self._client(client) for client in answer.clients], KEYS),
+            pack(answer.samples, WHOLE),
+            pack(answer.scores[0]),
+            pack(answer.losses[0]),
+            json.dumps(names),
+            pack([answer.metrics[name] for name in names]) if names else None,
+        )
+        if answer.clients:
+            self._db.execute(
+                "INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (federation, round, *row)
+            )
         if answer.right is not None:
             bits = np.packbits(answer.right).tobytes()
             self._db.execute(
                 "INSERT OR REPLACE INTO samples VALUES (?, ?, ?, ?)", (federation, round, bits, len(answer.right))
             )
-
-
-def _number(value: float) -> float | None:
-    return float(value) if np.isfinite(value) else None
 
 
 def exists(folder: Path) -> bool:

@@ -1,0 +1,107 @@
+"""How fast a long run is written and read: `python -m benchmarks.store [ROUNDS CLIENTS]`, times and peak memory."""
+
+from __future__ import annotations
+
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+STEPS = ("open", "rounds", "weights", "follow", "clients", "evaluations", "summary", "csv")
+"""What is timed, each in a process of its own; importing the libraries is not counted."""
+
+
+def write_run(folder: Path, rounds: int, clients: int) -> float:
+    """Write a run of one rule with four criteria, in which every client answers; returns seconds per round."""
+    import numpy as np
+    import torch
+
+    from steelyard.messages import DenseModels, Evaluations, LossState, Updates
+    from steelyard.rounds.state import Federation, RoundRecord, RoundState
+    from steelyard.runs.store import Store
+    from steelyard.weighing.priorities import OrderState
+    from steelyard.weighing.rule import Rule, WeighingSettings
+
+    draw = np.random.default_rng(0)
+    names = tuple(f"client-{number:03d}" for number in range(clients))
+    rule = Rule(WeighingSettings(criteria=("DS", "LD", "MD", "VP")))
+    store = Store(folder, checkpoint_every=100)
+    store.register([Federation("DS>LD>MD>VP", "DS>LD>MD>VP", 0, rule)])
+    state = RoundState(0, torch.zeros(1000), LossState(), OrderState((0, 1, 2, 3), 0.5))
+    nobody = DenseModels(torch.zeros(0, 1))
+    samples = draw.integers(10, 500, clients)
+    began = time.perf_counter()
+    for round in range(rounds + 1):
+        asked = Updates("DS>LD>MD>VP", round, names, samples, {}, draw.random(clients), nobody)
+        tested = Evaluations("DS>LD>MD>VP", round, names, samples, draw.random((1, clients)), draw.random((1, clients)))
+        weighing = rule.weigh(draw.random((clients, 4)))
+        record = RoundRecord(
+            "DS>LD>MD>VP", round, 0.1, asked if round else None, weighing if round else None, (0, 1, 2, 3),
+            evaluations=tested, accuracy=float(tested.overall()[0]), loss=LossState(),
+        )  # fmt: skip
+        store.commit(round, [record], {"DS>LD>MD>VP": state}, dict, last=round == rounds)
+    seconds = (time.perf_counter() - began) / rounds
+    store.note(status="finished")
+    store.close()
+    return seconds
+
+
+def measure(step: str, folder: Path) -> dict[str, float]:
+    """Do one step; returns its seconds and the peak memory of this process in MB, libraries included."""
+    import pandas as pd
+
+    from steelyard.report.summary import summarise
+    from steelyard.rounds.settings import RoundSettings
+    from steelyard.runs.export import export_run
+    from steelyard.runs.reader import History
+
+    rule = "DS>LD>MD>VP"
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    last = History(folder).last_round
+    done: dict[str, Callable[[], object]] = {
+        "open": lambda: History(folder).info,
+        "rounds": lambda: History(folder).rounds,
+        "weights": lambda: History(folder).weights(rule, 0),
+        "follow": lambda: (History(folder).rounds_after(last - 1), History(folder).cohorts(rule, 0, last - 1)),
+        "clients": lambda: History(folder).clients,
+        "evaluations": lambda: History(folder).evaluations,
+        "summary": lambda: summarise(folder, RoundSettings(count=last)),
+        "csv": lambda: export_run(folder, "csv"),
+    }
+    pd.DataFrame({"warm": [1]}).groupby("warm").sum()
+    began, worked = time.perf_counter(), time.process_time()
+    done[step]()
+    seconds, processor = time.perf_counter() - began, time.process_time() - worked
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return {"seconds": seconds, "processor": processor, "peak_mb": peak / 1024, "more_mb": (peak - before) / 1024}
+
+
+def main() -> None:
+    """Write a run and print what each step takes, as a table."""
+    if sys.argv[1:2] == ["--step"]:
+        print(json.dumps(measure(sys.argv[2], Path(sys.argv[3]))))
+        return
+    rounds, clients = (int(word) for word in (sys.argv[1:3] or ("1000", "371")))
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "run"
+        each = write_run(folder, rounds, clients)
+        size = sum(path.stat().st_size for path in folder.glob("run.sqlite*")) / 1e6
+        print(
+            f"{rounds} rounds x {clients} clients, 4 criteria; {size:.0f} MB; written in {1000 * each:.1f} ms a round"
+        )
+        print(
+            "\n| step | seconds | of the processor | peak memory, MB | of that, for the step |\n|---|---|---|---|---|"
+        )
+        for step in STEPS:
+            command = [sys.executable, "-m", "benchmarks.store", "--step", step, str(folder)]
+            found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+            took = f"{found['seconds']:.3f} | {found['processor']:.3f}"
+            print(f"| {step} | {took} | {found['peak_mb']:.0f} | {found['more_mb']:.0f} |")
+
+
+if __name__ == "__main__":
+    main()

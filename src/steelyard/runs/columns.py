@@ -1,0 +1,113 @@
+"""What single clients did, a round at a time, as columns of numbers: packed for the database, as arrays for readers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steelyard.messages import Counts, Floats
+
+NUMBERS, WHOLE, KEYS = "<f8", "<i8", "<i4"
+"""How numbers stand in the database: little-endian, eight bytes each; clients by their number in four."""
+
+
+def pack(values: object, kind: str = NUMBERS) -> bytes:
+    """Return numbers as the bytes of one column; what is not finite becomes "unknown" (NaN)."""
+    array = np.asarray(values, dtype=kind)
+    if kind == NUMBERS and not np.isfinite(array).all():
+        array = np.where(np.isfinite(array), array, np.nan).astype(kind)
+    return array.tobytes()
+
+
+def unpack(
+    blobs: Sequence[bytes | None], counts: Sequence[int], kind: str = NUMBERS, width: int | None = None
+) -> NDArray[Any]:
+    """Return the columns of many rounds as one array; a column that a round lacks is unknown throughout.
+
+    A blob of another length than its round's number of clients is damaged: ValueError.
+    """
+    numbers = 1 if width is None else width
+    size = np.dtype(kind).itemsize * numbers
+    parts: list[bytes] = []
+    for blob, count in zip(blobs, counts, strict=True):
+        part = np.full(count * numbers, np.nan, np.dtype(kind)).tobytes() if blob is None else blob
+        if type(part) is not bytes or len(part) != size * count:
+            raise ValueError("a stored column has another length than its round has clients")
+        parts.append(part)
+    found = np.frombuffer(b"".join(parts), dtype=kind)
+    return found if width is None else found.reshape(-1, width)
+
+
+def spread(rows: Counts, columns: Counts, shape: tuple[int, int], values: Floats) -> Floats:
+    """Return values [n] or [n, k] as a table [rows, columns] or [rows, columns, k], NaN where there is none."""
+    table = np.full((*shape, *values.shape[1:]), np.nan)
+    table[rows, columns] = values
+    return table
+
+
+@dataclass(frozen=True, eq=False)
+class Cohorts:
+    """What the clients of one federation sent and were given, as arrays: an entry per round and client that answered.
+
+    Use it where a data frame of every client and round would be slow; entries are ordered by round, then client.
+    """
+
+    clients: tuple[str, ...]
+    """Names of all clients that answered, ascending; `client` counts in here."""
+    criteria: tuple[str, ...]
+    round: Counts
+    client: Counts
+    samples: Counts
+    loss: Floats
+    """Mean training loss; NaN where it is not finite."""
+    score: Floats
+    weight: Floats
+    bytes: Floats
+    """Size of the answer; NaN where nothing was sent."""
+    raw: Floats
+    """[entries, criteria]: as measured."""
+    normalised: Floats
+    """[entries, criteria]: after normalising over the cohort."""
+
+    @cached_property
+    def rounds(self) -> Counts:
+        """The rounds that have entries, ascending."""
+        return np.unique(self.round)
+
+    def table(self, values: Floats | Counts) -> Floats:
+        """Return a column as [rounds, clients], criteria as [rounds, clients, criteria]; NaN for clients not there."""
+        where = np.searchsorted(self.rounds, self.round)
+        shape = (len(self.rounds), len(self.clients))
+        return spread(where, self.client, shape, np.asarray(values, dtype=np.float64))
+
+
+@dataclass(frozen=True, eq=False)
+class Tested:
+    """How the combined model did at the clients of one federation, as arrays: an entry per round and client tested."""
+
+    clients: tuple[str, ...]
+    round: Counts
+    client: Counts
+    samples: Counts
+    score: Floats
+    loss: Floats
+    metrics: Mapping[str, Floats]
+    """Further figures by name; NaN in rounds that lack one."""
+
+
+def ranked(keys: Counts, names: Mapping[int, str]) -> tuple[tuple[str, ...], Counts]:
+    """Return (names ascending, index of each key's name in them) for clients given by their number."""
+    distinct, inverse = np.unique(keys, return_inverse=True)
+    try:
+        known = [names[int(key)] for key in distinct]
+    except KeyError as error:
+        raise ValueError(f"client number {error} has no name") from None
+    order = sorted(range(len(known)), key=known.__getitem__)
+    rank = np.empty(len(known), np.int64)
+    rank[order] = np.arange(len(known))
+    return tuple(known[index] for index in order), rank[inverse]
