@@ -46,7 +46,8 @@ class DataSettings(Section):
     path: Path | None = None
     """File or folder to read. A relative path is looked for beside the experiment's file, then in the working folder,
     then in the folder that the environment variable STEELYARD_DATA names, then in ../shared/data. mnist: by default
-    the folder mnist in STEELYARD_DATA, ../shared/data or data. csv: included/heart_disease.csv comes with the package."""
+    the folder mnist in STEELYARD_DATA, ../shared/data or data. csv: included/heart_disease.csv comes with the
+    package."""
     normalise: Literal["unit", "standard", "client"] = "unit"
     """unit: pixel values between 0 and 1 (bytes divided by 255, digits by 16), other numbers as they are; standard:
     mean 0 and standard deviation 1 per channel or column, measured on the training part (csv: on the training rows of
