@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import importlib.util
 from pathlib import Path
 
 import numpy as np
@@ -200,22 +199,81 @@ def test_a_large_file_is_read_whole(tmp_path: Path):
     assert "column 'x' holds '1 9998' in row 19999; expected a number" in line
 
 
-@pytest.mark.skipif(importlib.util.find_spec("pyarrow") is not None, reason="pyarrow is here")
-def test_parquet_without_pyarrow_says_what_is_missing(tmp_path: Path):
+def test_parquet_without_pyarrow_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def lacking(path: Path) -> None:
+        raise ImportError("Unable to find a usable engine")
+
+    monkeypatch.setattr(pandas, "read_parquet", lacking)
     (tmp_path / "t.parquet").write_bytes(b"PAR1")
-    with pytest.raises(UserError, match="needs pyarrow, which is not installed; allowed: `pip install pyarrow`"):
+    with pytest.raises(UserError, match=r"needs pyarrow, which is not installed; allowed: `pip install 'steelyard\["):
         load(DataSettings(source="csv", path=tmp_path / "t.parquet", labels="ill"))
 
 
-def test_parquet_gives_what_csv_gives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """pandas reads the file; what comes after is the same as for CSV, so a frame in its place is enough."""
-    frame = pandas.read_csv(table(tmp_path, PATIENTS).path)
-    monkeypatch.setattr(pandas, "read_parquet", lambda path: frame)
-    (tmp_path / "t.parquet").write_bytes(b"")
-    data = load(table(tmp_path, "", "t.parquet"))
+# Parquet --------------------------------------------------------------------------------------------------------------
+
+
+def parquet(folder: Path, frame: pandas.DataFrame, **fields: object) -> Dataset:
+    pytest.importorskip("pyarrow")
+    frame.to_parquet(folder / "t.parquet")
+    given = {"labels": "ill", "owner": "hospital", "normalise": "unit", **fields}
+    return load(DataSettings.model_validate({"source": "csv", "path": folder / "t.parquet", **given}))
+
+
+def patients(**columns: object) -> pandas.DataFrame:
+    return pandas.DataFrame(
+        {"hospital": ["n", "n", "s", "s"], "ill": [0, 1, 1, 0], "age": [1.0, 2.0, 3.0, 4.0], **columns}
+    )
+
+
+def test_parquet_gives_what_csv_gives(tmp_path: Path):
+    data = parquet(tmp_path, pandas.read_csv(table(tmp_path, PATIENTS).path))
     same = read(tmp_path, PATIENTS)
     assert torch.equal(data.features, same.features)
     assert torch.equal(data.labels, same.labels)
+    assert data.owners is not None
+    assert same.owners is not None
+    assert data.owners.tolist() == same.owners.tolist()
+    assert data.marks["complete"].tolist() == same.marks["complete"].tolist()
+
+
+@pytest.mark.parametrize(
+    ("cells", "columns"),
+    [
+        (pandas.Categorical(["b", "a", "b", None]), [[0, 1], [1, 0], [0, 1], [0, 0]]),
+        (pandas.array([1, None, 3, 2], dtype="Int64"), [[1], [2], [3], [2]]),
+        (pandas.array([True, None, False, False], dtype="boolean"), [[1], [1 / 3], [0], [0]]),
+        # words that mean "empty" are empty as in a CSV file; moments and durations count days
+        (["x", "?", "NA", "y"], [[1, 0], [0, 0], [0, 0], [0, 1]]),
+        (["1.5", "2.5", "null", "2"], [[1.5], [2.5], [2], [2]]),
+        (pandas.to_datetime(["1970-01-02", None, "1970-01-03", "1970-01-07"]), [[1], [3], [2], [6]]),
+        (pandas.to_datetime(["1970-01-02", None, "1970-01-03", None]).tz_localize("UTC"), [[1], [1.5], [2], [1.5]]),
+        (pandas.to_timedelta([12, 24, None, 36], unit="h"), [[0.5], [1], [1], [1.5]]),
+    ],
+)
+def test_kinds_of_parquet_columns(tmp_path: Path, cells: object, columns: list[list[float]]):
+    data = parquet(tmp_path, patients(z=cells))
+    assert data.features[:, 1:].numpy() == pytest.approx(np.array(columns))
+
+
+@pytest.mark.parametrize("cells", [[[1, 2]] * 4, [{"a": 1}] * 4])
+def test_cells_that_are_lists_are_refused_or_ignored(tmp_path: Path, cells: list[object]):
+    with pytest.raises(UserError, match="column 'z' holds lists or tables; expected one value in each cell"):
+        parquet(tmp_path, patients(z=cells))
+    assert parquet(tmp_path, patients(z=cells), ignore=["z"]).features.tolist() == [[1], [2], [3], [4]]
+
+
+def test_a_broken_parquet_file_is_one_line(tmp_path: Path):
+    pytest.importorskip("pyarrow")
+    (tmp_path / "t.parquet").write_bytes(b"PAR1 and no more")
+    with pytest.raises(UserError, match="cannot be read as a table") as caught:
+        load(DataSettings(source="csv", path=tmp_path / "t.parquet", labels="ill"))
+    assert "\n" not in str(caught.value)
+
+
+def test_a_word_for_not_recorded_in_a_column_of_numbers(tmp_path: Path):
+    text = "hospital,age,ill\nn,40,1\nn,unknown,0\ns,50,1\ns,60,0\n"
+    assert "column 'age' holds 'unknown' in row 2" in refused(tmp_path, text)
+    assert read(tmp_path, text, na_values={"age": ["unknown"]}).features[:, 0].tolist() == [40, 50, 50, 60]
 
 
 # what is refused ----------------------------------------------------------------------------------------------------

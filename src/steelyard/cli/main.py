@@ -15,6 +15,7 @@ import typer
 
 from steelyard import __version__
 from steelyard.cli.federate import app as federate_app
+from steelyard.cli.models import models
 from steelyard.cli.printing import finish, print_json, watched
 from steelyard.cli.recommend import app as recommend_app
 from steelyard.errors import UserError
@@ -29,6 +30,7 @@ app = typer.Typer(
 
 app.add_typer(recommend_app, name="recommend")
 app.add_typer(federate_app)
+app.command()(models)
 
 Format = Literal["text", "json"]
 SetOption = Annotated[

@@ -13,8 +13,8 @@ from steelyard.data.settings import DataSettings, FlawSettings, PartitionSetting
 
 if TYPE_CHECKING:
     from steelyard.data.dataset import ClientRows, Dataset, Population
+    from steelyard.data.handed_over import in_memory
     from steelyard.data.loading import load
-    from steelyard.data.memory import in_memory
     from steelyard.data.partition import share_out
 
 __all__ = [
@@ -35,7 +35,7 @@ _HOMES = {
     "ClientRows": "dataset",
     "Dataset": "dataset",
     "Population": "dataset",
-    "in_memory": "memory",
+    "in_memory": "handed_over",
     "load": "loading",
     "share_out": "partition",
 }

@@ -48,7 +48,7 @@ class Table:
 
 def read_table(settings: DataSettings, images: Path) -> Table:
     """Return the attribute table of these images, joined with the file of identities where there is one."""
-    path = find(settings.attributes, ORIGIN, field="attributes") if settings.attributes else _beside(images)
+    path = find(settings.attributes, ORIGIN, field="attributes") if settings.attributes else _table_beside(images)
     frame = _read_csv(path) if ".csv" in path.suffixes else _read_celeba(path)
     identities = settings.identities and find(
         settings.identities, "CelebA's identity_CelebA.txt, also as .gz", field="identities"
@@ -66,15 +66,27 @@ def read_table(settings: DataSettings, images: Path) -> Table:
     return Table(path, [str(name) for name in frame.index], columns)
 
 
-def _beside(images: Path) -> Path:
-    """The table that lies in the folder of the images or of their zip, or one above."""
+def beside(images: Path) -> Path | None:
+    """Return the table that lies in the folder of the images or of their zip, or one above; None if there is none."""
+    return _first(_named(images)) or next(iter(_unnamed(images)), None)
+
+
+def _named(images: Path) -> list[Path]:
     folders = [images, images.parent] if images.is_dir() else [images.parent]
     stem = images.stem if images.is_file() else images.name
     names = [f"{stem}_metadata.csv", f"{stem}.csv", "list_attr_celeba.csv", "list_attr_celeba.txt"]
-    named = [folder / f"{name}{packed}" for folder in folders for name in names for packed in ("", ".gz")]
-    if found := _first(named):
+    return [folder / f"{name}{packed}" for folder in folders for name in names for packed in ("", ".gz")]
+
+
+def _unnamed(images: Path) -> list[Path]:
+    folders = [images, images.parent] if images.is_dir() else [images.parent]
+    return [path for folder in folders for path in sorted([*folder.glob("*.csv"), *folder.glob("*.csv.gz")])]
+
+
+def _table_beside(images: Path) -> Path:
+    if found := _first(_named(images)):
         return found
-    others = [path for folder in folders for path in sorted([*folder.glob("*.csv"), *folder.glob("*.csv.gz")])]
+    others = _unnamed(images)
     if len(others) == 1:
         return others[0]
     raise UserError(

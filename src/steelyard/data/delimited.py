@@ -14,14 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from steelyard.data.frames import EMPTY, tidy
 from steelyard.errors import UserError, listed
 
 if TYPE_CHECKING:
     import pandas
 
 DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
-EMPTY = ("", "?", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "None", "<NA>", "#N/A")
-"""Cells that say that nothing was recorded; in the owner's column only the empty cell does, since NA may be a name."""
 _HEAD = 1 << 16
 _COMMA_NUMBER = re.compile(r"[+-]?\d+,\d+(e[+-]?\d+)?", re.IGNORECASE)
 _POINT_NUMBER = re.compile(r"[+-]?\d+\.\d+(e[+-]?\d+)?", re.IGNORECASE)
@@ -44,7 +43,7 @@ def read_frame(path: Path, owner: str | None, named: set[str]) -> pandas.DataFra
     if not path.is_file():
         raise UserError(f"data.path: '{path}' is a folder; expected a .csv or .parquet file")
     if path.suffix.lower() in (".parquet", ".pq"):
-        return _parquet(path)
+        return _parquet(path, owner)
     form = recognise(path, named)
     # For speed of start: much of the package reads no tables.
     import pandas
@@ -154,7 +153,7 @@ def _decimal(delimiter: str, lines: list[list[str]]) -> str:
     return "," if comma and not any(_POINT_NUMBER.fullmatch(cell) for cell in cells) else "."
 
 
-def _parquet(path: Path) -> pandas.DataFrame:
+def _parquet(path: Path, owner: str | None) -> pandas.DataFrame:
     # For speed of start: much of the package reads no tables.
     import pandas
 
@@ -162,12 +161,9 @@ def _parquet(path: Path) -> pandas.DataFrame:
         frame = pandas.read_parquet(path)
     except ImportError:
         raise UserError(
-            f"data.path: '{path}' needs pyarrow, which is not installed; allowed: `pip install pyarrow`, or a .csv"
+            f"data.path: '{path}' needs pyarrow, which is not installed; allowed: "
+            "`pip install 'steelyard[parquet]'`, or a .csv"
         ) from None
     except (*_BROKEN, ValueError) as problem:
         raise _unreadable(path, problem) from None
-    frame = frame.reset_index(drop=True)
-    frame.columns = [str(name) for name in frame.columns]
-    if frame.empty:
-        raise UserError(f"{path}: holds no rows; expected at least one")
-    return frame
+    return tidy(frame, path, owner)

@@ -1,22 +1,24 @@
-"""A folder or zip of images with an attribute table: CelebA as it comes, or any images described by a CSV file."""
+"""A folder or zip of images: in a folder for each class, described by a CSV file, or CelebA as it comes."""
 
 from __future__ import annotations
 
 import io
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from steelyard.data.attributes import Table, read_table
+from steelyard.data.attributes import Table, beside, read_table
 from steelyard.data.dataset import Dataset
 from steelyard.data.files import find
+from steelyard.data.image_folders import FOLDER, Folders, numbered
 from steelyard.data.memory import in_memory, owner_names
 from steelyard.data.npz import class_numbers
 from steelyard.data.settings import DataSettings
@@ -34,40 +36,72 @@ _SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 
 
 def read_images(settings: DataSettings) -> Dataset:
-    """Return images as uint8 tensors 3×size×size with label, person and marks; use it for CelebA.
+    """Return images as uint8 tensors channels×size×size with label, person and marks.
 
-    Rows of the attribute table whose image is not there are left out and counted in the notes.
+    Use it for images in folders named after their classes, or with an attribute table such as CelebA's. Rows of the
+    table whose image is not there are left out and counted in the notes.
     """
     pictures = Pictures(find(settings.path, ORIGIN))
-    table = read_table(settings, pictures.path)
-    labels = class_numbers(table.column("labels", settings.labels or "Smiling"), table.path)
-    people = _people(table, settings)
-    marks = {name: table.mark(name, column) for name, column in _marks(table, settings).items()}
+    table = _table(settings, pictures)
     rows = np.flatnonzero([name in pictures for name in table.images])
     if not len(rows):
         raise UserError(
             f"{table.path}: none of its {len(table.images)} images is in {pictures.path}; expected their names"
         )
     missing = len(table.images) - len(rows)
+    notes = [f"{missing} of {len(table.images)} rows of {table.path.name} have no image"] if missing else []
+    folders = Folders.of(pictures.path, [pictures.inside(table.images[row]) for row in rows])
+    labels = _labels(table, settings, rows, folders, notes)
+    people = _people(table, settings, rows, folders)
+    test = folders.held_out() if settings.held_out == FOLDER else None
+    marks = {name: table.mark(name, column)[rows] for name, column in _marks(table, settings).items()}
+    kept = np.arange(len(rows))
     if settings.share < 1:
-        rows = rows[share_of_rows(None if people is None else people[rows], len(rows), settings.share, settings.seed)]
+        kept = share_of_rows(people, len(rows), settings.share, settings.seed)
     dataset = in_memory(
-        pictures.read([table.images[row] for row in rows], settings.size),
-        labels[rows],
-        None if people is None else people[rows],
-        marks={name: values[rows] for name, values in marks.items()},
+        pictures.read([table.images[row] for row in rows[kept]], settings.size, settings.colours),
+        labels[kept],
+        None if people is None else people[kept],
+        held_out=None if test is None else test[kept],
+        marks={name: values[kept] for name, values in marks.items()},
         classes=int(labels.max()) + 1,
         name=pictures.path.stem,
     )
-    notes = (f"{missing} of {len(table.images)} rows of {table.path.name} have no image",) if missing else ()
-    return replace(dataset, notes=notes)
+    return replace(dataset, notes=tuple(notes))
 
 
-def _people(table: Table, settings: DataSettings) -> NDArray[np.str_] | None:
+def _table(settings: DataSettings, pictures: Pictures) -> Table:
+    """The attribute table, or one without attributes where the folders say what the images are."""
+    by_folder = settings.labels == FOLDER or (
+        settings.labels is None and beside(pictures.path) is None and Folders.of(pictures.path, pictures.names).by_class
+    )
+    if settings.attributes is None and by_folder:
+        return Table(pictures.path, pictures.names, {})
+    return read_table(settings, pictures.path)
+
+
+def _labels(
+    table: Table, settings: DataSettings, rows: NDArray[np.int64], folders: Folders, notes: list[str]
+) -> NDArray[np.int64]:
+    if settings.labels == FOLDER or (settings.labels is None and not table.columns):
+        labels, told = numbered(folders.classes(), f"{folders.path.name}: classes")
+        notes.extend(told)
+        return labels
+    return class_numbers(table.column("labels", settings.labels or "Smiling"), table.path)[rows]
+
+
+def _people(table: Table, settings: DataSettings, rows: NDArray[np.int64], folders: Folders) -> NDArray[np.str_] | None:
+    if settings.owner == FOLDER:
+        return folders.owners()
     if settings.owner is None and "identity" not in table.columns:
         return None
+    if not table.columns:
+        raise UserError(
+            f"data.owner: got '{settings.owner}' without a table of the images; allowed: folder, or data.attributes, "
+            "a .csv with a column of image names and one of owners"
+        )
     name = settings.owner or "identity"
-    return owner_names(table.column("owner", name), name)
+    return owner_names(table.column("owner", name)[rows], name)
 
 
 def _marks(table: Table, settings: DataSettings) -> dict[str, str]:
@@ -83,6 +117,10 @@ class Pictures:
         images = [name for name in sorted(names) if PurePosixPath(name).suffix.lower() in _SUFFIXES]
         if not images:
             raise UserError(f"data.path: '{path}' holds no image ({', '.join(_SUFFIXES)}); expected {ORIGIN}")
+        self.names = images
+        """All images by their path inside the folder or zip, sorted."""
+        counts = Counter(PurePosixPath(name).name for name in images)
+        self._repeated = {name for name, count in counts.items() if count > 1}
         self._paths = {PurePosixPath(name).name: name for name in images} | {name: name for name in images}
 
     def _zip_names(self) -> list[str]:
@@ -95,33 +133,41 @@ class Pictures:
     def __contains__(self, name: str) -> bool:
         return name in self._paths
 
-    def read(self, names: Sequence[str], size: int) -> NDArray[np.uint8]:
-        """Decode these images to RGB, shape (images, 3, size, size)."""
+    def inside(self, name: str) -> str:
+        """Return the path of an image inside the folder or zip; a name that several folders have is refused."""
+        if name not in self._paths:
+            raise UserError(f"{self.path}: holds no image '{name}'; expected every image that is named")
+        if name in self._repeated and name not in self.names:
+            raise UserError(f"{self.path}: several folders hold an image '{name}'; expected names with their folder")
+        return self._paths[name]
+
+    def read(self, names: Sequence[str], size: int, colours: Literal["rgb", "grey"] = "rgb") -> NDArray[np.uint8]:
+        """Decode these images to RGB or grey, shape (images, 3 or 1, size, size)."""
         if find_spec("PIL") is None:
             raise UserError(
                 "data.source: reading images needs Pillow; install it with: pip install 'steelyard[images]'"
             )
-        decoded = np.empty((len(names), 3, size, size), dtype=np.uint8)
+        mode = "L" if colours == "grey" else "RGB"
+        decoded = np.empty((len(names), len(mode), size, size), dtype=np.uint8)
         archive = zipfile.ZipFile(self.path) if self.path.is_file() else None
         try:
             for row, name in enumerate(names):
-                decoded[row] = self._decode(archive, name, size)
+                decoded[row] = self._decode(archive, name, size, mode)
         finally:
             if archive is not None:
                 archive.close()
         return decoded
 
-    def _decode(self, archive: zipfile.ZipFile | None, name: str, size: int) -> NDArray[np.uint8]:
+    def _decode(self, archive: zipfile.ZipFile | None, name: str, size: int, mode: str) -> NDArray[np.uint8]:
         # For speed of start: few data sets are image files.
         from PIL import Image
 
-        if name not in self._paths:
-            raise UserError(f"{self.path}: holds no image '{name}'; expected every image that is named")
-        path = self._paths[name]
+        path = self.inside(name)
         try:
             content = (self.path / path).read_bytes() if archive is None else archive.read(path)
             with Image.open(io.BytesIO(content)) as image:
-                return np.asarray(_square(image.convert("RGB"), size)).transpose(2, 0, 1)
+                pixels = np.asarray(_square(image.convert(mode), size))
+                return pixels.reshape(size, size, len(mode)).transpose(2, 0, 1)
         # Pillow raises SyntaxError for some broken files and its own error for pictures of absurd size.
         except (
             OSError,

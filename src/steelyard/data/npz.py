@@ -27,7 +27,7 @@ def read_npz(settings: DataSettings) -> Dataset:
     """
     path = find(settings.path, ORIGIN)
     arrays = read_arrays(path)
-    features = _images(_column(path, arrays, "features", settings.features))
+    features = channels_first(_column(path, arrays, "features", settings.features))
     raw = _column(path, arrays, "labels", settings.labels or "y")
     rows = len(features)
     if raw.shape != (rows,):
@@ -88,7 +88,8 @@ def _mark(path: Path, arrays: dict[str, NDArray[Any]], mark: str, column: str) -
     return ((values > 0) != inverted).astype(np.float64)
 
 
-def _images(features: NDArray[Any]) -> NDArray[Any]:
+def channels_first(features: NDArray[Any]) -> NDArray[Any]:
+    """Return images (rows, height, width) or with channels last as (rows, channels, height, width); others stay."""
     if features.ndim == 3:
         return features[:, None]
     if features.ndim == 4 and features.shape[-1] in (1, 3) and features.shape[1] not in (1, 3):

@@ -41,12 +41,13 @@ class DataSettings(Section):
 
     source: Source = "digits"
     """digits and diabetes come with scikit-learn; mnist reads IDX files; leaf a LEAF folder with train/ and test/; npz
-    NumPy arrays; images a folder or zip of images with an attribute table; csv a table with a header, also Parquet;
-    memory is given from Python."""
+    NumPy arrays; images a folder or zip of images, in a folder for each class or with an attribute table; csv a table
+    with a header, also Parquet; memory is given from Python."""
     path: Path | None = None
-    """File or folder to read. A relative path is looked for in the working folder, then in the folder that the
-    environment variable STEELYARD_DATA names, then in ../shared/data. mnist: by default the folder
-    mnist in STEELYARD_DATA, ../shared/data or data. csv: included/heart_disease.csv comes with the package."""
+    """File or folder to read. A relative path is looked for beside the experiment's file, then in the working folder,
+    then in the folder that the environment variable STEELYARD_DATA names, then in ../shared/data. mnist: by default
+    the folder mnist in STEELYARD_DATA, ../shared/data or data. csv: included/heart_disease.csv comes with the
+    package."""
     normalise: Literal["unit", "standard", "client"] = "unit"
     """unit: pixel values between 0 and 1 (bytes divided by 255, digits by 16), other numbers as they are; standard:
     mean 0 and standard deviation 1 per channel or column, measured on the training part (csv: on the training rows of
@@ -54,16 +55,17 @@ class DataSettings(Section):
     features: str = "x"
     """npz: name of the array with one sample per row."""
     labels: str | None = None
-    """npz: name of the array of labels (default y); images: the column that is the label (default Smiling); csv: the
-    column that is to be predicted. An npz with arrays `attributes` and `attribute_names` also offers each of those
+    """npz: name of the array of labels (default y); images: the column that is the label (default Smiling), or
+    "folder", the name of the folder that holds the image (default where there is no table); csv: the column that is to
+    be predicted. An npz with arrays `attributes` and `attribute_names` also offers each of those
     names."""
     owner: str | None = None
     """npz: name of the array that says whose row it is (default: the first there is of writer, user, owner, identity);
-    images: the column that names the person (default identity); csv: the column that says whose row it is, such as a
-    hospital."""
+    images: the column that names the person (default identity), or "folder", the folder around that of the class, as in
+    OWNER/CLASS/IMAGE; csv: the column that says whose row it is, such as a hospital."""
     held_out: str | None = None
     """npz: name of a true/false array that marks the rows of the source's own test part; csv: of such a column, of
-    true/false, 1/0 or test/train."""
+    true/false, 1/0 or test/train; images: "folder" where they lie in train/CLASS and test/CLASS."""
     task: Literal["classes", "regression"] = "classes"
     """npz and csv: whether labels are classes (whole numbers or words) or the target of a regression. diabetes is
     always a regression, the other sources are always classes."""
@@ -98,6 +100,8 @@ class DataSettings(Section):
     size: Annotated[int, Field(ge=4, le=1024)] = 64
     """images, also those that a LEAF folder names: width and height in pixels; others are cut to the central square and
     scaled."""
+    colours: Literal["rgb", "grey"] = "rgb"
+    """images: three channels, or one of grey."""
     share: Annotated[float, Field(gt=0, le=1)] = 1.0
     """leaf, npz, images and csv: share of the samples to use. Whole people are drawn at random until the share is
     reached; single samples where there are no people."""
@@ -127,9 +131,12 @@ class DataSettings(Section):
             raise ValueError(f"positive_above: got {self.positive_above} with task 'regression'; allowed with: classes")
         if self.normalise == "client" and self.source != "csv":
             raise ValueError(f"normalise: got 'client' with source '{self.source}'; allowed with: csv")
+        if self.source == "images" and self.held_out not in (None, "folder"):
+            raise ValueError(f"held_out: got '{self.held_out}' with source 'images'; allowed with images: folder")
         only: dict[str, tuple[str, ...]] = {
             "features": ("npz",),
-            "held_out": ("npz", "csv"),
+            "held_out": ("npz", "csv", "images"),
+            "colours": ("images",),
             "task": ("npz", "csv"),
             "labels": ("npz", "images", "csv"),
             "owner": ("npz", "images", "csv"),
@@ -171,7 +178,11 @@ class DataSettings(Section):
                 )
             case "leaf":
                 return replace(offered, classes=self.classes)
-            case "images" if self.marks:
-                return replace(offered, marks=frozenset(self.marks))
+            case "images":
+                # In folders without a table there are no marks; with one, only the table can tell.
+                unmarked = self.labels == "folder" and self.attributes is None
+                marks = frozenset(self.marks) if self.marks or unmarked else offered.marks
+                given = self.held_out is not None
+                return replace(offered, marks=marks, held_out=given, splits_owners=given)
             case _:
                 return offered

@@ -57,9 +57,13 @@ def input_column(table: Table, name: str, settings: DataSettings) -> InputColumn
     """Return one input column, as numbers or as a category; use it for every column that is no label, owner or so."""
     cells = table.cells("ignore", name)
     named = name in settings.levels or name in (settings.categories or ())
+    codes = [plain(text) for text in settings.na_values.get(name, ())]
+    words = {code for code in codes if not is_number(code)}
+    if words:
+        # A word for "not recorded" in a column of numbers is empty before the column's kind is judged.
+        cells = cells.mask([isinstance(cell, str) and cell.strip() in words for cell in cells.tolist()])
     numbers = None if named else as_numbers(table, name, cells, guess=settings.categories is None)
     if numbers is not None:
-        codes = [plain(text) for text in settings.na_values.get(name, ())]
         numbers[np.isin(numbers, [float(code) for code in codes if is_number(code)])] = np.nan
         empty = np.isnan(numbers)
         if empty.all():
@@ -73,7 +77,11 @@ def parse_numbers(cells: Any) -> NDArray[np.float64]:
     # For speed of start: much of the package reads no tables.
     import pandas
 
-    found: Any = pandas.to_numeric(cells, errors="coerce")
+    try:
+        found: Any = pandas.to_numeric(cells, errors="coerce")
+    except TypeError:
+        # Cells that are lists or tables are no numbers, and no category either.
+        return np.full(len(cells), np.nan)
     return np.array(found.to_numpy(dtype=np.float64, na_value=np.nan))
 
 
@@ -99,7 +107,13 @@ def _category(table: Table, name: str, cells: Any, settings: DataSettings, named
 
     codes: NDArray[np.int64]
     found: Any
-    codes, found = pandas.factorize(cells)
+    try:
+        codes, found = pandas.factorize(cells)
+    except TypeError:
+        raise UserError(
+            f"{table.path}: column '{name}' holds lists or tables; expected one value in each cell (or name the column "
+            "in data.ignore)"
+        ) from None
     texts = [plain(str(value)) for value in found.tolist()]
     unknown = {plain(text) for text in settings.na_values.get(name, ())} | {""}
     levels = [plain(text) for text in settings.levels.get(name, ())] or sorted(set(texts) - unknown, key=in_order)

@@ -37,21 +37,27 @@ _TEST_WORDS = {"true": True, "1": True, "test": True, "false": False, "0": False
 
 
 def read_table(settings: DataSettings) -> Dataset:
-    """Return the data of one table; use it for rows of numbers and categories, such as patients of several hospitals.
+    """Return the data of one file; use it for rows of numbers and categories, such as patients of several hospitals."""
+    path = _locate(settings.path)
+    named = {name for name in (settings.labels, settings.owner) if name}
+    return table_dataset(Table(path, read_frame(path, settings.owner, named)), settings)
+
+
+def table_dataset(table: Table, settings: DataSettings) -> Dataset:
+    """Return a frame as a data set; use it for frames that were read from a file or handed over in Python.
 
     Inputs are first the columns of numbers, in the file's order, then a 0/1 column for each level of each category,
     then the indicators of missing cells. Numbers are filled and scaled over all rows here, and by training rows alone
     when the data set is shared out.
     """
     assert settings.labels is not None
-    path = _locate(settings.path)
-    named = {settings.labels, *([settings.owner] if settings.owner else [])}
-    table = Table(path, read_frame(path, settings.owner, named))
     _check_names(table, settings)
     roles = {settings.labels, settings.owner, settings.held_out, *settings.ignore}
     inputs = [name for name in table.names if name not in roles]
     if not inputs:
-        raise UserError(f"{path}: no column is left as an input; expected at least one beside label, owner and ignore")
+        raise UserError(
+            f"{table.path}: no column is left as an input; expected at least one beside label, owner and ignore"
+        )
     columns = {name: input_column(table, name, settings) for name in inputs}
     empty = np.column_stack([column.empty for column in columns.values()])
     kept, notes = _kept_rows(table, inputs, empty, settings)
@@ -70,7 +76,7 @@ def read_table(settings: DataSettings) -> Dataset:
         held_out=None if test is None else test,
         marks={name: values[kept] for name, values in marks.items()},
         classes=settings.classes if settings.positive_above is None else 2,
-        name=path.name,
+        name=table.path.name,
     )
     return replace(with_columns(dataset, raw, numbers), raw=raw, notes=(*notes, *found))
 

@@ -11,6 +11,7 @@ from typing import Any
 import tomli_w
 
 from steelyard.errors import UserError, listed, nearest
+from steelyard.experiment.anchoring import anchor
 from steelyard.experiment.description import Description
 from steelyard.experiment.kinds import kind_of
 from steelyard.settings import change, parse, validated
@@ -43,9 +44,16 @@ def source_text(name_or_file: str | Path) -> str:
         raise UserError(f"{path}: cannot be read as text: {error}") from error
 
 
-def read_document(name_or_file: str | Path, changes: Sequence[str] = (), seed: int | None = None) -> dict[str, Any]:
-    """Return a recipe or file as plain values, with changes such as "rounds.count=50" applied; nothing is checked."""
+def read_document(
+    name_or_file: str | Path, changes: Sequence[str] = (), seed: int | None = None, *, anchored: bool = True
+) -> dict[str, Any]:
+    """Return a recipe or file as plain values, with changes such as "rounds.count=50" applied; nothing is checked.
+
+    Data that lie beside a file get their whole path, unless `anchored` is false.
+    """
     document = parse(source_text(name_or_file), str(name_or_file))
+    if anchored and str(name_or_file) not in recipes():
+        anchor(document, Path(name_or_file).parent)
     for assignment in changes:
         change(document, assignment)
     if seed is not None:
@@ -58,9 +66,14 @@ def build(document: Mapping[str, Any], where: str = "experiment") -> Description
     return validated(kind_of(document.get("kind", "learning")), document, where)
 
 
-def load(name_or_file: str | Path, changes: Sequence[str] = (), seed: int | None = None) -> Description:
-    """Load a recipe or a TOML file with changes such as "rounds.count=50"; this is what `steelyard run` does."""
-    return build(read_document(name_or_file, changes, seed), str(name_or_file))
+def load(
+    name_or_file: str | Path, changes: Sequence[str] = (), seed: int | None = None, *, anchored: bool = True
+) -> Description:
+    """Load a recipe or a TOML file with changes such as "rounds.count=50"; this is what `steelyard run` does.
+
+    `anchored` = false keeps paths of data as they are written, for other machines to find in folders of their own.
+    """
+    return build(read_document(name_or_file, changes, seed, anchored=anchored), str(name_or_file))
 
 
 def read_experiment(folder: Path) -> Description:

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from steelyard.errors import UserError
+from steelyard.learning.catalogue import CONVOLUTIONAL, DENSE, NAMES
 from steelyard.learning.settings import ModelSettings
 from steelyard.randomness import stream_key
 from steelyard.usercode import find_code
@@ -58,18 +59,6 @@ class DenseNet(nn.Module):
         return x
 
 
-_CONVOLUTIONAL: dict[str, tuple[tuple[int, int], int, int, int | None]] = {
-    # name: channels, kernel, hidden units, outputs (None: one per class)
-    "cnn-mnist": ((32, 64), 5, 512, None),
-    "cnn-femnist": ((32, 64), 5, 2048, None),
-    "cnn-celeba": ((32, 64), 3, 512, 1),
-    "cnn-adafed": ((16, 32), 5, 128, None),
-    "cnn-digits": ((16, 32), 3, 64, None),
-}
-_DENSE = ("logistic", "mlp", "linear")
-NAMES = (*_CONVOLUTIONAL, "cnn", *_DENSE)
-
-
 def build(settings: ModelSettings | Factory, feature_shape: Sequence[int], classes: int, seed: int) -> nn.Module:
     """Build a model whose first parameters are a pure function of the seed; the global generator is left alone.
 
@@ -86,23 +75,24 @@ def build(settings: ModelSettings | Factory, feature_shape: Sequence[int], class
 def _construct(settings: ModelSettings, shape: tuple[int, ...], classes: int) -> nn.Module:
     name = settings.name
     outputs = settings.outputs or max(classes, 1)
-    if name in _CONVOLUTIONAL or name == "cnn":
-        channels, kernel, hidden, fixed = _CONVOLUTIONAL.get(name, ((16, 32), 3, 64, None))
-        kernel = settings.kernel or kernel
+    if name in CONVOLUTIONAL:
+        usual = CONVOLUTIONAL[name]
+        kernel = settings.kernel or usual.kernel
         if kernel % 2 == 0:
             raise UserError(f"model.kernel: got {kernel}; allowed: an odd number")
         if settings.hidden is not None and len(settings.hidden) != 1:
             raise UserError(f"model.hidden: got {list(settings.hidden)}; allowed: one number for {name}")
         return ConvNet(
             image_shape(shape),
-            settings.channels or channels,
+            settings.channels or usual.channels,
             kernel,
-            settings.hidden[0] if settings.hidden else hidden,
-            settings.outputs or fixed or outputs,
+            settings.hidden[0] if settings.hidden else usual.hidden,
+            settings.outputs or usual.outputs or outputs,
         )
-    if name in _DENSE:
-        hidden_sizes = (settings.hidden or (64,)) if name == "mlp" else ()
-        return DenseNet(prod(shape), hidden_sizes, outputs)
+    if name in DENSE:
+        # A network without hidden layers stays one: that is what its name says.
+        hidden = (settings.hidden or DENSE[name]) if DENSE[name] else ()
+        return DenseNet(prod(shape), hidden, outputs)
     return _own(settings, shape, classes, outputs)
 
 

@@ -1,0 +1,38 @@
+"""Paths of data in an experiment file mean files beside it, wherever the command is called from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+DATA_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "data": ("path", "attributes", "identities"),
+    "interactions": ("path", "catalogue"),
+    "items": ("path",),
+}
+"""Fields that name data to read, by section. What is written (`store.folder`) goes to the working folder."""
+
+
+def anchor(document: dict[str, Any], folder: Path) -> None:
+    """Replace each relative path of data that exists in `folder` by the whole path; all others stay as they are.
+
+    Use it on the document of an experiment file, before changes from the command line, whose paths are relative to the
+    working folder. A whole path also lets the run be resumed from anywhere.
+    """
+    for section, fields in DATA_FIELDS.items():
+        table = document.get(section)
+        if not isinstance(table, dict):
+            continue
+        for field in fields:
+            given = table.get(field)
+            if isinstance(given, str) and given and _there(folder, given):
+                table[field] = str((folder / given).resolve())
+
+
+def _there(folder: Path, given: str) -> bool:
+    try:
+        return not Path(given).is_absolute() and (folder / given).exists()
+    except (OSError, ValueError):
+        # A name too long for the file system, or with a NUL: the reader says so with the field's name.
+        return False

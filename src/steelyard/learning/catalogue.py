@@ -1,0 +1,84 @@
+"""The built-in networks as a table: what each is for and how large it is; reading it needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import prod
+
+
+@dataclass(frozen=True)
+class Convolutional:
+    """The sizes of a network of two convolutions and two dense layers, where `[model]` does not say otherwise."""
+
+    channels: tuple[int, int]
+    kernel: int
+    hidden: int
+    outputs: int | None = None
+    """None: one for each class."""
+
+    def parameters(self, shape: Sequence[int], outputs: int) -> int:
+        """Count the weights for images of this shape (channels, height, width); each pooling halves the sides."""
+        depth, height, width = shape
+        first, second = self.channels
+        window = self.kernel**2
+        flat = second * (height // 4) * (width // 4)
+        return (depth * window + 1) * first + (first * window + 1) * second + dense(flat, (self.hidden,), outputs)
+
+
+CONVOLUTIONAL: Mapping[str, Convolutional] = {
+    "cnn-mnist": Convolutional((32, 64), 5, 512),
+    "cnn-femnist": Convolutional((32, 64), 5, 2048),
+    "cnn-celeba": Convolutional((32, 64), 3, 512, outputs=1),
+    "cnn-adafed": Convolutional((16, 32), 5, 128),
+    "cnn-digits": Convolutional((16, 32), 3, 64),
+    "cnn": Convolutional((16, 32), 3, 64),
+}
+DENSE: Mapping[str, tuple[int, ...]] = {"logistic": (), "mlp": (64,), "linear": ()}
+"""Hidden units of the networks of dense layers."""
+NAMES = (*CONVOLUTIONAL, *DENSE)
+
+
+def dense(inputs: int, hidden: Sequence[int], outputs: int) -> int:
+    """Count the weights and biases of dense layers."""
+    return sum((a + 1) * b for a, b in pairwise([inputs, *hidden, outputs]))
+
+
+@dataclass(frozen=True)
+class BuiltIn:
+    """One network as `steelyard models` shows it."""
+
+    name: str
+    purpose: str
+    shape: tuple[int, ...]
+    """Shape of a typical sample."""
+    outputs: int
+    fields: tuple[str, ...]
+    """Fields of `[model]` that change it."""
+
+    @property
+    def parameters(self) -> int:
+        """Number of weights for samples of the typical shape."""
+        return count(self.name, self.shape, self.outputs)
+
+
+def count(name: str, shape: Sequence[int], outputs: int) -> int:
+    """Return how many parameters a built-in network has for samples of this shape, with `[model]` as it is."""
+    if name in CONVOLUTIONAL:
+        return CONVOLUTIONAL[name].parameters(shape, outputs)
+    return dense(prod(shape), DENSE[name], outputs)
+
+
+_SIZES = ("hidden", "channels", "kernel", "outputs")
+BUILT_IN: tuple[BuiltIn, ...] = (
+    BuiltIn("cnn-mnist", "images of 28×28: the papers' network for MNIST", (1, 28, 28), 10, _SIZES),
+    BuiltIn("cnn-femnist", "images of 28×28 in many classes: the papers' network for FEMNIST", (1, 28, 28), 62, _SIZES),
+    BuiltIn("cnn-celeba", "faces in two classes, one output: the papers' network for CelebA", (3, 64, 64), 1, _SIZES),
+    BuiltIn("cnn-adafed", "images of 28×28: a smaller network, for AdaFed's simulations", (1, 28, 28), 10, _SIZES),
+    BuiltIn("cnn-digits", "small images, such as scikit-learn's digits", (1, 8, 8), 10, _SIZES),
+    BuiltIn("cnn", "images of any size from 4×4: two convolutions, a good first choice", (3, 32, 32), 10, _SIZES),
+    BuiltIn("mlp", "tables and small images: dense layers with ReLU between them", (20,), 2, ("hidden", "outputs")),
+    BuiltIn("logistic", "tables with classes: one dense layer, the safe choice for few rows", (20,), 2, ("outputs",)),
+    BuiltIn("linear", "tables with a number to predict: linear regression", (20,), 1, ("outputs",)),
+)

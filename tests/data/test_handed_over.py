@@ -1,0 +1,320 @@
+"""Data handed over in Python: frames, torch data sets, and stand-ins that follow the protocols of other libraries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+import torch
+from torch.utils.data import Dataset as TorchDataset
+from torch.utils.data import Subset, TensorDataset
+
+from steelyard import Experiment, in_memory
+from steelyard.data import PartitionSettings, share_out
+from steelyard.errors import UserError
+
+
+def refused(*arguments: Any, **options: Any) -> str:
+    with pytest.raises(UserError) as caught:
+        in_memory(*arguments, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# frames ---------------------------------------------------------------------------------------------------------------
+
+
+def patients() -> pandas.DataFrame:
+    return pandas.DataFrame(
+        {
+            "age": [40, 60, 50, 70],
+            "sex": ["m", "f", "f", None],
+            "bp": [120.0, np.nan, 140.0, 160.0],
+            "hospital": ["north", "north", "south", "south"],
+            "ill": ["yes", "no", "yes", "no"],
+        },
+        index=[7, 7, 9, 3],
+    )
+
+
+def test_a_frame_is_read_as_a_csv_file_is() -> None:
+    frame = patients()
+    data = in_memory(frame, label="ill", owner="hospital", normalise="unit")
+    assert data.features.tolist() == [[40, 120, 0, 1], [60, 140, 1, 0], [50, 140, 1, 0], [70, 160, 0, 0]]
+    assert data.labels.tolist() == [1, 0, 1, 0]
+    assert data.owners is not None
+    assert data.owners.tolist() == ["north", "north", "south", "south"]
+    assert data.marks["complete"].tolist() == pytest.approx([1, 2 / 3, 1, 2 / 3])
+    assert "memory: classes of 'ill': 0 = no, 1 = yes" in data.notes
+    assert list(frame.columns) == ["age", "sex", "bp", "hospital", "ill"]
+
+
+def test_a_frame_is_scaled_by_each_clients_training_rows() -> None:
+    frame = pandas.DataFrame({"x": [1.0, 3.0, 5.0, 100.0, 300.0, 500.0], "o": list("aaabbb"), "y": [0, 1, 0, 1, 0, 1]})
+    by_client = share_out(in_memory(frame, label="y", owner="o"), PartitionSettings(scheme="natural", test="none"), 0)
+    assert by_client.dataset.features[:3].tolist() == by_client.dataset.features[3:].tolist()
+    over_all = in_memory(frame, label="y", owner="o", normalise="standard")
+    shared = share_out(over_all, PartitionSettings(scheme="natural", test="none"), 0).dataset.features
+    assert float(shared.mean()) == pytest.approx(0, abs=1e-6)
+    assert shared[2] < shared[3]
+
+
+def test_labels_owners_and_test_part_may_stand_beside_a_frame() -> None:
+    frame = patients().drop(columns=["ill", "hospital"])
+    data = in_memory(frame, [3, 1, 3, 1], ["b", "a", "b", "a"], held_out=[True, False, False, True], ignore=["sex"])
+    assert data.labels.tolist() == [1, 0, 1, 0]
+    assert data.shape == (2,)
+    assert data.owners is not None
+    assert data.held_out is not None
+    assert data.owners.tolist() == ["b", "a", "b", "a"]
+    assert data.held_out.tolist() == [True, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("cells", "options", "classes"),
+    [
+        ([0.5, 1.5, 2.0, 1.0], {}, 0),
+        ([0.0, 1.0, 1.0, 0.0], {}, 2),
+        ([10, 20, 20, 10], {}, 2),
+        ([10, 20, 20, 10], {"task": "regression"}, 0),
+        ([0, 1, 1, 0], {"classes": 5}, 5),
+    ],
+)
+def test_what_a_label_column_is(cells: list[float], options: dict[str, Any], classes: int) -> None:
+    data = in_memory(pandas.DataFrame({"x": [1, 2, 3, 4], "y": cells}), label="y", **options)
+    assert data.classes == classes
+    if not classes:
+        assert data.labels.tolist() == cells
+
+
+def test_frames_of_other_libraries_turn_into_pandas() -> None:
+    class Polars:
+        def to_pandas(self) -> pandas.DataFrame:
+            return patients()
+
+    assert in_memory(Polars(), label="ill", owner="hospital").classes == 2
+
+
+def test_mistakes_with_frames_are_named() -> None:
+    assert "no label is named; expected label=, one of the columns age, sex" in refused(patients())
+    assert "found no column 'il' for labels (did you mean 'ill'?)" in refused(patients(), label="il")
+    assert "found no column 'clinic' for owner" in refused(patients(), label="ill", owner="clinic")
+    assert "labels has shape (3,); expected one value for each of the 4 rows" in refused(patients(), [1, 2, 3])
+    assert "normalise: got 'all'" in refused(patients(), label="ill", normalise="all")
+
+
+# torch ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_tensor_dataset() -> None:
+    features, labels = torch.arange(12.0).reshape(6, 2), torch.tensor([0, 1, 2, 0, 1, 2])
+    data = in_memory(TensorDataset(features, labels))
+    assert torch.equal(data.features, features)
+    assert (data.labels.tolist(), data.classes) == ([0, 1, 2, 0, 1, 2], 3)
+    owned = in_memory(TensorDataset(features, labels, torch.tensor([5, 5, 5, 8, 8, 8])))
+    assert owned.owners is not None
+    assert owned.owners.tolist() == ["user-005"] * 3 + ["user-008"] * 3
+
+
+def test_a_subset_is_gone_through_item_by_item() -> None:
+    whole = TensorDataset(torch.arange(12.0).reshape(6, 2), torch.tensor([0.5, 1.5, 2.5, 0.5, 1.5, 2.5]))
+    data = in_memory(Subset(whole, [4, 1]), owners=["a", "b"])
+    assert data.features.tolist() == [[8, 9], [2, 3]]
+    assert (data.labels.tolist(), data.classes) == ([1.5, 1.5], 0)
+    assert data.owners is not None
+    assert data.owners.tolist() == ["a", "b"]
+
+
+class Items(TorchDataset[Any]):
+    """A torch Dataset of whatever items."""
+
+    def __init__(self, items: list[Any]) -> None:
+        self.items = items
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, row: int) -> Any:
+        return self.items[row]
+
+
+def test_items_of_sample_label_and_owner() -> None:
+    data = in_memory(Items([(np.ones(3) * row, row % 2, f"p{row}") for row in range(4)]))
+    assert data.features.tolist() == [[row] * 3 for row in range(4)]
+    assert data.labels.tolist() == [0, 1, 0, 1]
+    assert data.owners is not None
+    assert data.owners.tolist() == ["p0", "p1", "p2", "p3"]
+
+
+def test_items_that_are_mappings_and_labels_that_are_words() -> None:
+    items = [{"x": [row, 1.0], "label": word, "who": "ab"[row]} for row, word in enumerate(["yes", "no"])]
+    data = in_memory(Items(items), owner="who")
+    assert data.features.tolist() == [[0, 1], [1, 1]]
+    assert data.labels.tolist() == [1, 0]
+    assert data.notes == ("memory: classes: 0 = no, 1 = yes",)
+    assert data.owners is not None
+    assert data.owners.tolist() == ["a", "b"]
+
+
+class Picture:
+    """As much of a PIL image as counts."""
+
+    def __init__(self, pixels: np.ndarray, mode: str) -> None:
+        self.pixels, self.mode, self.size = pixels, mode, pixels.shape[1::-1]
+
+    def convert(self, mode: str) -> Picture:
+        if mode == self.mode:
+            return self
+        grey = self.pixels if self.pixels.ndim == 2 else self.pixels[:, :, 0]
+        return Picture(grey if mode == "L" else np.stack([grey] * 3, axis=2), mode)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return self.pixels
+
+
+def test_pictures_become_bytes_with_channels_first() -> None:
+    colour = Picture(np.arange(24, dtype=np.uint8).reshape(2, 4, 3), "RGB")
+    grey = Picture(np.full((2, 4), 7, dtype=np.uint8), "L")
+    data = in_memory(Items([(grey, 0), (grey, 1)]))
+    assert (data.features.dtype, data.shape) == (torch.uint8, (1, 2, 4))
+    # one picture in colour makes all of them so
+    mixed = in_memory(Items([(grey, 0), (colour, 1)]))
+    assert mixed.shape == (3, 2, 4)
+    assert mixed.features[1, 1].tolist() == [[1, 4, 7, 10], [13, 16, 19, 22]]
+    assert mixed.features[0].unique().tolist() == [7]
+
+
+def test_real_pictures() -> None:
+    image = pytest.importorskip("PIL.Image")
+    items = [(image.new("RGB", (5, 4), (row, 2, 3)), row) for row in range(3)]
+    data = in_memory(Items(items))
+    assert data.shape == (3, 4, 5)
+    assert data.features[2, :, 0, 0].tolist() == [2, 2, 3]
+
+
+def test_mistakes_with_items_are_named() -> None:
+    assert "item 1 is tuple of 1; expected (sample, label)" in refused(Items([([1.0], 0), ([1.0],)]))
+    assert "item 0 is int; expected (sample, label)" in refused(Items([3]))
+    assert "sample 1 has shape (2,), sample 0 (1,)" in refused(Items([([1.0], 0), ([1.0, 2.0], 1)]))
+    assert "sample 0 is str; expected numbers or a picture" in refused(Items([("word", 0)]))
+    assert "got no rows" in refused(Items([]))
+    assert "cannot tell the label among x, z; expected label=" in refused(Items([{"x": [1.0], "z": 0}]))
+    assert "cannot tell the sample among a, b" in refused(Items([{"a": [1.0], "b": [2.0], "y": 0}]))
+
+    class Stream:
+        def __iter__(self) -> Iterator[Any]:
+            return iter([([1.0], 0)])
+
+    assert "got Stream and no labels; expected arrays with labels" in refused(Stream())
+    assert "expected a value for each row" in refused(np.ones((2, 1)), [0, 1], held_out="part")
+
+
+# torchvision ----------------------------------------------------------------------------------------------------------
+
+
+class Vision:
+    """torchvision's protocol: `data`, `targets`, perhaps a transform, and items."""
+
+    def __init__(self, data: Any, targets: Any, transform: Any = None) -> None:
+        self.data, self.targets, self.transform = data, targets, transform
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, row: int) -> Any:
+        sample = self.data[row]
+        return (sample if self.transform is None else self.transform(sample)), self.targets[row]
+
+
+def test_data_and_targets_of_torchvision() -> None:
+    digits = in_memory(Vision(torch.arange(32, dtype=torch.uint8).reshape(2, 4, 4), torch.tensor([3, 1])))
+    assert (digits.shape, digits.features.dtype, digits.classes) == ((1, 4, 4), torch.uint8, 4)
+    colours = np.arange(96, dtype=np.uint8).reshape(2, 4, 4, 3)
+    objects = in_memory(Vision(colours, [0, 1]))
+    assert objects.shape == (3, 4, 4)
+    assert objects.features[1, 2, 3, 0] == colours[1, 3, 0, 2]
+
+
+def test_a_transform_is_applied() -> None:
+    pixels = torch.full((2, 4, 4), 255, dtype=torch.uint8)
+    data = in_memory(Vision(pixels, [0, 1], transform=lambda image: image[None].float() / 510))
+    assert data.shape == (1, 4, 4)
+    assert data.features.unique().tolist() == [0.5]
+
+
+# Hugging Face ---------------------------------------------------------------------------------------------------------
+
+
+class Hugging:
+    """Hugging Face's protocol: named columns, rows as mappings, formats."""
+
+    def __init__(self, columns: dict[str, list[Any]], format: str | None = "torch") -> None:
+        self.columns, self.format = columns, format
+
+    @property
+    def column_names(self) -> list[str]:
+        return list(self.columns)
+
+    def with_format(self, format: str | None) -> Hugging:
+        return Hugging(self.columns, format)
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def __getitem__(self, key: str | int) -> Any:
+        assert self.format is None, "read without a format"
+        return self.columns[key] if isinstance(key, str) else {name: cells[key] for name, cells in self.columns.items()}
+
+    def to_pandas(self) -> pandas.DataFrame:
+        raise AssertionError("a column of images does not fit a frame")
+
+
+def test_images_of_a_hugging_face_data_set() -> None:
+    grey = Picture(np.full((4, 4), 9, dtype=np.uint8), "L")
+    data = in_memory(
+        Hugging({"image": [grey] * 4, "label": [0, 1, 2, 1], "writer": ["a", "b", "a", "b"]}), owner="writer"
+    )
+    assert (data.shape, data.classes) == ((1, 4, 4), 3)
+    assert data.owners is not None
+    assert data.owners.tolist() == ["a", "b", "a", "b"]
+
+
+def test_a_table_of_a_hugging_face_data_set() -> None:
+    columns = {name: patients()[name].tolist() for name in ("age", "sex", "bp", "hospital", "ill")}
+    data = in_memory(Hugging(columns), label="ill", owner="hospital", normalise="unit")
+    assert data.features[1].tolist() == [60, 140, 1, 0]
+    assert data.owners is not None
+    assert data.owners.tolist() == ["north", "north", "south", "south"]
+
+
+def test_mistakes_with_hugging_face_are_named() -> None:
+    class Parts(Hugging):
+        @property
+        def column_names(self) -> Any:
+            return {"train": ["x"], "test": ["x"]}
+
+    assert "several parts (train, test); expected one of them, such as data['train']" in refused(Parts({}))
+    assert "cannot tell the label among x, z; expected label=, one of these" in refused(Hugging({"x": [1], "z": [1]}))
+    assert "found no 'who' for owner" in refused(Hugging({"x": [[1]], "label": [1]}), owner="who")
+
+
+# in an experiment -----------------------------------------------------------------------------------------------------
+
+
+def test_a_frame_runs(tmp_path: Any) -> None:
+    chance = np.random.default_rng(0)
+    labels = chance.integers(0, 2, 200)
+    frame = pandas.DataFrame({"x": labels + 0.2 * chance.normal(size=200), "site": np.arange(200) % 4, "y": labels})
+    experiment = Experiment.model_validate(
+        {
+            "data": {"source": "memory"},
+            "partition": {"scheme": "natural"},
+            "model": {"name": "logistic"},
+            "rounds": {"count": 5, "fraction": 1.0},
+        }
+    )
+    result = experiment.run(tmp_path / "run", dataset=in_memory(frame, label="y", owner="site"))
+    assert result.summary["rules"][0]["accuracy"] > 0.9

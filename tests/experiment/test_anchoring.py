@@ -1,0 +1,65 @@
+"""Data named in an experiment file are found beside it, from any working folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.conftest import CommandLine
+
+from steelyard.experiment.anchoring import anchor
+from steelyard.experiment.loading import load
+
+TABLE = "x,y\n" + "\n".join(f"{row},{row % 2}" for row in range(40)) + "\n"
+EXPERIMENT = """
+[data]
+source = "csv"
+path = "rows.csv"
+labels = "y"
+[partition]
+clients = 2
+[model]
+name = "logistic"
+[rounds]
+count = 1
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    inner = tmp_path / "study"
+    inner.mkdir()
+    (inner / "rows.csv").write_text(TABLE)
+    (inner / "mine.toml").write_text(EXPERIMENT)
+    return inner
+
+
+def test_a_file_beside_the_experiment_is_found_from_elsewhere(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder.parent)
+    (folder.parent / "rows.csv").write_text("other")
+    assert load("study/mine.toml").model_dump()["data"]["path"] == folder / "rows.csv"
+
+
+def test_other_paths_stay(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder.parent)
+    paths = ("nowhere.csv", "included/heart_disease.csv", "/x/rows.csv", "x" * 5000, "nul\0", 3)
+    for path in paths:
+        document = {"data": {"path": path}, "store": {"folder": "rows.csv"}, "items": "no section"}
+        anchor(document, folder)
+        assert document == {"data": {"path": path}, "store": {"folder": "rows.csv"}, "items": "no section"}
+    # what is set on the command line is relative to the working folder, and the flag keeps a file's own words
+    assert load(folder / "mine.toml", ["data.path=rows.csv"]).model_dump()["data"]["path"] == Path("rows.csv")
+    assert load(folder / "mine.toml", anchored=False).model_dump()["data"]["path"] == Path("rows.csv")
+
+
+def test_interactions_too(tmp_path: Path) -> None:
+    (tmp_path / "likes.csv").write_text("x")
+    document = {"interactions": {"path": "likes.csv", "catalogue": "all.csv"}, "items": {"path": "likes.csv"}}
+    anchor(document, tmp_path)
+    whole = str(tmp_path / "likes.csv")
+    assert document == {"interactions": {"path": whole, "catalogue": "all.csv"}, "items": {"path": whole}}
+
+
+def test_it_runs_from_elsewhere(folder: Path, steelyard: CommandLine) -> None:
+    done = steelyard("run", "study/mine.toml", "--format", "json", cwd=folder.parent)
+    assert done.returncode == 0, done.stderr
