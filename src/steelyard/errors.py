@@ -25,6 +25,33 @@ def nearest(word: str, known: Iterable[str]) -> str:
     return f" (did you mean '{folded[close[0]]}'?)" if close else ""
 
 
+_LONGEST = 60
+
+
+def brief(value: object, quote: str = "'") -> str:
+    """Show a value in an error line: what a terminal would act on is escaped, and a very long value is cut."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int) and abs(value) > 10**_LONGEST:
+        return "a whole number of very many digits"
+    text = f"{quote}{printable(value)}{quote}" if isinstance(value, str) else printable(repr(value))
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}...{quote if isinstance(value, str) else ''}"
+
+
+def printable(text: str) -> str:
+    """Return text with control characters written out, such as \\x1b, so that no terminal acts on them.
+
+    Use it for every name that comes from a file or a person: owners, rules, columns.
+    """
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def one_line(text: str, longest: int = 1000) -> str:
+    """Return an error as the one line that a terminal shows: no control characters, the middle of a long one cut."""
+    line = printable(" ".join(text.split()))
+    return line if len(line) <= longest else f"{line[: longest * 2 // 3]} ... {line[-longest // 3 :]}"
+
+
 def listed(words: Iterable[str]) -> str:
     """Join names for an error line: `a, b, c`; use it for "allowed: ..." parts."""
     return ", ".join(words)

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 import types
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any, TypeVar, Union, cast, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
-from steelyard.errors import UserError, listed, nearest
+from steelyard.errors import UserError, brief, listed, nearest
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
+
+LARGEST = 10**18
+"""No whole number of an experiment is larger: beyond it, arrays and databases cannot count."""
+LARGEST_REAL = 1e30
+"""No other number of an experiment is larger: above about 1e38 single precision has no numbers."""
 
 
 class Section(BaseModel):
@@ -22,15 +29,75 @@ class Section(BaseModel):
     appears in `steelyard show --schema`.
     """
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
+    )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _plain_numbers(cls, value: Any, info: ValidationInfo) -> Any:
+        """Refuse true and false where a number is asked, and numbers beyond what a computer counts."""
+        if info.field_name is not None:
+            kinds = _kinds(cls.model_fields[info.field_name].annotation)
+            instead = "a number" if float in kinds else "a whole number" if int in kinds else "text"
+            _check_numbers(value, "" if bool in kinds or Any in kinds else instead)
+        return value
+
+
+def _short_name(value: str) -> str:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", value):
+        raise PydanticCustomError(
+            "plain", "up to 100 letters, digits, '.', '_' and '-', beginning with a letter or a digit"
+        )
+    return value
+
+
+def _printed_name(value: str) -> str:
+    if not value.strip() or value != value.strip() or not value.isprintable() or "#" in value or len(value) > 200:
+        raise PydanticCustomError("plain", "1 to 200 printable characters without '#' or blanks around them")
+    return value
+
+
+ShortName = Annotated[str, AfterValidator(_short_name)]
+"""A name that may stand in the names of files and folders."""
+PrintedName = Annotated[str, AfterValidator(_printed_name)]
+"""A name that people read in tables."""
+
+
+def _kinds(annotation: Any) -> set[Any]:
+    """Return the plain types that an annotation names anywhere in it."""
+    inner = get_args(annotation)
+    if get_origin(annotation) is Literal:
+        return {type(value) for value in inner}
+    if get_origin(annotation) is Annotated:
+        inner = inner[:1]
+    return {annotation}.union(*map(_kinds, inner)) if inner else {annotation}
+
+
+def _check_numbers(value: Any, instead: str) -> None:
+    if isinstance(value, bool):
+        if instead:
+            raise PydanticCustomError("plain", instead)  # pyright: ignore[reportArgumentType]
+    elif isinstance(value, int) and abs(value) > LARGEST:
+        raise PydanticCustomError("plain", "whole numbers of at most 18 digits")
+    elif isinstance(value, float) and LARGEST_REAL < abs(value) < float("inf"):
+        raise PydanticCustomError("plain", "numbers up to 1e30")
+    elif isinstance(value, list | tuple):
+        for inner in cast("Sequence[Any]", value):
+            _check_numbers(inner, instead)
 
 
 def parse(text: str, where: str) -> dict[str, Any]:
     """Parse TOML; a slip in the file is named with its line."""
     try:
-        return tomllib.loads(text)
+        return tomllib.loads(text.removeprefix("\ufeff"))
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"{where}: not valid TOML: {error}") from error
+    except RecursionError:
+        raise UserError(f"{where}: not valid TOML: nested too deeply") from None
+    except ValueError:
+        # Python reads no decimal number of more than 4,300 digits.
+        raise UserError(f"{where}: holds a number of thousands of digits; allowed: at most 18") from None
 
 
 def change(document: dict[str, Any], assignment: str) -> None:
@@ -45,9 +112,15 @@ def change(document: dict[str, Any], assignment: str) -> None:
 def read_value(text: str) -> Any:
     """Read one value as TOML would (numbers, true, [lists], "text"); anything else is plain text."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        found = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
         return text
+    except RecursionError:
+        raise UserError(f"--set: got {brief(text)}; allowed: values that are not nested so deeply") from None
+    except ValueError:
+        raise UserError(f"--set: got {brief(text)}; allowed: numbers of at most 18 digits") from None
+    # A line break would begin another field.
+    return found["value"] if len(found) == 1 else text
 
 
 def put(document: dict[str, Any], keys: Sequence[str], value: Any, shown: str) -> None:
@@ -81,31 +154,71 @@ def validated(model: type[ModelT], document: Mapping[str, Any], where: str) -> M
         raise UserError(f"{where}: {explain(error, model)}" if where else explain(error, model)) from None
 
 
+_ALLOWED = {
+    # What pydantic calls these is no word of TOML's.
+    **dict.fromkeys(("model_type", "model_attributes_type", "dict_type", "mapping_type"), "a section of fields"),
+    **dict.fromkeys(("tuple_type", "list_type", "set_type"), "a list"),
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float", "int_parsing_size"), "a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
+    **dict.fromkeys(("path_type", "string_type"), "text"),
+    "string_unicode": "text in UTF-8",
+}
+
+
 def explain(error: ValidationError, model: type[BaseModel]) -> str:
     """Put the first error of a validation into one line: the field, what it held, what is allowed."""
     problems = error.errors(include_url=False)
     first = problems[0]
-    path = [part for part in first["loc"] if part != "function-after"]
+    path = _path(model, first["loc"])
     name = ".".join(str(part) for part in path)
-    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-    message, got = first["msg"], first.get("input")
+    # A field that may be of several kinds is named once for each of them.
+    others = {tuple(_path(model, problem["loc"])) for problem in problems} - {tuple(path)}
+    more = f" (and {len(others)} more)" if others else ""
+    got = first.get("input")
     if first["type"] == "extra_forbidden":
         fields = known_fields(model, path[:-1])
         hint = nearest(str(path[-1]), fields)
-        return f"{name}: unknown field{hint}; allowed here: {listed(fields)}{more}"
+        return f"{brief(name, '')}: unknown field{hint}; allowed here: {listed(fields)}{more}"
     if first["type"] == "missing":
         return f"{name}: missing; this field must be given{more}"
     if first["type"] == "value_error":
-        told = message.removeprefix("Value error, ")
+        told = first["msg"].removeprefix("Value error, ")
         return f"{name}.{told}{more}" if name else f"{told}{more}"
     hint = ""
     if first["type"] == "literal_error" and isinstance(got, str):
-        hint = nearest(got, [part for part in message.split("'") if part.strip() not in ("", ",", "or")][1:])
-    # What pydantic calls these types is no word of TOML's.
-    kinds = {"model_type": "a section of fields", "dict_type": "a section of fields", "tuple_type": "a list"}
-    allowed = kinds.get(first["type"], message.removeprefix("Input should be ").removeprefix("a valid "))
-    shown = "a table" if isinstance(got, dict) else repr(got)
+        hint = nearest(got, [part for part in first["msg"].split("'") if part.strip() not in ("", ",", "or")][1:])
+    alike = [problem for problem in problems if _path(model, problem["loc"]) == path]
+    allowed = listed(dict.fromkeys(_allowed(problem) for problem in alike))
+    shown = "a table" if isinstance(got, dict) else brief(got)
     return f"{name}: got {shown}{hint}; allowed: {allowed}{more}"
+
+
+def _path(model: type[BaseModel], location: Sequence[int | str]) -> list[int | str]:
+    """Return where a problem is, without the words that pydantic adds for its own branches."""
+    path: list[int | str] = []
+    current: Any = model
+    for part in location:
+        if part == "[key]":
+            break
+        section = isinstance(current, type) and issubclass(current, BaseModel)
+        if not section and not isinstance(part, int) and get_origin(current) not in (dict, Mapping):
+            break
+        path.append(part)
+        current = _step(current, part)
+    return path
+
+
+def _allowed(problem: Any) -> str:
+    """Say what a field takes, in words of people who write experiment files."""
+    kind, message = problem["type"], problem["msg"]
+    context = problem.get("ctx", {})
+    if kind in ("too_short", "too_long"):
+        bound, word = (context["min_length"], "at least") if kind == "too_short" else (context["max_length"], "at most")
+        return f"{word} {bound} value{'' if bound == 1 else 's'}"
+    if kind in ("string_too_long", "string_too_short"):
+        return message.removeprefix("String should have ")
+    return _ALLOWED.get(kind, message.removeprefix("Input should be ").removeprefix("a valid "))
 
 
 def known_fields(model: type[BaseModel], path: Sequence[int | str]) -> list[str]:

@@ -24,7 +24,7 @@ from steelyard.settings import change, parse, read_value
         ("ronds.count=5", ["ronds", "did you mean 'rounds'"]),
         ("rounds.fraction=1.5", ["rounds.fraction", "1.5", "less than or equal to 1"]),
         ("rounds.fraction=0", ["rounds.fraction", "greater than 0"]),
-        ("rounds.count=many", ["rounds.count", "'many'", "integer"]),
+        ("rounds.count=many", ["rounds.count", "'many'", "a whole number"]),
         ("weighing.priority=DS>LD", ["weighing.priority", "DS>LD", "VP, LD, DS"]),
         ("weighing.score=prioritised", ["weighing.score", "did you mean 'prioritized'"]),
         ('weighing.criteria=["DS","XX"]', ["XX", "known: "]),

@@ -18,7 +18,7 @@ from steelyard.cli.federate import app as federate_app
 from steelyard.cli.models import models
 from steelyard.cli.printing import finish, print_json, watched
 from steelyard.cli.recommend import app as recommend_app
-from steelyard.errors import UserError
+from steelyard.errors import UserError, one_line
 
 app = typer.Typer(
     name="steelyard",
@@ -53,7 +53,7 @@ def main() -> NoReturn:
     try:
         app(standalone_mode=True)
     except UserError as error:
-        fail(" ".join(str(error).split()))
+        fail(one_line(str(error)))
     except BrokenPipeError:
         # The reader of our output (head, less) has gone; that is no error of ours.
         sys.stderr.close()

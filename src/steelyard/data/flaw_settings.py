@@ -199,7 +199,7 @@ def check_flaws(data: DataSettings, partition: PartitionSettings, flaws: Sequenc
                 "allowed: kinds without classes (this is a regression)"
             )
     count = partition.client_count
-    if partition.scheme in NUMBERED and count is not None:
+    if flaws and partition.scheme in NUMBERED and count is not None:
         _check_names(flaws, count)
 
 

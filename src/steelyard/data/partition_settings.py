@@ -13,6 +13,8 @@ from steelyard.settings import Section
 Scheme = Literal["iid", "shard", "dirichlet", "natural", "table", "given"]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
 
+MOST_CLIENTS = 1_000_000
+"""More clients than this are a slip of the keyboard, and their names alone would fill the memory."""
 NUMBERED: frozenset[str] = frozenset({"iid", "shard", "dirichlet", "table"})
 """Schemes whose clients are counted and so have names known before any data is read."""
 
@@ -48,7 +50,7 @@ class PartitionSettings(Section):
     """iid: at random; shard: sorted by label and cut into shards (McMahan); dirichlet: label shares drawn from a
     Dirichlet distribution; natural: one client per writer or user; table: an explicit number of rows per class and
     client; given: as the source itself splits users and their train and test rows (LEAF)."""
-    clients: Count | None = None
+    clients: Annotated[int, Field(ge=1, le=MOST_CLIENTS)] | None = None
     """Number of clients. Needed for iid, shard and dirichlet. natural and given: this many people, drawn at random
     (default: all)."""
     samples: Count | None = None

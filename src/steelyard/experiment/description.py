@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Self
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Self, cast
 
-from pydantic import Field, model_validator
+from pydantic import Field, ModelWrapValidatorHandler, ValidationError, model_validator
 
 from steelyard.clients.flower.settings import FederateSettings
 from steelyard.errors import UserError
 from steelyard.rounds.settings import RoundSettings
 from steelyard.runs.settings import StoreSettings
-from steelyard.settings import Section, put, validated
+from steelyard.settings import PrintedName, Section, ShortName, put, validated
 from steelyard.weighing import criteria as registry
 from steelyard.weighing.needs import Offers
 from steelyard.weighing.rule import WeighingSettings, criteria_of, label
@@ -30,7 +30,7 @@ class Description(Section):
     its parts; running, comparing and reporting stand above and are never called from here.
     """
 
-    name: str = Field(default="experiment", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
+    name: ShortName = "experiment"
     """Short name; run folders are named after it."""
     description: str = ""
     """One or two sentences for people."""
@@ -38,10 +38,21 @@ class Description(Section):
     """The seed of everything: partition, first model, cohorts, order of samples."""
     rounds: RoundSettings = RoundSettings()
     weighing: WeighingSettings = WeighingSettings()
-    beside: dict[str, WeighingSettings] = Field(default_factory=dict)
+    beside: dict[PrintedName, WeighingSettings] = Field(default_factory=dict)
     """Further rules, by name, that run on the same cohorts and the same first model, for comparison."""
     store: StoreSettings = StoreSettings()
     federate: FederateSettings = FederateSettings()
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _unknown_criteria_first(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """Name an unknown criterion as that, not as an order or a weight that does not fit it."""
+        try:
+            return handler(value)
+        except ValidationError:
+            for rule in _rule_tables(value):
+                _check_known(rule)
+            raise
 
     @model_validator(mode="after")
     def _rules(self) -> Self:
@@ -143,3 +154,22 @@ class Description(Section):
     def score_range(self) -> tuple[float, float] | None:
         """The range that a client's local score can have, where there is one; a score beyond it is refused."""
         return None
+
+
+def _rule_tables(document: Any) -> list[Mapping[str, Any]]:
+    """Return the rules of a document that may be wrong in any way."""
+    if not isinstance(document, Mapping):
+        return []
+    given = cast("Mapping[str, Any]", document)
+    beside = given.get("beside")
+    rules = [given.get("weighing"), *(cast("Mapping[str, Any]", beside).values() if isinstance(beside, Mapping) else ())]
+    return [cast("Mapping[str, Any]", rule) for rule in rules if isinstance(rule, Mapping)]
+
+
+def _check_known(rule: Mapping[str, Any]) -> None:
+    if rule.get("plugins"):
+        return
+    names = rule.get("criteria")
+    for name in cast("Sequence[Any]", names) if isinstance(names, list | tuple) else ():
+        if isinstance(name, str):
+            registry.get(name)

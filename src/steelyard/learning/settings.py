@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, PositiveInt
+from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat
 
 from steelyard.settings import Section
 from steelyard.usercode import hand_over
+
+Width = Annotated[int, Field(ge=1, le=1_000_000)]
+"""Units of a layer; what all layers together may have is checked when the data are known."""
 
 
 def _named(value: Any) -> Any:
@@ -20,13 +23,13 @@ class ModelSettings(Section):
     name: Annotated[str, BeforeValidator(_named)] = "cnn-mnist"
     """A built-in model (cnn-mnist, cnn-femnist, cnn-celeba, cnn-adafed, cnn-digits, cnn, mlp, logistic, linear) or your
     own torch.nn.Module as "package.module:factory" or "path/to/file.py:factory"; from Python, the factory itself."""
-    hidden: tuple[PositiveInt, ...] | None = None
+    hidden: tuple[Width, ...] | None = None
     """Hidden units: one number per dense layer for mlp, one number for the convolutional networks."""
-    channels: tuple[PositiveInt, PositiveInt] | None = None
+    channels: tuple[Width, Width] | None = None
     """Channels of the two convolutions (convolutional networks only)."""
-    kernel: PositiveInt | None = None
+    kernel: Annotated[int, Field(ge=1, le=999)] | None = None
     """Odd side of the convolution kernels (convolutional networks only)."""
-    outputs: PositiveInt | None = None
+    outputs: Width | None = None
     """Number of outputs; by default one per class, one for regression, one logit for cnn-celeba."""
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments for your own factory."""
@@ -41,9 +44,9 @@ class TrainingSettings(Section):
     """Heavy-ball momentum, started afresh in every round."""
     weight_decay: NonNegativeFloat = 0.0
     """L2 penalty: this times the parameters is added to each gradient."""
-    epochs: PositiveInt = 1
+    epochs: Annotated[int, Field(ge=1, le=100_000)] = 1
     """Passes over the local data in one round (E)."""
-    batch_size: PositiveInt | Literal["full"] = 10
+    batch_size: Annotated[int, Field(ge=1)] | Literal["full"] = 10
     """Samples in one step (B), or "full" for all of the client's samples at once."""
     proximal: NonNegativeFloat = 0.0
     """FedProx's μ: adds μ/2 ‖θ − Θ‖² to the local loss, which holds clients near the global model."""

@@ -69,7 +69,7 @@ class FplSettings(Section):
 
     mode: ModeName = "pFPL+"
     """sFPL: one user, one triple a round; sFPL+: one user, R⁺/|U| triples; pFPL and pFPL+: all users at once."""
-    factors: int = Field(default=20, ge=1)
+    factors: int = Field(default=20, ge=1, le=10_000)
     """Length of the vectors of items and users."""
     learning_rate: float = Field(default=0.05, gt=0)
     """α, on the device and on the server."""
@@ -79,15 +79,15 @@ class FplSettings(Section):
     """λ of positive items; default: learning_rate / 20."""
     negative_decay: float | None = Field(default=None, ge=0)
     """λ of negative items; default: learning_rate / 200."""
-    triples: int | None = Field(default=None, ge=1)
+    triples: int | None = Field(default=None, ge=1, le=1_000_000)
     """T for mode = "custom": triples of each user and round; rounds.fraction says how many users."""
     pi: Probability = 1.0
     """π: the probability with which a positive item's update is sent; `interactions.pi_column` gives each user hers."""
     mask: MaskKind = "round"
     """Draw what is sent anew each round, as in the thesis, or once for all ("persistent"), which rounds cannot undo."""
-    decoys: float = Field(default=0.0, ge=0)
+    decoys: float = Field(default=0.0, ge=0, le=100)
     """Decoys: items that are not hers which a user claims as positives, per item that is; 1 doubles her history."""
-    threads: int = Field(default=2, ge=1)
+    threads: int = Field(default=2, ge=1, le=1024)
     """Threads of the simulation; they do not change the result."""
 
     @property
@@ -99,7 +99,7 @@ class FplSettings(Section):
 class RankingSettings(Section):
     """[ranking]: how each user's list is judged."""
 
-    cutoff: int = Field(default=10, ge=1)
+    cutoff: int = Field(default=10, ge=1, le=1_000_000)
     """k: length of the list."""
     score: Literal["ndcg", "precision", "recall", "hit_rate", "f1_per_user"] = "ndcg"
     """The score of a user in the loop; the others are recorded beside it."""
@@ -110,9 +110,9 @@ class RankingSettings(Section):
 class EpochSettings(RoundSettings):
     """[rounds] of a recommender: counted in epochs, each of as many triples as there are positives, or in rounds."""
 
-    count: int = Field(default=0, ge=0)
+    count: int = Field(default=0, ge=0, le=1_000_000_000)
     """Number of rounds, in place of `epochs`; 0: as many as the epochs make."""
-    epochs: int = Field(default=20, ge=1)
+    epochs: int = Field(default=20, ge=1, le=1_000_000)
     """Number of epochs, unless `count` is given; evaluate_every and the store's fields then count epochs too."""
 
     @property

@@ -14,7 +14,7 @@ Share = Annotated[float, Field(gt=0, le=1)]
 class RoundSettings(Section):
     """[rounds]: how many rounds, how many clients in each, when to evaluate and when to stop."""
 
-    count: int = Field(default=50, ge=1)
+    count: int = Field(default=50, ge=1, le=10_000_000)
     """Number of rounds."""
     fraction: Share = 0.1
     """Share of the clients that train in each round, at least one client."""

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from steelyard.errors import UserError, listed, nearest
 from steelyard.messages import Floats
-from steelyard.settings import Section
+from steelyard.settings import PrintedName, Section
 from steelyard.weighing import capacity as capacities
 from steelyard.weighing import criteria as registry
 from steelyard.weighing import plugins, scores
@@ -53,7 +53,7 @@ class WeighingSettings(Section):
     """When all scores of a cohort are 0: weigh all clients alike, or keep the old model (as AdaFed does)."""
     plugins: tuple[str, ...] = ()
     """Python files or modules that define criteria of your own; loaded before the criteria are looked up."""
-    name: str | None = Field(default=None, pattern=r"^[^#\s][^#]*$")
+    name: PrintedName | None = None
     """What the rule is called in tables; default: by what it does, such as "DS>LD>MD" or "online(DS>LD>MD)"."""
     adjust: AdjustSettings | None = None
     """For prioritized: find the order while the federation learns; default: the order stays fixed."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from steelyard.settings import Section
 
@@ -24,9 +24,9 @@ class ComputeSettings(Section):
     stacked; a choice recorded by an earlier run, such as "vmap:50", is taken back as it is."""
     precision: Precision = "float32"
     """float32, tf32 (matrix units of a GPU with shortened mantissas) or bfloat16 (the heavy products only)."""
-    memory_gb: PositiveFloat | None = None
+    memory_gb: Annotated[PositiveFloat, Field(le=1e6)] | None = None
     """Most memory that the simulation may plan for on the device; default 70 % of what is free at the start."""
     chunk: PositiveInt | None = None
     """Clients trained in one stack; default as many as the memory allows or as the trial finds fastest."""
-    threads: PositiveInt | None = None
+    threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     """CPU threads; default all cores this process may use."""
