@@ -12,6 +12,7 @@ from steelyard.errors import UserError
 from steelyard.rounds.settings import RoundSettings
 from steelyard.runs.settings import StoreSettings
 from steelyard.settings import Section, put, validated
+from steelyard.tracking.settings import TrackingSettings
 from steelyard.weighing import criteria as registry
 from steelyard.weighing.needs import Offers
 from steelyard.weighing.rule import WeighingSettings, criteria_of, label
@@ -41,6 +42,7 @@ class Description(Section):
     beside: dict[str, WeighingSettings] = Field(default_factory=dict)
     """Further rules, by name, that run on the same cohorts and the same first model, for comparison."""
     store: StoreSettings = StoreSettings()
+    tracking: TrackingSettings = TrackingSettings()
     federate: FederateSettings = FederateSettings()
 
     @model_validator(mode="after")
