@@ -18,6 +18,7 @@ from steelyard.cli.federate import app as federate_app
 from steelyard.cli.models import models
 from steelyard.cli.printing import finish, print_json, watched
 from steelyard.cli.recommend import app as recommend_app
+from steelyard.cli.watching import app as watching_app
 from steelyard.errors import UserError, one_line
 
 app = typer.Typer(
@@ -31,6 +32,7 @@ app = typer.Typer(
 app.add_typer(recommend_app, name="recommend")
 app.add_typer(federate_app)
 app.command()(models)
+app.add_typer(watching_app)
 
 Format = Literal["text", "json"]
 SetOption = Annotated[

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -49,12 +50,19 @@ def metric_table(document: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def watched(work: Callable[[], Result]) -> Result:
-    """Do the work of a run; a stop by the user is reported in one line."""
+    """Do the work of a run; a stop by the user (Ctrl-C, or SIGTERM as a page sends it) is reported in one line."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
     try:
         return work()
     except KeyboardInterrupt:
         print("steelyard: stopped; `steelyard resume` on the run's folder continues it", file=sys.stderr)
         raise typer.Exit(130) from None
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def finish(work: Callable[[], Result], format: str) -> None:

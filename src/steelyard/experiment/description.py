@@ -12,6 +12,7 @@ from steelyard.errors import UserError
 from steelyard.rounds.settings import RoundSettings
 from steelyard.runs.settings import StoreSettings
 from steelyard.settings import PrintedName, Section, ShortName, put, validated
+from steelyard.tracking.settings import TrackingSettings
 from steelyard.weighing import criteria as registry
 from steelyard.weighing.needs import Offers
 from steelyard.weighing.rule import WeighingSettings, criteria_of, label
@@ -41,6 +42,7 @@ class Description(Section):
     beside: dict[PrintedName, WeighingSettings] = Field(default_factory=dict)
     """Further rules, by name, that run on the same cohorts and the same first model, for comparison."""
     store: StoreSettings = StoreSettings()
+    tracking: TrackingSettings = TrackingSettings()
     federate: FederateSettings = FederateSettings()
 
     @model_validator(mode="wrap")
@@ -162,7 +164,10 @@ def _rule_tables(document: Any) -> list[Mapping[str, Any]]:
         return []
     given = cast("Mapping[str, Any]", document)
     beside = given.get("beside")
-    rules = [given.get("weighing"), *(cast("Mapping[str, Any]", beside).values() if isinstance(beside, Mapping) else ())]
+    rules = [
+        given.get("weighing"),
+        *(cast("Mapping[str, Any]", beside).values() if isinstance(beside, Mapping) else ()),
+    ]
     return [cast("Mapping[str, Any]", rule) for rule in rules if isinstance(rule, Mapping)]
 
 

@@ -19,8 +19,11 @@ from steelyard.experiment.loading import RUN_FILE, read_experiment, to_toml
 from steelyard.rounds.loop import Progress, run_rounds
 from steelyard.rounds.progress import show_progress
 from steelyard.rounds.state import Federation, Plan, RoundRecord, RoundState
+from steelyard.runs.process import this_process
 from steelyard.runs.reader import History
 from steelyard.runs.store import Store, exists
+from steelyard.tracking.recording import Tracked
+from steelyard.tracking.trackers import check as check_tracker
 from steelyard.weighing.adafed import loss_rule
 from steelyard.weighing.adjusting import strategy_of
 from steelyard.weighing.rule import Rule, WeighingSettings
@@ -102,6 +105,7 @@ def run(
 
     `assemble` brings clients of another kind than simulated.
     """
+    check_tracker(experiment.tracking)
     folder = new_folder(experiment, out)
     clients, server = experiment.assemble(dataset) if assemble is None else assemble()
     store = _open(folder, experiment)
@@ -132,6 +136,7 @@ def resume(
         return folder
     if history.info.get("in_memory") == "true" and dataset is None:
         raise UserError(f"{folder}: this run was given its data in Python; resume it there with dataset=...")
+    check_tracker(experiment.tracking)
     seeds = [int(seed) for seed in json.loads(history.info.get("seeds", "[]"))] or None
     choice = history.info.get("engine_choice")
     if choice:
@@ -163,18 +168,26 @@ def _go(
     store.register(federations)
     states, kept = store.resume()
     clients.restore(kept)
-    store.note(status="running")
+    plan = plan_of(experiment)
+    tracked = Tracked(_Noting(store, clients), experiment.tracking)
+    # What lists and pages of runs show, and how they tell a run that goes on from one that was killed.
+    store.note(status="running", rounds=plan.rounds, measure=experiment.score_name, writer=this_process().text())
     for seed in dict.fromkeys(federation.seed for federation in federations):
         # So that what is noted of the clients tells of every seed, also of one that had finished before a resume.
         clients.names(seed)
-    plan = plan_of(experiment)
+    document = experiment.model_dump(mode="json", exclude_none=True)
+    known = tracked.start(folder.resolve().name, document, History(folder).info.get("tracked_as"))
+    if known is not None:
+        store.note(tracked_as=known)
     try:
         with _shown(progress, plan.rounds) as report:
-            run_rounds(federations, states, clients, server, plan, _Noting(store, clients), report)
+            run_rounds(federations, states, clients, server, plan, tracked, report)
     except BaseException:
         store.note(status="stopped")
+        tracked.end(finished=False)
         raise
     store.note(status="finished", **clients.describe())
+    tracked.end(finished=True)
     return folder
 
 

@@ -1,0 +1,101 @@
+"""A list of runs on the terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from steelyard.rounds.progress import show_score
+from steelyard.runs.glance import Glance
+
+STYLES = {"running": "bold cyan", "finished": "green", "stopped": "yellow", "killed": "red", "unreadable": "red"}
+"""How states look; each is also a word, so that nothing hangs on colour."""
+SPARKS = "▁▂▃▄▅▆▇█"
+NARROW = 80
+"""Below this width the columns that matter least are left out."""
+
+
+def show_runs(folder: Path, found: Sequence[Glance]) -> None:
+    """Print the runs of a folder, newest first, as a table that fits the terminal."""
+    console = Console()
+    if not found:
+        console.print(nothing(folder), highlight=False, markup=False, soft_wrap=True)
+        return
+    wide = console.width >= NARROW
+    table = Table(box=None, pad_edge=False)
+    table.add_column("run", overflow="fold", ratio=1)
+    table.add_column("state")
+    table.add_column("rounds", justify="right")
+    table.add_column("accuracy", justify="right")
+    table.add_column("age", justify="right", no_wrap=True)
+    if wide:
+        table.add_column("size", justify="right", no_wrap=True)
+    for run in found:
+        cells = [plain(run.name), state_of(run), progress_of(run), score_of(run), Text(age(run.changed))]
+        table.add_row(*cells, *([Text(in_bytes(run.bytes))] if wide else []))
+    console.print(table)
+    for run in found:
+        if run.problem:
+            console.print(plain(run.problem), style="red", soft_wrap=True)
+
+
+def nothing(folder: Path) -> str:
+    """Return what to say where there is no run yet."""
+    return f"no run in {folder} yet; start one: steelyard run quickstart --out {folder}/first"
+
+
+def plain(text: str) -> Text:
+    """Return text from a file as it is: no markup, no control characters."""
+    return Text("".join(letter if letter.isprintable() else "�" for letter in text))
+
+
+def state_of(run: Glance) -> Text:
+    """Return the state of a run as a coloured word."""
+    return Text(run.state, style=STYLES.get(run.state, "dim"))
+
+
+def progress_of(run: Glance) -> Text:
+    """Return how many rounds are done, of how many."""
+    return Text(f"{run.round}/{'?' if run.rounds is None else run.rounds}")
+
+
+def score_of(run: Glance) -> Text:
+    """Return the main rule's accuracy, named where it is something else than accuracy."""
+    if run.accuracy is None:
+        return Text("–", style="dim")
+    return Text(show_score(run.accuracy) if run.measure == "accuracy" else f"{run.accuracy:.4g} {run.measure}")
+
+
+def age(seconds: float) -> str:
+    """Write how long ago something was, short: "40 s", "5 min", "3 h", "2 d"."""
+    passed = max(0.0, time.time() - seconds)
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if passed >= length:
+            return f"{int(passed // length)} {unit}"
+    return f"{int(passed)} s"
+
+
+def in_bytes(count: int) -> str:
+    """Write a size, short: "12 kB", "3.4 MB"."""
+    for unit, length in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= length:
+            return f"{count / length:.3g} {unit}"
+    return f"{count} B"
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """Draw a curve in one line of at most `width` letters: means of equal parts, from the lowest to the highest."""
+    if not values or width < 1:
+        return ""
+    count = min(width, len(values))
+    edges = [len(values) * part // count for part in range(count + 1)]
+    means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
+    low, high = min(means), max(means)
+    span = (high - low) or 1.0
+    return "".join(SPARKS[min(len(SPARKS) - 1, int((mean - low) / span * len(SPARKS)))] for mean in means)

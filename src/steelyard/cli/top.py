@@ -1,0 +1,157 @@
+"""`steelyard top`: a live view of runs in the terminal, read anew only where something was written."""
+
+from __future__ import annotations
+
+import select
+import sys
+import termios
+import time
+import tty
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from steelyard.cli.lists import age, nothing, plain, sparkline, state_of
+from steelyard.errors import UserError
+from steelyard.rounds.progress import show_score
+from steelyard.runs.glance import Glance, accuracies, find_runs, glance, signature
+from steelyard.runs.heaviest import heaviest
+
+RULES = 4
+"""Rules of one run that are shown; the rest are counted."""
+RUNS = 30
+"""Runs that are shown at most, before the height of the terminal is asked."""
+
+
+class Board:
+    """What is known of the runs in a folder; a look reads only those whose database was written since."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._known: dict[str, tuple[object, Glance, list[RenderableType]]] = {}
+
+    def frame(self, width: int, height: int | None = None) -> RenderableType:
+        """Return all runs as they are now, running ones first, then the newest."""
+        names = find_runs(self.folder)
+        if not names:
+            return Text(nothing(self.folder))
+        shown: list[tuple[Glance, list[RenderableType]]] = []
+        for name in names[:RUNS]:
+            with suppress(UserError):
+                shown.append(self._look(name, width))
+        self._known = {run.name: self._known[run.name] for run, _ in shown}
+        shown.sort(key=lambda pair: pair[0].state != "running")
+        running = sum(run.state == "running" for run, _ in shown)
+        head = Text(f"runs in {self.folder}: {len(names)}, running: {running}", style="bold", overflow="ellipsis")
+        blocks: list[RenderableType] = [head]
+        lines = 1
+        for count, (run, block) in enumerate(shown):
+            lines += 2 + min(len(run.lines), RULES + 1) + 1
+            if height is not None and lines > height - 1 and count:
+                blocks.append(Text(f"and {len(names) - count} more: steelyard ls {self.folder}", style="dim"))
+                break
+            blocks += [Text(""), _head(run), *block]
+        return Group(*blocks)
+
+    def _look(self, name: str, width: int) -> tuple[Glance, list[RenderableType]]:
+        known = self._known.get(name)
+        folder = self.folder / name
+        # A run that was killed writes nothing: the process is looked at too.
+        mark = (signature(folder), width, known is not None and known[1].writer and known[1].writer.alive)
+        if known is not None and known[0] == mark:
+            return known[1], known[2]
+        run = glance(self.folder, name)
+        block = _body(run, width)
+        mark = (signature(folder), width, run.writer and run.writer.alive)
+        self._known[name] = (mark, run, block)
+        return run, block
+
+
+def _head(run: Glance) -> RenderableType:
+    """How far a run is, its name and state, and when it was last written."""
+    head = Table.grid(padding=(0, 1))
+    head.add_row(_bar(run, 12), plain(run.name), state_of(run), Text(f"{age(run.changed)} ago", style="dim"))
+    return head
+
+
+def _body(run: Glance, width: int) -> list[RenderableType]:
+    """A line for each rule of a run, and who counts most."""
+    if run.problem:
+        return [plain(run.problem)]
+    curves = accuracies(run.folder)
+    body = Table.grid(padding=(0, 1))
+    for line in run.lines[:RULES]:
+        curve = [value for _, value in curves.get((line.rule, line.seed), [])]
+        seed = f" #{line.seed}" if len({inner.seed for inner in run.lines}) > 1 else ""
+        name = plain(line.rule + seed)
+        name.truncate(max(12, width // 3), overflow="ellipsis")
+        score = Text("–") if line.accuracy is None else Text(show_score(line.accuracy))
+        body.add_row(Text(" "), name, score, Text(sparkline(curve, max(8, width // 4)), style="cyan"))
+    blocks: list[RenderableType] = [body]
+    if len(run.lines) > RULES:
+        blocks.append(Text(f"  and {len(run.lines) - RULES} more rules", style="dim"))
+    counts = heaviest(run.folder)
+    if counts is not None:
+        told = ", ".join(f"{client} {share:.0%}" for client, share in counts.clients)
+        text = plain(f"  heaviest of {counts.cohort} in round {counts.round}: {told}")
+        text.truncate(width, overflow="ellipsis")
+        blocks.append(text)
+    return blocks
+
+
+def _bar(run: Glance, width: int) -> Text:
+    if not run.rounds:
+        return Text(f"{run.round}/?")
+    done = min(width, round(width * run.round / run.rounds))
+    return Text.assemble(("━" * done, "cyan"), ("─" * (width - done), "dim"), f" {run.round}/{run.rounds}")
+
+
+def watch_runs(folder: Path, *, every: float, once: bool) -> None:
+    """Show the runs of a folder until q or Ctrl-C, or one frame; what `steelyard top` does."""
+    console = Console()
+    board = Board(folder)
+    if once or not console.is_terminal:
+        console.print(board.frame(console.width))
+        return
+    with (
+        suppress(KeyboardInterrupt),
+        _keys() as pressed,
+        Live(console=console, screen=True, auto_refresh=False) as live,
+    ):
+        while True:
+            live.update(board.frame(console.width, console.height), refresh=True)
+            if pressed(every) in ("q", "Q"):
+                return
+
+
+@contextmanager
+def _keys() -> Generator[_Pressed]:
+    """Read single keys without echo, and leave the terminal as it was."""
+    if not sys.stdin.isatty():
+        yield _Pressed(None)
+        return
+    before = termios.tcgetattr(sys.stdin)
+    try:
+        tty.setcbreak(sys.stdin)
+        yield _Pressed(sys.stdin.fileno())
+    finally:
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
+class _Pressed:
+    """Waits for a key, or for the time to pass."""
+
+    def __init__(self, source: int | None) -> None:
+        self._source = source
+
+    def __call__(self, seconds: float) -> str:
+        if self._source is None:
+            time.sleep(seconds)
+            return ""
+        ready, _, _ = select.select([self._source], [], [], seconds)
+        return sys.stdin.read(1) if ready else ""

@@ -1,0 +1,251 @@
+"""A quick look at runs: state, progress, accuracy, age and size, without pandas, torch or code of the experiment."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, Literal
+
+from steelyard.errors import UserError
+from steelyard.runs.process import Writer, read_writer
+from steelyard.runs.schema import DATABASE, connect
+
+State = Literal["running", "finished", "stopped", "killed", "unknown", "unreadable"]
+DEPTH = 4
+"""Folders within folders that are searched for runs."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """One rule with one seed: how far it is and how well it does."""
+
+    rule: str
+    seed: int
+    round: int
+    accuracy: float | None
+    """Of the last round that was tested."""
+
+
+@dataclass(frozen=True)
+class Glance:
+    """What one look at a run folder tells."""
+
+    name: str
+    """The folder, relative to where the search began."""
+    folder: Path
+    state: State
+    round: int
+    rounds: int | None
+    """Rounds that the run will have; None where it has not said so yet."""
+    measure: str
+    """What its accuracy is: accuracy, minus RMSE, or a ranking metric."""
+    lines: tuple[Line, ...]
+    changed: float
+    """When it was last written, in seconds since 1970."""
+    bytes: int
+    writer: Writer | None
+    problem: str = ""
+    """Why it cannot be read."""
+
+    @property
+    def accuracy(self) -> float | None:
+        """The accuracy of the main rule, with the first seed."""
+        return self.lines[0].accuracy if self.lines else None
+
+    def document(self) -> dict[str, Any]:
+        """Return it for programs."""
+        return {
+            "name": self.name,
+            "state": self.state,
+            "round": self.round,
+            "rounds": self.rounds,
+            "measure": self.measure,
+            "accuracy": self.accuracy,
+            "rules": [
+                {"rule": line.rule, "seed": line.seed, "round": line.round, "accuracy": line.accuracy}
+                for line in self.lines
+            ],
+            "changed": self.changed,
+            "bytes": self.bytes,
+            "problem": self.problem,
+        }
+
+
+def find_runs(root: Path) -> list[str]:
+    """Return the names of all runs under a folder ("." for the folder itself), newest first.
+
+    Links are not followed, so nothing outside the folder is ever found.
+    """
+    if not root.is_dir():
+        raise UserError(f"{root}: no such folder; allowed: a folder with runs in it")
+    found = [(_changed(folder), name) for name, folder in _search(root, root, DEPTH)]
+    return [name for _, name in sorted(found, reverse=True)]
+
+
+def _search(root: Path, folder: Path, depth: int) -> Iterator[tuple[str, Path]]:
+    if _is_run(folder):
+        yield folder.relative_to(root).as_posix(), folder
+        return
+    if depth == 0:
+        return
+    try:
+        with os.scandir(folder) as entries:
+            inner = sorted(e.name for e in entries if e.is_dir(follow_symlinks=False) and not e.name.startswith("."))
+    except OSError:
+        return
+    for name in inner:
+        yield from _search(root, folder / name, depth - 1)
+
+
+def _is_run(folder: Path) -> bool:
+    path = folder / DATABASE
+    return path.is_file() and not any(linked.is_symlink() for linked in _files(folder))
+
+
+def _files(folder: Path) -> list[Path]:
+    return [folder / (DATABASE + ending) for ending in ("", "-wal", "-shm", "-journal")]
+
+
+def run_folder(root: Path, name: str) -> Path:
+    """Return the folder of a run by its name under `root`; whatever would lead outside is no run.
+
+    Use it for every name that comes from elsewhere: "..", absolute paths and links are refused alike.
+    """
+    parts = PurePosixPath(name).parts
+    plain = name == "." or (parts and not any(part in ("..", "/", "") or "\\" in part for part in parts))
+    folder = root
+    if plain and "\0" not in name and len(name) < 1000:
+        for part in parts:
+            folder = folder / part
+            if folder.is_symlink():
+                break
+        else:
+            if folder.is_dir() and _is_run(folder) and folder.resolve().is_relative_to(root.resolve()):
+                return folder
+    raise UserError(f"{name[:200]}: no run of this name in {root}; allowed: one that `steelyard ls` lists")
+
+
+def _changed(folder: Path) -> float:
+    times = [path.stat().st_mtime for path in _files(folder)[:2] if path.is_file()]
+    return max(times, default=0.0)
+
+
+def signature(folder: Path) -> tuple[tuple[int, int], ...]:
+    """Return what differs after every commit of the writer; two equal ones mean that nothing needs to be read."""
+    found: list[tuple[int, int]] = []
+    for path in _files(folder)[:2]:
+        try:
+            status = path.stat()
+            found.append((status.st_mtime_ns, status.st_size))
+        except OSError:
+            found.append((0, 0))
+    return tuple(found)
+
+
+def size_of(folder: Path) -> int:
+    """Return the bytes of a run's files; links count nothing."""
+    total = 0
+    for path, _, files in os.walk(folder):
+        for file in files:
+            try:
+                total += os.lstat(os.path.join(path, file)).st_size
+            except OSError:
+                continue
+    return total
+
+
+def glance(root: Path, name: str) -> Glance:
+    """Look at one run; one that cannot be read is told as such, with the reason, so that a list is never stopped."""
+    folder = run_folder(root, name)
+    size, changed = size_of(folder), _changed(folder)
+    try:
+        connection = connect(folder, write=False)
+    except UserError as error:
+        return Glance(name, folder, "unreadable", 0, None, "accuracy", (), changed, size, None, str(error))
+    try:
+        info: dict[str, str] = dict(connection.execute("SELECT key, value FROM info"))
+        lines = _lines(connection)
+    except sqlite3.DatabaseError as error:
+        reason = f"{folder}: the run's database cannot be read: {error}"
+        return Glance(name, folder, "unreadable", 0, None, "accuracy", (), changed, size, None, reason)
+    finally:
+        connection.close()
+    writer = read_writer(info.get("writer"))
+    rounds = int(info["rounds"]) if info.get("rounds", "").isdigit() else None
+    reached = max((line.round for line in lines), default=0)
+    state = _state(info.get("status", ""), writer)
+    return Glance(name, folder, state, reached, rounds, info.get("measure", "accuracy"), lines, changed, size, writer)
+
+
+def _lines(connection: sqlite3.Connection) -> tuple[Line, ...]:
+    federations = connection.execute("SELECT id, rule, seed FROM federations ORDER BY id").fetchall()
+    lines: list[Line] = []
+    for key, rule, seed in federations:
+        # Both look at the end of the primary key alone.
+        last = connection.execute("SELECT max(round) FROM rounds WHERE federation = ?", (key,)).fetchone()[0]
+        tested = connection.execute(
+            "SELECT accuracy FROM rounds WHERE federation = ? AND accuracy IS NOT NULL ORDER BY round DESC LIMIT 1",
+            (key,),
+        ).fetchone()
+        lines.append(Line(str(rule), int(seed), int(last or 0), None if tested is None else float(tested[0])))
+    return tuple(lines)
+
+
+def _state(status: str, writer: Writer | None) -> State:
+    if status in ("finished", "stopped"):
+        return "finished" if status == "finished" else "stopped"
+    if writer is None or not writer.here:
+        return "unknown"
+    return "running" if writer.alive else "killed"
+
+
+def glances(root: Path) -> list[Glance]:
+    """Look at every run under a folder, newest first."""
+    found: list[Glance] = []
+    for name in find_runs(root):
+        try:
+            found.append(glance(root, name))
+        except UserError:
+            continue  # removed while we looked
+    return found
+
+
+def accuracies(folder: Path, after: int = -1) -> dict[tuple[str, int], list[tuple[int, float]]]:
+    """Return (round, accuracy) of the tested rounds after one, per rule and seed; what small curves are drawn from."""
+    connection = connect(folder, write=False)
+    try:
+        rows = connection.execute(
+            "SELECT f.rule, f.seed, r.round, r.accuracy FROM federations f JOIN rounds r ON r.federation = f.id "
+            "WHERE r.round > ? AND r.accuracy IS NOT NULL ORDER BY f.id, r.round",
+            (after,),
+        ).fetchall()
+    except sqlite3.DatabaseError as error:
+        raise UserError(f"{folder}: the run's database cannot be read: {error}") from error
+    finally:
+        connection.close()
+    found: dict[tuple[str, int], list[tuple[int, float]]] = {}
+    for rule, seed, round, accuracy in rows:
+        found.setdefault((str(rule), int(seed)), []).append((int(round), float(accuracy)))
+    return found
+
+
+def read_info(folder: Path) -> dict[str, Any]:
+    """Return what a run noted of itself, with the JSON among it read."""
+    connection = connect(folder, write=False)
+    try:
+        rows = connection.execute("SELECT key, value FROM info").fetchall()
+    except sqlite3.DatabaseError as error:
+        raise UserError(f"{folder}: the run's database cannot be read: {error}") from error
+    finally:
+        connection.close()
+    found: dict[str, Any] = {}
+    for key, value in rows:
+        try:
+            found[key] = json.loads(value) if str(value)[:1] in "[{" else value
+        except ValueError:
+            found[key] = value
+    return found

@@ -1,0 +1,164 @@
+"""A quick look at runs: states, progress, names that lead nowhere else, and what cannot be read."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.runs.records import federation, record, state
+
+from steelyard.errors import UserError
+from steelyard.runs.glance import accuracies, find_runs, glance, glances, run_folder, signature
+from steelyard.runs.heaviest import heaviest
+from steelyard.runs.process import Writer, read_writer, started, this_process
+from steelyard.runs.store import Store
+
+
+def make_run(folder: Path, status: str = "finished", rounds: int = 2, writer: str | None = None) -> Path:
+    """A run of hand-made rounds: round 0 without clients, then `rounds` with two clients of weights 3/4 and 1/4."""
+    store = Store(folder)
+    store.register([federation()])
+    note = {"status": status, "rounds": 5, "measure": "accuracy", "writer": writer or this_process().text()}
+    store.note(**note)
+    nobody = record(round=0, updates=None, weighing=None, accuracy=0.125, order=(), tried=())
+    store.commit(0, [nobody], {"DS>LD": state(0)}, dict, last=False)
+    for round in range(1, rounds + 1):
+        store.commit(round, [record(round=round)], {"DS>LD": state(round)}, dict, last=False)
+    store.close()
+    return folder
+
+
+def test_one_look_tells_state_progress_and_accuracy(tmp_path: Path) -> None:
+    make_run(tmp_path / "a")
+    seen = glance(tmp_path, "a")
+    assert (seen.state, seen.round, seen.rounds, seen.accuracy) == ("finished", 2, 5, 0.625)
+    assert [(line.rule, line.seed, line.round) for line in seen.lines] == [("DS>LD", 0, 2)]
+    assert seen.bytes > 1000
+    assert seen.document()["rules"] == [{"rule": "DS>LD", "seed": 0, "round": 2, "accuracy": 0.625}]
+    assert accuracies(tmp_path / "a") == {("DS>LD", 0): [(0, 0.125), (1, 0.625), (2, 0.625)]}
+    assert accuracies(tmp_path / "a", after=1) == {("DS>LD", 0): [(2, 0.625)]}
+
+
+def test_states_come_from_the_process_that_writes(tmp_path: Path) -> None:
+    """A run is running while its very process lives: the same id with another start is another process."""
+    me = this_process()
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    gone = Writer(me.host, ended.pid, "long ago")
+    cases = {
+        "running": me,
+        "killed": gone,
+        "killed again": replace(me, started="at another time"),
+        "unknown": replace(me, host="elsewhere"),
+    }
+    for name, writer in cases.items():
+        make_run(tmp_path / name, "running", writer=writer.text())
+        assert glance(tmp_path, name).state == name.split()[0]
+    make_run(tmp_path / "stopped", "stopped")
+    assert glance(tmp_path, "stopped").state == "stopped"
+    make_run(tmp_path / "nobody", "running", writer="nonsense")
+    assert glance(tmp_path, "nobody").state == "unknown"
+
+
+def test_a_process_is_known_by_its_start() -> None:
+    me = this_process()
+    assert me.pid == os.getpid()
+    assert me.host == socket.gethostname()
+    assert me.alive
+    assert read_writer(me.text()) == me
+    assert read_writer('{"pid": "x"}') is None
+    assert started(0) == ""
+    sleeping = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    one = Writer(me.host, sleeping.pid, started(sleeping.pid))
+    assert one.alive
+    sleeping.kill()
+    # Not waited for yet: a zombie has ended all the same.
+    for _ in range(100):
+        if not one.alive:
+            break
+        os.sched_yield()
+        subprocess.run(["sleep", "0.02"], check=True)
+    assert not one.alive
+    sleeping.wait()
+
+
+def test_runs_are_found_newest_first_and_never_by_a_link(tmp_path: Path) -> None:
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    for name, when in (("old", 1000), ("deep/er/new", 2000)):
+        make_run(root / name)
+        for file in (root / name).glob("run.sqlite*"):
+            os.utime(file, (when, when))
+    make_run(outside)
+    (root / "link").symlink_to(outside)
+    (root / "half").mkdir()
+    (root / "half" / "run.sqlite").symlink_to(outside / "run.sqlite")
+    (root / "empty").mkdir()
+    assert find_runs(root) == ["deep/er/new", "old"]
+    assert find_runs(root / "old") == ["."]
+    assert [seen.name for seen in glances(root)] == ["deep/er/new", "old"]
+    with pytest.raises(UserError, match="no such folder"):
+        find_runs(root / "missing")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../outside",
+        "link",
+        "half",
+        "empty",
+        "",
+        "/etc",
+        "a/../../outside",
+        "old/..",
+        "..",
+        "a\0b",
+        "old\\..",
+        "x" * 2000,
+    ],
+)
+def test_no_name_leads_outside(tmp_path: Path, name: str) -> None:
+    root = tmp_path / "root"
+    make_run(root / "old")
+    make_run(tmp_path / "outside")
+    (root / "link").symlink_to(tmp_path / "outside")
+    (root / "half").mkdir()
+    (root / "half" / "run.sqlite").symlink_to(tmp_path / "outside" / "run.sqlite")
+    (root / "empty").mkdir()
+    assert run_folder(root, "old") == root / "old"
+    assert run_folder(root / "old", ".") == root / "old"
+    with pytest.raises(UserError, match="no run of this name"):
+        run_folder(root, name)
+
+
+def test_a_damaged_run_does_not_stop_the_list(tmp_path: Path) -> None:
+    make_run(tmp_path / "good")
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "run.sqlite").write_bytes(b"not a database at all" * 100)
+    found = {seen.name: seen for seen in glances(tmp_path)}
+    assert found["bad"].state == "unreadable"
+    assert "not a readable run database" in found["bad"].problem
+    assert found["good"].state == "finished"
+
+
+def test_the_signature_changes_with_every_commit(tmp_path: Path) -> None:
+    store = Store(tmp_path / "a")
+    store.register([federation()])
+    before = signature(tmp_path / "a")
+    assert signature(tmp_path / "a") == before
+    store.commit(1, [record()], {"DS>LD": state(1)}, dict, last=False)
+    assert signature(tmp_path / "a") != before
+    store.close()
+
+
+def test_who_counts_most_is_of_the_last_round(tmp_path: Path) -> None:
+    found = heaviest(make_run(tmp_path / "a"), shown=1)
+    assert found is not None
+    assert (found.round, found.cohort) == (2, 2)
+    assert found.clients == (("a", 0.75),)
+    assert heaviest(make_run(tmp_path / "b", rounds=0)) is None

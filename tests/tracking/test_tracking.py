@@ -1,0 +1,150 @@
+"""Trackers: what they are told, by stand-ins for their packages; one that fails or is missing never harms a run."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.conftest import CommandLine
+from tests.runs.records import record, state
+
+from steelyard import Experiment, History, UserError, resume
+from steelyard.tracking.recording import Tracked, figures_of
+from steelyard.tracking.settings import TrackingSettings
+from steelyard.tracking.trackers import flat
+
+Call = tuple[str, tuple[Any, ...], dict[str, Any]]
+
+
+@pytest.fixture
+def package(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Call]]:
+    """Put a stand-in for a tracker's package in place; returns the list of what it is told."""
+
+    def make(name: str, fails_at: str | None = None) -> list[Call]:
+        told: list[Call] = []
+        module = ModuleType(name)
+        module.__spec__ = SimpleNamespace(name=name)  # type: ignore[assignment]
+
+        def answer(word: str) -> Callable[..., Any]:
+            def call(*values: Any, **options: Any) -> Any:
+                told.append((word, values, options))
+                if word == fails_at:
+                    raise ConnectionError(f"{word} does\nnot work")
+                return run
+
+            return call
+
+        run = SimpleNamespace(
+            id="run-7", info=SimpleNamespace(run_id="run-7"), log=answer("log"), finish=answer("finish")
+        )
+        words = ("init", "log", "finish", "set_experiment", "start_run", "log_params", "log_metrics", "end_run")
+        for word in words:
+            setattr(module, word, answer(word))
+        monkeypatch.setitem(sys.modules, name, module)
+        return told
+
+    return make
+
+
+def quick(to: str, rounds: int = 2) -> Experiment:
+    changes = [f"rounds.count={rounds}", f"tracking.to={to}", "tracking.project=scales", "beside={}"]
+    loaded = Experiment.load("quickstart", changes)
+    assert isinstance(loaded, Experiment)
+    return loaded
+
+
+def logged(told: list[Call], word: str) -> list[tuple[int, Mapping[str, float]]]:
+    return [(options["step"], values[0]) for name, values, options in told if name == word]
+
+
+@pytest.mark.parametrize(("to", "word"), [("trackio", "log"), ("wandb", "log"), ("mlflow", "log_metrics")])
+def test_every_round_is_told_and_a_resume_goes_on(
+    tmp_path: Path, package: Callable[..., list[Call]], to: str, word: str
+) -> None:
+    told = package(to)
+    result = quick(to).run(tmp_path / "one")
+    rounds = result.history.rounds
+    seen = logged(told, word)
+    assert [step for step, _ in seen] == [0, 1, 2]
+    for (_, figures), accuracy in zip(seen, rounds["accuracy"], strict=True):
+        assert figures["VP_LD_DS_max/accuracy"] == accuracy
+    weights = result.history.clients.groupby("round")["weight"].max()
+    assert seen[2][1]["VP_LD_DS_max/largest_weight"] == weights[2]
+    assert seen[2][1]["VP_LD_DS_max/answered"] == 10
+    assert told[-1][0] in ("finish", "end_run")
+    assert told[-1][2] in ({}, {"exit_code": 0}, {"status": "FINISHED"})
+    known = History(tmp_path / "one").info["tracked_as"]
+    assert known == ("one" if to == "trackio" else "run-7")
+
+
+def test_a_stopped_run_says_so_and_is_found_again(tmp_path: Path, package: Callable[..., list[Call]]) -> None:
+    told = package("wandb", fails_at=None)
+    experiment = quick("wandb")
+
+    class Stopped(Exception):
+        pass
+
+    from steelyard.experiment import running
+
+    def stop(round: int, accuracies: Mapping[str, float | None]) -> None:
+        if round == 1:
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        running.run(experiment, out=tmp_path / "one", progress=stop)
+    assert told[-1] == ("finish", (), {"exit_code": 1})
+    first = next(options for word, _, options in told if word == "init")
+    assert (first["project"], first["name"], first["id"], first["resume"]) == ("scales", "one", None, None)
+    assert first["config"]["rounds"]["count"] == 2
+    told.clear()
+    resume(tmp_path / "one")
+    again = next(options for word, _, options in told if word == "init")
+    assert (again["id"], again["resume"]) == ("run-7", "allow")
+    assert [step for step, _ in logged(told, "log")] == [2]
+
+
+@pytest.mark.parametrize("fails_at", ["init", "log", "finish"])
+def test_a_failing_tracker_is_told_once_and_the_run_goes_on(
+    tmp_path: Path, package: Callable[..., list[Call]], capsys: pytest.CaptureFixture[str], fails_at: str
+) -> None:
+    told = package("trackio", fails_at)
+    result = quick("trackio").run(tmp_path / "one")
+    assert result.history.info["status"] == "finished"
+    assert len(result.history.rounds) == 3
+    lines = [line for line in capsys.readouterr().err.splitlines() if "tracking" in line]
+    why = f"(ConnectionError: {fails_at} does not work)"
+    assert lines == [f"steelyard: tracking.to = 'trackio' failed {why}; the run goes on without it"]
+    assert [word for word, _, _ in told].count(fails_at) == 1
+
+
+def test_a_missing_package_is_one_line_before_any_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steelyard: CommandLine
+) -> None:
+    monkeypatch.setitem(sys.modules, "trackio", None)
+    with pytest.raises(
+        UserError, match=r"tracking.to: got 'trackio', and the package trackio is not installed.*steelyard\[trackio\]"
+    ):
+        quick("trackio").run(tmp_path / "one")
+    assert not (tmp_path / "one").exists()
+
+
+def test_figures_are_finite_and_names_stay_apart() -> None:
+    told: list[Mapping[str, float]] = []
+    tracked = Tracked(SimpleNamespace(commit=lambda *_, **__: None), TrackingSettings(to="wandb"))  # type: ignore[arg-type]
+    tracked._tracker = SimpleNamespace(round=lambda round, figures: told.append(figures))  # type: ignore[assignment]
+    records = [record("a>b", 1), record("a,b", 1, accuracy=float("nan"))]
+    tracked.commit(1, records, {"a>b": state()}, dict, last=False)
+    assert told[0]["a_b/accuracy"] == 0.625
+    assert "a_b-2/accuracy" not in told[0]
+    assert told[0]["a_b-2/largest_weight"] == 0.75
+    assert figures_of(record())["left_out"] == 1
+    assert all(np.isfinite(list(told[0].values())))
+
+
+def test_settings_become_flat_text() -> None:
+    assert flat({"a": {"b": {"c": 1}}, "d": [1, 2], "e": "x" * 900}) == {"a.b.c": "1", "d": "[1, 2]", "e": "x" * 500}
