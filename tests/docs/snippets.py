@@ -10,7 +10,7 @@ A page is one sitting in one empty folder: commands, Python and files follow eac
 A comment right above a fence says what a test must know:
 
     <!-- needs: mnist -->                        data in that folder; without it the snippet is not run
-    <!-- shortened: --set rounds.count=1 -->     arguments that the test adds to each `steelyard` command, which would take long
+    <!-- shortened: --set rounds.count=1 -->     arguments that the test adds to commands that train, which would take long
     <!-- refused -->                             the command must end with exit code 2: it shows an error
     <!-- not run: reason -->                     cannot be run by a test
 """
@@ -34,6 +34,7 @@ from typing import Any
 _FENCE = re.compile(r"^( *)```(\w+)?([^\n]*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
 _NOTE = re.compile(r"<!-- (needs|shortened|refused|not run)(?:: ([^\n]*?))? -->\s*$")
 _TITLE = re.compile(r'title="([^"]+)"')
+_TRAINING = ("steelyard run ", "steelyard compare ", "steelyard attack ", "steelyard recommend audit ")
 LANGUAGES = {"sh", "python", "toml", "text", "json", "csv", "mermaid"}
 
 
@@ -107,7 +108,7 @@ class Sitting:
     def _shell(self, snippet: Snippet) -> str | None:
         expected = 2 if "refused" in snippet.notes else 0
         for command in commands(snippet.text):
-            if snippet.notes.get("shortened") and command.startswith("steelyard "):
+            if snippet.notes.get("shortened") and command.startswith(_TRAINING):
                 command = f"{command} {snippet.notes['shortened']}"
             code, output = _command(command)
             if code != expected:
