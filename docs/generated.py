@@ -124,7 +124,15 @@ def _default(field: FieldInfo) -> str:
     return f"`{value}`"
 
 
-_WORDS = {int: "whole number", float: "number", bool: "true or false", str: "text", dict: "table", tuple: "list", list: "list"}
+_WORDS = {
+    int: "whole number",
+    float: "number",
+    bool: "true or false",
+    str: "text",
+    dict: "table",
+    tuple: "list",
+    list: "list",
+}
 
 
 def _allowed(field: FieldInfo) -> str:
@@ -179,7 +187,11 @@ def commands_page() -> str:
     """Every command with its arguments and options, from the command line itself."""
     from steelyard.cli.main import app
 
-    lines = ["# Commands", "", "Made from the code; `steelyard COMMAND --help` says the same. [Exit codes](exit-codes.md) are the same for all."]
+    lines = [
+        "# Commands",
+        "",
+        "Made from the code; `steelyard COMMAND --help` says the same. [Exit codes](exit-codes.md) are the same for all.",
+    ]
     root = typer.main.get_command(app)
     for path, command in _commands(root, "steelyard"):
         lines += ["", f"## `{path}`", "", *_command(path, command)]
@@ -205,9 +217,13 @@ def _command(path: str, command: click.Command) -> list[str]:
     if arguments or options:
         lines += ["| | default | what |", "|---|---|---|"]
     for parameter in (*arguments, *options):
-        names = ", ".join(f"`{name}`" for name in parameter.opts) if parameter in options else f"`{_argument(parameter)}`"
+        names = (
+            ", ".join(f"`{name}`" for name in parameter.opts) if parameter in options else f"`{_argument(parameter)}`"
+        )
         default = parameter.default
-        shown_default = f"`{default}`" if isinstance(default, str | int | float) and not isinstance(default, bool) else ""
+        shown_default = (
+            f"`{default}`" if isinstance(default, str | int | float) and not isinstance(default, bool) else ""
+        )
         what = " ".join(str(getattr(parameter, "help", None) or "").split())
         lines.append(f"| {_cell(names)} | {_cell(shown_default)} | {_cell(what)} |")
     return lines
@@ -236,13 +252,29 @@ def criteria_page() -> str:
         "|---|---|---|---|",
     ]
     for criterion in criteria.known().values():
-        lines.append(f"| `{criterion.name}` | {_cell(criterion.description)} | {criterion.about} | the {criterion.measured_by} |")
+        lines.append(
+            f"| `{criterion.name}` | {_cell(criterion.description)} | {criterion.about} | the {criterion.measured_by} |"
+        )
     return "\n".join(lines) + "\n"
 
 
 def models_page() -> str:
-    """The networks that come with the package."""
-    lines = ["# Networks", "", "Made from the code. Your own: [Own code](../how-to/own-code.md).", ""]
+    """The networks that come with the package: what each is for, how large it is, the fields that change it."""
+    from steelyard.learning.catalogue import BUILT_IN
+
+    lines = [
+        "# Networks",
+        "",
+        "Made from the code; `steelyard models` lists the same. Your own: [Use your own code](../how-to/own-code.md).",
+        "",
+        "| `model.name` | for | parameters | fields |",
+        "|---|---|---|---|",
+    ]
+    for model in BUILT_IN:
+        shape = "×".join(map(str, model.shape))
+        size = f"{model.parameters:,} for samples of {shape} and {model.outputs} outputs"
+        fields = ", ".join(f"`{field}`" for field in model.fields)
+        lines.append(f"| `{model.name}` | {_cell(model.purpose)} | {size} | {fields} |")
     return "\n".join(lines) + "\n"
 
 
@@ -252,7 +284,14 @@ def recipes_page() -> str:
 
     from steelyard.experiment.loading import recipes
 
-    lines = ["# Recipes", "", "Made from the code; `steelyard recipes` lists them, `steelyard show NAME` prints one.", "", "| recipe | what |", "|---|---|"]
+    lines = [
+        "# Recipes",
+        "",
+        "Made from the code; `steelyard recipes` lists them, `steelyard show NAME` prints one.",
+        "",
+        "| recipe | what |",
+        "|---|---|",
+    ]
     for name, entry in recipes().items():
         document = tomllib.loads(entry.read_text(encoding="utf-8"))
         lines.append(f"| `{name}` | {_cell(str(document.get('description', '')))} |")

@@ -103,7 +103,9 @@ class Sitting:
             return self._python(snippet)
         if snippet.language == "toml":
             return _toml(snippet)
-        return None if snippet.language in LANGUAGES else f"a fence of '{snippet.language}'; allowed: {sorted(LANGUAGES)}"
+        return (
+            None if snippet.language in LANGUAGES else f"a fence of '{snippet.language}'; allowed: {sorted(LANGUAGES)}"
+        )
 
     def _shell(self, snippet: Snippet) -> str | None:
         expected = 2 if "refused" in snippet.notes else 0

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-
 from tests.docs.snippets import commands, snippets
 
 ROOT = Path(__file__).parents[2]
@@ -35,16 +36,20 @@ def test_every_snippet_of_the_page_runs(page: str, tmp_path: Path):
     environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     if data is not None:
         environment["STEELYARD_DATA"] = str(data)
-    done = subprocess.run(
+    process = subprocess.Popen(
         [sys.executable, "-m", "tests.docs.snippets", str(ROOT / page)],
         cwd=tmp_path,
         env=environment,
-        capture_output=True,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=280,
-        check=False,
+        start_new_session=True,  # so that what a page started ends with it
     )
-    assert done.returncode == 0, done.stderr[-3000:]
+    try:
+        _, errors = process.communicate(timeout=280)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == 0, errors[-3000:]
     problems = json.loads((tmp_path / "problems.json").read_text(encoding="utf-8"))
     assert not problems, f"{page}\n" + "\n\n".join(problems)
 
@@ -53,13 +58,17 @@ def test_every_snippet_of_the_page_runs(page: str, tmp_path: Path):
 def test_commands_stand_in_fences(page: str):
     """An indented block is not highlighted, has no button to copy, and would not be run by the test above."""
     text = re.sub(r"```.*?```", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL)
-    loose = [line for line in text.splitlines() if re.match(r"    (\$ )?(steelyard|pip|python|export|flwr|flower-\w+) ", line)]
+    loose = [
+        line
+        for line in text.splitlines()
+        if re.match(r"    (\$ )?(steelyard|pip|python|export|flwr|flower-\w+) ", line)
+    ]
     assert not loose
 
 
 def test_the_parser():
     page = (
-        'Text\n\n<!-- needs: mnist -->\n<!-- shortened: --seeds 1 -->\n```sh\nsteelyard run a \\\n    --seed 1\n# no\nls\n```\n'
+        "Text\n\n<!-- needs: mnist -->\n<!-- shortened: --seeds 1 -->\n```sh\nsteelyard run a \\\n    --seed 1\n# no\nls\n```\n"
         '\n```toml title="x/my.toml"\nseed = 1\n```\n'
     )
     first, second = snippets(page)
