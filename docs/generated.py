@@ -1,6 +1,6 @@
 """Reference pages made from the code when the site is built: every field, every command, criteria and models.
 
-A hook of mkdocs: `mkdocs build` calls `on_files`. Nothing it makes is kept in the repository, so nothing can be out of date.
+A hook of mkdocs: `mkdocs build` calls `on_files`. Nothing it makes is kept in the repository, so nothing can be stale.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def fields_page() -> str:
     lines = [
         "# Fields of an experiment file",
         "",
-        "Made from the code. `steelyard show --schema` prints the same as JSON schema; `steelyard show NAME --resolved` shows a "
-        "recipe with every default filled in; `--set section.field=value` changes any of them.",
+        "Made from the code. `steelyard show --schema` prints the same as JSON; `steelyard show NAME --resolved` "
+        "shows a recipe with every default filled in; `--set section.field=value` changes any of them.",
     ]
     seen: set[str] = set()
     for kind in ("learning", "recommend"):
@@ -190,7 +190,7 @@ def commands_page() -> str:
     lines = [
         "# Commands",
         "",
-        "Made from the code; `steelyard COMMAND --help` says the same. [Exit codes](exit-codes.md) are the same for all.",
+        "Made from the code; `steelyard COMMAND --help` says the same. [Exit codes](exit-codes.md) hold for all.",
     ]
     root = typer.main.get_command(app)
     for path, command in _commands(root, "steelyard"):
@@ -251,10 +251,10 @@ def criteria_page() -> str:
         "| name | what | about | measured by |",
         "|---|---|---|---|",
     ]
-    for criterion in criteria.known().values():
-        lines.append(
-            f"| `{criterion.name}` | {_cell(criterion.description)} | {criterion.about} | the {criterion.measured_by} |"
-        )
+    lines += [
+        f"| `{criterion.name}` | {_cell(criterion.description)} | {criterion.about} | the {criterion.measured_by} |"
+        for criterion in criteria.known().values()
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -10,7 +10,7 @@ A page is one sitting in one empty folder: commands, Python and files follow eac
 A comment right above a fence says what a test must know:
 
     <!-- needs: mnist -->                        data in that folder; without it the snippet is not run
-    <!-- shortened: --set rounds.count=1 -->     arguments that the test adds to commands that train, which would take long
+    <!-- shortened: --set rounds.count=1 -->     what the test adds to commands that train, to be quick
     <!-- refused -->                             the command must end with exit code 2: it shows an error
     <!-- not run: reason -->                     cannot be run by a test
 """
@@ -140,7 +140,7 @@ def _toml(snippet: Snippet) -> str | None:
 
 
 def _command(command: str) -> tuple[int, str]:
-    words = shlex.split(command, comments=True)
+    words = [os.path.expandvars(word) for word in shlex.split(command, comments=True)]
     if words[0] != "steelyard" or any(mark in words for mark in ("|", ">", "&&", "&", "||", ";")):
         done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=280, check=False)
         return done.returncode, done.stdout + done.stderr
@@ -174,7 +174,7 @@ def _in_child(words: list[str], output: int) -> None:
 
 
 def main() -> None:
-    """Run a page in the present folder and print what went wrong as JSON; the tests start it as a process of its own."""
+    """Run a page in the present folder and write down what went wrong; tests start it as a process of its own."""
     import torch  # noqa: F401  every command forks from here and need not wait for it again
 
     import steelyard.api

@@ -19,7 +19,11 @@ PAGES = sorted(
     path.relative_to(ROOT).as_posix()
     for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md"))
 )
-WITH_SNIPPETS = [page for page in PAGES if snippets((ROOT / page).read_text(encoding="utf-8"))]
+WITH_SNIPPETS = [
+    page
+    for page in PAGES
+    if any("not run" not in snippet.notes for snippet in snippets((ROOT / page).read_text(encoding="utf-8")))
+]
 
 
 def data_folder() -> Path | None:
@@ -68,7 +72,8 @@ def test_commands_stand_in_fences(page: str):
 
 def test_the_parser():
     page = (
-        "Text\n\n<!-- needs: mnist -->\n<!-- shortened: --seeds 1 -->\n```sh\nsteelyard run a \\\n    --seed 1\n# no\nls\n```\n"
+        "Text\n\n<!-- needs: mnist -->\n<!-- shortened: --seeds 1 -->\n"
+        "```sh\nsteelyard run a \\\n    --seed 1\n# no\nls\n```\n"
         '\n```toml title="x/my.toml"\nseed = 1\n```\n'
     )
     first, second = snippets(page)
