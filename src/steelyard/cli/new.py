@@ -31,7 +31,7 @@ def new(
 ) -> None:
     """Look at your data and write an experiment for them, with comments, that runs as it is."""
     given: dict[Form, Path | None] = {"csv": csv, "parquet": parquet, "images": images, "npz": npz, "idx": idx}
-    named = [(form, path) for form, path in given.items() if path is not None]
+    named: list[tuple[Form, Path]] = [(form, path) for form, path in given.items() if path is not None]
     if len(named) != 1:
         raise UserError(f"new: got {len(named)} sources of data; allowed: one of --{', --'.join(given)}")
     form, path = named[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 from pathlib import Path
 from typing import Any, Literal
 
@@ -115,7 +116,7 @@ def _look_at_idx(path: Path, label: str | None, owner: str | None) -> Seen:
 
 def _accounted(seen: Seen, label: str, owners: str) -> Seen:
     """Add what rows, shapes and labels are."""
-    what = f"images of {'×'.join(map(str, seen.shape))}" if len(seen.shape) > 1 else f"{seen.shape[0]} numbers each"
+    what = f"images of {'×'.join(map(str, seen.shape))}" if len(seen.shape) > 1 else f"{prod(seen.shape)} numbers each"
     lines = [*seen.account, f"{seen.rows:,} rows: {what}"]
     classes = f"{len(seen.classes)} classes: {counted(seen.classes)} rows" if seen.classes else "a number"
     lines.append(f"{label}: {classes}")

@@ -69,9 +69,12 @@ def sizes(counts: Mapping[str, int], word: str) -> str:
 def of_dataset(dataset: Dataset, source: Source, fields: Mapping[str, tuple[Any, str]], account: Sequence[str]) -> Seen:
     """Return what a data set that was read whole holds."""
     labels = dataset.labels.numpy()
-    owners = None if dataset.owners is None else dict(sorted(Counter(dataset.owners.tolist()).items()))
     tested = np.zeros(len(labels), dtype=np.bool_) if dataset.held_out is None else dataset.held_out
-    owned = dataset.owners is not None and set(dataset.owners[tested].tolist()) == set(dataset.owners.tolist())
+    owners, owned = None, False
+    if dataset.owners is not None:
+        owners = dict(sorted(Counter(dataset.owners.tolist()).items()))
+        # Each owner has rows of both parts.
+        owned = all(set(dataset.owners[rows].tolist()) == set(owners) for rows in (tested, ~tested))
     complete = dataset.marks.get("complete")
     classes = {str(number): int((labels == number).sum()) for number in range(dataset.classes)}
     return Seen(
@@ -82,7 +85,7 @@ def of_dataset(dataset: Dataset, source: Source, fields: Mapping[str, tuple[Any,
         classes=classes,
         owners=owners,
         held_out=int(tested.sum()),
-        owners_held_out=bool(owned and tested.any() and set(dataset.owners[~tested].tolist()) >= set(owners or ())),
+        owners_held_out=owned,
         fields=fields,
         account=tuple(account),
         empty=0.0 if complete is None else 1.0 - float(complete.mean()),
