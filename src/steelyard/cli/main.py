@@ -16,6 +16,7 @@ import typer
 from steelyard import __version__
 from steelyard.cli.federate import app as federate_app
 from steelyard.cli.models import models
+from steelyard.cli.new import new
 from steelyard.cli.printing import finish, print_json, watched
 from steelyard.cli.recommend import app as recommend_app
 from steelyard.cli.watching import app as watching_app
@@ -31,6 +32,7 @@ app = typer.Typer(
 
 app.add_typer(recommend_app, name="recommend")
 app.add_typer(federate_app)
+app.command()(new)
 app.command()(models)
 app.add_typer(watching_app)
 

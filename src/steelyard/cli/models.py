@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Annotated, Literal
 
 import typer
@@ -35,7 +36,7 @@ def models(
         return
     width = max(len(model.name) for model in BUILT_IN)
     for model in BUILT_IN:
-        shape = "×".join(map(str, model.shape)) if len(model.shape) > 1 else f"{model.shape[0]} columns"
+        shape = "×".join(map(str, model.shape)) if len(model.shape) > 1 else f"{prod(model.shape)} columns"
         print(f"{model.name:<{width}}  {model.purpose}")
         print(
             f"{'':<{width}}  {model.parameters:,} parameters for samples of {shape} and {model.outputs} "

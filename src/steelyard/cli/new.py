@@ -1,0 +1,52 @@
+"""`steelyard new`: looks at somebody's data and writes a first experiment for them."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from steelyard.errors import UserError
+
+if TYPE_CHECKING:
+    from steelyard.data.looking import Form
+
+
+def new(
+    file: Annotated[Path, typer.Argument(help="The experiment file to write, such as my.toml.")],
+    csv: Annotated[Path | None, typer.Option("--csv", help="A table with a line of column names.")] = None,
+    parquet: Annotated[Path | None, typer.Option("--parquet", help="A table as a .parquet file.")] = None,
+    images: Annotated[
+        Path | None, typer.Option("--images", help="A folder or .zip of images, in a folder for each class.")
+    ] = None,
+    npz: Annotated[Path | None, typer.Option("--npz", help="NumPy arrays in one .npz file.")] = None,
+    idx: Annotated[Path | None, typer.Option("--idx", help="A folder with four IDX files, as MNIST's.")] = None,
+    label: Annotated[str | None, typer.Option("--label", help="The column or array to predict.")] = None,
+    owner: Annotated[
+        str | None, typer.Option("--owner", help="The column or array that says whose row it is; images: folder.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Write over a file that is there already.")] = False,
+) -> None:
+    """Look at your data and write an experiment for them, with comments, that runs as it is."""
+    given: dict[Form, Path | None] = {"csv": csv, "parquet": parquet, "images": images, "npz": npz, "idx": idx}
+    named: list[tuple[Form, Path]] = [(form, path) for form, path in given.items() if path is not None]
+    if len(named) != 1:
+        raise UserError(f"new: got {len(named)} sources of data; allowed: one of --{', --'.join(given)}")
+    form, path = named[0]
+    if file.exists() and not force:
+        raise UserError(f"new: '{file}' is there already; allowed: another name, or --force to write over it")
+    # For speed of start: --help must not wait for torch.
+    from steelyard.data.looking import look
+    from steelyard.experiment.proposing import propose, write
+
+    seen = look(form, path, label, owner)
+    text, summary = propose(seen, path, file)
+    write(file, text, force=force)
+    for line in seen.account:
+        print(line)
+    for line in seen.hints:
+        print(f"hint: {line}")
+    print(f"wrote {file}: {summary}")
+    print(f"next: steelyard run {shlex.quote(str(file))}")

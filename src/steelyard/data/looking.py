@@ -1,0 +1,127 @@
+"""A look at somebody's data: a table, images, NumPy arrays or IDX files; an experiment is proposed from it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steelyard.data.loading import load
+from steelyard.data.looking_images import look_at_images
+from steelyard.data.looking_tables import MOST_CLASSES, look_at_table
+from steelyard.data.npz import read_arrays
+from steelyard.data.protocols import INPUTS, LABELS
+from steelyard.data.seen import Seen, counted, few, of_dataset, shown, sizes
+from steelyard.data.settings import DataSettings
+from steelyard.errors import UserError, listed
+from steelyard.settings import validated
+
+Form = Literal["csv", "parquet", "npz", "images", "idx"]
+_TEST_ARRAYS = ("held_out", "is_test", "test")
+
+
+def look(form: Form, path: Path, label: str | None = None, owner: str | None = None) -> Seen:
+    """Look at data of one form; use it before an experiment is proposed for them."""
+    if not path.exists():
+        raise UserError(f"--{form}: found no '{path}'; expected {_EXPECTED[form]}")
+    match form:
+        case "csv" | "parquet":
+            if form == "parquet" and path.suffix.lower() not in (".parquet", ".pq"):
+                raise UserError(f"--parquet: got '{path}'; expected a .parquet file")
+            return look_at_table(path, label, owner)
+        case "images":
+            return look_at_images(path, label, owner)
+        case "npz":
+            return _look_at_arrays(path, label, owner)
+        case "idx":
+            return _look_at_idx(path, label, owner)
+
+
+_EXPECTED: dict[Form, str] = {
+    "csv": "a .csv file with a line of column names",
+    "parquet": "a .parquet file",
+    "npz": "an .npz file of NumPy arrays",
+    "images": "a folder or .zip of images, in a folder for each class",
+    "idx": "a folder with four IDX files, named as MNIST's",
+}
+
+
+def _look_at_arrays(path: Path, label: str | None, owner: str | None) -> Seen:
+    arrays = read_arrays(path)
+    features = _largest(path, arrays)
+    rows = len(arrays[features])
+    single = [name for name, values in arrays.items() if values.shape == (rows,) and name != features]
+    label = _array_of_labels(path, single, label)
+    fields: dict[str, tuple[Any, str]] = {
+        "features": (features, "the array of samples, one in each row"),
+        "labels": (label, "the array to predict"),
+    }
+    if _is_number_to_predict(arrays[label]):
+        fields["task"] = ("regression", "a number to predict, not a class")
+    if owner is not None:
+        fields["owner"] = (owner, "whose row it is: one client each")
+    part = next((name for name in _TEST_ARRAYS if name in single and arrays[name].dtype.kind in "bi"), None)
+    if part is not None:
+        fields["held_out"] = (part, "marks the rows of the test part")
+    values = arrays[features]
+    if values.dtype != np.uint8 and values.dtype.kind in "iuf" and (values.min() < -1 or values.max() > 1.5):
+        fields["normalise"] = ("standard", "mean 0, deviation 1 per column or channel, from the training part")
+    document = {"source": "npz", "path": path, **{name: value for name, (value, _) in fields.items()}}
+    dataset = load(validated(DataSettings, document, "new"))
+    seen = of_dataset(dataset, "npz", fields, [f"{path.name}: arrays {few(list(arrays), 12)}"])
+    return _accounted(seen, f"label '{shown(label)}'", f"owners, by '{shown(owner)}'" if owner else "owners")
+
+
+def _largest(path: Path, arrays: dict[str, NDArray[Any]]) -> str:
+    wide = {name: values for name, values in arrays.items() if values.ndim > 1 and values.dtype.kind in "biuf"}
+    usual = next((name for name in ("x", *INPUTS) if name in wide), None)
+    if usual is None and not wide:
+        raise UserError(f"{path}: has arrays {listed(arrays) or 'none'}; expected one of samples, with a row for each")
+    return usual or max(wide, key=lambda name: wide[name].size)
+
+
+def _array_of_labels(path: Path, single: list[str], label: str | None) -> str:
+    if label is not None:
+        return label
+    found = next((name for name in ("y", *LABELS) if name in single), None)
+    if found is None:
+        raise UserError(
+            f"--label: got nothing, and {path} has none of {listed(LABELS)}; allowed: one of its arrays with a value "
+            f"for each row ({listed(single) or 'there is none'})"
+        )
+    return found
+
+
+def _is_number_to_predict(values: NDArray[Any]) -> bool:
+    if values.dtype.kind not in "iuf" or not len(values):
+        return False
+    return bool((values != np.floor(values)).any()) or (
+        values.dtype.kind == "f" and len(np.unique(values)) > MOST_CLASSES
+    )
+
+
+def _look_at_idx(path: Path, label: str | None, owner: str | None) -> Seen:
+    for option, given in (("label", label), ("owner", owner)):
+        if given is not None:
+            raise UserError(f"--{option}: got '{shown(given)}' with --idx, whose files say that; allowed: nothing")
+    folder = path if path.is_dir() else path.parent
+    dataset = load(DataSettings(source="mnist", path=folder))
+    seen = of_dataset(dataset, "mnist", {}, [f"{folder.name}: four IDX files"])
+    return _accounted(seen, "labels", "writers")
+
+
+def _accounted(seen: Seen, label: str, owners: str) -> Seen:
+    """Add what rows, shapes and labels are."""
+    what = f"images of {'×'.join(map(str, seen.shape))}" if len(seen.shape) > 1 else f"{prod(seen.shape)} numbers each"
+    lines = [*seen.account, f"{seen.rows:,} rows: {what}"]
+    classes = f"{len(seen.classes)} classes: {counted(seen.classes)} rows" if seen.classes else "a number"
+    lines.append(f"{label}: {classes}")
+    if seen.owners is not None:
+        lines.append(sizes(seen.owners, owners))
+    if seen.held_out:
+        lines.append(f"test part: {seen.held_out:,} rows")
+    return replace(seen, account=tuple(lines))

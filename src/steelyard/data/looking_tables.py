@@ -1,0 +1,246 @@
+"""A look at a table: its label, its owners, the kinds of its columns, and what is empty in them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from steelyard.data.delimited import read_frame
+from steelyard.data.seen import Seen, counted, few, of_dataset, shown, sizes
+from steelyard.data.settings import DataSettings
+from steelyard.data.table_columns import LARGEST, Table, parse_numbers
+from steelyard.data.tables import table_dataset
+from steelyard.errors import UserError, listed, nearest
+from steelyard.settings import validated
+
+LABELS = ("target", "label", "class", "y", "outcome", "diagnosis")
+OWNERS = re.compile(
+    r"hospital|clinic|site|cent(er|re)|user|client|owner|device|patient|person|writer|bank|store|subject"
+)
+_NUMBERING = re.compile(r"(^|[_ -])(id|key|index|nr|no|number|uuid|guid)$|[a-z]Id$|[a-z]ID$|^Unnamed")
+MOST_CLASSES = 20
+"""Whole numbers with more different values than this are a number to predict, not classes."""
+_MOST_LEVELS = 100
+_MOST_WORDS = 5
+_FEW_ROWS = 30
+"""An owner with fewer rows has no mean and deviation worth scaling by."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column that may be an input."""
+
+    name: str
+    kind: str
+    """number, category, or why it is left out."""
+    empty: float
+    levels: int
+    words: tuple[str, ...] = ()
+    """Words among its numbers, taken to mean that nothing was recorded."""
+    mixed: bool = False
+    """A category half of which looks like numbers: it must be named."""
+
+
+def look_at_table(path: Path, label: str | None, owner: str | None) -> Seen:
+    """Look at a CSV or Parquet file; the label is a usual name where none is given."""
+    frame = read_frame(path, owner, {name for name in (label, owner) if name})
+    table = Table(path, frame)
+    label = _label(table, label)
+    if owner is not None:
+        _known(table, owner, "--owner")
+        if owner == label:
+            raise UserError(f"--owner: got '{shown(owner)}', which is the label too; allowed: another column")
+    part = next((name for name in table.names if name not in (label, owner) and _is_part(frame[name])), None)
+    columns = [_column(frame[name], name) for name in table.names if name not in (label, owner, part)]
+    fields: dict[str, tuple[Any, str]] = {"labels": (label, "the column to predict")}
+    task, told = _task(frame[label], label)
+    if task == "regression":
+        fields["task"] = (task, "a number to predict, not a class")
+    if owner is not None:
+        fields["owner"] = (owner, "whose row it is: one client each")
+    if part is not None:
+        fields["held_out"] = (part, "marks the rows of the test part")
+    fields |= _column_fields(columns)
+    dataset = table_dataset(table, _settings(path, fields, "standard"))
+    account = [f"{path.name}: {len(frame):,} rows, {len(table.names)} columns", told, *_told(columns)]
+    seen = of_dataset(dataset, "csv", fields, ())
+    if seen.owners is not None:
+        if len(seen.owners) < 2:
+            raise UserError(f"--owner: column '{shown(owner)}' names one owner only; expected two or more")
+        account.append(sizes(seen.owners, f"owners, by '{shown(owner)}'"))
+    if part is not None:
+        account.append(f"test part, by '{shown(part)}': {seen.held_out:,} rows")
+    fields["normalise"] = _scaling(seen)
+    return replace(seen, fields=fields, account=tuple(account), hints=tuple(_hints(columns, frame, owner)))
+
+
+def _settings(path: Path, fields: dict[str, tuple[Any, str]], normalise: str) -> DataSettings:
+    document = {name: value for name, (value, _) in fields.items()}
+    return validated(DataSettings, {"source": "csv", "path": path, "normalise": normalise, **document}, "new")
+
+
+def _known(table: Table, name: str, option: str) -> None:
+    if name not in table.names:
+        raise UserError(
+            f"{option}: found no column '{shown(name)}' in {table.path}{nearest(name, table.names)}; "
+            f"allowed: {few(table.names, 12)}"
+        )
+
+
+def _label(table: Table, label: str | None) -> str:
+    if label is not None:
+        _known(table, label, "--label")
+        return label
+    usual = [name for name in table.names if name.lower() in LABELS]
+    if len(usual) != 1:
+        raise UserError(
+            f"--label: got nothing, and {table.path} has {len(usual)} columns called {listed(LABELS)}; "
+            f"allowed: one of {few(table.names, 12)}"
+        )
+    return usual[0]
+
+
+def _is_part(cells: Any) -> bool:
+    """Whether a column divides the rows into train and test, in these words."""
+    return _says_train_or_test(cells) and bool(cells.notna().all())
+
+
+def _says_train_or_test(cells: Any) -> bool:
+    return {str(value).strip().lower() for value in cells.dropna().unique()[:4].tolist()} == {"train", "test"}
+
+
+def _task(cells: Any, name: str) -> tuple[str, str]:
+    """Say whether the label is a class or a number, and what to tell about it."""
+    numbers = parse_numbers(cells)
+    there = cells.notna().to_numpy()
+    values = numbers[there]
+    told = f"label '{shown(name)}'"
+    distinct = int(cells.nunique())
+    if len(values) and bool(np.isfinite(values).all()):
+        fractions = bool((values != np.floor(values)).any())
+        if fractions or distinct > MOST_CLASSES:
+            spread = f"from {values.min():g} to {values.max():g}, mean {values.mean():g}, deviation {values.std():g}"
+            return "regression", f"{told}: a number, {spread}"
+    if distinct > max(_MOST_LEVELS, len(cells) // 2) or (distinct > len(cells) // 2 and distinct > MOST_CLASSES):
+        raise UserError(
+            f"--label: column '{shown(name)}' is text with {distinct:,} different values in {len(cells):,} rows; "
+            "expected classes or numbers"
+        )
+    counts = {str(value): int(count) for value, count in cells.value_counts().items()}
+    return "classes", f"{told}: {distinct} classes: {counted(counts)} rows"
+
+
+def _column(cells: Any, name: str) -> Column:
+    there = cells.notna().to_numpy()
+    empty = 1.0 - float(there.mean())
+    if not there.any():
+        return Column(name, "empty in all rows", empty, 0)
+    try:
+        levels = int(cells.nunique())
+    except TypeError:
+        return Column(name, "lists or tables in its cells", empty, 0)
+    if levels == 1 and there.all():
+        return Column(name, "the same in all rows", empty, levels)
+    if _says_train_or_test(cells):
+        return Column(name, "train or test, but not for all rows", empty, levels)
+    numbers = parse_numbers(cells)
+    bad = there & ~(np.abs(numbers) < LARGEST)
+    if not bad.any():
+        return Column(name, "numbers the rows" if _numbers_rows(numbers, name) else "number", empty, levels)
+    words = sorted({str(cell).strip() for cell in cells[bad].tolist()})
+    if 2 * int(bad.sum()) <= int(there.sum()):
+        if len(words) <= _MOST_WORDS and all(isinstance(cell, str) for cell in cells[bad].tolist()):
+            return Column(name, "number", empty + float(bad.mean()), levels, words=tuple(words))
+        if levels <= _MOST_LEVELS:
+            return Column(name, "category", empty, levels, mixed=True)
+    if levels > _MOST_LEVELS or (levels > MOST_CLASSES and 2 * levels > int(there.sum())):
+        return Column(name, f"text with {levels:,} different values", empty, levels)
+    return Column(name, "category", empty, levels)
+
+
+def _numbers_rows(numbers: Any, name: str) -> bool:
+    """Whether a column only counts the rows, or is an identifier by its name, a different one in each row."""
+    if len(numbers) < 10 or np.isnan(numbers).any() or len(np.unique(numbers)) < len(numbers):
+        return False
+    steps = np.diff(numbers)
+    return bool((steps == 1).all()) or bool(_NUMBERING.search(name) and (numbers == np.floor(numbers)).all())
+
+
+def _column_fields(columns: Sequence[Column]) -> dict[str, tuple[Any, str]]:
+    fields: dict[str, tuple[Any, str]] = {}
+    left = [column for column in columns if column.kind not in ("number", "category")]
+    if left:
+        fields["ignore"] = ([column.name for column in left], "no inputs: " + "; ".join(_why(left)))
+    if any(column.mixed for column in columns):
+        named = [column.name for column in columns if column.kind == "category"]
+        fields["categories"] = (named, "a 0/1 column for each of their values; some hold numbers and words")
+    words = {column.name: list(column.words) for column in columns if column.words}
+    if words:
+        fields["na_values"] = (words, "words among numbers, taken to mean: not recorded")
+    holes = [column for column in columns if column.kind in ("number", "category") and column.empty > 0]
+    if holes:
+        fields["missing"] = ("mean", "empty cells: the column's mean; or zero, drop, refuse")
+        often = [column.name for column in holes if column.empty >= 0.05 and column.kind == "number"]
+        if often:
+            fields["indicators"] = (often, "one more 0/1 column each: 1 where it is empty")
+    return fields
+
+
+def _why(left: Sequence[Column]) -> list[str]:
+    reasons: dict[str, list[str]] = {}
+    for column in left:
+        reasons.setdefault(column.kind, []).append(column.name)
+    return [f"{few(names)} ({reason})" for reason, names in reasons.items()]
+
+
+def _told(columns: Sequence[Column]) -> list[str]:
+    inputs = [column for column in columns if column.kind in ("number", "category")]
+    categories = [column for column in inputs if column.kind == "category"]
+    told = f"inputs: {len(inputs) - len(categories)} of numbers"
+    if categories:
+        named = few([f"{shown(column.name)} ({column.levels} values)" for column in categories])
+        told += f", {len(categories)} of categories: {named}"
+    lines = [told]
+    holes = sorted((column for column in inputs if column.empty > 0), key=lambda column: -column.empty)
+    if holes:
+        worst = few([f"{shown(column.name)} {column.empty:.0%}" for column in holes])
+        lines.append(f"empty cells: {sum(column.empty for column in inputs) / len(inputs):.1%}, most in {worst}")
+    left = [column for column in columns if column not in inputs]
+    return [*lines, f"left out: {'; '.join(_why(left))}"] if left else lines
+
+
+def _scaling(seen: Seen) -> tuple[str, str]:
+    if seen.owners is not None and np.median(list(seen.owners.values())) >= _FEW_ROWS:
+        return "client", "each owner scales by its own training rows, nothing is shared; or standard: over all"
+    if seen.owners is not None:
+        return (
+            "standard",
+            "over the training rows of all, as most owners have few; or client: each by its own",
+        )
+    return "standard", "mean 0, deviation 1 over the training rows of all clients; or client: each by its own"
+
+
+def _hints(columns: Sequence[Column], frame: Any, owner: str | None) -> list[str]:
+    hints: list[str] = []
+    coded = [
+        column.name
+        for column in columns
+        if column.kind == "number" and 2 < column.levels <= 8 and _is_coded(parse_numbers(frame[column.name]))
+    ]
+    if coded:
+        hints.append(f"if these few whole numbers are codes, name them in data.categories: {few(coded)}")
+    if owner is None:
+        likely = [column.name for column in columns if OWNERS.search(column.name.lower()) and column.levels > 1]
+        if likely:
+            hints.append(f"whose row is it? perhaps --owner {shown(likely[0])}")
+    return hints
+
+
+def _is_coded(numbers: Any) -> bool:
+    values = numbers[np.isfinite(numbers)]
+    return bool((values == np.floor(values)).all() and (values >= 0).all() and (values < 100).all())

@@ -1,0 +1,261 @@
+"""A first experiment for somebody's data, as a commented TOML file that runs as it is."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from steelyard.data.seen import Seen
+from steelyard.errors import UserError
+from steelyard.experiment.anchoring import anchor
+from steelyard.experiment.loading import build
+from steelyard.settings import parse
+
+ENOUGH_FOR_SERVER = 400
+"""From so many rows on the server can keep some, on which it weighs clients."""
+MANY_ROWS = 20_000
+FEW_OWNER_ROWS = 10
+SMALL_SIDE = 16
+"""Images with sides below this many pixels need no convolutions."""
+LINE = 120
+STEPS = 10
+"""Steps that a client should take in a round, or its update says little."""
+
+
+@dataclass
+class Part:
+    """One section of the file: its fields with their comments."""
+
+    fields: dict[str, tuple[Any, str]] = field(default_factory=dict[str, tuple[Any, str]])
+    above: str = ""
+    """A comment above the section."""
+
+
+Proposal = Mapping[str, Part]
+
+
+def propose(seen: Seen, path: Path, file: Path) -> tuple[str, str]:
+    """Return the text of an experiment for data at `path`, to be written as `file`, and one line that sums it up.
+
+    What it proposes was checked as any experiment is; sizes follow from the rows that a client has.
+    """
+    partition, clients, each = _partition(seen)
+    model = _model(seen)
+    training = _training(seen, str(model.fields["name"][0]), each)
+    rounds = _rounds(seen, clients)
+    weighing, rule = _weighing(seen, partition)
+    data = Part({"source": (seen.source, ""), "path": (_relative(path, file), "relative to this file"), **seen.fields})
+    parts: dict[str, Part] = {
+        "data": data,
+        "partition": partition,
+        "model": model,
+        "training": training,
+        "rounds": rounds,
+        "weighing": weighing,
+        "beside.fedavg": Part({"criteria": (["DS"], "a client's say is its size")}, "Further rules, to compare with."),
+        "beside.equal": Part({"criteria": (["EQ"], "everybody alike")}),
+    }
+    text = _text(_name(file), parts, seen, path)
+    document = parse(text, str(file))
+    anchor(document, file.parent)
+    build(document, str(file))
+    name, count = model.fields["name"][0], rounds.fields["count"][0]
+    return text, f"{name} on {clients:,} clients, {count} rounds; {rule} beside fedavg and equal"
+
+
+def write(file: Path, text: str, *, force: bool) -> None:
+    """Write a new experiment; one that is there already stays unless `force` is given."""
+    if file.is_dir():
+        raise UserError(f"new: '{file}' is a folder; allowed: the name of a file, such as my.toml")
+    if file.exists() and not force:
+        raise UserError(f"new: '{file}' is there already; allowed: another name, or --force to write over it")
+    if not file.parent.is_dir():
+        raise UserError(f"new: found no folder '{file.parent}'; allowed: a file in a folder that exists")
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as problem:
+        raise UserError(f"new: '{file}' cannot be written ({problem.strerror or problem})") from None
+
+
+def _partition(seen: Seen) -> tuple[Part, int, float]:
+    """Return the section, how many clients it makes, and how many rows a usual one trains on."""
+    part = Part()
+    trained = seen.rows - seen.held_out
+    if seen.owners is not None:
+        sizes = np.array(list(seen.owners.values()))
+        large = sizes >= FEW_OWNER_ROWS
+        minimum = FEW_OWNER_ROWS if large.sum() >= 2 and sizes[large].sum() >= 0.8 * sizes.sum() else 2
+        kept = sizes[sizes >= minimum]
+        if len(kept) < 2:
+            raise UserError(
+                f"--owner: {len(kept)} of {len(sizes)} owners have two rows or more; expected two such owners at least"
+            )
+        scheme = "given" if seen.owners_held_out else "natural"
+        part.fields["scheme"] = (scheme, "one client for each owner")
+        part.fields["minimum"] = (minimum, "owners with fewer rows are left out")
+        clients, each = len(kept), float(np.median(kept))
+    else:
+        clients = 50 if trained >= MANY_ROWS else int(np.clip(trained // 50, 2, 10))
+        each = trained / clients
+        if seen.classes and each >= 10 * len(seen.classes):
+            part.fields["scheme"] = ("dirichlet", "no owners are known: clients with unequal shares of the classes")
+            part.fields["alpha"] = (1.0, "smaller: more unequal")
+            part.fields["minimum"] = (max(4, int(each / 5)), "least rows of a client")
+        else:
+            part.fields["scheme"] = ("iid", "no owners are known: rows at random")
+            part.fields["size_spread"] = (0.5, "how unequal in size clients are; 0: alike")
+            part.fields["minimum"] = (max(2, int(each / 5)), "least rows of a client")
+        part.fields["clients"] = (clients, "")
+    own_tests = seen.held_out > 0 and (seen.owners is None or seen.owners_held_out)
+    if own_tests:
+        part.fields["test"] = ("held-out", "clients test on rows of the source's own test part")
+    else:
+        part.fields["test"] = ("local", "each client tests on rows of its own, which it never trains on")
+        part.fields["test_fraction"] = (0.2, "")
+        each *= 0.8
+    if trained >= ENOUGH_FOR_SERVER:
+        part.fields["server"] = ("fraction", "rows that the server keeps, to weigh clients by what their models can do")
+        part.fields["server_fraction"] = (0.1, "")
+        if seen.owners is not None or seen.classes:
+            balance = "owners" if seen.owners is not None and len(seen.owners) <= 20 else "classes"
+            if balance == "owners" or seen.classes:
+                part.fields["server_balance"] = (balance, "as many of each")
+        part.fields["server_report"] = ("apart", "half of them weigh, the other half only report")
+        each *= 0.9
+    return part, clients, each
+
+
+def _model(seen: Seen) -> Part:
+    if seen.task == "regression":
+        return Part({"name": ("linear", "linear regression; mlp learns curves, but wants a target of about unit size")})
+    images = len(seen.shape) > 1
+    if images and min(seen.shape[-2:]) >= SMALL_SIDE:
+        return Part({"name": ("cnn", "two convolutions and two dense layers; `steelyard models` lists others")})
+    if images:
+        return Part(
+            {"name": ("mlp", "dense layers, enough for images this small; cnn for larger"), "hidden": ([64], "units")}
+        )
+    if seen.rows < 2000:
+        return Part({"name": ("logistic", "safe with few rows; mlp learns more with many")})
+    return Part({"name": ("mlp", "dense layers; logistic is safer with few rows"), "hidden": ([64], "units")})
+
+
+def _training(seen: Seen, model: str, each: float) -> Part:
+    images = len(seen.shape) > 1
+    steps = 2 * STEPS if images else STEPS
+    batch = int(np.clip(each / steps, 4, 32))
+    epochs = int(np.clip(ceil(steps * batch / max(each, 1)), 1, 5))
+    rate = 0.1 if images else 0.05
+    if model == "linear":
+        # Inputs have deviation 1, so that steps below 1 / inputs cannot run away, whatever the target's size.
+        rate = float(f"{min(0.05, 0.5 / (1 + int(np.prod(seen.shape)))):.1g}")
+    return Part(
+        {
+            "learning_rate": (rate, ""),
+            "epochs": (epochs, "passes over its own rows that a client makes in a round"),
+            "batch_size": (batch, "rows in one step"),
+        }
+    )
+
+
+def _rounds(seen: Seen, clients: int) -> Part:
+    fraction = 1.0 if clients <= 10 else max(0.1, round(10 / clients, 2))
+    part = Part(
+        {
+            "count": (20 if fraction == 1 else 30, ""),
+            "fraction": (fraction, "share of the clients that train in a round"),
+        }
+    )
+    if seen.classes:
+        usual = max(seen.classes.values()) / sum(seen.classes.values())
+        target = round(usual + 0.6 * (1 - usual), 2)
+        part.fields["target"] = (target, f"accuracy to reach; always guessing the commonest class gives {usual:.0%}")
+        part.fields["share"] = (0.5, "of the clients")
+    return part
+
+
+def _weighing(seen: Seen, partition: Part) -> tuple[Part, str]:
+    criteria: dict[str, str] = {}
+    if "server" in partition.fields and seen.classes:
+        criteria["VP"] = "how well the client's model does on the server's rows"
+    elif "server" in partition.fields and seen.positive:
+        criteria["VE"] = "how small the error of the client's model is on the server's rows"
+    if seen.empty > 0.01:
+        criteria["CR"] = "how complete its records are"
+    if len(criteria) < 2 and seen.classes:
+        name = "LE" if len(seen.classes) == 2 else "LD"
+        criteria[name] = "how evenly it holds the classes" if name == "LE" else "how many classes it knows"
+    elif not criteria:
+        criteria["AG"] = "how far its update agrees with the others'"
+    criteria["DS"] = "its size"
+    priority = ">".join(criteria)
+    told = "; then ".join(criteria.values())
+    fields = {
+        "criteria": (list(criteria), "`steelyard criteria` lists others"),
+        "priority": (priority, f"first {told}"),
+        "normalise": ("max", "divided by the cohort's best, so that the later criteria keep their say"),
+    }
+    return Part(fields, "What a client's say depends on: the first criterion counts most."), priority
+
+
+def _relative(path: Path, file: Path) -> str:
+    """Return the data's path as the file should name it: relative where the two lie close together."""
+    whole = path.resolve()
+    relative = Path(os.path.relpath(whole, file.parent.resolve()))
+    return relative.as_posix() if relative.parts.count("..") <= 2 else whole.as_posix()
+
+
+def _name(file: Path) -> str:
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", file.stem).strip("._-")[:60] or "experiment"
+
+
+def _text(name: str, parts: Proposal, seen: Seen, path: Path) -> str:
+    lines = [f"# {line}" for line in seen.account]
+    lines += [f"# Hint: {line}" for line in seen.hints]
+    lines += ["", f"name = {toml(name)}", f"description = {toml(f'A first experiment on {path.name}.')}", "seed = 1"]
+    for section, part in parts.items():
+        lines += ["", *([f"# {part.above}"] if part.above else []), f"[{section}]"]
+        for key, (value, comment) in part.fields.items():
+            lines += _written(f"{key} = {toml(value)}", comment)
+    return "\n".join(_one_line(line) for line in lines) + "\n"
+
+
+def _written(text: str, comment: str) -> list[str]:
+    """A field with its comment beside it, or above it where the line would be too long."""
+    if not comment:
+        return [text]
+    beside = f"{text:<32}  # {comment}"
+    return [beside] if len(beside) <= LINE else [f"# {comment}:", text]
+
+
+def _one_line(text: str) -> str:
+    """A comment must not end before its line does, whatever a column is called."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+_ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}
+
+
+def toml(value: object) -> str:
+    """Write a value as TOML in one line."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        return f'"{"".join(_ESCAPES.get(letter) or _letter(letter) for letter in value)}"'
+    if isinstance(value, Mapping):
+        inner = ", ".join(f"{toml(str(key))} = {toml(entry)}" for key, entry in value.items())
+        return f"{{ {inner} }}"
+    if isinstance(value, Sequence):
+        return f"[{', '.join(toml(entry) for entry in value)}]"
+    return repr(value)
+
+
+def _letter(letter: str) -> str:
+    return letter if letter.isprintable() else f"\\U{ord(letter):08x}"
