@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable
+from pathlib import Path
 
 
 class UserError(ValueError):
@@ -12,6 +14,14 @@ class UserError(ValueError):
     Raise it wherever input from outside (a config, a file, an option) turns out wrong; the command line prints
     the line and exits with code 2, without a traceback.
     """
+
+
+class Stopped(KeyboardInterrupt):
+    """The user stopped a run that had begun; its folder holds what is done, and `steelyard resume` goes on from it."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(str(folder))
+        self.folder = folder
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
@@ -23,6 +33,46 @@ def nearest(word: str, known: Iterable[str]) -> str:
     folded = {name.lower(): name for name in known}
     close = difflib.get_close_matches(word.lower(), list(folded), n=1, cutoff=0.6)
     return f" (did you mean '{folded[close[0]]}'?)" if close else ""
+
+
+def writable(folder: Path, option: str) -> Path:
+    """Return a folder in which one may write, made or not; anything else is refused before any work is done.
+
+    Use it for every folder that a command is told to make.
+    """
+    try:
+        # The nearest folder that there is says whether the rest can be made.
+        there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        folder.stat() if there == folder else (folder / "x").exists()
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UserError(f"{option}: {brief(str(folder))} cannot be a folder ({reason}); allowed: a folder") from None
+    if not there.is_dir():
+        raise UserError(f"{option}: {brief(str(there))} is a file; allowed: a folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise UserError(f"{option}: {brief(str(there))} cannot be written to; allowed: a folder in which you may write")
+    return folder
+
+
+def new_file(path: Path, option: str) -> Path:
+    """Return the path of a file that is not there yet, in a folder in which one may write; others are refused.
+
+    Use it for every file that a command writes for the user, before the work is done, so that nothing is overwritten.
+    """
+    if not path.name:
+        raise UserError(f"{option}: got {brief(str(path))}; allowed: a new file")
+    writable(path.parent, option)
+    if not path.parent.is_dir():
+        raise UserError(f"{option}: there is no folder {brief(str(path.parent))}; allowed: a file in one that exists")
+    try:
+        there = path.exists()
+    except OSError as error:
+        raise UserError(
+            f"{option}: {brief(str(path))} cannot be a file ({error.strerror}); allowed: a new file"
+        ) from None
+    if there:
+        raise UserError(f"{option}: {brief(str(path))} exists already; allowed: a new file")
+    return path
 
 
 _LONGEST = 60

@@ -206,9 +206,9 @@ class Evaluations:
     failures: tuple[Failure, ...] = ()
 
     def overall(self) -> Floats:
-        """Return each candidate's score over all clients, weighted by their number of test samples."""
+        """Return each candidate's score over all clients, weighted by their number of test samples; NaN without any."""
         total = self.samples.sum()
-        return self.scores @ self.samples / total if total else np.zeros(len(self.scores))
+        return self.scores @ self.samples / total if total else np.full(len(self.scores), np.nan)
 
 
 @dataclass(frozen=True, eq=False)

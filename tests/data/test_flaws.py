@@ -308,7 +308,7 @@ def test_the_hostile_clients_of_adafed_3_are_what_they_were():
         (only("labels-flipped", amount=0), "amount: got 0"),
         (only("classes-missing", amount=1), "allowed: more than 0, less than 1"),
         (only("stale", amount=1.5), "amount: got 1.5 with kind 'stale'; allowed: a whole number from 1"),
-        (only("noisy", amount=float("inf")), "amount: got inf"),
+        (only("noisy", amount=float("inf")), "finite number"),
         (only("free-rider", amount=1), "amount: got 1 with kind 'free-rider'; allowed: nothing"),
         (only("noisy", how="pairs"), "how: got 'pairs' with kind 'noisy'; allowed with: labels-flipped"),
         (only("noisy", of="client-001"), "of: got 'client-001' with kind 'noisy'; allowed with: copy"),

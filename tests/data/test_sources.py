@@ -82,7 +82,7 @@ def test_in_memory_takes_arrays_and_tensors():
         (([[1.0], [2.0]], [0, -1]), "memory: labels run from -1 to 0"),
         (([[1.0], [float("nan")]], [0, 1]), "memory: features holds nan"),
         (([[1.0], [2.0]], [0.0, float("inf")]), "memory: labels holds nan or infinite"),
-        (([["a"], ["b"]], [0, 1]), "memory: features is of type <U1"),
+        (([["a"], ["b"]], [0, 1]), "memory: features is text; expected numbers"),
         (([[1.0], [2.0, 3.0]], [0, 1]), "memory: features has rows of different lengths"),
         (([[1.0], [2.0]], [0, 1], ["me"]), "memory: owners has shape (1,)"),
         ((np.zeros((0, 2)), np.zeros(0, dtype=np.int64)), "memory: got no rows"),
@@ -101,7 +101,7 @@ def test_in_memory_refuses_too_few_classes_and_words_as_marks():
         UserError, match="labels run up to 1000000000; expected classes 0 to at most 99999, or floating"
     ):
         in_memory([[1.0], [2.0]], [0, 10**9])
-    with pytest.raises(UserError, match="held_out is of type"):
+    with pytest.raises(UserError, match="held_out is text"):
         in_memory([[1.0], [2.0]], [0, 1], held_out=["False", "True"])
 
 

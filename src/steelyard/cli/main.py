@@ -5,19 +5,19 @@ What is heavy is imported inside the commands, for speed of start: `steelyard --
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
 from pathlib import Path
 from typing import Annotated, Literal, NoReturn
 
+import click
 import typer
 
 from steelyard import __version__
+from steelyard.cli.completion import recipe_names
 from steelyard.cli.federate import app as federate_app
 from steelyard.cli.models import models
 from steelyard.cli.new import new
-from steelyard.cli.printing import finish, print_json, watched
+from steelyard.cli.printing import finish, print_entries, print_json, terminal_width, watched
 from steelyard.cli.recommend import app as recommend_app
 from steelyard.cli.watching import app as watching_app
 from steelyard.errors import UserError, one_line
@@ -26,7 +26,6 @@ app = typer.Typer(
     name="steelyard",
     help="Federated learning in which each client's say is weighed.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 
@@ -39,6 +38,9 @@ app.add_typer(watching_app)
 Format = Literal["text", "json"]
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", help="Change a field: section.field=value. May be given again.")
+]
+ExperimentArgument = Annotated[
+    str, typer.Argument(help="Name of a recipe, or path of a TOML file.", autocompletion=recipe_names)
 ]
 FormatOption = Annotated[Format, typer.Option("--format", help="text for people, json for programs.")]
 OutOption = Annotated[Path | None, typer.Option("--out", help="The run's own folder; it must not hold a run yet.")]
@@ -55,14 +57,35 @@ SeedOption = Annotated[int | None, typer.Option("--seed", help="Seed of everythi
 def main() -> NoReturn:
     """Run the command line; a user's mistake is one line on standard error and exit code 2."""
     try:
-        app(standalone_mode=True)
+        code = app(prog_name="steelyard", standalone_mode=False)
     except UserError as error:
         fail(one_line(str(error)))
+    except click.UsageError as error:
+        _explain_usage(error)
+    except click.ClickException as error:
+        fail(one_line(error.format_message()))
     except BrokenPipeError:
         # The reader of our output (head, less) has gone; that is no error of ours.
         sys.stderr.close()
         sys.exit(0)
-    sys.exit(0)
+    except OSError as error:
+        # Files and folders of every command: too long a name, no right to write, a folder where a file is asked.
+        fail(one_line(f"{error.filename or 'files'}: {error.strerror or error}"))
+    except MemoryError:
+        fail("not enough memory for this; allowed: fewer clients, smaller models or less data at once")
+    except (KeyboardInterrupt, click.Abort):
+        print("steelyard: stopped", file=sys.stderr)
+        sys.exit(130)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _explain_usage(error: click.UsageError) -> NoReturn:
+    """Say in one line what is wrong with the command itself; a command without anything shows its help."""
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+        sys.exit(2)
+    path = error.ctx.command_path if error.ctx is not None else "steelyard"
+    fail(one_line(f"{error.format_message().rstrip('.')}; see `{path} --help`"))
 
 
 def fail(line: str) -> NoReturn:
@@ -80,7 +103,7 @@ def _version(version: Annotated[bool, typer.Option("--version", help="Print the 
 
 @app.command()
 def run(
-    experiment: Annotated[str, typer.Argument(help="Name of a recipe, or path of a TOML file.")],
+    experiment: ExperimentArgument,
     changes: SetOption = None,
     seed: SeedOption = None,
     out: OutOption = None,
@@ -107,7 +130,7 @@ def resume(
 
 @app.command()
 def compare(
-    experiment: Annotated[str, typer.Argument(help="Name of a recipe, or path of a TOML file.")],
+    experiment: ExperimentArgument,
     rules: Annotated[
         list[str] | None,
         typer.Option(
@@ -163,14 +186,7 @@ def _print_table(folder: Path, baseline: str | None, format: TableFormat, curves
     elif format == "csv":
         print(write_csv(document), end="")
     else:
-        print(write_tables(document, format, _width()), end="")
-
-
-def _width() -> int | None:
-    """Return the terminal's width, also as COLUMNS gives it; None where the output goes to a file or a program."""
-    if "COLUMNS" not in os.environ and not sys.stdout.isatty():
-        return None
-    return max(40, shutil.get_terminal_size().columns)
+        print(write_tables(document, format, terminal_width()), end="")
 
 
 @app.command()
@@ -183,14 +199,14 @@ def recipes(format: FormatOption = "text") -> None:
     if format == "json":
         print_json([{"name": name, "description": d.get("description", "")} for name, d in described.items()])
         return
-    width = max(map(len, described), default=0)
-    for name, document in described.items():
-        print(f"{name:<{width}}  {document.get('description', '')}")
+    print_entries({name: str(document.get("description", "")) for name, document in described.items()})
 
 
 @app.command()
 def show(
-    experiment: Annotated[str | None, typer.Argument(help="Name of a recipe, or path of a TOML file.")] = None,
+    experiment: Annotated[
+        str | None, typer.Argument(help="Name of a recipe, or path of a TOML file.", autocompletion=recipe_names)
+    ] = None,
     changes: SetOption = None,
     schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of an experiment file.")] = False,
     resolved: Annotated[bool, typer.Option("--resolved", help="With every default filled in.")] = False,
@@ -227,10 +243,9 @@ def criteria(
     if format == "json":
         print_json(found)
         return
-    for entry in found:
-        print(
-            f"{entry['name']:<5} by the {entry['measured_by']:<7} about the {entry['about']:<7} {entry['description']}"
-        )
+    print_entries(
+        {e["name"]: f"{e['description']} (about the {e['about']}, measured by the {e['measured_by']})" for e in found}
+    )
 
 
 @app.command()

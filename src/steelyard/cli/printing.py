@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
+import shlex
+import shutil
 import signal
 import sys
+import textwrap
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import typer
+
+from steelyard.errors import Stopped, printable
 
 if TYPE_CHECKING:
     from steelyard.api import Result
@@ -25,6 +31,25 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(inner) for inner in value]
     return None if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))) else value
+
+
+def terminal_width() -> int | None:
+    """Return the terminal's width, also as COLUMNS gives it; None where the output goes to a file or a program."""
+    if "COLUMNS" not in os.environ and not sys.stdout.isatty():
+        return None
+    return max(40, shutil.get_terminal_size().columns)
+
+
+def print_entries(entries: Mapping[str, str]) -> None:
+    """Print names with a text each; in a terminal the texts are broken so that they stay beside their names."""
+    column = max(map(len, entries), default=0)
+    width = terminal_width()
+    for name, text in entries.items():
+        shown = f"{printable(name):<{column}}  {printable(' '.join(text.split()))}"
+        if width is None:
+            print(shown)
+        else:
+            print(textwrap.fill(shown, width, subsequent_indent=" " * min(column + 2, width // 2)))
 
 
 def metric_table(document: Mapping[str, Mapping[str, Any]]) -> str:
@@ -58,8 +83,16 @@ def watched(work: Callable[[], Result]) -> Result:
     before = signal.signal(signal.SIGTERM, interrupt)
     try:
         return work()
+    except Stopped as stop:
+        folder = str(stop.folder)
+        print(
+            f"steelyard: stopped; what is done is in {printable(folder)}; go on with: "
+            f"steelyard resume {shlex.quote(folder)}",
+            file=sys.stderr,
+        )
+        raise typer.Exit(130) from None
     except KeyboardInterrupt:
-        print("steelyard: stopped; `steelyard resume` on the run's folder continues it", file=sys.stderr)
+        print("steelyard: stopped before the run began; nothing was written", file=sys.stderr)
         raise typer.Exit(130) from None
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from steelyard.cli.printing import metric_table
-from steelyard.errors import UserError
+from steelyard.errors import UserError, brief, new_file, printable, writable
 
 app = typer.Typer(help="Federated recommenders: data, metrics, leakage, lists.", no_args_is_help=True)
 
@@ -37,20 +37,22 @@ class SplitKind(StrEnum):
     newest = "newest"
 
 
-def parse_counts(text: str, option: str) -> list[int]:
+def parse_counts(text: str, option: str, most: int = 1_000_000) -> list[int]:
     """Return the numbers of "10,1", each whole and at least 1, without repeats."""
     try:
         counts = [int(part) for part in text.split(",")]
     except ValueError:
         counts = []
-    if not counts or min(counts) < 1:
-        raise UserError(f"{option}: got {text!r}; allowed: whole numbers from 1, joined by commas, like 10,1")
+    if not counts or min(counts) < 1 or max(counts) > most:
+        raise UserError(
+            f"{option}: got {brief(text)}; allowed: whole numbers from 1 to {most:,}, joined by commas, like 10,1"
+        )
     return list(dict.fromkeys(counts))
 
 
 def parse_cutoffs(text: str) -> list[int]:
     """Return the cutoffs of "10,1"."""
-    return parse_counts(text, "--cutoff")
+    return parse_counts(text, "--cutoff", 10_000)
 
 
 @app.command()
@@ -102,6 +104,13 @@ def split(
     from steelyard.recommend.lists import write_interactions
     from steelyard.recommend.reading import read
 
+    writable(out, "--out")
+    if out == Path():
+        raise UserError("--out: got nothing or the folder that you are in; allowed: a folder of its own")
+    files = {name: out / f"{name}.tsv" for name in ("train", "test", "catalogue")}
+    for file in files.values():
+        if file.exists():
+            raise UserError(f"--out: {brief(str(file))} exists already; allowed: a folder without it")
     table = filters.keep(
         read(data),
         duplicates=duplicates.value,
@@ -114,9 +123,9 @@ def split(
         typer.echo(line)
     halves = splits.split(table, kind.value, share=share, count=count, seed=seed)
     out.mkdir(parents=True, exist_ok=True)
-    write_interactions(out / "train.tsv", halves.train)
-    write_interactions(out / "test.tsv", halves.test)
-    (out / "catalogue.tsv").write_text("item\n" + "\n".join(table.items) + "\n", encoding="utf-8")
+    write_interactions(files["train"], halves.train)
+    write_interactions(files["test"], halves.test)
+    files["catalogue"].write_text("item\n" + "\n".join(table.items) + "\n", encoding="utf-8")
     typer.echo(f"train: {len(halves.train):,}, test: {len(halves.test):,} interactions in {out}")
 
 
@@ -144,12 +153,13 @@ def baseline(
     from steelyard.recommend.reading import read, read_columns
 
     chosen = settings_of(kind, setting or [])
+    length = parse_cutoffs(str(cutoff))[0]
+    new_file(out, "--out")
     table = read(train)
     if catalogue is not None:
         everything = read_columns(catalogue, {"item": "item"})["item"]
         names = (table.users[table.user].tolist(), table.items[table.item].tolist())
         table = build(*names, table.rating.tolist(), all_items=everything)
-    length = parse_cutoffs(str(cutoff))[0]
     lists, scores = recommend(kind, table, length, seed, chosen)
     write_lists(out, table.users, table.items, lists, scores)
     typer.echo(f"lists of {length} for {len(table.users):,} users in {out}")
@@ -172,7 +182,7 @@ def top(
         return
     for row in rows:
         mark = "*" if row["in_test"] else " "
-        typer.echo(f"{row['place']:>3} {mark} {row['score']:>8.3f}  {row['title']}")
+        typer.echo(f"{row['place']:>3} {mark} {row['score']:>8.3f}  {printable(row['title'])}")
     typer.echo("* taken by the user later (in her test set)")
 
 
@@ -187,8 +197,10 @@ def lists(
     from steelyard.recommend.lists import write_lists
     from steelyard.report.recommender import open_run
 
+    length = parse_cutoffs(str(cutoff))[0]
+    new_file(out, "--out")
     finished = open_run(run, rule)
-    found, scores = finished.lists(parse_cutoffs(str(cutoff))[0])
+    found, scores = finished.lists(length)
     data = finished.prepared.data
     write_lists(out, data.users, data.items, found, scores)
     typer.echo(f"lists of {found.shape[1]} for {len(found):,} users in {out}")
@@ -264,8 +276,8 @@ def audit(
     described = read_experiment(folder) if folder.is_dir() else load(experiment, changes or [])
     if not isinstance(described, RecommendDescription):
         raise UserError(f"audit: '{experiment}' is not of kind 'recommend'; allowed: fpl-ml1m and the like")
-    if not 0 <= pi <= 1 or decoys < 0:
-        raise UserError(f"--pi, --decoys: got {pi} and {decoys}; allowed: 0 to 1, and 0 or more")
+    if not 0 <= pi <= 1 or not 0 <= decoys <= 100:
+        raise UserError(f"--pi, --decoys: got {pi} and {decoys}; allowed: 0 to 1, and 0 to 100")
     found = play(described, parse_counts(rounds, "--rounds"), pi, decoys)
     if format is Format.json:
         typer.echo(json.dumps({"experiment": described.name, "protections": found}, indent=2, ensure_ascii=False))

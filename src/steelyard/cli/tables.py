@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
+from steelyard.errors import printable
 from steelyard.rounds.progress import show_score
 
 SHOWN = 10
 """Names in one line."""
 LONGEST = 24
 """Names of rules up to this many characters are not broken."""
+WHOLE = 80
+"""Names up to this many characters are shown whole."""
 
 
 def show_summary(summary: dict[str, Any]) -> None:
     """Print the account of a run as tables for people."""
-    console = Console()
+    # No markup: names of rules, clients and folders are what people gave, and a "[/b]" in one is no tag of ours.
+    console = Console(markup=False, highlight=False)
     _show_results(summary, console)
+    if all(rule["accuracy"] is None for rule in summary["rules"]):
+        console.print("the clients have no test rows (partition.test = 'none'): no accuracy is known")
     if summary["sentence"]:
-        console.print(summary["sentence"], highlight=False)
+        console.print(printable(summary["sentence"]))
     _show_flaws(summary, console)
     _show_server(summary, console)
     _show_orders(summary, console)
@@ -33,11 +40,11 @@ def show_summary(summary: dict[str, Any]) -> None:
         console.print("measured by: " + ", ".join(f"{name} the {who}" for name, who in measured.items()))
     for rule in summary["rules"]:
         if not rule["asks_clients"]:
-            console.print(f"{rule['rule']}: trained on the server's own rows; no client was asked", highlight=False)
+            console.print(f"{rule['rule']}: trained on the server's own rows; no client was asked")
     if summary["notes"]:
-        console.print(f"note: {summary['notes']}", highlight=False)
-    console.print(f"run stored in {summary['run']}", soft_wrap=True)
-    console.print(f"next: steelyard table {summary['run']}", soft_wrap=True, highlight=False)
+        console.print(f"note: {printable(summary['notes'])}")
+    console.print(f"run stored in {printable(summary['run'])}", soft_wrap=True)
+    console.print(f"next: steelyard table {shlex.quote(summary['run'])}", soft_wrap=True)
 
 
 def _show_results(summary: dict[str, Any], console: Console) -> None:
@@ -53,10 +60,13 @@ def _show_results(summary: dict[str, Any], console: Console) -> None:
         columns["accuracy on clean rows"] = lambda rule: show_score(rule["server"]["accuracy"])
     if any(rule["flawed"] is not None for rule in rules):
         columns["weight of flawed clients"] = lambda rule: _share(rule["flawed_weight"])
-    columns[f"{summary['measure']} on the clients"] = lambda rule: show_score(rule["accuracy"])
-    columns["worst 10%"] = lambda rule: show_score(rule["worst_tenth"])
-    target = f"rounds until {summary['share']:.0%} of clients reach {summary['target']:.0%}"
-    columns[target] = lambda rule: "not reached" if rule["rounds_to_target"] is None else str(rule["rounds_to_target"])
+    if any(rule["accuracy"] is not None for rule in rules):
+        columns[f"{summary['measure']} on the clients"] = lambda rule: _score(rule["accuracy"])
+        columns["worst 10%"] = lambda rule: _score(rule["worst_tenth"])
+        target = f"rounds until {summary['share']:.0%} of clients reach {summary['target']:.0%}"
+        columns[target] = lambda rule: (
+            "not reached" if rule["rounds_to_target"] is None else str(rule["rounds_to_target"])
+        )
     if any(rule["testing_rounds"] for rule in rules):
         columns["testing rounds"] = lambda rule: str(rule["testing_rounds"])
     cells = {heading: [cell(rule) for rule in rules] for heading, cell in columns.items()}
@@ -72,10 +82,16 @@ def _show_results(summary: dict[str, Any], console: Console) -> None:
     for heading in shown:
         table.add_column(heading, justify="right")
     for row, rule in enumerate(rules):
-        table.add_row(escape(rule["rule"]), *(cells[heading][row] for heading in shown))
+        table.add_row(_name(rule["rule"]), *(cells[heading][row] for heading in shown))
     console.print(table)
     if len(shown) < len(cells):
-        console.print(f"in a wider terminal also: {', '.join(list(cells)[len(shown) :])}", highlight=False)
+        console.print(f"in a wider terminal also: {', '.join(list(cells)[len(shown) :])}")
+
+
+def _name(name: str) -> Text:
+    """A name as a cell: no markup, control characters written out, very long ones cut."""
+    shown = printable(name)
+    return Text(shown if len(shown) <= WHOLE else f"{shown[: WHOLE - 3]}...")
 
 
 def _least_width(heading: str, cells: list[str]) -> int:
@@ -85,6 +101,10 @@ def _least_width(heading: str, cells: list[str]) -> int:
 def _name_width(rules: list[dict[str, Any]]) -> int:
     """How wide a column of rules must at least be: names stay whole unless they are very long."""
     return min(LONGEST, max(len(rule["rule"]) for rule in rules))
+
+
+def _score(value: float | None) -> str:
+    return "–" if value is None else show_score(value)
 
 
 def _share(value: float | None) -> str:
@@ -100,7 +120,7 @@ def _show_flaws(summary: dict[str, Any], console: Console) -> None:
     for flaw, clients in by_flaw.items():
         more = f" and {len(clients) - SHOWN} more" if len(clients) > SHOWN else ""
         which = f" (seed {seed})" if len(summary["flaws"]) > 1 else ""
-        console.print(f"flawed{which}: {flaw}: {', '.join(clients[:SHOWN])}{more}", highlight=False, markup=False)
+        console.print(f"flawed{which}: {flaw}: {printable(', '.join(clients[:SHOWN]))}{more}")
 
 
 def _show_heaviest(summary: dict[str, Any], console: Console) -> None:
@@ -123,7 +143,7 @@ def _show_heaviest(summary: dict[str, Any], console: Console) -> None:
     for rank in range(1, ranks + 1):
         table.add_column(f"{rank}.", overflow="fold")
     for rule, row in zip(rules, rows, strict=True):
-        table.add_row(escape(rule["rule"]), *(escape((" " if whole else "\n").join(cell)) for cell in row[:ranks]))
+        table.add_row(_name(rule["rule"]), *(Text((" " if whole else "\n").join(cell)) for cell in row[:ranks]))
     console.print(table)
 
 
@@ -131,7 +151,7 @@ def _heavy_cells(rule: dict[str, Any], flawed: dict[str, Any]) -> list[tuple[str
     """Name and figures of the heaviest clients, heaviest first."""
     return [
         (
-            f"{client['client']}{'*' if client['client'] in flawed else ''}",
+            f"{_name(client['client'])}{'*' if client['client'] in flawed else ''}",
             f"{client['share']:.1%} ({client['samples']})",
         )
         for client in rule["heaviest_clients"]
@@ -144,7 +164,7 @@ def _show_server(summary: dict[str, Any], console: Console) -> None:
         figures = {name: value for name, value in rule["server"].items() if name not in hidden}
         if figures:
             shown = ", ".join(f"{name.replace('_', ' ')} {show_score(value)}" for name, value in figures.items())
-            console.print(f"{rule['rule']} on the server's test set: {shown}", highlight=False)
+            console.print(f"{rule['rule']} on the server's test set: {shown}")
 
 
 def _show_orders(summary: dict[str, Any], console: Console) -> None:
@@ -157,7 +177,7 @@ def _show_orders(summary: dict[str, Any], console: Console) -> None:
     for rule in adjusted:
         orders = rule["orders"]
         counts = (f"{order} {orders['kept'].get(order, 0)}/{times}" for order, times in orders["tried"].items())
-        table.add_row(rule["rule"], str(rule["seed"]), orders["last"], ", ".join(counts))
+        table.add_row(_name(rule["rule"]), str(rule["seed"]), Text(orders["last"]), Text(", ".join(counts)))
     console.print(table)
 
 
@@ -167,10 +187,10 @@ def show_weighed(document: dict[str, Any]) -> None:
     for heading in ("client", "score", "weight"):
         table.add_column(heading, justify="left" if heading == "client" else "right")
     for row in document["clients"]:
-        table.add_row(row["client"], f"{row['score']:.6f}", f"{row['weight']:.6f}")
-    console = Console()
+        table.add_row(_name(row["client"]), f"{row['score']:.6f}", f"{row['weight']:.6f}")
+    console = Console(markup=False, highlight=False)
     console.print(table)
     for name in document["flags"]["zero_criteria"]:
-        console.print(f"{name} is 0 for every client: everyone got 1/n for it")
+        console.print(f"{_name(name)} is 0 for every client: everyone got 1/n for it")
     if document["flags"]["uniform"]:
         console.print("all scores are 0: the weights are uniform")

@@ -42,6 +42,15 @@ class Clients(Protocol):
         ...
 
 
+@runtime_checkable
+class CheckedClients(Clients, Protocol):
+    """Clients that can tell before a run begins whether model, loss and engine go with the data."""
+
+    def check(self) -> None:
+        """Refuse what cannot work, in one line; called once, before the run's folder is made."""
+        ...
+
+
 class Server(Protocol):
     """What the server itself can compute: first parameters, and tests on data of its own."""
 

@@ -7,7 +7,7 @@ import os
 import zlib
 from pathlib import Path
 
-from steelyard.errors import UserError
+from steelyard.errors import UserError, brief
 
 
 def search_folders() -> list[Path]:
@@ -29,8 +29,12 @@ def find(path: Path | None, expected: str, default: str = "", field: str = "path
         path = path.expanduser()
         candidates = [path] if path.is_absolute() else [folder / path for folder in search_folders()]
     for candidate in candidates:
-        if candidate.exists():
-            return candidate
+        try:
+            if candidate.exists():
+                return candidate
+        except (OSError, ValueError) as problem:
+            reason = getattr(problem, "strerror", None) or str(problem)
+            raise UserError(f"data.{field}: got {brief(str(path))} ({reason}); expected {expected}") from None
     looked = ", ".join(str(candidate) for candidate in candidates)
     raise UserError(f"data.{field}: found no '{path}' (looked at {looked}); expected {expected}")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -14,7 +15,7 @@ from steelyard.data.dataset import Dataset
 from steelyard.data.files import find, read_text
 from steelyard.data.memory import in_memory
 from steelyard.data.settings import DataSettings
-from steelyard.errors import UserError
+from steelyard.errors import UserError, brief
 
 ORIGIN = (
     "a LEAF folder with train/*.json and test/*.json (keys users, num_samples, user_data), made by LEAF's "
@@ -59,6 +60,10 @@ def _users(path: Path) -> list[tuple[str, list[Any], list[Any]]]:
         content: object = json.loads(read_text(path))
     except json.JSONDecodeError as problem:
         raise UserError(f"{path}: not JSON ({problem}); expected a whole LEAF file") from None
+    except (RecursionError, ValueError):
+        raise UserError(
+            f"{path}: is nested too deeply or holds a number of thousands of digits; expected a LEAF file"
+        ) from None
     if not isinstance(content, Mapping):
         raise UserError(f"{path}: holds no JSON object; expected keys users, num_samples, user_data")
     leaf = cast("Mapping[str, Any]", content)
@@ -67,10 +72,13 @@ def _users(path: Path) -> list[tuple[str, list[Any], list[Any]]]:
         raise UserError(f"{path}: lacks lists users and num_samples or object user_data; expected all three")
     if len(users) != len(counts):
         raise UserError(f"{path}: names {len(users)} users with {len(counts)} num_samples; expected as many of each")
+    twice = [user for user, times in Counter(map(str, cast("list[Any]", users))).items() if times > 1]
+    if twice:
+        raise UserError(f"{path}: names user '{twice[0]}' more than once; expected each user once")
     found: list[tuple[str, list[Any], list[Any]]] = []
     for user, count in zip(cast("list[Any]", users), cast("list[Any]", counts), strict=True):
-        if not isinstance(user, str):
-            raise UserError(f"{path}: names user {user!r}; expected users as text")
+        if not isinstance(user, str) or not user.strip():
+            raise UserError(f"{path}: names user {brief(user)}; expected users as text")
         rows = cast("Mapping[str, Any]", data).get(user)
         inputs = rows.get("x") if isinstance(rows, Mapping) else None
         targets = rows.get("y") if isinstance(rows, Mapping) else None
@@ -89,7 +97,7 @@ def _features(folder: Path, rows: list[Any], size: int) -> NDArray[Any]:
         return _pictures(folder, rows, size)
     try:
         features = np.asarray(rows, dtype=np.float32)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         raise UserError(
             f"{folder}: rows x are not lists of numbers of one length; expected FEMNIST, synthetic or CelebA rows"
         ) from None

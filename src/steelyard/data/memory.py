@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -56,6 +57,10 @@ def _features(name: str, features: torch.Tensor | ArrayLike) -> torch.Tensor:
     tensor = features.detach().cpu() if isinstance(features, torch.Tensor) else _tensor(name, "features", features)
     if tensor.ndim < 2:
         raise UserError(f"{name}: features has shape {tuple(tensor.shape)}; expected (rows, ...) with two or more axes")
+    if not prod(tensor.shape[1:]):
+        raise UserError(f"{name}: features has shape {tuple(tensor.shape)}; expected at least one number per row")
+    if tensor.is_complex():
+        raise UserError(f"{name}: features is complex numbers; expected real ones")
     if tensor.dtype == torch.uint8:
         return tensor.contiguous()
     tensor = tensor.to(torch.float32).contiguous()
@@ -74,6 +79,8 @@ def _labels(name: str, labels: torch.Tensor | ArrayLike, classes: int | None) ->
         if not bool(torch.isfinite(tensor).all()):
             raise UserError(f"{name}: labels holds nan or infinite values; expected finite numbers")
         return tensor.to(torch.float32), 0
+    if tensor.is_complex():
+        raise UserError(f"{name}: labels is complex numbers; expected whole numbers, or real ones for a regression")
     tensor = tensor.to(torch.int64)
     if not len(tensor):
         return tensor, classes or 0
@@ -85,7 +92,8 @@ def _labels(name: str, labels: torch.Tensor | ArrayLike, classes: int | None) ->
             "or floating-point numbers for a regression"
         )
     if least < 0 or most >= count:
-        raise UserError(f"{name}: labels run from {least} to {most}; expected classes 0 to {count - 1}")
+        hint = ", numbered from 0 (such as 0 and 1 in place of -1 and 1)" if least < 0 else ""
+        raise UserError(f"{name}: labels run from {least} to {most}; expected classes 0 to {count - 1}{hint}")
     return tensor, count
 
 
@@ -95,8 +103,16 @@ def _numbers(name: str, part: str, values: ArrayLike) -> NDArray[Any]:
     except ValueError:
         raise UserError(f"{name}: {part} has rows of different lengths; expected one shape for all") from None
     if array.dtype.kind not in "biuf":
-        raise UserError(f"{name}: {part} is of type {array.dtype}; expected numbers")
-    return array
+        raise UserError(f"{name}: {part} is {_kind(array)}; expected numbers")
+    # torch knows neither other byte orders nor extended precision.
+    wide = array.dtype.kind == "f" and array.dtype.itemsize > 8
+    return array.astype(np.float64) if wide else array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
+def _kind(array: NDArray[Any]) -> str:
+    """Say in plain words what an array holds."""
+    words = {"U": "text", "S": "text", "c": "complex numbers", "M": "dates", "m": "spans of time", "V": "records"}
+    return words.get(array.dtype.kind, "objects")
 
 
 def _tensor(name: str, part: str, values: ArrayLike) -> torch.Tensor:
@@ -107,10 +123,29 @@ def _tensor(name: str, part: str, values: ArrayLike) -> torch.Tensor:
 
 
 def owner_names(values: NDArray[Any], word: str = "user") -> NDArray[np.str_]:
-    """Return a name per row: whole numbers become word-007, zero-padded so that they sort as numbers; words stay."""
+    """Return a name per row: whole numbers become word-007, zero-padded so that they sort as numbers; words stay.
+
+    A row without a name (empty, NaN or None) is refused: it would join all such rows to one person.
+    """
+    values = np.asarray(values)
     if values.dtype.kind in "iu":
         if len(values) and int(values.min()) < 0:
             return np.array([f"{word}-{value}" for value in values.tolist()])
         width = max(3, len(str(int(values.max())))) if len(values) else 3
         return np.array([f"{word}-{value:0{width}d}" for value in values.tolist()])
-    return values.astype(np.str_)
+    if values.dtype.kind == "f" and not bool(np.isfinite(values).all()):
+        raise UserError(f"{word}: row {_first(~np.isfinite(values))} has no owner (nan); expected one for every row")
+    if values.dtype.kind == "S":
+        values = np.char.decode(values, "utf-8", "replace")
+    if values.dtype.kind not in "biufUO":
+        raise UserError(f"{word}: owners are {_kind(values)}; expected text or whole numbers")
+    missing = [value is None or value != value for value in values.ravel().tolist()]
+    names = np.array([str(value) for value in values.ravel().tolist()], dtype=np.str_).reshape(values.shape)
+    nameless = np.array(missing, dtype=np.bool_) | (np.char.strip(names).ravel() == "")
+    if nameless.any():
+        raise UserError(f"{word}: row {_first(nameless)} has no owner; expected one for every row")
+    return names
+
+
+def _first(found: NDArray[np.bool_]) -> int:
+    return int(np.flatnonzero(found.ravel())[0]) + 1

@@ -78,6 +78,8 @@ def read_idx(path: Path, axes: int) -> NDArray[np.uint8]:
     size = int(np.prod(shape, dtype=object))
     if len(values) != size:
         raise UserError(f"{path}: holds {len(values)} values (cut off or damaged); expected {size} for shape {shape}")
+    if not size:
+        raise UserError(f"{path}: holds nothing, its shape is {shape}; expected at least one value")
     return values.reshape(shape)
 
 

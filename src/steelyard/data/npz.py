@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+import tokenize
 import zipfile
 import zlib
 from pathlib import Path
@@ -28,6 +30,8 @@ def read_npz(settings: DataSettings) -> Dataset:
     path = find(settings.path, ORIGIN)
     arrays = read_arrays(path)
     features = channels_first(_column(path, arrays, "features", settings.features))
+    if features.ndim < 2:
+        raise UserError(f"{path}: data.features has shape {features.shape}; expected (rows, ...) with two or more axes")
     raw = _column(path, arrays, "labels", settings.labels or "y")
     rows = len(features)
     if raw.shape != (rows,):
@@ -50,13 +54,43 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
         if isinstance(archive, np.ndarray):
             raise UserError(f"{path}: holds one bare array; expected an .npz archive")
         with archive:
-            return {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as problem:
-        raise UserError(f"{path}: cannot be read as npz ({problem}); expected an archive of plain arrays") from None
+            return {name: _native(archive[name]) for name in archive.files}
+    # NotImplementedError: a zip with a password or an unknown way of packing; SyntaxError and the like: a header.
+    except (OSError, ValueError, EOFError, KeyError, TypeError, SyntaxError, NotImplementedError) as problem:
+        raise _unreadable(path, problem) from None
+    except (zipfile.BadZipFile, zlib.error, struct.error, RuntimeError, MemoryError, tokenize.TokenError) as problem:
+        raise _unreadable(path, problem) from None
+
+
+def _unreadable(path: Path, problem: BaseException) -> UserError:
+    if isinstance(problem, UserError):
+        return problem
+    if "pickle" in str(problem):
+        # NumPy would advise to unpickle, which runs whatever code the file holds.
+        why = "it holds Python objects, or is no such file at all"
+    elif isinstance(problem, MemoryError):
+        why = "an array larger than the memory"
+    elif isinstance(problem, OSError) and problem.strerror:
+        why = problem.strerror
+    else:
+        why = "it is cut off or damaged"
+    return UserError(f"{path}: cannot be read as npz ({why}); expected an archive of plain arrays of numbers and text")
+
+
+def _native(array: Any) -> NDArray[Any]:
+    """Return an array in this machine's byte order; what is no array in the archive is refused."""
+    if not isinstance(array, np.ndarray):
+        raise ValueError("not an array")
+    kept: NDArray[Any] = array
+    return kept if kept.dtype.isnative else kept.astype(kept.dtype.newbyteorder("="))
 
 
 def class_numbers(values: NDArray[Any], where: Path) -> NDArray[np.int64]:
     """Return labels as 0, 1, 2, ...: whole numbers from 0 stay, words and negatives are numbered in sorted order."""
+    if values.dtype.kind not in "biufUS":
+        raise UserError(f"{where}: data.labels are neither numbers nor text; expected classes")
+    if values.dtype.kind == "f" and not bool(np.isfinite(values).all()):
+        raise UserError(f"{where}: data.labels holds nan or infinity; expected a class for every row")
     if values.dtype.kind == "f" and not bool(np.all(values == np.floor(values))):
         raise UserError(
             f"{where}: data.labels holds fractions or nan; expected classes, or for npz task = 'regression'"

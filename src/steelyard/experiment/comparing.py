@@ -8,7 +8,7 @@ from itertools import permutations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from steelyard.errors import UserError, listed, nearest
+from steelyard.errors import UserError, brief, listed, nearest
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import build, read_document
 from steelyard.experiment.running import run
@@ -32,6 +32,8 @@ _EXAMPLES = {
     "owa": "a quantifier or a weight for each rank, as in owa(DS,LD;most) or owa(DS,LD;0.7,0.3)",
     "choquet": "a TOML file with the capacity, as in choquet(DS,LD;capacity.toml)",
 }
+_LONGEST = 200
+MOST_SEEDS = 1_000
 CHECKPOINTS = 10
 """How many checkpoints a comparison writes: each holds the models of all rules and seeds."""
 
@@ -63,8 +65,8 @@ def compare(
     progress: bool = False,
 ) -> Path:
     """Run rules side by side with `seeds` seeds, counted from the experiment's; returns the folder of the run."""
-    if seeds < 1:
-        raise UserError(f"--seeds: got {seeds}; allowed: a whole number from 1")
+    if not 1 <= seeds <= MOST_SEEDS:
+        raise UserError(f"--seeds: got {seeds}; allowed: a whole number from 1 to {MOST_SEEDS:,}")
     chosen = [experiment.seed + number for number in range(seeds)]
     return run(with_rules(experiment, rules), out=out, seeds=chosen, dataset=dataset, progress=progress)
 
@@ -107,6 +109,8 @@ def parse_rules(texts: Sequence[str], experiment: Description) -> dict[str, Weig
     found: dict[str, WeighingSettings] = {}
     for text in texts:
         for word in _split(text):
+            if len(word) > _LONGEST:
+                raise UserError(f"--rules: got {brief(word)}; allowed: rules of at most {_LONGEST} characters")
             if word == "recipe":
                 found.update(experiment.rules())
             elif word in experiment.rules():

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from steelyard import __version__
-from steelyard.errors import UserError
+from steelyard.clients.protocol import CheckedClients
+from steelyard.errors import Stopped, UserError, writable
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import RUN_FILE, read_experiment, to_toml
 from steelyard.rounds.loop import Progress, run_rounds
@@ -75,16 +76,16 @@ def plan_of(experiment: Description) -> Plan:
 def new_folder(experiment: Description, out: str | Path | None) -> Path:
     """Return the folder of a new run; one that holds a run already is refused, so that nothing is lost."""
     if out is not None:
-        folder = Path(out)
+        if not str(out).strip():
+            raise UserError("--out: got nothing; allowed: a folder")
+        folder = writable(Path(out), "--out")
         if exists(folder):
             raise UserError(
                 f"--out: {folder} holds a run already; allowed: a new folder, or `steelyard resume {folder}`"
             )
-        if folder.exists() and not folder.is_dir():
-            raise UserError(f"--out: {folder} is a file; allowed: a folder")
         return folder
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-    first = experiment.store.folder / f"{experiment.name}-{stamp}"
+    first = writable(experiment.store.folder / f"{experiment.name}-{stamp}", "store.folder")
     folder, count = first, 1
     while folder.exists():
         count += 1
@@ -108,7 +109,12 @@ def run(
     check_tracker(experiment.tracking)
     folder = new_folder(experiment, out)
     clients, server = experiment.assemble(dataset) if assemble is None else assemble()
-    store = _open(folder, experiment)
+    try:
+        _check_ready(experiment, clients, list(seeds or [experiment.seed]))
+        store = _open(folder, experiment)
+    except BaseException:
+        clients.close()
+        raise
     try:
         (folder / RUN_FILE).write_text(to_toml(experiment), encoding="utf-8")
         store.note(seeds=list(seeds or [experiment.seed]), in_memory=dataset is not None, **versions())
@@ -116,6 +122,17 @@ def run(
     finally:
         clients.close()
         store.close()
+
+
+def _check_ready(experiment: Description, clients: Clients, seeds: Sequence[int]) -> None:
+    """Refuse what cannot work now that the data are there, before a folder is made."""
+    least = experiment.rounds.min_clients
+    for seed in seeds:
+        count = len(clients.names(seed))
+        if least > count:
+            raise UserError(f"rounds.min_clients: got {least}; allowed: at most {count}, the clients that there are")
+    if isinstance(clients, CheckedClients):
+        clients.check()
 
 
 def resume(
@@ -182,9 +199,11 @@ def _go(
     try:
         with _shown(progress, plan.rounds) as report:
             run_rounds(federations, states, clients, server, plan, tracked, report)
-    except BaseException:
+    except BaseException as error:
         store.note(status="stopped")
         tracked.end(finished=False)
+        if isinstance(error, KeyboardInterrupt):
+            raise Stopped(folder) from error
         raise
     store.note(status="finished", **clients.describe())
     tracked.end(finished=True)

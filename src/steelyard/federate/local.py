@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from steelyard.clients.node import NodeConfig
-from steelyard.errors import UserError
+from steelyard.errors import Stopped, UserError
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import load, read_experiment
 from steelyard.experiment.running import new_folder
@@ -15,13 +15,15 @@ from steelyard.federate.local_launch import FOLDER, Launch, read_launch
 from steelyard.runs.reader import History
 from steelyard.runs.store import exists
 
+MOST_NODES = 256
+
 
 def run_local(
     experiment: Description, *, nodes: int, tls: bool = False, out: Path | None = None, progress: bool = False
 ) -> Path:
     """Run an experiment on a federation of this machine into a new run folder; what `steelyard federate local` does."""
-    if nodes < 1:
-        raise UserError(f"--nodes: got {nodes}; allowed: 1 or more")
+    if not 1 <= nodes <= MOST_NODES:
+        raise UserError(f"--nodes: got {nodes}; allowed: 1 to {MOST_NODES}, each a process on this machine")
     experiment = experiment.changed({"federate.nodes": nodes})
     # Data that is missing or too few clients show here, before anything runs.
     experiment.on_node(NodeConfig(part=(0, nodes)))
@@ -46,7 +48,10 @@ def resume_local(folder: Path, *, progress: bool = False) -> Path:
 def _run(
     folder: Path, experiment: Description, launch: Launch, *, progress: bool = False, resume: bool = False
 ) -> Path:
-    with started(folder, experiment, launch, resume=resume) as federation:
-        federation.submit()
-        follow(federation, experiment.resolved().rounds.count, progress=progress)
+    try:
+        with started(folder, experiment, launch, resume=resume) as federation:
+            federation.submit()
+            follow(federation, experiment.resolved().rounds.count, progress=progress)
+    except KeyboardInterrupt as stop:
+        raise Stopped(folder) from stop
     return folder

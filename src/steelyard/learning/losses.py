@@ -38,6 +38,8 @@ def resolve(state: LossState, classes: int, outputs: int) -> LossState:
             f"training.loss: got 'cross-entropy' for {classes} classes and {outputs} outputs; allowed: "
             "'squared-error' or 'barron' for regression, 'binary-cross-entropy' for one output"
         )
+    if name == "cross-entropy" and outputs < classes:
+        raise UserError(f"model.outputs: got {outputs} for {classes} classes; allowed: one output per class, {classes}")
     if name == "binary-cross-entropy" and (classes != 2 or outputs != 1):
         raise UserError(
             f"training.loss: got 'binary-cross-entropy' for {classes} classes and {outputs} outputs; allowed: "

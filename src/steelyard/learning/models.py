@@ -9,9 +9,10 @@ from math import isqrt, prod
 
 import torch
 from torch import nn
+from torch.nn.parameter import UninitializedTensorMixin
 
 from steelyard.errors import UserError
-from steelyard.learning.catalogue import CONVOLUTIONAL, DENSE, NAMES
+from steelyard.learning.catalogue import CONVOLUTIONAL, DENSE, NAMES, Convolutional, dense
 from steelyard.learning.settings import ModelSettings
 from steelyard.randomness import stream_key
 from steelyard.usercode import find_code
@@ -68,8 +69,25 @@ def build(settings: ModelSettings | Factory, feature_shape: Sequence[int], class
         settings = ModelSettings(name=settings)  # pyright: ignore[reportArgumentType]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(stream_key(seed, purpose="model"))
-        module = _construct(settings, tuple(feature_shape), classes)
+        try:
+            module = _construct(settings, tuple(feature_shape), classes)
+        except (RuntimeError, MemoryError) as error:
+            reason = "not enough memory" if "memory" in str(error) or not str(error) else str(error).splitlines()[0]
+            raise UserError(f"model.name: {settings.name} cannot be built: {reason}") from error
     return module.to(torch.float32)
+
+
+MOST_PARAMETERS = 10**9
+"""A network of more parameters is a slip of the keyboard: one copy of it takes 4 GB, and each client has one."""
+
+
+def _check_size(name: str, parameters: int) -> None:
+    """Refuse a network that no memory holds."""
+    if parameters > MOST_PARAMETERS:
+        raise UserError(
+            f"model.hidden, model.outputs: {name} would have {parameters:,} parameters; "
+            f"allowed: at most {MOST_PARAMETERS:,}"
+        )
 
 
 def _construct(settings: ModelSettings, shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -82,18 +100,28 @@ def _construct(settings: ModelSettings, shape: tuple[int, ...], classes: int) ->
             raise UserError(f"model.kernel: got {kernel}; allowed: an odd number")
         if settings.hidden is not None and len(settings.hidden) != 1:
             raise UserError(f"model.hidden: got {list(settings.hidden)}; allowed: one number for {name}")
-        return ConvNet(
-            image_shape(shape),
-            settings.channels or usual.channels,
-            kernel,
-            settings.hidden[0] if settings.hidden else usual.hidden,
-            settings.outputs or usual.outputs or outputs,
-        )
+        image, channels = image_shape(shape), settings.channels or usual.channels
+        units = settings.hidden[0] if settings.hidden else usual.hidden
+        outputs = settings.outputs or usual.outputs or outputs
+        _check_size(name, Convolutional(channels, kernel, units).parameters(image, outputs))
+        return ConvNet(image, channels, kernel, units, outputs)
+    _refuse_shapes(settings)
     if name in DENSE:
         # A network without hidden layers stays one: that is what its name says.
         hidden = (settings.hidden or DENSE[name]) if DENSE[name] else ()
+        _check_size(name, dense(prod(shape), hidden, outputs))
         return DenseNet(prod(shape), hidden, outputs)
     return _own(settings, shape, classes, outputs)
+
+
+def _refuse_shapes(settings: ModelSettings) -> None:
+    """Refuse sizes that the network has no use for; they would be ignored in silence."""
+    for field in ("hidden", "channels", "kernel"):
+        value = getattr(settings, field)
+        if value is not None and not (field == "hidden" and settings.name == "mlp"):
+            allowed = f"{', '.join(CONVOLUTIONAL)}{', mlp' if field == 'hidden' else ''}"
+            shown = list(value) if isinstance(value, tuple) else value
+            raise UserError(f"model.{field}: got {shown} with model.name '{settings.name}'; allowed with: {allowed}")
 
 
 def image_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
@@ -119,6 +147,17 @@ def _own(settings: ModelSettings, shape: tuple[int, ...], classes: int, outputs:
         module = factory(**given, **settings.arguments)
     except TypeError as error:
         raise UserError(f"model.arguments: {settings.name} cannot be called so: {error}") from error
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"model.name: {settings.name} fails: {type(error).__name__}: {error}") from error
     if not isinstance(module, nn.Module):
         raise UserError(f"model.name: {settings.name} returned {type(module).__name__}; allowed: a torch.nn.Module")
+    if any(isinstance(value, UninitializedTensorMixin) for value in (*module.parameters(), *module.buffers())):
+        raise UserError(
+            f"model.name: {settings.name} has lazy layers, whose sizes are not known yet; allowed: layers with sizes "
+            "(the factory is given feature_shape, classes and outputs where it asks for them)"
+        )
+    if not any(parameter.requires_grad and parameter.numel() for parameter in module.parameters()):
+        raise UserError(f"model.name: {settings.name} has no parameters to train; allowed: a module with some")
     return module

@@ -40,6 +40,9 @@ def load(
     against: Path | None = None,
 ) -> Case:
     """Read all files of a case into one numbering; lists are cut at `cutoff`."""
+    _refuse_same(train, test, recommendations)
+    if threshold is not None and not np.isfinite(threshold):
+        raise UserError(f"--threshold: got {threshold}; allowed: a finite number")
     tables = {"train": read_table(train), "test": read_table(test)}
     systems = [read_table(path) for path in (recommendations, against) if path is not None]
     members = None
@@ -58,6 +61,17 @@ def load(
         ground = ground.with_categories(items, members)
     lists = [_lists(table, users, items, cutoff, ground, notes) for table in systems]
     return Case(ground, tuple(users), tuple(items), lists[0], lists[1] if against else None, tuple(notes))
+
+
+def _refuse_same(train: Path, test: Path, recommendations: Path) -> None:
+    """Refuse one file in two roles: figures of a system that is tested on what it learnt mean nothing."""
+    given = {"--train": train, "--test": test, "--recommendations": recommendations}
+    known: dict[Path, str] = {}
+    for option, path in given.items():
+        real = path.resolve()
+        if real in known:
+            raise UserError(f"{option}: {path} is {known[real]} too; allowed: another file")
+        known[real] = option
 
 
 def _catalogue(

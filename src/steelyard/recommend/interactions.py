@@ -98,7 +98,8 @@ class Interactions:
 def ascending(names: Iterable[str]) -> list[str]:
     """Return distinct ids in ascending order: as numbers if all are whole numbers, else as text."""
     distinct = set(names)
-    if all(name.isascii() and name.isdigit() for name in distinct):
+    # Python counts in numbers of up to 4,300 digits; longer ids are names.
+    if all(name.isascii() and name.isdigit() and len(name) <= 4000 for name in distinct):
         return sorted(distinct, key=lambda name: (int(name), name))
     return sorted(distinct)
 

@@ -8,6 +8,7 @@ A name that ends in `.gz` is unpacked on the fly.
 from __future__ import annotations
 
 import io
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -174,6 +175,9 @@ def _header(cells: list[str], wanted: Mapping[str, str], path: Path) -> list[str
             found = [i for i, name in enumerate(names) if name.lower() in known]
             if found:
                 names[found[0]] = key
+    twice = [name for name, times in Counter(names).items() if times > 1 and name in _ORDER]
+    if twice:
+        raise UserError(f"{path}: the header names '{twice[0]}' more than once; allowed: each column once")
     if "user" in names and "item" in names:
         return names
     if wanted or any(":" in cell and not cell.replace(":", "").isdigit() for cell in cells[:2]):

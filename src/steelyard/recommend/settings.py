@@ -99,7 +99,7 @@ class FplSettings(Section):
 class RankingSettings(Section):
     """[ranking]: how each user's list is judged."""
 
-    cutoff: int = Field(default=10, ge=1, le=1_000_000)
+    cutoff: int = Field(default=10, ge=1, le=10_000)
     """k: length of the list."""
     score: Literal["ndcg", "precision", "recall", "hit_rate", "f1_per_user"] = "ndcg"
     """The score of a user in the loop; the others are recorded beside it."""

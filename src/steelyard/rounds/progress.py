@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
     # Only for annotations: tables show scores without waiting for torch.
@@ -30,8 +31,13 @@ def show_progress(rounds: int) -> Generator[Progress]:
         yield _plain(rounds)
 
 
+def _known(value: float | None) -> bool:
+    """Whether there is a figure: clients without test rows give none."""
+    return value is not None and not math.isnan(value)
+
+
 def _figures(accuracies: Mapping[str, float | None]) -> str:
-    shown = [f"{name} {show_score(value)}" for name, value in accuracies.items() if value is not None]
+    shown = [f"{name} {show_score(cast('float', value))}" for name, value in accuracies.items() if _known(value)]
     rest = f" and {len(shown) - 4} more" if len(shown) > 4 else ""
     return ", ".join(shown[:4]) + rest
 
@@ -49,7 +55,7 @@ def _bar(rounds: int) -> Generator[Progress]:
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         TimeRemainingColumn(),
-        TextColumn("{task.fields[figures]}"),
+        TextColumn("{task.fields[figures]}", markup=False),
     )
     with Bar(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task("rounds", total=rounds, figures="")

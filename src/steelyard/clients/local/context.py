@@ -108,10 +108,20 @@ class SimulationContext:
         try:
             with torch.no_grad():
                 outputs = self.setup.module.eval()(dataset.gather(rows).cpu())
-        except (RuntimeError, TypeError, ValueError) as error:
+        except UserError:
+            raise
+        except Exception as error:
             shape = tuple(dataset.features.shape[1:])
-            raise UserError(f"model.name: the model does not take features of shape {shape}: {error}") from error
+            raise UserError(
+                f"model.name: the model does not take features of shape {shape}: {type(error).__name__}: {error}"
+            ) from error
         self.setup.module.train(mode)
+        if not isinstance(outputs, torch.Tensor):
+            raise UserError(
+                f"model.name: the model returned {type(outputs).__name__}; allowed: one tensor [samples, outputs]"
+            )
+        if not outputs.is_floating_point():
+            raise UserError("model.name: the model returned whole numbers; allowed: outputs before any choice of class")
         if outputs.dim() != 2 or len(outputs) != 2:
             raise UserError(f"model.name: the model returned shape {tuple(outputs.shape)}; allowed: [samples, outputs]")
         return outputs.shape[1]

@@ -53,6 +53,12 @@ class Simulation:
     def names(self, seed: int) -> Sequence[str]:
         return self.context.population(seed).names
 
+    def check(self) -> None:
+        """Refuse a model, a loss or an engine that does not go with the data."""
+        self.context.loss(LossState(self.context.training.loss))
+        if self._engine is None:
+            self._engine = ChosenEngine(self.context.setup, self.compute.engine)
+
     def train(self, tasks: Sequence[Task]) -> list[Updates]:
         answers: dict[int, Updates] = {}
         for group in self._groups(tasks):

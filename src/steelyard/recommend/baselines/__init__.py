@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 
-from steelyard.errors import UserError, listed, nearest
+from steelyard.errors import UserError, brief, listed, nearest
 from steelyard.recommend.baselines import fcf, libraries, plain
 from steelyard.recommend.interactions import Codes, Interactions
 from steelyard.recommend.lists import Scores, best_unseen
@@ -46,10 +46,22 @@ def settings_of(kind: str, assignments: Sequence[str]) -> dict[str, float | int]
                 f"--set: baseline {kind} has no '{name}'{nearest(name, known)}; allowed: {listed(known) or 'none'}"
             )
         try:
-            found[name] = int(value) if value.lstrip("-").isdigit() else float(value)
+            number = int(value) if value.lstrip("-").isdigit() else float(value)
         except ValueError:
-            raise UserError(f"--set: {name} is {value!r}; allowed: a number") from None
+            raise UserError(f"--set: {name} is {brief(value)}; allowed: a number") from None
+        found[name] = _checked(name, number, inspect.signature(made).parameters[name].default)
     return found
+
+
+def _checked(name: str, number: float | int, default: float | int) -> float | int:
+    """Refuse what a baseline cannot use; its default says whether it counts something."""
+    if isinstance(default, int):
+        most = 10_000 if name in ("factors", "latent", "hidden") else 100_000
+        if not isinstance(number, int) or not 1 <= number <= most:
+            raise UserError(f"--set: {name} is {brief(number)}; allowed: a whole number from 1 to {most:,}")
+    elif not 0 <= number <= 1e6 or (name == "rate" and number == 0):
+        raise UserError(f"--set: {name} is {brief(number)}; allowed: {'more than 0' if name == 'rate' else '0'} to 1e6")
+    return number
 
 
 def recommend(
