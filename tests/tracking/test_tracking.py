@@ -147,4 +147,6 @@ def test_figures_are_finite_and_names_stay_apart() -> None:
 
 
 def test_settings_become_flat_text() -> None:
-    assert flat({"a": {"b": {"c": 1}}, "d": [1, 2], "e": "x" * 900}) == {"a.b.c": "1", "d": "[1, 2]", "e": "x" * 500}
+    """MLflow refuses a name with other letters, such as that of a rule, and texts that are too long."""
+    nested = {"a": {"DS>LD": {"c": 1}}, "d": [1, 2], "e": "x" * 900}
+    assert flat(nested) == {"a.DS_LD.c": "1", "d": "[1, 2]", "e": "x" * 500}

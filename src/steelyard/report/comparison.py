@@ -15,8 +15,8 @@ import numpy as np
 from steelyard.errors import UserError
 from steelyard.report.baseline import find_baseline
 from steelyard.report.curves import Curve, read_curves
-from steelyard.report.figures import jain, rounds_to_target, worst_tenth
 from steelyard.report.flawed import flawed_shares
+from steelyard.report.measures import jain, rounds_to_target, worst_tenth
 from steelyard.report.statistics import Estimate, estimate
 from steelyard.report.verdicts import verdicts
 from steelyard.rounds.settings import RoundSettings

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from steelyard.report.baseline import asks_clients, is_fedavg
-from steelyard.report.figures import rounds_to_target, worst_tenth
 from steelyard.report.flawed import flawed_shares, flaws_of, sentence
+from steelyard.report.measures import rounds_to_target, worst_tenth
 from steelyard.rounds.settings import RoundSettings
 from steelyard.runs.reader import History
 from steelyard.weighing import criteria

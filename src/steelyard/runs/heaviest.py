@@ -6,7 +6,10 @@ import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from steelyard.errors import UserError
+from steelyard.runs.reader import History
 from steelyard.runs.schema import connect
 
 SHOWN = 3
@@ -24,21 +27,33 @@ class Heaviest:
 
 
 def heaviest(folder: Path, shown: int = SHOWN) -> Heaviest | None:
-    """Return who counts most in the last stored round of the main rule; None before any client was weighed."""
+    """Return who counts most in the newest round of the main rule; None before any client was weighed.
+
+    Only that round is read.
+    """
+    newest = _newest(folder)
+    if newest is None:
+        return None
+    rule, seed, round = newest
+    # Not simply the newest round: a store may keep single clients each k rounds only.
+    found = History(folder).cohorts(rule, seed, after=round - 1)
+    weights = np.nan_to_num(found.weight)
+    order = np.argsort(-weights, kind="stable")[:shown]
+    if not len(order) or not np.isfinite(found.weight).any():
+        return None
+    ranked = tuple((found.clients[found.client[index]], float(weights[index])) for index in order)
+    return Heaviest(round, ranked, len(weights))
+
+
+def _newest(folder: Path) -> tuple[str, int, int] | None:
     connection = connect(folder, write=False)
     try:
         row = connection.execute(
-            "SELECT federation, max(round) FROM updates WHERE federation = (SELECT min(id) FROM federations)"
+            "SELECT f.rule, f.seed, u.round FROM federations f JOIN updates u ON u.federation = f.id "
+            "WHERE f.id = (SELECT min(id) FROM federations) ORDER BY u.round DESC LIMIT 1"
         ).fetchone()
-        rows = connection.execute(
-            "SELECT c.name, u.weight FROM updates u JOIN clients c ON c.id = u.client "
-            "WHERE u.federation = ? AND u.round = ? AND u.weight IS NOT NULL ORDER BY u.weight DESC, c.name",
-            row,
-        ).fetchall()
     except sqlite3.DatabaseError as error:
         raise UserError(f"{folder}: the run's database cannot be read: {error}") from error
     finally:
         connection.close()
-    if not rows:
-        return None
-    return Heaviest(int(row[1]), tuple((str(name), float(weight)) for name, weight in rows[:shown]), len(rows))
+    return None if row is None else (str(row[0]), int(row[1]), int(row[2]))

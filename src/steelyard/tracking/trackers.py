@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from importlib import import_module
 from importlib.util import find_spec
@@ -124,11 +125,11 @@ def _there(package: str) -> bool:
 
 
 def flat(settings: Mapping[str, Any], before: str = "") -> dict[str, str]:
-    """Return nested settings as text by dotted name, cut to what a tracker takes."""
+    """Return nested settings as text by dotted name, names and texts cut to what MLflow takes."""
     found: dict[str, str] = {}
     for name, value in settings.items():
         if isinstance(value, Mapping):
             found |= flat(value, f"{before}{name}.")
         else:
-            found[before + str(name)] = str(value)[:PARAMETER]
+            found[re.sub(r"[^A-Za-z0-9_. /-]", "_", f"{before}{name}")] = str(value)[:PARAMETER]
     return found

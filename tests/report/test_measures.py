@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from steelyard.report.figures import jain, rounds_to_target, worst_tenth
+from steelyard.report.measures import jain, rounds_to_target, worst_tenth
 
 SCORES = np.array([[0.1, 0.2, 0.3], [0.9, 0.2, 0.3], [0.9, 0.8, 0.95], [0.5, 0.5, 0.5]])
 ROUNDS = np.array([1, 2, 3, 4])

@@ -1,0 +1,97 @@
+"""Which figures there are: one list for the page, the report, the notebook and the files for a paper."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from steelyard.errors import UserError, listed, nearest
+from steelyard.report.figures import adapting, curves, devices, weights
+from steelyard.report.view import RunView
+
+Chart = Any
+"""An Altair chart of any shape: Altair has no common class for them that type checkers can follow."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One figure: how it is called, what it is about, and what must be chosen to draw it."""
+
+    name: str
+    title: str
+    caption: str
+    of: Literal["view", "part", "client"]
+    """view: all rules together; part: one rule with one seed; client: one client under one rule and seed."""
+    make: Callable[..., Chart | None]
+
+
+_LIST = (
+    Kind("accuracy", "Score, round by round", "Over the test samples of all clients.", "view", curves.accuracy),
+    Kind(
+        "server",
+        "Accuracy on clean rows",
+        "On rows of the server that no client holds.",
+        "view",
+        curves.server_accuracy,
+    ),
+    Kind(
+        "macro-f1", "Macro F1 on clean rows", "The mean over the classes, rare ones included.", "view", curves.macro_f1
+    ),
+    Kind(
+        "flawed",
+        "What flawed clients weighed",
+        "The share of each round's weight that they got.",
+        "view",
+        curves.flawed_weight,
+    ),
+    Kind("targets", "Rounds to target", "Further left is faster; further up is fairer.", "view", curves.targets),
+    Kind("devices", "Device by device", "What each device gets from the last model.", "view", devices.devices),
+    Kind("weights", "Who counted, when", "Weight of each client in each round.", "part", weights.weights),
+    Kind("criteria", "What decided", "Each criterion against the weight of the update.", "part", weights.criteria),
+    Kind("orders", "Priority orders", "Kept and tested, round by round.", "part", adapting.orders),
+    Kind(
+        "classes", "Class by class", "F1 of each class, and its weight in an adaptive loss.", "part", adapting.classes
+    ),
+    Kind("split", "Who holds how much", "Training samples of each client.", "part", weights.split),
+    Kind("client", "One client", "Its weight, its criteria and its own score.", "client", devices.client),
+)
+
+KINDS: dict[str, Kind] = {kind.name: kind for kind in _LIST}
+"""The figures by name, in the order in which a report shows them."""
+
+
+def draw(
+    view: RunView, kind: str, *, rule: str | None = None, seed: int | None = None, client: str | None = None
+) -> Chart | None:
+    """Draw one figure as an Altair chart; None where the runs have nothing to show for it.
+
+    `rule` is a label of the view and `seed` one of its seeds, for figures of one rule; by default the main rule's, or the
+    first's that has something to show.
+    """
+    if kind not in KINDS:
+        raise UserError(f"kind: got '{kind}'{nearest(kind, KINDS)}; allowed: {listed(KINDS)}")
+    chosen = KINDS[kind]
+    if chosen.of == "view":
+        return chosen.make(view)
+    part = view.part(rule, seed)
+    if chosen.of == "part":
+        others = [] if rule else [other for other in view.parts if other.seed == part.seed and other is not part]
+        drawn = (chosen.make(view, one) for one in (part, *others))
+        return next((chart for chart in drawn if chart is not None), None)
+    if client is None:
+        raise UserError("client: none named; allowed: the name of a client of the run")
+    return chosen.make(view, part, client)
+
+
+def draw_all(view: RunView, rule: str | None = None, seed: int | None = None) -> dict[str, Chart]:
+    """Draw every figure that the runs have something to show for, those of one rule for the rule given."""
+    found = {name: draw(view, name, rule=rule, seed=seed) for name, kind in KINDS.items() if kind.of != "client"}
+    return {name: chart for name, chart in found.items() if chart is not None}
+
+
+def spec(chart: Chart) -> dict[str, Any]:
+    """Return a chart as its Vega-Lite document, without a look of its own: give it `theme` as configuration."""
+    document: dict[str, Any] = chart.to_dict()
+    document.pop("config", None)
+    return document

@@ -1,0 +1,222 @@
+"""Figures over the rounds: scores with intervals over seeds, rounds to target, the weight of flawed clients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import altair as alt
+import numpy as np
+import pandas as pd
+
+from steelyard.report.figures.shared import (
+    HEIGHT,
+    POINTS,
+    WIDTH,
+    lists,
+    round_axis,
+    rule_colour,
+    rule_dash,
+    score_axis,
+    shown_rules,
+    told,
+)
+from steelyard.report.statistics import estimate
+from steelyard.report.view import Frame, RunView, plain, sampled
+
+
+def accuracy(view: RunView) -> alt.LayerChart | None:
+    """Draw the score over all clients' test samples, round by round, with its 95 % interval over seeds."""
+    return _curves(view, "accuracy", view.measure, f"{view.measure} over all clients' test samples")
+
+
+def server_accuracy(view: RunView) -> alt.LayerChart | None:
+    """Draw the accuracy on the server's reporting rows, which no client holds."""
+    return _curves(view, "server_accuracy", "accuracy", "accuracy on the server's rows")
+
+
+def macro_f1(view: RunView) -> alt.LayerChart | None:
+    """Draw the macro F1 on the server's reporting rows."""
+    return _curves(view, "server_macro_f1", "macro F1", "macro F1 on the server's rows")
+
+
+def _curves(view: RunView, column: str, measure: str, title: str) -> alt.LayerChart | None:
+    frame = view.rounds
+    frame = frame[frame[column].notna() & (frame["round"] > 0)]
+    if not len(frame):
+        return None
+    tables = {str(rule): _by_seed(rows, column) for rule, rows in frame.groupby("rule", sort=False)}
+    last = {rule: float(np.nanmean(table.to_numpy()[-1])) for rule, table in tables.items()}
+    labels = [label for label in shown_rules(view, last) if label in tables]
+    seeds = max(table.shape[1] for table in tables.values())
+    rows = [_curve_row(label, tables[label]) for label in labels]
+    notes = [] if len(labels) == len(tables) else [f"{len(labels)} of {len(tables)} rules: the baseline and the best."]
+    if any(len(table) > POINTS for table in tables.values()):
+        notes.append(f"{POINTS} rounds, evenly spaced, of {max(map(len, tables.values()))}.")
+    if seeds > 1:
+        notes.append(f"Line: mean of {seeds} seeds; band: its 95 % interval.")
+    _, form = score_axis(measure)
+    base = alt.Chart(lists(rows)).transform_flatten(["round", "score", "low", "high"])
+    x = round_axis(min(row["round"][0] for row in rows), max(row["round"][-1] for row in rows))
+    # An interval of few seeds may reach beyond what a score can be; the figure ends where scores do.
+    limits = alt.Scale(zero=False, domain=_limits(rows, form), clamp=True, nice=True)
+    y = alt.Y("score:Q", title=title, scale=limits, axis=alt.Axis(format=form))
+    hover = alt.selection_point(fields=["rule"], bind="legend", name="rules")
+    line = base.mark_line(point=max(map(len, tables.values())) <= 3).encode(
+        x,
+        y,
+        rule_colour(labels),
+        rule_dash(labels),
+        opacity=alt.condition(hover, alt.value(1), alt.value(0.12)),
+        tooltip=[
+            alt.Tooltip("rule:N"),
+            alt.Tooltip("round:Q"),
+            alt.Tooltip("score:Q", title=measure, format=f".2{form}" if form == "%" else ".4f"),
+        ],
+    )
+    band = base.mark_area(opacity=0.16).encode(
+        x,
+        alt.Y("low:Q", title=title, scale=limits),
+        alt.Y2("high:Q"),
+        rule_colour(labels),
+        opacity=alt.condition(hover, alt.value(0.16), alt.value(0.0)),
+    )
+    layers = alt.layer(*([band, line] if seeds > 1 else [line])).add_params(hover)
+    told_of = ", ".join(f"{label} {last[label]:.3g}" for label in labels)
+    return told(layers.properties(width=WIDTH, height=HEIGHT), f"{title}, by round. Last: {told_of}.", " ".join(notes))
+
+
+def _limits(rows: list[dict[str, Any]], form: str) -> list[float]:
+    """Return the least and the greatest value shown; those of a share stay between 0 and 1."""
+    values = [value for row in rows for name in ("score", "low", "high") for value in row[name] if value is not None]
+    low, high = min(values), max(values)
+    if high - low < 1e-9:
+        low, high = low - 0.05, high + 0.05
+    return [max(0.0, low), min(1.0, high)] if form == "%" else [low, high]
+
+
+def _by_seed(rows: Frame, column: str) -> Frame:
+    return rows.pivot_table(index="round", columns="seed", values=column, aggfunc="last")
+
+
+def _curve_row(label: str, table: Frame) -> dict[str, Any]:
+    chosen = table.iloc[sampled(len(table), POINTS)]
+    points = [estimate([float(v) for v in row if np.isfinite(v)]) for row in chosen.to_numpy(np.float64)]
+    return {
+        "rule": label,
+        "round": [int(index) for index in chosen.index],
+        "score": [plain(point.mean) for point in points],
+        "low": [plain(point.low) for point in points],
+        "high": [plain(point.high) for point in points],
+    }
+
+
+def targets(view: RunView) -> alt.FacetChart | None:
+    """Draw how many rounds each rule needs until a share of the devices reach a target: steep and left is good."""
+    rows = _target_rows(view)
+    if not rows:
+        return None
+    known = [label for label in view.labels if any(row["rule"] == label for row in rows)]
+    order = [_goal(target) for target in sorted({float(row["goal"]) for row in rows})]
+    chart = (
+        alt.Chart(pd.DataFrame(rows))
+        .mark_line(point=alt.OverlayMarkDef(size=36))
+        .encode(
+            alt.X("rounds:Q", title="rounds needed", axis=alt.Axis(tickMinStep=1)),
+            alt.Y("share:Q", title="share of devices", axis=alt.Axis(format="%"), scale=alt.Scale(domain=[0, 1])),
+            rule_colour(known),
+            rule_dash(known),
+            order=alt.Order("share:Q"),
+            tooltip=[
+                alt.Tooltip("rule:N"),
+                alt.Tooltip("share:Q", format=".0%", title="share of devices"),
+                alt.Tooltip("rounds:Q", format=".1f", title="rounds needed"),
+                alt.Tooltip("unreached:Q", title="seeds that did not reach it"),
+            ],
+        )
+        .properties(width=WIDTH // 2 - 50, height=190)
+        .facet(alt.Facet("target:N", sort=order, title=None))
+        .properties(columns=2)
+    )
+    note = (
+        "A rule that reaches a target in no seed has no point there; where some seeds do not, they count as the limit."
+    )
+    return told(chart, "Rounds needed until a share of the devices reach each target, by rule.", note)
+
+
+def _goal(target: float) -> str:
+    return f"until they reach {target:.0%}"
+
+
+def _target_rows(view: RunView) -> list[dict[str, Any]]:
+    """Return the rounds that each rule needs for each target and share; what no seed reached is left out."""
+    rows: list[dict[str, Any]] = []
+    for index, document in enumerate(view.documents):
+        for section in document["rounds_to_target"] if document else ():
+            base = section["rows"][0]
+            for row in section["rows"]:
+                for cell, first in zip(row["cells"], base["cells"], strict=True):
+                    rounds = cell["mean"] if row is base else first["mean"] - cell["mean"]
+                    if cell["unreached"] < len(cell["values"]):
+                        rows.append(
+                            {
+                                "rule": view.label(index, row["rule"]),
+                                "target": _goal(section["target"]),
+                                "goal": section["target"],
+                                "share": cell["share"],
+                                "rounds": plain(float(rounds)),
+                                "unreached": cell["unreached"],
+                            }
+                        )
+    return rows
+
+
+def flawed_weight(view: RunView) -> alt.LayerChart | None:
+    """Draw the share of the weight that flawed clients got in each round, and the share that they had of the cohort."""
+    rows: dict[str, list[Frame]] = {}
+    cohort: list[Frame] = []
+    for part in view.parts:
+        flawed = view.flaws(part)
+        frame = view.clients(part) if flawed else None
+        if frame is None or not len(frame):
+            continue
+        frame = frame[frame["weight"].notna()]
+        if not len(frame):
+            continue
+        theirs = frame["client"].isin(list(flawed))
+        total = frame.groupby("round")["weight"].sum()
+        got = frame["weight"].where(theirs, 0.0).groupby(frame["round"]).sum()
+        rows.setdefault(part.label, []).append(got / total.where(total > 0))
+        cohort.append(theirs.groupby(frame["round"]).mean())
+    if not rows:
+        return None
+    labels = [label for label in view.labels if label in rows]
+    curves = [_share_row(label, pd.concat(rows[label], axis=1).mean(axis=1)) for label in labels]
+    alike = _share_row("their number", pd.concat(cohort, axis=1).mean(axis=1))
+    x = round_axis(min(row["round"][0] for row in curves), max(row["round"][-1] for row in curves))
+    y = alt.Y("share:Q", title="weight of flawed clients", axis=alt.Axis(format="%"), scale=alt.Scale(domainMin=0))
+    hover = alt.selection_point(fields=["rule"], bind="legend", name="rules")
+    tips = [alt.Tooltip("rule:N"), alt.Tooltip("round:Q"), alt.Tooltip("share:Q", format=".1%")]
+    line = alt.Chart(lists(curves)).transform_flatten(["round", "share"]).mark_line()
+    line = line.encode(
+        x,
+        y,
+        rule_colour(labels),
+        rule_dash(labels),
+        opacity=alt.condition(hover, alt.value(1), alt.value(0.12)),
+        tooltip=tips,
+    )
+    even = alt.Chart(lists([alike])).transform_flatten(["round", "share"]).mark_line(strokeDash=[3, 3], style="soft")
+    layers = alt.layer(even.encode(x, y, strokeWidth=alt.value(1.4)), line.add_params(hover))
+    note = "Dotted: their share of the clients asked, which is what equal weights would give them."
+    return told(
+        layers.properties(width=WIDTH, height=240), "Share of the weight that flawed clients got, by round.", note
+    )
+
+
+def _share_row(label: str, values: Frame) -> dict[str, Any]:
+    chosen = values.iloc[sampled(len(values), POINTS)]
+    return {
+        "rule": label,
+        "round": [int(index) for index in chosen.index],
+        "share": [plain(float(value)) for value in chosen],
+    }

@@ -1,0 +1,64 @@
+"""What several figures need: rows of lists, axes of rounds and scores, colours of rules and clients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import altair as alt
+import pandas as pd
+
+from steelyard.report.view import RunView
+
+WIDTH, HEIGHT = 640, 300
+POINTS = 240
+"""Rounds that a curve shows at most; more are sampled evenly."""
+MOST_RULES = 12
+"""Curves in one figure at most."""
+_DASHES = ([1, 0], [7, 3], [2, 2], [9, 3, 2, 3])
+
+
+def score_axis(measure: str) -> tuple[str, str]:
+    """Return (title, number format) of an axis of scores; accuracies are shown in per cent."""
+    return (measure, "%") if "accuracy" in measure or measure.startswith("macro") else (measure, ".3~g")
+
+
+def shown_rules(view: RunView, last: dict[str, float]) -> list[str]:
+    """Return the rules that one figure shows: all, or the baseline and those that ended best, in the run's order."""
+    if len(view.labels) <= MOST_RULES:
+        return view.labels
+    ranked = sorted(view.labels, key=lambda label: -last.get(label, float("-inf")))
+    kept = {view.baseline, *[label for label in ranked if label != view.baseline][: MOST_RULES - 1]}
+    return [label for label in view.labels if label in kept]
+
+
+def rule_colour(labels: Sequence[str]) -> alt.Color:
+    """Colour by rule, the same colour in every figure."""
+    legend = alt.Legend(columns=4, symbolType="stroke", symbolOpacity=1)
+    return alt.Color("rule:N", scale=alt.Scale(domain=list(labels)), legend=legend)
+
+
+def rule_dash(labels: Sequence[str]) -> alt.StrokeDash:
+    """Dash the lines of later rules, so that two that coincide are both seen and colour is not the only sign."""
+    dashes = [_DASHES[index % len(_DASHES)] for index in range(len(labels))]
+    return alt.StrokeDash(
+        "rule:N",
+        scale=alt.Scale(domain=list(labels), range=dashes),
+        legend=alt.Legend(columns=4, symbolType="stroke", symbolOpacity=1),
+    )
+
+
+def round_axis(first: float, last: float) -> alt.X:
+    """Return an axis of rounds without room at its ends."""
+    scale = alt.Scale(domain=[first, max(last, first + 1)], nice=False, zero=False)
+    return alt.X("round:Q", title="round", scale=scale, axis=alt.Axis(tickMinStep=1, grid=False))
+
+
+def lists(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
+    """Return rows whose cells may be lists, for `transform_flatten`: short documents, few rows."""
+    return pd.DataFrame(list(rows))
+
+
+def told(chart: Any, description: str, note: str = "") -> Any:
+    """Give a figure its description for screen readers, and its note on what was left out, aggregated or sampled."""
+    return chart.properties(description=description, usermeta={"note": note} if note else {})

@@ -1,0 +1,214 @@
+"""Who counted how much, when and why: weights by client and round, criteria against weight, the split of the data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import altair as alt
+import numpy as np
+import pandas as pd
+
+from steelyard.report.figures.shared import WIDTH, lists, told
+from steelyard.report.figures.theme import FLAWED, SOUND
+from steelyard.report.view import Frame, Part, RunView, plain, sampled
+
+CLIENTS, COLUMNS = 100, 200
+"""Rows and columns of the heat map at most."""
+DOTS = 900
+"""Points of criteria against weight at most, for each rule."""
+BARS = 60
+"""Clients in the split of the data that get a bar of their own."""
+
+MARK = "⚑ "
+"""Stands before the names of flawed clients, so that colour is not the only sign."""
+
+
+def weights(view: RunView, part: Part) -> alt.LayerChart | None:
+    """Draw how much each client weighed in each round of one rule; a cell without colour: it was not asked."""
+    frame = view.clients(part)
+    if not len(frame) or not bool(frame["weight"].notna().to_numpy().any()):
+        return None
+    flawed = view.flaws(part)
+    table = frame.pivot_table(index="client", columns="round", values="weight", aggfunc="mean")
+    kept = interesting(table.sum(axis=1), flawed, CLIENTS)
+    notes = [] if len(kept) == len(table) else [f"{len(kept)} of {len(table)} clients: {_chosen(flawed)}."]
+    grid, width = _binned(table.loc[kept])
+    if width > 1:
+        notes.append(f"Each column is the mean of {width} rounds.")
+    names = [f"{MARK if client in flawed else ''}{client}" for client in kept]
+    rows = [
+        {
+            "client": name,
+            "flaw": ", ".join(flawed.get(client, ())),
+            "round": [int(column) for column in grid.columns],
+            "start": [int(column) - 0.5 for column in grid.columns],
+            "end": [int(column) + width - 0.5 for column in grid.columns],
+            "weight": [plain(float(value)) for value in values],
+        }
+        for name, client, values in zip(names, kept, grid.to_numpy(np.float64), strict=True)
+    ]
+    base = alt.Chart(lists(rows)).transform_flatten(["round", "start", "end", "weight"])
+    y = alt.Y("client:N", sort=names, title=None, axis=alt.Axis(labels=len(names) <= 60, ticks=False, domain=False))
+    tips = [
+        alt.Tooltip("client:N"),
+        alt.Tooltip("round:Q", title="round" if width == 1 else "from round"),
+        alt.Tooltip("weight:Q", format=".1%"),
+        alt.Tooltip("flaw:N"),
+    ]
+    first, last = int(grid.columns[0]) - 0.5, int(grid.columns[-1]) + width - 0.5
+    cells = (
+        base.transform_filter("isValid(datum.weight)")
+        .mark_rect()
+        .encode(
+            alt.X(
+                "start:Q",
+                title="round",
+                scale=alt.Scale(domain=[first, last], nice=False, zero=False),
+                axis=alt.Axis(grid=False, tickMinStep=1),
+            ),
+            alt.X2("end:Q"),
+            y,
+            alt.Color(
+                "weight:Q",
+                scale=alt.Scale(domainMin=0),
+                legend=alt.Legend(title="weight", format=".0%", gradientLength=160, titleOrient="left"),
+            ),
+            tooltip=tips,
+        )
+    )
+    height = max(120, min(640, (16 if len(names) <= 60 else 7) * len(names)))
+    if flawed:
+        notes.append(f"{MARK.strip()} marks flawed clients.")
+    chart = alt.layer(cells).properties(width=WIDTH, height=height)
+    return told(chart, f"Weight of each client in each round under {part.label}.", " ".join(notes))
+
+
+def interesting(totals: Frame, flawed: dict[str, list[str]], most: int) -> list[str]:
+    """Return the clients that a figure shows: all by weight, or with many the flawed, the heaviest and the lightest."""
+    ranked = [str(client) for client in totals.sort_values(ascending=False, kind="stable").index]
+    if len(ranked) > most:
+        first = [client for client in ranked if client in flawed][: most // 2]
+        others = [client for client in ranked if client not in set(first)]
+        rest = most - len(first)
+        heavy = rest - rest // 4
+        chosen = {*first, *others[:heavy], *others[len(others) - rest // 4 :]}
+        ranked = [client for client in ranked if client in chosen]
+    return sorted(ranked, key=lambda client: client not in flawed)
+
+
+def _chosen(flawed: dict[str, list[str]]) -> str:
+    return "flawed ones, the heaviest and the lightest" if flawed else "the heaviest and the lightest"
+
+
+def _binned(table: Frame) -> tuple[Frame, int]:
+    """Return the table with at most COLUMNS columns, each the mean of so many rounds that follow each other."""
+    rounds = np.asarray(table.columns, dtype=np.int64)
+    width = max(1, -(-int(rounds[-1] - rounds[0] + 1) // COLUMNS))
+    if width == 1:
+        return table, 1
+    start = rounds[0] + (rounds - rounds[0]) // width * width
+    return table.T.groupby(start).mean().T, width
+
+
+def criteria(view: RunView, part: Part) -> alt.FacetChart | None:
+    """Draw each criterion of a rule against the weight that it led to: which of them decided."""
+    frame = view.clients(part)
+    names = [name for name in part.criteria if f"normalised_{name}" in frame]
+    frame = frame[frame["weight"].notna()]
+    if not len(frame) or not names:
+        return None
+    shown = frame.iloc[sampled(len(frame), max(50, DOTS // len(names)))]
+    flawed = view.flaws(part)
+    rows = [
+        {
+            "criterion": name,
+            "value": [plain(float(value)) for value in shown[f"normalised_{name}"]],
+            "raw": [plain(float(value)) for value in shown[f"raw_{name}"]],
+            "weight": [plain(float(value)) for value in shown["weight"]],
+            "client": [str(client) for client in shown["client"]],
+            "round": [int(number) for number in shown["round"]],
+            "kind": [FLAWED if client in flawed else SOUND for client in shown["client"]],
+        }
+        for name in names
+    ]
+    kinds = [SOUND, FLAWED] if flawed else [SOUND]
+    chart = (
+        alt.Chart(lists(rows))
+        .transform_flatten(["value", "raw", "weight", "client", "round", "kind"])
+        .mark_point(filled=True, size=34, opacity=0.55)
+        .encode(
+            alt.X("value:Q", title="criterion, as normalised", scale=alt.Scale(zero=True)),
+            alt.Y("weight:Q", title="weight", axis=alt.Axis(format="%")),
+            alt.Color(
+                "kind:N",
+                scale=alt.Scale(domain=kinds, range=["#0f7fc0", "#d9620f"][: len(kinds)]),
+                legend=alt.Legend() if flawed else None,
+            ),
+            alt.Shape(
+                "kind:N", scale=alt.Scale(domain=kinds, range=["circle", "triangle-up"][: len(kinds)]), legend=None
+            ),
+            tooltip=[
+                alt.Tooltip("client:N"),
+                alt.Tooltip("round:Q"),
+                alt.Tooltip("raw:Q", title="measured", format=".4~g"),
+                alt.Tooltip("value:Q", title="normalised", format=".4~g"),
+                alt.Tooltip("weight:Q", format=".2%"),
+            ],
+        )
+        .properties(width=WIDTH // 3 - 40, height=180)
+        .facet(alt.Facet("criterion:N", sort=names, title=None))
+        .properties(columns=3)
+        .resolve_scale(x="independent")
+    )
+    note = "" if len(shown) == len(frame) else f"{len(shown)} of {len(frame)} updates, evenly spaced."
+    return told(chart, f"Each criterion of {part.label} against the weight of the update.", note)
+
+
+def split(view: RunView, part: Part) -> alt.Chart | None:
+    """Draw how the training samples are shared out over the clients; with many clients, how often each size comes."""
+    frame = view.clients(part)
+    frame = frame[frame["samples"].notna()]
+    if not len(frame):
+        return None
+    sizes = frame.groupby("client")["samples"].max().sort_values(ascending=False, kind="stable")
+    flawed = view.flaws(part)
+    rows = [
+        {
+            "client": f"{MARK if client in flawed else ''}{client}",
+            "samples": int(count),
+            "kind": FLAWED if client in flawed else SOUND,
+            "flaw": ", ".join(flawed.get(str(client), ())),
+        }
+        for client, count in sizes.items()
+    ]
+    kinds = [SOUND, FLAWED] if flawed else [SOUND]
+    colour = alt.Color(
+        "kind:N",
+        scale=alt.Scale(domain=kinds, range=["#0f7fc0", "#d9620f"][: len(kinds)]),
+        legend=alt.Legend() if flawed else None,
+    )
+    base = alt.Chart(pd.DataFrame(rows))
+    if len(rows) > BARS:
+        chart = base.mark_bar().encode(
+            alt.X("samples:Q", bin=alt.Bin(maxbins=30), title="training samples of a client"),
+            alt.Y("count():Q", title="clients"),
+            colour,
+            tooltip=[alt.Tooltip("count():Q", title="clients"), alt.Tooltip("kind:N")],
+        )
+        note = f"{len(rows)} clients, so each bar counts those of similar size."
+    else:
+        chart = base.mark_bar().encode(
+            alt.X("client:N", sort=None, title=None, axis=alt.Axis(labelAngle=-60)),
+            alt.Y("samples:Q", title="training samples"),
+            colour,
+            tooltip=[alt.Tooltip("client:N"), alt.Tooltip("samples:Q"), alt.Tooltip("flaw:N")],
+        )
+        note = ""
+    asked = _unasked(view, part, len(rows))
+    told_of = f"Training samples per client, {len(rows)} clients, from {min(sizes)} to {max(sizes)}."
+    return told(chart.properties(width=WIDTH, height=220), told_of, f"{note} {asked}".strip())
+
+
+def _unasked(view: RunView, part: Part, known: int) -> str:
+    everyone: Any = view.evaluations(part)["client"].nunique()
+    return f"{everyone - known} clients were never asked, so their size is not recorded." if everyone > known else ""

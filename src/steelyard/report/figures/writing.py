@@ -1,0 +1,61 @@
+"""Figures as files for papers and slides: SVG, PNG and PDF, made without a browser or a network."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from steelyard.errors import UserError
+from steelyard.report.figures.catalogue import Chart, spec
+from steelyard.report.figures.theme import theme
+
+ENDINGS = (".svg", ".png", ".pdf")
+PAPER = "Helvetica, Arial, 'Liberation Sans', 'DejaVu Sans', sans-serif"
+"""Fonts that are drawn into files; the page takes the reader's own."""
+
+
+def write_figure(chart: Chart, path: Path, dark: bool = False) -> None:
+    """Write a chart as SVG, PNG (double size) or PDF, by the ending of the file's name."""
+    if path.suffix not in ENDINGS:
+        raise UserError(f"figure: got '{path}'; allowed: a file name that ends in .svg, .png or .pdf")
+    content = _maker(path.suffix)(_dressed(spec(chart), dark))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror}; allowed: a writable file") from error
+
+
+def write_figures(charts: Mapping[str, Chart], folder: Path) -> list[Path]:
+    """Write every chart as SVG, PNG and PDF into a folder and return the files."""
+    made: list[Path] = []
+    for name, chart in charts.items():
+        for ending in ENDINGS:
+            path = folder / f"{name}{ending}"
+            write_figure(chart, path)
+            made.append(path)
+    return made
+
+
+def svg(chart: Chart, dark: bool = False) -> str:
+    """Return a chart as SVG text; a notebook shows it without scripts."""
+    return str(_maker(".svg")(_dressed(spec(chart), dark)))
+
+
+def _dressed(document: dict[str, Any], dark: bool) -> str:
+    config: dict[str, Any] = theme(dark) | {"font": PAPER, "background": "#171b20" if dark else "white"}
+    config["text"] = config["text"] | {"font": PAPER}
+    return json.dumps(document | {"config": config})
+
+
+def _maker(ending: str) -> Callable[[str], str | bytes]:
+    # For speed of start: only files and notebooks need it.
+    import vl_convert
+
+    return {
+        ".svg": lambda text: vl_convert.vegalite_to_svg(text),
+        ".png": lambda text: vl_convert.vegalite_to_png(text, scale=2),
+        ".pdf": lambda text: vl_convert.vegalite_to_pdf(text),
+    }[ending]

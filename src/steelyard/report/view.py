@@ -1,0 +1,193 @@
+"""One or several runs as figures read them: every rule under one label, each table read once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from steelyard.errors import UserError, listed, nearest
+from steelyard.report.baseline import asks_clients, find_baseline
+from steelyard.report.comparison import compare_run
+from steelyard.runs.reader import History
+
+if TYPE_CHECKING:
+    from steelyard.experiment.description import Description
+
+Frame = Any
+"""A pandas data frame; pandas is typed in part only, so strict checks cannot follow it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One rule with one seed of one run."""
+
+    label: str
+    """What figures call the rule: its name, with its run's before it where there are several runs."""
+    rule: str
+    seed: int
+    history: History
+    settings: dict[str, Any]
+
+    @property
+    def criteria(self) -> list[str]:
+        """The criteria of the rule, as listed."""
+        return list(self.settings["criteria"])
+
+
+class RunView:
+    """One or several runs under one set of labels; what every figure takes.
+
+    Make it from open histories (or folders) and hand it to `figures.draw`; make a new one to see rounds written since.
+    """
+
+    def __init__(self, runs: Sequence[History | Path | str]) -> None:
+        self.histories = [run if isinstance(run, History) else History(run) for run in runs]
+        if not self.histories:
+            raise UserError("report: no run named; allowed: one folder of a run or several")
+        self.names = _names([history.folder for history in self.histories])
+
+    @cached_property
+    def parts(self) -> list[Part]:
+        """Every rule and seed of every run, in the order in which the runs list them."""
+        return [
+            Part(
+                self.label(index, str(row["rule"])),
+                str(row["rule"]),
+                int(row["seed"]),
+                history,
+                json.loads(row["settings"]),
+            )
+            for index, history in enumerate(self.histories)
+            for row in history.federations.to_dict("records")
+        ]
+
+    def label(self, run: int, rule: str) -> str:
+        """Return what figures call a rule of the run at this position."""
+        return f"{self.names[run]} · {rule}" if len(self.histories) > 1 else rule
+
+    @cached_property
+    def labels(self) -> list[str]:
+        """The rules by label, each once."""
+        return list(dict.fromkeys(part.label for part in self.parts))
+
+    @cached_property
+    def experiment(self) -> Description:
+        """The first run's experiment."""
+        return self.experiments[0]
+
+    @cached_property
+    def experiments(self) -> list[Description]:
+        """The experiment of each run."""
+        # For speed of start: the kinds of experiment import most of the library.
+        from steelyard.experiment.loading import read_experiment
+
+        return [read_experiment(history.folder) for history in self.histories]
+
+    @cached_property
+    def measure(self) -> str:
+        """What a client's score is: accuracy, ndcg@10, minus RMSE."""
+        return self.experiment.score_name
+
+    @cached_property
+    def baseline(self) -> str:
+        """The label of the rule that the others are held against."""
+        base = find_baseline(self.histories[0], None)
+        return next(part.label for part in self.parts if part.rule == base)
+
+    @cached_property
+    def rounds(self) -> Frame:
+        """Every round of every rule and seed, `rule` being the label."""
+        frames: list[Frame] = []
+        for index, history in enumerate(self.histories):
+            frame: Frame = history.rounds
+            if len(self.histories) > 1:
+                frame = frame.assign(rule=[self.label(index, rule) for rule in frame["rule"]])
+            frames.append(frame)
+        return pd.concat(frames, ignore_index=True) if len(frames) > 1 else frames[0]
+
+    @cached_property
+    def documents(self) -> list[dict[str, Any] | None]:
+        """The comparison of each run's rules, as `steelyard table` prints it; None before the first evaluated round."""
+        found: list[dict[str, Any] | None] = []
+        for history, experiment in zip(self.histories, self.experiments, strict=True):
+            try:
+                found.append(compare_run(history.folder, experiment.rounds))
+            except UserError:
+                found.append(None)
+        return found
+
+    def part(self, label: str | None = None, seed: int | None = None) -> Part:
+        """Return one rule with one seed; by default the first rule that asks clients, and its first seed."""
+        asked = [part for part in self.parts if asks_clients(part.settings)] or self.parts
+        found = [p for p in (self.parts if label else asked) if label in (None, p.label) and seed in (None, p.seed)]
+        if not found:
+            if label is not None and label not in self.labels:
+                raise UserError(f"--rule: got '{label}'{nearest(label, self.labels)}; allowed: {listed(self.labels)}")
+            seeds = sorted({str(part.seed) for part in self.parts})
+            raise UserError(f"--seed: got {seed}; allowed: {listed(seeds)}")
+        return found[0]
+
+    def clients(self, part: Part) -> Frame:
+        """Return the rows of clients asked under one rule and seed: raw and normalised criteria, weight, failure."""
+        return self._sliced("clients", part)
+
+    def evaluations(self, part: Part) -> Frame:
+        """Return the local scores of one rule and seed, round 0 left out."""
+        frame = self._sliced("evaluations", part)
+        return frame[frame["round"] > 0]
+
+    @cached_property
+    def _slices(self) -> dict[tuple[str, int], dict[tuple[str, int], Frame]]:
+        return {}
+
+    def _sliced(self, table: str, part: Part) -> Frame:
+        """Return one rule and seed of a table; the table is cut once, not once a figure."""
+        key = (table, id(part.history))
+        if key not in self._slices:
+            frame: Frame = getattr(part.history, table)
+            grouped = frame.groupby(["rule", "seed"], sort=False, observed=True)
+            self._slices[key] = {(str(rule), int(seed)): rows for (rule, seed), rows in grouped}
+        found = self._slices[key].get((part.rule, part.seed))
+        return getattr(part.history, table).iloc[:0] if found is None else found
+
+    def flaws(self, part: Part) -> dict[str, list[str]]:
+        """Return what is wrong with each flawed client of a part's seed; empty for a run without flaws."""
+        found: dict[str, list[str]] = {}
+        frame: Frame = part.history.flaws
+        for row in frame[frame["seed"] == part.seed].to_dict("records"):
+            found.setdefault(str(row["client"]), []).append(str(row["flaw"]))
+        return found
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """Name runs by their folders; a name that comes twice gets a number."""
+    made: list[str] = []
+    for folder in folders:
+        name = folder.resolve().name
+        count = sum(other == name or other.startswith(f"{name} (") for other in made)
+        made.append(f"{name} ({count + 1})" if count else name)
+    return made
+
+
+def sampled(count: int, limit: int) -> NDArray[np.int64]:
+    """Return at most `limit` positions among `count`, evenly spaced, the first and the last among them."""
+    if count <= limit:
+        return np.arange(count)
+    return np.unique(np.linspace(0, count - 1, limit).round().astype(np.int64))
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON can hold it: NaN and infinities become None."""
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float) and not np.isfinite(value):
+        return None
+    return value

@@ -1,0 +1,129 @@
+"""A run folder written by hand: every kind of row that a report shows, and no training."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from steelyard.experiment.learning import LearningDescription
+from steelyard.experiment.loading import RUN_FILE, to_toml
+from steelyard.experiment.running import make_federation, versions
+from steelyard.messages import DenseModels, Evaluations, Failure, LossState, Updates
+from steelyard.rounds.state import Federation, RoundRecord, RoundState
+from steelyard.runs.store import Store
+from steelyard.settings import validated
+from steelyard.weighing.priorities import OrderState
+
+RULES = ("VP>DS", "fedavg", "online(DS>LD)")
+
+
+def described(rules: tuple[str, ...], rounds: int) -> LearningDescription:
+    known = {
+        "VP>DS": {"criteria": ["VP", "DS"], "loss": {"adapt": "class-f1"}, "name": "VP>DS"},
+        "fedavg": {"criteria": ["DS"], "name": "fedavg"},
+        "online(DS>LD)": {"criteria": ["DS", "LD"], "adjust": {"strategy": "online"}, "name": "online(DS>LD)"},
+    }
+    first, *others = rules
+    document = {
+        "name": "made",
+        "description": "A run <script>alert(1)</script> written by hand.",
+        "data": {"source": "digits"},
+        "partition": {"scheme": "iid", "clients": 8, "server": "fraction", "server_report": "apart"},
+        "rounds": {"count": rounds, "targets": [0.2, 0.6], "shares": [0.5, 1.0]},
+        "weighing": known[first],
+        "beside": {name: known[name] for name in others},
+    }
+    return validated(LearningDescription, document, "experiment")
+
+
+def make_run(
+    folder: Path,
+    *,
+    rounds: int,
+    clients: int,
+    seeds: tuple[int, ...],
+    rules: tuple[str, ...] = RULES,
+    status: str = "finished",
+) -> Path:
+    """Write a run with two flawed clients, one of them with markup in its flaw, and one client that fails at times."""
+    experiment = described(rules, rounds)
+    store = Store(folder, checkpoint_every=rounds)
+    (folder / RUN_FILE).write_text(to_toml(experiment), encoding="utf-8")
+    named = [(name, seed) for seed in seeds for name in rules]
+    federations = [
+        make_federation(experiment, name, experiment.rules()[name], seed, several=len(seeds) > 1)
+        for name, seed in named
+    ]
+    store.register(federations)
+    names = [f"client-{index}" for index in range(clients)]
+    flaws = {"client-0": ["labels flipped <b>badly</b>"], "client-1": ["few steps"]}
+    store.note(seeds=list(seeds), flaws={str(seed): flaws for seed in seeds}, **versions())
+    chance = np.random.default_rng(0)
+    for number in range(1, rounds + 1):
+        records = [_record(federation, number, rounds, names, chance) for federation in federations]
+        states = {
+            federation.name: RoundState(number, torch.zeros(1), LossState(), OrderState((0,), 0.0))
+            for federation in federations
+        }
+        store.commit(number, records, states, dict, last=number == rounds)
+    store.note(status=status)
+    store.close()
+    return folder
+
+
+def _record(
+    federation: Federation, round: int, rounds: int, names: list[str], chance: np.random.Generator
+) -> RoundRecord:
+    """One round: all but two clients are asked, the last of them fails, scores rise with the rounds."""
+    drawn = chance.choice(len(names), size=max(3, len(names) - 2), replace=False).tolist()
+    asked, failing = sorted(drawn[:-1]), drawn[-1]
+    clients = tuple(names[index] for index in asked)
+    rule = federation.rule
+    measured = {
+        "DS": np.array([10.0 + 5 * index for index in asked]),
+        "LD": np.array([1.0 + index % 4 for index in asked]),
+        "VP": np.array([0.1 if index < 2 else 0.8 for index in asked]),
+    }
+    weighing = rule.weigh(np.stack([measured[name] for name in rule.names], axis=1))
+    updates = Updates(
+        federation=federation.name,
+        round=round,
+        clients=clients,
+        samples=measured["DS"].astype(np.int64),
+        criteria={},
+        losses=np.ones(len(clients)),
+        payload=DenseModels(torch.zeros(len(clients), 1)),
+        failures=(Failure(names[failing], "no answer within <i>30 s</i>"),),
+    )
+    level = {"VP>DS": 0.9, "fedavg": 0.5, "online(DS>LD)": 0.6}[federation.rule_name]
+    scores = np.clip(level * round / rounds + chance.normal(0, 0.05, len(names)), 0, 1)
+    answer = Evaluations(
+        federation=federation.name,
+        round=round,
+        clients=tuple(names),
+        samples=np.full(len(names), 10),
+        scores=scores[None],
+        losses=np.ones((1, len(names))),
+    )
+    adjusting = rule.settings.adjust is not None
+    tried = (
+        (((0, 1), 0.4), ((1, 0), 0.5)) if adjusting and round % 2 == 0 else ((rule.start_order, float(scores.mean())),)
+    )
+    return RoundRecord(
+        federation=federation.name,
+        round=round,
+        seconds=0.1,
+        updates=updates,
+        weighing=weighing,
+        order=tried[-1][0],
+        tried=tried,
+        tests=len(tried) - 1,
+        evaluations=answer,
+        accuracy=float(scores.mean()),
+        loss=LossState(class_weights=(1.0, 2.0 / round)) if rule.settings.loss else LossState(),
+        server_accuracy=float(scores.mean()),
+        server_macro_f1=float(scores[:2].mean()),
+        server_metrics={"f1": [float(scores[0]), float(scores[1])]},
+    )

@@ -1,0 +1,126 @@
+"""The figures of real small runs: what each holds, and that it stays small however long the run was."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import numpy as np
+import pytest
+from tests.report.made_run import make_run
+
+from steelyard.errors import UserError
+from steelyard.report import figures
+from steelyard.report.view import RunView, sampled
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("charts") / "run", rounds=6, clients=8, seeds=(1, 2))
+
+
+def rows(chart: Any) -> list[dict[str, Any]]:
+    """The rows of a figure's only data set."""
+    (found,) = figures.spec(chart)["datasets"].values()
+    return found
+
+
+def test_every_figure_of_a_run_that_has_something_for_it(run: Path) -> None:
+    view = RunView([run])
+    drawn = figures.draw_all(view)
+    assert set(drawn) == set(figures.KINDS) - {"client"}
+    for name, chart in drawn.items():
+        document = figures.spec(chart)
+        assert document["description"], name
+        assert "config" not in document, name
+        json.dumps(document, allow_nan=False)
+
+
+def test_a_curve_is_the_mean_over_seeds_with_its_interval(run: Path) -> None:
+    view = RunView([run])
+    (row,) = [row for row in rows(figures.draw(view, "accuracy")) if row["rule"] == "fedavg"]
+    frame = view.rounds
+    mine = frame[(frame["rule"] == "fedavg") & (frame["round"] == 6)]["accuracy"].to_numpy()
+    assert row["round"] == [1, 2, 3, 4, 5, 6]
+    assert row["score"][-1] == pytest.approx(mine.mean())
+    # Two seeds: Student's t with one degree of freedom, 12.706, times the standard error.
+    half = 12.706 * mine.std(ddof=1) / np.sqrt(2)
+    assert row["high"][-1] - row["score"][-1] == pytest.approx(half, rel=1e-3)
+
+
+def test_the_heat_map_marks_flawed_clients_and_leaves_unasked_cells_empty(run: Path) -> None:
+    view = RunView([run])
+    found = rows(figures.draw(view, "weights", rule="fedavg", seed=1))
+    assert sorted(row["client"] for row in found[:2]) == ["⚑ client-0", "⚑ client-1"]
+    assert {row["flaw"] for row in found} == {"labels flipped <b>badly</b>", "few steps", ""}
+    by_round = np.array([row["weight"] for row in found], dtype=float)
+    assert np.nansum(by_round, axis=0) == pytest.approx(np.ones(6))
+    assert np.isnan(by_round).any()
+
+
+def test_many_clients_and_rounds_are_aggregated_and_the_figure_says_so(tmp_path: Path) -> None:
+    view = RunView([make_run(tmp_path / "long", rounds=450, clients=110, seeds=(1,), rules=("fedavg",))])
+    chart = figures.draw(view, "weights", rule="fedavg")
+    found = rows(chart)
+    assert len(found) == 100
+    assert len(found[0]["round"]) == 150
+    note = figures.spec(chart)["usermeta"]["note"]
+    assert "100 of 110 clients" in note
+    assert "mean of 3 rounds" in note
+    curve = figures.draw(view, "accuracy")
+    assert len(rows(curve)[0]["round"]) == 240
+    assert rows(curve)[0]["round"][-1] == 450
+    assert "240 rounds, evenly spaced, of 450" in figures.spec(curve)["usermeta"]["note"]
+
+
+def test_several_runs_stand_side_by_side_under_their_names(run: Path, tmp_path: Path) -> None:
+    other = make_run(tmp_path / "other", rounds=3, clients=4, seeds=(1,))
+    view = RunView([run, other])
+    assert view.labels[0] == "run · VP>DS"
+    assert "other · fedavg" in view.labels
+    names = [row["rule"] for row in rows(figures.draw(view, "accuracy"))]
+    assert names == view.labels
+
+
+def test_files_for_a_paper(run: Path, tmp_path: Path) -> None:
+    chart = figures.draw(RunView([run]), "accuracy")
+    made = figures.write_figures({"accuracy": chart}, tmp_path)
+    assert [path.name for path in made] == ["accuracy.svg", "accuracy.png", "accuracy.pdf"]
+    assert ElementTree.fromstring(made[0].read_text()).tag.endswith("svg")
+    assert made[1].read_bytes().startswith(b"\x89PNG")
+    assert made[2].read_bytes().startswith(b"%PDF")
+    with pytest.raises(UserError, match=r"allowed: a file name that ends in .svg, .png or .pdf"):
+        figures.write_figure(chart, tmp_path / "accuracy.gif")
+
+
+def test_what_does_not_exist_is_named_with_what_does(run: Path) -> None:
+    view = RunView([run])
+    with pytest.raises(UserError, match=r"kind: got 'weight'.*weights"):
+        figures.draw(view, "weight")
+    with pytest.raises(UserError, match=r"--rule: got 'fedavgg'.*fedavg"):
+        figures.draw(view, "weights", rule="fedavgg")
+    with pytest.raises(UserError, match="--seed: got 9; allowed: 1, 2"):
+        figures.draw(view, "weights", seed=9)
+
+
+@pytest.mark.parametrize(("count", "limit"), [(0, 5), (1, 5), (5, 5), (6, 5), (1000, 240)])
+def test_samples_are_evenly_spaced_and_hold_both_ends(count: int, limit: int) -> None:
+    found = sampled(count, limit)
+    assert len(found) <= limit
+    if count:
+        assert found[0] == 0
+        assert found[-1] == count - 1
+    if len(found) > 2:
+        assert np.ptp(np.diff(found)) <= 1
+
+
+def test_the_bundle_is_kept_and_cannot_end_a_script_element(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STEELYARD_CACHE", str(tmp_path))
+    (file,) = (figures.bundle() and tmp_path.iterdir(),)[0]
+    text = file.read_text()
+    assert "vegaEmbed" in text
+    assert "</script" not in text
+    file.write_text("kept")
+    assert figures.bundle() == "kept"
