@@ -81,11 +81,17 @@ class DenseModels:
     """Whole local models, stacked: `models[clients, parameters]`. Combining is a matrix product, weights @ models."""
 
     models: torch.Tensor
+    frozen: tuple[tuple[int, int], ...] = ()
+    """Spans of parameters that are not trained: every model holds the received ones, and so does any combination."""
 
     def combine(self, parameters: torch.Tensor, weights: Floats) -> torch.Tensor:
         import torch  # Late for speed of start; whoever has models has loaded it already.
 
-        return torch.as_tensor(weights, dtype=self.models.dtype, device=self.models.device) @ self.models
+        combined = torch.as_tensor(weights, dtype=self.models.dtype, device=self.models.device) @ self.models
+        for begin, end in self.frozen:
+            # Weights sum to 1 only as far as float32 goes; what is frozen must not drift by that.
+            combined[..., begin:end] = parameters[begin:end].to(combined.device)
+        return combined
 
     def divergence(self, parameters: torch.Tensor) -> Floats:
         import torch  # Late for speed of start.
@@ -115,7 +121,7 @@ class DenseModels:
         return (total.tril() + total.tril(-1).T).cpu().numpy()
 
     def select(self, keep: Sequence[int]) -> DenseModels:
-        return DenseModels(self.models[list(keep)])
+        return DenseModels(self.models[list(keep)], self.frozen)
 
     def finite(self) -> NDArray[np.bool_]:
         # A sum is finite exactly when every term is, short of an overflow, which is refused all the same.

@@ -14,6 +14,9 @@ from typing import Any
 from steelyard.errors import UserError, listed, nearest
 from steelyard.randomness import stream_key
 
+PYTHON = "python:"
+"""How the names of functions begin that were handed over from Python and that no import finds."""
+
 _loading = RLock()
 _given: dict[str, Callable[..., Any]] = {}
 """Functions handed over from Python that no import path names."""
@@ -66,15 +69,31 @@ def hand_over(factory: Callable[..., Any]) -> str:
         path = f"{module}:{name}"
         if _attribute(sys.modules.get(module), name) is factory:
             return path
-    path = f"python:{name}"
+    first = path = f"{PYTHON}{name}"
+    number = 1
+    while _given.get(path, factory) is not factory:  # another lambda, say, or a function that was defined anew
+        number += 1
+        path = f"{first}#{number}"
     _given[path] = factory
     return path
+
+
+def hand_over_as(name: str, function: Callable[..., Any]) -> None:
+    """Let a name of `hand_over`, from an earlier process, stand for a function again, if it is the function's name."""
+    own = getattr(function, "__qualname__", repr(function))
+    if name.removeprefix(PYTHON).partition("#")[0] == own:
+        _given[name] = function
 
 
 def find_code(name: str, field: str, known: Sequence[str]) -> Callable[..., Any]:
     """Return what "module:name", "file.py:name" or a handed-over name stands for; use it for user-written code."""
     if name in _given:
         return _given[name]
+    if name.startswith(PYTHON):
+        raise UserError(
+            f"{field}: '{name}' was handed over from Python and is not known to this process; allowed: go on in "
+            "Python, with steelyard.resume(folder, given=[the function])"
+        )
     source, colon, attribute = name.rpartition(":")
     if not colon or not source:
         raise UserError(

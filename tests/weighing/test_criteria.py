@@ -103,8 +103,8 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
         return -1.0
 
     assert negative(local([0])) == -1
-    with pytest.raises(UserError, match="NEGATIVE"):
-        criteria.get("NEGATIVE").on_client(local([0]))
+    _, why = criteria.get("NEGATIVE").taken(local([0]))
+    assert why == "criterion NEGATIVE = -1.0; allowed: 0 to any finite number"
 
 
 def test_names_of_criteria() -> None:
@@ -171,11 +171,41 @@ def test_two_classes_are_needed_for_class_balance(name: str, classes: int) -> No
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1.0])
-def test_a_measure_that_is_no_worth_is_one_line(value: float) -> None:
-    with pytest.raises(UserError) as found:
-        Criterion("X", "client", "data", "", lambda data: value).on_client(local([0]))
-    assert str(found.value) == f"criterion X: measured {value} on a; allowed: a number >= 0"
-    assert Criterion("X", "client", "data", "", lambda data: 0).on_client(local([0])) == 0.0
+def test_a_measure_that_is_no_worth_leaves_the_client_out(value: float) -> None:
+    found, why = Criterion("X", "client", "data", "", lambda data: value).taken(local([0]))
+    assert np.isnan(found)
+    assert why == f"criterion X = {value}; allowed: 0 to any finite number"
+    assert Criterion("X", "client", "data", "", lambda data: 0).taken(local([0])) == (0.0, None)
+
+
+def test_a_measure_that_fails_leaves_the_client_out() -> None:
+    _, why = Criterion("X", "client", "data", "", lambda data: {}["battery"]).taken(local([0]))  # type: ignore[index]
+    assert why == "criterion X failed: KeyError: 'battery'"
+    _, why = Criterion("X", "client", "data", "", lambda data: None).taken(local([0]))  # type: ignore[arg-type,return-value]
+    assert why is not None
+    assert why.startswith("criterion X failed: TypeError")
+
+
+@pytest.mark.parametrize(
+    ("measured", "message"),
+    [
+        ([1.0, np.nan, np.nan], "criterion S: measured nan on the server for 1 and 1 more; allowed: a number >= 0"),
+        ([1.0, 0.0, -2.0], "criterion S: measured -2.0 on the server for 2; allowed: a number >= 0 for each client"),
+        ([np.inf, 0, 0], "criterion S: measured inf on the server for 0; allowed"),
+        ([1.0, 2.0], r"criterion S: measured shape \(2,\) on the server; allowed: a number >= 0 for each of the 3"),
+        (1.0, r"criterion S: measured shape \(\) on the server"),
+        ("high", "criterion S: fails on the server: ValueError"),
+        (None, r"criterion S: measured shape \(\) on the server"),
+    ],
+)
+def test_a_server_criterion_that_is_no_worth_is_one_line(measured: object, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Criterion("S", "server", "model", "", lambda view: measured).on_server(view([0, 1, 2]))  # type: ignore[arg-type,return-value]
+
+
+def test_a_server_criterion_that_raises_is_one_line() -> None:
+    with pytest.raises(UserError, match="criterion S: fails on the server: ZeroDivisionError: division by zero"):
+        Criterion("S", "server", "model", "", lambda view: 1 / 0).on_server(view([0, 1, 2]))  # type: ignore[arg-type,return-value]
 
 
 def test_many_labels_are_counted_as_few_are() -> None:

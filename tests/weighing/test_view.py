@@ -47,7 +47,8 @@ def test_everything_that_clients_told_is_in_the_view() -> None:
     assert view.steps.tolist() == [1, 2, 3]
     assert view.first_losses is not None
     assert view.first_losses.tolist() == [1, 2, 3]
-    assert view.label_counts is counts
+    assert view.label_counts is not None
+    assert view.label_counts.tolist() == counts.tolist()
     assert view.memory == {"a": [1]}
     assert view.divergence == pytest.approx([1, 3, np.sqrt(21)])
     assert view.gram.tolist() == GRAM
@@ -182,3 +183,20 @@ def test_the_criterion_of_the_docs_is_one_function() -> None:
     assert view.remembered == {
         "AGREE": {"z": 0.25, **dict(zip("abc", get("AGREE").on_server(view).tolist(), strict=True))}
     }
+
+
+def test_what_the_server_looks_at_cannot_be_written() -> None:
+    given = updates(
+        steps=np.array([1, 2, 3]), first_losses=np.array([1.0, 2.0, 3.0]), label_counts=np.array([[1], [2], [3]])
+    )
+    remembered = {"A": {"a": 1.0}}
+    view = CohortView.of(given, START, first_number, remembered)
+    arrays = [view.samples, view.steps, view.losses, view.first_losses, view.label_counts, view.divergence, view.gram]
+    for array in [*arrays, view.validation.accuracy, view.validation.f1]:
+        assert array is not None
+        with pytest.raises(ValueError, match="read-only"):
+            array[...] = 9
+    view.memory["A"]["a"] = 2.0  # type: ignore[index, call-overload]
+    assert remembered == {"A": {"a": 1.0}}
+    assert given.samples.tolist() == [5, 6, 7]
+    given.samples[0] = 4  # the run's own arrays stay as they were

@@ -19,6 +19,11 @@ def load(settings: DataSettings) -> Dataset:
     if settings.share < 1 and settings.source != "images":
         kept = share_of_rows(dataset.owners, len(dataset), settings.share, settings.seed)
         dataset = keep_rows(dataset, kept)
+    return normalised(dataset, settings)
+
+
+def normalised(dataset: Dataset, settings: DataSettings) -> Dataset:
+    """Return the data set scaled as `data.normalise` asks; use it for data handed over from Python as well."""
     # a table's numbers are filled and scaled when it is shared out, by training rows alone.
     wanted = settings.normalise == "standard" and dataset.raw is None
     return standardised(dataset) if wanted else dataset

@@ -14,6 +14,7 @@ from steelyard.clients.local import ComputeSettings, Simulation, SimulationServe
 from steelyard.clients.node import NodeClients, NodeConfig
 from steelyard.data import load, share_out
 from steelyard.data.dataset import ClientRows, Dataset, DatasetOrSeeded, Population
+from steelyard.data.loading import normalised
 from steelyard.data.settings import DataSettings, FlawSettings, PartitionSettings
 from steelyard.data.subset import keep_rows
 from steelyard.errors import UserError
@@ -45,18 +46,24 @@ def simulate(
     Data are read once for all seeds; a function handed over as `dataset` is called once for each seed.
     """
     given = load(data) if dataset is None else dataset
-    samples = _Seeded(given) if callable(given) else lambda seed: given
+    samples = (
+        _Seeded(given, data) if callable(given) else _always(given if dataset is None else normalised(given, data))
+    )
     clients = Simulation(
         lambda seed: share_out(samples(seed), partition, seed, flaws), model, training, compute, criteria
     )
     return clients, SimulationServer(clients)
 
 
+def _always(dataset: Dataset) -> Callable[[int], Dataset]:
+    return lambda seed: dataset
+
+
 class _Seeded:
     """The user's function from a seed to a data set, what it returns checked: one model must fit all of them."""
 
-    def __init__(self, function: Callable[[int], Dataset]) -> None:
-        self._function = function
+    def __init__(self, function: Callable[[int], Dataset], data: DataSettings) -> None:
+        self._function, self._data = function, data
         self._first: tuple[tuple[int, ...], int] | None = None
 
     def __call__(self, seed: int) -> Dataset:
@@ -73,7 +80,7 @@ class _Seeded:
                 f"dataset: samples of shape {kind[0]} in {kind[1]} classes for seed {seed}; allowed: shape "
                 f"{self._first[0]} in {self._first[1]} classes, as for the first seed"
             )
-        return found
+        return normalised(found, self._data)
 
 
 def host(

@@ -68,7 +68,64 @@ def per_sample(state: LossState) -> PerSample:
     if state.name == "barron":
         shape, scale = 2.0 if state.shape is None else state.shape, 1.0 if state.scale is None else state.scale
         return lambda outputs, labels: barron(outputs.squeeze(-1) - labels.to(outputs.dtype), shape, scale)
-    return find_code(state.name, "training.loss", NAMES)
+    return _checked(own(state.name), state.name)
+
+
+def own(name: str) -> PerSample:
+    """Return the user's function that a name such as "losses.py:per_sample" stands for."""
+    return find_code(name, "training.loss", NAMES)
+
+
+def _checked(function: PerSample, name: str) -> PerSample:
+    """Return the user's loss with its answers checked; it gets copies, so what it writes changes nobody's data."""
+
+    def each(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        try:
+            found = function(outputs.clone(), labels.clone())
+        except UserError:
+            raise
+        except Exception as error:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            raise UserError(
+                f"training.loss: {name} cannot be called with outputs of shape {tuple(outputs.shape)} and labels of "
+                f"shape {tuple(labels.shape)}: {reason}"
+            ) from error
+        if not isinstance(found, torch.Tensor):
+            raise UserError(
+                f"training.loss: {name} returned {type(found).__name__}; allowed: a tensor with one loss per sample"
+            )
+        if found.shape != labels.shape:
+            raise UserError(
+                f"training.loss: {name} returned shape {tuple(found.shape)} for {labels.numel()} samples; allowed: one "
+                f"loss per sample, shape {tuple(labels.shape)} (reduction='none' in torch's own losses)"
+            )
+        return found
+
+    return each
+
+
+def check_own(state: LossState, outputs: torch.Tensor, labels: torch.Tensor) -> None:
+    """Refuse a loss of the user's that cannot be trained with; call it once, with a few samples, before a run."""
+    if state.name in NAMES:
+        return
+    leaf = outputs.detach().clone().requires_grad_()
+    with torch.enable_grad():
+        found = per_sample(state)(leaf, labels)
+    if not (found.is_floating_point() and found.requires_grad):
+        raise UserError(
+            f"training.loss: {state.name} returned losses of type {found.dtype} without a gradient; allowed: losses "
+            "computed from the outputs by torch"
+        )
+    try:
+        torch.autograd.grad(found.sum(), leaf)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"training.loss: no gradient can be taken of {state.name}: {reason}") from error
+    if not bool(found.detach().isfinite().all()):
+        raise UserError(
+            f"training.loss: {state.name} gave {found.detach().flatten()[:3].tolist()} for the first model; allowed: "
+            "finite numbers"
+        )
 
 
 def weigh(losses: torch.Tensor, labels: torch.Tensor, class_weights: torch.Tensor | None) -> torch.Tensor:

@@ -18,6 +18,8 @@ class Slot:
     shape: tuple[int, ...]
     offset: int
     size: int
+    frozen: bool = False
+    """A parameter that the user excluded from training (requires_grad=False): it never changes, not by a bit."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Layout:
 
     slots: tuple[Slot, ...]
     trained: int
-    """How many numbers at the front are trained parameters; the rest are buffers."""
+    """How many numbers at the front are parameters; the rest are buffers."""
 
     @classmethod
     def of(cls, module: nn.Module) -> Layout:
@@ -38,7 +40,7 @@ class Layout:
         slots: list[Slot] = []
         offset = 0
         for name, tensor in module.named_parameters():
-            slots.append(Slot(name, tuple(tensor.shape), offset, tensor.numel()))
+            slots.append(Slot(name, tuple(tensor.shape), offset, tensor.numel(), not tensor.requires_grad))
             offset += tensor.numel()
         trained = offset
         for name, tensor in module.named_buffers():
@@ -51,6 +53,11 @@ class Layout:
     def size(self) -> int:
         """How many numbers the flat vector holds."""
         return sum(slot.size for slot in self.slots)
+
+    @property
+    def frozen(self) -> tuple[tuple[int, int], ...]:
+        """Begin and end of each frozen parameter in the flat vector; empty where everything is trained."""
+        return tuple((slot.offset, slot.offset + slot.size) for slot in self.slots if slot.frozen)
 
     def views(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return named views into a flat vector, or into stacked ones: [..., size] gives [..., *shape].

@@ -50,6 +50,7 @@ class TrainingSettings(Section):
     """Samples in one step (B), or "full" for all of the client's samples at once."""
     proximal: NonNegativeFloat = 0.0
     """FedProx's μ: adds μ/2 ‖θ − Θ‖² to the local loss, which holds clients near the global model."""
-    loss: str = "auto"
+    loss: Annotated[str, BeforeValidator(_named)] = "auto"
     """auto, cross-entropy, binary-cross-entropy, squared-error, barron, or your own per-sample loss as
-    "package.module:function" or "path/to/file.py:function", called with (outputs, labels)."""
+    "package.module:function" or "path/to/file.py:function", called with (outputs, labels); from Python, the function
+    itself."""

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
 
 from steelyard.learning import losses
 from steelyard.learning.parameters import Layout
@@ -30,6 +31,19 @@ def orders(seed: int, round: int, clients: Sequence[str], size: int, settings: T
 def batch_limit(settings: TrainingSettings, size: int) -> int:
     """Return how many samples a step takes from a client of this size."""
     return size if settings.batch_size == "full" else min(settings.batch_size, size)
+
+
+def normalises_batches(module: nn.Module) -> bool:
+    """Whether a module normalises over the samples of a batch (batch norm), so that one sample says nothing."""
+    return any(isinstance(layer, _BatchNorm) for layer in module.modules())
+
+
+def _batches(rows: torch.Tensor, step: int, *, joined: bool) -> list[torch.Tensor]:
+    """Cut an epoch into batches; `joined` adds a last batch of one row to the one before, for batch norm."""
+    parts = list(rows.split(step))
+    if joined and len(parts) > 1 and len(parts[-1]) == 1:
+        parts[-2:] = [torch.cat(parts[-2:])]
+    return parts
 
 
 def train_client(
@@ -55,13 +69,13 @@ def train_client(
     velocities = [torch.zeros_like(parameter) for parameter in parameters] if settings.momentum else []
     each = losses.per_sample(loss)
     weights = class_weights(loss, features.device)
-    step = batch_limit(settings, len(labels))
+    step, joined = batch_limit(settings, len(labels)), normalises_batches(module)
     mean = torch.zeros((), device=features.device)
     with nullcontext() if chance is None else seeded(features.device, chance):
         for epoch in range(settings.epochs):
             mean = torch.zeros((), device=features.device)
             rows = torch.from_numpy(np.array(order[epoch])).to(features.device)
-            for batch in rows.split(step):
+            for batch in _batches(rows, step, joined=joined):
                 module.zero_grad(set_to_none=True)
                 target = labels[batch]
                 total = losses.weigh(each(module(features[batch]), target), target, weights).sum()

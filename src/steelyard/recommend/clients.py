@@ -74,6 +74,8 @@ class RecommendClients:
         self._histories: dict[int, Histories] = {}
         self._keys: dict[tuple[int, str], np.ndarray] = {}
         self._measured: dict[str, Floats] = {}
+        self._refused: dict[str, dict[int, str]] = {}
+        """By criterion: why users cannot be weighed by it."""
 
     def names(self, seed: int) -> Sequence[str]:
         return self._names
@@ -93,7 +95,7 @@ class RecommendClients:
         self._traffic[task.federation] = self._traffic.get(task.federation, Traffic()).plus(
             down=asked * histories.catalogue, up=int(rows.sum()), width=width
         )
-        return Updates(
+        updates = Updates(
             federation=task.federation,
             round=task.round,
             clients=tuple(histories.names[user] for user in cohort.tolist()),
@@ -104,6 +106,10 @@ class RecommendClients:
             failures=tuple(failures),
             bytes_sent=rows * width,
         )
+        refused = {user: why for measured in self._refused.values() for user, why in measured.items()}
+        wrong = [Failure(histories.names[user], refused[user]) for user in cohort.tolist() if user in refused]
+        keep = [index for index, user in enumerate(cohort.tolist()) if user not in refused]
+        return updates.select(keep, wrong) if wrong else updates
 
     def _cohort(self, task: Task) -> tuple[Codes, list[Failure]]:
         """Return the numbers of the asked users who can train, and why the others cannot."""
@@ -186,8 +192,9 @@ class RecommendClients:
                     f"criterion {criterion.name}: is about the client's model, which a user of FPL does not show; "
                     "allowed: criteria about data, user or device, or measured by the server"
                 )
-            each = [criterion.on_client(self._local(user)) for user in range(self.users.histories.users)]
-            self._measured[criterion.name] = np.array(each)
+            each = [criterion.taken(self._local(user)) for user in range(self.users.histories.users)]
+            self._measured[criterion.name] = np.array([value for value, _ in each])
+            self._refused[criterion.name] = {user: why for user, (_, why) in enumerate(each) if why is not None}
         return self._measured[criterion.name]
 
     def _local(self, user: int) -> LocalData:
@@ -195,7 +202,7 @@ class RecommendClients:
         name = histories.names[user]
         entries = slice(int(histories.starts[user]), int(histories.starts[user + 1]))
         facts = {"pi": float(self.users.shares[user]), **self.users.facts.get(name, {})}
-        labels = torch.from_numpy(self.users.kinds[entries])
+        labels = torch.from_numpy(self.users.kinds[entries].copy())  # criteria of users may write into it
         return LocalData(name, labels, int(self.users.kinds.max(initial=0)) + 1, user=facts)
 
     def scores(self, federation: str, seed: int, model: torch.Tensor, users: Codes) -> Floats32:

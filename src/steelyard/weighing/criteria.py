@@ -61,6 +61,11 @@ class Criterion:
     of_labels: Callable[[Labelled], Floats | None] | None = None
     """The same measure of many clients at once, where it looks at labels alone; None from it means: one by one."""
 
+    @property
+    def built_in(self) -> bool:
+        """Whether the measure is the library's own; code of users gets copies of what it looks at."""
+        return (getattr(self.measure, "__module__", None) or "").startswith("steelyard.")
+
     def on_client(self, local: LocalData) -> float:
         """Take a client-side measure as a number; booleans become 0 or 1."""
         needed = self.needs.classes
@@ -75,10 +80,21 @@ class Criterion:
                 raise UserError(
                     f"criterion {self.name}: this data has no mark '{mark}'; allowed: a source with that mark"
                 )
-        value = float(self.measure(local))  # type: ignore[arg-type]
-        if not (math.isfinite(value) and value >= 0):
-            raise UserError(f"criterion {self.name}: measured {value} on {local.client}; allowed: a number >= 0")
-        return value
+        return float(self.measure(local))  # type: ignore[arg-type]
+
+    def taken(self, local: LocalData) -> tuple[float, str | None]:
+        """Take a client-side measure; where it fails or cannot be, return nan and the reason to leave the client out.
+
+        What the experiment got wrong for every client, such as data without a needed mark, still raises.
+        """
+        try:
+            value = self.on_client(local)
+        except UserError:
+            raise
+        except Exception as error:
+            return math.nan, " ".join(f"criterion {self.name} failed: {type(error).__name__}: {error}".split())
+        why = self.refusal(value)
+        return (value, None) if why is None else (math.nan, why)
 
     def on_server(self, view: CohortView) -> Floats:
         """Take a server-side measure of the whole cohort: one number for each client."""
@@ -88,7 +104,31 @@ class Criterion:
         ):
             if need and told is None:
                 raise UserError(f"criterion {self.name}: clients do not tell {what}; allowed: criteria without it")
-        return np.asarray(self.measure(view), dtype=np.float64)  # type: ignore[arg-type]
+        try:
+            found = np.array(self.measure(view), dtype=np.float64)  # type: ignore[arg-type]
+        except UserError:
+            raise
+        except Exception as error:
+            if self.built_in:
+                raise  # a fault of ours is not one of the user's
+            raise UserError(
+                f"criterion {self.name}: fails on the server: {type(error).__name__}: {error}; allowed: a number >= 0 "
+                "for each client"
+            ) from error
+        if found.shape != np.shape(view.samples):
+            raise UserError(
+                f"criterion {self.name}: measured shape {found.shape} on the server; allowed: a number >= 0 for each "
+                f"of the {len(view.samples)} clients"
+            )
+        wrong = np.flatnonzero(~(np.isfinite(found) & (found >= 0)))
+        if len(wrong):
+            names = view.clients or tuple(map(str, range(len(found))))
+            more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+            raise UserError(
+                f"criterion {self.name}: measured {found[wrong[0]]} on the server for {names[wrong[0]]}{more}; "
+                "allowed: a number >= 0 for each client"
+            )
+        return found
 
     def refusal(self, value: float) -> str | None:
         """Say why a value sent by a client cannot be true, or None when it can."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,6 +65,25 @@ class Labelled:
         return cells.reshape(len(self.sizes), self.classes)
 
 
+ArrayT = TypeVar("ArrayT", bound=np.generic)
+
+
+def read_only(values: NDArray[ArrayT]) -> NDArray[ArrayT]:
+    """Return a view of an array that cannot be written; use it for whatever code of users looks at."""
+    view = np.asarray(values).view()
+    view.flags.writeable = False
+    return view
+
+
+def _or_none(values: NDArray[ArrayT] | None) -> NDArray[ArrayT] | None:
+    return None if values is None else read_only(values)
+
+
+def _read_only_test(test: ServerTest) -> ServerTest:
+    errors = {name: read_only(values) for name, values in test.errors.items()}
+    return ServerTest(read_only(test.accuracy), read_only(test.f1), errors, read_only(test.losses))
+
+
 def _nothing_to_test(weights: Floats) -> ServerTest:
     raise UserError("weighing.criteria: the server tests no models in this run; allowed: criteria without a test set")
 
@@ -119,17 +139,18 @@ class CohortView:
             return test(payload.models)
 
         return cls(
-            samples=updates.samples,
-            divergence_of=lambda: payload.divergence(parameters),
-            validation_of=validation,
-            gram_of=lambda: payload.gram(parameters),
+            samples=read_only(updates.samples),
+            divergence_of=lambda: read_only(payload.divergence(parameters)),
+            validation_of=lambda: _read_only_test(validation()),
+            gram_of=lambda: read_only(payload.gram(parameters)),
             test_of=lambda weights: test(payload.combine(parameters, np.atleast_2d(weights))),
             clients=updates.clients,
-            label_counts=updates.label_counts,
-            steps=updates.steps,
-            first_losses=updates.first_losses,
-            losses=updates.losses,
-            memory={} if memory is None else memory,
+            label_counts=_or_none(updates.label_counts),
+            steps=_or_none(updates.steps),
+            first_losses=_or_none(updates.first_losses),
+            losses=_or_none(updates.losses),
+            # A copy: what a criterion changes in it would otherwise be remembered here, and forgotten by a checkpoint.
+            memory=copy.deepcopy(dict(memory or {})),
         )
 
     @cached_property

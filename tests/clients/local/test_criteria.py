@@ -6,14 +6,15 @@ import gc
 import weakref
 
 import numpy as np
+import pytest
 import torch
 from tests.clients.local import engine_cases as cases
 
 from steelyard.clients.local import ComputeSettings, Simulation, SimulationServer
 from steelyard.data.dataset import ClientRows, Dataset, Population
 from steelyard.learning.models import ModelSettings
-from steelyard.messages import Task, Updates
-from steelyard.weighing.criteria import Criterion, get
+from steelyard.messages import Floats, Task, Updates
+from steelyard.weighing.criteria import Criterion, Labelled, LocalData, get
 
 
 def two_seeds() -> dict[int, Population]:
@@ -66,3 +67,71 @@ def test_after_closing_they_are_measured_afresh() -> None:
     (again,) = train(clients, (0,))
     assert other.criteria["DS"].tolist() == [2, 3]
     assert again.criteria["DS"].tolist() == before.criteria["DS"].tolist() == [4, 1]
+
+
+def measured(*criteria: Criterion) -> tuple[Simulation, Updates]:
+    compute = ComputeSettings(engine="loop", device="cpu")
+    clients = Simulation(two_seeds(), ModelSettings(name="logistic"), cases.TRAINING["mini"], compute, criteria)
+    (updates,) = train(clients, (0,))
+    return clients, updates
+
+
+def writes(local: LocalData) -> float:
+    local.labels.fill_(2)
+    local.labels.numpy()[:] = 2
+    assert local.features is not None
+    local.features().zero_()
+    if local.model is not None:
+        local.model.zero_()
+    return 1.0
+
+
+@pytest.mark.parametrize("about", ["data", "model", "device"])
+def test_a_criterion_that_writes_changes_nothing_for_anybody(about: str) -> None:
+    rude = Criterion("RUDE", "client", about, "", writes)  # type: ignore[arg-type]
+    distinct = Criterion("D", "client", "device", "", lambda local: len(set(local.labels.tolist())))
+    clients, found = measured(rude, distinct, get("LD"))
+    _, expected = measured(distinct)
+    assert found.criteria["D"].tolist() == expected.criteria["D"].tolist() == [3, 1]
+    assert found.criteria["LD"].tolist() == [3, 1]
+    assert torch.equal(found.payload.models, expected.payload.models)  # type: ignore[attr-defined]
+    source = clients.context.population(0).source.dataset
+    assert source.labels.tolist() == [0, 0, 1, 2, 1, 1, 2]
+    assert torch.equal(source.features, torch.arange(14.0).view(7, 2))
+    (again,) = train(clients, (0,), round=2)
+    (other,) = train(measured(distinct)[0], (0,), round=2)
+    assert torch.equal(again.payload.models, other.payload.models)  # type: ignore[attr-defined]
+
+
+def test_measures_of_all_clients_at_once_cannot_write_either() -> None:
+    def all_at_once(many: Labelled) -> Floats:
+        many.labels[:] = 2
+        return np.ones(2)
+
+    rude = Criterion("RUDE", "client", "data", "", lambda local: 5.0, of_labels=all_at_once)
+    clients, found = measured(rude)
+    assert found.criteria["RUDE"].tolist() == [5, 5]  # measured one by one instead
+    assert clients.context.population(0).own_labels.tolist() == [0, 0, 1, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        (float("nan"), "criterion BAD = nan; allowed: 0 to any finite number"),
+        (-1.0, "criterion BAD = -1.0; allowed: 0 to any finite number"),
+        (None, "criterion BAD failed: TypeError"),
+    ],
+)
+@pytest.mark.parametrize("at_once", [False, True])
+def test_one_client_s_impossible_measure_leaves_that_client_out(value: float, reason: str, at_once: bool) -> None:
+    bad = Criterion(
+        "BAD", "client", "data", "",
+        lambda local: value if local.client == "c1" else 1.0,
+        of_labels=(lambda many: np.array([1.0, value], dtype=np.float64)) if at_once else None,
+    )  # fmt: skip
+    _, updates = measured(bad)
+    assert updates.clients == ("c0",)
+    assert updates.criteria["BAD"].tolist() == [1.0]
+    ((client, why),) = [(failure.client, failure.reason) for failure in updates.failures]
+    assert client == "c1"
+    assert why.startswith(reason)

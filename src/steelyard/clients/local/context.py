@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from functools import cached_property
 
@@ -18,6 +19,7 @@ from steelyard.learning import losses
 from steelyard.learning.models import Factory, build
 from steelyard.learning.parameters import Layout
 from steelyard.learning.settings import ModelSettings, TrainingSettings
+from steelyard.learning.training import seeded
 from steelyard.messages import LossState
 
 Populations = Mapping[int, Population] | Callable[[int], Population]
@@ -43,6 +45,7 @@ class SimulationContext:
         self._populations: dict[int, DevicePopulation] = {}
         self._datasets: dict[int, DeviceDataset] = {}
         self._pool: MatrixPool | None = None
+        self._checked_losses: set[str] = set()
 
     def population(self, seed: int) -> DevicePopulation:
         """Return the population of a seed, laid out on the device."""
@@ -99,11 +102,16 @@ class SimulationContext:
     def _first_dataset(self) -> DeviceDataset:
         return next(iter(self._populations.values())).dataset
 
-    @cached_property
+    @property
     def outputs(self) -> int:
-        """How many outputs the model has, found by calling it."""
+        """How many outputs the model has."""
+        return self._first_outputs.shape[1]
+
+    @cached_property
+    def _first_outputs(self) -> torch.Tensor:
+        """The model's outputs on the first samples, found by calling it."""
         dataset = self._first_dataset()
-        rows = torch.zeros(2, dtype=torch.int64, device=dataset.device)
+        rows = self._first_rows()
         mode = self.setup.module.training
         try:
             with torch.no_grad():
@@ -124,14 +132,48 @@ class SimulationContext:
             raise UserError("model.name: the model returned whole numbers; allowed: outputs before any choice of class")
         if outputs.dim() != 2 or len(outputs) != 2:
             raise UserError(f"model.name: the model returned shape {tuple(outputs.shape)}; allowed: [samples, outputs]")
-        return outputs.shape[1]
+        return outputs
+
+    def _first_rows(self) -> torch.Tensor:
+        """Two rows of the data set, or the only one twice: enough to see what a model or a loss gives."""
+        dataset = self._first_dataset()
+        return torch.arange(2, device=dataset.device) % len(dataset.labels)
 
     def loss(self, state: LossState) -> LossState:
         """Return the loss with "auto" resolved for this data and model."""
         if state.name == "auto" and self.training.loss != "auto":
             state = LossState(self.training.loss, state.class_weights, state.shape, state.scale)
-        setup = self.setup
-        return losses.resolve(state, setup.classes, self.outputs)
+        resolved = losses.resolve(state, self.setup.classes, self.outputs)
+        if resolved.name not in losses.NAMES and resolved.name not in self._checked_losses:
+            losses.check_own(resolved, self._first_outputs, self._first_dataset().labels[self._first_rows()].cpu())
+            self._checked_losses.add(resolved.name)
+        return resolved
+
+    def too_few(self, samples: int) -> str | None:
+        """Say why a client with so many training samples cannot train; None where it can."""
+        if not samples:
+            return "no training samples"
+        if samples < self._least_samples:
+            return "1 training sample, and batch norm needs 2 in a batch"
+        return None
+
+    @cached_property
+    def _least_samples(self) -> int:
+        """How many samples a step of this model needs: 2 where batch norm has one value per sample, else 1."""
+        if not self.setup.batch_norm:
+            return 1
+        module = copy.deepcopy(self.setup.module).train()
+        try:
+            with torch.no_grad(), seeded(torch.device("cpu"), 0):
+                module(self._first_dataset().gather(self._first_rows()[:1]).cpu())
+        except ValueError:  # what torch's batch norm says to a single value
+            if self.training.batch_size == 1:
+                raise UserError(
+                    "training.batch_size: got 1 for a model with batch norm, which needs 2 samples in a batch; "
+                    "allowed: 2 or more, or 'full'"
+                ) from None
+            return 2
+        return 1
 
     def matrix(self, clients: int) -> torch.Tensor:
         """Return memory for the models of a cohort: on the device, else in main memory, else in a file.

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 from steelyard.clients.local.device_data.dataset import DevicePopulation, Ints
-from steelyard.errors import UserError
 from steelyard.messages import Counts, Floats
 from steelyard.weighing.criteria import Criterion, LocalData
 
@@ -46,15 +45,10 @@ class ClientCriteria:
                 name = population.names[clients[job]]
                 if job not in seen:
                     seen[job] = population.local(name, self.facts.get(name, {}))
-                local = seen[job]
-                if criterion.about == "model":
-                    local = replace(local, model=models[job].detach())
-                try:
-                    known[clients[job]] = criterion.on_client(local)
-                except UserError:
-                    raise
-                except Exception as error:
-                    refused[name] = f"criterion {criterion.name} failed: {type(error).__name__}: {error}"
+                value, why = criterion.taken(_own_copy(seen[job], criterion, models[job]))
+                known[clients[job]] = value
+                if why is not None:
+                    refused[name] = why
             values[criterion.name] = np.nan_to_num(known[clients])
         if SIZE in values:
             values[SIZE] = values[SIZE] * population.claims[clients]
@@ -66,8 +60,7 @@ class ClientCriteria:
             return np.full(len(population.names), np.nan)
         key = (population, criterion.name)
         if key not in self._known:
-            at_once = None if criterion.of_labels is None else criterion.of_labels(population.labelled)
-            self._known[key] = np.full(len(population.names), np.nan) if at_once is None else at_once
+            self._known[key] = _at_once(population, criterion)
         return self._known[key]
 
     def label_counts(self, population: DevicePopulation, clients: Ints) -> Counts | None:
@@ -83,3 +76,24 @@ class ClientCriteria:
         """Drop the values measured so far, and with them the populations."""
         self._known.clear()
         self._label_counts.clear()
+
+
+def _own_copy(local: LocalData, criterion: Criterion, model: torch.Tensor) -> LocalData:
+    """What a criterion of the user's gets: copies, so that what it writes changes nobody's data or update."""
+    if criterion.built_in:
+        return local
+    mine = replace(local, labels=local.labels.clone())
+    return replace(mine, model=model.detach().clone()) if criterion.about == "model" else mine
+
+
+def _at_once(population: DevicePopulation, criterion: Criterion) -> Floats:
+    """Measure all clients in one go where the criterion can; nan where each has to be measured on its own."""
+    nothing = np.full(len(population.names), np.nan)
+    if criterion.of_labels is None:
+        return nothing
+    try:
+        found = criterion.of_labels(population.labelled)
+        values = nothing if found is None else np.array(found, dtype=np.float64)
+    except Exception:  # of a user's own: measuring one by one says which client it fails for, and why
+        return nothing
+    return np.where(np.isfinite(values) & (values >= 0), values, np.nan) if values.shape == nothing.shape else nothing

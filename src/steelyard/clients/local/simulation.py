@@ -117,9 +117,9 @@ class Simulation:
             self._kept.receive(task, population.behaviours)
             for name in sorted(task.clients):
                 position = population.position.get(name)
-                if position is None or not sizes[position]:
-                    why = "not registered" if position is None else "no training samples"
-                    failures[number].append(Failure(name, why))
+                why = "not registered" if position is None else self.context.too_few(sizes[position])
+                if position is None or why is not None:
+                    failures[number].append(Failure(name, why or ""))
                     continue
                 start = self._kept.start(task, name, population.behaviours)
                 jobs.append((number, position, number if start is task.parameters else len(starts)))
@@ -158,9 +158,9 @@ class Simulation:
             samples=_claimed(population, clients),
             criteria=criteria,
             losses=losses[jobs],
-            payload=DenseModels(mine),
+            payload=DenseModels(mine, self.context.setup.layout.frozen),
             failures=tuple(failures),
-            steps=step_counts(working.sizes[clients], self.context.training),
+            steps=step_counts(working.sizes[clients], self.context.training, joined=self.context.setup.batch_norm),
             first_losses=self._first_losses(task, population, clients) if self.criteria.tell_first_losses else None,
             label_counts=self.criteria.label_counts(population, clients),
         )

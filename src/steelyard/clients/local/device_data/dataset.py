@@ -6,6 +6,7 @@ import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from steelyard.data.dataset import HONEST, Behaviour, ClientRows, Dataset, Population
 from steelyard.randomness import generator
 from steelyard.weighing.criteria import Labelled, LocalData
+from steelyard.weighing.view import read_only
 
 Ints = NDArray[np.int64]
 
@@ -92,7 +94,7 @@ class DevicePopulation:
     @property
     def labelled(self) -> Labelled:
         """The training labels of all clients, for criteria that are measured on all of them at once."""
-        return Labelled(self.own_labels.numpy(), self.sizes, self.dataset.classes)
+        return Labelled(read_only(self.own_labels.numpy()), read_only(self.sizes), self.dataset.classes)
 
     @cached_property
     def tests(self) -> TestRows:
@@ -110,11 +112,11 @@ class DevicePopulation:
             client=name,
             labels=self.own_labels[begin : begin + int(self.sizes[position])],
             classes=dataset.classes,
-            marks={mark: values[rows.train] for mark, values in dataset.marks.items()},
+            marks={mark: read_only(values[rows.train]) for mark, values in dataset.marks.items()},
             features=lambda: dataset.features[torch.from_numpy(rows.train)],
             model=model,
-            device=facts.get("device", {}),
-            user=facts.get("user", {}),
+            device=MappingProxyType(dict(facts.get("device", {}))),
+            user=MappingProxyType(dict(facts.get("user", {}))),
         )
 
 

@@ -34,11 +34,16 @@ class Schedule:
         return len(self.active)
 
 
-def step_counts(sizes: Ints, training: TrainingSettings) -> Ints:
-    """Return how many steps clients of these sizes take in a round."""
+def step_counts(sizes: Ints, training: TrainingSettings, *, joined: bool = False) -> Ints:
+    """Return how many steps clients of these sizes take in a round.
+
+    `joined`: the network normalises over batches, so a last batch of one row is joined to the one before.
+    """
     if training.batch_size == "full":
         return np.full(len(sizes), training.epochs, dtype=np.int64)
-    return training.epochs * -(-sizes // training.batch_size)
+    steps = -(-sizes // training.batch_size)
+    single = joined & (sizes % training.batch_size == 1) & (steps > 1)
+    return training.epochs * (steps - single)
 
 
 def longest_first(cohort: Cohort, training: TrainingSettings) -> NDArray[np.int64]:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from steelyard.clients.local.device_data.cohort import Cohort
+from steelyard.clients.local.engines import fingerprint
 from steelyard.clients.local.engines.engine import TrainingSetup
 
 
@@ -30,11 +31,10 @@ def key(setup: TrainingSetup, cohort: Cohort, engines: Sequence[str]) -> str:
     """Return a name for this model, this kind of work, this machine and the engines there are to choose from."""
     cuda = setup.device.type == "cuda"
     facts = {
-        "model": f"{type(setup.module).__module__}.{type(setup.module).__qualname__}",
-        "shapes": [(slot.name, slot.shape) for slot in setup.layout.slots],
+        "model": fingerprint.of_module(setup.module),
         "features": tuple(cohort.dataset.features.shape[1:]),
         "training": setup.training.model_dump(mode="json", exclude={"learning_rate"}),
-        "loss": cohort.loss.name,
+        "loss": fingerprint.of_loss(cohort.loss.name),
         "clients": _rough(len(cohort)),
         "samples": _rough(int(cohort.sizes.max())),
         "device": torch.cuda.get_device_name(setup.device) if cuda else platform.processor() or platform.machine(),

@@ -12,6 +12,7 @@ from steelyard.clients.local.device_data.cohort import Cohort
 from steelyard.clients.local.settings import Precision
 from steelyard.learning.parameters import Layout
 from steelyard.learning.settings import TrainingSettings
+from steelyard.learning.training import normalises_batches
 from steelyard.messages import Floats
 
 
@@ -30,6 +31,11 @@ class TrainingSetup:
     """Bytes that an engine may plan for."""
     chunk: int | None = None
     """Clients in one stack, where the user says so."""
+
+    @property
+    def batch_norm(self) -> bool:
+        """Whether the model normalises over the samples of a batch."""
+        return normalises_batches(self.module)
 
 
 class Engine(Protocol):

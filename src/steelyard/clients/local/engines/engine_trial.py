@@ -90,12 +90,18 @@ def run_trial(
 
 
 def _shortened(cohort: Cohort, setup: TrainingSetup) -> Cohort:
-    """The same jobs with at most a few steps each; the larger clients first, as they are the work."""
+    """The same jobs with at most a few steps each, the last of them with fewer samples than the others.
+
+    Stacks pad such a batch, so an engine whose padding reaches the model (one that looks at its batch as a whole)
+    shows here, and not in a later round.
+    """
     batch = setup.training.batch_size
     populations = {id(population): copy.copy(population) for population in cohort.populations}
-    if batch != "full":
-        for population in populations.values():
-            population.sizes = np.minimum(population.sizes, TRIAL_STEPS * batch)
+    for population in populations.values():
+        if batch == "full":
+            population.sizes = np.maximum(population.sizes - np.arange(len(population.sizes)) % 2, 1)
+        else:
+            population.sizes = np.minimum(population.sizes, TRIAL_STEPS * batch - batch // 2)
     return replace(cohort, populations=tuple(populations[id(population)] for population in cohort.populations))
 
 

@@ -15,18 +15,32 @@ from steelyard.learning.parameters import Layout
 
 def is_convolutional(module: nn.Module) -> TypeGuard[ConvNet]:
     """Whether a module computes exactly what the built-in convolutional network does."""
-    return isinstance(module, ConvNet) and _unchanged(type(module), ConvNet)
+    return isinstance(module, ConvNet) and _unchanged(module, ConvNet)
 
 
 def is_dense(module: nn.Module) -> TypeGuard[DenseNet]:
     """Whether a module computes exactly what the built-in dense network does."""
-    return isinstance(module, DenseNet) and _unchanged(type(module), DenseNet)
+    return isinstance(module, DenseNet) and _unchanged(module, DenseNet)
 
 
-def _unchanged(kind: type[nn.Module], network: type[nn.Module]) -> bool:
+def _unchanged(module: nn.Module, network: type[nn.Module]) -> bool:
     # A user's subclass may add layers or compute something else, and steps written out for the network would then be
-    # wrong: they are used only where both how the network is made and how it is run are the network's own.
-    return kind.forward is network.forward and kind.__init__ is network.__init__
+    # wrong: they are used only where both how the network is made and how it is run are the network's own, where no
+    # layer was replaced or given a hook, and where every parameter is trained.
+    kind = type(module)
+    if kind.forward is not network.forward or kind.__init__ is not network.__init__:
+        return False
+    inner = [layer for layer in module.modules() if layer is not module]
+    return (
+        all(type(layer) in (nn.Linear, nn.Conv2d, nn.ModuleList) for layer in inner)
+        and not any(has_hooks(layer) or "forward" in vars(layer) for layer in (module, *inner))
+        and all(parameter.requires_grad for parameter in module.parameters())
+    )
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether something of the user's runs before or after this layer, forward or backward."""
+    return any(hooks for name, hooks in vars(module).items() if name.endswith("_hooks") and "state_dict" not in name)
 
 
 def hand_derived_steps(module: nn.Module, layout: Layout, precision: str) -> StackedSteps | None:

@@ -104,7 +104,13 @@ def _fits_cpu(setup: TrainingSetup) -> str | None:
 
 
 def _fits_gpu(setup: TrainingSetup) -> str | None:
-    return None if _on_gpu(setup) else "graphs are captured on a CUDA device"
+    if not _on_gpu(setup):
+        return "graphs are captured on a CUDA device"
+    return "some parameters are frozen" if setup.layout.frozen else _fits_padding(setup)
+
+
+def _fits_padding(setup: TrainingSetup) -> str | None:
+    return "batch norm would see the padding of short batches" if setup.batch_norm else None
 
 
 def _fits_convolutional(setup: TrainingSetup) -> str | None:
@@ -154,7 +160,7 @@ ENGINES: dict[str, EngineKind] = {
     for kind in (
         EngineKind("loop", _fits_all, lambda setup, chunk: SequentialEngine(setup)),
         EngineKind("threads", _fits_cpu, lambda setup, chunk: ThreadsEngine(setup), compared=True),
-        EngineKind("vmap", _fits_all, VmapEngine, compared=True),
+        EngineKind("vmap", _fits_padding, VmapEngine, compared=True),
         EngineKind("graph", _fits_gpu, _make_graph, compared=True),
         EngineKind("fused", _fits_convolutional, lambda setup, chunk: _make_fused(setup, winograd=False)),
         EngineKind("winograd", _fits_winograd, lambda setup, chunk: _make_fused(setup, winograd=True)),

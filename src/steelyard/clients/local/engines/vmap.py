@@ -58,6 +58,8 @@ class VmapEngine:
         models = cohort.start(device)
         start = models.clone() if sgd.proximal else None
         velocity = torch.zeros_like(models[:, : layout.trained]) if sgd.momentum else None
+        # Weight decay would move what is frozen: it is put back after every step.
+        kept = [models[:, begin:end].clone() for begin, end in layout.frozen]
         mean_losses = torch.zeros(len(jobs), dtype=torch.float64, device=device)
         gradient = mapped_gradient(self.module, cohort.loss)
         for number in range(plan.steps):
@@ -73,6 +75,8 @@ class VmapEngine:
                 None if velocity is None else velocity[:busy],
                 None if start is None else start[:busy, : layout.trained],
             )
+            for (begin, end), held in zip(layout.frozen, kept, strict=True):
+                models[:busy, begin:end] = held[:busy]
             mean_losses[:busy] += (each * plan.report[number, :busy]).sum(dim=1).double()
         out[torch.from_numpy(jobs).to(out.device)] = models.to(out.device)
         return mean_losses.cpu().numpy()
