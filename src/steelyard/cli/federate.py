@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from steelyard.cli import federate_server
 from steelyard.cli.printing import finish
 
 app = typer.Typer(
@@ -18,6 +19,10 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
+
+app.command("serve")(federate_server.serve)
+app.command("register")(federate_server.register)
+app.command("submit")(federate_server.submit)
 
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", help="Change a field: section.field=value. May be given again.")

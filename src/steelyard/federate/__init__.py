@@ -7,6 +7,11 @@ The two Flower apps
     `node_state`        what a node's clients keep between rounds
     `app_folder`        writes the folder that `flwr run` starts
 
+On the server's machine
+    `serving`           a SuperLink on loopback, the door, and the keys of the register
+    `door`              the only way in: calls of registered nodes, nothing else
+    `submitting`        starts a run there and shows its rounds
+
 A federation on one machine
     `local`             run or resume an experiment with one
     `local_federation`  its processes: SuperLink, SuperNodes, executor

@@ -128,7 +128,6 @@ def write_app(
     }
     quoted = {key: _toml(value) for key, value in settings.items()}
     pyproject = {**words, **quoted, "name": _toml(name), "description": _toml(_one_line(description))}
-    security = "insecure = true" if authority is None else f"root-certificates = {_toml(str(authority))}"
     files = {
         "pyproject.toml": _PYPROJECT.format(**pyproject),
         "experiment.toml": to_toml(experiment),
@@ -136,7 +135,7 @@ def write_app(
         f"{PACKAGE}/__init__.py": '"""The two entries of the Flower app."""\n',
         f"{PACKAGE}/client_app.py": _entry("client"),
         f"{PACKAGE}/server_app.py": _entry("server"),
-        ".flwr/config.toml": _CONFIG.format(connection=CONNECTION, address=address, security=security),
+        ".flwr/config.toml": connection_file(address, authority),
     }
     written: list[Path] = []
     try:
@@ -148,6 +147,12 @@ def write_app(
     except OSError as error:
         raise UserError(f"{folder}: cannot be written: {error.strerror}; allowed: a writable folder") from error
     return written
+
+
+def connection_file(address: str, authority: Path | None) -> str:
+    """Return the text of a Flower configuration that knows one SuperLink; `flwr` commands read it."""
+    security = "insecure = true" if authority is None else f"root-certificates = {_toml(str(authority))}"
+    return _CONFIG.format(connection=CONNECTION, address=address, security=security)
 
 
 def _entry(side: str) -> str:

@@ -1,0 +1,106 @@
+"""The register of a server: which node keys may take part, and which clients each of them may hold."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from steelyard.errors import UserError
+
+FILE = "register.json"
+"""Name of the register in a server's folder."""
+REGISTER = "STEELYARD_REGISTER"
+"""Environment variable that names the register which the ServerApp reads."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One node key of the register."""
+
+    name: str
+    key: str
+    """The public key, one line as in its .pub file, without a comment."""
+    clients: tuple[str, ...] = ()
+    """The clients that this node may hold, by name; empty: any that no other key has, as many as `most`."""
+    most: int = 1
+    """How many clients it may hold where `clients` names none."""
+
+    def refusal(self, claimed: tuple[str, ...]) -> str | None:
+        """Say why a node of this key may not hold these clients, or None where it may."""
+        strangers = sorted(set(claimed) - set(self.clients)) if self.clients else []
+        if strangers:
+            return f"clients: got {', '.join(strangers[:5])}; its entry allows {', '.join(self.clients[:20])}"
+        if not self.clients and len(claimed) > self.most:
+            return f"clients: {len(claimed)} names; its entry allows {self.most}"
+        return None
+
+
+@dataclass(frozen=True)
+class Register:
+    """All entries by public key; read it with `read_register`, change it with `enter`."""
+
+    entries: Mapping[str, Entry] = field(default_factory=dict[str, Entry])
+
+    def owner(self, client: str) -> str | None:
+        """Return the key whose entry names a client; None where no entry does."""
+        return next((entry.key for entry in self.entries.values() if client in entry.clients), None)
+
+
+def bare(key: str) -> str:
+    """Return a public key without its comment, so that the same key is always the same text."""
+    return " ".join(key.split()[:2])
+
+
+def read_register(file: Path) -> Register:
+    """Return the register in a file; one that is not there is empty."""
+    try:
+        found: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))["nodes"]
+        entries = [Entry(**{**entry, "clients": tuple(entry.get("clients", ()))}) for entry in found]
+    except FileNotFoundError:
+        return Register()
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{file}: not a register of node keys ({type(error).__name__}); allowed: what "
+                        "`steelyard federate register` writes") from error  # fmt: skip
+    return Register({entry.key: entry for entry in entries})
+
+
+def enter(file: Path, entry: Entry) -> Register:
+    """Add a key to the register, or change its entry; a client that another key has is refused."""
+    register = read_register(file)
+    for client in entry.clients:
+        owner = register.owner(client)
+        if owner not in (None, entry.key):
+            assert owner is not None
+            raise UserError(f"--client: '{client}' belongs to {register.entries[owner].name}; allowed: another name")
+    return _write(file, {**register.entries, entry.key: entry})
+
+
+def remove(file: Path, name: str) -> Register:
+    """Take the node of this name out of the register; its key opens the door no longer."""
+    register = read_register(file)
+    left = {key: entry for key, entry in register.entries.items() if entry.name != name}
+    if len(left) == len(register.entries):
+        known = ", ".join(sorted(entry.name for entry in register.entries.values())) or "none"
+        raise UserError(f"--remove: no node '{name}' in {file}; there are: {known}")
+    return _write(file, left)
+
+
+def _write(file: Path, entries: Mapping[str, Entry]) -> Register:
+    nodes = [
+        {"name": entry.name, "key": entry.key, "clients": list(entry.clients), "most": entry.most}
+        for entry in entries.values()
+    ]
+    draft = file.with_suffix(".part")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(handle, "w", encoding="utf-8") as stream:
+            stream.write(json.dumps({"nodes": nodes}, indent=1))
+        draft.replace(file)
+    except OSError as error:
+        raise UserError(f"{file}: cannot be written: {error.strerror}; allowed: a writable folder") from error
+    return Register(entries)

@@ -1,0 +1,193 @@
+"""The only way in from outside: a TLS-terminating proxy in front of a SuperLink that listens on loopback alone.
+
+Flower serves nodes, run submission and app runtimes on one port, and asks whoever submits a run for nothing. So the
+SuperLink never gets a public port. The door has one, and passes on nothing but the calls that a node needs, and those
+only when they are signed with a key of the register; everything else is refused before its body is read.
+"""
+
+from __future__ import annotations
+
+import binascii
+import ssl
+from base64 import b64decode
+from collections.abc import Awaitable, Callable, MutableMapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import httpx
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+
+from steelyard.clients.flower.register import Register, bare, read_register
+from steelyard.errors import UserError
+
+ALLOWED = frozenset(
+    f"/v1/fleet/{call}"
+    for call in (
+        "activate-node",
+        "deactivate-node",
+        "send-node-heartbeat",
+        "pull-messages",
+        "push-messages",
+        "pull-object",
+        "push-object",
+        "confirm-message-received",
+        "get-run",
+        "get-fab",
+    )
+)
+"""The paths that are passed on. Registering and unregistering keys is not among them: that is done on the server."""
+LARGEST = 32 << 20
+"""Most bytes of one call; Flower cuts arrays into pieces of 5 MiB."""
+_HEADERS = ("flwr-public-key", "flwr-timestamp", "flwr-signature")
+_TOLERANCE = 310.0
+"""Seconds by which a signature may be old or its clock wrong; Flower itself allows 305."""
+_MOST_REMEMBERED = 1000
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+
+class Refusal(Exception):
+    """A call is not passed on."""
+
+    def __init__(self, status: int, what: str) -> None:
+        super().__init__(what)
+        self.status, self.what = status, what
+
+
+class Door:
+    """An ASGI application that passes the calls of registered nodes on to a SuperLink; serve it with uvicorn and TLS.
+
+    `upstream` is the SuperLink on loopback, `authority` the certificate by which it is known.
+    """
+
+    def __init__(self, upstream: str, authority: Path, register: Path, largest: int = LARGEST) -> None:
+        self._upstream, self._authority, self._largest = upstream, authority, largest
+        self._keys = RegisteredKeys(register)
+        self._client: httpx.AsyncClient | None = None
+        self._told: set[tuple[str, str]] = set()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one connection event of the server that runs us."""
+        if scope["type"] == "lifespan":
+            await self._lifespan(receive, send)
+        elif scope["type"] == "http":
+            await self._pass_on(scope, receive, send)
+        else:  # A websocket: closed before it opens.
+            await send({"type": "websocket.close"})
+
+    async def _lifespan(self, receive: Receive, send: Send) -> None:
+        while (await receive())["type"] != "lifespan.shutdown":
+            trusted = ssl.create_default_context(cafile=str(self._authority))
+            limits = httpx.Limits(max_connections=None, max_keepalive_connections=100)
+            self._client = httpx.AsyncClient(verify=trusted, timeout=60.0, limits=limits, trust_env=False)
+            await send({"type": "lifespan.startup.complete"})
+        if self._client is not None:
+            await self._client.aclose()
+        await send({"type": "lifespan.shutdown.complete"})
+
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
+        # The bytes of the request line, not the decoded path: nothing is to be read in two ways.
+        path = bytes(scope.get("raw_path") or b"").split(b"?")[0].decode("latin-1")
+        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in scope["headers"]}
+        try:
+            if path not in ALLOWED or scope["method"] != "POST":
+                raise Refusal(403, f"{scope['method']} {path[:80]}")
+            fault = self._keys.fault(headers)
+            if fault is not None:
+                raise Refusal(401, fault)
+            body = await self._body(headers, receive)
+        except Refusal as refusal:
+            self._tell(scope, refusal.what)
+            await _answer(send, refusal.status, f"refused: {refusal.what}")
+        else:
+            await self._forward(path, headers, body, send)
+
+    async def _forward(self, path: str, headers: dict[str, str], body: bytes, send: Send) -> None:
+        assert self._client is not None
+        passed = ("accept", "content-type")
+        kept = {name: value for name, value in headers.items() if name.startswith("flwr-") or name in passed}
+        try:
+            answer = await self._client.post(f"{self._upstream}{path}", content=body, headers=kept)
+        except httpx.HTTPError:
+            await _answer(send, 503, "the server is not ready; try again")
+        else:
+            media = answer.headers.get("content-type", "application/octet-stream")
+            await _answer(send, answer.status_code, answer.content, media)
+
+    async def _body(self, headers: dict[str, str], receive: Receive) -> bytes:
+        declared = headers.get("content-length", "0")
+        if not declared.isdigit() or int(declared) > self._largest:
+            raise Refusal(413, "a call larger than any node makes")
+        parts: list[bytes] = []
+        size, more = 0, True
+        while more:
+            event = await receive()
+            if event["type"] == "http.disconnect":
+                return b""
+            parts.append(event.get("body", b""))
+            size += len(parts[-1])
+            if size > self._largest:
+                raise Refusal(413, "a call larger than any node makes")
+            more = event.get("more_body", False)
+        return b"".join(parts)
+
+    def _tell(self, scope: Scope, what: str) -> None:
+        """Print a refusal once per caller and reason, so that a log cannot be filled from outside."""
+        caller = str((scope.get("client") or ("unknown", 0))[0])
+        line = "".join(letter if letter.isprintable() else "?" for letter in what)
+        if (caller, line) not in self._told and len(self._told) < _MOST_REMEMBERED:
+            self._told.add((caller, line))
+            print(f"steelyard: refused {caller}: {line}", flush=True)
+
+
+class RegisteredKeys:
+    """The keys of a register file, read again when it changes; use `fault` on every call."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._seen: tuple[int, int] | None = None
+        self._register = Register()
+
+    def register(self) -> Register:
+        """Return the register as it is now; while it cannot be read, nobody is let in."""
+        try:
+            found = self._file.stat()
+            stamp = (found.st_mtime_ns, found.st_ino)
+        except OSError:
+            return Register()
+        if stamp != self._seen:
+            try:
+                self._register = read_register(self._file)
+            except UserError as error:
+                print(f"steelyard: {error}", flush=True)
+                self._register = Register()
+            self._seen = stamp
+        return self._register
+
+    def fault(self, headers: dict[str, str]) -> str | None:
+        """Say why a call is not from a registered node, or None where its signature holds."""
+        if any(name not in headers for name in _HEADERS):
+            return "a call without a signature"
+        claimed, stamp, signature = (headers[name] for name in _HEADERS)
+        try:
+            key = serialization.load_pem_public_key(b64decode(claimed, validate=True))
+            line = key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH).decode()
+            if not isinstance(key, ec.EllipticCurvePublicKey) or bare(line) not in self.register().entries:
+                return "a key that is not registered"
+            age = (datetime.now(UTC) - datetime.fromisoformat(stamp)).total_seconds()
+            key.verify(b64decode(signature, validate=True), stamp.encode("ascii"), ec.ECDSA(hashes.SHA256()))
+        except (ValueError, TypeError, UnicodeError, binascii.Error, UnsupportedAlgorithm, InvalidSignature):
+            return "a signature that does not hold"
+        return None if abs(age) <= _TOLERANCE else "a signature of another time; is a clock wrong?"
+
+
+async def _answer(send: Send, status: int, content: str | bytes, media: str = "text/plain; charset=utf-8") -> None:
+    body = content.encode() if isinstance(content, str) else content
+    headers = [(b"content-type", media.encode("latin-1")), (b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})

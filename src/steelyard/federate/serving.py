@@ -1,0 +1,193 @@
+"""`steelyard federate serve`: a SuperLink on loopback, the door in front of it, and the keys of the register in it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import uvicorn
+from cryptography.hazmat.primitives import serialization
+from flwr.proto.control_pb2 import RegisterNodeRequest
+from flwr.supercore.control import ControlHttpClient
+from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
+
+from steelyard.clients.flower.register import FILE, REGISTER, Entry, bare
+from steelyard.errors import UserError
+from steelyard.federate.app_folder import connection_file
+from steelyard.federate.door import Door, RegisteredKeys
+from steelyard.federate.processes import Process, end_all, environment, free_ports
+
+_START_SECONDS = 120.0
+_LOOK_SECONDS = 0.5
+_DRAIN_SECONDS = 3
+
+
+@dataclass(frozen=True)
+class ServerFolder:
+    """What a server keeps: the register of keys, Flower's database, logs, and how `flwr` reaches the SuperLink."""
+
+    folder: Path
+    certificates: Path
+    """Folder with ca.pem, server.pem and server.key."""
+
+    @property
+    def register(self) -> Path:
+        """The register of node keys."""
+        return self.folder / FILE
+
+    @property
+    def flower(self) -> Path:
+        """FLWR_HOME of this machine's `flwr` commands."""
+        return self.folder / ".flwr"
+
+    def check(self) -> None:
+        """Refuse where a certificate is missing, and keep what lies in the folder from other users of the machine."""
+        for name in ("ca.pem", "server.pem", "server.key"):
+            if not (self.certificates / name).is_file():
+                raise UserError(
+                    f"--tls: no {name} in {self.certificates}; allowed: a folder of `steelyard federate certificates`"
+                )
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            os.chmod(self.folder, 0o700)
+        except OSError as error:
+            raise UserError(
+                f"{self.folder}: cannot be used: {error.strerror}; allowed: a folder of your own"
+            ) from error
+
+
+def read_public_key(file: Path) -> str:
+    """Return the public key in a .pub file as one line; any other file is refused."""
+    try:
+        line = bare(file.read_text(encoding="ascii"))
+        serialization.load_ssh_public_key(line.encode())
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read: {error.strerror}; allowed: a node's .pub file") from error
+    except Exception:
+        raise UserError(f"{file}: not a public key; allowed: the .pub file of `steelyard federate key`") from None
+    return line
+
+
+def serve(folder: Path, certificates: Path, host: str, port: int) -> None:
+    """Serve until SIGINT or SIGTERM: nodes come in through the door; whoever is on this machine submits runs."""
+    home = ServerFolder(folder.resolve(), certificates.resolve())
+    home.check()
+    with _listening(host, port) as door, _superlink(home) as (superlink, address):
+        keys = RegisteredKeys(home.register)
+        registrar = Registrar(address, home.certificates / "ca.pem", keys)
+        application = Door(f"https://{address}", home.certificates / "ca.pem", home.register)
+        config = uvicorn.Config(
+            application,
+            ssl_certfile=str(home.certificates / "server.pem"),
+            ssl_keyfile=str(home.certificates / "server.key"),
+            access_log=False,
+            log_level="warning",
+            server_header=False,
+            limit_concurrency=2000,
+            timeout_graceful_shutdown=_DRAIN_SECONDS,
+        )
+        server = uvicorn.Server(config)
+        watch = threading.Thread(target=_watch, args=(server, superlink, registrar), daemon=True, name="watch")
+        watch.start()
+        print(f"steelyard: nodes come in at {host}:{port}; runs are submitted on this machine only", flush=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            asyncio.run(server.serve(sockets=[door]))
+        if superlink.code is not None:
+            raise UserError(f"the SuperLink ended (code {superlink.code}): {superlink.tail() or superlink.log}")
+
+
+class Registrar:
+    """Registers the keys of the register with the SuperLink, on this machine; call `look` again and again."""
+
+    def __init__(self, address: str, authority: Path, keys: RegisteredKeys) -> None:
+        self._keys = keys
+        self._done: set[str] = set()
+        version = RuntimeVersionHttpInterceptor(component_name="flwr CLI")
+        self._link = ControlHttpClient.from_server_address(address, False, authority.read_bytes(), [version])
+
+    def look(self) -> None:
+        """Register what is new."""
+        for key, entry in self._keys.register().entries.items():
+            if key not in self._done and self._register(entry):
+                self._done.add(key)
+                print(f"steelyard: the key of {entry.name} is registered", flush=True)
+
+    def _register(self, entry: Entry) -> bool:
+        key = serialization.load_ssh_public_key(entry.key.encode())
+        pem = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+        try:
+            self._link.RegisterNode(RegisterNodeRequest(public_key=pem, name=entry.name))
+        except httpx.HTTPStatusError as error:
+            # Registered before, in the database of an earlier start: all is well.
+            if error.response.status_code == httpx.codes.CONFLICT or "already" in error.response.text.lower():
+                return True
+            print(f"steelyard: the key of {entry.name} is not registered: {error.response.text[:200]}", flush=True)
+            return True
+        except httpx.HTTPError:
+            return False
+        return True
+
+
+def _watch(server: uvicorn.Server, superlink: Process, registrar: Registrar) -> None:
+    pause = threading.Event()
+    while not server.should_exit:
+        if superlink.code is not None:
+            server.should_exit = True
+            return
+        try:
+            registrar.look()
+        except Exception as error:  # The door must not close because one entry is odd.
+            print(f"steelyard: register: {type(error).__name__}: {error}", flush=True)
+        pause.wait(_LOOK_SECONDS)
+
+
+@contextmanager
+def _listening(host: str, port: int) -> Generator[socket.socket]:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        door = socket.create_server((host, port), family=family, backlog=512)
+    except OSError as error:
+        raise UserError(
+            f"--listen: {host}:{port} cannot be used: {error.strerror}; allowed: an address of this machine and a free "
+            "port"
+        ) from error
+    with door:
+        yield door
+
+
+@contextmanager
+def _superlink(home: ServerFolder) -> Generator[tuple[Process, str]]:
+    (port,) = free_ports(1)
+    address = f"127.0.0.1:{port}"
+    authority = home.certificates / "ca.pem"
+    home.flower.mkdir(parents=True, exist_ok=True)
+    (home.flower / "config.toml").write_text(connection_file(address, authority), encoding="utf-8")
+    command = [
+        *("flower-superlink", "--host", "127.0.0.1", "--port", str(port)),
+        *("--ssl-ca-certfile", str(authority), "--ssl-certfile", str(home.certificates / "server.pem")),
+        *("--ssl-keyfile", str(home.certificates / "server.key"), "--enable-supernode-auth"),
+        *("--disable-runtime-dependency-installation", "--database", str(home.folder / "federation.db")),
+    ]
+    env = environment(home.flower, **{REGISTER: str(home.register)})
+    # Relative paths of a run are meant from where the server was started.
+    process = Process("superlink", command, env, home.folder / "superlink.log", Path.cwd())
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        process.wait_for_port(port, _START_SECONDS)
+        yield process, address
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        end_all([process])

@@ -1,0 +1,47 @@
+"""Starting a run on a server of this machine, and showing its rounds until it ends."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from pathlib import Path
+
+from steelyard.errors import UserError
+from steelyard.experiment.description import Description
+from steelyard.experiment.running import new_folder
+from steelyard.federate.app_folder import CONNECTION, write_app
+from steelyard.federate.processes import environment
+from steelyard.runs.reader import History
+from steelyard.runs.store import exists
+
+
+def submit(server: Path, experiment: Description, *, out: Path | None = None, resume: bool = False) -> Path:
+    """Send an experiment to the SuperLink of a server's folder and follow it; returns the run's folder."""
+    flower = server / ".flwr"
+    if not (flower / "config.toml").is_file():
+        raise UserError(f"{server}: no server here; allowed: the folder of a running `steelyard federate serve`")
+    run = (out if resume and out is not None else new_folder(experiment, out)).resolve()
+    with tempfile.TemporaryDirectory() as scratch:
+        app = Path(scratch) / "app"
+        write_app(app, experiment, out=run, resume=resume)
+        command = ["flwr", "run", str(app), CONNECTION, "--stream"]
+        with subprocess.Popen(
+            command, env=environment(flower.resolve()), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        ) as process:
+            last = _show(process)
+    if not exists(run) or History(run).info.get("status") != "finished":
+        raise UserError(f"the run in {run} did not finish: {last or 'no word from the server; is it serving?'}")
+    return run
+
+
+def _show(process: subprocess.Popen[str]) -> str:
+    """Print the lines of a run that are ours; return the last word of an error."""
+    assert process.stdout is not None
+    last = ""
+    for line in process.stdout:
+        text = line.strip()
+        if text.startswith(("steelyard: ", "round ")):
+            print(text, flush=True)
+        if text:
+            last = text.removeprefix("steelyard: ")
+    return last

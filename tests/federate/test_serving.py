@@ -1,0 +1,242 @@
+"""The server as a real process: nodes come in through the door, and nobody else comes in at all."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+from base64 import b64encode
+from collections.abc import Generator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from http.client import HTTPSConnection
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+pytest.importorskip("flwr")
+
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, StartRunRequest
+from flwr.proto.fleet_pb2 import ActivateNodeRequest, ActivateNodeResponse, RegisterNodeFleetRequest
+from flwr.proto.runtime_pb2 import AcquireTaskRequest
+from flwr.supercore.control import ControlHttpClient
+
+from steelyard.clients.flower.register import Entry, enter, read_register, remove
+from steelyard.errors import UserError
+from steelyard.federate.certificates import make_certificates, make_key
+from steelyard.federate.door import ALLOWED, RegisteredKeys
+from steelyard.federate.processes import environment, free_ports
+from steelyard.federate.serving import read_public_key
+
+
+def private(file: Path) -> ec.EllipticCurvePrivateKey:
+    found = serialization.load_ssh_private_key(file.read_bytes(), password=None)
+    assert isinstance(found, ec.EllipticCurvePrivateKey)
+    return found
+
+
+def pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+
+
+def signed(key: ec.EllipticCurvePrivateKey, stamp: str | None = None) -> dict[str, str]:
+    stamp = stamp or datetime.now(UTC).isoformat()
+    signature = key.sign(stamp.encode(), ec.ECDSA(hashes.SHA256()))
+    return {
+        "flwr-public-key": b64encode(pem(key)).decode(),
+        "flwr-timestamp": stamp,
+        "flwr-signature": b64encode(signature).decode(),
+        "content-type": "application/protobuf",
+        "accept": "application/protobuf",
+    }
+
+
+@dataclass
+class Served:
+    folder: Path
+    port: int
+    authority: Path
+    node: ec.EllipticCurvePrivateKey
+    lines: list[str]
+
+    def post(self, path: str, message: Any, key: ec.EllipticCurvePrivateKey | None = None) -> httpx.Response:
+        headers = signed(key or self.node)
+        url = f"https://127.0.0.1:{self.port}{path}"
+        return httpx.post(
+            url,
+            content=message.SerializeToString(),
+            headers=headers,
+            verify=ssl.create_default_context(cafile=self.authority),
+            timeout=30,
+        )
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Generator[Served]:
+    """A server with one registered node, and everything that this node has."""
+    root = tmp_path_factory.mktemp("served")
+    made = make_certificates(root / "tls", ["127.0.0.1"])
+    key, public = make_key(root / "hospital-a")
+    folder = root / "server"
+    enter(folder / "register.json", Entry("hospital-a", read_public_key(public), ("hospital-a",)))
+    (port,) = free_ports(1)
+    command = [sys.executable, "-m", "steelyard", "federate", "serve", str(folder), "--tls", str(root / "tls")]
+    process = subprocess.Popen(
+        [*command, "--listen", f"127.0.0.1:{port}"],
+        env=environment(root / "home"),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    lines: list[str] = []
+    assert process.stdout is not None
+    reader = threading.Thread(target=lambda: lines.extend(process.stdout or []), daemon=True)
+    reader.start()
+    try:
+        deadline = time.monotonic() + 120
+        while not any("is registered" in line for line in lines):
+            assert process.poll() is None, lines
+            assert time.monotonic() < deadline, lines
+            time.sleep(0.1)
+        yield Served(folder, port, made.authority, private(key), lines)
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0, lines
+        reader.join(5)
+
+
+def test_a_registered_node_comes_in(served: Served):
+    answer = served.post(
+        "/v1/fleet/activate-node", ActivateNodeRequest(public_key=pem(served.node), heartbeat_interval=30)
+    )
+    assert answer.status_code == 200
+    assert ActivateNodeResponse.FromString(answer.content).node_id
+
+
+def test_with_everything_that_a_node_has_nobody_registers_a_key_starts_a_run_or_takes_tasks(served: Served):
+    stranger = ec.generate_private_key(ec.SECP384R1())
+    calls: dict[str, Any] = {
+        "/v1/control/register-node": RegisterNodeRequest(public_key=pem(stranger)),
+        "/v1/fleet/register-node": RegisterNodeFleetRequest(public_key=pem(stranger)),
+        "/v1/control/start-run": StartRunRequest(),
+        "/v1/control/list-nodes": ListNodesRequest(),
+        "/v1/runtime/acquire-task": AcquireTaskRequest(supported_task_types=["flwr-serverapp", "flwr-clientapp"]),
+        "/v1/runtime/get-nodes": AcquireTaskRequest(),
+    }
+    for path, message in calls.items():
+        assert served.post(path, message).status_code == 403, path
+    tricks = (
+        *("/v1/fleet/../control/list-nodes", "//v1/control/list-nodes", "/v1/fleet/%2e%2e/control/list-nodes"),
+        *("/v1/control/list-nodes?/v1/fleet/pull-messages", "/V1/CONTROL/list-nodes", "/docs", "/health"),
+    )
+    for trick in tricks:
+        assert served.post(trick, ListNodesRequest()).status_code == 403, trick
+    with pytest.raises(httpx.HTTPStatusError, match="403"):
+        ControlHttpClient.from_server_address(
+            f"127.0.0.1:{served.port}", False, served.authority.read_bytes(), []
+        ).RegisterNode(RegisterNodeRequest(public_key=pem(stranger)))
+    activate = ActivateNodeRequest(public_key=pem(stranger), heartbeat_interval=30)
+    assert served.post("/v1/fleet/activate-node", activate, stranger).status_code == 401
+    assert any("refused 127.0.0.1: POST /v1/control/start-run" in line for line in served.lines)
+
+
+def test_the_superlink_itself_listens_on_loopback_only(served: Served):
+    config = (served.folder / ".flwr" / "config.toml").read_text()
+    own = int(config.split("127.0.0.1:")[1].split('"')[0])
+    assert own != served.port
+    listening = [line.split()[1] for line in Path("/proc/net/tcp").read_text().splitlines()[1:] if " 0A " in line]
+    assert [address for address in listening if address.endswith(f":{own:04X}")] == [f"0100007F:{own:04X}"]
+    assert (served.folder.stat().st_mode & 0o777) == 0o700
+
+
+def test_a_key_registered_while_it_serves_comes_in_and_goes_again(served: Served, tmp_path: Path):
+    key, public = make_key(tmp_path / "late")
+    own = private(key)
+    activate = ActivateNodeRequest(public_key=pem(own), heartbeat_interval=30)
+    assert served.post("/v1/fleet/activate-node", activate, own).status_code == 401
+    enter(served.folder / "register.json", Entry("late", read_public_key(public)))
+    deadline = time.monotonic() + 20
+    while served.post("/v1/fleet/activate-node", activate, own).status_code != 200:
+        assert time.monotonic() < deadline, served.lines
+        time.sleep(0.2)
+    remove(served.folder / "register.json", "late")
+    assert served.post("/v1/fleet/activate-node", activate, own).status_code == 401
+
+
+def test_a_call_that_is_too_large_is_refused_before_it_is_read(served: Served):
+    trusted = ssl.create_default_context(cafile=served.authority)
+    link = HTTPSConnection("127.0.0.1", served.port, context=trusted, timeout=20)
+    link.putrequest("POST", "/v1/fleet/push-object")
+    for name, value in {**signed(served.node), "content-length": str(1 << 40)}.items():
+        link.putheader(name, value)
+    link.endheaders()  # Not one byte of the body follows, and yet the answer comes.
+    assert link.getresponse().status == 413
+    link.close()
+
+
+def test_a_port_in_use_is_told_in_one_line(tmp_path: Path):
+    make_certificates(tmp_path / "tls", ["127.0.0.1"])
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        command = [sys.executable, "-m", "steelyard", "federate", "serve", str(tmp_path / "server")]
+        done = subprocess.run(
+            [*command, "--tls", str(tmp_path / "tls"), "--listen", f"127.0.0.1:{port}"],
+            env=environment(tmp_path / "home"), capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+    assert done.returncode == 2
+    assert f"--listen: 127.0.0.1:{port} cannot be used: Address already in use" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+class TestRegisteredKeys:
+    def test_a_signature_must_be_there_hold_be_of_now_and_of_a_registered_key(self, tmp_path: Path):
+        key, public = make_key(tmp_path / "a")
+        enter(tmp_path / "register.json", Entry("a", read_public_key(public)))
+        keys, own = RegisteredKeys(tmp_path / "register.json"), private(key)
+        assert keys.fault(signed(own)) is None
+        assert keys.fault({}) == "a call without a signature"
+        assert keys.fault(signed(ec.generate_private_key(ec.SECP384R1()))) == "a key that is not registered"
+        old = keys.fault(signed(own, "2020-01-01T00:00:00+00:00"))
+        assert old == "a signature of another time; is a clock wrong?"
+        forged = {**signed(own), "flwr-timestamp": datetime.now(UTC).isoformat()}
+        assert keys.fault(forged) == "a signature that does not hold"
+        assert keys.fault({**signed(own), "flwr-public-key": "!"}) == "a signature that does not hold"
+
+    def test_a_register_that_cannot_be_read_lets_nobody_in(self, tmp_path: Path):
+        key, public = make_key(tmp_path / "a")
+        enter(tmp_path / "register.json", Entry("a", read_public_key(public)))
+        keys = RegisteredKeys(tmp_path / "register.json")
+        assert keys.fault(signed(private(key))) is None
+        (tmp_path / "register.json").write_text("{")
+        assert keys.fault(signed(private(key))) == "a key that is not registered"
+
+
+class TestRegister:
+    def test_a_client_belongs_to_one_key(self, tmp_path: Path):
+        file = tmp_path / "register.json"
+        enter(file, Entry("a", "ssh one", ("x", "y")))
+        with pytest.raises(UserError, match="'x' belongs to a"):
+            enter(file, Entry("b", "ssh two", ("x",)))
+        enter(file, Entry("b", "ssh two", (), 2))
+        register = read_register(file)
+        assert register.owner("y") == "ssh one"
+        assert register.owner("z") is None
+        assert register.entries["ssh two"].refusal(("p", "q")) is None
+        assert register.entries["ssh two"].refusal(("p", "q", "r")) == "clients: 3 names; its entry allows 2"
+        assert register.entries["ssh one"].refusal(("x", "z")) == "clients: got z; its entry allows x, y"
+        assert (file.stat().st_mode & 0o777) == 0o600
+        assert set(remove(file, "a").entries) == {"ssh two"}
+        with pytest.raises(UserError, match="no node 'a'"):
+            remove(file, "a")
+
+
+def test_the_door_names_no_call_that_changes_who_may_come_in():
+    assert not any("register" in path or not path.startswith("/v1/fleet/") for path in ALLOWED)
