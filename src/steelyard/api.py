@@ -8,22 +8,25 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from steelyard.errors import UserError
 from steelyard.experiment import comparing, running
 from steelyard.experiment.description import Description
 from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.loading import load, read_experiment
 from steelyard.experiment.recommend import RecommendDescription
 from steelyard.report.comparison import compare_run
+from steelyard.report.short import short_account
 from steelyard.report.summary import summarise
+from steelyard.rounds.progress import shown_by_default, watching
 from steelyard.runs.reader import History
 
 if TYPE_CHECKING:
     from steelyard.data.dataset import DatasetOrSeeded
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Result:
-    """A run that has ended: its folder and everything recorded in it."""
+    """A run that has ended: its folder and everything recorded in it; printed, it is a short table."""
 
     folder: Path
 
@@ -47,6 +50,14 @@ class Result:
         """The rules compared, as one document; the same that `steelyard table --format json` prints."""
         return compare_run(self.folder, self.experiment.rounds)
 
+    def __repr__(self) -> str:
+        """The rules and their figures as a short table; what a notebook or a prompt shows."""
+        try:
+            return short_account(self.summary)
+        except (UserError, OSError) as problem:
+            # A folder that was moved or emptied is no reason for a traceback at a prompt.
+            return f"Result({str(self.folder)!r}): {problem}"
+
 
 class _Verbs:
     """What can be done with an experiment of any kind."""
@@ -59,13 +70,16 @@ class _Verbs:
         return runnable(load(name_or_file, changes, seed))
 
     def run(
-        self, out: str | Path | None = None, *, dataset: DatasetOrSeeded | None = None, progress: bool = False
+        self, out: str | Path | None = None, *, dataset: DatasetOrSeeded | None = None, progress: bool | None = None
     ) -> Result:
         """Run the experiment and return its result.
 
         `dataset` hands over data built with `steelyard.in_memory`, or a function that returns them for a seed.
+        `progress` shows how far it is; by default in a notebook and on a terminal.
         """
-        return Result(running.run(_described(self), out=out, dataset=dataset, progress=progress))
+        shown = shown_by_default() if progress is None else progress
+        with watching(shown):
+            return Result(running.run(_described(self), out=out, dataset=dataset, progress=shown))
 
     def compare(
         self,
@@ -74,13 +88,15 @@ class _Verbs:
         out: str | Path | None = None,
         *,
         dataset: DatasetOrSeeded | None = None,
-        progress: bool = False,
+        progress: bool | None = None,
     ) -> Result:
         """Run several rules on the same cohorts and first models, with some seeds; `result.table` compares them.
 
         Rules are written as for `steelyard compare`; without any, each criterion, every order of them, and online.
         """
-        return Result(comparing.compare(_described(self), rules, seeds, out=out, dataset=dataset, progress=progress))
+        shown = shown_by_default() if progress is None else progress
+        with watching(shown):
+            return Result(comparing.compare(_described(self), rules, seeds, out=out, dataset=dataset, progress=shown))
 
 
 def _described(experiment: _Verbs) -> Description:
@@ -110,6 +126,8 @@ def runnable(described: Description) -> Experiment | RecommendExperiment:
     return Experiment.model_construct(described.model_fields_set, **fields)
 
 
-def resume(folder: str | Path, *, dataset: DatasetOrSeeded | None = None, progress: bool = False) -> Result:
+def resume(folder: str | Path, *, dataset: DatasetOrSeeded | None = None, progress: bool | None = None) -> Result:
     """Go on with a simulated run that was stopped or killed, from its last whole checkpoint, to the same bits."""
-    return Result(running.resume(folder, dataset=dataset, progress=progress))
+    shown = shown_by_default() if progress is None else progress
+    with watching(shown):
+        return Result(running.resume(folder, dataset=dataset, progress=shown))

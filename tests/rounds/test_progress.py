@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import io
+import sys
+import time
+from types import SimpleNamespace
 
 import pytest
 
+from steelyard.activity import current, doing
 from steelyard.rounds import progress
-from steelyard.rounds.progress import show_progress, show_score
+from steelyard.rounds.progress import Expectation, show_duration, show_progress, show_score, shown_by_default, watching
 
 
 class Terminal(io.StringIO):
@@ -74,3 +78,183 @@ def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "3/8" in shown
     assert "DS 25.00%" in shown
     assert "round 3/8:" not in shown
+
+
+# what is being done --------------------------------------------------------------------------------------------------
+
+
+def test_what_is_being_done_is_told_from_the_widest_word_in() -> None:
+    assert current() is None
+    with doing("round 1"):
+        outer = current()
+        with doing("training"):
+            inner = current()
+    assert outer is not None
+    assert inner is not None
+    assert (outer[0], inner[0]) == ("round 1", "round 1: training")
+    assert inner[1] >= outer[1]
+    assert current() is None
+
+
+def test_an_error_ends_what_was_being_done() -> None:
+    with pytest.raises(ValueError, match="x"), doing("round 1"):
+        raise ValueError("x")
+    assert current() is None
+
+
+def test_silence_of_ten_seconds_is_broken(
+    clock: list[float], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("steelyard.activity.time.monotonic", lambda: clock[0])
+    with watching():
+        watch = progress._watch
+        assert watch is not None
+        clock[0] += 30
+        watch.display.beat(clock[0])  # nothing is being done
+        with doing("reading the data"):
+            for seconds in (9.9, 0.1, 5, 4.9, 0.1):
+                clock[0] += seconds
+                watch.display.beat(clock[0])
+        with show_progress(5) as report, doing("round 1/5"):
+            report(0, {"DS": 0.5})
+            clock[0] += 9.9
+            watch.display.beat(clock[0])
+            clock[0] += 0.1
+            watch.display.beat(clock[0])
+            clock[0] += 100
+            watch.display.beat(clock[0])
+    assert capsys.readouterr().err.splitlines() == [
+        "reading the data, 10 s so far",
+        "reading the data, 20 s so far",
+        "round 0/5: DS 50.00%",
+        "round 1/5, 10 s so far",
+        "round 1/5, 2 min so far",
+    ]
+
+
+def test_without_watching_nothing_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    with watching(False), doing("reading the data"):
+        assert progress._watch is None
+    assert capsys.readouterr().err == ""
+
+
+def test_a_real_silence_is_broken_by_itself(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "BEAT_SECONDS", 0.5)
+    with watching(), doing("thinking"):
+        time.sleep(2.5)
+    assert "thinking, " in capsys.readouterr().err
+
+
+def test_a_closed_standard_error_does_not_stop_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Closed(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError
+
+    monkeypatch.setattr(progress, "BEAT_SECONDS", 0.1)
+    monkeypatch.setattr("sys.stderr", Closed())
+    with watching(), doing("thinking"):
+        time.sleep(1.5)
+
+
+# how long it will take -----------------------------------------------------------------------------------------------
+
+
+def test_time_left_leaves_the_first_round_out() -> None:
+    expected = Expectation(10)
+    # ten seconds for the first round, which also sets up, then two each
+    found = [expected.left(round, now) for round, now in ((0, 0.0), (1, 10.0), (2, 12.0), (3, 14.0), (4, 16.0))]
+    assert found == [None, None, None, pytest.approx(14), pytest.approx(12)]
+
+
+def test_time_left_of_long_rounds_is_told_after_the_first() -> None:
+    expected = Expectation(3)
+    assert expected.left(0, 0.0) is None
+    assert expected.left(1, 60.0) == pytest.approx(120)
+    assert expected.left(2, 100.0) == pytest.approx(40)
+
+
+def test_time_left_of_a_run_that_goes_on() -> None:
+    expected = Expectation(100)
+    found = [expected.left(round, now) for round, now in ((51, 0.0), (52, 1.0), (53, 2.0), (54, 3.0))]
+    assert found == [None, None, None, pytest.approx(46)]
+
+
+def test_lines_name_the_time_left(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+    with show_progress(100) as report:
+        for round in range(6):
+            report(round, {"DS": 0.5})
+            clock[0] += 60
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "round 0/100: DS 50.00%"
+    assert lines[1] == "round 1/100: DS 50.00%; about 1.6 h left"
+    assert lines[5] == "round 5/100: DS 50.00%; about 1.6 h left"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.2, "1 s"), (89.4, "89 s"), (90, "2 min"), (600, "10 min"), (5400, "1.5 h"), (9000, "2.5 h")],
+)
+def test_durations_have_the_unit_that_fits(seconds: float, text: str) -> None:
+    assert show_duration(seconds) == text
+
+
+# notebooks -----------------------------------------------------------------------------------------------------------
+
+
+class Handle:
+    def __init__(self, shown: list[str]) -> None:
+        self.shown = shown
+
+    def update(self, bundle: dict[str, str], raw: bool) -> None:
+        assert raw
+        self.shown.append(f"again: {bundle['text/plain']}")
+
+
+def notebook(shown: list[str], kernel: object) -> SimpleNamespace:
+    def display(bundle: dict[str, str], raw: bool, display_id: bool) -> Handle:
+        assert raw
+        assert display_id
+        shown.append(bundle["text/plain"])
+        return Handle(shown)
+
+    shell = SimpleNamespace(kernel=kernel)
+    return SimpleNamespace(get_ipython=lambda: shell, display=SimpleNamespace(display=display))
+
+
+def test_a_notebook_gets_one_line_that_changes(
+    clock: list[float], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown: list[str] = []
+    monkeypatch.setitem(sys.modules, "IPython", notebook(shown, kernel=object()))
+    assert shown_by_default()
+    with show_progress(2) as report:
+        report(0, {"DS": 0.5})
+        clock[0] += 1
+        report(1, {"DS": 0.6})
+    assert shown == ["round 0/2: DS 50.00%", "again: round 1/2: DS 60.00%"]
+    assert capsys.readouterr().err == ""
+
+
+def test_a_plain_prompt_or_script_is_no_notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "IPython", notebook([], kernel=None))
+    assert not shown_by_default()
+    monkeypatch.setattr("sys.stderr", Terminal())
+    assert shown_by_default()
+
+
+def test_a_bar_says_what_is_being_done_and_leaves_nothing_behind_when_no_round_began(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    screen = Terminal()
+    monkeypatch.setattr("sys.stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    with watching():
+        with doing("reading [the] data"):
+            time.sleep(0.5)
+        shown = screen.getvalue()
+    assert "reading [the] data" in shown
+    # the last thing written takes the bar away
+    assert screen.getvalue().rstrip().endswith(("\x1b[2K", "\x1b[?25h"))
+    assert "\x1b[1A\x1b[2K" in screen.getvalue()[len(shown) :]

@@ -13,6 +13,7 @@ import click
 import typer
 
 from steelyard import __version__
+from steelyard.activity import doing
 from steelyard.cli.completion import recipe_names
 from steelyard.cli.federate import app as federate_app
 from steelyard.cli.models import models
@@ -21,6 +22,7 @@ from steelyard.cli.printing import finish, print_entries, print_json, terminal_w
 from steelyard.cli.recommend import app as recommend_app
 from steelyard.cli.watching import app as watching_app
 from steelyard.errors import UserError, one_line
+from steelyard.rounds.progress import watching
 
 app = typer.Typer(
     name="steelyard",
@@ -51,6 +53,7 @@ TableFormatOption = Annotated[
 BaselineOption = Annotated[
     str | None, typer.Option("--baseline", help="Rule that the others are held against; default: DS alone.")
 ]
+QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 SeedOption = Annotated[int | None, typer.Option("--seed", help="Seed of everything; in place of the experiment's.")]
 
 
@@ -107,25 +110,31 @@ def run(
     changes: SetOption = None,
     seed: SeedOption = None,
     out: OutOption = None,
+    quiet: QuietOption = False,
     format: FormatOption = "text",
 ) -> None:
     """Run an experiment and show its result."""
-    from steelyard.api import Experiment
+    with watching(not quiet):
+        with doing("starting"):
+            from steelyard.api import Experiment
 
-    described = Experiment.load(experiment, changes or [], seed)
-    finish(lambda: described.run(out, progress=True), format)
+            described = Experiment.load(experiment, changes or [], seed)
+        finish(lambda: described.run(out, progress=not quiet), format)
 
 
 @app.command()
 def resume(
     folder: Annotated[Path, typer.Argument(help="Folder of a run that was stopped or killed.")],
+    quiet: QuietOption = False,
     format: FormatOption = "text",
 ) -> None:
     """Continue a run, bit for bit as if it had not been stopped."""
-    from steelyard.api import Result
-    from steelyard.federate.resuming import resume as resume_run
+    with watching(not quiet):
+        with doing("starting"):
+            from steelyard.api import Result
+            from steelyard.federate.resuming import resume as resume_run
 
-    finish(lambda: Result(resume_run(folder, progress=True)), format)
+        finish(lambda: Result(resume_run(folder, progress=not quiet)), format)
 
 
 @app.command()
@@ -144,17 +153,21 @@ def compare(
     seed: Annotated[int | None, typer.Option("--seed", help="The first seed; default: the experiment's.")] = None,
     out: OutOption = None,
     baseline: BaselineOption = None,
+    quiet: QuietOption = False,
     format: TableFormatOption = "text",
 ) -> None:
     """Run several rules on the same cohorts and first models, and show the papers' tables."""
-    from steelyard.api import runnable
-    from steelyard.experiment.comparing import load_comparison
+    with watching(not quiet):
+        with doing("starting"):
+            from steelyard.api import runnable
+            from steelyard.experiment.comparing import load_comparison
 
-    described = runnable(load_comparison(experiment, changes or [], rules or [], seed))
-    if baseline is not None and baseline not in described.rules():
-        raise UserError(f"--baseline: got '{baseline}'; allowed: {', '.join(described.rules())}")
-    result = watched(lambda: described.compare(["recipe"], seeds, out, progress=True))
-    _print_table(result.folder, baseline, format)
+            described = runnable(load_comparison(experiment, changes or [], rules or [], seed))
+        if baseline is not None and baseline not in described.rules():
+            raise UserError(f"--baseline: got '{baseline}'; allowed: {', '.join(described.rules())}")
+        result = watched(lambda: described.compare(["recipe"], seeds, out, progress=not quiet))
+        with doing("comparing the rules"):
+            _print_table(result.folder, baseline, format)
     if format == "text":
         print(f"run stored in {result.folder}")
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from steelyard.activity import doing
 from steelyard.errors import Stopped, printable
 
 if TYPE_CHECKING:
@@ -101,10 +102,12 @@ def watched(work: Callable[[], Result]) -> Result:
 def finish(work: Callable[[], Result], format: str) -> None:
     """Do the work of a command that runs an experiment and print its summary; use it for every such command."""
     result = watched(work)
+    with doing("summing up"):
+        summary = result.summary
     if format == "json":
-        print_json(result.summary)
+        print_json(summary)
     else:
         # For speed of start: tables are drawn only at the end of a run.
         from steelyard.cli.tables import show_summary
 
-        show_summary(result.summary)
+        show_summary(summary)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from steelyard import __version__
+from steelyard.activity import doing
 from steelyard.clients.protocol import CheckedClients
 from steelyard.errors import Stopped, UserError, writable
 from steelyard.experiment.description import Description
@@ -108,7 +109,7 @@ def run(
     """
     check_tracker(experiment.tracking)
     folder = new_folder(experiment, out)
-    clients, server = experiment.assemble(dataset) if assemble is None else assemble()
+    clients, server = _assembled(experiment, dataset, assemble)
     try:
         _check_ready(experiment, clients, list(seeds or [experiment.seed]))
         store = _open(folder, experiment)
@@ -128,7 +129,8 @@ def _check_ready(experiment: Description, clients: Clients, seeds: Sequence[int]
     """Refuse what cannot work now that the data are there, before a folder is made."""
     least = experiment.rounds.min_clients
     for seed in seeds:
-        count = len(clients.names(seed))
+        with doing(f"sharing out the data, seed {seed}"):
+            count = len(clients.names(seed))
         if least > count:
             raise UserError(f"rounds.min_clients: got {least}; allowed: at most {count}, the clients that there are")
     if isinstance(clients, CheckedClients):
@@ -158,13 +160,20 @@ def resume(
     choice = history.info.get("engine_choice")
     if choice:
         experiment = experiment.with_engine(choice)
-    clients, server = experiment.assemble(dataset) if assemble is None else assemble()
+    clients, server = _assembled(experiment, dataset, assemble)
     store = _open(folder, experiment)
     try:
         return _go(experiment, folder, store, clients, server, seeds, progress)
     finally:
         clients.close()
         store.close()
+
+
+def _assembled(
+    experiment: Description, dataset: DatasetOrSeeded | None, assemble: Assembly | None
+) -> tuple[Clients, Server]:
+    with doing("reading the data" if assemble is None else "waiting for the nodes"):
+        return experiment.assemble(dataset) if assemble is None else assemble()
 
 
 def _open(folder: Path, experiment: Description) -> Store:
@@ -191,7 +200,8 @@ def _go(
     store.note(status="running", rounds=plan.rounds, measure=experiment.score_name, writer=this_process().text())
     for seed in dict.fromkeys(federation.seed for federation in federations):
         # So that what is noted of the clients tells of every seed, also of one that had finished before a resume.
-        clients.names(seed)
+        with doing(f"sharing out the data, seed {seed}"):
+            clients.names(seed)
     document = experiment.model_dump(mode="json", exclude_none=True)
     known = tracked.start(folder.resolve().name, document, History(folder).info.get("tracked_as"))
     if known is not None:

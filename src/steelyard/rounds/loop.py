@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from steelyard import randomness
+from steelyard.activity import doing
 from steelyard.clients.protocol import Clients, ReportingServer, Server
 from steelyard.defence.validate import admit
 from steelyard.errors import UserError
@@ -53,9 +54,11 @@ def run_rounds(
     begun = min(state.round for state in states.values() if not state.finished) if _active(states) else plan.rounds
     for round in range(begun + 1, plan.rounds + 1):
         active = [federation for federation in federations if not states[federation.name].finished]
-        records = one_round(active, states, clients, server, plan, round)
-        last = round == plan.rounds or not _active(states)
-        recorder.commit(round, records, states, clients.snapshot, last=last)
+        with doing(f"round {round}/{plan.rounds}"):
+            records = one_round(active, states, clients, server, plan, round)
+            last = round == plan.rounds or not _active(states)
+            with doing("writing it down"):
+                recorder.commit(round, records, states, clients.snapshot, last=last)
         _report(progress, round, states)
         if last:
             break
@@ -75,10 +78,13 @@ def _begin(
     federations: Sequence[Federation], clients: Clients, server: Server, plan: Plan, recorder: Recorder
 ) -> dict[str, RoundState]:
     begun = time.perf_counter()
-    states = {federation.name: federation.start(server) for federation in federations}
+    with doing("building the first models"):
+        states = {federation.name: federation.start(server) for federation in federations}
     questions = [Question(f.name, f.seed, 0, states[f.name].parameters[None]) for f in federations]
     records: list[RoundRecord] = []
-    for federation, answer in zip(federations, clients.evaluate(questions), strict=True):
+    with doing("testing the first models"):
+        answers = clients.evaluate(questions)
+    for federation, answer in zip(federations, answers, strict=True):
         accuracy = float(answer.overall()[0])
         state = states[federation.name]
         states[federation.name] = replace(state, orders=replace(state.orders, reference=accuracy))
@@ -100,17 +106,20 @@ def one_round(
     begun = time.perf_counter()
     asking = [federation for federation in federations if federation.rule.settings.trained_by == "clients"]
     tasks = [make_task(federation, states[federation.name], clients, plan, round) for federation in asking]
-    answers = iter(zip(tasks, clients.train(tasks) if tasks else [], strict=True))
-    drafts = [
-        _weigh(federation, states[federation.name], *next(answers), server, plan)
-        if federation in asking
-        else train_alone(federation, states[federation.name], server, round)
-        for federation in federations
-    ]
-    fit_to_server([draft for draft in drafts if draft.federation.rule.settings.fit is not None], server)
+    with doing(f"training {sum(len(task.clients) for task in tasks):,} clients"):
+        answers = iter(zip(tasks, clients.train(tasks) if tasks else [], strict=True))
+    with doing("weighing"):
+        drafts = [
+            _weigh(federation, states[federation.name], *next(answers), server, plan)
+            if federation in asking
+            else train_alone(federation, states[federation.name], server, round)
+            for federation in federations
+        ]
+        fit_to_server([draft for draft in drafts if draft.federation.rule.settings.fit is not None], server)
     last = round == plan.rounds
     if last or round % plan.evaluate_every == 0:
-        _evaluate(drafts, clients, round, detailed=plan.detailed and last)
+        with doing("testing on all clients"):
+            _evaluate(drafts, clients, round, detailed=plan.detailed and last)
     records: list[RoundRecord] = []
     for draft in drafts:
         state, record = _finish(draft, server, plan, time.perf_counter() - begun)

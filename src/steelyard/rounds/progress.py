@@ -1,19 +1,31 @@
-"""Progress while a run goes on: a bar in a terminal, plain lines elsewhere, always on standard error."""
+"""Progress while a run goes on: a bar in a terminal, one line in a notebook, plain lines elsewhere, on standard error.
+
+Whatever takes long is named after ten seconds of silence, before the rounds, between them and after.
+"""
 
 from __future__ import annotations
 
 import math
 import sys
+import threading
 import time
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, Protocol
+
+from steelyard.activity import current
 
 if TYPE_CHECKING:
     # Only for annotations: tables show scores without waiting for torch.
     from steelyard.rounds.loop import Progress
 
 PLAIN_SECONDS = 5.0
+"""At most so often a round is a line."""
+BEAT_SECONDS = 10.0
+"""After so long a silence a line says what is being done."""
+FEW_ROUNDS = 3
+FEW_SECONDS = 20.0
+"""After so many rounds, or one round and so many seconds, the time left is named."""
 
 
 def show_score(value: float) -> str:
@@ -21,60 +33,218 @@ def show_score(value: float) -> str:
     return f"{value:.2%}" if 0 <= value <= 1 else f"{value:.4g}"
 
 
+def show_duration(seconds: float) -> str:
+    """Write a duration in the unit that fits: 40 s, 3 min, 2.5 h."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    return f"{round(seconds / 60)} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def shown_by_default() -> bool:
+    """Whether somebody watches: in a notebook or at a terminal."""
+    return _notebook() is not None or sys.stderr.isatty()
+
+
+class Expectation:
+    """How long the rounds will still take, from how long they took; the first, which also sets up, counts least."""
+
+    def __init__(self, rounds: int) -> None:
+        self._rounds = rounds
+        self._marks: list[tuple[int, float]] = []
+
+    def left(self, round: int, now: float) -> float | None:
+        """Return the seconds that are left after a round; None while there is too little to go by."""
+        if len(self._marks) < 2:
+            self._marks.append((round, now))
+        begun, since = self._marks[0]
+        done = round - begun
+        if done < 1 or (done < FEW_ROUNDS and now - since < FEW_SECONDS):
+            return None
+        first, after = self._marks[1]
+        if round > first:
+            done, since = round - first, after
+        return (now - since) / done * (self._rounds - round)
+
+
+class _Display(Protocol):
+    """Something that shows progress."""
+
+    def begin(self, rounds: int) -> None: ...
+    def report(self, round: int, accuracies: Mapping[str, float | None]) -> None: ...
+    def beat(self, now: float) -> None: ...
+    def end(self) -> None: ...
+
+
+class _Lines:
+    """Lines now and then: often enough to see life, seldom enough for a log."""
+
+    def __init__(self, write: Callable[[str], None], seconds: float = PLAIN_SECONDS) -> None:
+        self._write, self._seconds = write, seconds
+        self._rounds, self._expected = 0, Expectation(0)
+        self._last, self._round_last = time.monotonic(), float("-inf")
+
+    def begin(self, rounds: int) -> None:
+        self._rounds, self._expected = rounds, Expectation(rounds)
+
+    def report(self, round: int, accuracies: Mapping[str, float | None]) -> None:
+        now = time.monotonic()
+        left = self._expected.left(round, now)
+        if round == self._rounds or now - self._round_last >= self._seconds:
+            self._last = self._round_last = now
+            told = f"; about {show_duration(left)} left" if left is not None and round < self._rounds else ""
+            self._write(f"round {round}/{self._rounds}: {_figures(accuracies)}{told}")
+
+    def beat(self, now: float) -> None:
+        doing = current()
+        if doing is None or now - self._last < BEAT_SECONDS:
+            return
+        self._last = now
+        what, since = doing
+        self._write(f"{what}, {show_duration(now - since)} so far")
+
+    def end(self) -> None:
+        self._last = time.monotonic()
+
+
+class _Bar:
+    """A bar that also says what is being done; it goes on moving by itself, and is a line again once it has ended."""
+
+    def __init__(self) -> None:
+        # For speed of start: a run without a terminal draws no bar.
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bar
+        from rich.text import Text
+
+        class Lines(Bar):
+            """The bar and below it, cut to the terminal's width, what is reached and what is being done."""
+
+            def get_renderables(self) -> Iterable[Any]:
+                yield self.make_tasks_table(self.tasks)
+                doing = current()
+                for line in (*(task.fields["figures"] for task in self.tasks), "" if doing is None else doing[0]):
+                    if line:
+                        yield Text(line, no_wrap=True, overflow="ellipsis")
+
+        columns = (
+            TextColumn("rounds"),
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+        )
+        self._bar = Lines(*columns, console=Console(stderr=True))
+        self._task = self._bar.add_task("rounds", total=None, figures="")
+        self._begun = False
+        self._after: _Lines | None = None
+        self._bar.start()
+
+    def begin(self, rounds: int) -> None:
+        self._begun = True
+        self._bar.update(self._task, total=rounds)
+
+    def report(self, round: int, accuracies: Mapping[str, float | None]) -> None:
+        self._bar.update(self._task, completed=round, figures=_figures(accuracies))
+
+    def beat(self, now: float) -> None:
+        if self._after is not None:
+            self._after.beat(now)
+
+    def end(self) -> None:
+        if self._after is None:
+            # What ends before its rounds begin, such as a refusal, leaves no empty bar behind.
+            self._bar.live.transient = not self._begun
+            self._bar.stop()
+            self._after = _Lines(_to_standard_error)
+
+
+class _Watch:
+    """The display of this process, and the thread that looks whether it has been silent for long."""
+
+    def __init__(self, display: _Display) -> None:
+        self.display = display
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="steelyard-progress", daemon=True)
+        self._thread.start()
+
+    def _look(self) -> None:
+        while not self._stop.wait(1.0):
+            try:
+                self.display.beat(time.monotonic())
+            except (OSError, ValueError):
+                # Standard error has been closed: nobody watches any more, and the run goes on.
+                return
+
+    def close(self) -> None:
+        self._stop.set()
+        self._thread.join()
+        self.display.end()
+
+
+_watch: _Watch | None = None
+
+
+@contextmanager
+def watching(on: bool = True) -> Generator[None]:
+    """Say what goes on inside whenever it is silent for long; use it around set-up, rounds and summing up together."""
+    global _watch
+    if not on or _watch is not None:
+        yield
+        return
+    _watch = _Watch(_display())
+    try:
+        yield
+    finally:
+        closing, _watch = _watch, None
+        closing.close()
+
+
 @contextmanager
 def show_progress(rounds: int) -> Generator[Progress]:
     """Show how far the rounds are and the current accuracy of each rule; yields the function that the loop calls."""
-    if sys.stderr.isatty():
-        with _bar(rounds) as report:
-            yield report
-    else:
-        yield _plain(rounds)
+    with watching():
+        assert _watch is not None
+        display = _watch.display
+        display.begin(rounds)
+        try:
+            yield display.report
+        finally:
+            display.end()
 
 
-def _known(value: float | None) -> bool:
-    """Whether there is a figure: clients without test rows give none."""
-    return value is not None and not math.isnan(value)
+def _display() -> _Display:
+    if write := _notebook():
+        return _Lines(write, seconds=0.5)
+    return _Bar() if sys.stderr.isatty() else _Lines(_to_standard_error)
+
+
+def _to_standard_error(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _notebook() -> Callable[[str], None] | None:
+    """Return what writes a line of a notebook over and over; None outside of one."""
+    # Whoever runs in a notebook has IPython loaded; nobody else should wait for it.
+    ipython: Any = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    if shell is None or getattr(shell, "kernel", None) is None:
+        return None
+    handle: Any = None
+
+    def write(line: str) -> None:
+        nonlocal handle
+        bundle = {"text/plain": line}
+        if handle is None:
+            handle = ipython.display.display(bundle, raw=True, display_id=True)
+        else:
+            handle.update(bundle, raw=True)
+
+    return write
 
 
 def _figures(accuracies: Mapping[str, float | None]) -> str:
-    shown = [f"{name} {show_score(cast('float', value))}" for name, value in accuracies.items() if _known(value)]
+    # Clients without test rows give no figure.
+    known = {name: value for name, value in accuracies.items() if value is not None and not math.isnan(value)}
+    shown = [f"{name} {show_score(value)}" for name, value in known.items()]
     rest = f" and {len(shown) - 4} more" if len(shown) > 4 else ""
     return ", ".join(shown[:4]) + rest
-
-
-@contextmanager
-def _bar(rounds: int) -> Generator[Progress]:
-    # For speed of start: a run without a terminal draws no bar.
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
-
-    columns = (
-        TextColumn("rounds"),
-        BarColumn(bar_width=30),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[figures]}", markup=False),
-    )
-    with Bar(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("rounds", total=rounds, figures="")
-
-        def report(round: int, accuracies: Mapping[str, float | None]) -> None:
-            bar.update(task, completed=round, figures=_figures(accuracies))
-
-        yield report
-
-
-def _plain(rounds: int) -> Progress:
-    """Return a reporter that prints a line now and then: often enough to see life, seldom enough for a log."""
-    last = -PLAIN_SECONDS
-
-    def report(round: int, accuracies: Mapping[str, float | None]) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if round == rounds or now - last >= PLAIN_SECONDS:
-            last = now
-            print(f"round {round}/{rounds}: {_figures(accuracies)}", file=sys.stderr, flush=True)
-
-    return report

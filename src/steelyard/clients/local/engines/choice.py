@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
+from steelyard.activity import doing
 from steelyard.clients.local.device_data.cohort import Cohort
 from steelyard.clients.local.engines import choice_file
 from steelyard.clients.local.engines.engine import Engine, TrainingSetup
@@ -31,7 +32,8 @@ class ChosenEngine:
     def train(self, cohort: Cohort, out: torch.Tensor) -> Floats:
         """Train a cohort with the engine of this run."""
         if self.engine is None:
-            self.engine = self._choose(cohort)
+            with doing("trying out engines"):
+                self.engine = self._choose(cohort)
         try:
             return self.engine.train(cohort, out)
         except torch.OutOfMemoryError as error:

@@ -1,0 +1,46 @@
+"""A run in a few lines of plain text: one line per rule; for prompts, notebooks and logs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from steelyard.rounds.progress import show_score
+
+MOST_RULES = 12
+LONGEST_NAME = 40
+
+
+def short_account(summary: Mapping[str, Any]) -> str:
+    """Return a summary as a small table: rule, scores, rounds to the target; only columns that some rule has."""
+    rules = summary["rules"]
+    columns = {"rule": [_name(rule, several=len({rule["seed"] for rule in rules}) > 1) for rule in rules]}
+    columns[f"{summary['measure']} on the clients"] = [_score(rule["accuracy"]) for rule in rules]
+    columns["worst 10%"] = [_score(rule["worst_tenth"]) for rule in rules]
+    columns["on the server's rows"] = [_score(rule["server"].get("accuracy")) for rule in rules]
+    reached = [rule["rounds_to_target"] for rule in rules]
+    columns["rounds to target"] = ["-" if rounds is None else str(rounds) for rounds in reached]
+    shown = {name: cells for name, cells in columns.items() if name == "rule" or any(cell != "-" for cell in cells)}
+    widths = [max(map(len, (name, *cells))) for name, cells in shown.items()]
+    lines = [tuple(shown), *zip(*shown.values(), strict=True)]
+    text = ["  ".join(_padded(line, widths)) for line in lines[: MOST_RULES + 1]]
+    more = [f"and {len(rules) - MOST_RULES} more rules"] if len(rules) > MOST_RULES else []
+    return "\n".join([*text, *more, f"run stored in {summary['run']}"])
+
+
+def _padded(cells: tuple[str, ...], widths: list[int]) -> list[str]:
+    first, *others = (
+        cell.ljust(width) if column == 0 else cell.rjust(width)
+        for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
+    )
+    return [first, *others]
+
+
+def _name(rule: Mapping[str, Any], *, several: bool) -> str:
+    name = str(rule["rule"])
+    name = name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 3]}..."
+    return f"{name} #{rule['seed']}" if several else name
+
+
+def _score(value: float | None) -> str:
+    return "-" if value is None or value != value else show_score(value)
