@@ -21,40 +21,110 @@ class Kind:
     name: str
     title: str
     caption: str
+    empty: str
+    """What to say, and what to do, where a run has nothing to show for it."""
     of: Literal["view", "part", "client"]
     """view: all rules together; part: one rule with one seed; client: one client under one rule and seed."""
     make: Callable[..., Chart | None]
 
 
 _LIST = (
-    Kind("accuracy", "Score, round by round", "Over the test samples of all clients.", "view", curves.accuracy),
+    Kind(
+        "accuracy",
+        "Score, round by round",
+        "Over the test samples of all clients.",
+        "No round has been evaluated yet.",
+        "view",
+        curves.accuracy,
+    ),
     Kind(
         "server",
-        "Accuracy on clean rows",
-        "On rows of the server that no client holds.",
+        "On clean rows",
+        "Accuracy on rows of the server that no client holds.",
+        "The server of this run has no rows that report; partition.server_report = 'apart' gives it some.",
         "view",
         curves.server_accuracy,
     ),
     Kind(
-        "macro-f1", "Macro F1 on clean rows", "The mean over the classes, rare ones included.", "view", curves.macro_f1
+        "macro-f1",
+        "Macro F1 on clean rows",
+        "The mean over the classes, rare ones included.",
+        "The server of this run reports no F1 of each class.",
+        "view",
+        curves.macro_f1,
     ),
     Kind(
         "flawed",
         "What flawed clients weighed",
         "The share of each round's weight that they got.",
+        "No client of this run is flawed; a [[flaws]] section makes some worth less.",
         "view",
         curves.flawed_weight,
     ),
-    Kind("targets", "Rounds to target", "Further left is faster; further up is fairer.", "view", curves.targets),
-    Kind("devices", "Device by device", "What each device gets from the last model.", "view", devices.devices),
-    Kind("weights", "Who counted, when", "Weight of each client in each round.", "part", weights.weights),
-    Kind("criteria", "What decided", "Each criterion against the weight of the update.", "part", weights.criteria),
-    Kind("orders", "Priority orders", "Kept and tested, round by round.", "part", adapting.orders),
     Kind(
-        "classes", "Class by class", "F1 of each class, and its weight in an adaptive loss.", "part", adapting.classes
+        "targets",
+        "Rounds to target",
+        "Further left is faster, further up reaches more devices.",
+        "No rule reached a target; rounds.targets names others.",
+        "view",
+        curves.targets,
     ),
-    Kind("split", "Who holds how much", "Training samples of each client.", "part", weights.split),
-    Kind("client", "One client", "Its weight, its criteria and its own score.", "client", devices.client),
+    Kind(
+        "devices",
+        "Device by device",
+        "What each device gets from the last model.",
+        "No device has been tested yet.",
+        "view",
+        devices.devices,
+    ),
+    Kind(
+        "weights",
+        "Who counted, when",
+        "The weight of each client in each round; no colour: it was not asked.",
+        "No client was weighed under this rule.",
+        "part",
+        weights.weights,
+    ),
+    Kind(
+        "criteria",
+        "What decided",
+        "Each criterion, as normalised over the cohort, against the weight of the update.",
+        "No criterion was measured under this rule.",
+        "part",
+        weights.criteria,
+    ),
+    Kind(
+        "orders",
+        "Priority orders",
+        "Which order each round kept, and which it tested.",
+        "This rule keeps its order; steelyard compare with --rules online shows one that adjusts it.",
+        "part",
+        adapting.orders,
+    ),
+    Kind(
+        "classes",
+        "Class by class",
+        "F1 of each class on the server's rows, and its weight in an adaptive loss.",
+        "The server of this run reports no F1 of each class.",
+        "part",
+        adapting.classes,
+    ),
+    Kind(
+        "split",
+        "Who holds how much",
+        "Training samples of each client.",
+        "No client has told its number of samples yet.",
+        "part",
+        weights.split,
+    ),
+    Kind(
+        "client",
+        "One client",
+        "Its weight, its criteria and its own score.",
+        "This client was neither asked nor tested under this rule.",
+        "client",
+        devices.client,
+    ),
 )
 
 KINDS: dict[str, Kind] = {kind.name: kind for kind in _LIST}
@@ -66,8 +136,8 @@ def draw(
 ) -> Chart | None:
     """Draw one figure as an Altair chart; None where the runs have nothing to show for it.
 
-    `rule` is a label of the view and `seed` one of its seeds, for figures of one rule; by default the main rule's, or the
-    first's that has something to show.
+    `rule` is a label of the view and `seed` one of its seeds, for figures of one rule; by default those of the
+    main rule, or of the first that has something to show.
     """
     if kind not in KINDS:
         raise UserError(f"kind: got '{kind}'{nearest(kind, KINDS)}; allowed: {listed(KINDS)}")

@@ -19,7 +19,7 @@ def theme(dark: bool = False) -> dict[str, Any]:
     ink, soft, grid, ground = (
         ("#e9e4d8", "#a8a294", "#333a42", "#171b20") if dark else ("#20262d", "#6a6557", "#e4dccb", "#fffdf8")
     )
-    ramp = ["#252b32", "#5d4a22", "#a87a24", "#f3c766"] if dark else ["#f6eedc", "#d9ae5b", "#96610f", "#452a02"]
+    ramp = ["#2b2416", "#5f4820", "#ab7c26", "#f6cd72"] if dark else ["#f6eedc", "#d9ae5b", "#96610f", "#452a02"]
     text = {
         "labelColor": soft,
         "titleColor": ink,

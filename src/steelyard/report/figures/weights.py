@@ -145,7 +145,9 @@ def criteria(view: RunView, part: Part) -> alt.FacetChart | None:
                 legend=alt.Legend() if flawed else None,
             ),
             alt.Shape(
-                "kind:N", scale=alt.Scale(domain=kinds, range=["circle", "triangle-up"][: len(kinds)]), legend=None
+                "kind:N",
+                scale=alt.Scale(domain=kinds, range=["circle", "triangle-up"][: len(kinds)]),
+                legend=alt.Legend() if flawed else None,
             ),
             tooltip=[
                 alt.Tooltip("client:N"),

@@ -1,0 +1,121 @@
+// Showing Vega-Lite figures: as wide as their column, in the reader's light or dark, drawn when they come into sight.
+"use strict";
+const SteelyardFigures = (() => {
+  const shown = new Map(); // element -> {spec, view}
+  const scheme = window.matchMedia("(prefers-color-scheme: dark)");
+  let themes = { light: {}, dark: {} };
+  let printing = false;
+
+  const dark = () => scheme.matches && !printing;
+
+  // Give a figure the width of its column: one view takes it all, views below each other too, a row of small ones breaks.
+  function fit(spec, width) {
+    const made = structuredClone(spec);
+    if (made.facet) {
+      const columns = Math.max(1, Math.min(made.columns || 3, Math.floor(width / 240)));
+      made.columns = columns;
+      made.spec.width = Math.max(140, Math.floor((width - 70) / columns - 30));
+    } else if (made.vconcat) {
+      for (const part of made.vconcat) part.width = Math.max(120, width - 140);
+    } else {
+      made.width = width;
+      made.autosize = { type: "fit-x", contains: "padding" };
+    }
+    return made;
+  }
+
+  function config(width) {
+    const theme = structuredClone(dark() ? themes.dark : themes.light);
+    theme.legend.columns = Math.max(1, Math.floor(width / 170));
+    if (width < 480) theme.axis.labelLimit = 96;
+    return theme;
+  }
+
+  async function render(element) {
+    const entry = shown.get(element);
+    if (!entry || !entry.spec) return;
+    const width = Math.floor(element.clientWidth);
+    if (width <= 0) return;
+    entry.width = width;
+    const spec = fit(entry.spec, width);
+    strip(spec, width);
+    const result = await vegaEmbed(element, spec, {
+      mode: "vega-lite", actions: false, ast: true, renderer: heavy(spec) ? "canvas" : "svg", config: config(width),
+      tooltip: { theme: dark() ? "dark" : "light" },
+    });
+    if (entry.result) entry.result.finalize();
+    entry.result = result;
+    element.dataset.drawn = "yes";
+  }
+
+  // The columns of a legend follow the width, so what the figure itself says of them gives way.
+  function strip(spec, width) {
+    const columns = Math.max(1, Math.floor(width / 170));
+    const walk = (node) => {
+      if (!node || typeof node !== "object") return;
+      if (node.legend && node.legend.columns) node.legend.columns = columns;
+      for (const [name, inner] of Object.entries(node)) if (name !== "datasets" && name !== "data") walk(inner);
+    };
+    walk(spec);
+  }
+
+  function heavy(spec) {
+    let cells = 0;
+    for (const rows of Object.values(spec.datasets || {})) {
+      for (const row of rows) cells += Array.isArray(row.weight) ? row.weight.length : 1;
+    }
+    return cells > 2500;
+  }
+
+  const watcher = new IntersectionObserver((entries) => {
+    for (const entry of entries) {
+      if (!entry.isIntersecting) continue;
+      watcher.unobserve(entry.target);
+      render(entry.target);
+    }
+  }, { rootMargin: "300px" });
+
+  // Show a figure in an element, now or when it comes into sight; a second call replaces the first.
+  function show(element, spec) {
+    const entry = shown.get(element) || {};
+    entry.spec = spec;
+    shown.set(element, entry);
+    if (entry.result) render(element);
+    else watcher.observe(element);
+  }
+
+  function clear(element) {
+    const entry = shown.get(element);
+    if (entry && entry.result) entry.result.finalize();
+    shown.delete(element);
+    element.replaceChildren();
+    delete element.dataset.drawn;
+  }
+
+  function again() { for (const [element, entry] of shown) if (entry.result) render(element); }
+
+  let timer = 0;
+  window.addEventListener("resize", () => {
+    clearTimeout(timer);
+    timer = setTimeout(() => {
+      for (const [element, entry] of shown) {
+        if (entry.result && Math.abs(element.clientWidth - entry.width) > 2) render(element);
+      }
+    }, 150);
+  });
+  scheme.addEventListener("change", again);
+  window.addEventListener("beforeprint", () => { printing = true; for (const element of shown.keys()) render(element); });
+  window.addEventListener("afterprint", () => { printing = false; again(); });
+
+  async function save(element, name) {
+    const entry = shown.get(element);
+    if (!entry || !entry.result) return;
+    const url = await entry.result.view.toImageURL("svg");
+    const link = document.createElement("a");
+    link.href = url;
+    link.download = name + ".svg";
+    link.click();
+  }
+
+  return { show, clear, save, fit, use: (given) => { themes = given; } };
+})();

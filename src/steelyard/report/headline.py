@@ -1,0 +1,104 @@
+"""One paragraph on top of a report: who won by how much, in how many seeds, and what flawed clients weighed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from steelyard.report.baseline import asks_clients
+from steelyard.report.flawed import SMALL, flawed_shares
+from steelyard.report.statistics import estimate, paired_p, verdict
+from steelyard.report.view import RunView
+
+
+def headline(view: RunView) -> list[str]:
+    """Return what happened in plain sentences; the first says who won. Several runs are told one by one."""
+    if len(view.histories) > 1:
+        parts = zip(view.names, view.histories, strict=True)
+        return [f"{name}: {' '.join(headline(RunView([history])))}" for name, history in parts]
+    finals, what = _finals(view)
+    state = _state(view)
+    if not finals:
+        return [*state, "No round has been evaluated yet: there is nothing to tell so far."]
+    return [*state, *_result(view, finals, what), *_flawed(view, finals)]
+
+
+def _finals(view: RunView) -> tuple[dict[str, dict[int, float]], str]:
+    """Return the last score of each rule and seed: on clean rows where all have them, else the clients' own."""
+    for column, what in (("server_accuracy", "on clean rows"), ("accuracy", "")):
+        frame = view.rounds
+        frame = frame[frame[column].notna() & (frame["round"] > 0)]
+        found: dict[str, dict[int, float]] = {}
+        for (rule, seed), rows in frame.groupby(["rule", "seed"], sort=False):
+            found.setdefault(str(rule), {})[int(seed)] = float(rows[column].iloc[-1])
+        if found and set(found) == set(view.labels):
+            return found, what
+    return {}, ""
+
+
+def _state(view: RunView) -> list[str]:
+    told: list[str] = []
+    for name, history, experiment in zip(view.names, view.histories, view.experiments, strict=True):
+        status = history.info.get("status", "unknown")
+        if status != "finished":
+            last = int(history.rounds["round"].to_numpy().max()) if len(history.rounds) else 0
+            told.append(f"{name} is {status}: round {last} of {experiment.resolved().rounds.count}.")
+    return told
+
+
+def _score(view: RunView, value: float) -> str:
+    return f"{value:.1%}" if view.measure == "accuracy" else f"{view.measure} {value:.4g}"
+
+
+def _result(view: RunView, finals: dict[str, dict[int, float]], what: str) -> list[str]:
+    means = {label: estimate(list(values.values())).mean for label, values in finals.items()}
+    base = view.baseline
+    where = f" {what}" if what else " over all clients' test samples"
+    asking = {part.label for part in view.parts if asks_clients(part.settings)}
+    others = [label for label in view.labels if label != base and label in asking]
+    if not others or base not in means:
+        only = next(iter(means))
+        return [f"{only} ended at {_score(view, means[only])}{where}; there is no other rule to hold it against."]
+    best = max(others, key=lambda label: means[label])
+    seeds = sorted(set(finals[best]) & set(finals[base]))
+    gains = [finals[best][seed] - finals[base][seed] for seed in seeds]
+    gain = means[best] - means[base]
+    unit = f"{100 * gain:+.1f} points" if view.measure == "accuracy" else f"{gain:+.4g}"
+    pair = f"{best} ended at {_score(view, means[best])}{where}, {base} at {_score(view, means[base])}: {unit}"
+    if len(seeds) < 2:
+        close = view.measure == "accuracy" and abs(gain) < SMALL
+        tail = "too close to call" if close else "one seed, so chance cannot be told from effect"
+        return [f"{pair} ({tail}; steelyard compare with --seeds 10 tells)."]
+    won = sum(value > 0 for value in gains)
+    p = paired_p(gains)
+    words = {
+        "better": f"{best} is better",
+        "worse": f"{base} is better",
+        "not distinguishable": "the seeds cannot tell them apart",
+    }[verdict(gain, p)]
+    return [f"{pair}; ahead in {won} of {len(seeds)} seeds, and {words} (paired test, p = {p:.2g})."]
+
+
+def _flawed(view: RunView, finals: dict[str, dict[int, float]]) -> list[str]:
+    """Say what flawed clients weighed under the baseline and under the best other rule, over the first seed."""
+    part = view.part()
+    flaws = view.flaws(part)
+    if not flaws:
+        return []
+    shares: dict[str, Any] = {}
+    for one in view.parts:
+        if one.history is part.history and one.seed == part.seed:
+            shares[one.label] = flawed_shares(one.history, one.rule, one.seed)
+    known = {label: found["weight"] for label, found in shares.items() if found}
+    if not known:
+        return []
+    clients = view.evaluations(part)["client"].nunique() or view.clients(part)["client"].nunique()
+    common = Counter(flaw for found in flaws.values() for flaw in found).most_common(1)[0][0]
+    shown = list(known)
+    others = [label for label in known if label != view.baseline]
+    if len(shown) > 3 and others:
+        best = max(others, key=lambda label: estimate(list(finals[label].values())).mean)
+        shown = [label for label in (view.baseline, best) if label in known]
+    first, *rest = [f"{label} gave them {known[label]:.0%}" for label in shown]
+    told = ", ".join([f"{first} of all weight", *rest])
+    return [f"{len(flaws)} of {clients} clients were flawed: {common}. {told}."]

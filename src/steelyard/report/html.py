@@ -1,0 +1,266 @@
+"""The report: one HTML file that opens without a network. Text from runs and clients is escaped everywhere."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from datetime import UTC, datetime
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from steelyard.errors import UserError
+from steelyard.experiment.loading import to_toml
+from steelyard.report import figures
+from steelyard.report.assets import text
+from steelyard.report.contents import chosen_parts, contents
+from steelyard.report.grids import Grid
+from steelyard.report.headline import headline
+from steelyard.report.recommended import TITLES, Recommended, recommended
+from steelyard.report.sign import drawn as draw_sign
+from steelyard.report.sign import sign
+from steelyard.report.tables import cell, grids
+from steelyard.report.view import RunView
+
+_OF_ONE_RULE = {"orders": "Priorities that moved", "classes": "Class by class", "split": "Who holds what"}
+SCRIPTS = ("reweigh.js", "figures.js", "controls.js", "report.js")
+
+
+def write_report(view: RunView, path: Path) -> None:
+    """Write the report of one run or several; the file needs nothing beside it."""
+    document = html(view)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(document, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--output: {path} cannot be written: {error.strerror}; allowed: a writable file") from error
+
+
+def html(view: RunView) -> str:
+    """Return the report as one HTML document."""
+    data = contents(view)
+    extra = recommended(view)
+    data["figures"] |= extra.figures
+    title = " and ".join(view.names)
+    picture, told = sign(view)
+    sections = _sections(view, data, extra)
+    nav = "".join(f'<a href="#{name}">{escape(words)}</a>' for name, words, _ in sections)
+    body = "".join(f'<section id="{name}"><h2>{escape(words)}</h2>{inner}</section>' for name, words, inner in sections)
+    scripts = [figures.bundle(), *(text(name) for name in SCRIPTS)]
+    allowed = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
+    policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {allowed}"
+    described = "; ".join(dict.fromkeys(e.description for e in view.experiments if e.description))
+    tags = "".join(f"<script>{script}</script>" for script in scripts)
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{escape(policy)}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{escape(title)} · Steelyard</title><style>{text('style.css')}</style></head><body>"
+        f'<header><div class="mast"><div><h1>{escape(title)}</h1><p>{escape(described)}</p></div>{picture}</div>'
+        f'<div class="headline">{"".join(f"<p>{escape(line)}</p>" for line in headline(view))}</div>'
+        + (f'<p class="tilt">{escape(told)}</p>' if told else "")
+        + f"<nav aria-label='Sections'>{nav}</nav></header><main>{body}"
+        "<noscript><p>The figures of this report are drawn by scripts inside it; the tables need none.</p></noscript>"
+        f"</main><footer>Made by Steelyard, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC; opens without a network.</footer>"
+        f'<script type="application/json" id="report-data">{embedded(data)}</script>{tags}</body></html>'
+    )
+
+
+def embedded(data: Any) -> str:
+    """Return JSON that no text inside it can end early: every < is written as an escape."""
+    return json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+
+
+def _digest(script: str) -> str:
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+
+
+def _sections(view: RunView, data: dict[str, Any], extra: Recommended) -> list[tuple[str, str, str]]:
+    """Return (id, heading, inner HTML) of each section that the runs have something to show for."""
+    drawn, by_rule = data["figures"], data["parts"]
+    chooser = _chooser(view)
+    found: list[tuple[str, str, str]] = []
+    result = "".join(table(result_grid(view, index), best=True) for index in range(len(view.histories)))
+    curves = "".join(_figure(name) for name in ("accuracy", "server") if name in drawn)
+    found.append(("result", "What came out", f'{result}<div class="two">{curves}</div>'))
+    if extra.tables or extra.notes:
+        found.append(("recommended", "What was recommended", _recommended(extra)))
+    weighed = "".join(_part(name) for name in ("weights", "criteria") if by_rule[name])
+    flawed = _figure("flawed") if "flawed" in drawn else ""
+    if weighed:
+        found.append(("weights", "Who counted, when and why", chooser + weighed + flawed))
+    if data["clients"]:
+        found.append(("clients", "Client by client", _cards(chooser)))
+    if data["reweigh"]:
+        found.append(("weigh-again", "Weigh again, without training", _again()))
+    if "targets" in drawn:
+        found.append(("targets", "How soon", _figure("targets") + _target_tables(view)))
+    if "devices" in drawn:
+        found.append(("devices", "How the devices are served", _figure("devices")))
+    for name, words in _OF_ONE_RULE.items():
+        if by_rule[name]:
+            more = _figure("macro-f1") if name == "classes" and "macro-f1" in drawn else ""
+            found.append((name, words, chooser + _part(name) + more))
+    found.append(("tables", "Every table", _all_tables(view)))
+    found.append(("experiment", "What was run", _experiments(view, data)))
+    return found
+
+
+def _chooser(view: RunView) -> str:
+    parts = chosen_parts(view)
+    if len(parts) < 2:
+        return ""
+    options = "".join(f'<option value="{escape(part.label)}">{escape(part.label)}</option>' for part in parts)
+    seeds = len({part.seed for part in view.parts})
+    left = len(view.labels) - len(parts)
+    note = f" <span>seed {parts[0].seed} of {seeds}</span>" if seeds > 1 else ""
+    note += f" <span>{left} rules have no figures of their own here</span>" if left > 0 else ""
+    return f'<p class="tools"><label>Shown for the rule <select class="rule">{options}</select></label>{note}</p>'
+
+
+def _figure(name: str) -> str:
+    return _framed(name, f'data-figure="{name}"')
+
+
+def _part(name: str) -> str:
+    return _framed(name, f'data-part="{name}"')
+
+
+def _framed(name: str, attribute: str) -> str:
+    kind = figures.KINDS.get(name)
+    title, caption = (kind.title, kind.caption) if kind else TITLES[name]
+    return (
+        f"<figure><figcaption><h3>{escape(title)}</h3><p>{escape(caption)}</p></figcaption>"
+        f'<button type="button" class="save" aria-label="save {escape(title)} as SVG">SVG</button>'
+        f'<div class="drawing" {attribute}></div><p class="note"></p></figure>'
+    )
+
+
+def _recommended(extra: Recommended) -> str:
+    notes = "".join(f'<p class="empty">{escape(note)}</p>' for note in extra.notes)
+    drawn = "".join(_figure(name) for name in extra.figures)
+    return "".join(table(grid) for grid in extra.tables) + f'<div class="two">{drawn}</div>{notes}'
+
+
+def _cards(chooser: str) -> str:
+    return (
+        f'{chooser}<div class="tools"><label>Search <input id="cards-search" type="search" placeholder="name or flaw">'
+        "</label>"
+        '<label>Order <select id="cards-sort"></select></label><span id="cards-count" role="status"></span></div>'
+        '<div id="cards"></div><p><button type="button" id="cards-more">more clients</button></p>'
+    )
+
+
+def _again() -> str:
+    return (
+        '<div class="again"><div><p>The raw criteria of every update are stored, so another rule can be tried on them '
+        "at once: choose a score, and move the criteria with the arrows or by dragging.</p></div>"
+        f'{draw_sign(0.0, 150.0, "Tips with what flawed clients would weigh.")}</div><div id="reweigh"></div>'
+    )
+
+
+def result_grid(view: RunView, index: int) -> Grid:
+    """Return the main table of one run: clean rows first, then the weight of flawed clients, then the devices."""
+    document = view.documents[index]
+    name = f"{view.names[index]}: " if len(view.histories) > 1 else ""
+    if document is None:
+        return Grid(f"{name}no round has been evaluated yet", ("rule",), ())
+    percent = 100.0 if all(row["p10"]["mean"] >= 0 for row in document["devices"]) else 1.0
+    unit = " (%)" if percent == 100.0 else ""
+    measure = view.experiments[index].score_name
+    flawed = {row["rule"]: row["weight"] for row in document["flawed"]}
+    server = {row["rule"]: row for row in document["server"]}
+    tested = {row["rule"]: row["testing_rounds"] for row in document["testing"]}
+    clean = all("accuracy" in row for row in server.values())
+    tests = any(row["mean"] > 0 for row in tested.values())
+    headings = [
+        "rule",
+        *(["accuracy on clean rows (%)"] if clean else []),
+        *(["weight of flawed (%)"] if flawed else []),
+    ]
+    headings += [f"{measure} on the clients{unit}", f"best round{unit}", f"worst tenth{unit}", f"std. dev.{unit}"]
+    headings += ["testing rounds"] if tests else []
+    rows: list[tuple[str, ...]] = []
+    for row in document["devices"]:
+        rule = row["rule"]
+        cells = [rule, *([cell(server[rule]["accuracy"], 2, 100.0)] if clean else [])]
+        cells += ([cell(flawed[rule], 1, 100.0)] if rule in flawed else ["–"]) if flawed else []
+        cells += [cell(row[key], 2, percent) for key in ("final", "best", "worst_tenth", "spread")]
+        cells += [cell(tested[rule])] if tests else []
+        rows.append(tuple(cells))
+    seeds = len(document["seeds"])
+    note = f"After round {document['rounds']}; mean ± 95 % interval over {seeds} seeds." if seeds > 1 else ""
+    return Grid(f"{name}after round {document['rounds']}", tuple(headings), tuple(rows), note)
+
+
+def table(grid: Grid, best: bool = False) -> str:
+    """Return a table as HTML, in a box that scrolls by itself where the page is narrow; `best` marks the best row."""
+    leading = _best(grid) if best else None
+    heads = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in grid.headings)
+    rows = "".join(
+        f"<tr{' class=best' if index == leading else ''}>"
+        + "".join(f"<td>{escape(value)}</td>" for value in row)
+        + "</tr>"
+        for index, row in enumerate(grid.rows)
+    )
+    note = f'<p class="note">{escape(grid.note)}</p>' if grid.note else ""
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(grid.title)}"><table>'
+        f"<caption>{escape(grid.title)}</caption><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>{note}"
+    )
+
+
+def _best(grid: Grid) -> int | None:
+    """Return the row with the highest mean in the first column of scores."""
+    columns = [column for column, heading in enumerate(grid.headings) if column and "flawed" not in heading]
+    try:
+        means = [float(row[columns[0]].split("±")[0].replace("−", "-")) for row in grid.rows]
+    except (ValueError, IndexError):
+        return None
+    return means.index(max(means)) if len(means) > 1 else None
+
+
+def _tables(view: RunView) -> list[Grid]:
+    return [grid for document in view.documents if document is not None for grid in grids(document)]
+
+
+def _target_tables(view: RunView) -> str:
+    found = [table(grid) for grid in _tables(view) if grid.title.startswith("Rounds until")]
+    return f'<div class="two">{"".join(f"<div>{part}</div>" for part in found)}</div>'
+
+
+def _all_tables(view: RunView) -> str:
+    made = "".join(table(grid) for grid in _tables(view) if not grid.title.startswith("Rounds until"))
+    told = [verdict["sentence"] for document in view.documents if document for verdict in document["verdicts"]]
+    sentences = "".join(f"<li>{escape(sentence)}</li>" for sentence in told)
+    spoken = f"<details><summary>Each rule against the baseline, in words</summary><ul>{sentences}</ul></details>"
+    return f"{spoken if told else ''}<details><summary>Devices, server, samples, curves</summary>{made}</details>"
+
+
+def _experiments(view: RunView, data: dict[str, Any]) -> str:
+    parts: list[str] = []
+    for name, history, experiment in zip(view.names, view.histories, view.experiments, strict=True):
+        info = history.info
+        facts = {key.removeprefix("version_"): value for key, value in info.items() if key.startswith("version_")}
+        kept = ("status", "device", "precision", "engine_choice", "parameters", "notes")
+        facts = {key.replace("_", " "): info[key] for key in kept if info.get(key)} | facts
+        rows = "".join(f"<dt>{escape(key)}</dt><dd>{escape(str(value))}</dd>" for key, value in facts.items())
+        heading = f"<h3>{escape(name)}</h3>" if len(view.histories) > 1 else ""
+        toml = escape(to_toml(experiment))
+        parts.append(
+            f'{heading}<dl class="facts">{rows}</dl><details><summary>The experiment, every field resolved</summary>'
+            f'<pre tabindex="0">{toml}</pre></details>'
+        )
+    missing = _missing(data)
+    return "".join(parts) + missing
+
+
+def _missing(data: dict[str, Any]) -> str:
+    """Say which figures these runs have nothing for, and what would give them something."""
+    absent = [name for name, found in data["parts"].items() if not found]
+    absent += [n for n, kind in figures.KINDS.items() if kind.of == "view" and n not in data["figures"]]
+    if not absent:
+        return ""
+    lines = "".join(f"<li>{escape(figures.KINDS[n].title)}: {escape(figures.KINDS[n].empty)}</li>" for n in absent)
+    return f"<h3>Not in this report</h3><ul class='note'>{lines}</ul>"

@@ -1,0 +1,174 @@
+"""A recommender's part of the report: metrics, accuracy against coverage, and how popular what it shows is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import altair as alt
+import numpy as np
+import pandas as pd
+
+from steelyard.errors import UserError
+from steelyard.report.figures.catalogue import Chart, spec
+from steelyard.report.figures.shared import WIDTH, lists, rule_colour, rule_dash, told
+from steelyard.report.grids import Grid
+from steelyard.report.view import RunView
+
+TITLES = {
+    "tradeoff": ("Accuracy against coverage", "Up: better lists; right: more of the catalogue is ever shown."),
+    "popularity": (
+        "How popular what is shown is",
+        "Share of all that is recommended that goes to the most popular items; the diagonal treats all alike.",
+    ),
+}
+"""Title and caption of each figure."""
+
+_SHOWN = {
+    "ndcg": "nDCG",
+    "precision": "precision",
+    "recall": "recall",
+    "f1": "F1",
+    "hit_rate": "hit rate",
+    "item_coverage": "items shown",
+    "coverage_share": "coverage",
+    "gini": "Gini",
+    "shannon_entropy": "entropy",
+    "aclt": "ACLT",
+    "popreo": "PopREO",
+    "poprsp": "PopRSP",
+}
+
+
+@dataclass
+class Recommended:
+    """Tables and figures of the recommenders among the runs; empty where there is none."""
+
+    tables: list[Grid] = field(default_factory=list[Grid])
+    figures: dict[str, dict[str, Any]] = field(default_factory=dict[str, "dict[str, Any]"])
+    notes: list[str] = field(default_factory=list[str])
+
+
+@dataclass(frozen=True, eq=False)
+class _System:
+    label: str
+    metrics: dict[str, Any]
+    times_shown: Any
+    popularity: Any
+
+
+def recommended(view: RunView) -> Recommended:
+    """Return what the last models of a recommender's rules recommend, the most popular items beside them."""
+    made = Recommended()
+    systems: list[_System] = []
+    for index, experiment in enumerate(view.experiments):
+        if getattr(experiment, "kind", "") == "recommend":
+            try:
+                systems += _systems(view, index)
+            except UserError as error:
+                made.notes.append(f"Lists cannot be made again: {error}")
+    if systems:
+        cutoff = getattr(view.experiment, "ranking", None)
+        length = getattr(cutoff, "cutoff", 10)
+        made.tables.append(_metrics(systems, length))
+        made.figures = {"tradeoff": spec(_tradeoff(systems)), "popularity": spec(_popularity(systems))}
+    return made
+
+
+def _systems(view: RunView, index: int) -> list[_System]:
+    # For speed of start: only the reports of recommenders need what reads their data.
+    from steelyard.recommend.baselines import recommend
+    from steelyard.recommend.evaluate import Case, figures
+    from steelyard.report.recommender import open_run
+
+    folder = view.histories[index].folder
+    found: list[_System] = []
+    for rule in dict.fromkeys(part.rule for part in view.parts if part.history is view.histories[index]):
+        run = open_run(folder, rule)
+        cutoff = run.experiment.ranking.cutoff
+        ground, data = run.prepared.users.ground, run.prepared.data
+        made, _ = run.lists(cutoff)
+        pairs = [(view.label(index, rule), made)]
+        if not found:
+            popular, _ = recommend("popular", run.prepared.split.train, cutoff)
+            pairs.append(
+                (f"{view.names[index]} · most popular" if len(view.histories) > 1 else "most popular", popular)
+            )
+        for label, ranked in pairs:
+            case = Case(ground, tuple(data.users), tuple(data.items), ranked, None, ())
+            metrics = figures(case, [cutoff])[str(cutoff)]
+            found.append(_System(label, metrics, ground.view(ranked, cutoff).times_shown, ground.popularity))
+    return found
+
+
+def _metrics(systems: list[_System], cutoff: int) -> Grid:
+    known = [name for name in _SHOWN if name in systems[0].metrics]
+    known += [n for n, v in systems[0].metrics.items() if n not in _SHOWN and isinstance(v, int | float)]
+    rows = [(system.label, *(_cell(system.metrics.get(name)) for name in known)) for system in systems]
+    headings = ("rule", *(_SHOWN.get(name, name.replace("_", " ")) for name in known))
+    note = "Over all unrated items; means over users with a relevant test item. The most popular items stand beside."
+    return Grid(f"Metrics of the lists of {cutoff}", headings, tuple(rows), note)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.4f}" if isinstance(value, float) else f"{value:,}"
+
+
+def _tradeoff(systems: list[_System]) -> Chart:
+    labels = [system.label for system in systems]
+    rows = [
+        {
+            "rule": system.label,
+            "ndcg": system.metrics.get("ndcg"),
+            "coverage": float((system.times_shown > 0).mean()),
+        }
+        for system in systems
+    ]
+    base = alt.Chart(pd.DataFrame(rows)).encode(
+        alt.X("coverage:Q", title="share of the catalogue shown to anybody", axis=alt.Axis(format="%")),
+        alt.Y("ndcg:Q", title="nDCG", scale=alt.Scale(zero=True)),
+    )
+    tips = [alt.Tooltip("rule:N"), alt.Tooltip("ndcg:Q", format=".4f"), alt.Tooltip("coverage:Q", format=".1%")]
+    dots = base.mark_point(filled=True, size=110, opacity=1).encode(
+        alt.Color("rule:N", scale=alt.Scale(domain=labels), legend=alt.Legend()), tooltip=tips
+    )
+    names = base.mark_text(align="left", dx=9, dy=-7).encode(text="rule:N")
+    return told(alt.layer(dots, names).properties(width=WIDTH, height=260), "nDCG against catalogue coverage, by rule.")
+
+
+def _popularity(systems: list[_System]) -> Chart:
+    order = np.argsort(-systems[0].popularity, kind="stable")
+    named = [(system.label, system.times_shown) for system in systems]
+    named.append(("training data", systems[0].popularity))
+    marks = np.unique(np.linspace(0, len(order), 101).round().astype(int))
+    rows = [
+        {
+            "rule": label,
+            "items": [float(mark) / len(order) for mark in marks],
+            "share": [float(value) for value in _cumulated(counts[order], marks)],
+        }
+        for label, counts in named
+        if len(counts) == len(order)
+    ]
+    labels = [row["rule"] for row in rows]
+    chart = (
+        alt.Chart(lists(rows))
+        .transform_flatten(["items", "share"])
+        .mark_line()
+        .encode(
+            alt.X("items:Q", title="most popular items, share of the catalogue", axis=alt.Axis(format="%")),
+            alt.Y("share:Q", title="share of what is shown", axis=alt.Axis(format="%")),
+            rule_colour(labels),
+            rule_dash(labels),
+            tooltip=[alt.Tooltip("rule:N"), alt.Tooltip("items:Q", format=".0%"), alt.Tooltip("share:Q", format=".1%")],
+        )
+        .properties(width=WIDTH, height=280)
+    )
+    return told(chart, "Share of all recommendations that goes to the most popular items, by rule.")
+
+
+def _cumulated(counts: Any, marks: Any) -> Any:
+    running = np.concatenate([[0.0], np.cumsum(counts, dtype=np.float64)])
+    return running[marks] / (running[-1] or 1.0)

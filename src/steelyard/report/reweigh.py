@@ -1,0 +1,86 @@
+"""Weighing a run's updates again by another rule, from the raw criteria that it stored: no training, and no result."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from steelyard.errors import UserError
+from steelyard.messages import Floats
+from steelyard.report.view import Frame, Part, RunView
+from steelyard.weighing.rule import Rule, WeighingSettings, label
+
+LABEL = "The weights that this rule would have given to these updates; not a result: no model was trained with them."
+
+
+def cohorts(frame: Frame, criteria: Sequence[str]) -> Iterator[tuple[int, list[str], Floats, Floats]]:
+    """Yield (round, clients, raw [clients, criteria], recorded weights) of every round whose updates were weighed."""
+    weighed = frame[frame["weight"].notna()]
+    for number, rows in weighed.groupby("round", sort=True):
+        raw = np.column_stack([rows[f"raw_{name}"].to_numpy(np.float64) for name in criteria])
+        if np.isfinite(raw).all():
+            yield int(number), [str(client) for client in rows["client"]], raw, rows["weight"].to_numpy(np.float64)
+
+
+def part_with(view: RunView, criteria: Sequence[str], rule: str | None, seed: int | None) -> Part:
+    """Return the rule whose updates are weighed again: the one named, else the first that measured all the criteria."""
+    if rule is not None:
+        chosen = view.part(rule, seed)
+    else:
+        first = view.part(None, seed)
+        able = [part for part in view.parts if part.seed == first.seed and set(criteria) <= set(part.criteria)]
+        chosen = first if set(criteria) <= set(first.criteria) else next(iter(able), first)
+    missing = [name for name in criteria if name not in chosen.criteria]
+    if missing:
+        known = "; ".join(
+            f"{part.label}: {', '.join(part.criteria)}" for part in view.parts if part.seed == chosen.seed
+        )
+        raise UserError(f"criteria: {', '.join(missing)} not measured under '{chosen.label}'; allowed: {known}")
+    return chosen
+
+
+def reweigh(view: RunView, part: Part, settings: WeighingSettings) -> dict[str, Any]:
+    """Return each client's share of all weight as recorded and as the rule would have given it, over the whole run."""
+    rule = Rule(settings)
+    recorded: dict[str, float] = {}
+    given: dict[str, float] = {}
+    asked: dict[str, int] = {}
+    rounds = 0
+    for _, clients, raw, before in cohorts(view.clients(part), settings.criteria):
+        rounds += 1
+        for client, old, new in zip(clients, before, rule.weigh(raw).weights, strict=True):
+            recorded[client] = recorded.get(client, 0.0) + float(old)
+            given[client] = given.get(client, 0.0) + float(new)
+            asked[client] = asked.get(client, 0) + 1
+    if not rounds:
+        raise UserError(f"{part.history.folder}: no weighed updates under '{part.label}'; allowed: a run with some")
+    flaws = view.flaws(part)
+    old_total, new_total = sum(recorded.values()) or 1.0, sum(given.values()) or 1.0
+    rows = [
+        {
+            "client": client,
+            "recorded": recorded[client] / old_total,
+            "weight": given[client] / new_total,
+            "rounds": asked[client],
+            "flaws": flaws.get(client, []),
+        }
+        for client in sorted(given, key=lambda name: (-given[name], name))
+    ]
+    flawed = [row for row in rows if row["flaws"]]
+    return {
+        "run": str(part.history.folder),
+        "updates_of": part.rule,
+        "seed": part.seed,
+        "rule": label(settings),
+        "rounds": rounds,
+        "note": LABEL,
+        "clients": rows,
+        "flawed": {
+            "recorded": sum(row["recorded"] for row in flawed),
+            "weight": sum(row["weight"] for row in flawed),
+        }
+        if flawed
+        else None,
+    }

@@ -1,0 +1,42 @@
+"""The sign: a steelyard whose beam tips with what flawed clients weigh against what their number would give them."""
+
+from __future__ import annotations
+
+from html import escape
+from string import Template
+
+from steelyard.report.assets import text
+from steelyard.report.flawed import flawed_shares
+from steelyard.report.view import RunView
+
+STEEPEST = 14.0
+"""Degrees."""
+
+
+def sign(view: RunView) -> tuple[str, str]:
+    """Return the sign as SVG, and one sentence that says what its tilt shows."""
+    part = view.part()
+    flaws = view.flaws(part)
+    shares = flawed_shares(part.history, part.rule, part.seed) if flaws else None
+    if shares is None:
+        return drawn(0.0, 150.0, "A steelyard, level."), ""
+    weight = shares["weight"]
+    asked = view.clients(part)
+    asked = asked[asked["weight"].notna()]
+    number = float(asked["client"].isin(list(flaws)).mean())
+    told = f"Under {part.label} flawed clients were {number:.0%} of those asked and got {weight:.0%} of the weight"
+    way = "up" if weight < number - 0.005 else "down" if weight > number + 0.005 else "level"
+    told += ": the beam tips them up." if way == "up" else ": they tip the beam." if way == "down" else "."
+    return drawn(tilt(number, weight), 96.0 + 96.0 * (1.0 - weight), told), told
+
+
+def tilt(number: float, weight: float) -> float:
+    """Return the beam's angle in degrees; above 0 the load goes up: flawed clients weigh less than their number."""
+    return max(-STEEPEST, min(STEEPEST, 40.0 * (number - weight)))
+
+
+def drawn(angle: float, poise: float, title: str) -> str:
+    """Return the sign with its beam at an angle and its sliding weight at a position."""
+    return Template(text("sign.svg")).substitute(
+        angle=f"{angle:.1f}", back=f"{-angle:.1f}", poise=f"{poise:.1f}", title=escape(title)
+    )
