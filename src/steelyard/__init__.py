@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from steelyard.data import Dataset, Population, in_memory
     from steelyard.errors import UserError
     from steelyard.runs.reader import History
+    from steelyard.usercode import loss, model
     from steelyard.weighing.criteria import CohortView, LocalData, client_criterion, server_criterion
     from steelyard.weighing.rule import Rule, WeighingSettings
 
@@ -35,6 +36,8 @@ __all__ = [
     "WeighingSettings",
     "client_criterion",
     "in_memory",
+    "loss",
+    "model",
     "resume",
     "server_criterion",
 ]
@@ -54,6 +57,8 @@ _HOMES = {
     "WeighingSettings": "steelyard.weighing.rule",
     "client_criterion": "steelyard.weighing.criteria",
     "in_memory": "steelyard.data",
+    "loss": "steelyard.usercode",
+    "model": "steelyard.usercode",
     "resume": "steelyard.api",
     "server_criterion": "steelyard.weighing.criteria",
 }

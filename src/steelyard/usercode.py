@@ -5,11 +5,13 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Sequence
+import sysconfig
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from threading import RLock
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
 from steelyard.errors import UserError, listed, nearest
 from steelyard.randomness import stream_key
@@ -19,7 +21,58 @@ PYTHON = "python:"
 
 _loading = RLock()
 _given: dict[str, Callable[..., Any]] = {}
-"""Functions handed over from Python that no import path names."""
+"""What was handed over from Python, by the name that stands for it in settings."""
+_MARK = "__steelyard__"
+FactoryT = TypeVar("FactoryT", bound=Callable[..., Any])
+
+
+class NotAllowed(UserError):
+    """An experiment names code that this process does not run; the line holds only what the experiment itself says."""
+
+
+class _Rules:
+    """What code this process runs: None for any that was written for it, or exactly these names."""
+
+    allowed: frozenset[str] | None = None
+
+
+@contextmanager
+def only(names: Iterable[str] | None) -> Generator[None]:
+    """Run no user code but what these names stand for; use it on a node, where an experiment is data from elsewhere."""
+    before, _Rules.allowed = _Rules.allowed, None if names is None else frozenset(names)
+    try:
+        yield
+    finally:
+        _Rules.allowed = before
+
+
+def model(factory: FactoryT) -> FactoryT:
+    """Declare a function that builds a network as one that experiments may name in `model.name`."""
+    setattr(factory, _MARK, "model")
+    return factory
+
+
+def loss(function: FactoryT) -> FactoryT:
+    """Declare a per-sample loss as one that experiments may name in `training.loss`."""
+    setattr(function, _MARK, "loss")
+    return function
+
+
+def _refuse_forbidden(code: str, field: str) -> None:
+    """Refuse code that the rules of this process leave out, and modules that nobody wrote for an experiment."""
+    allowed = _Rules.allowed
+    if allowed is not None and code not in allowed and code not in {name.rpartition(":")[0] for name in allowed}:
+        raise NotAllowed(
+            f"{field}: '{code[:80]}' is not run here; allowed: what is built in, and the node's own `allow`"
+        )
+    if not code.endswith(".py"):
+        if code.partition(".")[0] in sys.stdlib_module_names:
+            raise NotAllowed(f"{field}: '{code[:80]}' is part of Python; allowed: code written for Steelyard")
+        return
+    path = Path(code).resolve()
+    library = {Path(folder).resolve() for folder in sysconfig.get_paths().values() if folder}
+    if any(path.is_relative_to(folder) for folder in library if folder.name.startswith(("python", "site", "dist"))):
+        raise NotAllowed(f"{field}: '{code[:80]}' belongs to an installed library; allowed: a file of your own")
 
 
 def load_code(code: str, field: str) -> ModuleType:
@@ -27,6 +80,7 @@ def load_code(code: str, field: str) -> ModuleType:
 
     Use it for every piece of user code, so that a file named twice is run once.
     """
+    _refuse_forbidden(code, field)
     if not code.endswith(".py"):
         try:
             return importlib.import_module(code)
@@ -68,6 +122,7 @@ def hand_over(factory: Callable[..., Any]) -> str:
     if module and module != "__main__" and "<" not in name:
         path = f"{module}:{name}"
         if _attribute(sys.modules.get(module), name) is factory:
+            _given[path] = factory
             return path
     first = path = f"{PYTHON}{name}"
     number = 1
@@ -85,8 +140,18 @@ def hand_over_as(name: str, function: Callable[..., Any]) -> None:
         _given[name] = function
 
 
-def find_code(name: str, field: str, known: Sequence[str]) -> Callable[..., Any]:
-    """Return what "module:name", "file.py:name" or a handed-over name stands for; use it for user-written code."""
+def find_code(
+    name: str, field: str, known: Sequence[str], fits: Callable[[Any], bool] = lambda found: False
+) -> Callable[..., Any]:
+    """Return what "module:name", "file.py:name" or a handed-over name stands for; use it for user-written code.
+
+    A name in a module must have been written for this: marked with `model` or `loss`, or of a class that `fits`; in a
+    file of the user's own, it must be defined there. So no experiment can call any function of any library.
+    """
+    if _Rules.allowed is not None and ":" in name and name not in _Rules.allowed:
+        raise NotAllowed(
+            f"{field}: '{name[:80]}' is not run here; allowed: {listed(known)}, and the node's own `allow`"
+        )
     if name in _given:
         return _given[name]
     if name.startswith(PYTHON):
@@ -100,9 +165,17 @@ def find_code(name: str, field: str, known: Sequence[str]) -> Callable[..., Any]
             f"{field}: got '{name}'{nearest(name, known)}; allowed: {listed(known)}, "
             "'package.module:name' or 'path/to/file.py:name'"
         )
-    found = _attribute(load_code(source, field), attribute)
+    module = load_code(source, field)
+    found = _attribute(module, attribute)
     if not callable(found):
         raise UserError(f"{field}: {source} has no function or class '{attribute}'")
+    own = source.endswith(".py") and getattr(found, "__module__", None) == module.__name__
+    if not own and not hasattr(found, _MARK) and not fits(found):
+        kind = "loss" if field.endswith("loss") else "model"
+        raise NotAllowed(
+            f"{field}: {name} was not written for this; allowed: a torch.nn.Module, a function marked with "
+            f"@steelyard.{kind}, or one defined in a .py file of your own"
+        )
     return found
 
 

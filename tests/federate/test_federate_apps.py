@@ -51,7 +51,8 @@ def described(**sections: Any) -> dict[str, Any]:
 
 def node(config: dict[str, Any], run_config: dict[str, Any], fresh: bool = False) -> Any:
     """A node that runs the real ClientApp, with a state of its own."""
-    context = Context(run_id=1, node_id=1, node_config=config, state=RecordDict(), run_config=run_config)
+    own = {"allow": "*", **config}  # The federation is our own; what a node's own rules refuse is tested apart.
+    context = Context(run_id=1, node_id=1, node_config=own, state=RecordDict(), run_config=run_config)
 
     def answer(message: Message) -> Any:
         with BUSY:  # The clients of a node are made for one message at a time.

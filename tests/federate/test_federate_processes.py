@@ -93,11 +93,11 @@ def test_four_nodes_with_tls_equal_the_simulation_and_a_stranger_is_refused(tmp_
     folder = tmp_path / "federated"
     with started(folder, described, Launch(4, tls=True)) as federation:
         key, _ = make_key(tmp_path / "stranger")
-        stranger = federation.start_node(0, key=key, port=free_ports(1)[0])
+        stranger = federation.start_nodes([0], "stranger", key=key)
         federation.submit()
         follow(federation, 5)
         assert stranger.code not in (None, 0)
-        assert "Failed to initialize the connection to the SuperLink" in stranger.log.read_text()
+        assert "the server refuses this node" in stranger.log.read_text()
     assert_same_weights(tmp_path / "simulated", folder)
     here, there = History(tmp_path / "simulated"), History(folder)
     assert here.clients["client"].tolist() == there.clients["client"].tolist()
@@ -112,10 +112,10 @@ def test_four_nodes_with_tls_equal_the_simulation_and_a_stranger_is_refused(tmp_
 def test_a_node_is_killed_then_the_superlink_and_the_run_is_resumed(tmp_path: Path):
     described = experiment(2, timeout=15.0, rounds={"count": 3, "fraction": 1.0, "evaluate_every": 3})
     folder = tmp_path / "run"
-    with started(folder, described, Launch(2)) as federation:
+    with started(folder, described, Launch(2), apart=True) as federation:
         federation.submit()
         wait_for_round(folder, 1)
-        os.kill(federation.supernodes[1].pid, signal.SIGKILL)
+        os.kill(federation.nodes[1].pid, signal.SIGKILL)
         wait_for_round(folder, 2)
         assert federation.superlink is not None
         os.kill(federation.superlink.pid, signal.SIGKILL)
@@ -254,9 +254,9 @@ def test_nodes_that_raise_hang_or_die_are_left_out(tmp_path: Path):
     history = History(folder)
     first = history.clients[history.clients["round"] == 1].set_index("client")["failure"]
     assert first.isna()["client-000"]
-    assert "disk full" in first["client-001"]
+    assert first["client-001"] == "criterion FT failed: RuntimeError"  # Its class, not what it said.
     assert first["client-002"] in ("no answer within 15 s", "raised an error: TimeoutError: took longer than the 15 s")
-    assert first["client-003"] == "no answer within 15 s"
+    assert first["client-003"] == "its ClientApp died"
     assert (history.rounds["answered"].tolist()) == [0, 1, 1]
 
 
@@ -264,10 +264,10 @@ def test_nodes_that_raise_hang_or_die_are_left_out(tmp_path: Path):
 def test_too_few_clients_stop_the_run_with_a_line(tmp_path: Path):
     described = experiment(2, timeout=8.0, rounds={"count": 3, "fraction": 1.0, "min_clients": 8, "evaluate_every": 3})
     folder = tmp_path / "run"
-    with started(folder, described, Launch(2)) as federation:
+    with started(folder, described, Launch(2), apart=True) as federation:
         federation.submit()
         wait_for_round(folder, 1)
-        os.kill(federation.supernodes[1].pid, signal.SIGKILL)
+        os.kill(federation.nodes[1].pid, signal.SIGKILL)
         with pytest.raises(UserError, match=r"4 of 8 clients gave a usable update, rounds.min_clients = 8.*resume"):
             follow(federation, 3)
     assert History(resume_local(folder)).info["status"] == "finished"

@@ -55,7 +55,8 @@ def five(tmp_path: Path) -> dict[str, Any]:
 
 
 def node(config: dict[str, Any], run_config: dict[str, Any]) -> Any:
-    context = Context(run_id=1, node_id=1, node_config=config, state=RecordDict(), run_config=run_config)
+    own = {"allow": "*", **config}  # The federation is our own; what a node's own rules refuse is tested apart.
+    context = Context(run_id=1, node_id=1, node_config=own, state=RecordDict(), run_config=run_config)
 
     def answer(message: Message) -> Any:
         with BUSY:  # A node takes one message at a time, each in a process of its own.

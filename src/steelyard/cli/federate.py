@@ -73,6 +73,17 @@ def local(
     finish(lambda: Result(run_local(described, nodes=nodes, tls=tls, out=out, progress=True)), format)
 
 
+@app.command("node")
+def node(file: Annotated[Path, typer.Argument(help="The node's own TOML file.")]) -> None:
+    """Take part in a federation as a node, by the rules in the node's own file, until you press Ctrl-C."""
+    from steelyard.federate.requirements import require_flower
+
+    require_flower()
+    from steelyard.federate.node import run_node
+
+    run_node(file)
+
+
 @app.command("certificates")
 def certificates(
     folder: Annotated[Path, typer.Argument(help="Folder for ca.pem, server.pem and server.key.")],

@@ -9,7 +9,11 @@ from pathlib import Path
 from steelyard.clients.protocol import Clients
 from steelyard.errors import UserError, listed, nearest
 
-KEYS = ("client", "clients", "partition-id", "num-partitions", "data", "state")
+FILES = ("data", "catalogue", "items", "attributes", "identities")
+"""Keys that name a file or folder of the node's own which an experiment may read."""
+KEYS = ("client", "clients", "partition-id", "num-partitions", *FILES, "state", "allow", "kind")
+EVERYTHING = "*"
+"""`allow="*"`: run and read whatever the experiment names; for a federation of one's own on one machine."""
 PREFIXES = ("device-", "user-")
 
 
@@ -25,6 +29,12 @@ class NodeConfig:
     names: tuple[str, ...] = ()
     part: tuple[int, int] | None = None
     data: Path | None = None
+    files: Mapping[str, Path] = field(default_factory=dict[str, Path])
+    """All files of the node's own that an experiment may read, by key: `data` and others of `FILES`."""
+    allow: tuple[str, ...] = ()
+    """Code beyond what is built in that experiments may name on this node: models, losses and files of criteria."""
+    kind: str = "learning"
+    """The kind of experiment that this node takes part in."""
     state: Path | None = None
     """Folder in which the node keeps what its clients keep to themselves, so that it outlives the SuperNode."""
     device: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -50,10 +60,18 @@ class NodeConfig:
             names=names,
             part=part,
             data=_path(config, "data"),
+            files={key: path for key in FILES if (path := _path(config, key)) is not None},
+            allow=_list(config, "allow"),
+            kind=str(config.get("kind", "learning")),
             state=_path(config, "state"),
             device=_facts(config, "device-"),
             user=_facts(config, "user-"),
         )
+
+    @property
+    def trusts(self) -> bool:
+        """Whether the node runs and reads whatever an experiment names."""
+        return EVERYTHING in self.allow
 
     @property
     def own_data(self) -> bool:
@@ -93,9 +111,14 @@ def _names(config: Mapping[str, object]) -> tuple[str, ...]:
     if single is not None and several is not None:
         raise UserError("node config: got both client and clients; allowed: one of the two")
     # A name that looks like a number arrives as one; it is a name all the same.
-    if single is not None:
-        return (str(single),)
-    return tuple(dict.fromkeys(name.strip() for name in str(several).split(",") if name.strip())) if several else ()
+    return (str(single),) if single is not None else _list(config, "clients")
+
+
+def _list(config: Mapping[str, object], key: str) -> tuple[str, ...]:
+    """Return the words of a key: "a, b" as Flower's node config has it, or a list as TOML has it."""
+    value = config.get(key)
+    words = [str(word) for word in value] if isinstance(value, list) else str(value or "").split(",")
+    return tuple(dict.fromkeys(word.strip() for word in words if word.strip()))
 
 
 def _part(config: Mapping[str, object]) -> tuple[int, int] | None:

@@ -7,6 +7,13 @@ The two Flower apps
     `node_state`        what a node's clients keep between rounds
     `app_folder`        writes the folder that `flwr run` starts
 
+On a node's machine
+    `node`              takes part as the node's own file says
+    `node_link`         speaks to the server: fetches messages, sends answers
+    `node_workers`      starts, asks and replaces the process that does the work
+    `node_worker`       that process: the client app, warm between messages
+    `frames`            bytes between the two
+
 On the server's machine
     `serving`           a SuperLink on loopback, the door, and the keys of the register
     `door`              the only way in: calls of registered nodes, nothing else
@@ -14,9 +21,9 @@ On the server's machine
 
 A federation on one machine
     `local`             run or resume an experiment with one
-    `local_federation`  its processes: SuperLink, SuperNodes, executor
+    `local_federation`  its processes: SuperLink and nodes
     `local_follow`      waits for the end of a run and shows its rounds
-    `local_executor`    one warm process that answers for all nodes
+    `local_nodes`       all its nodes in one process
     `local_launch`      how it was started, kept for a resume
     `register_keys`     registers the keys of its nodes
     `processes`         starts processes and ends every one of them

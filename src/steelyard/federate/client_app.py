@@ -1,10 +1,17 @@
-"""The Flower ClientApp: reads a message, lets this node's clients do the work, writes the answer."""
+"""The Flower ClientApp: reads a message, lets this node's clients do the work, writes the answer.
+
+The experiment comes from the server, as data: what it may name and read is what the node's own configuration says, and
+what goes wrong goes back as the class of the error and the field, never as text that may hold what is in a file.
+"""
 
 from __future__ import annotations
 
+import json
 import threading
+import traceback
 from collections.abc import Callable
-from typing import TypeVar
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import torch
 from flwr.app import Context, Message, RecordDict
@@ -12,27 +19,65 @@ from flwr.clientapp import ClientApp
 
 from steelyard import __version__
 from steelyard.clients.flower import wire
-from steelyard.clients.flower.forms import IntroductionForm
+from steelyard.clients.flower.forms import AskForm, IntroductionForm, Refused
 from steelyard.clients.node import NodeClients, NodeConfig
+from steelyard.errors import UserError
+from steelyard.experiment.description import Description
+from steelyard.experiment.node_rules import agreed, told, told_reason
 from steelyard.federate.node_state import NodeStates
-from steelyard.federate.run_config import experiment_of
+from steelyard.messages import Failure
+from steelyard.usercode import only
 
 ResultT = TypeVar("ResultT")
 
-_built: dict[tuple[str, str, str], NodeClients] = {}
+_MOST_BUILT = 2
+_LONGEST_EXPERIMENT = 1_000_000
+_built: dict[tuple[str, str], tuple[Description, NodeClients]] = {}
 
 
-def node_clients(context: Context) -> NodeClients:
-    """Return this node's clients; built once per process, so that a warm process has the data at hand."""
-    key = (
-        str(context.run_config.get("experiment")),
-        str(context.run_config.get("set")),
-        repr(sorted(context.node_config.items(), key=str)),
-    )
+class NodeFault(Exception):
+    """Something went wrong on a node; the text is all that the server is told."""
+
+
+def node_clients(text: str, config: NodeConfig) -> tuple[Description, NodeClients]:
+    """Return an experiment as this node does it, and its clients; built once, so that a warm process has the data."""
+    key = (text, repr(config))
     if key not in _built:
-        experiment = experiment_of(context.run_config)
-        _built[key] = experiment.on_node(NodeConfig.read(context.node_config))
+        experiment = agreed(_document(text), config)
+        built = experiment.on_node(config)
+        while len(_built) >= _MOST_BUILT:
+            del _built[next(iter(_built))]
+        _built[key] = (experiment, built)
     return _built[key]
+
+
+def _document(text: str) -> dict[str, Any]:
+    if len(text) > _LONGEST_EXPERIMENT:
+        raise UserError(f"experiment: {len(text)} letters; allowed: at most {_LONGEST_EXPERIMENT}")
+    try:
+        document = json.loads(text)
+    except (json.JSONDecodeError, RecursionError):
+        raise UserError("experiment: not JSON; is the server of the same version?") from None
+    if not isinstance(document, dict):
+        raise UserError("experiment: not a JSON object")
+    return document
+
+
+def on_this_node(context: Context, work: Callable[[NodeConfig], ResultT], seconds: float) -> ResultT:
+    """Do the work by the rules of this node and in the time there is; the server learns only the kind of an error."""
+
+    def guarded() -> ResultT:
+        config = NodeConfig.read(context.node_config)
+        with only(None if config.trusts else config.allow):
+            return work(config)
+
+    try:
+        return within(seconds, guarded)
+    except Refused as error:  # About what the server sent, so it may know.
+        raise NodeFault(f"refused: {error}") from None
+    except Exception as error:
+        traceback.print_exc()  # The owner of the node reads what happened in its own log.
+        raise NodeFault(told(error)) from None
 
 
 def within(seconds: float, work: Callable[[], ResultT]) -> ResultT:
@@ -56,43 +101,46 @@ def within(seconds: float, work: Callable[[], ResultT]) -> ResultT:
     return results[0]
 
 
-def _states(context: Context, run: str, federation: str) -> NodeStates:
-    keep = experiment_of(context.run_config).store.checkpoint_every + 1
-    folder = NodeConfig.read(context.node_config).state
-    return NodeStates(context.state, run, federation, keep, folder)
+def _states(context: Context, config: NodeConfig, experiment: Description, run: str, federation: str) -> NodeStates:
+    return NodeStates(context.state, run, federation, experiment.store.checkpoint_every + 1, config.state)
 
 
-def _introduce(context: Context) -> RecordDict:
-    node = node_clients(context)
-    form = IntroductionForm(version=__version__, clients=list(node.names), about=dict(node.about))
-    return wire.content(form, {})
+def _introduce(message: Message, context: Context) -> RecordDict:
+    def work(config: NodeConfig) -> RecordDict:
+        text, _ = wire.split(message.content)
+        _, node = node_clients(AskForm.read(text).experiment, config)
+        return wire.content(IntroductionForm(version=__version__, clients=list(node.names), about=dict(node.about)), {})
+
+    return on_this_node(context, work, message.metadata.ttl)
 
 
 def _train(message: Message, context: Context) -> RecordDict:
-    task, run, seconds = wire.read_task(message.content)
+    task, errand = wire.read_task(message.content)
 
-    def work() -> RecordDict:
-        clients = node_clients(context).clients
-        states = _states(context, run, task.federation)
-        clients.restore(states.before(task.round))
-        (updates,) = clients.train([task])
-        states.keep(task.round, clients.snapshot())
-        return wire.write_updates(updates, experiment_of(context.run_config).codec())
+    def work(config: NodeConfig) -> RecordDict:
+        experiment, node = node_clients(errand.experiment, config)
+        states = _states(context, config, experiment, errand.run, task.federation)
+        node.clients.restore(states.before(task.round))
+        (updates,) = node.clients.train([task])
+        states.keep(task.round, node.clients.snapshot())
+        told = tuple(Failure(failure.client, told_reason(failure.reason)) for failure in updates.failures)
+        return wire.write_updates(replace(updates, failures=told), experiment.codec())
 
-    return within(seconds, work)
+    return on_this_node(context, work, errand.seconds)
 
 
 def _evaluate(message: Message, context: Context) -> RecordDict:
-    question, run, seconds = wire.read_question(message.content)
+    question, errand = wire.read_question(message.content)
 
-    def work() -> RecordDict:
-        clients = node_clients(context).clients
-        clients.restore(_states(context, run, question.federation).before(question.round + 1))
+    def work(config: NodeConfig) -> RecordDict:
+        experiment, node = node_clients(errand.experiment, config)
+        states = _states(context, config, experiment, errand.run, question.federation)
+        node.clients.restore(states.before(question.round + 1))
         with torch.no_grad():
-            (answer,) = clients.evaluate([question])
+            (answer,) = node.clients.evaluate([question])
         return wire.write_evaluations(answer)
 
-    return within(seconds, work)
+    return on_this_node(context, work, errand.seconds)
 
 
 app = ClientApp()
@@ -101,7 +149,7 @@ app = ClientApp()
 @app.query("introduce")
 def introduce(message: Message, context: Context) -> Message:
     """Say which clients live on this node."""
-    return Message(_introduce(context), reply_to=message)
+    return Message(_introduce(message, context), reply_to=message)
 
 
 @app.train("task")

@@ -1,4 +1,4 @@
-"""The processes of a federation on this machine: a SuperLink, SuperNodes and an executor, none left afterwards."""
+"""The processes of a federation on this machine: a SuperLink and its nodes, none left afterwards."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from steelyard.clients.node import EVERYTHING
 from steelyard.errors import UserError
 from steelyard.experiment.description import Description
 from steelyard.federate.app_folder import CONNECTION, write_app
 from steelyard.federate.certificates import make_certificates, make_key
 from steelyard.federate.local_launch import FOLDER, Launch
 from steelyard.federate.processes import Process, end_all, environment, free_ports
-from steelyard.federate.run_config import DEFAULTS, experiment_text
+from steelyard.federate.run_config import experiment_text
 from steelyard.federate.server_app import LAUNCHER, OUTCOME
 
 _START_SECONDS = 90.0
@@ -33,16 +34,19 @@ class LocalFederation:
     registered; a node without a registered key is refused by the SuperLink.
     """
 
-    def __init__(self, folder: Path, experiment: Description, launch: Launch, *, resume: bool = False) -> None:
+    def __init__(
+        self, folder: Path, experiment: Description, launch: Launch, *, resume: bool = False, apart: bool = False
+    ) -> None:
         self.folder = folder.resolve()
         self.home = self.folder / FOLDER
         self.experiment = experiment
         self.launch = launch
         self.resume = resume
-        self.port, *self.node_ports = free_ports(1 + launch.nodes)
+        self.apart = apart
+        (self.port,) = free_ports(1)
         self.superlink: Process | None = None
-        self.supernodes: list[Process] = []
-        self.executor: Process | None = None
+        self.nodes: list[Process] = []
+        """The process of all nodes; where they are kept `apart`, one process each."""
 
     @property
     def address(self) -> str:
@@ -58,10 +62,6 @@ class LocalFederation:
     def outcome_file(self) -> Path:
         """The file in which the ServerApp writes how the run goes."""
         return self.home / "outcome.json"
-
-    @property
-    def _pids(self) -> Path:
-        return self.home / "pids.json"
 
     def env(self, **more: str) -> dict[str, str]:
         """The environment of `flwr` commands that speak to this federation."""
@@ -82,8 +82,7 @@ class LocalFederation:
     def _prepare(self) -> None:
         for old in ("app", "tls", "homes"):
             shutil.rmtree(self.home / old, ignore_errors=True)
-        for file in (self.outcome_file, self._pids):
-            file.unlink(missing_ok=True)
+        self.outcome_file.unlink(missing_ok=True)
         write_app(
             self.home / "app",
             self.experiment,
@@ -99,17 +98,21 @@ class LocalFederation:
                 make_key(self._key(number))
 
     def _start(self) -> None:
-        self.executor = self._start_executor()
         told = {OUTCOME: str(self.outcome_file), LAUNCHER: str(os.getpid())}
         self.superlink = self._process("superlink", self._superlink_command(), **told)
+        everyone = list(range(self.launch.nodes))
+        if not self.launch.tls:  # They load while the SuperLink starts, and wait for it.
+            self.nodes = self._start_nodes(everyone)
         self.superlink.wait_for_port(self.port, _START_SECONDS)
         if self.launch.tls:
-            keys = [f"{self._key(number)}.pub" for number in range(self.launch.nodes)]
+            keys = [f"{self._key(number)}.pub" for number in everyone]
             self._run([sys.executable, "-m", "steelyard.federate.register_keys", CONNECTION, *keys])
-        self.supernodes = [self.start_node(number) for number in range(self.launch.nodes)]
-        draft = self._pids.with_suffix(".part")
-        draft.write_text(json.dumps([node.pid for node in self.supernodes]), encoding="utf-8")
-        draft.replace(self._pids)
+            self.nodes = self._start_nodes(everyone)
+
+    def _start_nodes(self, numbers: list[int]) -> list[Process]:
+        if self.apart:
+            return [self.start_nodes([number], f"node-{number:03d}") for number in numbers]
+        return [self.start_nodes(numbers, "nodes")]
 
     def _superlink_command(self) -> list[str]:
         tls = self.home / "tls"
@@ -124,35 +127,22 @@ class LocalFederation:
     def node_config(self, number: int) -> dict[str, Any]:
         """The configuration of a node: its share of the clients, and a folder for what they keep to themselves."""
         state = self.home / "private" / f"node-{number:03d}"
-        return {"partition-id": number, "num-partitions": self.launch.nodes, "state": str(state)}
+        # Everything here is one user's own: the nodes run and read what the experiment names.
+        share = {"partition-id": number, "num-partitions": self.launch.nodes}
+        return {**share, "state": str(state), "allow": EVERYTHING}
 
-    def start_node(self, number: int, *, key: Path | None = None, port: int | None = None) -> Process:
-        """Start one SuperNode; another key or port than its own is for tests of what a stranger can do."""
-        config = " ".join(f"{name}={json.dumps(value)}" for name, value in self.node_config(number).items())
-        secure = [f"--root-certificates={self.authority}", f"--auth-supernode-private-key={key or self._key(number)}"]
-        command = [
-            *("flower-supernode", "--superlink", self.address, "--isolation", "process"),
-            *("--port", str(port or self.node_ports[number]), "--node-config", config),
-            *(secure if self.launch.tls else ["--insecure"]),
-        ]
-        return self._process(f"supernode-{number:03d}" if key is None else key.name, command)
-
-    def _start_executor(self) -> Process:
-        nodes = [
-            {
-                "address": f"127.0.0.1:{self.node_ports[number]}",
-                "home": str(self.home / "homes" / f"node-{number:03d}"),
-                "config": self.node_config(number),
-            }
-            for number in range(self.launch.nodes)
-        ]
-        run_config = {**DEFAULTS, "experiment": experiment_text(self.experiment)}
-        spec = self.home / "executor.json"
-        # Each look costs a node a few milliseconds, so many nodes are looked at less often.
-        poll = max(0.3, 0.03 * len(nodes))
-        document = {"nodes": nodes, "run_config": run_config, "pids": str(self._pids), "poll": poll}
+    def start_nodes(self, numbers: list[int], name: str, *, key: Path | None = None) -> Process:
+        """Start a process with some nodes; another key than their own is for tests of what a stranger can do."""
+        authority = None if self.authority is None else str(self.authority)
+        keys = [str(key or self._key(number)) if self.launch.tls else None for number in numbers]
+        document = {
+            "servers": [{"address": self.address, "authority": authority, "key": one} for one in keys],
+            "configs": [self.node_config(number) for number in numbers],
+            "experiment": experiment_text(self.experiment),
+        }
+        spec = self.home / f"{name}.json"
         spec.write_text(json.dumps(document), encoding="utf-8")
-        return self._process("executor", [sys.executable, "-m", "steelyard.federate.local_executor", str(spec)])
+        return self._process(name, [sys.executable, "-m", "steelyard.federate.local_nodes", str(spec)])
 
     def _key(self, number: int) -> Path:
         return self.home / "tls" / f"node-{number:03d}"
@@ -187,13 +177,13 @@ class LocalFederation:
 
     def reap(self) -> None:
         """Notice processes that ended; a dead child stays visible to the others until its parent looks."""
-        for process in (self.superlink, self.executor, *self.supernodes):
+        for process in (self.superlink, *self.nodes):
             if process is not None:
                 _ = process.code
 
     def close(self) -> None:
         """End every process of this federation; the nodes first, so that they say goodbye to the SuperLink."""
-        left = [self.executor, *self.supernodes, self.superlink]
+        left = [*self.nodes, self.superlink]
         end_all([process for process in left if process is not None])
         self._end_server_app()
 
@@ -218,7 +208,7 @@ def is_server_app(pid: int) -> bool:
 
 @contextmanager
 def started(
-    folder: Path, experiment: Description, launch: Launch, *, resume: bool = False
+    folder: Path, experiment: Description, launch: Launch, *, resume: bool = False, apart: bool = False
 ) -> Generator[LocalFederation]:
     """Start a federation; being asked to end (SIGTERM) ends it as orderly as an interrupt does."""
 
@@ -227,7 +217,7 @@ def started(
 
     before = signal.signal(signal.SIGTERM, interrupt)
     try:
-        with LocalFederation(folder, experiment, launch, resume=resume) as federation:
+        with LocalFederation(folder, experiment, launch, resume=resume, apart=apart) as federation:
             yield federation
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -40,7 +40,8 @@ def follow(federation: LocalFederation, rounds: int, *, progress: bool = False) 
 
 
 def _refuse_dead(federation: LocalFederation, outcome: Mapping[str, Any], seconds: float) -> None:
-    for process in (federation.superlink, federation.executor):
+    all_nodes = [] if any(node.code is None for node in federation.nodes) else federation.nodes[:1]
+    for process in (federation.superlink, *all_nodes):
         if process is not None and process.code is not None:
             raise UserError(
                 f"the {process.name} ended (code {process.code}, log {process.log}){_advice(federation.folder)}"

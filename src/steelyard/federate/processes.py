@@ -63,7 +63,7 @@ class Process:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
-                preexec_fn=_end_with_parent,
+                preexec_fn=end_with_parent,
             )
 
     @property
@@ -106,7 +106,8 @@ class Process:
         self._popen.wait()
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
+    """End this process when its parent ends, whatever happens to that one."""
     # Linux only: a child gets SIGTERM when we die, even by SIGKILL. Elsewhere `end` has to do.
     with contextlib.suppress(OSError, AttributeError):
         _LIBC.prctl(_PDEATHSIG, signal.SIGTERM)

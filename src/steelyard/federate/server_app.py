@@ -19,7 +19,7 @@ from steelyard.errors import UserError
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import read_experiment
 from steelyard.experiment.running import resume, run
-from steelyard.federate.run_config import experiment_of
+from steelyard.federate.run_config import experiment_of, experiment_text
 from steelyard.runs.reader import History
 from steelyard.runs.store import exists
 
@@ -76,7 +76,8 @@ def _assembly(grid: Grid, experiment: Description, run_name: str) -> Callable[[]
 def clients_behind(grid: Grid, experiment: Description, run_name: str) -> FlowerClients:
     """Return an experiment's clients on the nodes of a grid; waits for as many nodes as the experiment asks for."""
     refusals = {found.name: found.refusal for found in experiment.criteria() if found.measured_by == "client"}
-    clients = FlowerClients(grid, refusals, experiment.federate, experiment.score_range, run_name, experiment.codec())
+    clients = FlowerClients(grid, refusals, experiment.federate, experiment.score_range, run_name, experiment.codec(),
+                            experiment_text(experiment))  # fmt: skip
     print(f"steelyard: waiting for {experiment.federate.nodes} nodes", flush=True)
     clients.wait()
     print(f"steelyard: {clients.roster.nodes} nodes, {len(clients.roster.registered)} clients", flush=True)

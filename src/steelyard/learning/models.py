@@ -136,7 +136,7 @@ def image_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
 
 
 def _own(settings: ModelSettings, shape: tuple[int, ...], classes: int, outputs: int) -> nn.Module:
-    factory = find_code(settings.name, "model.name", NAMES)
+    factory = find_code(settings.name, "model.name", NAMES, _is_network)
     known = {"feature_shape": shape, "classes": classes, "outputs": outputs}
     try:
         accepted = inspect.signature(factory).parameters
@@ -161,3 +161,7 @@ def _own(settings: ModelSettings, shape: tuple[int, ...], classes: int, outputs:
     if not any(parameter.requires_grad and parameter.numel() for parameter in module.parameters()):
         raise UserError(f"model.name: {settings.name} has no parameters to train; allowed: a module with some")
     return module
+
+
+def _is_network(found: object) -> bool:
+    return isinstance(found, type) and issubclass(found, nn.Module)

@@ -43,7 +43,9 @@ def read(records: RecordDict) -> Updates:
 def test_task_survives_the_wire():
     loss = LossState("cross-entropy", (10.0, 1 / 1.1), None, 0.1 + 0.2)
     sent = replace(TASK, loss=loss)
-    got, run, seconds = wire.read_task(wire.write_task(sent, ["c2"], 12.5, wire.pack_parameters(sent), "r1"))
+    got, errand = wire.read_task(wire.write_task(sent, ["c2"], 12.5, wire.pack_parameters(sent), "r1", "{}"))
+    run, seconds = errand.run, errand.seconds
+    assert errand.experiment == "{}"
     assert (got.federation, got.seed, got.round, got.clients) == ("fed", 7, 1, ("c2",))
     assert got.loss == loss
     assert torch.equal(got.parameters, sent.parameters)
@@ -109,7 +111,7 @@ def test_a_client_that_its_node_forgot_is_named():
     [
         ({"round": 2}, "round: got 2; allowed: 1"),
         ({"federation": "other"}, "federation: got 'other'; allowed: 'fed'"),
-        ({"protocol": 99}, "protocol: got 99; allowed: 1"),
+        ({"protocol": 99}, "protocol: got 99; allowed: 2"),
         ({"clients": ["c1", "c1"]}, "clients: c1 answered twice; allowed: one answer each"),
         ({"clients": ["c1", "mallory"]}, "clients: got mallory; allowed: only those asked, c1, c2"),
         ({"samples": [1]}, "samples: 1 values; allowed: 2"),
@@ -263,7 +265,8 @@ QUESTION = Question("fed", 7, 3, torch.zeros(2, 3), detailed=True)
 
 
 def test_question_and_evaluation_survive_the_wire():
-    got, run, seconds = wire.read_question(wire.write_question(QUESTION, 5.0, "r1"))
+    got, errand = wire.read_question(wire.write_question(QUESTION, 5.0, "r1"))
+    run, seconds = errand.run, errand.seconds
     assert (got.federation, got.seed, got.round, got.detailed, run, seconds) == ("fed", 7, 3, True, "r1", 5.0)
     assert got.models.shape == (2, 3)
     answer = evaluate(QUESTION, ("c1", "c2"))
@@ -321,5 +324,5 @@ def test_a_score_out_of_range_leaves_out_only_its_client():
 
 def test_empty_task_is_possible():
     empty = Task("fed", 7, 1, (), torch.zeros(3))
-    got, _, _ = wire.read_task(wire.write_task(empty, [], 1.0, wire.pack_parameters(empty)))
+    got, _ = wire.read_task(wire.write_task(empty, [], 1.0, wire.pack_parameters(empty)))
     assert got.clients == ()

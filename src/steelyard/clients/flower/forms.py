@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from steelyard.messages import LossState
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Version of these forms; both sides must use the same."""
 
 INTRODUCE = "query.introduce"
@@ -52,6 +52,13 @@ class Form(BaseModel):
     def write(self) -> str:
         """Return the form as JSON; numbers survive unchanged."""
         return self.model_dump_json()
+
+
+class AskForm(Form):
+    """The server asks a node who lives on it, for an experiment."""
+
+    experiment: str = ""
+    """The experiment as JSON; it goes with every message, so that a node that was restarted knows it again."""
 
 
 class IntroductionForm(Form):
@@ -97,6 +104,7 @@ class TaskForm(Form):
     loss: LossForm
     seconds: float
     """How long the server waits; the node gives up by itself after that, so that it is free for the next round."""
+    experiment: str = ""
 
 
 class FailureForm(BaseModel):
@@ -131,6 +139,7 @@ class QuestionForm(Form):
     candidates: int
     detailed: bool
     seconds: float
+    experiment: str = ""
 
 
 class EvaluationForm(Form):

@@ -46,7 +46,8 @@ class FlowerClients:
 
     `criteria` are the measures that clients take themselves, each with the check of its range; `scores` is the range
     that a local score can have; `run` names the run, so that nodes keep its private states apart from others'; `codec`
-    is how the updates of this kind of experiment travel. Nothing that a node sends is used before it was checked.
+    is how the updates of this kind of experiment travel; `experiment` is its text for the nodes.
+    Nothing that a node sends is used before it was checked.
     """
 
     def __init__(
@@ -57,13 +58,15 @@ class FlowerClients:
         scores: tuple[float, float] | None = None,
         run: str = "",
         codec: Codec = DENSE,
+        experiment: str = "",
     ) -> None:
         self.settings = settings
-        self.roster = Roster(Courier(grid), min(30.0, settings.timeout))
+        self.roster = Roster(Courier(grid), min(30.0, settings.timeout), experiment)
         self._courier = Courier(grid)
         self._criteria = dict(criteria)
         self.scores = scores
         self._run = run
+        self._experiment = experiment
         self._codec = codec
 
     def wait(self) -> None:
@@ -82,7 +85,7 @@ class FlowerClients:
         for index, task in enumerate(tasks):
             arrays = wire.pack_parameters(task)
             for node, asked in self._group(task.clients, failures[index]).items():
-                content = wire.write_task(task, asked, self._seconds(tasks), arrays, self._run)
+                content = wire.write_task(task, asked, self._seconds(tasks), arrays, self._run, self._experiment)
                 errands.append(_Errand(index, node, asked, Letter(node, TRAIN, content, task.round)))
 
         def read(errand: _Errand, content: RecordDict) -> Updates:
@@ -99,7 +102,7 @@ class FlowerClients:
         homes = self._group(sorted(self.roster.registered), [])
         for index, question in enumerate(questions):
             failures[index] = [Failure(client, _AWAY) for client in self._away()]
-            content = wire.write_question(question, self._seconds(questions), self._run)
+            content = wire.write_question(question, self._seconds(questions), self._run, self._experiment)
             for node, asked in homes.items():
                 errands.append(_Errand(index, node, asked, Letter(node, EVALUATE, content, question.round)))
 

@@ -10,7 +10,7 @@ from flwr.app import RecordDict
 from steelyard.clients.flower import wire
 from steelyard.clients.flower.checks import reading_one_answer
 from steelyard.clients.flower.courier import NOT_WAITED_FOR, Courier, Letter
-from steelyard.clients.flower.forms import INTRODUCE, Form, IntroductionForm, Refused
+from steelyard.clients.flower.forms import INTRODUCE, AskForm, IntroductionForm, Refused
 from steelyard.errors import UserError
 
 _INTRODUCTION_SECONDS = 30.0
@@ -23,7 +23,7 @@ _LONGEST_INTRODUCTION = 100_000_000
 class Roster:
     """Maps stable client ids to the nodes that hold them now; cohorts are drawn from the ids, never from nodes."""
 
-    def __init__(self, courier: Courier, seconds: float = _INTRODUCTION_SECONDS) -> None:
+    def __init__(self, courier: Courier, seconds: float = _INTRODUCTION_SECONDS, experiment: str = "") -> None:
         self.registered: set[str] = set()
         """Every client that ever introduced itself in this run, also while its node is away."""
         self.about: dict[str, int | list[int]] = {}
@@ -32,6 +32,7 @@ class Roster:
         """What a reader of the run should know: nodes refused, clients claimed twice."""
         self._courier = courier
         self._seconds = seconds
+        self._question = AskForm(experiment=experiment)
         self._claims: dict[int, tuple[str, ...]] = {}
         self._holders: dict[str, int] = {}
         self._silent: set[int] = set()
@@ -62,7 +63,7 @@ class Roster:
         now = time.monotonic()
         waiting = {node for node, when in self._later.items() if when > now}
         newcomers = sorted(present - set(self._claims) - self._refused - waiting)
-        letters = [Letter(node, INTRODUCE, wire.content(Form(), {})) for node in newcomers]
+        letters = [Letter(node, INTRODUCE, wire.content(self._question, {})) for node in newcomers]
         answers = self._courier.ask(letters, seconds or self._seconds, enough) if letters else []
         for node, answer in zip(newcomers, answers, strict=True):
             try:

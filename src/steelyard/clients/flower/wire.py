@@ -7,6 +7,7 @@ the whole answer raises `Refused`; a fault of one client's part leaves that clie
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -60,7 +61,7 @@ def pack_parameters(task: Task) -> ArrayRecord:
 
 
 def write_task(
-    task: Task, clients: Sequence[str], seconds: float, parameters: ArrayRecord, run: str = ""
+    task: Task, clients: Sequence[str], seconds: float, parameters: ArrayRecord, run: str = "", experiment: str = ""
 ) -> RecordDict:
     """Return a task for those of its cohort that live on one node."""
     form = TaskForm(
@@ -71,22 +72,35 @@ def write_task(
         clients=list(clients),
         loss=LossForm.of(task.loss),
         seconds=seconds,
+        experiment=experiment,
     )
     return RecordDict({"form": _written(form), "arrays": parameters})
 
 
-def read_task(records: RecordDict) -> tuple[Task, str, float]:
-    """Return the task that a node received, the run it belongs to, and the seconds it has for it."""
+@dataclass(frozen=True)
+class Errand:
+    """What a message to a node says beside its task or question."""
+
+    run: str
+    """Name of the run that it belongs to."""
+    experiment: str
+    """The experiment as JSON."""
+    seconds: float
+    """How long the server waits."""
+
+
+def read_task(records: RecordDict) -> tuple[Task, Errand]:
+    """Return the task that a node received, and what it needs for it."""
     text, arrays = split(records)
     form = TaskForm.read(text)
     payloads.only_keys(arrays, ["parameters"])
     parameters = packing.tensor(packing.unpack(arrays["parameters"], "parameters", "<f4", (None,)))
     clients = tuple(sorted(form.clients))
     task = Task(form.federation, form.seed, form.round, clients, parameters, form.loss.state())
-    return task, form.run, form.seconds
+    return task, Errand(form.run, form.experiment, form.seconds)
 
 
-def write_question(question: Question, seconds: float, run: str = "") -> RecordDict:
+def write_question(question: Question, seconds: float, run: str = "", experiment: str = "") -> RecordDict:
     """Return a question with all its candidate models."""
     form = QuestionForm(
         run=run,
@@ -96,18 +110,19 @@ def write_question(question: Question, seconds: float, run: str = "") -> RecordD
         candidates=len(question.models),
         detailed=question.detailed,
         seconds=seconds,
+        experiment=experiment,
     )
     return content(form, {"models": question.models.detach().to("cpu", torch.float32).numpy()})
 
 
-def read_question(records: RecordDict) -> tuple[Question, str, float]:
-    """Return the question that a node received, the run it belongs to, and the seconds it has for it."""
+def read_question(records: RecordDict) -> tuple[Question, Errand]:
+    """Return the question that a node received, and what it needs for it."""
     text, arrays = split(records)
     form = QuestionForm.read(text)
     payloads.only_keys(arrays, ["models"])
     models = packing.tensor(packing.unpack(arrays["models"], "models", "<f4", (form.candidates, None)))
     question = Question(form.federation, form.seed, form.round, models, form.detailed)
-    return question, form.run, form.seconds
+    return question, Errand(form.run, form.experiment, form.seconds)
 
 
 # ---------------------------------------------------------------- node to server

@@ -1,0 +1,92 @@
+"""What a node makes of an experiment that came from a server: data, never code, and never a path of the server's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from steelyard.clients.node import NodeConfig
+from steelyard.errors import UserError
+from steelyard.experiment.description import Description
+from steelyard.experiment.loading import build
+from steelyard.settings import put
+from steelyard.usercode import NotAllowed
+
+_FILES = {
+    "data.path": "data",
+    "data.attributes": "attributes",
+    "data.identities": "identities",
+    "interactions.path": "data",
+    "interactions.catalogue": "catalogue",
+    "items.path": "items",
+}
+"""Fields of an experiment that name files, and the key of the node's own configuration that stands in for each."""
+_SERVERS = ("store.folder",)
+"""Paths that only the server uses."""
+_ERROR = re.compile(r"\b\w*(Error|Exception|Interrupt)\b")
+_FIELD = re.compile(r"^[a-z][a-z0-9_-]*([. ][a-z0-9_-]+)*(?=:)")
+
+
+def agreed(document: dict[str, Any], node: NodeConfig) -> Description:
+    """Return the experiment of a server as this node takes part in it; what its owner did not agree to is refused.
+
+    Call it inside `usercode.only(node.allow)`, so that the experiment cannot name code either.
+    """
+    if node.trusts:
+        return build(document)
+    kind = document.get("kind", "learning")
+    if kind != node.kind:
+        raise NotAllowed(f"kind: got {str(kind)[:40]!r}; this node takes part in '{node.kind}' only")
+    experiment = build(document)
+    own: dict[str, str] = {}
+    for field, path in _paths(experiment):
+        comes_along = path.parts[:1] == ("included",) and ".." not in path.parts
+        if field in _SERVERS or comes_along:
+            continue
+        key = _FILES.get(field)
+        if key is None or key not in node.files:
+            wanted = f"`{key}` in the node's own config" if key else "no such field"
+            raise NotAllowed(f"{field}: a server cannot name a file of this node; allowed: {wanted}")
+        own[field] = str(node.files[key])
+    if not own:
+        return experiment
+    for field, path in own.items():
+        put(document, field.split("."), path, field)
+    return build(document)
+
+
+def _paths(section: BaseModel, prefix: str = "") -> Generator[tuple[str, Path]]:
+    """Yield every path that an experiment holds, with the field's dotted name."""
+    for name in type(section).model_fields:
+        yield from _paths_in(getattr(section, name), f"{prefix}{name}")
+
+
+def _paths_in(value: object, name: str) -> Generator[tuple[str, Path]]:
+    if isinstance(value, Path):
+        yield name, value
+    elif isinstance(value, BaseModel):
+        yield from _paths(value, f"{name}.")
+    elif isinstance(value, dict):
+        for key, one in value.items():
+            yield from _paths_in(one, f"{name}.{key}")
+    elif isinstance(value, list | tuple):
+        for one in value:
+            yield from _paths_in(one, name)
+
+
+def told(error: BaseException) -> str:
+    """Return what a server may know of an error on a node: its class and its field, never what a file held."""
+    if isinstance(error, NotAllowed | TimeoutError):
+        return f"{type(error).__name__}: {error}"
+    field = _FIELD.match(str(error)) if isinstance(error, UserError) else None
+    return f"{type(error).__name__}: {field[0]}" if field else type(error).__name__
+
+
+def told_reason(reason: str) -> str:
+    """Return a client's reason for failing up to the class of the error that it names, without the error's text."""
+    found = _ERROR.search(reason)
+    return reason[: found.end()] if found else reason

@@ -1,0 +1,101 @@
+"""`steelyard federate node`: takes part in a federation with the installed client app, by the node's own rules."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from steelyard.clients.node import FILES, KEYS, NodeConfig
+from steelyard.errors import UserError, listed, nearest
+from steelyard.federate.node_link import NodeLink, Server
+from steelyard.federate.node_workers import Workers, WorkersSpec
+
+_OWN = ("server", "ca", "key", "insecure")
+"""Keys of a node's file that say where the server is; all others are its `NodeConfig`."""
+
+
+def read_node(file: Path) -> tuple[Server, dict[str, Any]]:
+    """Return the server and the configuration that a node's TOML file describes; paths are meant from that file."""
+    try:
+        document = tomllib.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read: {error.strerror}; allowed: a node's TOML file") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"{file}: not TOML: {error}") from None
+    for key in document:
+        if key not in _OWN and key not in KEYS and not key.startswith(("device-", "user-")):
+            known = [*_OWN, *KEYS]
+            raise UserError(f"{file}: {key}: unknown{nearest(key, known)}; allowed: {listed(known)}, device-*, user-*")
+    config = {key: value for key, value in document.items() if key not in _OWN}
+    for key in (*FILES, "state"):
+        if isinstance(config.get(key), str) and config[key]:
+            config[key] = str(file.parent.resolve() / config[key])
+    NodeConfig.read(config)
+    return _server(file, document), config
+
+
+def _server(file: Path, document: Mapping[str, Any]) -> Server:
+    address = document.get("server")
+    if not isinstance(address, str) or not address.rpartition(":")[2].isdigit():
+        raise UserError(f'{file}: server: got {address!r}; allowed: the server\'s address and port, "10.0.0.1:8000"')
+    if document.get("insecure") is True:
+        return Server(address)
+    paths: dict[str, Path] = {}
+    for key in ("ca", "key"):
+        value = document.get(key)
+        if not isinstance(value, str) or not (file.parent / value).is_file():
+            raise UserError(
+                f"{file}: {key}: got {value!r}; allowed: the path of a file (or insecure = true, without TLS)"
+            )
+        paths[key] = file.parent.resolve() / value
+    return Server(address, paths["ca"], paths["key"])
+
+
+def run_nodes(
+    servers: Sequence[Server], configs: Sequence[Mapping[str, Any]], *, experiment: str = "", threads: int = 0
+) -> None:
+    """Take part until SIGINT or SIGTERM, one thread and one worker per node; raises where no node is wanted."""
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: stop.set())
+    spec = WorkersSpec([dict(config) for config in configs], experiment, threads)
+    workers = Workers(spec)
+    faults: list[str] = []
+
+    def take_part(link: NodeLink, number: int) -> None:
+        try:
+            link.run()
+        except UserError as error:
+            faults.append(str(error))
+            print(f"steelyard: node {number}: {error}", flush=True)
+
+    try:
+        links = [NodeLink(server, workers, number, stop) for number, server in enumerate(servers)]
+        running = [
+            threading.Thread(target=take_part, args=(link, number), name=f"node-{number}")
+            for number, link in enumerate(links)
+        ]
+        for thread in running:
+            thread.start()
+        # Short waits, so that signals are noticed in between.
+        while any(thread.is_alive() for thread in running):
+            for thread in running:
+                thread.join(0.2)
+    finally:
+        stop.set()
+        workers.close()
+    if faults and len(faults) == len(running):
+        raise UserError(faults[0])
+
+
+def run_node(file: Path) -> None:
+    """Take part as a node's file says; what `steelyard federate node` does."""
+    server, config = read_node(file)
+    os.umask(0o077)  # What a node writes is its owner's alone.
+    print(f"steelyard: taking part at {server.address}; Ctrl-C leaves", flush=True)
+    run_nodes([server], [config])

@@ -1,0 +1,158 @@
+"""The process that does a node's work: torch and the data are loaded once, and it stays warm between messages.
+
+A node is two processes. One speaks to the server and never runs a model; the other does the work and may be killed: one
+that hangs or dies costs its own message and is replaced. Several nodes on one machine share the process that loads
+the libraries, from which every worker is forked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any, NoReturn, cast
+
+import torch
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.app.message import remove_content_from_message
+from flwr.common.serde import message_to_proto
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    no_object_id_recompute,
+)
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
+from flwr.supercore.task_identity import TaskIdentity
+
+from steelyard.clients.node import NodeConfig
+from steelyard.errors import UserError
+from steelyard.federate.client_app import NodeFault, app, node_clients
+from steelyard.federate.frames import read_frame, write_frame
+from steelyard.federate.processes import end_with_parent
+
+RAISED = 2
+"""Flower's code for a ClientApp that raised an error."""
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The nodes that one process serves, and what it may load before the first message."""
+
+    configs: list[dict[str, Any]]
+    experiment: str = ""
+    """An experiment whose data are loaded before workers are forked, so that they share it; only for one's own."""
+    threads: int = 0
+    """Threads that torch uses in a worker; 0: as many as it likes."""
+
+
+def answer(message: Message, context: Context) -> Message:
+    """Let the client app answer one message; whatever goes wrong goes back as an error without content."""
+    try:
+        return app(message, context)
+    except NodeFault as fault:
+        return Message(Error(RAISED, str(fault)), reply_to=message)
+    except Exception as error:
+        return Message(Error(RAISED, type(error).__name__), reply_to=message)
+
+
+def work(link: Connection, config: Mapping[str, Any]) -> None:
+    """Answer messages until the other side is gone."""
+    # States outlive a message, but not this process; a node that wants more keeps a state folder.
+    contexts: dict[int, Context] = {}
+    while True:
+        try:
+            head, objects = read_frame(link.recv_bytes())
+        except (EOFError, OSError):
+            return
+        run, node = int(head["run"]), int(head["node"])
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run, node, 1
+        message = cast(Message, inflate_object_from_contents(head["message"], objects))
+        message.metadata.__dict__["_message_id"] = head["message"]
+        if run not in contexts:
+            contexts = {run: Context(run, node, dict(config), RecordDict(), {})}
+        link.send_bytes(_packed(answer(message, contexts[run])))
+        if any(thread.name == "work" and thread.is_alive() for thread in threading.enumerate()):
+            os._exit(0)  # What hangs cannot be ended in any other way; a fresh worker does the next message.
+
+
+def _packed(reply: Message) -> bytes:
+    reply.metadata.__dict__["_message_id"] = reply.object_id
+    with no_object_id_recompute():
+        tree = get_object_tree(reply).SerializeToString()
+        bare = message_to_proto(remove_content_from_message(reply)).SerializeToString()
+        objects = {name: nested.deflate() for name, nested in get_all_nested_objects(reply).items()}
+    return write_frame({}, {"message": bare, "tree": tree, **objects})
+
+
+def serve(control: socket.socket) -> NoReturn:
+    """Fork a worker for each request of the process that speaks to the server, until that one is gone."""
+    nodes = Nodes(**json.loads(_line(control)))
+    _warm(nodes)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Nobody waits for workers.
+    control.sendall(b"ready\n")
+    while True:
+        content, handles, _, _ = socket.recv_fds(control, 64, 1)
+        if not content:
+            os._exit(0)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pid = os.fork()
+        if pid:
+            os.close(handles[0])
+            control.sendall(f"{pid}\n".encode())
+            continue
+        code = 1
+        try:
+            end_with_parent()
+            control.close()
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.SIG_IGN)  # The process that speaks to the server decides.
+            if nodes.threads != 1:
+                torch.set_num_threads(nodes.threads or os.cpu_count() or 1)
+            work(Connection(handles[0]), nodes.configs[int(content)])
+            code = 0
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+
+
+def _warm(nodes: Nodes) -> None:
+    # What torch loads, in two seconds, when the first optimiser is made.
+    importlib.import_module("torch._dynamo")
+    # Threads do not survive a fork: with one thread torch starts none.
+    torch.set_num_threads(1)
+    if not nodes.experiment:
+        return
+    for config in nodes.configs:
+        with contextlib.suppress(UserError):  # The node itself will say so to the server.
+            node_clients(nodes.experiment, NodeConfig.read(config))
+
+
+def _line(control: socket.socket) -> str:
+    text = b""
+    while not text.endswith(b"\n"):
+        part = control.recv(1 << 16)
+        if not part:
+            os._exit(0)
+        text += part
+    return text.decode()
+
+
+def main() -> NoReturn:
+    """Serve workers over the socket that was handed over: python -m steelyard.federate.node_worker FD."""
+    end_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    serve(socket.socket(fileno=int(sys.argv[1])))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+"""Starting the workers of nodes, handing them messages, and replacing those that hang or die."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from steelyard.errors import UserError
+from steelyard.federate.processes import end_with_parent
+
+_START_SECONDS = 300.0
+
+
+@dataclass(frozen=True)
+class WorkersSpec:
+    """What the process that forks workers is told; see `node_worker.Nodes`."""
+
+    configs: list[dict[str, Any]]
+    experiment: str = ""
+    threads: int = 0
+
+
+class WorkerDied(Exception):
+    """The process that did a node's work ended without an answer."""
+
+
+class Workers:
+    """The process that loads the libraries and forks workers; use `worker` for each node, `close` at the end."""
+
+    def __init__(self, spec: WorkersSpec, env: Mapping[str, str] | None = None) -> None:
+        ours, theirs = socket.socketpair()
+        self._control, self._lock = ours, threading.Lock()
+        self._popen = subprocess.Popen(
+            [sys.executable, "-m", "steelyard.federate.node_worker", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            env=None if env is None else dict(env),
+            stdin=subprocess.DEVNULL,
+            preexec_fn=end_with_parent,
+        )
+        theirs.close()
+        ours.settimeout(_START_SECONDS)
+        ours.sendall(json.dumps(asdict(spec)).encode() + b"\n")
+        self._ready = False
+
+    @property
+    def pid(self) -> int:
+        """The process id of what forks the workers."""
+        return self._popen.pid
+
+    def worker(self, number: int) -> Worker:
+        """Return a fresh worker for a node."""
+        ours, theirs = socket.socketpair()
+        with self._lock, theirs:
+            try:
+                if not self._ready:
+                    self._read()
+                    self._ready = True
+                socket.send_fds(self._control, [str(number).encode()], [theirs.fileno()])
+                pid = int(self._read())
+            except (OSError, ValueError) as error:
+                ours.close()
+                raise UserError(f"node: its worker cannot be started ({error or type(error).__name__})") from error
+        return Worker(Connection(ours.detach()), pid)
+
+    def _read(self) -> str:
+        text = b""
+        while not text.endswith(b"\n"):
+            part = self._control.recv(64)
+            if not part:
+                raise OSError("the process that loads the libraries ended")
+            text += part
+        return text.decode().strip()
+
+    def close(self) -> None:
+        """End it, and with it every worker."""
+        self._control.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._popen.wait(2)
+        if self._popen.poll() is None:
+            self._popen.kill()
+        self._popen.wait()
+
+
+class Worker:
+    """One warm process that does one node's work, one message at a time."""
+
+    def __init__(self, link: Connection, pid: int) -> None:
+        self._link, self.pid = link, pid
+
+    @property
+    def gone(self) -> bool:
+        """Whether it has ended; between messages it says nothing, so anything to read is its end."""
+        try:
+            return self._link.poll(0)
+        except OSError:
+            return True
+
+    def ask(self, frame: bytes, seconds: float) -> bytes:
+        """Return its answer; raises `WorkerDied` where it ends without one, `TimeoutError` where it takes too long."""
+        try:
+            self._link.send_bytes(frame)
+            if not self._link.poll(seconds):
+                raise TimeoutError(f"took longer than the {seconds:g} s that the server waits")
+            return self._link.recv_bytes()
+        except TimeoutError:
+            raise
+        except (EOFError, OSError) as error:
+            raise WorkerDied from error
+
+    def end(self) -> None:
+        """Kill it."""
+        self._link.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
