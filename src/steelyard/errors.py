@@ -85,7 +85,7 @@ def brief(value: object, quote: str = "'") -> str:
     if isinstance(value, int) and abs(value) > 10**_LONGEST:
         return "a whole number of very many digits"
     text = f"{quote}{printable(value)}{quote}" if isinstance(value, str) else printable(repr(value))
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}...{quote if isinstance(value, str) else ''}"
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]}...{text[-_LONGEST // 2 :]}"
 
 
 def printable(text: str) -> str:

@@ -39,7 +39,10 @@ class Section(BaseModel):
         """Refuse true and false where a number is asked, and numbers beyond what a computer counts."""
         if info.field_name is not None:
             kinds = _kinds(cls.model_fields[info.field_name].annotation)
-            instead = "a number" if float in kinds else "a whole number" if int in kinds else "text"
+            instead = "a number" if float in kinds else "a whole number" if int in kinds else ""
+            if not instead:
+                sections = any(isinstance(kind, type) and issubclass(kind, BaseModel) for kind in kinds)
+                instead = "a section of fields" if sections else "text"
             _check_numbers(value, "" if bool in kinds or Any in kinds else instead)
         return value
 

@@ -5,13 +5,16 @@ What is heavy is imported inside the commands, for speed of start.
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from steelyard.cli import federate_server
+from steelyard.cli.completion import recipe_names
 from steelyard.cli.printing import finish
+from steelyard.errors import printable
 
 app = typer.Typer(
     name="federate",
@@ -24,6 +27,9 @@ app.command("serve")(federate_server.serve)
 app.command("register")(federate_server.register)
 app.command("submit")(federate_server.submit)
 
+ExperimentArgument = Annotated[
+    str, typer.Argument(help="Name of a recipe, or path of a TOML file.", autocompletion=recipe_names)
+]
 SetOption = Annotated[
     list[str] | None, typer.Option("--set", help="Change a field: section.field=value. May be given again.")
 ]
@@ -32,7 +38,9 @@ SetOption = Annotated[
 @app.command("init")
 def init(
     folder: Annotated[Path, typer.Argument(help="New folder for the Flower app.")],
-    experiment: Annotated[str, typer.Argument(help="Name of a recipe, or path of a TOML file.")] = "quickstart",
+    experiment: Annotated[
+        str, typer.Argument(help="Name of a recipe, or path of a TOML file.", autocompletion=recipe_names)
+    ] = "quickstart",
     changes: SetOption = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Seed of everything.")] = None,
     address: Annotated[str, typer.Option("--superlink", help="Where the SuperLink listens.")] = "127.0.0.1:8000",
@@ -47,13 +55,16 @@ def init(
     described = load(experiment, changes or [], seed, anchored=False)
     certificate = None if authority is None else authority.resolve()
     for file in write_app(folder, described, address=address, authority=certificate):
-        print(file)
-    print(f'next: FLWR_HOME="{folder.resolve()}/.flwr" flwr run {folder} {CONNECTION} --stream')
+        print(printable(str(file)))
+    home, app = shlex.quote(f"{folder.resolve()}/.flwr"), shlex.quote(str(folder))
+    print(f"next: FLWR_HOME={home} flwr run {app} {CONNECTION} --stream")
 
 
 @app.command("local")
 def local(
-    experiment: Annotated[str, typer.Argument(help="Name of a recipe, or path of a TOML file.")],
+    experiment: Annotated[
+        str, typer.Argument(help="Name of a recipe, or path of a TOML file.", autocompletion=recipe_names)
+    ],
     nodes: Annotated[int, typer.Option("--nodes", help="Number of SuperNodes; clients are shared out among them.")] = 4,
     tls: Annotated[bool, typer.Option("--tls", help="Make certificates and register node keys.")] = False,
     changes: SetOption = None,
@@ -96,7 +107,8 @@ def certificates(
     from steelyard.federate.certificates import make_certificates
 
     made = make_certificates(folder, hosts)
-    print(f"{made.authority}\n{made.certificate}\n{made.key}")
+    for path in (made.authority, made.certificate, made.key):
+        print(printable(str(path)))
 
 
 @app.command("key")
@@ -110,4 +122,4 @@ def key(
     from steelyard.federate.certificates import make_key
 
     private, public = make_key(file)
-    print(f"{private}\n{public}")
+    print(f"{printable(str(private))}\n{printable(str(public))}")

@@ -21,7 +21,7 @@ from steelyard.cli.new import new
 from steelyard.cli.printing import finish, print_entries, print_json, terminal_width, watched
 from steelyard.cli.recommend import app as recommend_app
 from steelyard.cli.watching import app as watching_app
-from steelyard.errors import UserError, one_line
+from steelyard.errors import UserError, one_line, printable
 from steelyard.rounds.progress import watching
 
 app = typer.Typer(
@@ -308,4 +308,4 @@ def export(
     from steelyard.runs.export import export_run
 
     for path in export_run(folder, to, out):
-        print(path)
+        print(printable(str(path)))

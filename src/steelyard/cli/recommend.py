@@ -91,10 +91,10 @@ def split(
     out: Annotated[Path, typer.Option(help="Folder for train.tsv, test.tsv and catalogue.tsv.")],
     kind: Annotated[SplitKind, typer.Option(help="How each user's rows are cut.")] = SplitKind.temporal,
     share: Annotated[float, typer.Option(help="Share of each user's rows that is tested on.")] = 0.2,
-    count: Annotated[int, typer.Option(help="With kind newest: how many rows are tested on.")] = 1,
-    core: Annotated[int, typer.Option(help="Keep the k-core: k for users and items alike.")] = 0,
-    min_user: Annotated[int, typer.Option(help="Keep users with at least this many rows.")] = 0,
-    min_item: Annotated[int, typer.Option(help="Keep items with at least this many rows.")] = 0,
+    count: Annotated[int, typer.Option(min=1, help="With kind newest: how many rows are tested on.")] = 1,
+    core: Annotated[int, typer.Option(min=0, help="Keep the k-core: k for users and items alike.")] = 0,
+    min_user: Annotated[int, typer.Option(min=0, help="Keep users with at least this many rows.")] = 0,
+    min_item: Annotated[int, typer.Option(min=0, help="Keep items with at least this many rows.")] = 0,
     threshold: Annotated[float | None, typer.Option(help="Keep rows rated at least this.")] = None,
     duplicates: Annotated[Repeated, typer.Option(help="Which row of a repeated pair stays.")] = Repeated.first,
     seed: Annotated[int, typer.Option(help="For the kinds random and shuffled.")] = 42,
@@ -119,9 +119,16 @@ def split(
         min_user=min_user,
         min_item=min_item,
     )
+    if not len(table):
+        raise UserError(f"{data}: nothing is left after the filters; allowed: a lower core, threshold or minimum")
     for line in table.report():
         typer.echo(line)
     halves = splits.split(table, kind.value, share=share, count=count, seed=seed)
+    if not len(halves.train) or not len(halves.test):
+        empty = "train" if not len(halves.train) else "test"
+        raise UserError(
+            f"split: no row is left to {empty} on; allowed: another --share or --count, or longer histories"
+        )
     out.mkdir(parents=True, exist_ok=True)
     write_interactions(files["train"], halves.train)
     write_interactions(files["test"], halves.test)
@@ -236,17 +243,19 @@ class Mode(StrEnum):
 
 @app.command()
 def cost(
-    users: Annotated[int, typer.Option(min=1, help="Number of users |U|.")],
-    items: Annotated[int, typer.Option(min=1, help="Number of items |I|.")],
-    interactions: Annotated[int, typer.Option(min=1, help="Number of positive interactions R+.")],
+    users: Annotated[int, typer.Option(min=1, max=10**12, help="Number of users |U|.")],
+    items: Annotated[int, typer.Option(min=1, max=10**12, help="Number of items |I|.")],
+    interactions: Annotated[int, typer.Option(min=1, max=10**15, help="Number of positive interactions R+.")],
     mode: Annotated[Mode, typer.Option(help="Which of the four configurations.")] = Mode.parallel_plus,
     pi: Annotated[float, typer.Option(min=0, max=1, help="Share of positive updates sent.")] = 1.0,
-    epochs: Annotated[int, typer.Option(min=1, help="Number of epochs.")] = 1,
+    epochs: Annotated[int, typer.Option(min=1, max=10**9, help="Number of epochs.")] = 1,
     format: FormatOption = Format.text,
 ) -> None:
     """Compute the thesis' communication cost, CCE per epoch and TCC in all, in vectors both ways."""
     from steelyard.recommend.fpl import MODES
 
+    if pi != pi:
+        raise UserError("--pi: got nan; allowed: a number from 0 to 1")
     found = MODES[mode.value].cost_per_epoch(users, items, interactions, pi)
     document = {"cce_vectors": found, "tcc_vectors": found * epochs}
     if format is Format.json:

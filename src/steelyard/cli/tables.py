@@ -44,7 +44,7 @@ def show_summary(summary: dict[str, Any]) -> None:
     if summary["notes"]:
         console.print(f"note: {printable(summary['notes'])}")
     console.print(f"run stored in {printable(summary['run'])}", soft_wrap=True)
-    console.print(f"next: steelyard table {shlex.quote(summary['run'])}", soft_wrap=True)
+    console.print(f"next: steelyard table {printable(shlex.quote(summary['run']))}", soft_wrap=True)
 
 
 def _show_results(summary: dict[str, Any], console: Console) -> None:

@@ -60,6 +60,8 @@ def _users(path: Path) -> list[tuple[str, list[Any], list[Any]]]:
         content: object = json.loads(read_text(path))
     except json.JSONDecodeError as problem:
         raise UserError(f"{path}: not JSON ({problem}); expected a whole LEAF file") from None
+    except UserError:
+        raise
     except (RecursionError, ValueError):
         raise UserError(
             f"{path}: is nested too deeply or holds a number of thousands of digits; expected a LEAF file"

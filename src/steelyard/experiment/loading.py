@@ -10,7 +10,7 @@ from typing import Any
 
 import tomli_w
 
-from steelyard.errors import UserError, listed, nearest
+from steelyard.errors import UserError, brief, listed, nearest
 from steelyard.experiment.anchoring import anchor
 from steelyard.experiment.description import Description
 from steelyard.experiment.kinds import kind_of
@@ -33,15 +33,24 @@ def source_text(name_or_file: str | Path) -> str:
     ready = recipes()
     if text in ready:
         return ready[text].read_text(encoding="utf-8")
-    if not path.is_file():
+    if not _is_file(path):
         raise UserError(
-            f"experiment '{text}': no such recipe or file{nearest(text, ready)}; recipes: {listed(ready)}, "
+            f"experiment {brief(text)}: no such recipe or file{nearest(text, ready)}; recipes: {listed(ready)}, "
             "or the path of a TOML file"
         )
     try:
         return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: cannot be read as text: {error}") from error
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: is not UTF-8 text; allowed: a TOML file") from None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read as text: {error.strerror}; allowed: a TOML file") from error
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # too long a name for any file
+        return False
 
 
 def read_document(

@@ -77,8 +77,9 @@ def plan_of(experiment: Description) -> Plan:
 def new_folder(experiment: Description, out: str | Path | None) -> Path:
     """Return the folder of a new run; one that holds a run already is refused, so that nothing is lost."""
     if out is not None:
-        if not str(out).strip():
-            raise UserError("--out: got nothing; allowed: a folder")
+        if Path(out) == Path():
+            # An empty name is the same path as ".".
+            raise UserError("--out: got nothing or the folder that you are in; allowed: a folder of its own")
         folder = writable(Path(out), "--out")
         if exists(folder):
             raise UserError(

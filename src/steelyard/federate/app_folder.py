@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
+import ssl
 from pathlib import Path
 
 from steelyard import __version__
-from steelyard.errors import UserError
+from steelyard.errors import UserError, brief, writable
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import to_toml
 from steelyard.federate.run_config import DEFAULTS, experiment_text
@@ -93,7 +94,7 @@ _CONFIG = """\
 default = "{connection}"
 
 [superlink.{connection}]
-address = "{address}"
+address = {address}
 {security}
 """
 
@@ -108,6 +109,10 @@ def write_app(
     resume: bool = False,
 ) -> list[Path]:
     """Write the app folder and return its files; a folder that holds anything already is refused."""
+    writable(folder, "folder")
+    check_address(address)
+    if authority is not None:
+        _check_authority(authority)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: exists and is not empty; allowed: a new or an empty folder")
     name = re.sub(r"[^a-z0-9]+", "-", experiment.name.lower()).strip("-")[:_LONGEST_NAME].strip("-") or "experiment"
@@ -152,7 +157,35 @@ def write_app(
 def connection_file(address: str, authority: Path | None) -> str:
     """Return the text of a Flower configuration that knows one SuperLink; `flwr` commands read it."""
     security = "insecure = true" if authority is None else f"root-certificates = {_toml(str(authority))}"
-    return _CONFIG.format(connection=CONNECTION, address=address, security=security)
+    return _CONFIG.format(connection=CONNECTION, address=_toml(address), security=security)
+
+
+def check_address(address: str) -> None:
+    """Refuse what is no HOST:PORT, before it is written into a file that Flower reads much later."""
+    host, colon, port = address.rpartition(":")
+    numbered = port.isascii() and port.isdigit() and len(port) <= 5 and 1 <= int(port) <= 65535
+    bare = host.removeprefix("[").removesuffix("]") if host.startswith("[") else host
+    named = bool(bare) and re.fullmatch(r"[A-Za-z0-9._-]+" if bare == host else r"[0-9A-Fa-f:.]+", bare) is not None
+    if not (colon and numbered and named):
+        raise UserError(
+            f"--superlink: got {brief(address)}; allowed: HOST:PORT with a port from 1 to 65535, such as 127.0.0.1:8000"
+        )
+
+
+def _check_authority(path: Path) -> None:
+    """Refuse a file that is no certificate."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UserError(
+            f"--root-certificates: {brief(str(path))} cannot be read: {error.strerror}; allowed: the SuperLink's ca.pem"
+        ) from None
+    try:
+        ssl.create_default_context().load_verify_locations(cadata=content.decode("ascii"))
+    except (ssl.SSLError, ValueError):
+        raise UserError(
+            f"--root-certificates: {brief(str(path))} holds no certificate; allowed: ca.pem of the SuperLink"
+        ) from None
 
 
 def _entry(side: str) -> str:

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from steelyard.errors import UserError
+from steelyard.errors import UserError, writable
 
 _DAYS = 365
 
@@ -36,10 +36,13 @@ def make_certificates(folder: Path, hosts: Sequence[str]) -> Certificates:
 
     The authority's own key is not kept: what it signed once is all that it signs.
     """
+    writable(folder, "folder")
     files = Certificates(folder / "ca.pem", folder / "server.pem", folder / "server.key")
     _refuse_existing(files.authority, files.certificate, files.key)
     if not hosts:
         raise UserError("--host: got none; allowed: at least one name or address under which nodes reach the server")
+    for host in hosts:
+        _host(host)
     # The SuperLink's own helpers reach it on its own machine, whatever its name is elsewhere.
     names = list(dict.fromkeys([*hosts, "127.0.0.1", "localhost"]))
     authority_key, server_key = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
@@ -73,6 +76,9 @@ def make_certificates(folder: Path, hosts: Sequence[str]) -> Certificates:
 
 def make_key(file: Path) -> tuple[Path, Path]:
     """Make a node's key pair: FILE, which stays on the node, and FILE.pub, which is registered with the SuperLink."""
+    if not file.name:
+        raise UserError(f"file: got '{file}'; allowed: a new file")
+    writable(file.parent, "file")
     public = file.with_name(file.name + ".pub")
     _refuse_existing(file, public)
     key = ec.generate_private_key(ec.SECP384R1())
@@ -117,7 +123,11 @@ def _host(host: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         pass
-    if not host.isascii() or not all(part and part.replace("-", "").isalnum() for part in host.split(".")):
+    if (
+        len(host) > 253
+        or not host.isascii()
+        or not all(part and len(part) < 64 and part.replace("-", "").isalnum() for part in host.split("."))
+    ):
         raise UserError(f"--host: got '{host}'; allowed: a host name or an IP address, without a port")
     return x509.DNSName(host)
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from itertools import chain, combinations
 
-from steelyard.errors import UserError, listed, nearest
+from steelyard.errors import UserError, brief, listed, nearest
 
 TOLERANCE = 1e-9
 
@@ -100,6 +100,6 @@ def _table(value: object, name: str) -> Mapping[str, object]:
 
 def _numbers(table: Mapping[str, object]) -> dict[str, float]:
     for key, value in table.items():
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise UserError(f"capacity: '{key}' has {value!r}; allowed: a number from 0 to 1")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e30:
+            raise UserError(f"capacity: '{key}' has {brief(value)}; allowed: a number from 0 to 1")
     return {key: float(value) for key, value in table.items()}  # type: ignore[arg-type]

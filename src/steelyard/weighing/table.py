@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from steelyard.errors import UserError
-from steelyard.settings import parse, validated
+from steelyard.errors import UserError, brief
+from steelyard.settings import LARGEST_REAL, parse, validated
 from steelyard.weighing.rule import Rule, WeighingSettings
 from steelyard.weighing.weights import normalise, to_weights
 
@@ -19,14 +19,23 @@ def read_table(path: Path) -> tuple[list[str], list[str], np.ndarray]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             rows = [row for row in csv.reader(file) if any(cell.strip() for cell in row)]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: is not UTF-8 text; allowed: a CSV with a header") from None
+    except (OSError, csv.Error) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UserError(f"{path}: cannot be read: {reason}; allowed: a CSV with a header") from error
+    if rows and len(rows[0]) == 1 and any(mark in rows[0][0] for mark in ";\t|"):
+        raise UserError(
+            f"{path}: the header {brief(rows[0][0])} has no commas; allowed: commas between cells, a point in numbers "
+            "(not the semicolons, tabs or decimal commas of some spreadsheets)"
+        )
     if len(rows) < 2 or len(rows[0]) < 2:
         raise UserError(f"{path}: no table; allowed: a header with a client column and criteria, then a row per client")
     header = [cell.strip() for cell in rows[0]]
     if len(set(header)) != len(header) or "" in header:
         raise UserError(f"{path}: header {','.join(header)}; allowed: each column named, each name once")
+    if all(_is_number(name) for name in header[1:]):
+        raise UserError(f"{path}: the first line {brief(','.join(header))} holds numbers; allowed: a header of names")
     named = [column for column, name in enumerate(header) if name.lower() == "client"]
     client_column = named[0] if named else 0
     criteria = [name for column, name in enumerate(header) if column != client_column]
@@ -35,11 +44,24 @@ def read_table(path: Path) -> tuple[list[str], list[str], np.ndarray]:
     for line, row in enumerate(rows[1:], start=2):
         if len(row) != len(header):
             raise UserError(f"{path}, row {line}: {len(row)} cells; allowed: {len(header)}, as in the header")
-        clients.append(row[client_column].strip())
+        client = row[client_column].strip()
+        if not client:
+            raise UserError(f"{path}, row {line}: the client has no name; allowed: a name for each client")
+        if client in clients:
+            raise UserError(f"{path}, row {line}: names client '{client}' twice; allowed: each client once")
+        clients.append(client)
         values.append(
             [_cell(path, line, header[column], cell) for column, cell in enumerate(row) if column != client_column]
         )
     return clients, criteria, np.array(values)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _cell(path: Path, line: int, column: str, text: str) -> float:
@@ -50,8 +72,10 @@ def _cell(path: Path, line: int, column: str, text: str) -> float:
         value = float(text)
     except ValueError:
         value = float("nan")
-    if not (np.isfinite(value) and value >= 0):
-        raise UserError(f"{path}, row {line}, {column}: got '{text.strip()}'; allowed: a number >= 0, or true or false")
+    if not 0 <= value <= LARGEST_REAL:
+        raise UserError(
+            f"{path}, row {line}, {column}: got {brief(text.strip())}; allowed: a number from 0 to 1e30, true or false"
+        )
     return value
 
 

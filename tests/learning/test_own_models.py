@@ -1,0 +1,79 @@
+"""Networks that users write and that cannot work: each is refused in one line, before a run begins."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import steelyard
+from steelyard.errors import UserError
+
+CODE = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self, outputs=10, after=lambda x: x):
+        super().__init__()
+        self.layer, self.after = nn.Linear(64, outputs), after
+    def forward(self, x):
+        return self.after(self.layer(x.flatten(1)))
+
+good = Net
+few = lambda: Net(3)
+pair = lambda: Net(after=lambda x: (x, x))
+named = lambda: Net(after=lambda x: {"logits": x})
+nothing = lambda: Net(after=lambda x: None)
+chosen = lambda: Net(after=lambda x: x.argmax(1, keepdim=True))
+flat = lambda: Net(after=lambda x: x.flatten())
+lazy = lambda: nn.Sequential(nn.Flatten(), nn.LazyLinear(10))
+empty = lambda: nn.Flatten()
+frozen = lambda: Net().requires_grad_(False)
+narrow = lambda: nn.Linear(3, 10)
+text = lambda: "net"
+typed = lambda width: Net()
+def broken():
+    raise KeyError("size")
+class Raising(Net):
+    def forward(self, x):
+        raise AttributeError("no such thing")
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("few", "model.outputs: got 3 for 10 classes"),
+        ("pair", "returned tuple; allowed: one tensor"),
+        ("named", "returned dict; allowed: one tensor"),
+        ("nothing", "returned NoneType"),
+        ("chosen", "returned whole numbers"),
+        ("flat", "returned shape (20,)"),
+        ("lazy", "has lazy layers"),
+        ("empty", "no parameters to train"),
+        ("frozen", "no parameters to train"),
+        ("narrow", "does not take features of shape (1, 8, 8)"),
+        ("text", "returned str; allowed: a torch.nn.Module"),
+        ("typed", "cannot be called so"),
+        ("broken", "fails: KeyError: 'size'"),
+        ("Raising", "AttributeError: no such thing"),
+        ("missing", "has no function or class 'missing'"),
+    ],
+)
+def test_own_models_that_cannot_work(name: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("nets.py").write_text(CODE)
+    changes = ["rounds.count=1", "compute.engine=loop", f"model.name='nets.py:{name}'"]
+    experiment = steelyard.Experiment.load("quickstart", changes)
+    with pytest.raises(UserError) as caught:
+        experiment.run("out")
+    assert words in str(caught.value)
+    assert not Path("out").exists()
+
+
+def test_an_own_model_that_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("nets.py").write_text(CODE)
+    changes = ["rounds.count=1", "compute.engine=loop", "model.name='nets.py:good'"]
+    assert steelyard.Experiment.load("quickstart", changes).run("out").summary["rules"][0]["rounds"] == 1
