@@ -73,7 +73,7 @@ def test_a_folder_with_something_in_it_is_not_touched(tmp_path: Path):
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (["federate", "local", "quickstart", "--nodes", "0"], "--nodes: got 0; allowed: 1 or more"),
+        (["federate", "local", "quickstart", "--nodes", "0"], "--nodes: got 0; allowed: 1 to 256"),
         (["federate", "local", "quickstart", "--nodes", "21"], "num-partitions: got 21; allowed: at most 20 clients"),
         (["federate", "local", "quickstat"], "did you mean 'quickstart'?"),
         (["federate", "init", "app", "quickstart", "--set", "federate.timeout=0"], "federate.timeout"),

@@ -5,6 +5,7 @@ import pytest
 import torch
 from torch import nn
 
+import steelyard
 from steelyard.errors import UserError
 from steelyard.learning.models import ModelSettings, build
 from steelyard.learning.parameters import Layout, count
@@ -48,6 +49,11 @@ def test_first_parameters_depend_on_the_seed_alone() -> None:
     assert not torch.equal(layout.read(one), layout.read(build(settings, (4,), 3, seed=6)))
 
 
+@steelyard.model
+def no_network() -> dict[str, int]:
+    return {}
+
+
 class Own(nn.Module):
     def __init__(self, feature_shape: tuple[int, ...], classes: int, width: int = 2) -> None:
         super().__init__()
@@ -81,7 +87,8 @@ def test_own_model_from_file(tmp_path: Path) -> None:
         (ModelSettings(name="no_such_package:make"), "cannot import 'no_such_package'"),
         (ModelSettings(name="no/such/file.py:make"), "no file 'no/such/file.py'"),
         (ModelSettings(name="torch.nn:NoSuchLayer"), "no function or class 'NoSuchLayer'"),
-        (ModelSettings(name="builtins:dict"), "returned dict"),
+        (ModelSettings(name="builtins:dict"), "'builtins' is part of Python"),
+        (ModelSettings(name=f"{__name__}:no_network"), "returned dict"),
         (ModelSettings(name="cnn", kernel=4), "model.kernel: got 4"),
         (ModelSettings(name="cnn", hidden=(4, 5)), "model.hidden"),
         (ModelSettings(name="torch.nn:Linear"), "model.arguments"),

@@ -205,7 +205,7 @@ class NodeLink:
             try:
                 result = call()
             except httpx.HTTPStatusError as error:
-                if error.response.status_code in (401, 403) and self._is_unwanted(error):
+                if self._is_unwanted(error.response.status_code):
                     raise UserError(f"the server refuses this node: {_words(error.response)}") from None
                 if error.response.status_code < 500:
                     raise
@@ -221,9 +221,9 @@ class NodeLink:
             wait = min(2 * wait, _LONGEST_WAIT)
         return None
 
-    def _is_unwanted(self, error: httpx.HTTPStatusError) -> bool:
-        # Flower says 403 also of a run that has ended, which concerns one message only.
-        return error.response.status_code == 401 or self._node is None
+    def _is_unwanted(self, status: int) -> bool:
+        # Once we are in, other refusals concern one message only, such as one of a run that has ended.
+        return status == httpx.codes.UNAUTHORIZED or (self._node is None and status < 500)
 
     def _tell(self, line: str) -> None:
         if not self._told:
