@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from steelyard.errors import UserError
 from steelyard.experiment import comparing, running
+from steelyard.experiment.code import Ask, refuse
 from steelyard.experiment.description import Description
 from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.loading import load, read_experiment
@@ -19,6 +20,7 @@ from steelyard.report.short import short_account
 from steelyard.report.summary import summarise
 from steelyard.rounds.progress import shown_by_default, watching
 from steelyard.runs.reader import History
+from steelyard.usercode import PYTHON, hand_over_as
 
 if TYPE_CHECKING:
     from steelyard.data.dataset import DatasetOrSeeded
@@ -64,10 +66,18 @@ class _Verbs:
 
     @classmethod
     def load(
-        cls, name_or_file: str | Path, changes: Sequence[str] = (), seed: int | None = None
+        cls,
+        name_or_file: str | Path,
+        changes: Sequence[str] = (),
+        seed: int | None = None,
+        *,
+        trust: bool = False,
     ) -> Experiment | RecommendExperiment:
-        """Load a recipe or a TOML file; `changes` are assignments such as "rounds.count=50"."""
-        return runnable(load(name_or_file, changes, seed))
+        """Load a recipe or a TOML file; `changes` are assignments such as "rounds.count=50".
+
+        A file that names code of its own (criteria, a model, a loss) needs `trust=True`: running it runs that code.
+        """
+        return runnable(load(name_or_file, changes, seed, _asking(trust, "Experiment.load(..., trust=True)")))
 
     def run(
         self, out: str | Path | None = None, *, dataset: DatasetOrSeeded | None = None, progress: bool | None = None
@@ -126,8 +136,37 @@ def runnable(described: Description) -> Experiment | RecommendExperiment:
     return Experiment.model_construct(described.model_fields_set, **fields)
 
 
-def resume(folder: str | Path, *, dataset: DatasetOrSeeded | None = None, progress: bool | None = None) -> Result:
-    """Go on with a simulated run that was stopped or killed, from its last whole checkpoint, to the same bits."""
+def resume(
+    folder: str | Path,
+    *,
+    dataset: DatasetOrSeeded | None = None,
+    progress: bool | None = None,
+    trust: bool = False,
+    given: Sequence[Callable[..., Any]] = (),
+) -> Result:
+    """Go on with a simulated run that was stopped or killed, from its last whole checkpoint, to the same bits.
+
+    A run whose folder names code of its own needs `trust=True`; models and losses that were handed over from Python
+    are handed over again as `given`.
+    """
+    for name in named_in_python(folder):
+        for function in given:
+            hand_over_as(name, function)
+    ask = _asking(trust, "steelyard.resume(folder, trust=True)")
     shown = shown_by_default() if progress is None else progress
     with watching(shown):
-        return Result(running.resume(folder, dataset=dataset, progress=shown))
+        return Result(running.resume(folder, dataset=dataset, progress=shown, ask=ask))
+
+
+def named_in_python(folder: str | Path) -> list[str]:
+    """Return the names in a run's experiment that stand for functions handed over from Python."""
+    described = read_experiment(Path(folder))
+    if not isinstance(described, LearningDescription):
+        return []
+    return [name for name in (described.model.name, described.training.loss) if name.startswith(PYTHON)]
+
+
+def _asking(trust: bool, allowed: str) -> Ask | None:
+    if trust:
+        return None
+    return lambda where, code: refuse(where, code, f"{allowed}, once you have looked at it")

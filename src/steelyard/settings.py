@@ -149,10 +149,15 @@ def _position(sections: Sequence[Any], key: str, shown: str) -> int:
     return int(key)
 
 
-def validated(model: type[ModelT], document: Mapping[str, Any], where: str) -> ModelT:
-    """Check a document against a section; the first thing wrong is named in one line that begins with `where`."""
+def validated(
+    model: type[ModelT], document: Mapping[str, Any], where: str, context: Mapping[str, Any] | None = None
+) -> ModelT:
+    """Check a document against a section; the first thing wrong is named in one line that begins with `where`.
+
+    `context` reaches the section's own checks, such as whether a run is only to be read.
+    """
     try:
-        return model.model_validate(dict(document))
+        return model.model_validate(dict(document), context=context)
     except ValidationError as error:
         raise UserError(f"{where}: {explain(error, model)}" if where else explain(error, model)) from None
 

@@ -7,9 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from pydantic import ValidationError
 
 from steelyard.errors import UserError
+from steelyard.weighing.criteria import LocalData
 from steelyard.weighing.rule import Rule, WeighingSettings, criteria_of, label, parse_priority, show_priority
 
 
@@ -128,3 +130,23 @@ def test_a_weighing_keeps_everything_that_was_computed() -> None:
     assert found.weights.tolist() == [0.75, 0.25]
     assert found.all_zero == ("LD",)
     assert found.uniform is False
+
+
+def test_two_experiments_of_one_process_may_share_a_name(tmp_path: Path) -> None:
+    """Each script names another measure SAME; whoever names its script gets its own, however often they take turns."""
+    sources: list[str] = []
+    for number, function in enumerate(("first", "second")):
+        script = tmp_path / f"{function}.py"
+        script.write_text(
+            "from steelyard import client_criterion\n"
+            f"@client_criterion('SAME')\ndef {function}(local):\n    return {number}.0\n"
+        )
+        sources.append(str(script))
+    local = LocalData("a", torch.tensor([0]), 2)
+    for turn in (0, 1, 0, 1):
+        (found,) = criteria_of([settings(criteria=["SAME"], plugins=[sources[turn]])])
+        assert found.on_client(local) == turn
+        (found,) = criteria_of([settings(criteria=["SAME"])])  # a rule beside it
+        assert found.on_client(local) == turn
+    with pytest.raises(UserError, match="SAME: registered twice, by first and second"):
+        criteria_of([settings(criteria=["SAME"], plugins=sources)])

@@ -14,6 +14,7 @@ import typer
 from steelyard.cli import federate_server
 from steelyard.cli.completion import recipe_names
 from steelyard.cli.printing import finish
+from steelyard.cli.trust import TrustOption, asking
 from steelyard.errors import printable
 
 app = typer.Typer(
@@ -47,12 +48,13 @@ def init(
     authority: Annotated[
         Path | None, typer.Option("--root-certificates", help="ca.pem of the SuperLink; without it: no TLS.")
     ] = None,
+    trust: TrustOption = False,
 ) -> None:
     """Write a ready Flower app folder for an experiment; `flwr run` starts it."""
     from steelyard.experiment.loading import load
     from steelyard.federate.app_folder import CONNECTION, write_app
 
-    described = load(experiment, changes or [], seed, anchored=False)
+    described = load(experiment, changes or [], seed, asking(trust), anchored=False)
     certificate = None if authority is None else authority.resolve()
     for file in write_app(folder, described, address=address, authority=certificate):
         print(printable(str(file)))
@@ -70,6 +72,7 @@ def local(
     changes: SetOption = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Seed of everything.")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="The run's own folder.")] = None,
+    trust: TrustOption = False,
     format: Annotated[Literal["text", "json"], typer.Option("--format", help="text, or json for programs.")] = "text",
 ) -> None:
     """Start a SuperLink and SuperNodes on this machine, run the experiment, and end them."""
@@ -80,7 +83,7 @@ def local(
     from steelyard.api import Result
     from steelyard.federate.local import run_local
 
-    described = load(experiment, changes or [], seed)
+    described = load(experiment, changes or [], seed, asking(trust))
     finish(lambda: Result(run_local(described, nodes=nodes, tls=tls, out=out, progress=True)), format)
 
 

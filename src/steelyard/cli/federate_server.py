@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from steelyard.cli.trust import TrustOption, asking
 from steelyard.errors import UserError
 
 
@@ -70,6 +71,7 @@ def submit(
     ] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Seed of everything.")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="The run's own folder.")] = None,
+    trust: TrustOption = False,
 ) -> None:
     """Start a run on a server of this machine and show its rounds; a run folder is gone on with."""
     # For speed of start.
@@ -81,6 +83,9 @@ def submit(
 
     run = Path(experiment)
     if run.is_dir():
-        submit_run(folder, read_experiment(run), out=run, resume=True)
+        stopped = read_experiment(run)
+        if code := stopped.named_code():
+            asking(trust)(experiment, code)
+        submit_run(folder, stopped, out=run, resume=True)
     else:
-        submit_run(folder, load(experiment, changes or [], seed), out=out)
+        submit_run(folder, load(experiment, changes or [], seed, asking(trust)), out=out)

@@ -20,6 +20,7 @@ from steelyard.cli.models import models
 from steelyard.cli.new import new
 from steelyard.cli.printing import finish, print_entries, print_json, terminal_width, watched
 from steelyard.cli.recommend import app as recommend_app
+from steelyard.cli.trust import TrustOption, asking
 from steelyard.cli.watching import app as watching_app
 from steelyard.errors import UserError, one_line, printable
 from steelyard.rounds.progress import watching
@@ -110,21 +111,24 @@ def run(
     changes: SetOption = None,
     seed: SeedOption = None,
     out: OutOption = None,
+    trust: TrustOption = False,
     quiet: QuietOption = False,
     format: FormatOption = "text",
 ) -> None:
     """Run an experiment and show its result."""
     with watching(not quiet):
         with doing("starting"):
-            from steelyard.api import Experiment
+            from steelyard.api import runnable
+            from steelyard.experiment.loading import load
 
-            described = Experiment.load(experiment, changes or [], seed)
+        described = runnable(load(experiment, changes or [], seed, asking(trust)))
         finish(lambda: described.run(out, progress=not quiet), format)
 
 
 @app.command()
 def resume(
     folder: Annotated[Path, typer.Argument(help="Folder of a run that was stopped or killed.")],
+    trust: TrustOption = False,
     quiet: QuietOption = False,
     format: FormatOption = "text",
 ) -> None:
@@ -134,7 +138,7 @@ def resume(
             from steelyard.api import Result
             from steelyard.federate.resuming import resume as resume_run
 
-        finish(lambda: Result(resume_run(folder, progress=not quiet)), format)
+        finish(lambda: Result(resume_run(folder, progress=not quiet, ask=asking(trust))), format)
 
 
 @app.command()
@@ -153,6 +157,7 @@ def compare(
     seed: Annotated[int | None, typer.Option("--seed", help="The first seed; default: the experiment's.")] = None,
     out: OutOption = None,
     baseline: BaselineOption = None,
+    trust: TrustOption = False,
     quiet: QuietOption = False,
     format: TableFormatOption = "text",
 ) -> None:
@@ -162,7 +167,7 @@ def compare(
             from steelyard.api import runnable
             from steelyard.experiment.comparing import load_comparison
 
-            described = runnable(load_comparison(experiment, changes or [], rules or [], seed))
+        described = runnable(load_comparison(experiment, changes or [], rules or [], seed, asking(trust)))
         if baseline is not None and baseline not in described.rules():
             raise UserError(f"--baseline: got '{baseline}'; allowed: {', '.join(described.rules())}")
         result = watched(lambda: described.compare(["recipe"], seeds, out, progress=not quiet))

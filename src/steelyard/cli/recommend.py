@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from steelyard.cli.printing import metric_table
+from steelyard.cli.trust import TrustOption, asking
 from steelyard.errors import UserError, brief, new_file, printable, writable
 
 app = typer.Typer(help="Federated recommenders: data, metrics, leakage, lists.", no_args_is_help=True)
@@ -272,6 +273,7 @@ def audit(
     pi: Annotated[float, typer.Option(help="The share π of the protections that use one.")] = 0.5,
     decoys: Annotated[float, typer.Option(help="Decoys per item of the protection that uses them.")] = 1.0,
     changes: Annotated[list[str] | None, typer.Option("--set", help="Change a field: fpl.factors=10.")] = None,
+    trust: TrustOption = False,
     format: FormatOption = Format.text,
 ) -> None:
     """Play the curious server: reconstruct users' items from their updates, under each protection."""
@@ -282,7 +284,9 @@ def audit(
     folder = Path(experiment)
     if folder.is_dir() and changes:
         raise UserError("--set: got changes beside a run's folder; allowed: with a recipe or a file")
-    described = read_experiment(folder) if folder.is_dir() else load(experiment, changes or [])
+    described = read_experiment(folder) if folder.is_dir() else load(experiment, changes or [], ask=asking(trust))
+    if folder.is_dir() and (code := described.named_code()):
+        asking(trust)(str(folder), code)
     if not isinstance(described, RecommendDescription):
         raise UserError(f"audit: '{experiment}' is not of kind 'recommend'; allowed: fpl-ml1m and the like")
     if not 0 <= pi <= 1 or not 0 <= decoys <= 100:

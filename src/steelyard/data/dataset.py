@@ -119,6 +119,10 @@ class Population:
     """By client, for those that do not keep the protocol."""
     flaws: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
     """By client, in words: what makes it worth less than the others; clients without a flaw are left out."""
+    facts: Mapping[str, Mapping[str, Mapping[str, float]]] = field(
+        default_factory=dict[str, Mapping[str, Mapping[str, float]]]
+    )
+    """By client: what is known of its device and its user, {"device": {"battery": 0.7}, "user": {...}}."""
 
     @cached_property
     def by_name(self) -> dict[str, ClientRows]:

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steelyard.errors import UserError, brief, listed, nearest
+from steelyard.experiment.code import Ask
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import build, read_document
 from steelyard.experiment.running import run
 from steelyard.settings import read_value, validated
 from steelyard.weighing import criteria as registry
-from steelyard.weighing import plugins
 from steelyard.weighing.rule import WeighingSettings, label, parse_priority, show_priority
 from steelyard.weighing.table import read_capacity
 
@@ -39,14 +39,18 @@ CHECKPOINTS = 10
 
 
 def load_comparison(
-    name_or_file: str | Path, changes: Sequence[str] = (), rules: Sequence[str] = (), seed: int | None = None
+    name_or_file: str | Path,
+    changes: Sequence[str] = (),
+    rules: Sequence[str] = (),
+    seed: int | None = None,
+    ask: Ask | None = None,
 ) -> Description:
     """Load a recipe or file as `steelyard compare` does: with the rules to compare in place of its own.
 
     Unless the file or a change says otherwise, right or wrong is recorded for every test sample of the last round,
-    and checkpoints are written ten times a run.
+    and checkpoints are written ten times a run. Plugins are loaded to know their criteria; `ask` is called before.
     """
-    document = read_document(name_or_file, changes, seed)
+    document = read_document(name_or_file, changes, seed, ask)
     document.setdefault("rounds", {}).setdefault("samples", True)
     experiment = build(document, str(name_or_file))
     if "checkpoint_every" not in document.get("store", {}):
@@ -104,8 +108,8 @@ def parse_rules(texts: Sequence[str], experiment: Description) -> dict[str, Weig
 
     What each word means is in docs/experiments.md. The recipe's criteria and plugins are the frame.
     """
-    for path in experiment.weighing.plugins:
-        plugins.load_module(path)
+    if experiment.weighing.plugins:
+        registry.load_plugins(experiment.weighing.plugins)
     found: dict[str, WeighingSettings] = {}
     for text in texts:
         for word in _split(text):

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from pydantic import Field, ModelWrapValidatorHandler, ValidationError, model_validator
+from pydantic import Field, ModelWrapValidatorHandler, ValidationError, ValidationInfo, model_validator
 
 from steelyard.clients.flower.settings import FederateSettings
 from steelyard.errors import UserError
+from steelyard.experiment.code import named_code
 from steelyard.rounds.settings import RoundSettings
 from steelyard.runs.settings import StoreSettings
 from steelyard.settings import PrintedName, Section, ShortName, put, validated
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from steelyard.clients.node import NodeClients, NodeConfig
     from steelyard.clients.protocol import Clients, Server
     from steelyard.data.dataset import DatasetOrSeeded
+
+
+READING: Mapping[str, Any] = {"reading": True}
+"""Context of a check that only reads a run: criteria that this process does not know are no mistake there."""
 
 
 class Description(Section):
@@ -47,23 +52,25 @@ class Description(Section):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _unknown_criteria_first(cls, value: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+    def _unknown_criteria_first(
+        cls, value: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo
+    ) -> Self:
         """Name an unknown criterion as that, not as an order or a weight that does not fit it."""
         try:
             return handler(value)
         except ValidationError:
-            for rule in _rule_tables(value):
+            for rule in _rule_tables(value) if info.context != READING else ():
                 _check_known(rule)
             raise
 
     @model_validator(mode="after")
-    def _rules(self) -> Self:
+    def _rules(self, info: ValidationInfo) -> Self:
         own = label(self.weighing)
         if own in self.beside:
             raise UserError(f"beside.{own}: has the name of the main rule; allowed: any other name")
         for rule in (self.weighing, *self.beside.values()):
-            for criterion in criteria_of([rule]):
-                self.check_criterion(criterion)
+            if info.context != READING:
+                self._check_criteria(rule)
             if rule.adjust is not None and self.rounds.evaluate_every != 1:
                 raise UserError(
                     f"rounds.evaluate_every: got {self.rounds.evaluate_every} with weighing.adjust, which compares "
@@ -71,6 +78,14 @@ class Description(Section):
                 )
             self.check_rule(rule)
         return self
+
+    def _check_criteria(self, rule: WeighingSettings) -> None:
+        """Check the criteria of a rule without running code: those that plugins may define wait for `criteria`."""
+        known = registry.known()
+        plugged = any(other.plugins for other in (self.weighing, *self.beside.values()))
+        for name in rule.criteria:
+            if not plugged or (name in known and known[name].built_in):
+                self.check_criterion(registry.get(name))
 
     def check_criterion(self, criterion: registry.Criterion) -> None:
         """Refuse a criterion whose needs this experiment does not meet; called for each before any data is read."""
@@ -95,8 +110,18 @@ class Description(Section):
         return {label(self.weighing): self.weighing, **self.beside}
 
     def criteria(self) -> list[registry.Criterion]:
-        """Return the criteria of all rules, each once."""
-        return criteria_of(self.rules().values())
+        """Return the criteria of all rules, each once; loads the code that the experiment names for them.
+
+        Whatever runs an experiment calls it first, so this is where criteria from plugins are held against the data.
+        """
+        found = criteria_of(self.rules().values())
+        for criterion in found:
+            self.check_criterion(criterion)
+        return found
+
+    def named_code(self) -> dict[str, str]:
+        """Return the code of the user's own that this experiment names, by field; nothing of it is run."""
+        return named_code(self.model_dump(mode="json", exclude_none=True))
 
     def changed(self, changes: Mapping[str, Any]) -> Self:
         """Return a copy with some fields changed, by dotted name: changed({"rounds.count": 50})."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal, Self
 from pydantic import model_validator
 
 from steelyard.clients.local import ComputeSettings
+from steelyard.data.facts import FactSettings
 from steelyard.data.settings import DataSettings, FlawSettings, PartitionSettings, check_flaws, check_together
 from steelyard.errors import UserError, listed
 from steelyard.experiment.description import Description
@@ -33,6 +34,8 @@ class LearningDescription(Description):
     partition: PartitionSettings = PartitionSettings(clients=10)
     flaws: tuple[FlawSettings, ...] = ()
     """Clients of unequal worth: which of them have which flaw, one `[[flaws]]` section each."""
+    facts: FactSettings = FactSettings()
+    """What is known of simulated clients' devices and users, for criteria about them."""
     model: ModelSettings = ModelSettings(name="cnn-digits")
     training: TrainingSettings = TrainingSettings()
     compute: ComputeSettings = ComputeSettings()
@@ -103,10 +106,14 @@ class LearningDescription(Description):
         # For speed of start: a description is often only shown or checked, and training imports torch.
         from steelyard.experiment.learning_node import simulate
 
-        return simulate(
+        clients, server = simulate(
             *(self.data, self.partition, self.flaws, self.model, self.training, self.compute, self.criteria()),
             dataset=dataset,
+            facts=self.facts,
         )
+        if self.facts.device or self.facts.user:
+            clients.names(self.seed)  # a fact about a client that does not exist shows here, before anything is written
+        return clients, server
 
     def on_node(self, node: NodeConfig) -> NodeClients:
         """Build the clients that live on one node: their part of the data set, or the node's own file."""
@@ -122,6 +129,7 @@ class LearningDescription(Description):
             *(self.data, self.partition, self.flaws, self.model, self.training, self.compute, self.criteria()),
             seed=self.seed,
             node=node,
+            facts=self.facts,
         )
 
     def at_server(self, about: Mapping[str, int | list[int]]) -> Server:
@@ -137,8 +145,11 @@ class LearningDescription(Description):
 
     @property
     def local_loss(self) -> str:
-        """The loss that `training.loss` names."""
-        return str(self.training.loss)
+        """The loss that `training.loss` names; "auto" for the user's own, which each process finds where it lies.
+
+        A checkpoint holds it, and a run's own code may lie elsewhere when the run goes on.
+        """
+        return "auto" if ":" in self.training.loss else self.training.loss
 
     @property
     def reports_on_server(self) -> bool:

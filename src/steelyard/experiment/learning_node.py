@@ -14,6 +14,7 @@ from steelyard.clients.local import ComputeSettings, Simulation, SimulationServe
 from steelyard.clients.node import NodeClients, NodeConfig
 from steelyard.data import load, share_out
 from steelyard.data.dataset import ClientRows, Dataset, DatasetOrSeeded, Population
+from steelyard.data.facts import FactSettings
 from steelyard.data.loading import normalised
 from steelyard.data.settings import DataSettings, FlawSettings, PartitionSettings
 from steelyard.data.subset import keep_rows
@@ -25,6 +26,8 @@ from steelyard.messages import ServerTest
 from steelyard.weighing.criteria import Criterion
 
 ValueT = TypeVar("ValueT")
+
+NO_FACTS = FactSettings()
 
 MOST_INPUTS = 10**8
 """More numbers per sample than any model here takes; a node that says so is mistaken or lying."""
@@ -40,6 +43,7 @@ def simulate(
     criteria: Sequence[Criterion],
     *,
     dataset: DatasetOrSeeded | None = None,
+    facts: FactSettings = NO_FACTS,
 ) -> tuple[Simulation, SimulationServer]:
     """Build all clients of an experiment in this process, and their server.
 
@@ -50,9 +54,14 @@ def simulate(
         _Seeded(given, data) if callable(given) else _always(given if dataset is None else normalised(given, data))
     )
     clients = Simulation(
-        lambda seed: share_out(samples(seed), partition, seed, flaws), model, training, compute, criteria
+        lambda seed: _with_facts(share_out(samples(seed), partition, seed, flaws), facts, seed),
+        *(model, training, compute, criteria),
     )
     return clients, SimulationServer(clients)
+
+
+def _with_facts(population: Population, facts: FactSettings, seed: int, *, everyone: bool = True) -> Population:
+    return replace(population, facts=facts.of(population.names, seed, all_known=everyone))
 
 
 def _always(dataset: Dataset) -> Callable[[int], Dataset]:
@@ -94,6 +103,7 @@ def host(
     *,
     seed: int,
     node: NodeConfig,
+    facts: FactSettings = NO_FACTS,
 ) -> NodeClients:
     """Build the clients that live on a node; nothing of other clients is kept.
 
@@ -108,7 +118,9 @@ def host(
     shared = _own_rows(partition) if node.own_data else partition
 
     def population(seed: int) -> Population:
-        return _keep(share_out(dataset, shared, seed, flaws), node)
+        # What the owner of a node says of it stands above what the experiment says.
+        shared_out = share_out(dataset, shared, seed, flaws)
+        return _keep(_with_facts(shared_out, facts, seed, everyone=not node.own_data), node)
 
     first = population(seed)
     clients = Simulation(

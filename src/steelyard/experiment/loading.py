@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import tomli_w
 
 from steelyard.errors import UserError, brief, listed, nearest
 from steelyard.experiment.anchoring import anchor
-from steelyard.experiment.description import Description
+from steelyard.experiment.code import FOLDER, Ask, keep_code, named_code, resolve_code
+from steelyard.experiment.description import READING, Description
 from steelyard.experiment.kinds import kind_of
 from steelyard.settings import change, parse, validated
 
@@ -54,43 +55,83 @@ def _is_file(path: Path) -> bool:
 
 
 def read_document(
-    name_or_file: str | Path, changes: Sequence[str] = (), seed: int | None = None, *, anchored: bool = True
+    name_or_file: str | Path,
+    changes: Sequence[str] = (),
+    seed: int | None = None,
+    ask: Ask | None = None,
+    *,
+    anchored: bool = True,
 ) -> dict[str, Any]:
     """Return a recipe or file as plain values, with changes such as "rounds.count=50" applied; nothing is checked.
 
-    Data that lie beside a file get their whole path, unless `anchored` is false.
+    Data that lie beside a file get their whole path, unless `anchored` is false. So does code: that of a file from its
+    folder, that of changes from the working folder. `ask` is called with the code that the file names.
     """
     document = parse(source_text(name_or_file), str(name_or_file))
-    if anchored and str(name_or_file) not in recipes():
-        anchor(document, Path(name_or_file).parent)
+    if str(name_or_file) not in recipes():
+        beside = Path(name_or_file).resolve().parent
+        resolve_code(document, beside)
+        _resolve_facts(document, beside)
+        if anchored:
+            anchor(document, beside)
+    named = named_code(document)
     for assignment in changes:
         change(document, assignment)
+    resolve_code(document, Path.cwd())
+    code = {field: value for field, value in named_code(document).items() if named.get(field) == value}
+    if ask is not None and code:
+        ask(str(name_or_file), code)
     if seed is not None:
         document["seed"] = seed
     return document
 
 
-def build(document: Mapping[str, Any], where: str = "experiment") -> Description:
-    """Check a document and return the experiment; the first thing wrong is named in one line."""
-    return validated(kind_of(document.get("kind", "learning")), document, where)
+def _resolve_facts(document: dict[str, Any], base: Path) -> None:
+    facts = document.get("facts")
+    if isinstance(facts, dict) and isinstance(path := cast("dict[str, Any]", facts).get("path"), str):
+        facts["path"] = str(base / path)
+
+
+def build(document: Mapping[str, Any], where: str = "experiment", *, reading: bool = False) -> Description:
+    """Check a document and return the experiment; the first thing wrong is named in one line.
+
+    `reading` leaves criteria unchecked that may be known only where the experiment ran.
+    """
+    kind = kind_of(document.get("kind", "learning"))
+    return validated(kind, document, where, READING if reading else None)
 
 
 def load(
-    name_or_file: str | Path, changes: Sequence[str] = (), seed: int | None = None, *, anchored: bool = True
+    name_or_file: str | Path,
+    changes: Sequence[str] = (),
+    seed: int | None = None,
+    ask: Ask | None = None,
+    *,
+    anchored: bool = True,
 ) -> Description:
     """Load a recipe or a TOML file with changes such as "rounds.count=50"; this is what `steelyard run` does.
 
-    `anchored` = false keeps paths of data as they are written, for other machines to find in folders of their own.
+    No code that it names is run; `ask` is called with it, where the experiment is about to be run. `anchored` = false
+    keeps paths of data as they are written, for other machines to find in folders of their own.
     """
-    return build(read_document(name_or_file, changes, seed, anchored=anchored), str(name_or_file))
+    return build(read_document(name_or_file, changes, seed, ask, anchored=anchored), str(name_or_file))
 
 
 def read_experiment(folder: Path) -> Description:
-    """Return the experiment that a run folder describes."""
+    """Return the experiment that a run folder describes; none of the code that it names is run."""
     path = folder / RUN_FILE
     if not path.is_file():
         raise UserError(f"{folder}: no {RUN_FILE} here; allowed: a folder that `steelyard run` made")
-    return build(parse(path.read_text(encoding="utf-8"), str(path)), str(path))
+    document = parse(path.read_text(encoding="utf-8"), str(path))
+    resolve_code(document, folder.resolve())
+    return build(document, str(path), reading=True)
+
+
+def run_file(experiment: Description, folder: Path) -> str:
+    """Return what a run folder's experiment file holds, once the code that it names is copied into the folder."""
+    document = experiment.model_dump(mode="json", exclude_none=True)
+    keep_code(document, folder / FOLDER)
+    return tomli_w.dumps(document)
 
 
 def to_toml(experiment: Description) -> str:

@@ -16,8 +16,9 @@ from steelyard import __version__
 from steelyard.activity import doing
 from steelyard.clients.protocol import CheckedClients
 from steelyard.errors import Stopped, UserError, writable
+from steelyard.experiment.code import Ask
 from steelyard.experiment.description import Description
-from steelyard.experiment.loading import RUN_FILE, read_experiment, to_toml
+from steelyard.experiment.loading import RUN_FILE, read_experiment, run_file
 from steelyard.rounds.loop import Progress, run_rounds
 from steelyard.rounds.progress import show_progress
 from steelyard.rounds.state import Federation, Plan, RoundRecord, RoundState
@@ -118,7 +119,7 @@ def run(
         clients.close()
         raise
     try:
-        (folder / RUN_FILE).write_text(to_toml(experiment), encoding="utf-8")
+        (folder / RUN_FILE).write_text(run_file(experiment, folder), encoding="utf-8")
         store.note(seeds=list(seeds or [experiment.seed]), in_memory=dataset is not None, **versions())
         return _go(experiment, folder, store, clients, server, seeds, progress)
     finally:
@@ -144,10 +145,11 @@ def resume(
     dataset: DatasetOrSeeded | None = None,
     progress: bool | Progress = False,
     assemble: Assembly | None = None,
+    ask: Ask | None = None,
 ) -> Path:
     """Go on with a run that was stopped or killed, from its last whole checkpoint, to the same bits.
 
-    Returns its folder.
+    Returns its folder. `ask` is called with the code that the folder names, before it runs.
     """
     folder = Path(folder)
     history = History(folder)
@@ -156,6 +158,8 @@ def resume(
         return folder
     if history.info.get("in_memory") == "true" and dataset is None:
         raise UserError(f"{folder}: this run was given its data in Python; resume it there with dataset=...")
+    if ask is not None and (code := experiment.named_code()):
+        ask(str(folder), code)
     check_tracker(experiment.tracking)
     seeds = [int(seed) for seed in json.loads(history.info.get("seeds", "[]"))] or None
     choice = history.info.get("engine_choice")
@@ -199,6 +203,7 @@ def _go(
     tracked = Tracked(_Noting(store, clients), experiment.tracking)
     # What lists and pages of runs show, and how they tell a run that goes on from one that was killed.
     store.note(status="running", rounds=plan.rounds, measure=experiment.score_name, writer=this_process().text())
+    store.note(measured_by={found.name: found.measured_by for found in experiment.criteria()})
     for seed in dict.fromkeys(federation.seed for federation in federations):
         # So that what is noted of the clients tells of every seed, also of one that had finished before a resume.
         with doing(f"sharing out the data, seed {seed}"):

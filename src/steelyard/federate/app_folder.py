@@ -9,8 +9,10 @@ from pathlib import Path
 
 from steelyard import __version__
 from steelyard.errors import UserError, brief, writable
+from steelyard.experiment.code import FOLDER as CODE
+from steelyard.experiment.code import SHIPPED, keep_code
 from steelyard.experiment.description import Description
-from steelyard.experiment.loading import to_toml
+from steelyard.experiment.loading import build, to_toml
 from steelyard.federate.run_config import DEFAULTS, experiment_text
 
 PACKAGE = "steelyard_app"
@@ -107,14 +109,21 @@ def write_app(
     authority: Path | None = None,
     out: Path | None = None,
     resume: bool = False,
+    ship: bool = True,
 ) -> list[Path]:
-    """Write the app folder and return its files; a folder that holds anything already is refused."""
+    """Write the app folder and return its files; a folder that holds anything already is refused.
+
+    Code that the experiment names goes along in the app (`ship`), since no other machine has its file; a federation on
+    this machine leaves it where it is.
+    """
     writable(folder, "folder")
     check_address(address)
     if authority is not None:
         _check_authority(authority)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{folder}: exists and is not empty; allowed: a new or an empty folder")
+    if ship:
+        experiment = _with_code(experiment, folder / PACKAGE / CODE)
     name = re.sub(r"[^a-z0-9]+", "-", experiment.name.lower()).strip("-")[:_LONGEST_NAME].strip("-") or "experiment"
     description = experiment.description or f"The experiment {experiment.name}."
     words = {
@@ -142,7 +151,9 @@ def write_app(
         f"{PACKAGE}/server_app.py": _entry("server"),
         ".flwr/config.toml": connection_file(address, authority),
     }
-    written: list[Path] = []
+    written = sorted((folder / PACKAGE / CODE).glob("*.py")) if ship else []
+    if written:
+        files[f"{PACKAGE}/{CODE}/__init__.py"] = '"""Code that the experiment names."""\n'
     try:
         for name, text in files.items():
             file = folder / name
@@ -152,6 +163,13 @@ def write_app(
     except OSError as error:
         raise UserError(f"{folder}: cannot be written: {error.strerror}; allowed: a writable folder") from error
     return written
+
+
+def _with_code(experiment: Description, folder: Path) -> Description:
+    """Copy the files of code that an experiment names into the app and name them as modules of its package."""
+    document = experiment.model_dump(mode="json", exclude_none=True)
+    keep_code(document, folder, lambda name: f"{SHIPPED}{Path(name).stem}")
+    return build(document, reading=True)
 
 
 def connection_file(address: str, authority: Path | None) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from steelyard.clients.node import NodeConfig
 from steelyard.errors import Stopped, UserError
+from steelyard.experiment.code import Ask
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import load, read_experiment
 from steelyard.experiment.running import new_folder
@@ -31,7 +32,7 @@ def run_local(
     return _run(folder, experiment, Launch(nodes, tls), progress=progress)
 
 
-def resume_local(folder: Path, *, progress: bool = False) -> Path:
+def resume_local(folder: Path, *, progress: bool = False, ask: Ask | None = None) -> Path:
     """Go on with a run of a federation on this machine, from its last whole round, with the nodes started anew."""
     launch = read_launch(folder)
     if launch is None:
@@ -39,10 +40,11 @@ def resume_local(folder: Path, *, progress: bool = False) -> Path:
     begun = exists(folder)
     if begun and History(folder).info.get("status") == "finished":
         return folder
-    if begun:
-        return _run(folder, read_experiment(folder), launch, progress=progress, resume=True)
-    # It was killed before the first model was tested: there is nothing to go on from, so it starts.
-    return _run(folder, load(folder / FOLDER / "app" / "experiment.toml"), launch, progress=progress)
+    # Where it was killed before the first model was tested, there is nothing to go on from: it starts.
+    experiment = read_experiment(folder) if begun else load(folder / FOLDER / "app" / "experiment.toml")
+    if ask is not None and (code := experiment.named_code()):
+        ask(str(folder), code)
+    return _run(folder, experiment, launch, progress=progress, resume=begun)
 
 
 def _run(

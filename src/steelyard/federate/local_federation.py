@@ -90,6 +90,7 @@ class LocalFederation:
             authority=self.authority,
             out=self.folder,
             resume=self.resume,
+            ship=False,
         )
         self.launch.write(self.folder)
         if self.launch.tls:

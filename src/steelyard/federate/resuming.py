@@ -5,26 +5,30 @@ from __future__ import annotations
 from pathlib import Path
 
 from steelyard.errors import UserError
+from steelyard.experiment.code import Ask
 from steelyard.experiment.running import resume as resume_simulated
 from steelyard.federate.local_launch import read_launch
 from steelyard.federate.requirements import require_flower
 from steelyard.runs.reader import History
 
 
-def resume(folder: Path, *, progress: bool = False) -> Path:
-    """Go on with a run from its last whole round; what `steelyard resume` does."""
+def resume(folder: Path, *, progress: bool = False, ask: Ask | None = None) -> Path:
+    """Go on with a run from its last whole round; what `steelyard resume` does.
+
+    `ask` is called with the code that the folder names, before it runs.
+    """
     if read_launch(folder) is not None:
         require_flower()
         # For speed of start, and because a simulation needs no Flower.
         from steelyard.federate.local import resume_local
 
-        return resume_local(folder, progress=progress)
+        return resume_local(folder, progress=progress, ask=ask)
     if _is_federated(folder):
         raise UserError(
             f"{folder}: this run was started with `flwr run`; go on with it in the same way: "
             f"flwr run APP --stream --run-config 'out=\"{folder.resolve()}\" resume=true'"
         )
-    return resume_simulated(folder, progress=progress)
+    return resume_simulated(folder, progress=progress, ask=ask)
 
 
 def _is_federated(folder: Path) -> bool:

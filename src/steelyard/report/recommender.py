@@ -19,6 +19,7 @@ from steelyard.recommend.interactions import Codes
 from steelyard.recommend.prepared import Prepared, number_of, titles_of
 from steelyard.recommend.ranking import Floats
 from steelyard.runs.reader import History
+from steelyard.weighing.rule import WeighingSettings
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +105,8 @@ def open_run(folder: Path, rule: str | None = None, seed: int | None = None) -> 
             f"{folder}: no users' vectors in the checkpoint, as in a federation across machines: they stay on their "
             "nodes; allowed: a run of `steelyard run` with at least one round"
         )
-    clients, _ = experiment.assemble()
+    # Lists need no weighing, and reading a run must not load the criteria that its folder names.
+    clients, _ = experiment.model_copy(update={"weighing": WeighingSettings(criteria=("EQ",)), "beside": {}}).assemble()
     clients.restore(kept)
     state = states[federation.name]
     return Finished(

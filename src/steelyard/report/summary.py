@@ -14,7 +14,6 @@ from steelyard.report.flawed import flawed_shares, flaws_of, sentence
 from steelyard.report.measures import rounds_to_target, worst_tenth
 from steelyard.rounds.settings import RoundSettings
 from steelyard.runs.reader import History
-from steelyard.weighing import criteria
 
 TOP = 5
 
@@ -47,7 +46,7 @@ def summarise(folder: Path, settings: RoundSettings, measure: str = "accuracy") 
                 "left_out": int((mine["cohort"] - mine["answered"]).to_numpy().sum()),
                 "seconds": float(mine["seconds"].to_numpy().sum()),
                 "heaviest_clients": _heaviest(history, rule, seed),
-                "criteria": _criteria(str(federation["settings"])),
+                "criteria": _criteria(str(federation["settings"]), history),
                 **_kind(str(federation["settings"])),
                 "flawed": flawed,
                 "flawed_weight": None if flawed is None else flawed["weight"],
@@ -116,11 +115,11 @@ def _kind(settings: str) -> dict[str, bool]:
     }
 
 
-def _criteria(settings: str) -> list[dict[str, str]]:
+def _criteria(settings: str, history: History) -> list[dict[str, str]]:
     """Say for each criterion of a rule who measured it, so that a reader knows what a client could have lied about."""
-    known = criteria.known()
+    known: dict[str, str] = json.loads(history.info.get("measured_by", "{}"))
     names: list[str] = json.loads(settings)["criteria"]
-    return [{"name": name, "measured_by": known[name].measured_by if name in known else "unknown"} for name in names]
+    return [{"name": name, "measured_by": known.get(name, "unknown")} for name in names]
 
 
 def _heaviest(history: History, rule: str, seed: int) -> list[dict[str, Any]]:

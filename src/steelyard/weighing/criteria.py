@@ -21,7 +21,7 @@ import numpy as np
 from steelyard.errors import UserError, listed, nearest
 from steelyard.messages import Counts, Floats
 from steelyard.weighing.needs import NO_NEEDS, NeededTask, Needs, Offers, unmet
-from steelyard.weighing.plugins import load_entry_points
+from steelyard.weighing.plugins import load_entry_points, load_module
 from steelyard.weighing.view import CohortView, Labelled, LocalData
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "client_criterion",
     "get",
     "known",
+    "load_plugins",
     "server_criterion",
 ]
 
@@ -139,6 +140,8 @@ class Criterion:
 
 
 _registry: dict[str, Criterion] = {}
+_plugged: dict[str, dict[str, Criterion]] = {}
+"""The criteria that each plugin registered when it was loaded."""
 
 
 def client_criterion(
@@ -209,6 +212,26 @@ def add(criterion: Criterion) -> None:
         raise UserError(f"criterion {criterion.name}: registered twice, by {known.measure.__qualname__} and "
                         f"{criterion.measure.__qualname__}; give one of them another name")  # fmt: skip
     _registry[criterion.name] = criterion
+
+
+def load_plugins(sources: Sequence[str]) -> None:
+    """Make the criteria of these scripts or modules known, and no longer those of other plugins.
+
+    Two experiments of one process may give one name to two measures; whoever looks up last names its plugins.
+    """
+    for source, defined in _plugged.items():
+        if source not in sources:
+            for name, criterion in defined.items():
+                if _registry.get(name) is criterion:
+                    del _registry[name]
+    for source in sources:
+        if source in _plugged:
+            for criterion in _plugged[source].values():
+                add(criterion)
+        else:
+            before = dict(_registry)
+            load_module(source)
+            _plugged[source] = {name: found for name, found in _registry.items() if before.get(name) is not found}
 
 
 def known() -> dict[str, Criterion]:

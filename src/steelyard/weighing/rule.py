@@ -13,7 +13,7 @@ from steelyard.messages import Floats
 from steelyard.settings import PrintedName, Section
 from steelyard.weighing import capacity as capacities
 from steelyard.weighing import criteria as registry
-from steelyard.weighing import plugins, scores
+from steelyard.weighing import scores
 from steelyard.weighing.adafed import LossSettings
 from steelyard.weighing.adjusting import AdjustSettings
 from steelyard.weighing.fitted import FitSettings
@@ -184,8 +184,8 @@ def label(settings: WeighingSettings) -> str:
 def criteria_of(rules: Iterable[WeighingSettings]) -> list[registry.Criterion]:
     """Look up the criteria of all rules, each once, in the order of naming, after loading the plugins they name."""
     rules = list(rules)
-    for source in dict.fromkeys(source for rule in rules for source in rule.plugins):
-        plugins.load_module(source)
+    if sources := list(dict.fromkeys(source for rule in rules for source in rule.plugins)):
+        registry.load_plugins(sources)
     return [registry.get(name) for name in dict.fromkeys(name for rule in rules for name in rule.criteria)]
 
 

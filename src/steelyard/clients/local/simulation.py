@@ -56,6 +56,7 @@ class Simulation:
     def check(self) -> None:
         """Refuse a model, a loss or an engine that does not go with the data."""
         self.context.loss(LossState(self.context.training.loss))
+        self.context.too_few(1)  # refuses batch norm with batches of one
         if self._engine is None:
             self._engine = ChosenEngine(self.context.setup, self.compute.engine)
 

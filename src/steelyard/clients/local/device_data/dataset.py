@@ -107,6 +107,7 @@ class DevicePopulation:
         """Return what the client can look at when it measures itself."""
         position = self.position[name]
         rows, begin = self._ordered[position], int(self.begins[position])
+        known = self.source.facts.get(name, {})
         dataset = self.source.dataset
         return LocalData(
             client=name,
@@ -115,8 +116,8 @@ class DevicePopulation:
             marks={mark: read_only(values[rows.train]) for mark, values in dataset.marks.items()},
             features=lambda: dataset.features[torch.from_numpy(rows.train)],
             model=model,
-            device=MappingProxyType(dict(facts.get("device", {}))),
-            user=MappingProxyType(dict(facts.get("user", {}))),
+            device=MappingProxyType({**known.get("device", {}), **facts.get("device", {})}),
+            user=MappingProxyType({**known.get("user", {}), **facts.get("user", {})}),
         )
 
 

@@ -1,0 +1,122 @@
+"""Code of the user's own that an experiment names: where it lies, keeping it with a run, asking before it is run.
+
+Reading an experiment never runs such code. A file or a run folder may come from anybody, so whoever runs what it names
+is asked first; code that Python or the command line names itself needs no asking.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from steelyard.errors import UserError, listed
+from steelyard.usercode import PYTHON
+
+FOLDER = "code"
+"""The folder in a run's folder that holds the code it was run with."""
+
+SHIPPED = f"steelyard_app.{FOLDER}."
+"""How the names of modules begin that an app folder brings along to other machines."""
+
+Ask = Callable[[str, Mapping[str, str]], None]
+"""Called with a file or folder and the code it names, by field, before any of it runs; raises where it must not run."""
+
+
+def named_code(document: Mapping[str, Any]) -> dict[str, str]:
+    """Return the code that an experiment names, by field; use it on a document or on a description's dump."""
+    return {field: value for field, value, _ in _each(document)}
+
+
+def resolve_code(document: dict[str, Any], base: Path) -> None:
+    """Make relative paths of code absolute, in place: they are meant from the folder of the file that names them."""
+    for _, value, put in list(_each(document)):
+        source, rest = _split(value)
+        if source.endswith(".py") and not Path(source).is_absolute():
+            put(f"{(base / source).resolve()}{rest}")
+
+
+def keep_code(document: dict[str, Any], folder: Path, name_of: Callable[[str], str] | None = None) -> None:
+    """Copy the files that an experiment names into a folder and name the copies instead, in place.
+
+    By default a copy is named from above the folder, as "code/losses.py"; `name_of` makes another name of the file's.
+    """
+    kept: dict[str, str] = {}
+    for field, value, put in list(_each(document)):
+        source, rest = _split(value)
+        source = _shipped(source) or source
+        if not source.endswith(".py"):
+            continue
+        if source not in kept:
+            kept[source] = _copy(Path(source), folder, set(kept.values()), field)
+        name = kept[source]
+        put(f"{folder.name}/{name}{rest}" if name_of is None else f"{name_of(name)}{rest}")
+
+
+def _shipped(source: str) -> str | None:
+    """Return the file of a module that an app folder brought along; a run keeps it as it keeps any other file."""
+    if not source.startswith(SHIPPED):
+        return None
+    try:
+        found = importlib.util.find_spec(source)
+    except ModuleNotFoundError:
+        return None
+    return None if found is None else found.origin
+
+
+def _copy(source: Path, folder: Path, taken: set[str], field: str) -> str:
+    stem, number = source.stem.replace(".", "_"), 1
+    name = f"{stem}.py"
+    while name in taken:
+        number += 1
+        name = f"{stem}_{number}.py"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, folder / name)
+    except OSError as error:
+        raise UserError(
+            f"{field}: '{source}' cannot be copied to {folder}: {error.strerror}; allowed: a file that can be read"
+        ) from error
+    return name
+
+
+def refuse(where: str, code: Mapping[str, str], allowed: str) -> None:
+    """Refuse to run the code that a file or folder names, in one line that says which and how to allow it."""
+    told = listed(f"{field} = {value}" for field, value in code.items())
+    raise UserError(f"{where}: names code of its own ({told}), which would run with your rights; allowed: {allowed}")
+
+
+def _each(document: Mapping[str, Any]) -> Iterator[tuple[str, str, Callable[[str], None]]]:
+    """Go over the fields that name code: the field, what it holds, and what changes it."""
+    rules = {"weighing": document.get("weighing")}
+    beside = document.get("beside")
+    if isinstance(beside, dict):
+        rules |= {f"beside.{name}": rule for name, rule in cast("dict[str, Any]", beside).items()}
+    for name, rule in rules.items():
+        plugins = cast("dict[str, Any]", rule).get("plugins") if isinstance(rule, dict) else None
+        if isinstance(plugins, list):
+            sources = cast("list[Any]", plugins)
+            for index, source in enumerate(sources):
+                if isinstance(source, str):
+                    several = f".{index}" if len(sources) > 1 else ""
+                    yield f"{name}.plugins{several}", source, _setter(sources, index)
+    for name, key in (("model", "name"), ("training", "loss")):
+        section = document.get(name)
+        value = cast("dict[str, Any]", section).get(key) if isinstance(section, dict) else None
+        if isinstance(value, str) and ":" in value and not value.startswith(PYTHON):
+            yield f"{name}.{key}", value, _setter(cast("dict[str, Any]", section), key)
+
+
+def _setter(holder: Any, key: Any) -> Callable[[str], None]:
+    def put(value: str) -> None:
+        holder[key] = value
+
+    return put
+
+
+def _split(value: str) -> tuple[str, str]:
+    """Split "losses.py:mean" into the source and the rest with its colon; plugins have no rest."""
+    source, colon, name = value.rpartition(":")
+    return (source, colon + name) if colon else (value, "")

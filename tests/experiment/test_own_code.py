@@ -1,0 +1,318 @@
+"""Code that an experiment names: found beside its file, kept with the run, never run by reading, asked for before."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+
+import steelyard
+from steelyard import Experiment, Result, UserError
+from steelyard.experiment import running
+from steelyard.experiment.code import named_code
+from steelyard.experiment.loading import build, load, read_experiment, to_toml
+from steelyard.federate.app_folder import write_app
+from steelyard.runs.checkpoint import read_tensors
+from steelyard.runs.export import export_run
+from steelyard.weighing import criteria
+
+MARK = "import os\nwith open(os.environ['MARK'], 'a') as f:\n    f.write(__file__ + '\\n')\n"
+FILES = {
+    "criteria.py": "from steelyard import client_criterion\n"
+    "@client_criterion('LOW', about='user')\ndef low(local):\n    return float((local.labels < 5).sum())\n",
+    "nets.py": "import torch\n"
+    "def build(classes):\n    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, classes))\n",
+    "losses.py": "import torch\n"
+    "def each(outputs, labels):\n    return torch.nn.functional.cross_entropy(outputs, labels, reduction='none')\n",
+}
+EXPERIMENT = """
+name = "mine"
+[partition]
+clients = 4
+[model]
+name = "own/nets.py:build"
+[training]
+loss = "own/losses.py:each"
+[rounds]
+count = 3
+[weighing]
+criteria = ["LOW", "DS"]
+plugins = ["own/criteria.py"]
+[compute]
+engine = "loop"
+device = "cpu"
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MARK", str(tmp_path / "mark"))
+    (tmp_path / "elsewhere").mkdir()
+    own = tmp_path / "project" / "own"
+    own.mkdir(parents=True)
+    for name, text in FILES.items():
+        (own / name).write_text(MARK + text)
+    (tmp_path / "project" / "mine.toml").write_text(EXPERIMENT)
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    return tmp_path / "project" / "mine.toml"
+
+
+def marks(tmp_path: Path) -> list[str]:
+    mark = tmp_path / "mark"
+    return mark.read_text().split() if mark.exists() else []
+
+
+def command(*words: object, **more: object) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "steelyard", *map(str, words)]
+    return subprocess.run(line, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=120, **more)  # type: ignore[call-overload]
+
+
+def stopped(experiment: Experiment, out: Path) -> Path:
+    def stop(round: int, _: object) -> None:
+        if round == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        running.run(experiment, out=out, progress=stop)
+    return out
+
+
+def model(folder: Path) -> torch.Tensor:
+    (last,) = sorted((folder / "checkpoints").glob("*.safetensors"))[-1:]
+    return read_tensors(last)["models/LOW>DS"]
+
+
+def test_loading_looks_beside_the_file_and_runs_nothing(file: Path, tmp_path: Path) -> None:
+    described = load(file)
+    assert "own/criteria.py" in to_toml(described)  # what `show --resolved` prints
+    own = file.parent / "own"
+    assert described.named_code() == {
+        "weighing.plugins": str(own / "criteria.py"),
+        "model.name": f"{own}/nets.py:build",
+        "training.loss": f"{own}/losses.py:each",
+    }
+    assert marks(tmp_path) == []
+    # What the command line names is meant from where the user stands.
+    changed = load(file, ["training.loss=other.py:f"])
+    assert changed.named_code()["training.loss"] == f"{tmp_path / 'elsewhere' / 'other.py'}:f"
+
+
+def test_a_run_keeps_its_code_and_reading_never_runs_it(file: Path, tmp_path: Path) -> None:
+    run = Experiment.load(file, trust=True).run(tmp_path / "run").folder
+    assert sorted(path.name for path in (run / "code").iterdir()) == ["criteria.py", "losses.py", "nets.py"]
+    written = tomllib.loads((run / "experiment.toml").read_text())
+    assert named_code(written) == {
+        "weighing.plugins": "code/criteria.py",
+        "model.name": "code/nets.py:build",
+        "training.loss": "code/losses.py:each",
+    }
+    before = marks(tmp_path)
+    assert len(before) == 3
+    moved = tmp_path / "moved"
+    shutil.move(run, moved)
+    shutil.rmtree(file.parent)
+    result = Result(moved)
+    assert result.experiment.named_code()["model.name"] == f"{moved}/code/nets.py:build"
+    by = {entry["name"]: entry["measured_by"] for entry in result.summary["rules"][0]["criteria"]}
+    assert by == {"LOW": "client", "DS": "client"}
+    assert result.table["rules"]
+    assert len(export_run(moved, "csv", None)) == 4
+    assert marks(tmp_path) == before
+
+
+def test_a_fresh_process_reads_a_run_without_its_code(file: Path, tmp_path: Path) -> None:
+    run = Experiment.load(file, trust=True).run(tmp_path / "run").folder
+    before = marks(tmp_path)
+    for words in (("table", run, "--format", "json"), ("resume", run)):
+        found = command(*words)
+        assert (found.returncode, found.stderr) == (0, ""), (words, found.stderr)
+    assert marks(tmp_path) == before
+
+
+def test_criteria_registered_in_python_are_no_hindrance_to_readers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A criterion that only a script knew: its run can still be shown where nobody knows it."""
+    monkeypatch.setattr(criteria, "_registry", dict(criteria.known()))
+    criteria.client_criterion("GONE")(lambda local: 1.0)
+    document = {"weighing": {"criteria": ["GONE"]}, "rounds": {"count": 1}, "model": {"name": "logistic"}}
+    run = Experiment.model_validate(document).run(tmp_path / "run").folder
+    del criteria._registry["GONE"]
+    assert Result(run).summary["rules"][0]["criteria"] == [{"name": "GONE", "measured_by": "client"}]
+    with pytest.raises(UserError, match="criterion 'GONE' is not known"):
+        build(document)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("run",),
+        pytest.param(("compare", "--rules", "DS"), marks=pytest.mark.slow),
+        pytest.param(("federate", "local"), marks=pytest.mark.slow),
+        pytest.param(("federate", "init", "app"), marks=pytest.mark.slow),
+    ],
+)
+def test_commands_that_would_run_code_need_trust(words: tuple[str, ...], file: Path, tmp_path: Path) -> None:
+    found = command(*words[:2], *words[2:], file) if words[0] == "federate" else command(words[0], file, *words[1:])
+    assert found.returncode == 2
+    assert found.stdout == ""
+    (line,) = found.stderr.splitlines()
+    assert line.startswith(
+        f"steelyard: {file}: names code of its own (weighing.plugins = {file.parent}/own/criteria.py"
+    )
+    assert line.endswith("allowed: with --trust, once you have looked at it")
+    assert marks(tmp_path) == []
+    assert not any((tmp_path / "elsewhere").iterdir())
+
+
+def test_a_stopped_run_goes_on_from_anywhere_with_the_code_it_kept(file: Path, tmp_path: Path) -> None:
+    whole = running.run(load(file), out=tmp_path / "whole")
+    part = stopped(load(file), tmp_path / "part")  # type: ignore[arg-type]
+    shutil.rmtree(file.parent)
+    before = marks(tmp_path)
+    refused = command("resume", part)
+    assert refused.returncode == 2
+    assert f"{part}: names code of its own (weighing.plugins = {part}/code/criteria.py" in refused.stderr
+    with pytest.raises(UserError, match=r"allowed: steelyard\.resume\(folder, trust=True\)"):
+        steelyard.resume(part)
+    assert marks(tmp_path) == before
+    found = command("resume", part, "--trust", "--format", "json")
+    assert found.returncode == 0, found.stderr
+    assert json.loads(found.stdout)["status"] == "finished"
+    assert sorted(marks(tmp_path)[len(before) :]) == sorted(str(path) for path in (part / "code").glob("*.py"))
+    assert torch.equal(model(whole), model(part))
+
+
+@pytest.mark.parametrize("answer", ["n", pytest.param("y", marks=pytest.mark.slow)])
+def test_at_a_terminal_the_code_is_shown_and_asked_for(answer: str, file: Path, tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    line = [
+        sys.executable,
+        "-m",
+        "steelyard",
+        "run",
+        str(file),
+        "--set",
+        "rounds.count=1",
+        "--out",
+        str(tmp_path / "r"),
+    ]
+    process = subprocess.Popen(line, stdin=theirs, stderr=theirs, stdout=subprocess.DEVNULL)
+    os.close(theirs)
+    os.write(ours, f"{answer}\n".encode())
+    told = b""
+    try:
+        while part := os.read(ours, 4096):
+            told += part
+    except OSError:  # the other side has closed
+        pass
+    assert process.wait(timeout=120) == (2 if answer == "n" else 0)
+    assert f"model.name = {file.parent}/own/nets.py:build".encode() in told.replace(b"\r\n", b"\n")
+    assert bool(marks(tmp_path)) == (answer == "y")
+    assert (tmp_path / "r").exists() == (answer == "y")
+
+
+def test_python_asks_for_files_and_not_for_what_it_names_itself(file: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"names code of its own .* allowed: Experiment\.load\(\.\.\., trust=True\)"):
+        Experiment.load(file)
+    loss = f"training.loss={file.parent}/own/losses.py:each"
+    assert Experiment.load("quickstart", [loss]).named_code()["training.loss"].endswith("losses.py:each")
+    assert marks(tmp_path) == []
+
+
+def test_recipes_name_no_code() -> None:
+    from steelyard.experiment.loading import recipes
+
+    for name in recipes():
+        assert load(name).named_code() == {}
+
+
+def test_a_criterion_from_a_plugin_is_held_against_the_data_before_a_folder_is_made(file: Path, tmp_path: Path) -> None:
+    (file.parent / "own" / "criteria.py").write_text(
+        "from steelyard import client_criterion\n"
+        "@client_criterion('LOW', needs_marks=('sharp',))\ndef low(local):\n    return 1.0\n"
+    )
+    with pytest.raises(UserError, match=r"weighing\.criteria: LOW"):
+        Experiment.load(file, trust=True).run(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_unknown_criterion_beside_plugins_is_named(file: Path, tmp_path: Path) -> None:
+    described = Experiment.load(file, ['weighing.criteria=["LOW","LOWW"]'], trust=True)
+    with pytest.raises(UserError, match="criterion 'LOWW' is not known"):
+        described.run(tmp_path / "run")
+
+
+def test_files_of_one_name_are_kept_apart(file: Path, tmp_path: Path) -> None:
+    other = file.parent / "other" / "criteria.py"
+    other.parent.mkdir()
+    other.write_text(
+        "from steelyard import client_criterion\n@client_criterion('TWO')\ndef two(local):\n    return 2.0\n"
+    )
+    plugins = f'weighing.plugins=["{file.parent}/own/criteria.py","{other}"]'
+    described = Experiment.load(file, [plugins, 'weighing.criteria=["LOW","TWO"]'], trust=True)
+    run = described.run(tmp_path / "run").folder
+    assert (
+        named_code(tomllib.loads((run / "experiment.toml").read_text()))["weighing.plugins.1"] == "code/criteria_2.py"
+    )
+    assert (run / "code" / "criteria_2.py").read_text() == other.read_text()
+
+
+def network(classes: int) -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, classes))
+
+
+def test_what_python_handed_over_is_handed_over_again_to_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from steelyard import usercode
+
+    def loss(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(outputs, labels, reduction="none")
+
+    described = Experiment.model_validate(
+        {
+            "model": {"name": lambda classes: network(classes)},
+            "training": {"loss": loss},
+            "rounds": {"count": 3},
+            "partition": {"clients": 3},
+            "compute": {"engine": "loop"},
+        }
+    )
+    part = stopped(described, tmp_path / "part")
+    monkeypatch.setattr(usercode, "_given", {})
+    with pytest.raises(UserError, match=r"was handed over from Python and is not known to this process"):
+        steelyard.resume(part)
+    given = [loss, lambda classes: network(classes)]
+    given[1].__qualname__ = described.model.name.removeprefix("python:").partition("#")[0]
+    assert steelyard.resume(part, given=given).summary["status"] == "finished"
+
+
+def test_an_app_folder_brings_its_code_along(file: Path, tmp_path: Path) -> None:
+    write_app(tmp_path / "app", load(file))
+    described = read_document(tmp_path / "app" / "experiment.toml")
+    assert named_code(described) == {
+        "weighing.plugins": "steelyard_app.code.criteria",
+        "model.name": "steelyard_app.code.nets:build",
+        "training.loss": "steelyard_app.code.losses:each",
+    }
+    kept = sorted(path.name for path in (tmp_path / "app" / "steelyard_app" / "code").iterdir())
+    assert kept == ["__init__.py", "criteria.py", "losses.py", "nets.py"]
+
+
+def read_document(file: Path) -> dict[str, object]:
+    return tomllib.loads(file.read_text())
+
+
+def test_a_damaged_code_folder_is_one_line(file: Path, tmp_path: Path) -> None:
+    part = stopped(load(file), tmp_path / "part")  # type: ignore[arg-type]
+    (part / "code" / "losses.py").unlink()
+    assert read_experiment(part).name == "mine"
+    with pytest.raises(UserError, match=r"training\.loss: no file '.*code/losses\.py'"):
+        steelyard.resume(part, trust=True)
