@@ -14,6 +14,7 @@ from steelyard.report.flawed import flawed_shares, flaws_of, sentence
 from steelyard.report.measures import rounds_to_target, worst_tenth
 from steelyard.rounds.settings import RoundSettings
 from steelyard.runs.reader import History
+from steelyard.weighing import criteria
 
 TOP = 5
 
@@ -117,7 +118,8 @@ def _kind(settings: str) -> dict[str, bool]:
 
 def _criteria(settings: str, history: History) -> list[dict[str, str]]:
     """Say for each criterion of a rule who measured it, so that a reader knows what a client could have lied about."""
-    known: dict[str, str] = json.loads(history.info.get("measured_by", "{}"))
+    known = {name: found.measured_by for name, found in criteria.known().items()}
+    known |= json.loads(history.info.get("measured_by", "{}"))
     names: list[str] = json.loads(settings)["criteria"]
     return [{"name": name, "measured_by": known.get(name, "unknown")} for name in names]
 
