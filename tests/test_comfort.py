@@ -1,0 +1,73 @@
+"""At a prompt and in a notebook: names, a result that prints itself, progress where somebody watches."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.conftest import CommandLine, cli_environment
+
+import steelyard
+from steelyard import Experiment, Result
+from steelyard.report.short import short_account
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    return Experiment.load("quickstart", ["rounds.count=2"]).run(tmp_path_factory.mktemp("run") / "run")
+
+
+def test_all_names_are_shown_before_they_are_loaded() -> None:
+    assert set(steelyard.__all__) <= set(dir(steelyard))
+    code = "import sys, steelyard; assert 'in_memory' in dir(steelyard); assert 'torch' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=cli_environment(), check=False)
+    assert done.returncode == 0, done.stderr
+    for name in steelyard.__all__:
+        assert getattr(steelyard, name) is not None
+
+
+def test_a_result_prints_as_a_table(result: Result) -> None:
+    lines = repr(result).splitlines()
+    assert lines[0].split("  ")[0].strip() == "rule"
+    assert "accuracy on the clients" in lines[0]
+    assert [line.split()[0] for line in lines[1:5]] == ["VP>LD>DS/max", "fedavg", "equal", "DS>LD>MD"]
+    first = result.summary["rules"][0]
+    assert f"{first['accuracy']:.2%}" in lines[1]
+    assert lines[-1] == f"run stored in {result.folder}"
+    assert len({len(line) for line in lines[:5]}) == 1
+
+
+def test_a_result_whose_folder_is_gone_still_prints(tmp_path: Path) -> None:
+    shown = repr(Result(tmp_path / "nowhere"))
+    assert shown.startswith(f"Result('{tmp_path / 'nowhere'}')")
+    assert "\n" not in shown
+
+
+def test_columns_that_no_rule_has_are_left_out() -> None:
+    rule = {"rule": "r" * 60, "accuracy": -3.5, "worst_tenth": None, "server": {}, "rounds_to_target": None}
+    summary = {"measure": "minus RMSE", "run": "runs/x", "rules": [{**rule, "seed": seed} for seed in range(20)]}
+    lines = short_account(summary).splitlines()
+    assert lines[0].split("  ")[0].strip() == "rule"
+    assert lines[0].endswith("minus RMSE on the clients")
+    assert lines[1].startswith(f"{'r' * 37}... #0  ")
+    assert lines[1].endswith("-3.5")
+    assert lines[-2:] == ["and 8 more rules", "run stored in runs/x"]
+
+
+def test_progress_is_off_where_nobody_watches_and_can_be_turned_on(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    experiment = Experiment.load("quickstart", ["rounds.count=1"])
+    experiment.run(tmp_path / "silent")
+    assert capfd.readouterr().err == ""
+    experiment.run(tmp_path / "told", progress=True)
+    assert "round 1/1: " in capfd.readouterr().err
+
+
+def test_quiet_is_quiet(steelyard: CommandLine) -> None:
+    done = steelyard("run", "quickstart", "--set", "rounds.count=1", "--quiet")
+    assert done.returncode == 0
+    assert done.stderr == ""
+    assert "run stored in" in done.stdout
