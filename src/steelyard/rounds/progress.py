@@ -226,16 +226,16 @@ def _notebook() -> Callable[[str], None] | None:
     """Return what writes a line of a notebook over and over; None outside of one."""
     # Whoever runs in a notebook has IPython loaded; nobody else should wait for it.
     ipython: Any = sys.modules.get("IPython")
-    shell = None if ipython is None else ipython.get_ipython()
-    if shell is None or getattr(shell, "kernel", None) is None:
+    if ipython is None or getattr(ipython.get_ipython(), "kernel", None) is None:
         return None
+    show: Any = ipython.display.display
     handle: Any = None
 
     def write(line: str) -> None:
         nonlocal handle
         bundle = {"text/plain": line}
         if handle is None:
-            handle = ipython.display.display(bundle, raw=True, display_id=True)
+            handle = show(bundle, raw=True, display_id=True)
         else:
             handle.update(bundle, raw=True)
 
