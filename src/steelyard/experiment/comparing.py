@@ -71,6 +71,12 @@ def compare(
     """Run rules side by side with `seeds` seeds, counted from the experiment's; returns the folder of the run."""
     if not 1 <= seeds <= MOST_SEEDS:
         raise UserError(f"--seeds: got {seeds}; allowed: a whole number from 1 to {MOST_SEEDS:,}")
+    partition = experiment.model_dump().get("partition", {})
+    if partition.get("test") == "none" and partition.get("server_report") == "none":
+        raise UserError(
+            "partition.test: got 'none', which leaves nothing to compare rules by; allowed: local, held-out, or "
+            "partition.server_report"
+        )
     chosen = [experiment.seed + number for number in range(seeds)]
     return run(with_rules(experiment, rules), out=out, seeds=chosen, dataset=dataset, progress=progress)
 

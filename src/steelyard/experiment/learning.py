@@ -14,7 +14,7 @@ from steelyard.errors import UserError, listed
 from steelyard.experiment.description import Description
 from steelyard.learning.settings import ModelSettings, TrainingSettings
 from steelyard.weighing.needs import Offers
-from steelyard.weighing.rule import WeighingSettings
+from steelyard.weighing.rule import WeighingSettings, label
 
 if TYPE_CHECKING:
     from steelyard.clients.node import NodeClients, NodeConfig
@@ -44,7 +44,23 @@ class LearningDescription(Description):
     def _together(self) -> Self:
         check_together(self.data, self.partition)
         check_flaws(self.data, self.partition, self.flaws)
+        if self.partition.test == "none":
+            self._check_untested()
         return self
+
+    def _check_untested(self) -> None:
+        """Refuse what looks at the clients' accuracy where they have no test rows."""
+        if self.rounds.stop_at_target:
+            raise UserError(
+                "rounds.stop_at_target: got true with partition.test 'none', which leaves no accuracy to reach a "
+                "target; allowed: partition.test = 'local' or 'held-out'"
+            )
+        for rule in self.rules().values():
+            if rule.adjust is not None:
+                raise UserError(
+                    f"weighing.adjust: '{label(rule)}' compares accuracies, and partition.test = 'none' leaves "
+                    "none; allowed: partition.test = 'local' or 'held-out'"
+                )
 
     def offers(self) -> Offers:
         """Return what the data and the partition can give to criteria, as far as it is known before reading."""

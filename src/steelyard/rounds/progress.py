@@ -92,7 +92,8 @@ class _Lines:
         if round == self._rounds or now - self._round_last >= self._seconds:
             self._last = self._round_last = now
             told = f"; about {show_duration(left)} left" if left is not None and round < self._rounds else ""
-            self._write(f"round {round}/{self._rounds}: {_figures(accuracies)}{told}")
+            figures = _figures(accuracies)
+            self._write(f"round {round}/{self._rounds}{f': {figures}' if figures else ''}{told}")
 
     def beat(self, now: float) -> None:
         doing = current()
