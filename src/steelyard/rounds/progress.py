@@ -72,6 +72,8 @@ class _Display(Protocol):
     def begin(self, rounds: int) -> None: ...
     def report(self, round: int, accuracies: Mapping[str, float | None]) -> None: ...
     def beat(self, now: float) -> None: ...
+    def pause(self) -> None: ...
+    def go_on(self) -> None: ...
     def end(self) -> None: ...
 
 
@@ -94,6 +96,12 @@ class _Lines:
             told = f"; about {show_duration(left)} left" if left is not None and round < self._rounds else ""
             figures = _figures(accuracies)
             self._write(f"round {round}/{self._rounds}{f': {figures}' if figures else ''}{told}")
+
+    def pause(self) -> None:
+        self._last = float("inf")
+
+    def go_on(self) -> None:
+        self._last = time.monotonic()
 
     def beat(self, now: float) -> None:
         doing = current()
@@ -147,6 +155,16 @@ class _Bar:
     def report(self, round: int, accuracies: Mapping[str, float | None]) -> None:
         self._bar.update(self._task, completed=round, figures=_figures(accuracies))
 
+    def pause(self) -> None:
+        if self._after is None:
+            # A bar that is only interrupted is taken away, and drawn again below.
+            self._bar.live.transient = True
+            self._bar.stop()
+
+    def go_on(self) -> None:
+        if self._after is None:
+            self._bar.start()
+
     def beat(self, now: float) -> None:
         if self._after is not None:
             self._after.beat(now)
@@ -198,6 +216,19 @@ def watching(on: bool = True) -> Generator[None]:
     finally:
         closing, _watch = _watch, None
         closing.close()
+
+
+@contextmanager
+def paused() -> Generator[None]:
+    """Show nothing inside; use it around a question to the user, which a moving bar would write over."""
+    display = None if _watch is None else _watch.display
+    if display is not None:
+        display.pause()
+    try:
+        yield
+    finally:
+        if display is not None:
+            display.go_on()
 
 
 @contextmanager
