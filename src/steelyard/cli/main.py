@@ -14,6 +14,7 @@ import typer
 
 from steelyard import __version__
 from steelyard.activity import doing
+from steelyard.cli.attack import attack
 from steelyard.cli.completion import recipe_names
 from steelyard.cli.federate import app as federate_app
 from steelyard.cli.models import models
@@ -47,6 +48,7 @@ app.command()(new)
 app.command()(models)
 app.add_typer(watching_app)
 app.add_typer(report_app)
+app.command()(attack)
 
 Format = Literal["text", "json"]
 SetOption = Annotated[
@@ -267,21 +269,33 @@ def criteria(
     plugin: Annotated[list[str] | None, typer.Option("--plugin", help="Python file or module with criteria.")] = None,
     format: FormatOption = "text",
 ) -> None:
-    """List the criteria: what each measures, who takes the measure, and what it is about."""
+    """List the criteria: what each measures, who takes the measure, what it is about, how far it can be trusted."""
     from steelyard.weighing.criteria import known
     from steelyard.weighing.plugins import load_module
+    from steelyard.weighing.rule import WeighingSettings
+    from steelyard.weighing.trust import trust_of
 
     for path in plugin or []:
         load_module(path)
+    plain = WeighingSettings()
     found = [
-        {"name": c.name, "measured_by": c.measured_by, "about": c.about, "description": c.description}
+        {
+            "name": c.name,
+            "measured_by": c.measured_by,
+            "about": c.about,
+            "trust": trust_of(c, plain),
+            "description": c.description,
+        }
         for c in known().values()
     ]
     if format == "json":
         print_json(found)
         return
     print_entries(
-        {e["name"]: f"{e['description']} (about the {e['about']}, measured by the {e['measured_by']})" for e in found}
+        {
+            e["name"]: f"{e['description']} (about the {e['about']}, measured by the {e['measured_by']}, {e['trust']})"
+            for e in found
+        }
     )
 
 
