@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from subprocess import CompletedProcess
 
 import pytest
 
@@ -65,11 +66,14 @@ def test_clients_that_cannot_measure_are_left_out_and_the_run_goes_on(tmp_path: 
 
 
 def test_a_server_s_criterion_that_is_nan_stops_the_run_with_one_line(
-    tmp_path: Path, refused: Callable[..., str]
+    tmp_path: Path, steelyard: Callable[..., CompletedProcess[str]]
 ) -> None:
     (tmp_path / "odd.py").write_text(SERVER)
     (tmp_path / "odd.toml").write_text(EXPERIMENT)
-    line = refused("run", tmp_path / "odd.toml", "--trust", "--out", tmp_path / "run")
+    done = steelyard("run", tmp_path / "odd.toml", "--trust", "--out", tmp_path / "run")
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    line = done.stderr.strip().splitlines()[-1]  # after the progress of the round before
     assert "criterion ODD: measured nan on the server for client-001; allowed: a number >= 0 for each client" in line
     history = History(tmp_path / "run")
     assert history.info["status"] == "stopped"
