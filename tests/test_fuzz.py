@@ -25,6 +25,7 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import strategies as st
+from safetensors.torch import save
 
 from steelyard.clients.flower import wire
 from steelyard.clients.flower.forms import Form, Refused
@@ -37,6 +38,7 @@ from steelyard.errors import UserError
 from steelyard.experiment.loading import build
 from steelyard.messages import Task
 from steelyard.recommend import reading
+from steelyard.runs.checkpoint import read_tensors
 from steelyard.settings import change, parse
 from steelyard.weighing import table as weighing_table
 
@@ -165,7 +167,7 @@ def _read_csv(content: bytes, folder: Path) -> None:
 def _read_clients(content: bytes, folder: Path) -> None:
     path = _laid("clients.csv", content, folder)
     options: dict[str, Any] = dict.fromkeys(("priority", "weights", "quantifier", "capacity", "power"))
-    weighing_table.weigh_file(path, score="prioritized", normalised=True, **options)
+    weighing_table.weigh_file(path, weighing_table.RuleOptions(score="prioritized", **options), normalised=True)
 
 
 def _read_ratings(content: bytes, folder: Path) -> None:
@@ -174,6 +176,10 @@ def _read_ratings(content: bytes, folder: Path) -> None:
 
 def _read_items(content: bytes, folder: Path) -> None:
     reading.read_columns(_laid("items.dat", content, folder), {"item": 1, "title": 2})
+
+
+def _read_checkpoint(content: bytes, folder: Path) -> None:
+    read_tensors(_laid("round.safetensors", content, folder))
 
 
 _TASK = Task("DS", 1, 1, ("a", "b"), torch.zeros(6))
@@ -256,6 +262,7 @@ TARGETS = [
     Target("clients", _read_clients, st.one_of(damaged(b"client,DS,LD\nA,.9,.2\nB,.1,.8\n"), st.just(_PICKLE))),
     Target("ratings", _read_ratings, st.one_of(damaged(_RATINGS), damaged(_DAT), st.just(_PICKLE))),
     Target("items", _read_items, st.one_of(damaged(b"1::Toy Story::Comedy\n2::Jumanji::Drama\n"), st.just(_PICKLE))),
+    Target("checkpoint", _read_checkpoint, st.one_of(damaged(save({"models/DS": torch.zeros(4)})), st.just(_PICKLE))),
     Target(
         "updates",
         _read_updates,

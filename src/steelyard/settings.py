@@ -226,7 +226,7 @@ def _allowed(problem: Any) -> str:
         return f"{word} {bound} value{'' if bound == 1 else 's'}"
     if kind in ("string_too_long", "string_too_short"):
         return message.removeprefix("String should have ")
-    return _ALLOWED.get(kind, message.removeprefix("Input should be ").removeprefix("a valid "))
+    return _ALLOWED.get(kind) or str(message).removeprefix("Input should be ").removeprefix("a valid ")
 
 
 def known_fields(model: type[BaseModel], path: Sequence[int | str]) -> list[str]:

@@ -102,7 +102,7 @@ def test_a_document_may_hold_the_table_itself_or_under_a_heading() -> None:
             {"two_additive": {"singles": {"A": 1}, "B": 0.5}},
             "capacity: two_additive has 'B' beside its parts; allowed: singles, pairs",
         ),
-        ({"A": True}, "capacity: 'A' has True; allowed: a number from 0 to 1"),
+        ({"A": True}, "capacity: 'A' has true; allowed: a number from 0 to 1"),
         ({"A": "much"}, "capacity: 'A' has 'much'; allowed: a number from 0 to 1"),
     ],
 )

@@ -9,7 +9,7 @@ from math import isqrt, prod
 
 import torch
 from torch import nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 
 from steelyard.errors import UserError
 from steelyard.learning.catalogue import CONVOLUTIONAL, DENSE, NAMES, Convolutional, dense
@@ -153,7 +153,7 @@ def _own(settings: ModelSettings, shape: tuple[int, ...], classes: int, outputs:
         raise UserError(f"model.name: {settings.name} fails: {type(error).__name__}: {error}") from error
     if not isinstance(module, nn.Module):
         raise UserError(f"model.name: {settings.name} returned {type(module).__name__}; allowed: a torch.nn.Module")
-    if any(isinstance(value, UninitializedTensorMixin) for value in (*module.parameters(), *module.buffers())):
+    if any(is_lazy(value) for value in (*module.parameters(), *module.buffers())):
         raise UserError(
             f"model.name: {settings.name} has lazy layers, whose sizes are not known yet; allowed: layers with sizes "
             "(the factory is given feature_shape, classes and outputs where it asks for them)"

@@ -142,6 +142,7 @@ def read_capacity(path: Path, option: str) -> dict[str, Any]:
     """Read the capacity of a Choquet integral from a TOML file; `option` is who asks, for the error line."""
     try:
         return parse(path.read_text(encoding="utf-8"), str(path))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UserError(f"{option}: {path} cannot be read: {reason}; allowed: a TOML file") from error
+    except UnicodeDecodeError:
+        raise UserError(f"{option}: {path} is not UTF-8 text; allowed: a TOML file") from None
+    except OSError as error:
+        raise UserError(f"{option}: {path} cannot be read: {error.strerror}; allowed: a TOML file") from error
