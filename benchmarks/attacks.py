@@ -127,9 +127,8 @@ def work(options: argparse.Namespace) -> None:
 
 def share_out(options: argparse.Namespace) -> int:
     """Start the workers, each a process of its own on the same device, and wait for all of them."""
-    given = [argument for argument in sys.argv[1:] if argument != "--workers"]
     at = sys.argv.index("--workers")
-    given.remove(sys.argv[at + 1])
+    given = [*sys.argv[1:at], *sys.argv[at + 2 :]]
     command = [sys.executable, "-m", "benchmarks.attacks", *given]
     started = [subprocess.Popen([*command, "--part", f"{index}/{options.workers}"]) for index in range(options.workers)]
     return max(process.wait() for process in started)
