@@ -46,6 +46,7 @@ def make_run(
     seeds: tuple[int, ...],
     rules: tuple[str, ...] = RULES,
     status: str = "finished",
+    asked: int | None = None,
 ) -> Path:
     """Write a run with two flawed clients, one of them with markup in its flaw, and one client that fails at times."""
     experiment = described(rules, rounds)
@@ -62,7 +63,10 @@ def make_run(
     store.note(seeds=list(seeds), flaws={str(seed): flaws for seed in seeds}, **versions())
     chance = np.random.default_rng(0)
     for number in range(1, rounds + 1):
-        records = [_record(federation, number, rounds, names, chance) for federation in federations]
+        records = [
+            _record(federation, number, rounds, names, asked or max(3, clients - 2), chance)
+            for federation in federations
+        ]
         states = {
             federation.name: RoundState(number, torch.zeros(1), LossState(), OrderState((0,), 0.0))
             for federation in federations
@@ -74,10 +78,10 @@ def make_run(
 
 
 def _record(
-    federation: Federation, round: int, rounds: int, names: list[str], chance: np.random.Generator
+    federation: Federation, round: int, rounds: int, names: list[str], count: int, chance: np.random.Generator
 ) -> RoundRecord:
-    """One round: all but two clients are asked, the last of them fails, scores rise with the rounds."""
-    drawn = chance.choice(len(names), size=max(3, len(names) - 2), replace=False).tolist()
+    """One round: so many clients are asked, one of them fails, scores rise with the rounds."""
+    drawn = chance.choice(len(names), size=count, replace=False).tolist()
     asked, failing = sorted(drawn[:-1]), drawn[-1]
     clients = tuple(names[index] for index in asked)
     rule = federation.rule

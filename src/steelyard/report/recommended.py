@@ -31,12 +31,12 @@ _SHOWN = {
     "f1": "F1",
     "hit_rate": "hit rate",
     "item_coverage": "items shown",
-    "coverage_share": "coverage",
+    "item_coverage_share": "coverage",
     "gini": "Gini",
     "shannon_entropy": "entropy",
     "aclt": "ACLT",
-    "popreo": "PopREO",
-    "poprsp": "PopRSP",
+    "pop_reo": "PopREO",
+    "pop_rsp": "PopRSP",
 }
 
 
