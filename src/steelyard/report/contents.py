@@ -93,7 +93,9 @@ def _cards(view: RunView, part: Part) -> dict[str, Any] | None:
     whole = float(totals.sum()) or 1.0
     shares = dict(zip((str(client) for client in totals.index), totals.to_numpy() / whole, strict=True))
     asked, tested = _Grouped(frame), _Grouped(view.evaluations(part))
-    entries = [_card(part, client, shares[client], asked, tested) | {"flaws": flaws.get(client, [])} for client in kept]
+    entries: list[dict[str, Any]] = [
+        _card(part, client, shares[client], asked, tested) | {"flaws": flaws.get(client, [])} for client in kept
+    ]
     middle = float(np.median(list(shares.values())))
     most = max(shares.values()) or 1.0
     for entry in entries:

@@ -61,7 +61,7 @@ def reweigh(view: RunView, part: Part, settings: WeighingSettings) -> dict[str, 
         raise UserError(f"{part.history.folder}: no weighed updates under '{part.label}'; allowed: a run with some")
     flaws = view.flaws(part)
     old_total, new_total = sum(recorded.values()) or 1.0, sum(given.values()) or 1.0
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "client": client,
             "recorded": recorded[client] / old_total,
