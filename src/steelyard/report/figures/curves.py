@@ -53,7 +53,9 @@ def _curves(view: RunView, column: str, measure: str, title: str) -> alt.LayerCh
     if any(len(table) > POINTS for table in tables.values()):
         notes.append(f"{POINTS} rounds, evenly spaced, of {max(map(len, tables.values()))}.")
     if seeds > 1:
-        notes.append(f"Line: mean of {seeds} seeds; band: its 95 % interval.")
+        fewest = min(table.shape[1] for table in tables.values())
+        count = f"{seeds}" if fewest == seeds else f"{fewest} to {seeds}"
+        notes.append(f"Line: mean of {count} seeds; band: its 95 % interval.")
     _, form = score_axis(measure)
     base = alt.Chart(lists(rows)).transform_flatten(["round", "score", "low", "high"])
     x = round_axis(min(row["round"][0] for row in rows), max(row["round"][-1] for row in rows))
