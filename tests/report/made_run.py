@@ -31,7 +31,7 @@ def described(rules: tuple[str, ...], rounds: int) -> LearningDescription:
         "description": "A run <script>alert(1)</script> written by hand.",
         "data": {"source": "digits"},
         "partition": {"scheme": "iid", "clients": 8, "server": "fraction", "server_report": "apart"},
-        "rounds": {"count": rounds, "targets": [0.2, 0.6], "shares": [0.5, 1.0]},
+        "rounds": {"count": rounds or 5, "targets": [0.2, 0.6], "shares": [0.5, 1.0]},
         "weighing": known[first],
         "beside": {name: known[name] for name in others},
     }
@@ -50,7 +50,7 @@ def make_run(
 ) -> Path:
     """Write a run with two flawed clients, one of them with markup in its flaw, and one client that fails at times."""
     experiment = described(rules, rounds)
-    store = Store(folder, checkpoint_every=rounds)
+    store = Store(folder, checkpoint_every=max(1, rounds))
     (folder / RUN_FILE).write_text(to_toml(experiment), encoding="utf-8")
     named = [(name, seed) for seed in seeds for name in rules]
     federations = [
