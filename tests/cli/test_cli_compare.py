@@ -77,7 +77,8 @@ def test_compare_then_table_in_every_format(steelyard: CommandLine, small: Path,
     other = steelyard("table", "run", "--baseline", "adafed", "--format", "json", "--curves", "curves.svg")
     assert json.loads(other.stdout)["baseline"] == "adafed"
     assert (tmp_path / "curves.svg").read_text().startswith("<svg")
-    again = json.loads(steelyard("resume", "run", "--format", "json").stdout)
+    again = json.loads(steelyard("resume", "run", "--report", "--format", "json").stdout)
+    assert (tmp_path / "run" / "report.html").read_text().startswith("<!doctype html>")
     assert len(again["rules"]) == 8
     assert again["rules"][2]["orders"]["last"]
     assert steelyard("export", "run").returncode == 0

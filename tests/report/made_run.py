@@ -31,7 +31,7 @@ def described(rules: tuple[str, ...], rounds: int) -> LearningDescription:
         "description": "A run <script>alert(1)</script> written by hand.",
         "data": {"source": "digits"},
         "partition": {"scheme": "iid", "clients": 8, "server": "fraction", "server_report": "apart"},
-        "rounds": {"count": rounds, "targets": [0.2, 0.6], "shares": [0.5, 1.0]},
+        "rounds": {"count": rounds or 5, "targets": [0.2, 0.6], "shares": [0.5, 1.0]},
         "weighing": known[first],
         "beside": {name: known[name] for name in others},
     }
@@ -46,10 +46,11 @@ def make_run(
     seeds: tuple[int, ...],
     rules: tuple[str, ...] = RULES,
     status: str = "finished",
+    asked: int | None = None,
 ) -> Path:
     """Write a run with two flawed clients, one of them with markup in its flaw, and one client that fails at times."""
     experiment = described(rules, rounds)
-    store = Store(folder, checkpoint_every=rounds)
+    store = Store(folder, checkpoint_every=max(1, rounds))
     (folder / RUN_FILE).write_text(to_toml(experiment), encoding="utf-8")
     named = [(name, seed) for seed in seeds for name in rules]
     federations = [
@@ -62,7 +63,10 @@ def make_run(
     store.note(seeds=list(seeds), flaws={str(seed): flaws for seed in seeds}, **versions())
     chance = np.random.default_rng(0)
     for number in range(1, rounds + 1):
-        records = [_record(federation, number, rounds, names, chance) for federation in federations]
+        records = [
+            _record(federation, number, rounds, names, asked or max(3, clients - 2), chance)
+            for federation in federations
+        ]
         states = {
             federation.name: RoundState(number, torch.zeros(1), LossState(), OrderState((0,), 0.0))
             for federation in federations
@@ -74,10 +78,10 @@ def make_run(
 
 
 def _record(
-    federation: Federation, round: int, rounds: int, names: list[str], chance: np.random.Generator
+    federation: Federation, round: int, rounds: int, names: list[str], count: int, chance: np.random.Generator
 ) -> RoundRecord:
-    """One round: all but two clients are asked, the last of them fails, scores rise with the rounds."""
-    drawn = chance.choice(len(names), size=max(3, len(names) - 2), replace=False).tolist()
+    """One round: so many clients are asked, one of them fails, scores rise with the rounds."""
+    drawn = chance.choice(len(names), size=count, replace=False).tolist()
     asked, failing = sorted(drawn[:-1]), drawn[-1]
     clients = tuple(names[index] for index in asked)
     rule = federation.rule

@@ -116,6 +116,13 @@ def test_the_sentence_on_top_says_who_won(run: Path, tmp_path: Path) -> None:
     assert "no other rule to hold it against" in told
 
 
+def test_a_run_that_has_only_begun_says_so(tmp_path: Path) -> None:
+    page = html(RunView([make_run(tmp_path / "begun", rounds=0, clients=3, seeds=(1,), status="running")]))
+    assert "begun is running: round 0 of 5" in page
+    assert "there is nothing to tell so far" in page
+    assert re.findall(r'<section id="([^"]+)">', page) == ["result", "tables", "experiment"]
+
+
 def test_the_beam_tips_to_the_heavier_side() -> None:
     assert tilt(0.3, 0.1) > 0 > tilt(0.3, 0.5)
     assert tilt(0.3, 0.3) == 0

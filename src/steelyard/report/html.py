@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
@@ -23,6 +24,8 @@ from steelyard.report.sign import sign
 from steelyard.report.tables import cell, grids
 from steelyard.report.view import RunView
 
+_ROUNDS = "Rounds until a share"
+"""What the titles of the tables of rounds to target hold."""
 _OF_ONE_RULE = {"orders": "Priorities that moved", "classes": "Class by class", "split": "Who holds what"}
 SCRIPTS = ("reweigh.js", "figures.js", "controls.js", "report.js")
 
@@ -112,9 +115,9 @@ def _chooser(view: RunView) -> str:
     if len(parts) < 2:
         return ""
     options = "".join(f'<option value="{escape(part.label)}">{escape(part.label)}</option>' for part in parts)
-    seeds = len({part.seed for part in view.parts})
+    seeds = max(sum(part.label == label for part in view.parts) for label in view.labels)
     left = len(view.labels) - len(parts)
-    note = f" <span>seed {parts[0].seed}, one of {seeds}</span>" if seeds > 1 else ""
+    note = f" <span>for the first of {seeds} seeds</span>" if seeds > 1 else ""
     note += f" <span>{left} rules have no figures of their own here</span>" if left > 0 else ""
     return f'<p class="tools"><label>Shown for the rule <select class="rule">{options}</select></label>{note}</p>'
 
@@ -222,17 +225,23 @@ def _best(grid: Grid) -> int | None:
 
 
 def _tables(view: RunView) -> list[Grid]:
-    return [grid for document in view.documents if document is not None for grid in grids(document)]
+    several = len(view.histories) > 1
+    return [
+        replace(grid, title=f"{name}: {grid.title}") if several else grid
+        for name, document in zip(view.names, view.documents, strict=True)
+        if document is not None
+        for grid in grids(document)
+    ]
 
 
 def _target_tables(view: RunView) -> str:
-    found = [table(grid) for grid in _tables(view) if grid.title.startswith("Rounds until")]
+    found = [table(grid) for grid in _tables(view) if _ROUNDS in grid.title]
     several = len({part.seed for part in view.parts}) > 1  # intervals need the whole width
     return "".join(found) if several else f'<div class="two">{"".join(f"<div>{part}</div>" for part in found)}</div>'
 
 
 def _all_tables(view: RunView) -> str:
-    made = "".join(table(grid) for grid in _tables(view) if not grid.title.startswith("Rounds until"))
+    made = "".join(table(grid) for grid in _tables(view) if _ROUNDS not in grid.title)
     told = [verdict["sentence"] for document in view.documents if document for verdict in document["verdicts"]]
     sentences = "".join(f"<li>{escape(sentence)}</li>" for sentence in told)
     spoken = f"<details><summary>Each rule against the baseline, in words</summary><ul>{sentences}</ul></details>"

@@ -31,12 +31,12 @@ _SHOWN = {
     "f1": "F1",
     "hit_rate": "hit rate",
     "item_coverage": "items shown",
-    "coverage_share": "coverage",
+    "item_coverage_share": "coverage",
     "gini": "Gini",
     "shannon_entropy": "entropy",
     "aclt": "ACLT",
-    "popreo": "PopREO",
-    "poprsp": "PopRSP",
+    "pop_reo": "PopREO",
+    "pop_rsp": "PopRSP",
 }
 
 
@@ -139,20 +139,11 @@ def _tradeoff(systems: list[_System]) -> Chart:
 
 
 def _popularity(systems: list[_System]) -> Chart:
-    order = np.argsort(-systems[0].popularity, kind="stable")
-    named = [(system.label, system.times_shown) for system in systems]
-    named.append(("training data", systems[0].popularity))
-    marks = np.unique(np.linspace(0, len(order), 101).round().astype(int))
-    rows = [
-        {
-            "rule": label,
-            "items": [float(mark) / len(order) for mark in marks],
-            "share": [float(value) for value in _cumulated(counts[order], marks)],
-        }
-        for label, counts in named
-        if len(counts) == len(order)
-    ]
-    labels = [row["rule"] for row in rows]
+    # Each against the popularity in its own run's training data: runs may have other catalogues.
+    named = [(system.label, system.times_shown, system.popularity) for system in systems]
+    named.append(("training data", systems[0].popularity, systems[0].popularity))
+    rows = [{"rule": label, **_concentration(shown, popularity)} for label, shown, popularity in named]
+    labels = [label for label, _, _ in named]
     chart = (
         alt.Chart(lists(rows))
         .transform_flatten(["items", "share"])
@@ -169,6 +160,9 @@ def _popularity(systems: list[_System]) -> Chart:
     return told(chart, "Share of all recommendations that goes to the most popular items, by rule.")
 
 
-def _cumulated(counts: Any, marks: Any) -> Any:
+def _concentration(shown: Any, popularity: Any) -> dict[str, list[float]]:
+    """Return the share of what is shown that falls to the most popular items, for shares of the catalogue."""
+    counts = shown[np.argsort(-popularity, kind="stable")]
     running = np.concatenate([[0.0], np.cumsum(counts, dtype=np.float64)])
-    return running[marks] / (running[-1] or 1.0)
+    marks = np.unique(np.linspace(0, len(counts), 101).round().astype(int))
+    return {"items": (marks / len(counts)).tolist(), "share": (running[marks] / (running[-1] or 1.0)).tolist()}

@@ -18,10 +18,13 @@ LABEL = "The weights that this rule would have given to these updates; not a res
 def cohorts(frame: Frame, criteria: Sequence[str]) -> Iterator[tuple[int, list[str], Floats, Floats]]:
     """Yield (round, clients, raw [clients, criteria], recorded weights) of every round whose updates were weighed."""
     weighed = frame[frame["weight"].notna()]
-    for number, rows in weighed.groupby("round", sort=True):
-        raw = np.column_stack([rows[f"raw_{name}"].to_numpy(np.float64) for name in criteria])
+    measured = np.column_stack([weighed[f"raw_{name}"].to_numpy(np.float64) for name in criteria])
+    names = np.array(weighed["client"], dtype=object)
+    weights = weighed["weight"].to_numpy(np.float64)
+    for number, rows in sorted(weighed.groupby("round", sort=True).indices.items()):
+        raw = measured[rows]
         if np.isfinite(raw).all():
-            yield int(number), [str(client) for client in rows["client"]], raw, rows["weight"].to_numpy(np.float64)
+            yield int(number), [str(client) for client in names[rows]], raw, weights[rows]
 
 
 def part_with(view: RunView, criteria: Sequence[str], rule: str | None, seed: int | None) -> Part:
@@ -58,7 +61,7 @@ def reweigh(view: RunView, part: Part, settings: WeighingSettings) -> dict[str, 
         raise UserError(f"{part.history.folder}: no weighed updates under '{part.label}'; allowed: a run with some")
     flaws = view.flaws(part)
     old_total, new_total = sum(recorded.values()) or 1.0, sum(given.values()) or 1.0
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "client": client,
             "recorded": recorded[client] / old_total,

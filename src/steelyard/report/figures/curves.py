@@ -53,7 +53,9 @@ def _curves(view: RunView, column: str, measure: str, title: str) -> alt.LayerCh
     if any(len(table) > POINTS for table in tables.values()):
         notes.append(f"{POINTS} rounds, evenly spaced, of {max(map(len, tables.values()))}.")
     if seeds > 1:
-        notes.append(f"Line: mean of {seeds} seeds; band: its 95 % interval.")
+        fewest = min(table.shape[1] for table in tables.values())
+        count = f"{seeds}" if fewest == seeds else f"{fewest} to {seeds}"
+        notes.append(f"Line: mean of {count} seeds; band: its 95 % interval.")
     _, form = score_axis(measure)
     base = alt.Chart(lists(rows)).transform_flatten(["round", "score", "low", "high"])
     x = round_axis(min(row["round"][0] for row in rows), max(row["round"][-1] for row in rows))
@@ -208,15 +210,21 @@ def flawed_weight(view: RunView) -> alt.LayerChart | None:
     even = alt.Chart(lists([alike])).transform_flatten(["round", "share"]).mark_line(strokeDash=[3, 3], style="soft")
     layers = alt.layer(even.encode(x, y, strokeWidth=alt.value(1.4)), line.add_params(hover))
     note = "Dotted: their share of the clients asked, which is what equal weights would give them."
+    longest = max(len(some) for found in rows.values() for some in found)
+    if longest > POINTS:
+        note += f" Each point is the mean of {-(-longest // POINTS)} rounds."
     return told(
         layers.properties(width=WIDTH, height=240), "Share of the weight that flawed clients got, by round.", note
     )
 
 
 def _share_row(label: str, values: Frame) -> dict[str, Any]:
-    chosen = values.iloc[sampled(len(values), POINTS)]
+    width = -(-len(values) // POINTS) or 1
+    groups = np.arange(len(values)) // width
+    means = values.groupby(groups).mean()
+    rounds = np.asarray(values.index)[::width]
     return {
         "rule": label,
-        "round": [int(index) for index in chosen.index],
-        "share": [plain(float(value)) for value in chosen],
+        "round": [int(number) for number in rounds],
+        "share": [plain(float(value)) for value in means],
     }

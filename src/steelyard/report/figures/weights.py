@@ -33,15 +33,18 @@ def weights(view: RunView, part: Part) -> alt.LayerChart | None:
     kept = interesting(table.sum(axis=1), flawed, CLIENTS)
     notes = [] if len(kept) == len(table) else [f"{len(kept)} of {len(table)} clients: {_chosen(flawed)}."]
     grid, width = _binned(table.loc[kept])
+    gap = _gap(grid.columns) if width == 1 else 1
     if width > 1:
         notes.append(f"Each column is the mean of {width} rounds.")
+    if gap > 1:
+        notes.append(f"Recorded every {gap} rounds: a cell stands for the round at its right edge.")
     names = [f"{MARK if client in flawed else ''}{client}" for client in kept]
     rows = [
         {
             "client": name,
             "flaw": ", ".join(flawed.get(client, ())),
             "round": [int(column) for column in grid.columns],
-            "start": [int(column) - 0.5 for column in grid.columns],
+            "start": [int(column) + 0.5 - gap for column in grid.columns],
             "end": [int(column) + width - 0.5 for column in grid.columns],
             "weight": [plain(float(value)) for value in values],
         }
@@ -55,7 +58,7 @@ def weights(view: RunView, part: Part) -> alt.LayerChart | None:
         alt.Tooltip("weight:Q", format=".1%"),
         alt.Tooltip("flaw:N"),
     ]
-    first, last = int(grid.columns[0]) - 0.5, int(grid.columns[-1]) + width - 0.5
+    first, last = int(grid.columns[0]) + 0.5 - gap, int(grid.columns[-1]) + width - 0.5
     cells = (
         base.transform_filter("isValid(datum.weight)")
         .mark_rect()
@@ -71,7 +74,7 @@ def weights(view: RunView, part: Part) -> alt.LayerChart | None:
             alt.Color(
                 "weight:Q",
                 scale=alt.Scale(domainMin=0),
-                legend=alt.Legend(title="weight", format=".0%", gradientLength=160, titleOrient="left"),
+                legend=alt.Legend(title="weight", format=".2~%", gradientLength=160, titleOrient="left"),
             ),
             tooltip=tips,
         )
@@ -108,6 +111,12 @@ def _binned(table: Frame) -> tuple[Frame, int]:
         return table, 1
     start = rounds[0] + (rounds - rounds[0]) // width * width
     return table.T.groupby(start).mean().T, width
+
+
+def _gap(rounds: Any) -> int:
+    """Return how many rounds lie between two that were recorded; 1 unless the store keeps clients at times only."""
+    steps = np.diff(np.asarray(rounds, dtype=np.int64))
+    return int(steps.min()) if len(steps) else 1
 
 
 def criteria(view: RunView, part: Part) -> alt.FacetChart | None:
