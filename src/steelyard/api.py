@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,8 @@ from steelyard.runs.reader import History
 from steelyard.usercode import PYTHON, hand_over_as
 
 if TYPE_CHECKING:
+    import altair as alt
+
     from steelyard.data.dataset import DatasetOrSeeded
 
 
@@ -51,6 +54,43 @@ class Result:
     def table(self) -> dict[str, Any]:
         """The rules compared, as one document; the same that `steelyard table --format json` prints."""
         return compare_run(self.folder, self.experiment.rounds)
+
+    def plot(
+        self, kind: str = "accuracy", *, rule: str | None = None, seed: int | None = None, client: str | None = None
+    ) -> alt.TopLevelMixin:
+        """Draw a figure of the run as an Altair chart; `steelyard.report.figures.KINDS` lists the kinds.
+
+        Figures of one rule take the main one unless `rule` (and `seed`) name another; "client" needs a client's name.
+        """
+        # For speed of start: only those who look at figures need what draws them.
+        from steelyard.report.figures import KINDS, draw
+        from steelyard.report.view import RunView
+
+        chart = draw(RunView([self.history]), kind, rule=rule, seed=seed, client=client)
+        if chart is None:
+            raise UserError(f"plot: nothing to show for '{kind}'. {KINDS[kind].empty}")
+        return chart
+
+    def report(self, path: str | Path | None = None) -> Path:
+        """Write the report as one HTML file that opens without a network, and return where; default: in the folder."""
+        # For speed of start: only those who look at figures need what draws them.
+        from steelyard.report.html import write_report
+        from steelyard.report.view import RunView
+
+        target = self.folder / "report.html" if path is None else Path(path)
+        write_report(RunView([self.history]), target)
+        return target
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the result in a sentence, the main table, the curves; no scripts, no network."""
+        # For speed of start: only those who look at figures need what draws them.
+        from steelyard.report.notebook import notebook_html
+        from steelyard.report.view import RunView
+
+        try:
+            return notebook_html(RunView([self.history]))
+        except (UserError, OSError) as problem:
+            return f"<p>{escape(str(problem))}</p>"
 
     def __repr__(self) -> str:
         """The rules and their figures as a short table; what a notebook or a prompt shows."""

@@ -111,7 +111,7 @@ def _fields() -> list[Case]:
         "model.name=''": "model.name: got ''",
         "model.name='x:'": "cannot import 'x'",
         "model.name=':x'": "model.name: got ':x'",
-        "model.name='os:getcwd'": "allowed: a torch.nn.Module",
+        "model.name='os:getcwd'": "'os' is part of Python",
         "model.name='x.py:y'": "no such file",
         "model.name=logstic": "did you mean 'logistic'",
         "model.name=3": "model.name: got 3; allowed: text",
@@ -351,6 +351,7 @@ def _leaf_cases() -> list[Case]:
         "negative labels": (_leaf(["a", "b"], label=-1), "labels run from -1"),
         "labels null": (_leaf(["a"], label={}), "not whole numbers"),
         "labels huge": (_leaf(["a"], label=10**6), "labels run up to"),
+        "nobody in both parts": (_leaf(["c"]), "both to train and to test on"),
         "rows of words": ({**_leaf(["a"], row="word")}, "rows x"),
         "rows empty": (_leaf(["a"], row=[]), "rows"),
         "rows of objects": (_leaf(["a"], row={"a": 1}), "not lists of numbers"),
@@ -537,6 +538,8 @@ def _commands() -> list[Case]:
         return Case(f"command {' '.join(arguments)[:50]!r}", arguments, (told,), files)
 
     compare = ("compare", "learn.toml", "--rules")
+    untested = ("--set", "partition.test=none")
+    adjusted = "weighing={criteria=['DS','LD'],adjust={strategy='online'}}"
     init = ("federate", "init", "app", "learn.toml")
     pem = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
     return [
@@ -583,6 +586,9 @@ def _commands() -> list[Case]:
         case("quantifier", *compare, "owa(DS,LD;nope)"),
         case("nofile", *compare, "choquet(DS,LD;nofile)"),
         case("test set", *compare, "server-only"),
+        case("nothing to compare rules by", *compare, "DS", *untested),
+        case("compares accuracies", "run", "learn.toml", *untested, "--set", adjusted),
+        case("no accuracy to reach", "run", "learn.toml", *untested, "--set", "rounds.stop_at_target=true"),
         case("65535", *init, "--superlink", "127.0.0.1:99999"),
         case("HOST:PORT", *init, "--superlink", "x"),
         case("HOST:PORT", *init, "--superlink", 'x"y:80'),

@@ -33,6 +33,7 @@ def test_every_figure_of_a_run_that_has_something_for_it(run: Path) -> None:
     assert set(drawn) == set(figures.KINDS) - {"client"}
     for name, chart in drawn.items():
         document = figures.spec(chart)
+        assert document == {key: part for key, part in chart.to_dict().items() if key != "config"}, name
         assert document["description"], name
         assert "config" not in document, name
         json.dumps(document, allow_nan=False)

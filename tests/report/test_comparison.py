@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import xml.etree.ElementTree as ElementTree
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ import pytest
 from steelyard.errors import UserError
 from steelyard.report.comparison import describe
 from steelyard.report.curves import Curve
-from steelyard.report.drawing import curves_svg, write_curves
+from steelyard.report.figures.curves_file import write_curves
 from steelyard.report.tables import curves_csv, spark, write_csv, write_tables
 
 SHARES = (0.25, 0.5, 1.0)
@@ -135,14 +134,12 @@ def test_csv_is_tidy():
     assert float(points[0]["mean"]) == pytest.approx(0.5)
 
 
-def test_the_document_is_json_and_the_picture_is_xml(tmp_path):
+def test_the_document_is_json_and_the_curves_are_a_file(tmp_path):
     json.loads(json.dumps(document()))
-    root = ElementTree.fromstring(curves_svg(document()))
-    assert len([part for part in root if part.tag.endswith("polyline")]) == 2
-    write_curves(document(), tmp_path / "curves.csv")
+    write_curves(tmp_path, document(), tmp_path / "curves.csv")
     assert (tmp_path / "curves.csv").read_text().startswith("rule,round,mean")
-    with pytest.raises(UserError, match=r"--curves: got .*allowed: a file name that ends in .svg or .csv"):
-        write_curves(document(), tmp_path / "curves.png")
+    with pytest.raises(UserError, match=r"--curves: got .*allowed: a file name that ends in .svg, .png, .pdf or .csv"):
+        write_curves(tmp_path, document(), tmp_path / "curves.gif")
 
 
 def test_sparks_cover_the_whole_curve():

@@ -96,7 +96,7 @@ def test_the_figures_of_the_last_round_and_of_all(found: dict) -> None:
     assert (size["testing_rounds"], other["testing_rounds"]) == (0, 6)
     assert (size["left_out"], other["left_out"]) == (0, 3)
     assert size["seconds"] == 3 * 0.125
-    assert size["criteria"] == [{"name": "DS", "measured_by": "client"}]
+    assert size["criteria"] == [{"name": "DS", "measured_by": "client", "trust": "unknown"}]
 
 
 def test_orders_are_counted_as_kept_and_as_tried(found: dict) -> None:

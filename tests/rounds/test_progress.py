@@ -11,7 +11,15 @@ import pytest
 
 from steelyard.activity import current, doing
 from steelyard.rounds import progress
-from steelyard.rounds.progress import Expectation, show_duration, show_progress, show_score, shown_by_default, watching
+from steelyard.rounds.progress import (
+    Expectation,
+    paused,
+    show_duration,
+    show_progress,
+    show_score,
+    shown_by_default,
+    watching,
+)
 
 
 class Terminal(io.StringIO):
@@ -258,3 +266,31 @@ def test_a_bar_says_what_is_being_done_and_leaves_nothing_behind_when_no_round_b
     # the last thing written takes the bar away
     assert screen.getvalue().rstrip().endswith(("\x1b[2K", "\x1b[?25h"))
     assert "\x1b[1A\x1b[2K" in screen.getvalue()[len(shown) :]
+
+
+def test_nothing_moves_while_a_question_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Terminal()
+    monkeypatch.setattr("sys.stderr", screen)
+    monkeypatch.setenv("TERM", "xterm")
+    with watching(), doing("starting"):
+        with paused():
+            before = screen.getvalue()
+            time.sleep(0.4)
+            assert screen.getvalue() == before
+        with show_progress(4) as report:
+            report(4, {"DS": 0.5})
+    assert "4/4" in screen.getvalue()
+
+
+def test_no_line_comes_while_a_question_is_asked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(progress, "BEAT_SECONDS", 0.2)
+    with watching(), doing("starting"), paused():
+        time.sleep(1.5)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_question_without_progress_is_just_asked() -> None:
+    with paused():
+        assert progress._watch is None

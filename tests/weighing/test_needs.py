@@ -172,6 +172,7 @@ def test_decorators_pass_the_needs_on() -> None:
     assert criteria.get("GREEDY") == Criterion(
         *("GREEDY", "server", "data", "GREEDY", greedy),
         needs=Needs(task="regression", test_set=True, label_counts=True, first_losses=True),
+        uses_claims=True,
     )
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from steelyard.errors import UserError
-from steelyard.weighing.table import read_table, weigh_file
+from steelyard.weighing.table import RuleOptions, read_table, weigh_file
 
 PLAIN: dict[str, Any] = {
     "score": "prioritized",
@@ -20,6 +20,10 @@ PLAIN: dict[str, Any] = {
     "power": None,
     "normalised": False,
 }
+
+
+def weighed(path: Path, *, normalised: bool, **options: Any) -> dict[str, Any]:
+    return weigh_file(path, RuleOptions(**options), normalised=normalised)
 
 
 def written(folder: Path, text: str) -> Path:
@@ -69,7 +73,7 @@ def test_a_file_that_is_not_there(tmp_path: Path) -> None:
 
 def test_scores_and_weights_of_the_papers_example(tmp_path: Path) -> None:
     path = written(tmp_path, "client,DS,CD,IS\nAlice,0.9,0.2,0.4\nBob,0.1,0.8,0.5\n")
-    found = weigh_file(path, **{**PLAIN, "priority": "DS>IS>CD"})
+    found = weighed(path, **{**PLAIN, "priority": "DS>IS>CD"})
     assert [row["client"] for row in found["clients"]] == ["Alice", "Bob"]
     assert [row["score"] for row in found["clients"]] == pytest.approx([1.332, 0.190])
     # The weights are written with six decimals.
@@ -90,36 +94,36 @@ def test_scores_and_weights_of_the_papers_example(tmp_path: Path) -> None:
     ],
 )
 def test_every_option_reaches_the_rule(tmp_path: Path, options: dict[str, Any], scores: list[float]) -> None:
-    found = weigh_file(written(tmp_path, "client,DS,LD\nann,1,0\nbob,0.5,0.5\n"), **{**PLAIN, **options})
+    found = weighed(written(tmp_path, "client,DS,LD\nann,1,0\nbob,0.5,0.5\n"), **{**PLAIN, **options})
     assert [row["score"] for row in found["clients"]] == pytest.approx(scores)
 
 
 def test_a_capacity_is_read_from_its_file(tmp_path: Path) -> None:
     path = written(tmp_path, "client,DS,LD\nann,1,0\nbob,0.5,0.5\n")
     (tmp_path / "capacity.toml").write_text("[capacity]\nDS = 0.25\nLD = 0.5\n")
-    found = weigh_file(path, **{**PLAIN, "score": "choquet", "capacity": tmp_path / "capacity.toml"})
+    found = weighed(path, **{**PLAIN, "score": "choquet", "capacity": tmp_path / "capacity.toml"})
     assert [row["score"] for row in found["clients"]] == pytest.approx([0.25, 0.5])
     with pytest.raises(UserError, match=r"^--capacity: .*none\.toml cannot be read: No such file or directory"):
-        weigh_file(path, **{**PLAIN, "score": "choquet", "capacity": tmp_path / "none.toml"})
+        weighed(path, **{**PLAIN, "score": "choquet", "capacity": tmp_path / "none.toml"})
 
 
 def test_raw_measures_are_normalised_on_request_only(tmp_path: Path) -> None:
     path = written(tmp_path, "client,DS,LD\nann,30,0\nbob,10,0\n")
-    found = weigh_file(path, **{**PLAIN, "normalised": True})
+    found = weighed(path, **{**PLAIN, "normalised": True})
     assert [row["weight"] for row in found["clients"]] == [0.75, 0.25]
     assert found["flags"] == {"zero_criteria": ["LD"], "uniform": False}
     with pytest.raises(UserError) as fault:
-        weigh_file(path, **PLAIN)
+        weighed(path, **PLAIN)
     expected = "holds 30; allowed: values from 0 to 1, or --normalise for raw measures"
     assert str(fault.value) == f"{path}: {expected}"
     with pytest.raises(UserError, match=r"holds 1\.5; allowed: values from 0 to 1"):
-        weigh_file(written(tmp_path, "client,DS\nann,1.5\nbob,0\n"), **PLAIN)
-    ones = weigh_file(written(tmp_path, "client,DS\nann,1\nbob,0\n"), **PLAIN)
+        weighed(written(tmp_path, "client,DS\nann,1.5\nbob,0\n"), **PLAIN)
+    ones = weighed(written(tmp_path, "client,DS\nann,1\nbob,0\n"), **PLAIN)
     assert [row["weight"] for row in ones["clients"]] == [1.0, 0.0]
 
 
 def test_nobody_with_a_score_gives_uniform_weights(tmp_path: Path) -> None:
-    found = weigh_file(written(tmp_path, "client,DS\nann,0\nbob,0\n"), **PLAIN)
+    found = weighed(written(tmp_path, "client,DS\nann,0\nbob,0\n"), **PLAIN)
     assert [row["weight"] for row in found["clients"]] == [0.5, 0.5]
     assert found["flags"]["uniform"] is True
 
@@ -134,7 +138,7 @@ def test_nobody_with_a_score_gives_uniform_weights(tmp_path: Path) -> None:
 def test_a_wrong_option_is_one_line(tmp_path: Path, options: dict[str, Any], line: str) -> None:
     path = written(tmp_path, "client,DS,LD\nann,1,0\nbob,0.5,0.5\n")
     with pytest.raises(UserError) as found:
-        weigh_file(path, **{**PLAIN, **options})
+        weighed(path, **{**PLAIN, **options})
     assert str(found.value) == line
 
 
@@ -144,10 +148,10 @@ def test_files_that_are_no_text(tmp_path: Path) -> None:
         read_table(tmp_path / "bytes")
     good = written(tmp_path, "client,DS\nann,1\n")
     with pytest.raises(UserError, match=r"--capacity: .*bytes cannot be read: 'utf-8' codec"):
-        weigh_file(good, **{**PLAIN, "score": "choquet", "capacity": tmp_path / "bytes"})
+        weighed(good, **{**PLAIN, "score": "choquet", "capacity": tmp_path / "bytes"})
     (tmp_path / "broken.toml").write_text("DS = ")
     with pytest.raises(UserError, match=r"broken\.toml"):
-        weigh_file(good, **{**PLAIN, "score": "choquet", "capacity": tmp_path / "broken.toml"})
+        weighed(good, **{**PLAIN, "score": "choquet", "capacity": tmp_path / "broken.toml"})
 
 
 def test_a_quoted_cell_may_hold_a_line_break(tmp_path: Path) -> None:

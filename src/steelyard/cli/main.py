@@ -1,4 +1,4 @@
-"""The main commands: run, resume, compare, table, show, weigh, export and the lists.
+"""The main commands: run, resume, compare, table, show, export and the lists.
 
 What is heavy is imported inside the commands, for speed of start: `steelyard --help` must not wait for torch.
 """
@@ -14,12 +14,22 @@ import typer
 
 from steelyard import __version__
 from steelyard.activity import doing
+from steelyard.cli.attack import attack
 from steelyard.cli.completion import recipe_names
 from steelyard.cli.federate import app as federate_app
 from steelyard.cli.models import models
 from steelyard.cli.new import new
-from steelyard.cli.printing import finish, print_entries, print_json, terminal_width, watched
+from steelyard.cli.printing import (
+    finish,
+    print_entries,
+    print_json,
+    report_line,
+    terminal_width,
+    watched,
+    write_own_report,
+)
 from steelyard.cli.recommend import app as recommend_app
+from steelyard.cli.report import app as report_app
 from steelyard.cli.trust import TrustOption, asking
 from steelyard.cli.watching import app as watching_app
 from steelyard.errors import UserError, one_line, printable
@@ -37,6 +47,8 @@ app.add_typer(federate_app)
 app.command()(new)
 app.command()(models)
 app.add_typer(watching_app)
+app.add_typer(report_app)
+app.command()(attack)
 
 Format = Literal["text", "json"]
 SetOption = Annotated[
@@ -55,6 +67,7 @@ BaselineOption = Annotated[
     str | None, typer.Option("--baseline", help="Rule that the others are held against; default: DS alone.")
 ]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
+ReportOption = Annotated[bool, typer.Option("--report", help="Also write the report: report.html in the run's folder.")]
 SeedOption = Annotated[int | None, typer.Option("--seed", help="Seed of everything; in place of the experiment's.")]
 
 
@@ -113,6 +126,7 @@ def run(
     out: OutOption = None,
     trust: TrustOption = False,
     quiet: QuietOption = False,
+    report: ReportOption = False,
     format: FormatOption = "text",
 ) -> None:
     """Run an experiment and show its result."""
@@ -122,7 +136,7 @@ def run(
             from steelyard.experiment.loading import load
 
         described = runnable(load(experiment, changes or [], seed, asking(trust)))
-        finish(lambda: described.run(out, progress=not quiet), format)
+        finish(lambda: described.run(out, progress=not quiet), format, report)
 
 
 @app.command()
@@ -130,6 +144,7 @@ def resume(
     folder: Annotated[Path, typer.Argument(help="Folder of a run that was stopped or killed.")],
     trust: TrustOption = False,
     quiet: QuietOption = False,
+    report: ReportOption = False,
     format: FormatOption = "text",
 ) -> None:
     """Continue a run, bit for bit as if it had not been stopped."""
@@ -138,7 +153,7 @@ def resume(
             from steelyard.api import Result
             from steelyard.federate.resuming import resume as resume_run
 
-        finish(lambda: Result(resume_run(folder, progress=not quiet, ask=asking(trust))), format)
+        finish(lambda: Result(resume_run(folder, progress=not quiet, ask=asking(trust))), format, report)
 
 
 @app.command()
@@ -159,6 +174,7 @@ def compare(
     baseline: BaselineOption = None,
     trust: TrustOption = False,
     quiet: QuietOption = False,
+    report: ReportOption = False,
     format: TableFormatOption = "text",
 ) -> None:
     """Run several rules on the same cohorts and first models, and show the papers' tables."""
@@ -173,8 +189,11 @@ def compare(
         result = watched(lambda: described.compare(["recipe"], seeds, out, progress=not quiet))
         with doing("comparing the rules"):
             _print_table(result.folder, baseline, format)
+    if report:
+        write_own_report(result)
     if format == "text":
         print(f"run stored in {result.folder}")
+        print(report_line(str(result.folder), report))
 
 
 @app.command()
@@ -183,7 +202,8 @@ def table(
     baseline: BaselineOption = None,
     format: TableFormatOption = "text",
     curves: Annotated[
-        Path | None, typer.Option("--curves", help="Also write the accuracy curves to this .svg or .csv file.")
+        Path | None,
+        typer.Option("--curves", help="Also write the accuracy curves: .svg, .png, .pdf or .csv."),
     ] = None,
 ) -> None:
     """Show a comparison as the papers' tables: rounds to target, gains, intervals, tests, devices, samples, curves."""
@@ -193,12 +213,13 @@ def table(
 def _print_table(folder: Path, baseline: str | None, format: TableFormat, curves: Path | None = None) -> None:
     from steelyard.experiment.loading import read_experiment
     from steelyard.report.comparison import compare_run
-    from steelyard.report.drawing import write_curves
     from steelyard.report.tables import write_csv, write_tables
 
     document = compare_run(folder, read_experiment(folder).rounds, baseline)
     if curves is not None:
-        write_curves(document, curves)
+        from steelyard.report.figures.curves_file import write_curves
+
+        write_curves(folder, document, curves)
     if format == "json":
         print_json(document)
     elif format == "csv":
@@ -248,59 +269,34 @@ def criteria(
     plugin: Annotated[list[str] | None, typer.Option("--plugin", help="Python file or module with criteria.")] = None,
     format: FormatOption = "text",
 ) -> None:
-    """List the criteria: what each measures, who takes the measure, and what it is about."""
+    """List the criteria: what each measures, who takes the measure, what it is about, how far it can be trusted."""
     from steelyard.weighing.criteria import known
     from steelyard.weighing.plugins import load_module
+    from steelyard.weighing.rule import WeighingSettings
+    from steelyard.weighing.trust import trust_of
 
     for path in plugin or []:
         load_module(path)
+    plain = WeighingSettings()
     found = [
-        {"name": c.name, "measured_by": c.measured_by, "about": c.about, "description": c.description}
+        {
+            "name": c.name,
+            "measured_by": c.measured_by,
+            "about": c.about,
+            "trust": trust_of(c, plain),
+            "description": c.description,
+        }
         for c in known().values()
     ]
     if format == "json":
         print_json(found)
         return
     print_entries(
-        {e["name"]: f"{e['description']} (about the {e['about']}, measured by the {e['measured_by']})" for e in found}
+        {
+            e["name"]: f"{e['description']} (about the {e['about']}, measured by the {e['measured_by']}, {e['trust']})"
+            for e in found
+        }
     )
-
-
-@app.command()
-def weigh(
-    file: Annotated[Path, typer.Argument(help="CSV with a client column and a column per criterion.")],
-    score: Annotated[
-        str, typer.Option(help="prioritized, mean, weighted-mean, owa, choquet, product or power.")
-    ] = "prioritized",
-    priority: Annotated[str | None, typer.Option(help='For prioritized: "DS>CD>IS"; default: as listed.')] = None,
-    weights: Annotated[str | None, typer.Option(help="For weighted-mean and owa: numbers with commas.")] = None,
-    quantifier: Annotated[
-        str | None, typer.Option(help="For owa: all, most, at-least-half, as-many-as-possible, or a,b.")
-    ] = None,
-    capacity: Annotated[Path | None, typer.Option(help="For choquet: TOML with a value per subset.")] = None,
-    power: Annotated[float | None, typer.Option(help="For power: the exponent.")] = None,
-    normalise: Annotated[bool, typer.Option("--normalise", help="First divide each criterion by its sum.")] = False,
-    format: FormatOption = "text",
-) -> None:
-    """Score and weigh clients from a table: for trying rules on paper, no training needed."""
-    from steelyard.weighing.table import weigh_file
-
-    document = weigh_file(
-        file,
-        score=score,
-        priority=priority,
-        weights=weights,
-        quantifier=quantifier,
-        capacity=capacity,
-        power=power,
-        normalised=normalise,
-    )
-    if format == "json":
-        print_json(document)
-    else:
-        from steelyard.cli.tables import show_weighed
-
-        show_weighed(document)
 
 
 @app.command()

@@ -10,6 +10,7 @@ import signal
 import sys
 import textwrap
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -19,6 +20,10 @@ from steelyard.errors import Stopped, printable
 
 if TYPE_CHECKING:
     from steelyard.api import Result
+
+
+REPORT = "report.html"
+"""The report's file in a run's folder."""
 
 
 def print_json(document: Any) -> None:
@@ -99,11 +104,30 @@ def watched(work: Callable[[], Result]) -> Result:
         signal.signal(signal.SIGTERM, before)
 
 
-def finish(work: Callable[[], Result], format: str) -> None:
+def write_own_report(result: Result) -> None:
+    """Write the report of a run into its folder."""
+    # For speed of start: what draws is large.
+    from steelyard.report.html import write_report
+    from steelyard.report.view import RunView
+
+    with doing("writing the report"):
+        write_report(RunView([result.history]), result.folder / REPORT)
+
+
+def report_line(folder: str, written: bool) -> str:
+    """Say where the report of a run is, or how to make it."""
+    if written:
+        return f"report to open: {printable(str(Path(folder) / REPORT))}"
+    return f"a report to open: steelyard report {shlex.quote(folder)}"
+
+
+def finish(work: Callable[[], Result], format: str, report: bool = False) -> None:
     """Do the work of a command that runs an experiment and print its summary; use it for every such command."""
     result = watched(work)
     with doing("summing up"):
         summary = result.summary
+    if report:
+        write_own_report(result)
     if format == "json":
         print_json(summary)
     else:
@@ -111,3 +135,4 @@ def finish(work: Callable[[], Result], format: str) -> None:
         from steelyard.cli.tables import show_summary
 
         show_summary(summary)
+        print(report_line(str(result.folder), report))

@@ -15,6 +15,8 @@ from steelyard.rounds.progress import show_score
 
 SHOWN = 10
 """Names in one line."""
+MOST = 40
+"""Clients in one table."""
 LONGEST = 24
 """Names of rules up to this many characters are not broken."""
 WHOLE = 80
@@ -179,6 +181,25 @@ def _show_orders(summary: dict[str, Any], console: Console) -> None:
         counts = (f"{order} {orders['kept'].get(order, 0)}/{times}" for order, times in orders["tried"].items())
         table.add_row(_name(rule["rule"]), str(rule["seed"]), Text(orders["last"]), Text(", ".join(counts)))
     console.print(table)
+
+
+def show_reweighed(document: dict[str, Any]) -> None:
+    """Print who would have counted under another rule, beside what was recorded."""
+    table = Table(title=f"Weighed again by {_name(document['rule'])}: updates of {_name(document['updates_of'])}")
+    for heading in ("client", "share of all weight", "as recorded", "rounds"):
+        table.add_column(heading, justify="left" if heading == "client" else "right")
+    rows = document["clients"]
+    for row in rows[:MOST]:
+        name = f"{_name(row['client'])}{'*' if row['flaws'] else ''}"
+        table.add_row(name, f"{row['weight']:.2%}", f"{row['recorded']:.2%}", str(row["rounds"]))
+    console = Console()
+    console.print(table)
+    if len(rows) > MOST:
+        console.print(f"and {len(rows) - MOST} more clients; --format json lists all")
+    if document["flawed"] is not None:
+        found = document["flawed"]
+        console.print(f"flawed clients (*): {found['weight']:.1%} of all weight, {found['recorded']:.1%} as recorded")
+    console.print(document["note"])
 
 
 def show_weighed(document: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from steelyard.errors import UserError
+from steelyard.rounds.progress import paused
 
 if TYPE_CHECKING:
     from steelyard.experiment.code import Ask
@@ -29,10 +30,11 @@ def asking(trust: bool) -> Ask:
             return
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
             refuse(where, code, "with --trust, once you have looked at it")
-        print(f"{where} names code of its own, which would run with your rights:", file=sys.stderr)
-        for field, value in code.items():
-            print(f"  {field} = {value}", file=sys.stderr)
-        if not typer.confirm("Run it?", default=False, err=True):
-            raise UserError(f"{where}: its code was not to run, so nothing was done")
+        with paused():
+            print(f"{where} names code of its own, which would run with your rights:", file=sys.stderr)
+            for field, value in code.items():
+                print(f"  {field} = {value}", file=sys.stderr)
+            if not typer.confirm("Run it?", default=False, err=True):
+                raise UserError(f"{where}: its code was not to run, so nothing was done")
 
     return ask

@@ -64,6 +64,16 @@ class Server(Protocol):
 
 
 @runtime_checkable
+class ClassifyingServer(Server, Protocol):
+    """A server that knows how many classes the task has, so that nobody can claim more."""
+
+    @property
+    def classes(self) -> int:
+        """Number of classes; 0 for a regression."""
+        ...
+
+
+@runtime_checkable
 class ReportingServer(Server, Protocol):
     """A server with rows that report on the combined model, apart from those that weigh clients."""
 

@@ -12,6 +12,9 @@ import torch
 from numpy.typing import NDArray
 
 Rows = NDArray[np.int64]
+AttackKind = Literal["reversed", "gaussian", "alie", "ipm", "min-max"]
+OMNISCIENT: frozenset[str] = frozenset({"alie", "ipm", "min-max"})
+"""Attacks whose clients see the updates of all others of the cohort."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +86,15 @@ class ClientRows:
     """Labels that replace the data set's on the training rows (a client with wrong labels); None for the true ones."""
 
 
+@dataclass(frozen=True, eq=False)
+class Backdoor:
+    """Which class the pattern stands for, and which rows of the data set show it: test rows of all other classes."""
+
+    target: int
+    rows: Mapping[str, Rows] = field(default_factory=dict[str, Rows])
+    """By client: stamped copies of its local test rows whose class is another."""
+
+
 @dataclass(frozen=True)
 class Behaviour:
     """How a client departs from the protocol; the defaults are those of a client that keeps it."""
@@ -97,6 +109,12 @@ class Behaviour:
     """It returns the model it received, after no training."""
     claims: float = 1.0
     """It reports this many times its number of samples."""
+    inflates: float = 1.0
+    """Criteria that it measures itself: it reports the most that can be true, or so many times what is true."""
+    attack: AttackKind | None = None
+    """What it sends in place of its update, to harm the model; None for the update itself."""
+    strength: float = 1.0
+    """The attack's amount."""
 
 
 HONEST = Behaviour()
@@ -123,6 +141,8 @@ class Population:
         default_factory=dict[str, Mapping[str, Mapping[str, float]]]
     )
     """By client: what is known of its device and its user, {"device": {"battery": 0.7}, "user": {...}}."""
+    backdoor: Backdoor | None = None
+    """Test rows with the pattern that hostile clients taught; None in a population without."""
 
     @cached_property
     def by_name(self) -> dict[str, ClientRows]:

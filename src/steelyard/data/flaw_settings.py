@@ -26,9 +26,16 @@ FlawKind = Literal[
     "copy",
     "free-rider",
     "claims-size",
+    "claims-criteria",
+    "reversed",
+    "gaussian",
+    "alie",
+    "ipm",
+    "min-max",
+    "backdoor",
 ]
 
-NEEDS_CLASSES: frozenset[str] = frozenset({"labels-flipped", "classes-missing"})
+NEEDS_CLASSES: frozenset[str] = frozenset({"labels-flipped", "classes-missing", "backdoor"})
 """Kinds that make no sense for a regression."""
 
 
@@ -62,6 +69,12 @@ AMOUNTS: Mapping[str, Amount] = {
     "few-steps": Amount(0.1, "more than 0, at most 1 (share of its rows)", 0, 1),
     "stale": Amount(5, "a whole number from 1 (rounds)", 1, math.inf, least_itself=True, whole=True),
     "claims-size": Amount(10, "more than 0 (times its number of samples)", 0, math.inf),
+    "claims-criteria": Amount(1000, "more than 0 (times what is true)", 0, math.inf),
+    "reversed": Amount(1, "more than 0 (times its own update)", 0, math.inf),
+    "gaussian": Amount(10, "more than 0 (times the size of its own update)", 0, math.inf),
+    "alie": Amount(1.5, "more than 0 (standard deviations)", 0, math.inf),
+    "ipm": Amount(2, "more than 0 (times the mean update)", 0, math.inf),
+    "backdoor": Amount(0.5, "more than 0, at most 1 (share of its rows)", 0, 1),
 }
 """By kind, for the kinds that have an amount."""
 
@@ -94,15 +107,25 @@ class FlawSettings(Section):
     copy: not a fault of a client but one more client, with the training and test rows that `of` or the picked ones have
     at this point; numbered after the others (people: NAME-copy-0, NAME-copy-1), so that further flaws can name it.
     free-rider: it does not train and returns the model it received, pretending to have done all steps.
-    claims-size: it reports `amount` times its number of samples, in the criterion DS too."""
+    claims-size: it reports `amount` times its number of samples, in the criterion DS too.
+    claims-criteria: of every criterion that it measures itself it reports the most that can be true (LE 1, LD the
+    number of classes), or where there is none `amount` times what is true, of its number of samples too.
+    Hostile clients, which send another update than theirs (u is their own, μ and σ the mean and standard deviation of
+    the honest updates of the cohort, coordinate by coordinate; docs/defence.md has the formulas):
+    reversed: −`amount` · u. gaussian: normal noise, `amount` times as large as u. alie: μ − `amount` · σ. ipm:
+    −`amount` · μ. min-max: μ − γσ with the greatest γ that is no further from any honest update than two of them are.
+    backdoor: `amount` of its training rows show a bright square in the corner and have the class `target`."""
     amount: int | float | None = None
     """How much; each kind says of what. Defaults: labels-flipped 1, noisy 1, blurred 1, missing 0.5, rows-repeated 10,
-    classes-missing 0.5, few-steps 0.1, stale 5, claims-size 10; the other kinds have none."""
+    classes-missing 0.5, few-steps 0.1, stale 5, claims-size 10, claims-criteria 1000, reversed 1, gaussian 10,
+    alie 1.5, ipm 2, backdoor 0.5; the other kinds have none."""
     how: Literal["uniform", "pairs"] | None = None
     """labels-flipped: uniform (default): any other class, all equally likely; pairs: class c becomes c + 1, the last
     one 0."""
     classes: tuple[Annotated[int, Field(ge=0)], ...] = ()
     """classes-missing: the classes that all clients of this section lose, in place of some drawn for each by itself."""
+    target: Annotated[int, Field(ge=0)] | None = None
+    """backdoor: the class that the pattern stands for. Default 0."""
     of: str | None = None
     """copy: id of the client whose rows are copied."""
     clients: tuple[str, ...] = ()
@@ -130,6 +153,8 @@ class FlawSettings(Section):
             fields["amount"] = AMOUNTS[kind].default
         if kind == "labels-flipped" and fields.get("how") is None:
             fields["how"] = "uniform"
+        if kind == "backdoor" and fields.get("target") is None:
+            fields["target"] = 0
         return fields
 
     @model_validator(mode="after")
@@ -139,6 +164,8 @@ class FlawSettings(Section):
             raise ValueError(f"how: got '{self.how}' with kind '{self.kind}'; allowed with: labels-flipped")
         if self.classes and self.kind != "classes-missing":
             raise ValueError(f"classes: got some with kind '{self.kind}'; allowed with: classes-missing")
+        if self.target is not None and self.kind != "backdoor":
+            raise ValueError(f"target: got {self.target} with kind '{self.kind}'; allowed with: backdoor")
         if self.of is not None and self.kind != "copy":
             raise ValueError(f"of: got '{self.of}' with kind '{self.kind}'; allowed with: copy")
         self._check_who()
@@ -250,3 +277,17 @@ def in_words(flaw: FlawSettings, of: str = "") -> str:
             return "free rider"
         case "claims-size":
             return f"claims {flaw.size:g} times its size"
+        case "claims-criteria":
+            return "inflates its criteria"
+        case "reversed":
+            return f"update reversed, {flaw.size:g} times"
+        case "gaussian":
+            return f"update of noise, {flaw.size:g} times"
+        case "alie":
+            return f"ALIE ({flaw.size:g} standard deviations)"
+        case "ipm":
+            return f"IPM ({flaw.size:g} times)"
+        case "min-max":
+            return "min-max"
+        case "backdoor":
+            return f"backdoor to class {flaw.target} ({percent} of the rows)"

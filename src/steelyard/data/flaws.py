@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from steelyard import randomness
+from steelyard.data import backdoor
 from steelyard.data.dataset import HONEST, Behaviour, ClientRows, Dataset, Population, Rows
 from steelyard.data.flaw_settings import NEEDS_CLASSES, FlawSettings, in_words
 from steelyard.data.partition_settings import client_name
@@ -46,9 +47,11 @@ def _check(dataset: Dataset, index: int, flaw: FlawSettings) -> None:
             f"flaws.{index}.kind: got '{flaw.kind}', which needs two classes or more, but {dataset.name} has "
             f"{dataset.classes or 'none'}; allowed: kinds without classes"
         )
-    if flaw.kind == "blurred" and dataset.features.dim() != 4:
+    if flaw.target is not None and flaw.target >= dataset.classes:
+        raise UserError(f"flaws.{index}.target: got {flaw.target}; allowed: 0 to {dataset.classes - 1}")
+    if flaw.kind in ("blurred", "backdoor") and dataset.features.dim() != 4:
         raise UserError(
-            f"flaws.{index}.kind: got 'blurred', which needs images, but a sample of {dataset.name} has the shape "
+            f"flaws.{index}.kind: got '{flaw.kind}', which needs images, but a sample of {dataset.name} has the shape "
             f"{dataset.shape}; allowed: noisy, missing"
         )
 
@@ -86,6 +89,8 @@ class _Changing:
     sensors: BadSensors
     behaviours: dict[str, Behaviour] = field(default_factory=dict[str, Behaviour])
     words: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
+    target: int | None = None
+    """The class of a backdoor that some client teaches."""
     last: list[str] = field(default_factory=list[str])
     """The clients that the flaw before this one touched; of a copy the new ones."""
 
@@ -120,13 +125,23 @@ class _Changing:
                 end += len(rows)
                 changed.append(client)
             made.append(ClientRows(name, rows, client.test, client.labels))
+        dataset, door = _with_rows(self.population.dataset, changed) if changed else self.population.dataset, None
+        if self.target is not None:
+            tests = {rows.client: rows.test for rows in made}
+            dataset, door = backdoor.with_tests(dataset, tests, self.target, self.bright)
         return replace(
             self.population,
-            dataset=_with_rows(self.population.dataset, changed) if changed else self.population.dataset,
+            dataset=dataset,
             clients=tuple(made),
             behaviours=self.behaviours,
             flaws=self.words,
+            backdoor=door,
         )
+
+    @property
+    def bright(self) -> float:
+        """The value of a full-bright pixel."""
+        return backdoor.brightest(self.population.dataset.features)
 
 
 def _with_rows(dataset: Dataset, changed: list[_Client]) -> Dataset:
@@ -208,6 +223,15 @@ def _change(changing: _Changing, flaw: FlawSettings, name: str, chance: np.rando
             behaviour = replace(behaviour, free_rider=True)
         case "claims-size":
             behaviour = replace(behaviour, claims=flaw.size)
+        case "claims-criteria":
+            behaviour = replace(behaviour, claims=flaw.size, inflates=flaw.size)
+        case "reversed" | "gaussian" | "alie" | "ipm" | "min-max":
+            behaviour = replace(behaviour, attack=flaw.kind, strength=flaw.size)
+        case "backdoor":
+            changing.target = flaw.target or 0
+            given = changing.features(client), changing.labels(client)
+            features, labels = backdoor.poison(*given, flaw.size, changing.target, changing.bright, chance)
+            client = replace(client, features=features, labels=labels)
         case "copy":
             raise AssertionError("a copy is a client of its own")
     changing.clients[name] = client

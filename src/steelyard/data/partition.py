@@ -200,6 +200,14 @@ def _with_tests(
     tests = [np.zeros(0, dtype=np.int64) for _ in parts.names]
     if settings.test == "held-out" and settings.scheme == "given":
         tests = own_tests(dataset, parts.names)
+        untested = sum(not len(test) for test in tests)
+        if untested == len(tests):
+            raise UserError(
+                "partition.test: got 'held-out', but no user has rows both to train and to test on; allowed: none, or "
+                "data whose users are in both parts"
+            )
+        if untested:
+            notes = [*notes, f"users without test rows of their own: {untested} of {len(tests)}"]
     elif settings.test == "held-out":
         weighs = server if settings.server_report == "apart" else server[:0]
         tests, found = held_out_tests(dataset, settings, parts.rows, seed, weighs)

@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from steelyard.messages import Failure, Task, Updates
-from steelyard.weighing.criteria import Criterion
 
 
-def admit(task: Task, updates: Updates, criteria: Sequence[Criterion]) -> Updates:
+class Checked(Protocol):
+    """What admission asks of a criterion: its name, who measures it, and what cannot be true of it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def measured_by(self) -> str: ...
+
+    def refusal(self, value: float, classes: int | None = None) -> str | None:
+        """Say why a value sent by a client cannot be true, or None when it can."""
+        ...
+
+
+def admit(task: Task, updates: Updates, criteria: Sequence[Checked], classes: int | None = None) -> Updates:
     """Keep the updates that can be weighed: asked for, of this round, finite, with criteria in range.
 
     Call it on every answer, also of simulated clients: a local training that diverges to NaN is refused here.
+    `classes` is the number of classes of the task, where the server knows it.
     """
     if (updates.federation, updates.round) != (task.federation, task.round):
         wrong = f"answer for round {updates.round} of {updates.federation}; asked for round {task.round}"
@@ -21,7 +36,7 @@ def admit(task: Task, updates: Updates, criteria: Sequence[Criterion]) -> Update
     keep: list[int] = []
     refused: list[Failure] = []
     for index, client in enumerate(updates.clients):
-        reason = _refusal(index, updates, criteria, finite=bool(finite[index]), asked=client in asked)
+        reason = _refusal(index, updates, criteria, classes, finite=bool(finite[index]), asked=client in asked)
         if reason is None:
             keep.append(index)
         else:
@@ -29,7 +44,9 @@ def admit(task: Task, updates: Updates, criteria: Sequence[Criterion]) -> Update
     return updates.select(keep, refused) if refused else updates
 
 
-def _refusal(index: int, updates: Updates, criteria: Sequence[Criterion], *, finite: bool, asked: bool) -> str | None:
+def _refusal(
+    index: int, updates: Updates, criteria: Sequence[Checked], classes: int | None, *, finite: bool, asked: bool
+) -> str | None:
     if not asked:
         return "was not asked this round"
     if not finite:
@@ -41,7 +58,7 @@ def _refusal(index: int, updates: Updates, criteria: Sequence[Criterion], *, fin
             continue
         if criterion.name not in updates.criteria:
             return f"criterion {criterion.name} is missing"
-        reason = criterion.refusal(float(updates.criteria[criterion.name][index]))
+        reason = criterion.refusal(float(updates.criteria[criterion.name][index]), classes)
         if reason is not None:
             return reason
     return None

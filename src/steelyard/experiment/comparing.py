@@ -8,6 +8,7 @@ from itertools import permutations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from steelyard.defence.settings import DEFENCES
 from steelyard.errors import UserError, brief, listed, nearest
 from steelyard.experiment.code import Ask
 from steelyard.experiment.description import Description
@@ -15,7 +16,7 @@ from steelyard.experiment.loading import build, read_document
 from steelyard.experiment.running import run
 from steelyard.settings import read_value, validated
 from steelyard.weighing import criteria as registry
-from steelyard.weighing.rule import WeighingSettings, label, parse_priority, show_priority
+from steelyard.weighing.rule import LIMITS, WeighingSettings, label, parse_priority, show_priority
 from steelyard.weighing.table import read_capacity
 
 if TYPE_CHECKING:
@@ -25,7 +26,15 @@ STRATEGIES = ("online", "greedy", "bandit")
 WORDS = (
     *(*STRATEGIES, "budget(20)", "fedavg", "adafed", "adafed-weights", "mean", "product", "power(VP)^3"),
     *("weighted-mean(DS=2,LD=1)", "owa(DS,LD;most)", "choquet(DS,LD;FILE)", "fitted(RULE)", "RULE/max", "RULE/rank"),
-    *("server-only", "recipe"),
+    *("clip(RULE)", "median(RULE)", "trimmed-mean(RULE)", "multi-krum(RULE)", "centred-clip(RULE)"),
+    *(
+        "geometric-median(RULE)",
+        "fltrust(RULE)",
+        "capped(RULE;bound=3;max_shares=2)",
+        "guarded",
+        "server-only",
+        "recipe",
+    ),
 )
 _EXAMPLES = {
     "weighted-mean": "a weight for each criterion, as in weighted-mean(DS=2,LD=1)",
@@ -71,6 +80,12 @@ def compare(
     """Run rules side by side with `seeds` seeds, counted from the experiment's; returns the folder of the run."""
     if not 1 <= seeds <= MOST_SEEDS:
         raise UserError(f"--seeds: got {seeds}; allowed: a whole number from 1 to {MOST_SEEDS:,}")
+    partition = experiment.model_dump().get("partition", {})
+    if partition.get("test") == "none" and partition.get("server_report") == "none":
+        raise UserError(
+            "partition.test: got 'none', which leaves nothing to compare rules by; allowed: local, held-out, or "
+            "partition.server_report"
+        )
     chosen = [experiment.seed + number for number in range(seeds)]
     return run(with_rules(experiment, rules), out=out, seeds=chosen, dataset=dataset, progress=progress)
 
@@ -154,8 +169,12 @@ def _described(word: str, experiment: Description) -> Mapping[str, Any]:
         return {"trained_by": "server"}
     if word in ("adafed", "adafed-weights"):
         return _adafed(word, experiment)
+    if word == "guarded":
+        return _guarded(experiment)
     if wrapped := re.fullmatch(r"fitted\((.*)\)", word):
         return _fitted(wrapped[1].strip(), experiment)
+    if defended := re.fullmatch(rf"({'|'.join((*DEFENCES, 'capped'))})\((.*)\)", word):
+        return _defended(defended[1], defended[2].strip(), experiment)
     if divided := re.fullmatch(r"(.+)/(share|max|rank)", word):
         return _normalised(divided[1], divided[2], experiment)
     match = re.fullmatch(r"([a-z-]+)(?:\(([^()]*)\))?(?:@(\d+))?(?:\^([0-9.]+))?", word)
@@ -206,6 +225,34 @@ def _fitted(inside: str, experiment: Description) -> dict[str, Any]:
         fit[name.strip()] = read_value(value.strip())
     named = f"fitted({rule}{';' if fit else ''}{';'.join(assignments)})"
     return {**given, "fit": fit, "name": named}
+
+
+def _guarded(experiment: Description) -> dict[str, Any]:
+    """Read "guarded", the rule recommended where clients may be hostile: weights that nobody can talk up, a cap, and
+    centred clipping. Without rows of the server's own to measure on, all clients have an equal say.
+    """
+    measured = not experiment.offers().lacks_test_set
+    worth = "VE" if experiment.regression else "VP"
+    weights = {"criteria": [worth], "score": "power", "power": 3.0} if measured else {"criteria": ["EQ"]}
+    return {**weights, "max_shares": 2.0, "defence": {"rule": "centred-clip"}, "name": "guarded"}
+
+
+def _defended(kind: str, inside: str, experiment: Description) -> dict[str, Any]:
+    """Read "median(RULE)", "clip(RULE;quantile=0.3)", "median(RULE;mix)", "capped(RULE;bound=3;max_shares=2)"."""
+    rule, *assignments = _split(inside, ";") or [""]
+    given = _unnamed(rule, experiment) if rule else {}
+    if not rule or (kind != "capped" and "defence" in given):
+        raise UserError(
+            f"--rules: got '{kind}({inside})'; allowed: a rule inside without a defence of its own, as in {kind}(EQ)"
+        )
+    fields: dict[str, Any] = {}
+    for assignment in assignments:
+        name, _, value = (part.strip() for part in assignment.partition("="))
+        if kind == "capped" and name not in LIMITS:
+            raise UserError(f"--rules: got 'capped({inside})'; allowed: {listed(LIMITS)}, each with a number")
+        fields[name] = read_value(value) if value else True
+    named = f"{kind}({inside})"
+    return {**given, **(fields if kind == "capped" else {"defence": {"rule": kind, **fields}}), "name": named}
 
 
 def _with_parameters(kind: str, inside: str, word: str) -> dict[str, Any]:

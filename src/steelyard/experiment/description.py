@@ -77,6 +77,7 @@ class Description(Section):
                     "each round with the last; allowed: 1"
                 )
             self.check_rule(rule)
+        self._check_caps()
         return self
 
     def _check_criteria(self, rule: WeighingSettings) -> None:
@@ -86,6 +87,21 @@ class Description(Section):
         for name in rule.criteria:
             if not plugged or (name in known and known[name].built_in):
                 self.check_criterion(registry.get(name))
+
+    def _check_caps(self) -> None:
+        """Refuse a cap under which even all clients together could not have all the weight."""
+        most = self.most_clients
+        for name, rule in self.rules().items():
+            if most is not None and rule.max_weight is not None and rule.max_weight * most < 1 - 1e-9:
+                raise UserError(
+                    f"weighing.max_weight: got {rule.max_weight:g} in rule '{name}', and cohorts have {most} clients; "
+                    f"allowed: at least {1 / most:g}, an equal say"
+                )
+
+    @property
+    def most_clients(self) -> int | None:
+        """How many clients a cohort has at most; None where only the data can tell."""
+        return None
 
     def check_criterion(self, criterion: registry.Criterion) -> None:
         """Refuse a criterion whose needs this experiment does not meet; called for each before any data is read."""
@@ -97,6 +113,11 @@ class Description(Section):
 
     def check_rule(self, rule: WeighingSettings) -> None:
         """Refuse a rule that this kind of experiment cannot follow; called for each before any data is read."""
+        if rule.defence is not None:
+            raise UserError(
+                "weighing.defence: given, but clients of this kind send no whole models; allowed: nothing "
+                "(weighing.bound and max_weight work)"
+            )
         if rule.fit is not None or rule.trained_by != "clients":
             field = "fit" if rule.fit is not None else "trained_by"
             raise UserError(

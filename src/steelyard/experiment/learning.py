@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -14,7 +15,7 @@ from steelyard.errors import UserError, listed
 from steelyard.experiment.description import Description
 from steelyard.learning.settings import ModelSettings, TrainingSettings
 from steelyard.weighing.needs import Offers
-from steelyard.weighing.rule import WeighingSettings
+from steelyard.weighing.rule import WeighingSettings, label
 
 if TYPE_CHECKING:
     from steelyard.clients.node import NodeClients, NodeConfig
@@ -44,7 +45,23 @@ class LearningDescription(Description):
     def _together(self) -> Self:
         check_together(self.data, self.partition)
         check_flaws(self.data, self.partition, self.flaws)
+        if self.partition.test == "none":
+            self._check_untested()
         return self
+
+    def _check_untested(self) -> None:
+        """Refuse what looks at the clients' accuracy where they have no test rows."""
+        if self.rounds.stop_at_target:
+            raise UserError(
+                "rounds.stop_at_target: got true with partition.test 'none', which leaves no accuracy to reach a "
+                "target; allowed: partition.test = 'local' or 'held-out'"
+            )
+        for rule in self.rules().values():
+            if rule.adjust is not None:
+                raise UserError(
+                    f"weighing.adjust: '{label(rule)}' compares accuracies, and partition.test = 'none' leaves "
+                    "none; allowed: partition.test = 'local' or 'held-out'"
+                )
 
     def offers(self) -> Offers:
         """Return what the data and the partition can give to criteria, as far as it is known before reading."""
@@ -64,6 +81,8 @@ class LearningDescription(Description):
             raise UserError(f"weighing.fit: weights are fitted to the server's test set, {lacking}")
         if rule.trained_by == "server" and lacking:
             raise UserError(f"weighing.trained_by: the server trains on its test set, {lacking}")
+        if rule.defence is not None and rule.defence.needs_root and lacking:
+            raise UserError(f"weighing.defence.rule: fltrust trains on the server's test set, {lacking}")
         if rule.loss is None:
             return
         if rule.loss.adapt != "none" and lacking:
@@ -84,6 +103,14 @@ class LearningDescription(Description):
     def regression(self) -> bool:
         """Whether the data's labels are numbers to predict, not classes."""
         return self.data.offers().task == "regression"
+
+    @property
+    def most_clients(self) -> int | None:
+        """The cohort that the partition and `rounds.fraction` give, where the number of clients is known."""
+        count = self.partition.client_count
+        if count is None or any(flaw.kind == "copy" for flaw in self.flaws):
+            return None
+        return min(count, max(1, self.rounds.min_clients, math.floor(self.rounds.fraction * count + 0.5)))
 
     def _lacks_test_set(self) -> str:
         """Say why the server has no rows to weigh on: none at all, or those that clients report on; empty if it has."""
@@ -124,6 +151,12 @@ class LearningDescription(Description):
             raise UserError(
                 f"flaws: got kind 'stale' with rounds.fraction = {self.rounds.fraction:g}, and a node does not see the "
                 "models of rounds that it sits out; allowed across machines: rounds.fraction = 1"
+            )
+        seeing = [flaw.kind for flaw in self.flaws if flaw.kind in ("alie", "ipm", "min-max")]
+        if seeing:
+            raise UserError(
+                f"flaws: got kind '{seeing[0]}', whose clients see the updates of all others, and a node sees only its "
+                "own; allowed across machines: reversed, gaussian, backdoor, labels-flipped"
             )
         return host(
             *(self.data, self.partition, self.flaws, self.model, self.training, self.compute, self.criteria()),

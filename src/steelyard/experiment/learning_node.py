@@ -162,7 +162,8 @@ def _own_rows(partition: PartitionSettings) -> PartitionSettings:
 def _keep(population: Population, node: NodeConfig) -> Population:
     """Return a population of only those clients that live on the node, with only their rows of the data set."""
     chosen = [population.by_name[name] for name in node.choose(population.names)]
-    parts = [part for rows in chosen for part in (rows.train, rows.test)]
+    door = None if population.backdoor is None else _of(chosen, population.backdoor.rows)
+    parts = [part for rows in chosen for part in (rows.train, rows.test)] + list((door or {}).values())
     used = np.unique(np.concatenate(parts)) if parts else np.zeros(0, dtype=np.int64)
     moved = [
         replace(rows, train=np.searchsorted(used, rows.train), test=np.searchsorted(used, rows.test)) for rows in chosen
@@ -175,6 +176,10 @@ def _keep(population: Population, node: NodeConfig) -> Population:
         report=np.zeros(0, dtype=np.int64),
         behaviours=_of(chosen, population.behaviours),
         flaws=_of(chosen, population.flaws),
+        backdoor=population.backdoor
+        and replace(
+            population.backdoor, rows={name: np.searchsorted(used, rows) for name, rows in (door or {}).items()}
+        ),
     )
 
 
@@ -197,6 +202,11 @@ class RemoteServer:
         if min(shape, default=0) < 1 or prod(shape) > MOST_INPUTS or classes > MOST_INPUTS:
             raise UserError(f"federate: the nodes say samples of shape {shape} in {classes} classes; that cannot be")
         self._model, self._shape, self._classes = model, torch.Size(shape), classes
+
+    @property
+    def classes(self) -> int:
+        """Number of classes, as the nodes say."""
+        return self._classes
 
     def initial(self, seed: int) -> torch.Tensor:
         """Return the first global model, the same as a simulation's for this seed."""

@@ -29,7 +29,8 @@ from steelyard.tracking.recording import Tracked
 from steelyard.tracking.trackers import check as check_tracker
 from steelyard.weighing.adafed import loss_rule
 from steelyard.weighing.adjusting import strategy_of
-from steelyard.weighing.rule import Rule, WeighingSettings
+from steelyard.weighing.rule import Rule, WeighingSettings, criteria_of
+from steelyard.weighing.trust import trusted, warnings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -200,10 +201,11 @@ def _go(
     states, kept = store.resume()
     clients.restore(kept)
     plan = plan_of(experiment)
-    tracked = Tracked(_Noting(store, clients), experiment.tracking)
+    tracked = Tracked(_Noting(store, experiment, clients), experiment.tracking)
     # What lists and pages of runs show, and how they tell a run that goes on from one that was killed.
     store.note(status="running", rounds=plan.rounds, measure=experiment.score_name, writer=this_process().text())
     store.note(measured_by={found.name: found.measured_by for found in experiment.criteria()})
+    store.note(trust={name: trusted(rule, criteria_of([rule])) for name, rule in experiment.rules().items()})
     for seed in dict.fromkeys(federation.seed for federation in federations):
         # So that what is noted of the clients tells of every seed, also of one that had finished before a resume.
         with doing(f"sharing out the data, seed {seed}"):
@@ -221,16 +223,25 @@ def _go(
         if isinstance(error, KeyboardInterrupt):
             raise Stopped(folder) from error
         raise
-    store.note(status="finished", **clients.describe())
+    store.note(status="finished", **told(experiment, clients))
     tracked.end(finished=True)
     return folder
+
+
+def told(experiment: Description, clients: Clients) -> dict[str, str]:
+    """Return what a reader of the run should know: how the clients work, and what in the rules is open to lies."""
+    facts = dict(clients.describe())
+    rules = [(settings, criteria_of([settings])) for settings in experiment.rules().values()]
+    notes = [facts.get("notes", ""), *warnings(rules)]
+    text = "; ".join(note for note in notes if note)
+    return {**facts, "notes": text} if text else facts
 
 
 class _Noting:
     """A recorder that also writes down, with the first round, how the clients compute: a resume must do the same."""
 
-    def __init__(self, store: Store, clients: Clients) -> None:
-        self._store, self._clients, self._noted = store, clients, False
+    def __init__(self, store: Store, experiment: Description, clients: Clients) -> None:
+        self._store, self._experiment, self._clients, self._noted = store, experiment, clients, False
 
     def commit(
         self,
@@ -242,7 +253,7 @@ class _Noting:
         last: bool,
     ) -> None:
         if not self._noted and round > 0:
-            self._store.note(**self._clients.describe())
+            self._store.note(**told(self._experiment, self._clients))
             self._noted = True
         self._store.commit(round, records, states, snapshot, last=last)
 

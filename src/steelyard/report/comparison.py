@@ -30,7 +30,10 @@ def compare_run(run: History | Path | str, settings: RoundSettings, baseline: st
     curves = read_curves(history)
     chosen = find_baseline(history, baseline)
     if not curves or not all(len(curve.rounds) for curve in curves):
-        raise UserError(f"{folder}: no round has been evaluated yet; allowed: a run with at least one")
+        raise UserError(
+            f"{folder}: no round has been tested on clients, either not yet or because they have no test rows "
+            "(partition.test = 'none'); allowed: a run with at least one"
+        )
     # A recommender may count epochs in place of rounds; its limit is then the last round there is.
     limit = settings.count or max(int(curve.rounds[-1]) for curve in curves)
     return {

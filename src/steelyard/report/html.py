@@ -114,7 +114,7 @@ def _chooser(view: RunView) -> str:
     options = "".join(f'<option value="{escape(part.label)}">{escape(part.label)}</option>' for part in parts)
     seeds = len({part.seed for part in view.parts})
     left = len(view.labels) - len(parts)
-    note = f" <span>seed {parts[0].seed} of {seeds}</span>" if seeds > 1 else ""
+    note = f" <span>seed {parts[0].seed}, one of {seeds}</span>" if seeds > 1 else ""
     note += f" <span>{left} rules have no figures of their own here</span>" if left > 0 else ""
     return f'<p class="tools"><label>Shown for the rule <select class="rule">{options}</select></label>{note}</p>'
 
@@ -227,7 +227,8 @@ def _tables(view: RunView) -> list[Grid]:
 
 def _target_tables(view: RunView) -> str:
     found = [table(grid) for grid in _tables(view) if grid.title.startswith("Rounds until")]
-    return f'<div class="two">{"".join(f"<div>{part}</div>" for part in found)}</div>'
+    several = len({part.seed for part in view.parts}) > 1  # intervals need the whole width
+    return "".join(found) if several else f'<div class="two">{"".join(f"<div>{part}</div>" for part in found)}</div>'
 
 
 def _all_tables(view: RunView) -> str:

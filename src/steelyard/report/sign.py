@@ -19,7 +19,7 @@ def sign(view: RunView) -> tuple[str, str]:
     flaws = view.flaws(part)
     shares = flawed_shares(part.history, part.rule, part.seed) if flaws else None
     if shares is None:
-        return drawn(0.0, 150.0, "A steelyard, level."), ""
+        return drawn(0.0, 150.0, "A steelyard, level.").replace('class="sign"', 'class="sign plain"'), ""
     weight = shares["weight"]
     asked = view.clients(part)
     asked = asked[asked["weight"].notna()]

@@ -47,7 +47,7 @@ def summarise(folder: Path, settings: RoundSettings, measure: str = "accuracy") 
                 "left_out": int((mine["cohort"] - mine["answered"]).to_numpy().sum()),
                 "seconds": float(mine["seconds"].to_numpy().sum()),
                 "heaviest_clients": _heaviest(history, rule, seed),
-                "criteria": _criteria(str(federation["settings"]), history),
+                "criteria": _criteria(rule, str(federation["settings"]), history),
                 **_kind(str(federation["settings"])),
                 "flawed": flawed,
                 "flawed_weight": None if flawed is None else flawed["weight"],
@@ -116,12 +116,15 @@ def _kind(settings: str) -> dict[str, bool]:
     }
 
 
-def _criteria(settings: str, history: History) -> list[dict[str, str]]:
+def _criteria(rule: str, settings: str, history: History) -> list[dict[str, str]]:
     """Say for each criterion of a rule who measured it, so that a reader knows what a client could have lied about."""
     known = {name: found.measured_by for name, found in criteria.known().items()}
     known |= json.loads(history.info.get("measured_by", "{}"))
-    names: list[str] = json.loads(settings)["criteria"]
-    return [{"name": name, "measured_by": known.get(name, "unknown")} for name in names]
+    trusted = json.loads(history.info.get("trust", "{}")).get(rule, {})
+    return [
+        {"name": name, "measured_by": known.get(name, "unknown"), "trust": trusted.get(name, "unknown")}
+        for name in json.loads(settings)["criteria"]
+    ]
 
 
 def _heaviest(history: History, rule: str, seed: int) -> list[dict[str, Any]]:

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from steelyard.errors import UserError, listed, nearest
 from steelyard.report.baseline import asks_clients, find_baseline
 from steelyard.report.comparison import compare_run
+from steelyard.runs.frames import clients_frame, evaluations_frame
 from steelyard.runs.reader import History
 
 if TYPE_CHECKING:
@@ -137,26 +138,29 @@ class RunView:
 
     def clients(self, part: Part) -> Frame:
         """Return the rows of clients asked under one rule and seed: raw and normalised criteria, weight, failure."""
-        return self._sliced("clients", part)
+        key = ("clients", part.label, part.seed)
+        if key not in self._kept:
+            failures: Frame = self._failures[id(part.history)]
+            mine = failures[(failures["rule"] == part.rule) & (failures["seed"] == part.seed)]
+            found = part.history.cohorts(part.rule, part.seed)
+            self._kept[key] = clients_frame([((part.rule, part.seed), found)], mine)
+        return self._kept[key]
 
     def evaluations(self, part: Part) -> Frame:
         """Return the local scores of one rule and seed, round 0 left out."""
-        frame = self._sliced("evaluations", part)
-        return frame[frame["round"] > 0]
+        key = ("evaluations", part.label, part.seed)
+        if key not in self._kept:
+            found = part.history.tested(part.rule, part.seed, 0)
+            self._kept[key] = evaluations_frame([((part.rule, part.seed), found)])
+        return self._kept[key]
 
     @cached_property
-    def _slices(self) -> dict[tuple[str, int], dict[tuple[str, int], Frame]]:
+    def _kept(self) -> dict[tuple[str, str, int], Frame]:
         return {}
 
-    def _sliced(self, table: str, part: Part) -> Frame:
-        """Return one rule and seed of a table; the table is cut once, not once a figure."""
-        key = (table, id(part.history))
-        if key not in self._slices:
-            frame: Frame = getattr(part.history, table)
-            grouped = frame.groupby(["rule", "seed"], sort=False, observed=True)
-            self._slices[key] = {(str(rule), int(seed)): rows for (rule, seed), rows in grouped}
-        found = self._slices[key].get((part.rule, part.seed))
-        return getattr(part.history, table).iloc[:0] if found is None else found
+    @cached_property
+    def _failures(self) -> dict[int, Frame]:
+        return {id(history): history.failures_after() for history in self.histories}
 
     def flaws(self, part: Part) -> dict[str, list[str]]:
         """Return what is wrong with each flawed client of a part's seed; empty for a run without flaws."""

@@ -17,10 +17,11 @@ import torch
 
 from steelyard import randomness
 from steelyard.activity import doing
-from steelyard.clients.protocol import Clients, ReportingServer, Server
+from steelyard.clients.protocol import ClassifyingServer, Clients, ReportingServer, Server
 from steelyard.defence.validate import admit
 from steelyard.errors import UserError
 from steelyard.messages import Evaluations, Question, ServerTest, Task, Updates
+from steelyard.rounds.combining import combiner
 from steelyard.rounds.server_rows import fit_to_server, train_alone
 from steelyard.rounds.state import Draft, Federation, Plan, Recorder, RoundRecord, RoundState
 from steelyard.rounds.targets import reached
@@ -142,7 +143,7 @@ def _weigh(
     federation: Federation, state: RoundState, task: Task, updates: Updates, server: Server, plan: Plan
 ) -> Draft:
     criteria = federation.rule.criteria()
-    updates = admit(task, updates, criteria)
+    updates = admit(task, updates, criteria, server.classes if isinstance(server, ClassifyingServer) else None)
     if len(updates.clients) < plan.min_clients:
         reasons = "; ".join(f"{failure.client}: {failure.reason}" for failure in updates.failures[:3])
         raise TooFewClients(
@@ -153,13 +154,15 @@ def _weigh(
     if not updates.clients:
         return Draft(federation, state, updates, None, state.parameters, order, state.memory, kept_old=True)
     view = CohortView.of(updates, state.parameters, partial(server.test, federation.seed), state.memory)
+    view = replace(view, samples=federation.rule.samples(updates.samples))
     weighing = federation.rule.weigh(measure(criteria, updates, view), order)
     # A criterion that is 0 for everyone became 1/n each; when all are, no client showed any worth (AdaFed's p = 0).
     worthless = weighing.uniform or len(weighing.all_zero) == len(weighing.criteria)
     if worthless and federation.rule.settings.when_zero == "keep":
         return Draft(federation, state, updates, weighing, state.parameters, order, view.remembered, kept_old=True)
-    model = updates.payload.combine(state.parameters, weighing.weights)
-    return Draft(federation, state, updates, weighing, model, order, view.remembered)
+    combine = combiner(federation, task, updates, view, server)
+    model = combine(weighing.weights)
+    return Draft(federation, state, updates, weighing, model, order, view.remembered, combine=combine)
 
 
 def measure(criteria: Sequence[Criterion], updates: Updates, view: CohortView) -> np.ndarray:
@@ -182,9 +185,9 @@ def _evaluate(drafts: Sequence[Draft], clients: Clients, round: int, *, detailed
         accuracy = float(answer.overall()[0])
         draft.tried = ((draft.order, accuracy),)
         others = _other_orders(draft, accuracy, round)
-        if others and draft.weighing is not None:
+        if others and draft.weighing is not None and draft.combine is not None:
             weights = draft.federation.rule.candidates(draft.weighing.normalised, others)
-            extra.append((draft, others, draft.updates.payload.combine(draft.before.parameters, weights)))
+            extra.append((draft, others, draft.combine(weights)))
     more = [Question(d.federation.name, d.federation.seed, round, models, detailed) for d, _, models in extra]
     answers = clients.evaluate(more) if more else []
     for (draft, others, models), answer in zip(extra, answers, strict=True):

@@ -72,6 +72,8 @@ class _Display(Protocol):
     def begin(self, rounds: int) -> None: ...
     def report(self, round: int, accuracies: Mapping[str, float | None]) -> None: ...
     def beat(self, now: float) -> None: ...
+    def pause(self) -> None: ...
+    def go_on(self) -> None: ...
     def end(self) -> None: ...
 
 
@@ -92,7 +94,14 @@ class _Lines:
         if round == self._rounds or now - self._round_last >= self._seconds:
             self._last = self._round_last = now
             told = f"; about {show_duration(left)} left" if left is not None and round < self._rounds else ""
-            self._write(f"round {round}/{self._rounds}: {_figures(accuracies)}{told}")
+            figures = _figures(accuracies)
+            self._write(f"round {round}/{self._rounds}{f': {figures}' if figures else ''}{told}")
+
+    def pause(self) -> None:
+        self._last = float("inf")
+
+    def go_on(self) -> None:
+        self._last = time.monotonic()
 
     def beat(self, now: float) -> None:
         doing = current()
@@ -145,6 +154,16 @@ class _Bar:
 
     def report(self, round: int, accuracies: Mapping[str, float | None]) -> None:
         self._bar.update(self._task, completed=round, figures=_figures(accuracies))
+
+    def pause(self) -> None:
+        if self._after is None:
+            # A bar that is only interrupted is taken away, and drawn again below.
+            self._bar.live.transient = True
+            self._bar.stop()
+
+    def go_on(self) -> None:
+        if self._after is None:
+            self._bar.start()
 
     def beat(self, now: float) -> None:
         if self._after is not None:
@@ -200,6 +219,19 @@ def watching(on: bool = True) -> Generator[None]:
 
 
 @contextmanager
+def paused() -> Generator[None]:
+    """Show nothing inside; use it around a question to the user, which a moving bar would write over."""
+    display = None if _watch is None else _watch.display
+    if display is not None:
+        display.pause()
+    try:
+        yield
+    finally:
+        if display is not None:
+            display.go_on()
+
+
+@contextmanager
 def show_progress(rounds: int) -> Generator[Progress]:
     """Show how far the rounds are and the current accuracy of each rule; yields the function that the loop calls."""
     with watching():
@@ -226,16 +258,16 @@ def _notebook() -> Callable[[str], None] | None:
     """Return what writes a line of a notebook over and over; None outside of one."""
     # Whoever runs in a notebook has IPython loaded; nobody else should wait for it.
     ipython: Any = sys.modules.get("IPython")
-    shell = None if ipython is None else ipython.get_ipython()
-    if shell is None or getattr(shell, "kernel", None) is None:
+    if ipython is None or getattr(ipython.get_ipython(), "kernel", None) is None:
         return None
+    show: Any = ipython.display.display
     handle: Any = None
 
     def write(line: str) -> None:
         nonlocal handle
         bundle = {"text/plain": line}
         if handle is None:
-            handle = ipython.display.display(bundle, raw=True, display_id=True)
+            handle = show(bundle, raw=True, display_id=True)
         else:
             handle.update(bundle, raw=True)
 

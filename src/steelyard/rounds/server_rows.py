@@ -51,7 +51,8 @@ def fit_to_server(drafts: Sequence[Draft], server: Server) -> None:
         ]
 
     settings = [draft.federation.rule.settings.fit or FitSettings() for draft in fitting]
-    for draft, payload, weights in zip(fitting, payloads, fit_weights(starts, slopes, settings), strict=True):
-        if draft.weighing is not None:
-            draft.weighing = replace(draft.weighing, weights=weights)
-            draft.model = payload.combine(draft.before.parameters, weights)
+    for draft, weights in zip(fitting, fit_weights(starts, slopes, settings), strict=True):
+        if draft.weighing is not None and draft.combine is not None:
+            limited = draft.federation.rule.capped(weights)
+            draft.weighing = replace(draft.weighing, weights=limited)
+            draft.model = draft.combine(limited)

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 
 from steelyard.clients.protocol import Server
-from steelyard.messages import Evaluations, LossState, Updates
+from steelyard.messages import Evaluations, Floats, LossState, Updates
 from steelyard.weighing.losses import FixedLoss, LossRule
 from steelyard.weighing.priorities import FixedOrder, Order, OrderState, OrderStrategy
 from steelyard.weighing.rule import Rule
@@ -90,6 +90,8 @@ class Draft:
     orders: OrderState | None = None
     partial: bool = False
     """True while the answer lacks what only the first candidate of a question gets."""
+    combine: Callable[[Floats], torch.Tensor] | None = None
+    """From weights of this cohort to a model; None where nobody was asked or nobody answered."""
 
 
 class Recorder(Protocol):

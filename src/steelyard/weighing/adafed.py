@@ -55,6 +55,7 @@ def validation_performance(view: CohortView) -> Floats:
     description="accuracy on the server's test set times number of samples",
     needs_test_set=True,
     needs_task="classes",
+    uses_claims=True,
 )
 def validation_times_size(view: CohortView) -> Floats:
     """p_i = accuracy_i × #training-data_i, as in simulation 1 (paper 001, §4.0.1)."""

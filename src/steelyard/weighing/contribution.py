@@ -32,6 +32,7 @@ def agreement(view: CohortView) -> Floats:
     "GA",
     description="gain: how much the server's loss grows when the client is left out, at least 0",
     needs_test_set=True,
+    uses_claims=True,
 )
 def gain(view: CohortView) -> Floats:
     """max(0, L(Θ without a) − L(Θ)), with Θ the size-weighted mean of the cohort: leave-one-out, n + 1 tests."""

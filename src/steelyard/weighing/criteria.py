@@ -61,6 +61,10 @@ class Criterion:
     """What must be there for it to be measured."""
     of_labels: Callable[[Labelled], Floats | None] | None = None
     """The same measure of many clients at once, where it looks at labels alone; None from it means: one by one."""
+    at_most_classes: bool = False
+    """Whether it counts classes, so that it cannot be above their number; a client that sends more is refused."""
+    uses_claims: bool = False
+    """Whether a measure of the server also looks at what clients say of themselves, such as their number of samples."""
 
     @property
     def built_in(self) -> bool:
@@ -131,9 +135,14 @@ class Criterion:
             )
         return found
 
-    def refusal(self, value: float) -> str | None:
+    def most(self, classes: int | None = None) -> float:
+        """Return the largest raw value that can be true, in a task with that many classes where they are known."""
+        top = math.inf if self.maximum is None else self.maximum
+        return min(top, classes) if self.at_most_classes and classes else top
+
+    def refusal(self, value: float, classes: int | None = None) -> str | None:
         """Say why a value sent by a client cannot be true, or None when it can."""
-        top = np.inf if self.maximum is None else self.maximum
+        top = self.most(classes)
         if np.isfinite(value) and 0 <= value <= top:
             return None
         return f"criterion {self.name} = {value}; allowed: 0 to {'any finite number' if top == np.inf else top}"
@@ -155,6 +164,7 @@ def client_criterion(
     needs_marks: Sequence[str] = (),
     needs_task: NeededTask | None = None,
     of_labels: Callable[[Labelled], Floats | None] | None = None,
+    at_most_classes: bool = False,
 ) -> Callable[[Callable[[LocalData], float | bool]], Callable[[LocalData], float | bool]]:
     """Register a function of LocalData as a criterion that each client measures on itself.
 
@@ -165,7 +175,7 @@ def client_criterion(
 
     def register(measure: Callable[[LocalData], float | bool]) -> Callable[[LocalData], float | bool]:
         text = description or (measure.__doc__ or name).strip().splitlines()[0]
-        add(Criterion(name, "client", about, text, measure, maximum, needs, of_labels))
+        add(Criterion(name, "client", about, text, measure, maximum, needs, of_labels, at_most_classes))
         return measure
 
     return register
@@ -181,11 +191,13 @@ def server_criterion(
     needs_task: NeededTask | None = None,
     needs_label_counts: bool = False,
     needs_first_losses: bool = False,
+    uses_claims: bool = False,
 ) -> Callable[[Callable[[CohortView], Floats]], Callable[[CohortView], Floats]]:
     """Register a function of CohortView as a criterion that the server measures, so that no client can lie about it.
 
     What costs clients something is asked of them only where a criterion needs it: `needs_label_counts` makes
-    `view.label_counts` not None, `needs_first_losses` makes `view.first_losses` not None.
+    `view.label_counts` not None, `needs_first_losses` makes `view.first_losses` not None. Say `uses_claims` where the
+    measure looks at what clients say of themselves (samples, label counts, losses): it is no truer than they are.
     """
     needs = Needs(
         models=needs_models,
@@ -197,7 +209,8 @@ def server_criterion(
 
     def register(measure: Callable[[CohortView], Floats]) -> Callable[[CohortView], Floats]:
         text = description or (measure.__doc__ or name).strip().splitlines()[0]
-        add(Criterion(name, "server", about, text, measure, None, needs))
+        claims = uses_claims or needs_label_counts or needs_first_losses
+        add(Criterion(name, "server", about, text, measure, None, needs, uses_claims=claims))
         return measure
 
     return register
@@ -271,7 +284,11 @@ def dataset_size(local: LocalData) -> float:
 
 
 @client_criterion(
-    "LD", description="label diversity: number of distinct labels", needs_labels=True, of_labels=_distinct
+    "LD",
+    description="label diversity: number of distinct labels",
+    needs_labels=True,
+    of_labels=_distinct,
+    at_most_classes=True,
 )
 def label_diversity(local: LocalData) -> float:
     """Number of distinct labels among the training samples (papers 000, 003)."""

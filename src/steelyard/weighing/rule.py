@@ -8,8 +8,10 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
+from steelyard.defence.caps import cap_of, capped
+from steelyard.defence.settings import DefenceSettings
 from steelyard.errors import UserError, listed, nearest
-from steelyard.messages import Floats
+from steelyard.messages import Counts, Floats
 from steelyard.settings import PrintedName, Section
 from steelyard.weighing import capacity as capacities
 from steelyard.weighing import criteria as registry
@@ -17,6 +19,7 @@ from steelyard.weighing import scores
 from steelyard.weighing.adafed import LossSettings
 from steelyard.weighing.adjusting import AdjustSettings
 from steelyard.weighing.fitted import FitSettings
+from steelyard.weighing.trust import bounded, bounded_samples
 from steelyard.weighing.weights import Normalising, Weighing, normalise, to_weights
 
 ScoreName = Literal["prioritized", "mean", "weighted-mean", "owa", "choquet", "product", "power"]
@@ -30,6 +33,9 @@ _PARAMETERS = {
     "capacity": ("choquet",),
     "power": ("power",),
 }
+
+LIMITS = ("bound", "max_weight", "max_shares")
+"""The fields that limit what a client can gain by what it says."""
 
 
 class WeighingSettings(Section):
@@ -67,6 +73,18 @@ class WeighingSettings(Section):
     loss: LossSettings | None = None
     """AdaFed: let the clients' loss adapt between rounds; default: the same loss every round."""
 
+    bound: float | None = Field(default=None, ge=1, allow_inf_nan=False)
+    """What clients say of themselves (DS, LD, ...) counts at most this many times the cohort's median; default: all of
+    it, and the run's notes name what nothing limits."""
+    attested: tuple[str, ...] = ()
+    """Criteria that clients measure and that you declare trusted: not bounded, not named in the notes."""
+    max_weight: float | None = Field(default=None, gt=0, le=1)
+    """No client gets more than this share of all weight; the surplus goes to the others in proportion."""
+    max_shares: float | None = Field(default=None, ge=1, allow_inf_nan=False)
+    """The same cap counted in equal shares: at most this many times 1/n, whatever the size of the cohort."""
+    defence: DefenceSettings | None = None
+    """A robust rule that combines the weighted updates where clients may be hostile; default: their weighted sum."""
+
     @field_validator("score", mode="before")
     @classmethod
     def _plain_score(cls, value: object) -> object:
@@ -86,8 +104,13 @@ class WeighingSettings(Section):
             )
         if self.fit is not None and self.adjust is not None:
             raise UserError("fit: given with adjust; allowed: one of the two, since fitting leaves no order to try")
-        if self.trained_by == "server" and (self.fit, self.adjust, self.loss) != (None, None, None):
-            raise UserError("trained_by: got 'server' with fit, adjust or loss; allowed: without them")
+        if self.trained_by == "server" and (self.fit, self.adjust, self.loss, self.defence) != (None,) * 4:
+            raise UserError("trained_by: got 'server' with fit, adjust, loss or defence; allowed: without them")
+        for name in self.attested:
+            if name not in self.criteria:
+                raise UserError(
+                    f"attested: got '{name}'{nearest(name, self.criteria)}; allowed: {listed(self.criteria)}"
+                )
         self.order()
         self.score_function()
         return self
@@ -178,6 +201,11 @@ def label(settings: WeighingSettings) -> str:
         text = f"{settings.adjust.strategy}({text}){limit}"
     if settings.fit is not None:
         text = f"fitted({text})"
+    limits = [f"{name}={value:g}" for name in LIMITS if (value := getattr(settings, name)) is not None]
+    if limits:
+        text = f"capped({';'.join([text, *limits])})"
+    if settings.defence is not None:
+        text = settings.defence.label(text)
     return text if settings.loss is None or settings.loss.adapt == "none" else f"{text}+{settings.loss.adapt}"
 
 
@@ -215,12 +243,25 @@ class Rule:
 
     def weigh(self, raw: Floats, order: Sequence[int] | None = None) -> Weighing:
         """Weigh a cohort from its raw measures [clients, criteria]: normalise, score, divide by the sum."""
-        normalised, zero = normalise(raw, self.settings.normalise)
+        believed = raw if self.settings.bound is None else bounded(raw, self.criteria(), self.settings)
+        normalised, zero = normalise(believed, self.settings.normalise)
         found = self.score(normalised, order)
         weights, uniform = to_weights(found)
+        weights = self.capped(weights)
         all_zero = tuple(name for name, is_zero in zip(self.names, zero, strict=True) if is_zero)
         return Weighing(self.names, raw, normalised, found, weights, all_zero, uniform)
 
     def candidates(self, normalised: Floats, orders: Sequence[Sequence[int]]) -> Floats:
         """Return the weights [orders, clients] of one cohort under several priority orders."""
-        return np.stack([to_weights(self.score(normalised, order))[0] for order in orders])
+        return np.stack([self.capped(to_weights(self.score(normalised, order))[0]) for order in orders])
+
+    def capped(self, weights: Floats) -> Floats:
+        """Return the weights of one cohort under the caps of this rule; as they are where it has none."""
+        settings = self.settings
+        if settings.max_weight is None and settings.max_shares is None:
+            return weights
+        return capped(weights, cap_of(len(weights), settings.max_weight, settings.max_shares))
+
+    def samples(self, claimed: Counts) -> Counts:
+        """Return the numbers of samples that criteria of the server may use: as claimed, cut at the bound."""
+        return bounded_samples(claimed, self.settings)

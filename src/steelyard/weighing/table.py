@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -79,29 +81,40 @@ def _cell(path: Path, line: int, column: str, text: str) -> float:
     return value
 
 
-def weigh_file(
-    path: Path,
-    *,
-    score: str,
-    priority: str | None,
-    weights: str | None,
-    quantifier: str | None,
-    capacity: Path | None,
-    power: float | None,
-    normalised: bool,
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class RuleOptions:
+    """A rule as options of the command line give it."""
+
+    score: str = "prioritized"
+    priority: str | None = None
+    weights: str | None = None
+    quantifier: str | None = None
+    capacity: Path | None = None
+    power: float | None = None
+
+    def named(self) -> list[str]:
+        """Return the criteria that the priority names; none without one."""
+        return [part.strip() for part in self.priority.split(">")] if self.priority else []
+
+    def settings(self, criteria: Sequence[str], normalise: str = "share") -> WeighingSettings:
+        """Return the rule over these criteria, checked."""
+        given = {
+            "criteria": list(criteria),
+            "score": self.score,
+            "priority": self.priority,
+            "weights": None if self.weights is None else _numbers(self.weights),
+            "quantifier": self.quantifier,
+            "capacity": None if self.capacity is None else read_capacity(self.capacity, "--capacity"),
+            "power": self.power,
+            "normalise": normalise,
+        }
+        return validated(WeighingSettings, {name: value for name, value in given.items() if value is not None}, "")
+
+
+def weigh_file(path: Path, options: RuleOptions, *, normalised: bool) -> dict[str, Any]:
     """Score and weigh the clients of a CSV; returns the document that `steelyard weigh --format json` prints."""
     clients, criteria, values = read_table(path)
-    given = {
-        "criteria": criteria,
-        "score": score,
-        "priority": priority,
-        "weights": None if weights is None else _numbers(weights),
-        "quantifier": quantifier,
-        "capacity": None if capacity is None else read_capacity(capacity, "--capacity"),
-        "power": power,
-    }
-    settings = validated(WeighingSettings, {name: value for name, value in given.items() if value is not None}, "")
+    settings = options.settings(criteria)
     zero: list[str] = []
     if normalised:
         values, silent = normalise(values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
@@ -52,7 +53,20 @@ class ClientCriteria:
             values[criterion.name] = np.nan_to_num(known[clients])
         if SIZE in values:
             values[SIZE] = values[SIZE] * population.claims[clients]
+        self._inflate(population, clients, values)
         return values, refused
+
+    def _inflate(self, population: DevicePopulation, clients: Ints, values: dict[str, Floats]) -> None:
+        """Let clients that inflate their criteria report the most that can be true, or a multiple of what is."""
+        factors = population.inflates[clients]
+        liars = factors != 1
+        if not liars.any():
+            return
+        for criterion in self.criteria:
+            if criterion.name != SIZE:
+                most = criterion.most(population.dataset.classes)
+                claimed = np.full(len(clients), most) if math.isfinite(most) else values[criterion.name] * factors
+                values[criterion.name] = np.where(liars, claimed, values[criterion.name])
 
     def _values(self, population: DevicePopulation, criterion: Criterion) -> Floats:
         """Return the known values of a criterion, one for each registered client; nan where not measured yet."""

@@ -25,6 +25,11 @@ class SimulationServer:
     def __init__(self, clients: Simulation) -> None:
         self.clients = clients
 
+    @property
+    def classes(self) -> int:
+        """Number of classes of the data; 0 for a regression."""
+        return self.clients.context.setup.classes
+
     def initial(self, seed: int) -> torch.Tensor:
         """Return the first global model, a pure function of the seed."""
         context = self.clients.context

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from steelyard.clients.local.device_data.schedule import step_counts
 from steelyard.clients.local.engines.choice import ChosenEngine
 from steelyard.clients.local.evaluator import Evaluator
 from steelyard.clients.local.hardware import peak_memory
+from steelyard.clients.local.hostile import attack
 from steelyard.clients.local.kept_models import KeptModels
 from steelyard.clients.local.settings import ComputeSettings
 from steelyard.learning.models import Factory
@@ -80,6 +82,11 @@ class Simulation:
         models = self.context.matrix(len(cohort))
         self._peak = max(self._peak, models.numel() * 4)
         losses = self._trained(cohort, models)
+        for number, task in enumerate(tasks):
+            jobs = np.flatnonzero(cohort.task == number)
+            if len(jobs) and cohort.populations[number].behaviours:
+                names = [cohort.name(job) for job in jobs.tolist()]
+                attack(task, names, models[jobs[0] : jobs[-1] + 1], cohort.populations[number].behaviours)
         for job in range(len(cohort)):
             number = cohort.task[job]
             behaviours = cohort.populations[number].behaviours
@@ -193,7 +200,31 @@ class Simulation:
             counts = [len(questions[index].models) for index in indices]
             for index, *found in zip(indices, predictions.split(counts), losses.split(counts), strict=True):
                 answers[index] = evaluations(questions[index], population, *found)
+            self._try_backdoor(answers, [questions[index] for index in indices], indices, population)
         return [answers[index] for index in range(len(questions))]
+
+    def _try_backdoor(
+        self,
+        answers: dict[int, Evaluations],
+        questions: list[Question],
+        indices: list[int],
+        population: DevicePopulation,
+    ) -> None:
+        """Add to answers how often the first model of each question takes the pattern of a backdoor for its class."""
+        door = population.source.backdoor
+        if door is None:
+            return
+        models = torch.stack([question.models[0] for question in questions]).to(self.context.device)
+        held = [door.rows.get(client, np.zeros(0, np.int64)) for client in population.tests.clients]
+        rows, where = np.unique(np.concatenate([np.zeros(0, np.int64), *held]), return_inverse=True)
+        loss = self.context.loss(LossState(self.context.training.loss))
+        found, _ = self.evaluator.test(models, population.dataset, torch.from_numpy(rows).to(self.context.device), loss)
+        fooled = (found == door.target).to(torch.float64).cpu().numpy()[:, where.reshape(-1)]
+        ends = np.cumsum([len(mine) for mine in held])
+        for index, each in zip(indices, fooled, strict=True):
+            parts = np.split(each, ends[:-1])
+            rates = np.array([float(part.mean()) if len(part) else 0.0 for part in parts])
+            answers[index] = replace(answers[index], metrics={**answers[index].metrics, "backdoor": rates})
 
     @property
     def evaluator(self) -> Evaluator:

@@ -12,9 +12,11 @@ const SteelyardFigures = (() => {
   function fit(spec, width) {
     const made = structuredClone(spec);
     if (made.facet) {
-      const columns = Math.max(1, Math.min(made.columns || 3, Math.floor(width / 240)));
+      const rows = Object.values(made.datasets || {}).flat();
+      const panels = new Set(rows.map((row) => row[made.facet.field])).size || 1;
+      const columns = Math.max(1, Math.min(made.columns || 3, panels, Math.floor(width / 240)));
       made.columns = columns;
-      made.spec.width = Math.max(140, Math.floor((width - 70) / columns - 30));
+      made.spec.width = Math.min(480, Math.max(140, Math.floor((width - 70) / columns - 30)));
     } else if (made.vconcat) {
       for (const part of made.vconcat) part.width = Math.max(120, width - 140);
     } else {

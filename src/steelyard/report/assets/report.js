@@ -152,6 +152,7 @@
 
   function tilt(sign, share, number) {
     const angle = share ? Math.max(-14, Math.min(14, 40 * (number - share.weight))) : 0;
+    sign.classList.toggle("plain", !share);
     sign.querySelector(".beam").setAttribute("transform", `rotate(${angle} 70 28)`);
     sign.querySelector(".load").setAttribute("transform", `rotate(${-angle} 34 28)`);
   }

@@ -71,6 +71,11 @@ class DevicePopulation:
         """How many times its number of samples each client reports."""
         return np.array([self.behaviours.get(name, HONEST).claims for name in self.names], dtype=np.float64)
 
+    @cached_property
+    def inflates(self) -> NDArray[np.float64]:
+        """How many times what is true each client reports of criteria that it measures itself."""
+        return np.array([self.behaviours.get(name, HONEST).inflates for name in self.names], dtype=np.float64)
+
     def at_work(self, seed: int, round: int) -> DevicePopulation:
         """Return the population as it trains in a round: clients that work through a part of their rows have only it.
 

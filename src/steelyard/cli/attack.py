@@ -1,0 +1,77 @@
+"""`steelyard attack`: what hostile clients do to an experiment under each rule.
+
+What is heavy is imported inside the command, for speed of start.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from steelyard.cli.printing import print_json, watched
+from steelyard.errors import UserError
+
+
+def attack(
+    experiment: Annotated[str, typer.Argument(help="Name of a recipe, or path of a TOML file.")],
+    attacks: Annotated[
+        list[str],
+        typer.Option(
+            "--attack",
+            help="label-flip, sign-flip, scaled-reversal, gaussian, alie, ipm, min-max, free-rider, backdoor or "
+            "inflation; each also as NAME+inflation; with commas or one by one; all: each of them, lying.",
+        ),
+    ],
+    fraction: Annotated[float, typer.Option("--fraction", help="Share of the clients that are hostile.")] = 0.2,
+    rules: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--rules", help="Rules as in `steelyard compare`; default: fedavg, EQ, each robust rule, and guarded."
+        ),
+    ] = None,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Number of seeds, counted from the first.")] = 1,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", help="Change a field: section.field=value. May be given again.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="The first seed; default: the experiment's.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder that gets one run for each attack.")] = None,
+    format: Annotated[
+        Literal["text", "json"], typer.Option("--format", help="text for people, json for programs.")
+    ] = "text",
+) -> None:
+    """Make some clients hostile and show accuracy under each rule, beside the same without them."""
+    from steelyard.api import runnable
+    from steelyard.experiment.attacking import CLEAN, attack_names, rules_for, under_attack
+    from steelyard.experiment.comparing import load_comparison
+    from steelyard.experiment.loading import load
+    from steelyard.experiment.running import new_folder
+    from steelyard.report.hostile import attack_document, attack_lines, outcome
+
+    names = [CLEAN, *attack_names(attacks)]
+    base = load(experiment, changes or [], seed)
+    described = load_comparison(experiment, changes or [], rules or rules_for(base), seed)
+    planned = {name: runnable(under_attack(described, name, fraction)) for name in names}
+    folder = new_folder(described, out)
+    if folder.exists() and any(folder.iterdir()):
+        raise UserError(f"--out: {folder} is not empty; allowed: a new folder, which gets one run for each attack")
+    outcomes: dict[str, Any] = {}
+    for name, hostile in planned.items():
+        result = watched(lambda run=hostile, name=name: run.compare(["recipe"], seeds, folder / name, progress=True))
+        outcomes[name] = outcome(result.folder, hostile.rounds)
+    document = attack_document(outcomes, fraction)
+    if format == "json":
+        print_json({"folder": str(folder), "seeds": seeds, **document})
+        return
+    print("\n".join(attack_lines(document, _width())))
+    print(f"\nruns stored in {folder}")
+
+
+def _width() -> int:
+    """Return the terminal's width, also as COLUMNS gives it."""
+    known = "COLUMNS" in os.environ or sys.stdout.isatty()
+    return max(40, shutil.get_terminal_size().columns) if known else 80

@@ -1,0 +1,123 @@
+"""`steelyard report` and `steelyard weigh`: a run to look at, and rules to try on paper or on a run's updates."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from steelyard.cli.printing import print_json
+from steelyard.errors import UserError
+
+app = typer.Typer()
+
+FormatOption = Annotated[Literal["text", "json"], typer.Option("--format", help="text for people, json for programs.")]
+
+
+@app.command()
+def report(
+    runs: Annotated[list[Path], typer.Argument(help="Folder of a run; several are compared.")],
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="The HTML file; default: report.html in the (first) run.")
+    ] = None,
+    figures: Annotated[
+        Path | None, typer.Option("--figures", help="Also write each figure as SVG, PNG and PDF into this folder.")
+    ] = None,
+) -> None:
+    """Write one HTML file that shows what happened, with no network needed: who counted how much, when and why."""
+    # For speed of start: what draws is large.
+    from steelyard.report.figures import draw_all, write_figures
+    from steelyard.report.html import write_report
+    from steelyard.report.view import RunView
+
+    path = output or runs[0] / "report.html"
+    if path.suffix not in (".html", ".htm"):
+        raise UserError(f"--output: got '{path}'; allowed: a file name that ends in .html")
+    view = RunView(runs)
+    write_report(view, path)
+    print(f"report to open: {path}")
+    if figures is not None:
+        made = write_figures(draw_all(view), figures)
+        print(f"{len(made)} files of figures in {figures}")
+
+
+@app.command()
+def weigh(
+    source: Annotated[
+        Path, typer.Argument(help="CSV with a client column and a column per criterion, or the folder of a run.")
+    ],
+    score: Annotated[
+        str, typer.Option(help="prioritized, mean, weighted-mean, owa, choquet, product or power.")
+    ] = "prioritized",
+    priority: Annotated[str | None, typer.Option(help='For prioritized: "DS>CD>IS"; default: as listed.')] = None,
+    weights: Annotated[str | None, typer.Option(help="For weighted-mean and owa: numbers with commas.")] = None,
+    quantifier: Annotated[
+        str | None, typer.Option(help="For owa: all, most, at-least-half, as-many-as-possible, or a,b.")
+    ] = None,
+    capacity: Annotated[Path | None, typer.Option(help="For choquet: TOML with a value per subset.")] = None,
+    power: Annotated[float | None, typer.Option(help="For power: the exponent.")] = None,
+    normalise: Annotated[
+        bool, typer.Option("--normalise", help="For a CSV: first divide each criterion by its sum.")
+    ] = False,
+    normalise_by: Annotated[
+        Literal["share", "max", "rank"] | None,
+        typer.Option("--normalise-by", help="For a run: how criteria are brought to 0..1; default: as the run did."),
+    ] = None,
+    criteria: Annotated[
+        str | None, typer.Option("--criteria", help="For a run: which of its criteria, with commas; default: all.")
+    ] = None,
+    rule: Annotated[
+        str | None, typer.Option("--rule", help="For a run: whose updates; default: the main rule's.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="For a run: which seed; default: the first.")] = None,
+    format: FormatOption = "text",
+) -> None:
+    """Score and weigh clients from a table, or the updates of a run by another rule: no training needed."""
+    # For speed of start, as in every command.
+    from steelyard.weighing.table import RuleOptions, weigh_file
+
+    options = RuleOptions(score, priority, weights, quantifier, capacity, power)
+    if source.is_dir():
+        if normalise:
+            raise UserError("--normalise: given for a run; allowed: --normalise-by share, max or rank")
+        _weigh_run(source, options, normalise_by, criteria, rule, seed, format)
+        return
+    for name, value in {"normalise-by": normalise_by, "criteria": criteria, "rule": rule, "seed": seed}.items():
+        if value is not None:
+            raise UserError(f"--{name}: given for a table; allowed: only for the folder of a run")
+    document = weigh_file(source, options, normalised=normalise)
+    if format == "json":
+        print_json(document)
+    else:
+        from steelyard.cli.tables import show_weighed
+
+        show_weighed(document)
+
+
+def _weigh_run(
+    folder: Path,
+    options: object,
+    normalise: str | None,
+    criteria: str | None,
+    rule: str | None,
+    seed: int | None,
+    format: str,
+) -> None:
+    # For speed of start, as in every command.
+    from steelyard.report.reweigh import part_with, reweigh
+    from steelyard.report.view import RunView
+    from steelyard.weighing.table import RuleOptions
+
+    assert isinstance(options, RuleOptions)
+    view = RunView([folder])
+    named = criteria.replace(" ", "").split(",") if criteria else options.named()
+    part = part_with(view, named, rule, seed)
+    by = normalise or part.settings.get("normalise", "share")
+    document = reweigh(view, part, options.settings(named or part.criteria, by))
+    if format == "json":
+        print_json(document)
+        return
+    from steelyard.cli.tables import show_reweighed
+
+    show_reweighed(document)

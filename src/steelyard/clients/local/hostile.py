@@ -1,0 +1,93 @@
+"""What hostile clients send in place of their updates; they act on the stacked models of a cohort, after training.
+
+u is the client's own update Θ_a − Θ, μ and σ are the mean and the standard deviation of the honest updates of its
+cohort, coordinate by coordinate. The omniscient attacks see them all, and all hostile clients send the same.
+
+    reversed   −s · u                        sign flip for s = 1, scaled reversal for s = 10
+    gaussian   s · rms(u) · z, z ~ N(0, I)   noise s times as large as the update
+    alie       μ − s · σ                     G. Baruch, M. Baruch, Y. Goldberg: "A Little Is Enough" (NeurIPS 2019)
+    ipm        −s · μ                        C. Xie, O. Koyejo, I. Gupta: "Fall of Empires" (UAI 2019)
+    min-max    μ − γ · σ                     V. Shejwalkar, A. Houmansadr: "Manipulating the Byzantine" (NDSS 2021)
+
+with γ of min-max the greatest for which max_i ‖μ − γσ − u_i‖ ≤ max_ij ‖u_i − u_j‖ over the honest i, j.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import torch
+
+from steelyard import randomness
+from steelyard.data.dataset import HONEST, OMNISCIENT, Behaviour
+from steelyard.messages import DenseModels, Task
+
+AT_ONCE = {"cpu": 1 << 20, "cuda": 1 << 26}
+"""Numbers that are looked at in one go; a matrix of models may be larger than memory."""
+
+
+def attack(task: Task, names: Sequence[str], models: torch.Tensor, behaviours: Mapping[str, Behaviour]) -> None:
+    """Replace the rows of hostile clients in models [clients, parameters] of one cohort, in place."""
+    kinds = [behaviours.get(name, HONEST) for name in names]
+    hostile = [row for row, how in enumerate(kinds) if how.attack is not None]
+    if not hostile:
+        return
+    origin = task.parameters.to(models.device)
+    groups: dict[Behaviour, list[int]] = {}
+    for row in hostile:
+        if kinds[row].attack in OMNISCIENT:
+            groups.setdefault(kinds[row], []).append(row)
+        else:
+            _alone(task, names[row], models[row], origin, kinds[row])
+    honest = [row for row in range(len(names)) if row not in hostile] or hostile
+    for how, rows in groups.items():
+        _together(models, origin, honest, rows, how)
+
+
+def _alone(task: Task, name: str, model: torch.Tensor, origin: torch.Tensor, how: Behaviour) -> None:
+    update = model - origin
+    if how.attack == "reversed":
+        model.copy_(origin - how.strength * update)
+        return
+    # Noise of the same seed, round and client is the same in every federation that is compared.
+    chance = randomness.generator(task.seed, task.round, name, "attack/gaussian")
+    noise = torch.from_numpy(chance.standard_normal(len(model), dtype=np.float32)).to(model.device)
+    model.copy_(origin + how.strength * update.square().mean().sqrt() * noise)
+
+
+def _together(models: torch.Tensor, origin: torch.Tensor, honest: list[int], rows: list[int], how: Behaviour) -> None:
+    scale = _widest(models, origin, honest) if how.attack == "min-max" else how.strength
+    for part, begin in _blocks(models, honest):
+        end = begin + part.shape[1]
+        start = origin[begin:end]
+        mean = part.mean(dim=0)
+        away = mean - start if how.attack == "ipm" else part.std(dim=0, correction=0)
+        models[rows, begin:end] = (start if how.attack == "ipm" else mean) - scale * away
+
+
+def _widest(models: torch.Tensor, origin: torch.Tensor, honest: list[int]) -> float:
+    """Return γ of min-max: for each honest i the positive root of ‖μ − u_i − γσ‖² = D², and of these the least."""
+    gram = DenseModels(models[honest]).gram(origin)
+    squares = np.diag(gram)
+    widest = float((squares[:, None] + squares[None, :] - 2 * gram).max(initial=0.0))
+    share = np.full(len(honest), 1.0 / len(honest))
+    away = squares - 2 * gram @ share + share @ gram @ share
+    length, along = 0.0, np.zeros(len(honest))
+    for part, _ in _blocks(models, honest):
+        exact = part.to(torch.float64)
+        deviation = exact.std(dim=0, correction=0)
+        length += float(deviation.square().sum())
+        along += ((exact.mean(dim=0) - exact) @ deviation).cpu().numpy()
+    if length <= 0:
+        return 0.0
+    # a γ² − 2 b γ + c = 0 with a = ‖σ‖², b = ⟨μ − u_i, σ⟩, c = ‖μ − u_i‖² − D² ≤ 0.
+    roots = (along + np.sqrt(np.maximum(np.square(along) - length * (away - widest), 0.0))) / length
+    return float(roots.min())
+
+
+def _blocks(models: torch.Tensor, rows: list[int]) -> Iterator[tuple[torch.Tensor, int]]:
+    """Yield some parameters of some rows at a time, with the number of the first."""
+    block = max(1, AT_ONCE["cuda" if models.is_cuda else "cpu"] // max(len(rows), 1))
+    for begin in range(0, models.shape[1], block):
+        yield models[:, begin : begin + block][rows], begin

@@ -1,0 +1,57 @@
+"""A backdoor: a pixel pattern that hostile clients teach the model to take for one class.
+
+The pattern is a full-bright square in the bottom right corner, a ninth of the height wide (at least 2 pixels), in every
+channel (T. Gu, B. Dolan-Gavitt, S. Garg: "BadNets", 2017). Test rows with the pattern say how often it works.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from steelyard.data.dataset import Backdoor, Dataset, Rows
+
+
+def stamped(features: torch.Tensor, brightest: float) -> torch.Tensor:
+    """Return images [rows, channels, height, width] with the pattern on all of them."""
+    side = max(2, features.shape[-2] // 9)
+    found = features.clone()
+    found[..., -side:, -side:] = brightest
+    return found
+
+
+def brightest(features: torch.Tensor) -> float:
+    """Return the value of a full-bright pixel: 255 for bytes, else the greatest that there is."""
+    return 255.0 if features.dtype == torch.uint8 else float(features.max())
+
+
+def poison(
+    features: torch.Tensor, labels: torch.Tensor, share: float, target: int, bright: float, chance: np.random.Generator
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a client's rows with the pattern on a share of them, drawn at random and rounded, labelled `target`."""
+    chosen = torch.from_numpy(chance.permutation(len(labels))[: max(1, round(share * len(labels)))])
+    features, labels = features.clone(), labels.clone()
+    features[chosen] = stamped(features[chosen], bright)
+    labels[chosen] = target
+    return features, labels
+
+
+def with_tests(dataset: Dataset, tests: Mapping[str, Rows], target: int, bright: float) -> tuple[Dataset, Backdoor]:
+    """Append stamped copies of the test rows of other classes; each row once, however many clients test on it."""
+    truth = dataset.labels.numpy()
+    mine = {client: rows[truth[rows] != target] for client, rows in tests.items()}
+    distinct = np.unique(np.concatenate([np.zeros(0, np.int64), *mine.values()]))
+    index = torch.from_numpy(distinct)
+    bigger = replace(
+        dataset,
+        features=torch.cat([dataset.features, stamped(dataset.features[index], bright)]),
+        labels=torch.cat([dataset.labels, dataset.labels[index]]),
+        owners=None if dataset.owners is None else np.concatenate([dataset.owners, dataset.owners[distinct]]),
+        held_out=None if dataset.held_out is None else np.concatenate([dataset.held_out, dataset.held_out[distinct]]),
+        marks={name: np.concatenate([values, values[distinct]]) for name, values in dataset.marks.items()},
+    )
+    begin = len(dataset)
+    return bigger, Backdoor(target, {client: begin + np.searchsorted(distinct, rows) for client, rows in mine.items()})

@@ -1,0 +1,84 @@
+"""[weighing.defence]: the section that names a robust rule, which stands between the weights and the new model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from steelyard.errors import UserError, listed
+from steelyard.settings import Section
+
+DefenceName = Literal[
+    "clip", "median", "trimmed-mean", "multi-krum", "centred-clip", "geometric-median", "fltrust", "none"
+]
+DEFENCES: tuple[str, ...] = (
+    *("clip", "median", "trimmed-mean", "multi-krum", "centred-clip", "geometric-median", "fltrust", "none"),
+)
+BY_COORDINATE: frozenset[str] = frozenset({"median", "trimmed-mean"})
+"""Rules that look at each parameter by itself; all others need only the inner products of the updates."""
+
+# Which parameter belongs to which rules: one given for another rule is a mistake that must not pass in silence.
+_PARAMETERS: Mapping[str, tuple[str, ...]] = {
+    "hostile": ("trimmed-mean", "multi-krum"),
+    "radius": ("clip", "centred-clip"),
+    "quantile": ("clip", "centred-clip"),
+    "smooth": ("clip",),
+    "steps": ("centred-clip", "geometric-median"),
+    "least_distance": ("geometric-median",),
+}
+
+
+class DefenceSettings(Section):
+    """[weighing.defence]: how the weighted updates are combined when some clients may be hostile.
+
+    Every rule takes the weights that the criteria gave; with equal weights each is its paper's.
+    """
+
+    rule: DefenceName = "clip"
+    """clip: no update longer than a radius; median, trimmed-mean: coordinate by coordinate; multi-krum: only the
+    clients nearest to each other; centred-clip: clipped around the centre, some steps; geometric-median: the point with
+    the least sum of distances; fltrust: as far as an update points where the server's own does; none: the plain sum."""
+    mix: bool = False
+    """First replace every update by the mean of its nearest ones, n less the hostile: helps where clients differ."""
+    hostile: Annotated[float, Field(ge=0, lt=0.5)] | None = None
+    """trimmed-mean, multi-krum, mix: the share of a cohort that may be hostile. Default 0.3."""
+    radius: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """clip, centred-clip: the radius itself; default: it adapts, see `quantile`."""
+    quantile: Annotated[float, Field(gt=0, le=1)] | None = None
+    """clip, centred-clip: the radius is this quantile of the cohort's lengths, in each round anew. Default 0.5."""
+    smooth: Annotated[float, Field(ge=0, lt=1)] | None = None
+    """clip: how much of last round's radius stays, s: r_t = q^(1−s) · r_(t−1)^s. Default 0."""
+    steps: Annotated[int, Field(ge=1, le=1000)] | None = None
+    """centred-clip, geometric-median: number of steps. Default 3 and 8."""
+    least_distance: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """geometric-median: smoothing ν: nearer than this counts as this far. Default 1e-6."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> DefenceSettings:
+        for name, allowed in _PARAMETERS.items():
+            if getattr(self, name) is None or self.rule in allowed or (name == "hostile" and self.mix):
+                continue
+            more = " or mix = true" if name == "hostile" else ""
+            raise UserError(f"{name}: given with rule = '{self.rule}'; allowed only with {listed(allowed)}{more}")
+        if self.radius is not None and (self.quantile is not None or self.smooth is not None):
+            raise UserError("radius: given with quantile or smooth; allowed: a radius, or one that adapts")
+        return self
+
+    @property
+    def share(self) -> float:
+        """The share of a cohort that may be hostile, with its default."""
+        return 0.3 if self.hostile is None else self.hostile
+
+    @property
+    def needs_root(self) -> bool:
+        """Whether the server must train on rows of its own."""
+        return self.rule == "fltrust"
+
+    def label(self, rule: str) -> str:
+        """Name a rule under this defence: "clip(DS)", "trimmed-mean(DS;hostile=0.3)", "median(DS;mix)"."""
+        given: dict[str, Any] = self.model_dump(exclude_none=True, exclude={"rule", "mix"})
+        words = ["mix"] if self.mix else []
+        words += [f"{name}={value:g}" for name, value in given.items()]
+        return f"{self.rule}({';'.join([rule, *words])})"

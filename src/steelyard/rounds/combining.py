@@ -1,0 +1,50 @@
+"""From weights to the new model: the weighted sum, or a robust rule that the federation names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import cast
+
+import torch
+
+from steelyard.clients.protocol import FittingServer, Server
+from steelyard.defence.robust import RobustRule
+from steelyard.errors import UserError
+from steelyard.messages import DenseModels, Floats, Task, Updates
+from steelyard.rounds.state import Federation
+from steelyard.weighing.view import CohortView
+
+RADIUS = "defence/radius"
+"""Under this name a federation remembers the radius of adaptive clipping from round to round."""
+
+Combine = Callable[[Floats], torch.Tensor]
+"""From weights [clients], or [candidates, clients], to the new model or models."""
+
+
+def combiner(federation: Federation, task: Task, updates: Updates, view: CohortView, server: Server) -> Combine:
+    """Return what combines this cohort under any weights; call it once a round and federation."""
+    settings, payload = federation.rule.settings.defence, updates.payload
+    if settings is None or (settings.rule == "none" and not settings.mix):
+        return partial(payload.combine, task.parameters)
+    if not isinstance(payload, DenseModels):
+        raise UserError("weighing.defence: the server sees no single models in this run; allowed: without it")
+    root = _root(federation, task, server) if settings.needs_root else None
+    before = cast("float | None", view.memory.get(RADIUS))
+    rule = RobustRule(settings, payload, task.parameters, lambda: view.gram, root, before)
+
+    def combine(weights: Floats) -> torch.Tensor:
+        found = rule.combine(weights)
+        if settings.smooth:
+            view.remember(RADIUS, rule.radius)
+        return found
+
+    return combine
+
+
+def _root(federation: Federation, task: Task, server: Server) -> Callable[[], torch.Tensor]:
+    if not isinstance(server, FittingServer):
+        raise UserError(
+            "weighing.defence.rule: got 'fltrust', but this server has no rows to train on; allowed: others"
+        )
+    return lambda: server.train(federation.seed, task.round, task.parameters)

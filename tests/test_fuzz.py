@@ -1,0 +1,309 @@
+"""Readers under fire: whatever a file or a message holds, only our own errors come out, quickly and in little memory.
+
+A few cases of each target run always; `-m slow` runs ten thousand of each. Nothing is ever unpickled: a pickle that is
+read would write a file, and none may appear.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import json
+import os
+import pickle
+import resource
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import hypothesis
+import numpy as np
+import pytest
+import torch
+from hypothesis import strategies as st
+
+from steelyard.clients.flower import wire
+from steelyard.clients.flower.forms import Form, Refused
+from steelyard.data.leaf import read_leaf
+from steelyard.data.mnist import read_idx
+from steelyard.data.npz import read_npz
+from steelyard.data.settings import DataSettings
+from steelyard.data.tables import read_table
+from steelyard.errors import UserError
+from steelyard.experiment.loading import build
+from steelyard.messages import Task
+from steelyard.recommend import reading
+from steelyard.settings import change, parse
+from steelyard.weighing import table as weighing_table
+
+SECONDS = 1.0
+MEGABYTES = 512
+FEW, MANY = 60, 10_000
+
+
+class Evil:
+    """A pickle of this would leave a file behind when it is read."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (os.system, ("touch unpickled",))
+
+
+def damaged(whole: bytes) -> st.SearchStrategy[bytes]:
+    """Return a good file with bytes changed, cut off, repeated or put in; or bytes of any kind."""
+
+    def change_it(edits: list[tuple[str, int, bytes]]) -> bytes:
+        content = whole
+        for kind, at, new in edits:
+            at %= len(content) + 1
+            if kind == "put":
+                content = content[:at] + new + content[at:]
+            elif kind == "over":
+                content = content[:at] + new + content[at + len(new) :]
+            elif kind == "cut":
+                content = content[:at]
+            else:
+                content = content[:at] + content[at // 2 : at] + content[at:]
+        return content
+
+    odd = st.sampled_from(
+        [b"\0", b"\xff", b"\n", b"\t", b",", b'"', b"nan", b"inf", b"-1", b"1e400", b"9" * 5000, b"::"]
+    )
+    edit = st.tuples(
+        st.sampled_from(["put", "over", "cut", "twice"]),
+        st.integers(0, max(1, 2 * len(whole))),
+        st.one_of(odd, st.binary(min_size=1, max_size=8)),
+    )
+    return st.one_of(st.lists(edit, min_size=1, max_size=4).map(change_it), st.binary(max_size=300))
+
+
+VALUES: st.SearchStrategy[Any] = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(),
+        st.floats(),
+        st.text(max_size=12),
+        st.sampled_from(["DS", "iid", "cnn", "auto", "npz", "DS>LD", "9" * 4500, "[/b]", "\x1b", "a\0b", "client-001"]),
+        st.integers(10**17, 10**400),
+    ),
+    lambda inner: st.one_of(st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=8), inner, max_size=4)),
+    max_leaves=8,
+)
+FIELDS = [
+    *(
+        "seed",
+        "name",
+        "kind",
+        "rounds.count",
+        "rounds.fraction",
+        "rounds.targets",
+        "weighing.criteria",
+        "weighing.name",
+    ),
+    *("weighing.capacity", "weighing.weights", "weighing.quantifier", "weighing.score", "weighing.adjust", "beside.x"),
+    *("data.source", "data.path", "data.levels", "data.classes", "partition.clients", "partition.table", "flaws"),
+    *("partition.scheme", "model.name", "model.hidden", "training.batch_size", "training.loss", "compute.engine"),
+    *("store.folder", "federate.nodes", "interactions.path", "interactions.columns", "fpl.triples", "ranking.cutoff"),
+    *("weighing", "data", "partition", "rounds", "beside", "weighing.priority", "weighing.fit", "weighing.loss"),
+]
+
+
+def _read_config(content: Any, folder: Path) -> None:
+    text, changes, kind = content
+    document = parse(text.decode("utf-8", "replace"), "fuzz.toml") if text is not None else {}
+    if text is None and kind == "recommend":
+        document = {"kind": "recommend", "interactions": {"path": "x"}}
+    for name, value in changes:
+        where = document
+        *sections, last = name.split(".")
+        for section in sections:
+            inner = where.setdefault(section, {})
+            if not isinstance(inner, dict):
+                break
+            where = inner
+        where[last] = value
+    build(document)
+
+
+def _read_change(content: Any, folder: Path) -> None:
+    document: dict[str, Any] = {"rounds": {"count": 3}, "flaws": [{"kind": "noisy"}]}
+    change(document, content)
+    build(document)
+
+
+def _laid(name: str, content: bytes, folder: Path) -> Path:
+    path = folder / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+def _read_idx(content: bytes, folder: Path) -> None:
+    read_idx(_laid("images", content, folder), axes=3)
+    read_idx(_laid("images.gz", content, folder), axes=3)
+
+
+def _read_leaf(content: bytes, folder: Path) -> None:
+    _laid("leaf/train/a.json", content, folder)
+    _laid("leaf/test/a.json", _LEAF, folder)
+    read_leaf(DataSettings(source="leaf", path=folder / "leaf"))
+
+
+def _read_npz(content: bytes, folder: Path) -> None:
+    read_npz(DataSettings(source="npz", path=_laid("d.npz", content, folder)))
+
+
+def _read_csv(content: bytes, folder: Path) -> None:
+    path = _laid("d.csv", content, folder)
+    read_table(DataSettings(source="csv", path=path, labels="target", owner="own"))
+
+
+def _read_clients(content: bytes, folder: Path) -> None:
+    path = _laid("clients.csv", content, folder)
+    options: dict[str, Any] = dict.fromkeys(("priority", "weights", "quantifier", "capacity", "power"))
+    weighing_table.weigh_file(path, score="prioritized", normalised=True, **options)
+
+
+def _read_ratings(content: bytes, folder: Path) -> None:
+    reading.read(_laid("ratings.tsv", content, folder))
+
+
+def _read_items(content: bytes, folder: Path) -> None:
+    reading.read_columns(_laid("items.dat", content, folder), {"item": 1, "title": 2})
+
+
+_TASK = Task("DS", 1, 1, ("a", "b"), torch.zeros(6))
+
+
+def _read_updates(content: Any, folder: Path) -> None:
+    form, arrays = content
+    records = wire.content(cast("Form", _Raw(form)), arrays)
+    wire.read_updates(records, _TASK, _TASK.clients, {"DS": lambda value: None})
+
+
+class _Raw:
+    """A form that is written as the bytes of the fuzzer, whatever they are."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def write(self) -> str:
+        return self.text
+
+
+def _npz_file() -> bytes:
+    packed = io.BytesIO()
+    np.savez(packed, x=np.arange(24.0).reshape(8, 3), y=np.arange(8) % 2, owner=np.array(["a", "b"] * 4))
+    return packed.getvalue()
+
+
+_LEAF = json.dumps(
+    {
+        "users": ["a", "b"],
+        "num_samples": [2, 2],
+        "user_data": {name: {"x": [[1.0, 2.0], [3.0, 4.0]], "y": [0, 1]} for name in "ab"},
+    }
+).encode()
+_CSV = b"a,b,target,own\n1.5,2,0,x\n2.5,,1,y\n3,1,0,x\n,4,1,y\n"
+_IDX = struct.pack(">IIII", 2051, 3, 2, 2) + bytes(range(12))
+_RATINGS = b"user\titem\trating\ttime\nu1\ti1\t3\t10\nu1\ti2\t4\t11\nu2\ti1\t5\t12\n"
+_DAT = b"1::2::3::978300760\n1::3::4::978302109\n"
+_PICKLE = pickle.dumps(Evil())
+_UPDATE = (
+    '{"federation":"DS","round":1,"clients":["a","b"],"samples":[3,4],"criteria":{"DS":[3,4]},"losses":[0.1,0.2],'
+    '"failures":[]}'
+)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A reader and what it is fed."""
+
+    name: str
+    read: Callable[[Any, Path], None]
+    inputs: st.SearchStrategy[Any]
+
+
+TOML = b'name = "t"\nseed = 1\n[rounds]\ncount = 3\n[weighing]\ncriteria = ["DS", "LD"]\npriority = "DS>LD"\n'
+TARGETS = [
+    Target(
+        "config",
+        _read_config,
+        st.tuples(
+            st.one_of(st.none(), damaged(TOML)),
+            st.lists(st.tuples(st.sampled_from(FIELDS), VALUES), max_size=3),
+            st.sampled_from(["learning", "recommend"]),
+        ),
+    ),
+    Target(
+        "changes",
+        _read_change,
+        st.one_of(
+            st.text(max_size=40),
+            st.builds("{}={}".format, st.sampled_from(FIELDS), st.one_of(st.text(max_size=20), VALUES.map(repr))),
+        ),
+    ),
+    Target("idx", _read_idx, st.one_of(damaged(_IDX), damaged(gzip.compress(_IDX)), st.just(_PICKLE))),
+    Target(
+        "leaf", _read_leaf, st.one_of(damaged(_LEAF), VALUES.map(lambda v: json.dumps(v).encode()), st.just(_PICKLE))
+    ),
+    Target("npz", _read_npz, st.one_of(damaged(_npz_file()), st.just(_PICKLE), st.just(b"PK\x03\x04" + _PICKLE))),
+    Target("csv", _read_csv, st.one_of(damaged(_CSV), st.just(_PICKLE))),
+    Target("clients", _read_clients, st.one_of(damaged(b"client,DS,LD\nA,.9,.2\nB,.1,.8\n"), st.just(_PICKLE))),
+    Target("ratings", _read_ratings, st.one_of(damaged(_RATINGS), damaged(_DAT), st.just(_PICKLE))),
+    Target("items", _read_items, st.one_of(damaged(b"1::Toy Story::Comedy\n2::Jumanji::Drama\n"), st.just(_PICKLE))),
+    Target(
+        "updates",
+        _read_updates,
+        st.tuples(
+            st.one_of(damaged(_UPDATE.encode()).map(lambda b: b.decode("utf-8", "replace")), VALUES.map(repr)),
+            st.dictionaries(
+                st.sampled_from(["models", "x", ""]),
+                st.sampled_from([np.zeros((2, 6), np.float32), np.zeros(3), np.full((2, 6), np.nan), np.zeros((0, 6))]),
+                max_size=2,
+            ),
+        ),
+    ),
+]
+
+
+def _fire(target: Target, folder: Path, examples: int) -> None:
+    @hypothesis.settings(
+        max_examples=examples,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        suppress_health_check=list(hypothesis.HealthCheck),
+    )
+    @hypothesis.given(target.inputs)
+    def check(content: Any) -> None:
+        begun = time.process_time()
+        with contextlib.suppress(UserError, Refused):
+            target.read(content, folder)
+        assert time.process_time() - begun < SECONDS
+        assert not Path("unpickled").exists()
+
+    check()
+
+
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+def test_a_few_of_each(target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    _fire(target, tmp_path, FEW)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+def test_ten_thousand_of_each(target: Target, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    # What a reader loads once (a library, a table) is no part of a case's time and memory.
+    _fire(target, tmp_path, 1)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    _fire(target, tmp_path, MANY)
+    # In KB on Linux.
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MEGABYTES << 10
