@@ -35,19 +35,42 @@ def test_new_rounds_are_added_and_only_those_are_read(tmp_path: Path, monkeypatc
     live = LiveHistory(tmp_path / "a")
     same(live, tmp_path / "a")
     asked: list[int] = []
-    after = LiveHistory.clients_after
-    monkeypatch.setattr(LiveHistory, "clients_after", lambda self, n: asked.append(n) or after(self, n))
+    for name in ("cohorts", "tested"):
+        read = getattr(History, name)
+        monkeypatch.setattr(History, name, lambda self, r, s, n, read=read: asked.append(n) or read(self, r, s, n))
     assert not live.refresh()
     run.round(0.75)
     run.round(0.875)
     assert live.refresh()
-    assert asked == [2]
+    assert live.clients["round"].max() == 4
+    assert live.evaluations["round"].max() == 4
+    # Two kinds of tables, each of which asked for what came after round 2.
+    assert asked == [2, 2]
     assert live.seen == 4
+    monkeypatch.undo()
     same(live, tmp_path / "a")
     run.end()
     assert live.refresh()
-    assert asked == [2]
     assert live.info["status"] == "finished"
+
+
+def test_clients_that_come_later_find_their_rank(tmp_path: Path) -> None:
+    """Names are counted in one sorted list, into which a later name may fall anywhere; some rounds may have metrics."""
+    run = Written(tmp_path / "a", clients=("b", "d"))
+    run.round()
+    live = LiveHistory(tmp_path / "a")
+    same(live, tmp_path / "a")
+    run.clients = ("a", "c")
+    run.round()
+    run.clients = ("d", "a")
+    run.round()
+    live.refresh()
+    same(live, tmp_path / "a")
+    assert live.cohorts("DS>LD", 0).clients == ("a", "b", "c", "d")
+    late, fresh = live.cohorts("DS>LD", 0, 1), History(tmp_path / "a").cohorts("DS>LD", 0, 1)
+    assert late.clients == fresh.clients == ("a", "d")
+    np.testing.assert_array_equal(late.raw, fresh.raw)
+    run.end()
 
 
 def test_several_rules_stay_in_order(tmp_path: Path) -> None:
