@@ -66,7 +66,7 @@ def test_a_new_round_appears_without_a_reload(tmp_path: Path, browser: Any) -> N
         drawn(tab, "accuracy")
         tab.evaluate("window.untouched = true")
         tab.wait_for_selector("main >> text=round 1 of 4")
-        assert tab.locator("tbody td").first.inner_text() == "1"
+        assert tab.locator("tbody td").first.inner_text() == "50.00 %"
         run.round(0.875)
         tab.wait_for_selector("main >> text=round 2 of 4", timeout=15000)
         tab.wait_for_selector("tbody >> text=87.50 %")

@@ -111,6 +111,24 @@ def test_few_runs_are_held(tmp_path: Path) -> None:
     assert followed.history("run-0") is not histories[0]
 
 
+def test_what_is_drawn_fits_together_while_rounds_are_written(tmp_path: Path) -> None:
+    """A round that is committed between two tables of one view belongs to the next view."""
+    run = Written(tmp_path / "a")
+    run.round()
+    run.round()
+    figures = Figures(tmp_path)
+    view = figures.view(["a"])
+    (history,) = view.histories
+    run.round()
+    assert list(history.rounds["round"]) == [0, 1]
+    assert history.tested("DS>LD", 0).round.max() == 1
+    assert history.cohorts("DS>LD", 0).round.max() == 1
+    assert list(history.scores("DS>LD", 0)[0]) == [1]
+    assert figures.view(["a"]).histories[0].tested("DS>LD", 0).round.max() == 2
+    assert figures.figure(["a"], "targets", None, None, None)["kind"] == "targets"
+    run.end()
+
+
 def test_a_view_is_kept_until_its_run_moves(tmp_path: Path) -> None:
     run = Written(tmp_path / "a")
     run.round(0.25)

@@ -8,10 +8,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from steelyard.errors import UserError
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import read_experiment
-from steelyard.page.live import Followed, LiveHistory
+from steelyard.page.live import Followed, Snapshot
 from steelyard.page.own_code import read_text
 from steelyard.report.contents import raw_criteria
 from steelyard.report.figures.catalogue import KINDS, draw, spec
@@ -50,18 +49,18 @@ class Figures:
     def __init__(self, root: Path) -> None:
         self.root = root
         self._followed = Followed(root)
-        self._views: dict[tuple[str, ...], tuple[tuple[int, ...], PageView]] = {}
+        self._views: dict[tuple[str, ...], tuple[tuple[tuple[int, int], ...], PageView]] = {}
         self._lock = threading.Lock()
 
     def view(self, runs: Sequence[str]) -> PageView:
         """Return the runs as figures read them, up to date."""
         names = tuple(dict.fromkeys(runs))
         histories = [self._followed.history(name) for name in names]
-        mark = tuple(history.version for history in histories)
+        mark = tuple((id(history), history.version) for history in histories)
         with self._lock:
             known = self._views.pop(names, None)
-            if known is None or known[0] != mark or known[1].histories != histories:
-                known = (mark, PageView(histories))
+            if known is None or known[0] != mark:
+                known = (mark, PageView([history.snapshot() for history in histories]))
             self._views[names] = known
             while len(self._views) > VIEWS:
                 self._views.pop(next(iter(self._views)))
@@ -150,6 +149,5 @@ def _rows(view: PageView) -> list[dict[str, Any]]:
 
 def _clients(histories: Sequence[Any]) -> list[str]:
     history = histories[0]
-    if not isinstance(history, LiveHistory):
-        raise UserError("a page follows runs; this is another kind of history")
-    return history.client_names()
+    assert isinstance(history, Snapshot)
+    return history.live.client_names()

@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ from steelyard.runs.process import started
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 LOGS = ".page"
 """Folder under the root for what started runs print."""
+ENDING = 15.0
+"""Seconds that a process which was asked to end may take."""
 MOST = 8
 """Runs of one page that go on at the same time."""
 
@@ -36,6 +39,8 @@ class Job:
     process: subprocess.Popen[bytes]
     log: Path
     begun: float
+    stopping: bool = False
+    """Whether it was asked to end."""
 
     @property
     def ended(self) -> int | None:
@@ -108,6 +113,7 @@ class Jobs:
         job = self._jobs.get(run)
         if job is not None and job.ended is None:
             job.process.send_signal(signal.SIGTERM)
+            job.stopping = True
             return
         found = glance(self.root, run)
         if found.state != "running" or found.writer is None:
@@ -127,6 +133,11 @@ class Jobs:
                 f"{run}: its experiment names code of its own ({'; '.join(code)[:300]}), which going on would run; "
                 f"allowed: `steelyard watch --trust`, or `steelyard resume {folder}` in a terminal"
             )
+        last = self._jobs.get(run)
+        if last is not None and last.stopping:
+            # Its last word is written; the process itself takes a moment longer to end.
+            with suppress(subprocess.TimeoutExpired):
+                last.process.wait(ENDING)
         with self._lock:
             taken = self._jobs.get(run)
             if taken is not None and taken.ended is None:

@@ -89,6 +89,31 @@ class LiveHistory(History):
         """Return the names of all clients that the run has seen, in order."""
         return sorted(str(name) for (name,) in self._rows("SELECT name FROM clients"))
 
+    def snapshot(self) -> Snapshot:
+        """Return the run as it is at this look: what is drawn from it fits together, whatever is written meanwhile."""
+        with self._lock:
+            return Snapshot(self)
+
+
+class Snapshot(History):
+    """A followed run up to one round; rounds that come later belong to the next snapshot."""
+
+    def __init__(self, live: LiveHistory) -> None:
+        # Not opened anew: everything comes through the run that is followed.
+        self.folder, self.live = live.folder, live
+        self.seen, self.version = live.seen, live.version
+        vars(self).update({name: getattr(live, name) for name in ("info", "federations", "_keys", "rounds")})
+
+    def cohorts(self, rule: str, seed: int, after: int = START) -> Cohorts:
+        """Return what the clients of one federation sent and were given, up to the snapshot's round."""
+        found = self.live.cohorts(rule, seed)
+        return _cut(found, (found.round > after) & (found.round <= self.seen))
+
+    def tested(self, rule: str, seed: int, after: int = START) -> Tested:
+        """Return how the model of one federation did at each client, up to the snapshot's round."""
+        found = self.live.tested(rule, seed)
+        return _cut(found, (found.round > after) & (found.round <= self.seen))
+
 
 def _last(known: Cohorts | Tested | None) -> int:
     return START if known is None or not len(known.round) else int(known.round[-1])

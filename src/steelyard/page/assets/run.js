@@ -138,13 +138,14 @@ export class RunView {
     const server = rows.some((row) => row.server !== null && row.server !== undefined);
     const tests = rows.some((row) => row.tests > 0);
     const seeds = rows.some((row) => row.seeds > 1);
-    const head = ["rule", "round", seeds && "seeds", `${measure} on the clients`, server && "accuracy on clean rows", "left out", tests && "testing rounds"];
+    const rounds = new Set(rows.map((row) => row.round)).size > 1;
+    const head = ["rule", rounds && "round", seeds && "seeds", `${measure} on the clients`, server && "accuracy on clean rows", "left out", tests && "testing rounds"];
     const body = rows.map((row) =>
       h(
         "tr",
         {},
         h("th", { scope: "row" }, row.rule),
-        ...[row.round, seeds && row.seeds, score(row.accuracy, measure), server && score(row.server, "accuracy"), row.left_out, tests && row.tests]
+        ...[rounds && row.round, seeds && row.seeds, score(row.accuracy, measure), server && score(row.server, "accuracy"), row.left_out, tests && row.tests]
           .filter((cell) => cell !== false)
           .map((cell) => h("td", {}, cell)),
       ),
@@ -171,7 +172,7 @@ export class RunView {
               this.renew((figure) => figure.kind.of !== "view");
             },
           },
-          options.map((option) => h("option", { value: option, selected: String(option) === String(this.choice[name]) }, option)),
+          options.map((option) => h("option", { value: option, selected: String(option) === String(this.choice[name] ?? "") }, option === "" ? "none chosen" : option)),
         ),
       );
     const seeds = [...new Set(parts.map((part) => part.seed))];
