@@ -67,7 +67,7 @@ class Listing:
             document["problem"] = job.last_line()
             # It got no further than its set-up: nobody killed it, and there is nothing to resume.
             document["state"] = run.state if any(line.accuracy is not None for line in run.lines) else "failed"
-        if job is not None and job.ended is None and not job.stopping and run.state in ("stopped", "killed"):
+        if job is not None and job.ended is None and not job.stopping and run.state in ("stopped", "killed", "unknown"):
             document["state"] = "starting"
         return document
 
