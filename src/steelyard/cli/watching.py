@@ -1,4 +1,4 @@
-"""`steelyard ls` and `steelyard top`: looking at runs while they go on and after.
+"""`steelyard ls`, `steelyard top` and `steelyard watch`: looking at runs while they go on and after.
 
 What is heavy is imported inside the commands, for speed of start.
 """
@@ -44,3 +44,29 @@ def top(
     from steelyard.cli.top import watch_runs
 
     watch_runs(folder, every=every, once=once)
+
+
+@app.command("watch")
+def watch(
+    folder: FolderArgument = Path("runs"),
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: any free port.")] = 8765,
+    host: Annotated[str, typer.Option("--host", help="Address to listen on; other than loopback needs --token.")] = (
+        "127.0.0.1"
+    ),
+    token: Annotated[
+        str | None, typer.Option("--token", help="What a browser must bring to see anything; 16 characters or more.")
+    ] = None,
+    trust: Annotated[
+        bool, typer.Option("--trust", help="Also start and resume experiments that name Python code of their own.")
+    ] = False,
+    read_only: Annotated[
+        bool, typer.Option("--read-only", help="Show runs only: nothing is started, stopped or resumed.")
+    ] = False,
+) -> None:
+    """Open a page over the runs in a folder, live while they run; Ctrl-C ends it."""
+    from steelyard.page.requirements import require_page
+
+    require_page()
+    from steelyard.page.serving import serve
+
+    serve(folder, host=host, port=port, token=token, trust=trust, read_only=read_only)

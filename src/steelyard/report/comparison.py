@@ -23,9 +23,10 @@ from steelyard.rounds.settings import RoundSettings
 from steelyard.runs.reader import History
 
 
-def compare_run(folder: Path | str, settings: RoundSettings, baseline: str | None = None) -> dict[str, Any]:
+def compare_run(run: History | Path | str, settings: RoundSettings, baseline: str | None = None) -> dict[str, Any]:
     """Return the comparison of a run's rules as one JSON-ready document; `steelyard table --format json` prints it."""
-    history = History(folder)
+    history = run if isinstance(run, History) else History(run)
+    folder = history.folder
     curves = read_curves(history)
     chosen = find_baseline(history, baseline)
     if not curves or not all(len(curve.rounds) for curve in curves):

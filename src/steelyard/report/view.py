@@ -120,7 +120,7 @@ class RunView:
         found: list[dict[str, Any] | None] = []
         for history, experiment in zip(self.histories, self.experiments, strict=True):
             try:
-                found.append(compare_run(history.folder, experiment.rounds))
+                found.append(compare_run(history, experiment.rounds))
             except UserError:
                 found.append(None)
         return found

@@ -50,6 +50,8 @@ class Glance:
     writer: Writer | None
     problem: str = ""
     """Why it cannot be read."""
+    flower: bool = False
+    """Whether its clients are across nodes, so that one process does not make up the run."""
 
     @property
     def accuracy(self) -> float | None:
@@ -72,6 +74,7 @@ class Glance:
             "changed": self.changed,
             "bytes": self.bytes,
             "problem": self.problem,
+            "flower": self.flower,
         }
 
 
@@ -178,7 +181,19 @@ def glance(root: Path, name: str) -> Glance:
     rounds = int(info["rounds"]) if info.get("rounds", "").isdigit() else None
     reached = max((line.round for line in lines), default=0)
     state = _state(info.get("status", ""), writer)
-    return Glance(name, folder, state, reached, rounds, info.get("measure", "accuracy"), lines, changed, size, writer)
+    return Glance(
+        name=name,
+        folder=folder,
+        state=state,
+        round=reached,
+        rounds=rounds,
+        measure=info.get("measure", "accuracy"),
+        lines=lines,
+        changed=changed,
+        bytes=size,
+        writer=writer,
+        flower=info.get("clients") == "flower",
+    )
 
 
 def _lines(connection: sqlite3.Connection) -> tuple[Line, ...]:

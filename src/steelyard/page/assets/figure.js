@@ -1,0 +1,133 @@
+// One figure: asked for when it is in sight, asked for again when its run moved on, fitted to the width there is.
+
+import { get } from "./api.js";
+import { h } from "./dom.js";
+
+export const isDark = () => {
+  const chosen = document.documentElement.dataset.look;
+  return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+};
+
+function fit(spec, room) {
+  const narrow = room < 520;
+  const columns = narrow ? 1 : 4;
+  const legends = (node) => {
+    if (Array.isArray(node)) node.forEach(legends);
+    else if (node && typeof node === "object") {
+      if (node.legend?.columns) node.legend.columns = Math.min(node.legend.columns, narrow ? 2 : columns);
+      if (node.axis?.labelLimit && narrow) node.axis.labelLimit = 90;
+      Object.values(node).forEach(legends);
+    }
+  };
+  legends(spec);
+  if (spec.vconcat || spec.hconcat) {
+    for (const one of spec.vconcat ?? spec.hconcat) one.width = Math.max(160, room - 130);
+  } else if (spec.facet) {
+    const across = narrow ? 1 : Math.min(spec.columns ?? 3, room < 760 ? 2 : 3);
+    spec.columns = across;
+    spec.spec.width = Math.max(140, Math.floor(room / across) - 70);
+  } else {
+    spec.width = Math.max(200, room - 8);
+    spec.autosize = { type: "fit-x", contains: "padding" };
+  }
+  return spec;
+}
+
+// Thousands of cells are drawn as one picture: as many elements would hold the page up.
+function heavy(spec) {
+  let cells = 0;
+  for (const rows of Object.values(spec.datasets ?? {})) {
+    for (const row of rows) cells += Math.max(1, ...Object.values(row).map((value) => (Array.isArray(value) ? value.length : 1)));
+  }
+  return cells > 2500;
+}
+
+export class Figure {
+  constructor(kind, question, themes, inSight) {
+    this.kind = kind;
+    this.question = question;
+    this.themes = themes;
+    this.stale = true;
+    this.busy = false;
+    this.inSight = false;
+    this.box = h("div", { class: "drawing" });
+    this.note = h("p", { class: "note" });
+    this.element = h(
+      "figure",
+      { class: `figure ${kind.name}`, hidden: true },
+      h("figcaption", {}, h("h3", {}, kind.title), h("p", { class: "soft" }, kind.caption)),
+      this.box,
+      this.note,
+    );
+    this.element.dataset.kind = kind.name;
+    inSight(this);
+  }
+
+  async renew() {
+    this.stale = true;
+    if (this.busy) return;
+    this.busy = true;
+    try {
+      while (this.stale && (this.inSight || this.element.hidden)) {
+        this.stale = false;
+        await this.draw(await get("/api/figure", { ...this.question(), kind: this.kind.name }));
+      }
+    } catch (problem) {
+      this.element.hidden = false;
+      this.note.textContent = `This figure could not be drawn: ${problem.message}`;
+    } finally {
+      this.busy = false;
+    }
+  }
+
+  async draw(found) {
+    if (found.spec === null) {
+      this.element.hidden = true;
+      return;
+    }
+    this.element.hidden = false;
+    this.found = found;
+    // What is asked for tells whether there is something to show; drawing it waits until somebody can see it.
+    this.pending = !this.inSight;
+    if (this.inSight) await this.show();
+  }
+
+  async sighted(inSight) {
+    this.inSight = inSight;
+    if (!inSight) return;
+    if (this.pending) {
+      this.pending = false;
+      await this.show();
+    }
+    if (this.stale) await this.renew();
+  }
+
+  async show() {
+    const { spec, note, told } = this.found;
+    const room = Math.floor(this.box.clientWidth) || 640;
+    const fresh = h("div", {});
+    // The interpreter (ast) evaluates nothing, so the page needs no right to run code from text.
+    const drawn = await vegaEmbed(fresh, fit(structuredClone(spec), room), {
+      actions: false,
+      renderer: heavy(spec) ? "canvas" : "svg",
+      ast: true,
+      config: isDark() ? this.themes.dark : this.themes.light,
+      tooltip: { theme: isDark() ? "dark" : "light" },
+    });
+    this.view?.finalize();
+    this.view = drawn.view;
+    this.box.replaceChildren(fresh);
+    this.box.setAttribute("role", "img");
+    this.box.setAttribute("aria-label", told);
+    this.note.textContent = note;
+    this.element.dataset.drawn = String(Number(this.element.dataset.drawn ?? 0) + 1);
+  }
+
+  async again() {
+    if (this.found?.spec && !this.pending) await this.show();
+  }
+
+  end() {
+    this.view?.finalize();
+  }
+}

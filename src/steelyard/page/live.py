@@ -1,0 +1,183 @@
+"""A run that is followed: what was read stays in memory, and a look reads only the rounds written since."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import numpy as np
+
+from steelyard.messages import Floats
+from steelyard.runs.columns import Cohorts, Tested
+from steelyard.runs.glance import run_folder, signature
+from steelyard.runs.reader import START, History
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+KEPT = 4
+"""Runs whose tables are held in memory; a long run takes some hundred megabytes."""
+_Entries = TypeVar("_Entries", Cohorts, Tested)
+
+
+class LiveHistory(History):
+    """A history that grows: what clients did is kept as arrays, to which every look adds the rounds written since."""
+
+    def __init__(self, folder: Path | str) -> None:
+        super().__init__(folder)
+        self.seen = self.last_round
+        self.version = 0
+        """Counts the looks that found something new."""
+        self._signature = signature(self.folder)
+        self._lock = threading.RLock()
+        self._cohorts: dict[tuple[str, int], Cohorts] = {}
+        self._tested: dict[tuple[str, int], Tested] = {}
+
+    def refresh(self) -> bool:
+        """Look whether something was written; True when so. A resume may take rounds back: then all is read anew."""
+        with self._lock:
+            now = signature(self.folder)
+            if now == self._signature:
+                return False
+            last = self.last_round
+            known = vars(self)
+            for name in ("info", "flaws", "federations", "_keys", "clients", "evaluations"):
+                known.pop(name, None)
+            if last < self.seen:
+                known.pop("rounds", None)
+                self._cohorts.clear()
+                self._tested.clear()
+            elif last > self.seen and "rounds" in known:
+                known["rounds"] = self._grown(known["rounds"], self.rounds_after(self.seen))
+            self.seen, self._signature = last, now
+            self.version += 1
+            return True
+
+    def _grown(self, known: pd.DataFrame, new: pd.DataFrame) -> pd.DataFrame:
+        # For speed of start: pandas.
+        import pandas as pd
+
+        if not len(known) or not len(new):
+            return new if len(new) else known
+        rank = {key: index for index, key in enumerate(self._keys)}
+        joined = pd.concat([known, new], ignore_index=True)
+        keys = [rank[key] for key in zip(joined["rule"], joined["seed"], strict=True)]
+        # Stable: inside a federation the old rows stay before the new ones.
+        order = pd.Series(keys).sort_values(kind="stable").index
+        return joined.iloc[order].reset_index(drop=True)
+
+    def cohorts(self, rule: str, seed: int, after: int = START) -> Cohorts:
+        """Return what the clients of one federation sent and were given; only rounds not yet in memory are read."""
+        with self._lock:
+            known = self._cohorts.get((rule, seed))
+            new = super().cohorts(rule, seed, _last(known))
+            self._cohorts[rule, seed] = found = _joined(known, new)
+        return found if after == START else _cut(found, found.round > after)
+
+    def tested(self, rule: str, seed: int, after: int = START) -> Tested:
+        """Return how the model of one federation did at each client; only rounds not yet in memory are read."""
+        with self._lock:
+            known = self._tested.get((rule, seed))
+            new = super().tested(rule, seed, _last(known))
+            self._tested[rule, seed] = found = _joined(known, new)
+        return found if after == START else _cut(found, found.round > after)
+
+    def client_names(self) -> list[str]:
+        """Return the names of all clients that the run has seen, in order."""
+        return sorted(str(name) for (name,) in self._rows("SELECT name FROM clients"))
+
+    def snapshot(self) -> Snapshot:
+        """Return the run as it is at this look: what is drawn from it fits together, whatever is written meanwhile."""
+        with self._lock:
+            return Snapshot(self)
+
+
+class Snapshot(History):
+    """A followed run up to one round; rounds that come later belong to the next snapshot."""
+
+    def __init__(self, live: LiveHistory) -> None:
+        # Not opened anew: everything comes through the run that is followed.
+        self.folder, self.live = live.folder, live
+        self.seen, self.version = live.seen, live.version
+        vars(self).update({name: getattr(live, name) for name in ("info", "federations", "_keys", "rounds")})
+
+    def cohorts(self, rule: str, seed: int, after: int = START) -> Cohorts:
+        """Return what the clients of one federation sent and were given, up to the snapshot's round."""
+        found = self.live.cohorts(rule, seed)
+        return _cut(found, (found.round > after) & (found.round <= self.seen))
+
+    def tested(self, rule: str, seed: int, after: int = START) -> Tested:
+        """Return how the model of one federation did at each client, up to the snapshot's round."""
+        found = self.live.tested(rule, seed)
+        return _cut(found, (found.round > after) & (found.round <= self.seen))
+
+
+def _last(known: Cohorts | Tested | None) -> int:
+    return START if known is None or not len(known.round) else int(known.round[-1])
+
+
+def _columns(entries: Cohorts | Tested) -> list[str]:
+    """Name the arrays that have one entry for each round and client."""
+    return [name for name, value in vars(entries).items() if isinstance(value, np.ndarray) and name != "rounds"]
+
+
+def _joined(known: _Entries | None, new: _Entries) -> _Entries:
+    """Put later rounds after those known; the clients of both are counted in one list of names."""
+    if known is None or not len(known.round):
+        return new
+    if not len(new.round):
+        return known
+    names = tuple(sorted({*known.clients, *new.clients}))
+    index = {name: position for position, name in enumerate(names)}
+    both = {name: np.concatenate([getattr(known, name), getattr(new, name)]) for name in _columns(new)}
+    codes = [np.array([index[name] for name in part.clients], dtype=np.int64)[part.client] for part in (known, new)]
+    both["client"] = np.concatenate(codes)
+    joined = replace(new, **{**both, "clients": names})
+    if isinstance(known, Tested) and isinstance(new, Tested):
+        return replace(joined, metrics=_metrics(known, new))
+    return joined
+
+
+def _metrics(known: Tested, new: Tested) -> dict[str, Floats]:
+    def filled(part: Tested, name: str) -> Floats:
+        return part.metrics.get(name, np.full(len(part.round), np.nan))
+
+    names = dict.fromkeys([*known.metrics, *new.metrics])
+    return {name: np.concatenate([filled(known, name), filled(new, name)]) for name in names}
+
+
+def _cut(found: _Entries, kept: np.ndarray) -> _Entries:
+    """Return some of the entries, with the names of their clients alone, as a reader of those rounds would."""
+    if bool(kept.all()):
+        return found
+    some = {name: getattr(found, name)[kept] for name in _columns(found)}
+    codes, client = np.unique(some["client"], return_inverse=True)
+    some |= {"client": client, "clients": tuple(found.clients[code] for code in codes)}
+    if isinstance(found, Tested):
+        some["metrics"] = {name: values[kept] for name, values in found.metrics.items()}
+    return replace(found, **some)
+
+
+class Followed:
+    """The runs that somebody looks at, by name; those looked at longest ago are let go."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self._runs: OrderedDict[str, LiveHistory] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def history(self, name: str) -> LiveHistory:
+        """Return a run up to date; only rounds written since the last look are read."""
+        folder = run_folder(self.root, name)
+        with self._lock:
+            found = self._runs.pop(name, None)
+            if found is None:
+                found = LiveHistory(folder)
+            self._runs[name] = found
+            while len(self._runs) > KEPT:
+                self._runs.popitem(last=False)
+        found.refresh()
+        return found

@@ -1,0 +1,101 @@
+"""Serving the page: the address, what is refused before anything listens, and the end."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import threading
+from importlib import import_module
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+
+from steelyard.errors import UserError
+from steelyard.page.app import create_app
+from steelyard.page.guard import Keys, is_loopback
+from steelyard.page.jobs import Jobs
+from steelyard.report.figures.bundle import bundle
+
+SHORTEST = 16
+"""Characters of a token at least."""
+
+
+def _warm() -> None:
+    """Do what takes seconds the first time, so that the first visitor does not wait for libraries or for Vega."""
+    for name in ("pandas", "scipy.stats"):
+        import_module(name)
+    bundle()
+
+
+class _Server(uvicorn.Server):
+    """Tells open streams when the end was asked for, so that they do not hold it up."""
+
+    ending = False
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Note that the end was asked for, then do what uvicorn does."""
+        self.ending = True
+        super().handle_exit(sig, frame)
+
+
+def check_address(host: str, token: str | None) -> None:
+    """Refuse to show runs to others without a token."""
+    if token is not None and (len(token) < SHORTEST or not token.isascii() or not token.isprintable()):
+        raise UserError(f"--token: got {len(token)} characters; allowed: {SHORTEST} or more, plain letters and digits")
+    if not is_loopback(host) and token is None:
+        raise UserError(
+            f"--host: got '{host}', which other machines can reach, without --token; allowed: a loopback address, "
+            "or a token of 16 characters or more"
+        )
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that listens on an address; port 0 takes any free one."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[0]
+        made = socket.socket(family)
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(address)
+        # At once: whoever reads the address that is printed finds somebody there.
+        made.listen(128)
+    except OSError as error:
+        raise UserError(f"--host, --port: cannot listen on {host}:{port}: {error.strerror or error}") from error
+    return made
+
+
+def serve(root: Path, *, host: str, port: int, token: str | None, trust: bool = False, read_only: bool = False) -> None:
+    """Serve the page until Ctrl-C; runs that it started go on."""
+    check_address(host, token)
+    if not root.exists():
+        root.mkdir(parents=True)
+    if not root.is_dir():
+        raise UserError(f"{root}: is a file; allowed: a folder, which may be empty")
+    keys, jobs = Keys(token), Jobs(root.resolve(), trust=trust, read_only=read_only)
+    made = listen(host, port)
+    shown = f"[{host}]" if ":" in host.strip("[]") else host
+    address = f"http://{shown}:{made.getsockname()[1]}/"
+    ends = lambda: server.ending or server.should_exit  # noqa: E731
+    app = create_app(root.resolve(), host, keys, jobs, ends)
+    settings = uvicorn.Config(
+        app,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=2,
+        lifespan="off",
+        ws="none",
+    )
+    server = _Server(settings)
+    threading.Thread(target=_warm, daemon=True).start()
+    print(f"page over {root}: {address}{'' if token is None else f'?token={token}'}", flush=True)
+    print("Ctrl-C ends the page; runs that it started go on", flush=True)
+    try:
+        server.run(sockets=[made])
+    except KeyboardInterrupt:
+        pass
+    finally:
+        made.close()
+    going = jobs.going()
+    if going:
+        print(f"still running: {', '.join(going)}; steelyard top {root} shows them", file=sys.stderr)

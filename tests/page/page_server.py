@@ -1,0 +1,118 @@
+"""The page on a free port of the loopback interface, in a thread of the test; and runs made by hand to show on it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import uvicorn
+from tests.runs.records import federation, record, state
+
+from steelyard.page.app import create_app
+from steelyard.page.guard import PAGE_HEADER, Keys
+from steelyard.page.jobs import Jobs
+from steelyard.page.serving import listen
+from steelyard.runs.process import this_process
+from steelyard.runs.store import Store
+
+
+@dataclass
+class Page:
+    """A page that is being served."""
+
+    root: Path
+    keys: Keys
+    jobs: Jobs
+    port: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def get(self, path: str, **options: object) -> httpx.Response:
+        return httpx.get(self.url + path, timeout=30, **options)  # type: ignore[arg-type]
+
+    def post(self, path: str, body: object, headers: dict[str, str] | None = None) -> httpx.Response:
+        """Ask as the page's own script does."""
+        given = {PAGE_HEADER: self.keys.page, **(headers or {})}
+        return httpx.post(self.url + path, json=body, headers=given, timeout=30)
+
+
+@contextmanager
+def serving(
+    root: Path, *, host: str = "127.0.0.1", token: str | None = None, trust: bool = False, read_only: bool = False
+) -> Generator[Page]:
+    """Serve the page over a folder; `host` is what the page thinks it listens on, the socket is always loopback's."""
+    root.mkdir(parents=True, exist_ok=True)
+    keys, jobs = Keys(token), Jobs(root, trust=trust, read_only=read_only)
+    made = listen("127.0.0.1", 0)
+    ending = threading.Event()
+    app = create_app(root, host, keys, jobs, ending.is_set)
+    server = uvicorn.Server(
+        uvicorn.Config(app, log_level="error", lifespan="off", ws="none", timeout_graceful_shutdown=1)
+    )
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [made]}, daemon=True)
+    thread.start()
+    try:
+        yield Page(root, keys, jobs, made.getsockname()[1])
+    finally:
+        ending.set()
+        server.should_exit = True
+        thread.join(10)
+        made.close()
+        for run in jobs.going():
+            job = jobs.of(run)
+            assert job is not None
+            job.process.kill()
+            job.process.wait()
+
+
+class Written:
+    """A run that a test writes round by round, as a running process would."""
+
+    def __init__(
+        self, folder: Path, name: str = "DS>LD", rounds: int = 5, clients: tuple[str, str] = ("a", "b")
+    ) -> None:
+        self.name, self.clients, self.next = name, clients, 0
+        self.store = Store(folder)
+        self.store.register([federation(name)])
+        self.store.note(status="running", rounds=rounds, measure="accuracy", writer=this_process().text())
+        (folder / "experiment.toml").write_text('name = "made"\n', encoding="utf-8")
+
+    def round(self, accuracy: float = 0.5) -> None:
+        """Write one more round."""
+        made = record(self.name, self.next, accuracy=accuracy)
+        assert made.updates is not None
+        assert made.evaluations is not None
+        object.__setattr__(made.updates, "clients", self.clients)
+        object.__setattr__(made.evaluations, "clients", self.clients)
+        self.store.commit(self.next, [made], {self.name: state(self.next)}, dict, last=False)
+        self.next += 1
+
+    def end(self, status: str = "finished") -> None:
+        """Say how it ended and let the folder go."""
+        self.store.note(status=status)
+        self.store.close()
+
+
+def finished(folder: Path, rounds: int = 4, **options: object) -> Path:
+    """Make a run that has ended."""
+    run = Written(folder, **options)  # type: ignore[arg-type]
+    for number in range(rounds):
+        run.round(0.2 + 0.1 * number)
+    run.end()
+    return folder
+
+
+def until(true: object, seconds: float = 30.0) -> None:
+    """Wait until a condition holds."""
+    assert callable(true)
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "did not happen"
+        time.sleep(0.05)

@@ -1,0 +1,164 @@
+"""The page in a real browser: rounds that appear without a reload, a comparison, start and stop, weighing again.
+
+Chromium is Debian's; screenshots of each view go to the test's own folder.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.page.page_server import Page, Written, finished, serving, until
+
+from steelyard.runs.glance import glance
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Generator[Any]:
+    with playwright.sync_playwright() as started:
+        found = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield found
+        found.close()
+
+
+class Tab:
+    """One browser tab on a page; whatever the browser complains of fails the test."""
+
+    def __init__(self, browser: Any, page: Page, where: str = "", width: int = 1280, look: str = "light") -> None:
+        self.context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=look)
+        self.tab = self.context.new_page()
+        self.problems: list[str] = []
+        self.tab.on("pageerror", lambda error: self.problems.append(str(error)))
+        self.tab.on("console", lambda said: self.problems.append(said.text) if said.type == "error" else None)
+        self.tab.goto(page.url + where)
+
+    def __enter__(self) -> Any:
+        return self.tab
+
+    def __exit__(self, kind: object, *rest: object) -> None:
+        self.context.close()
+        if kind is None:
+            assert self.problems == []
+
+
+def drawn(tab: Any, kind: str, times: int = 1) -> None:
+    """Wait until a figure has been drawn so many times."""
+    figure = tab.locator(f".figure.{kind}")
+    figure.wait_for(state="attached", timeout=30000)
+    until(lambda: figure.get_attribute("hidden") is None)
+    figure.scroll_into_view_if_needed()
+    # Asked from here: the page's policy lets nobody evaluate text in it, the tests' browser included.
+    until(lambda: int(figure.get_attribute("data-drawn") or 0) >= times)
+
+
+def test_a_new_round_appears_without_a_reload(tmp_path: Path, browser: Any) -> None:
+    run = Written(tmp_path / "live", rounds=4)
+    run.round(0.25)
+    run.round(0.5)
+    with serving(tmp_path) as page, Tab(browser, page, "/#/run/live") as tab:
+        drawn(tab, "accuracy")
+        tab.evaluate("window.untouched = true")
+        tab.wait_for_selector("main >> text=round 1 of 4")
+        assert tab.locator("tbody td").first.inner_text() == "50.00 %"
+        run.round(0.875)
+        tab.wait_for_selector("main >> text=round 2 of 4", timeout=15000)
+        tab.wait_for_selector("tbody >> text=87.50 %")
+        drawn(tab, "accuracy", 2)
+        drawn(tab, "weights", 2)
+        assert "0.875" in tab.locator(".figure.accuracy .drawing").get_attribute("aria-label")
+        run.end()
+        tab.wait_for_selector(".head .state.finished", timeout=15000)
+        assert tab.evaluate("window.untouched") is True
+        tab.screenshot(path=tmp_path / "run.png", full_page=True)
+
+
+def test_two_runs_are_compared_by_ticking_with_the_keyboard(tmp_path: Path, browser: Any) -> None:
+    finished(tmp_path / "one")
+    finished(tmp_path / "two", rounds=3)
+    with serving(tmp_path) as page, Tab(browser, page) as tab:
+        for name in ("one", "two"):
+            tab.get_by_label(f"compare {name}").focus()
+            tab.keyboard.press("Space")
+        tab.get_by_role("link", name="Compare 2 runs").focus()
+        tab.keyboard.press("Enter")
+        tab.wait_for_selector("h1 >> text=2 runs compared")
+        drawn(tab, "accuracy")
+        rules = tab.locator("tbody th").all_inner_texts()
+        assert sorted(rules) == ["one · DS>LD", "two · DS>LD"]
+        tab.screenshot(path=tmp_path / "compare.png", full_page=True)
+
+
+def test_weighing_again(tmp_path: Path, browser: Any) -> None:
+    """DS alone gives 3/4 and 1/4 as recorded; LD alone, where both clients are alike, gives a half each."""
+    finished(tmp_path / "one")
+    with serving(tmp_path) as page, Tab(browser, page, "/#/run/one") as tab:
+        tab.wait_for_selector("#reweigh .line", timeout=30000)
+        assert tab.locator("#reweigh .much").all_inner_texts() == ["75.0 %", "25.0 %"]
+        tab.get_by_label("DS", exact=True).uncheck()
+        assert tab.locator("#reweigh .much").all_inner_texts() == ["50.0 %", "50.0 %"]
+        assert "not a result" in tab.locator("#reweigh").inner_text()
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("look", ["light", "dark"])
+def test_every_view_fits(tmp_path: Path, browser: Any, width: int, look: str) -> None:
+    finished(
+        tmp_path / "a-run-with-quite-a-long-name-that-does-not-fit-into-one-line-of-a-phone", clients=("x" * 60, "b")
+    )
+    (name,) = (path.name for path in tmp_path.iterdir())
+    with serving(tmp_path) as page:
+        for view, where in {"list": "", "run": f"/#/run/{name}", "new": "/#/new"}.items():
+            with Tab(browser, page, where, width, look) as tab:
+                tab.wait_for_selector({"list": "#list li", "run": ".figure[data-drawn]", "new": "form .field"}[view])
+                tab.wait_for_timeout(200)
+                assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth"), view
+                tab.screenshot(path=tmp_path.parent / f"{view}-{width}-{look}.png", full_page=True)
+
+
+def test_an_empty_folder_says_what_to_do(tmp_path: Path, browser: Any) -> None:
+    with serving(tmp_path) as page, Tab(browser, page) as tab:
+        tab.wait_for_selector("#none >> text=steelyard run quickstart")
+    with serving(tmp_path, read_only=True) as page, Tab(browser, page) as tab:
+        tab.wait_for_selector("#none >> text=in a terminal")
+        assert not tab.locator("#new").is_visible()
+
+
+def test_names_from_runs_are_never_markup(tmp_path: Path, browser: Any) -> None:
+    evil = "<img src=x onerror=window.hacked=1>"
+    name = "<svg onload=window.hacked=1>"
+    finished(tmp_path / name, name=evil, clients=(f"{evil}a", "b"))
+    with serving(tmp_path) as page, Tab(browser, page) as tab:
+        tab.get_by_text(name).first.click()
+        drawn(tab, "accuracy")
+        drawn(tab, "weights")
+        tab.wait_for_selector("#reweigh .line")
+        assert evil in tab.locator("tbody").inner_text()
+        assert tab.evaluate("window.hacked") is None
+        assert tab.locator("main img, nav img").count() == 0
+
+
+@pytest.mark.slow
+def test_start_stop_and_resume_in_the_browser(tmp_path: Path, browser: Any) -> None:
+    with serving(tmp_path) as page, Tab(browser, page) as tab:
+        tab.get_by_role("link", name="Start a run").click()
+        tab.wait_for_selector("form .field >> nth=5")
+        tab.get_by_label("Name of the run").fill("mine")
+        tab.get_by_label("Rounds", exact=True).fill("5000")
+        tab.get_by_role("button", name="Start").click()
+        tab.wait_for_selector(".head .state.running", timeout=90000)
+        drawn(tab, "accuracy", 2)
+        tab.get_by_role("button", name="Stop").click()
+        tab.wait_for_selector(".head .state.stopped", timeout=60000)
+        reached = glance(tmp_path, "mine").round
+        tab.get_by_role("button", name="Resume").click()
+        tab.wait_for_selector(".head .state.running", timeout=90000)
+        until(lambda: glance(tmp_path, "mine").round > reached, 90)
+        tab.get_by_role("button", name="Stop").click()
+        tab.wait_for_selector(".head .state.stopped", timeout=60000)

@@ -1,0 +1,198 @@
+"""Following a run: new rounds are added to what was read, rounds taken back forgotten, nothing is read twice."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pandas as pd
+import pytest
+from tests.page.page_server import Written, finished, serving
+from tests.runs.records import federation, record, state
+
+from steelyard.page.figures import Figures
+from steelyard.page.live import KEPT, Followed, LiveHistory
+from steelyard.runs.reader import History
+from steelyard.runs.store import Store
+
+
+def same(live: LiveHistory, folder: Path) -> None:
+    """What was followed is what a fresh reader finds."""
+    fresh = History(folder)
+    for name in ("rounds", "clients", "evaluations"):
+        pd.testing.assert_frame_equal(getattr(live, name), getattr(fresh, name))
+    for rule, seed in fresh._keys:
+        for found, wanted in zip(live.scores(rule, seed), fresh.scores(rule, seed), strict=True):
+            np.testing.assert_array_equal(found, wanted)
+
+
+def test_new_rounds_are_added_and_only_those_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Written(tmp_path / "a")
+    for _ in range(3):
+        run.round()
+    live = LiveHistory(tmp_path / "a")
+    same(live, tmp_path / "a")
+    asked: list[int] = []
+    for name in ("cohorts", "tested"):
+        read = getattr(History, name)
+        monkeypatch.setattr(History, name, lambda self, r, s, n, read=read: asked.append(n) or read(self, r, s, n))
+    assert not live.refresh()
+    run.round(0.75)
+    run.round(0.875)
+    assert live.refresh()
+    assert live.clients["round"].max() == 4
+    assert live.evaluations["round"].max() == 4
+    # Two kinds of tables, each of which asked for what came after round 2.
+    assert asked == [2, 2]
+    assert live.seen == 4
+    monkeypatch.undo()
+    same(live, tmp_path / "a")
+    run.end()
+    assert live.refresh()
+    assert live.info["status"] == "finished"
+
+
+def test_clients_that_come_later_find_their_rank(tmp_path: Path) -> None:
+    """Names are counted in one sorted list, into which a later name may fall anywhere; some rounds may have metrics."""
+    run = Written(tmp_path / "a", clients=("b", "d"))
+    run.round()
+    live = LiveHistory(tmp_path / "a")
+    same(live, tmp_path / "a")
+    run.clients = ("a", "c")
+    run.round()
+    run.clients = ("d", "a")
+    run.round()
+    live.refresh()
+    same(live, tmp_path / "a")
+    assert live.cohorts("DS>LD", 0).clients == ("a", "b", "c", "d")
+    late, fresh = live.cohorts("DS>LD", 0, 1), History(tmp_path / "a").cohorts("DS>LD", 0, 1)
+    assert late.clients == fresh.clients == ("a", "d")
+    np.testing.assert_array_equal(late.raw, fresh.raw)
+    run.end()
+
+
+def test_several_rules_stay_in_order(tmp_path: Path) -> None:
+    store = Store(tmp_path / "a")
+    names = ("first", "second")
+    store.register([federation(name) for name in names])
+    states = {name: state(0) for name in names}
+    store.commit(0, [record(name, 0) for name in names], states, dict, last=False)
+    live = LiveHistory(tmp_path / "a")
+    assert len(live.clients) == 6
+    same(live, tmp_path / "a")
+    store.commit(1, [record(name, 1) for name in names], states, dict, last=False)
+    live.refresh()
+    same(live, tmp_path / "a")
+    assert list(live.rounds["rule"]) == ["first", "first", "second", "second"]
+    store.close()
+
+
+def test_rounds_that_a_resume_took_back_are_forgotten(tmp_path: Path) -> None:
+    run = Written(tmp_path / "a")
+    for _ in range(4):
+        run.round()
+    live = LiveHistory(tmp_path / "a")
+    same(live, tmp_path / "a")
+    with run.store._db as database:
+        for table in ("rounds", "updates", "failures", "evaluations"):
+            database.execute(f"DELETE FROM {table} WHERE round > 1")
+    assert live.refresh()
+    assert live.seen == 1
+    same(live, tmp_path / "a")
+    run.end()
+
+
+def test_few_runs_are_held(tmp_path: Path) -> None:
+    followed = Followed(tmp_path)
+    histories = [followed.history(finished(tmp_path / f"run-{n}", rounds=1).name) for n in range(KEPT + 1)]
+    assert followed.history(f"run-{KEPT}") is histories[-1]
+    assert followed.history("run-0") is not histories[0]
+
+
+def test_what_is_drawn_fits_together_while_rounds_are_written(tmp_path: Path) -> None:
+    """A round that is committed between two tables of one view belongs to the next view."""
+    run = Written(tmp_path / "a")
+    run.round()
+    run.round()
+    figures = Figures(tmp_path)
+    view = figures.view(["a"])
+    (history,) = view.histories
+    run.round()
+    assert list(history.rounds["round"]) == [0, 1]
+    assert history.tested("DS>LD", 0).round.max() == 1
+    assert history.cohorts("DS>LD", 0).round.max() == 1
+    assert list(history.scores("DS>LD", 0)[0]) == [1]
+    assert figures.view(["a"]).histories[0].tested("DS>LD", 0).round.max() == 2
+    assert figures.figure(["a"], "targets", None, None, None)["kind"] == "targets"
+    run.end()
+
+
+def test_a_view_is_kept_until_its_run_moves(tmp_path: Path) -> None:
+    run = Written(tmp_path / "a")
+    run.round(0.25)
+    run.round(0.5)
+    figures = Figures(tmp_path)
+    before = figures.view(["a"])
+    assert figures.view(["a"]) is before
+    run.round(0.75)
+    assert figures.view(["a"]) is not before
+    (row,) = figures.overview(["a"])["rows"]
+    assert (row["round"], row["accuracy"], row["seeds"]) == (2, 0.75, 1)
+    run.end()
+
+
+def test_the_figures_of_a_run_and_of_two(tmp_path: Path) -> None:
+    """The same specifications as in the report; a figure without anything to show says so by being empty."""
+    finished(tmp_path / "a")
+    finished(tmp_path / "b")
+    figures = Figures(tmp_path)
+    drawn = figures.figure(["a"], "accuracy", None, None, None)
+    assert drawn["spec"]["$schema"].startswith("https://vega.github.io/schema/vega-lite")
+    assert "config" not in drawn["spec"]
+    assert figures.figure(["a"], "orders", None, None, None)["spec"] is None
+    assert figures.figure(["a"], "client", "DS>LD", 0, "a")["spec"] is not None
+    both = figures.overview(["a", "b", "a"])
+    assert both["labels"] == ["a · DS>LD", "b · DS>LD"]
+    assert [row["accuracy"] for row in both["rows"]] == [0.5, 0.5]
+    text = json.dumps(figures.figure(["a", "b"], "accuracy", None, None, None))
+    assert "b · DS>LD" in json.loads(text)["told"]
+
+
+def test_looking_never_runs_code_of_an_experiment(tmp_path: Path) -> None:
+    finished(tmp_path / "a")
+    proof = tmp_path / "ran"
+    (tmp_path / "mine.py").write_text(f"open({str(proof)!r}, 'w').close()\n")
+    toml = f'name = "made"\n[weighing]\ncriteria = ["DS"]\nplugins = ["{tmp_path}/mine.py"]\n'
+    (tmp_path / "a" / "experiment.toml").write_text(toml)
+    with serving(tmp_path) as page:
+        assert page.get("/api/view?run=a").status_code == 200
+        kinds = [figure["name"] for figure in page.get("/api/view?run=a").json()["figures"]]
+        for kind in kinds:
+            answer = page.get(f"/api/figure?run=a&kind={kind}&client=a")
+            assert answer.status_code == 200, answer.text
+        assert "mine.py" in page.get("/api/experiment?run=a").text
+    assert not proof.exists()
+
+
+def test_the_stream_tells_of_new_rounds(tmp_path: Path) -> None:
+    """Server-sent events: the list at once, then a word for every round of the run that is followed."""
+    run = Written(tmp_path / "a")
+    run.round(0.25)
+    with serving(tmp_path) as page, httpx.stream("GET", f"{page.url}/api/events?run=a", timeout=20) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        lines = answer.iter_lines()
+
+        def next_event(wanted: str) -> object:
+            for line in lines:
+                if line == f"event: {wanted}":
+                    return json.loads(next(lines).removeprefix("data: "))
+            raise AssertionError("the stream ended")
+
+        (first,) = next_event("runs")  # type: ignore[misc]
+        assert (first["name"], first["state"], first["round"], first["accuracy"]) == ("a", "running", 0, 0.25)
+        run.round(0.5)
+        assert next_event("moved") == {"run": "a", "round": 1, "state": "running"}
+        run.end()
+        assert next_event("moved") == {"run": "a", "round": 1, "state": "finished"}
