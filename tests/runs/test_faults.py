@@ -18,7 +18,7 @@ from tests.runs.records import federation, record, state
 from steelyard.errors import UserError
 from steelyard.runs.export import export_run
 from steelyard.runs.reader import History
-from steelyard.runs.store import Store
+from steelyard.runs.store import Store, tidy
 
 
 def five_rounds(folder: Path) -> None:
@@ -249,3 +249,19 @@ def test_a_run_at_rest_is_one_database_file_and_reading_leaves_it_so(run: Path) 
 def test_a_folder_with_marks_in_its_name_is_read(tmp_path: Path) -> None:
     five_rounds(tmp_path / "what? 100% #1")
     assert History(tmp_path / "what? 100% #1").last_round == 4
+
+
+def test_a_run_killed_at_its_very_end_is_tidied(run: Path) -> None:
+    """The end is noted and the older checkpoint is not named any more, but its file and the log are still there."""
+    left = file(run, 3).read_bytes()
+    store = Store(run)
+    store.finish()
+    shutil.copytree(run, run.parent / "killed")
+    store.close()
+    killed = run.parent / "killed"
+    file(killed, 3).write_bytes(left)
+    assert (killed / "run.sqlite-wal").exists()
+    tidy(killed)
+    assert sorted(path.name for path in killed.iterdir()) == ["checkpoints", "lock", "run.sqlite"]
+    assert [path.name for path in (killed / "checkpoints").iterdir()] == ["round-000004.safetensors"]
+    assert History(killed).info["status"] == "finished"

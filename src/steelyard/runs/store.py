@@ -111,21 +111,22 @@ class Store:
                         f"(SELECT round FROM checkpoints ORDER BY round DESC LIMIT {checkpoint.KEPT})"
                     )
             if kept is not None:
-                self._sweep()
+                self.sweep()
 
-    def _sweep(self) -> None:
+    def sweep(self) -> None:
         """Remove checkpoint files that no row names, once the rows are in the database file itself.
 
         Until then the log holds them, and a log that loses its tail must not leave the database with rows of files
         that are gone. A reader may hold the log up: then the files go after a later round.
         """
-        _, written, moved = self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-        if written != moved:
-            return
-        named = {file for (file,) in self._db.execute("SELECT file FROM checkpoints")}
-        for path in (self.folder / checkpoint.FOLDER).iterdir():
-            if path.name not in named:
-                path.unlink(missing_ok=True)
+        with self._writing("what is kept"):
+            _, written, moved = self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            if written != moved:
+                return
+            named = {file for (file,) in self._db.execute("SELECT file FROM checkpoints")}
+            for path in (self.folder / checkpoint.FOLDER).iterdir():
+                if path.name not in named:
+                    path.unlink(missing_ok=True)
 
     def resume(self, *, accept: bool = False) -> checkpoint.Restored:
         """Return what to go on from and forget what was written after it; empty for a run without a checkpoint.
@@ -152,7 +153,7 @@ class Store:
             with self._db:
                 self._note({**info, "status": "finished"})
                 self._db.execute("DELETE FROM checkpoints WHERE round < (SELECT MAX(round) FROM checkpoints)")
-            self._sweep()
+            self.sweep()
 
     @property
     def begun(self) -> bool:
@@ -255,10 +256,18 @@ class Store:
 
 
 def tidy(folder: Path) -> None:
-    """Make a finished run one database file again, where it was killed at the very end; left alone if nobody may."""
-    if any((folder / (DATABASE + ending)).exists() for ending in ("-wal", "-shm", "-journal")):
+    """Make a finished run one database file with one checkpoint again, where it was killed at the very end.
+
+    On a medium that cannot be written it stays as it is.
+    """
+    beside = [folder / (DATABASE + ending) for ending in ("-wal", "-shm", "-journal")]
+    if any(path.exists() for path in beside) or len(list((folder / checkpoint.FOLDER).glob("*"))) > 1:
         with suppress(UserError):
-            Store(folder).close()
+            store = Store(folder)
+            try:
+                store.sweep()
+            finally:
+                store.close()
 
 
 def held(folder: Path) -> TextIO:
