@@ -194,6 +194,7 @@ def at_random(bench: Bench, count: int, part: tuple[int, int]) -> Counter[str]:
         if torn:
             os.truncate(log, draw.randint(0, log.stat().st_size))
             (folder / "run.sqlite-shm").unlink(missing_ok=True)
+        print(f"kill {number} after {moment:.3f} s, log cut: {torn}", flush=True)
         outcome = bench.settle(folder, again=number % 5 == 0)
         found[outcome + (", log cut" if torn else "") + (", too late" if code == 0 else "")] += 1
         shutil.rmtree(folder, ignore_errors=True)
