@@ -182,12 +182,14 @@ def resume(
     dataset: DatasetOrSeeded | None = None,
     progress: bool | None = None,
     trust: bool = False,
+    accept_changes: bool = False,
     given: Sequence[Callable[..., Any]] = (),
 ) -> Result:
     """Go on with a simulated run that was stopped or killed, from its last whole checkpoint, to the same bits.
 
     A run whose folder names code of its own needs `trust=True`; models and losses that were handed over from Python
-    are handed over again as `given`.
+    are handed over again as `given`. An experiment, code, data or a checkpoint that are not as the run left them are
+    refused, unless accepted.
     """
     for name in named_in_python(folder):
         for function in given:
@@ -195,7 +197,8 @@ def resume(
     ask = _asking(trust, "steelyard.resume(folder, trust=True)")
     shown = shown_by_default() if progress is None else progress
     with watching(shown):
-        return Result(running.resume(folder, dataset=dataset, progress=shown, ask=ask))
+        folder = running.resume(folder, dataset=dataset, progress=shown, ask=ask, accept_changes=accept_changes)
+        return Result(folder)
 
 
 def named_in_python(folder: str | Path) -> list[str]:

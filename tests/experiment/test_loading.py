@@ -86,7 +86,7 @@ def test_a_file_that_is_no_toml_is_named_with_its_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no such recipe or file.*quickstart"):
         load("quikstart")
     file.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(UserError, match="cannot be read as text"):
+    with pytest.raises(UserError, match="is not UTF-8 text"):
         load(file)
 
 

@@ -52,7 +52,7 @@ def experiment(nodes: int, timeout: float = 120.0, **sections: Any) -> Any:
 def weights(folder: Path) -> dict[str, torch.Tensor]:
     store = Store(folder)
     try:
-        return {name: state.parameters for name, state in store.resume()[0].items()}
+        return {name: state.parameters for name, state in store.resume().states.items()}
     finally:
         store.close()
 

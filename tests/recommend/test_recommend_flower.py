@@ -70,7 +70,7 @@ def node(config: dict[str, Any], run_config: dict[str, Any]) -> Any:
 def models(folder: Path) -> dict[str, torch.Tensor]:
     store = Store(folder)
     try:
-        return {name: state.parameters for name, state in store.resume()[0].items()}
+        return {name: state.parameters for name, state in store.resume().states.items()}
     finally:
         store.close()
 
@@ -110,7 +110,7 @@ def test_five_users_on_five_nodes_equal_the_simulation(five, tmp_path: Path, own
             # Float32 vectors, moved by the tables compared above.
             np.testing.assert_allclose(vectors[0], mine, rtol=1e-4, atol=1e-5)
     store = Store(tmp_path / "federated")
-    assert not any("vectors" in key for key in store.resume()[1])
+    assert not any("vectors" in key for key in store.resume().kept)
     store.close()
     with pytest.raises(UserError, match="they stay on their nodes"):
         open_run(tmp_path / "federated")

@@ -69,7 +69,7 @@ def test_memory_reaches_the_next_rounds_and_survives_a_stop(tmp_path: Path) -> N
     assert one["weight"].tolist() == two["weight"].tolist()
     for folder in (whole, part):
         with closing(sqlite3.connect(folder / DATABASE)) as connection:
-            _, states, _ = last_checkpoint(connection, folder)
+            states = last_checkpoint(connection, folder).states
         remembered = states["SEEN>DS"].memory["SEEN"]
         # Everyone who was ever asked is still there, also those of the first round who were not asked again.
         assert set(remembered) == set(one["client"])

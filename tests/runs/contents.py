@@ -95,8 +95,8 @@ def last_round(folder: Path) -> int:
 
 
 def checkpoint(folder: Path) -> tuple[int, dict[str, Any], dict[str, torch.Tensor]]:
-    """Return (round, states as JSON, tensors) of a run's one checkpoint."""
-    ((round, file, states),) = query(folder, "SELECT round, file, states FROM checkpoints")
+    """Return (round, states as JSON, tensors) of a run's last checkpoint."""
+    (round, file, states), *_ = query(folder, "SELECT round, file, states FROM checkpoints ORDER BY round DESC")
     return int(round), json.loads(states), load_file(folder / "checkpoints" / file)
 
 
@@ -112,3 +112,6 @@ def assert_same_bits(found: Path, expected: Path) -> None:
     assert all(torch.equal(tensors[name], wanted[name]) for name in wanted)
     assert [path.name for path in (found / "checkpoints").iterdir()] == [f"round-{round:06d}.safetensors"]
     assert query(found, "SELECT value FROM info WHERE key = 'status'") == [("finished",)]
+    assert query(found, "SELECT COUNT(*) FROM checkpoints") == [(1,)]
+    # At rest a run is one database file.
+    assert sorted(path.name for path in found.glob("run.sqlite*")) == ["run.sqlite"]

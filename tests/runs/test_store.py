@@ -16,6 +16,7 @@ from tests.runs.records import evaluations, federation, record, state, updates
 from steelyard.errors import UserError
 from steelyard.messages import Failure, LossState
 from steelyard.rounds.state import RoundRecord
+from steelyard.runs.schema import connect
 from steelyard.runs.store import Store, exists
 from steelyard.weighing.priorities import OrderState
 from steelyard.weighing.rule import Rule, WeighingSettings
@@ -174,20 +175,36 @@ def test_without_saying_more_every_round_is_written_whole(tmp_path: Path) -> Non
     store.register([federation()])
     for round in range(3):
         commit(store, record(round=round))
-        assert query(tmp_path, "SELECT round FROM checkpoints") == [(round,)]
+        assert query(tmp_path, "SELECT MAX(round) FROM checkpoints") == [(round,)]
     store.close()
     assert query(tmp_path, "SELECT DISTINCT round FROM updates ORDER BY round") == [(0,), (1,), (2,)]
 
 
-def test_checkpoints_come_each_k_rounds_and_in_the_last_and_one_is_kept(store: Store) -> None:
-    expected = {0: 0, 1: 0, 2: 0, 3: 3, 4: 3, 5: 5}
+def test_checkpoints_come_each_k_rounds_and_in_the_last_and_two_are_kept(store: Store) -> None:
+    expected = {0: [0], 1: [0], 2: [0], 3: [0, 3], 4: [0, 3], 5: [3, 5]}
     (store.folder / "checkpoints" / "round-000000.part").write_bytes(b"cut off")
     for round, kept in expected.items():
         commit(store, record(round=round), last=round == 5, parameters=(round, 7.0))
-        file = f"round-{kept:06d}.safetensors"
-        assert query(store.folder, "SELECT round, file FROM checkpoints") == [(kept, file)]
-        assert [path.name for path in (store.folder / "checkpoints").iterdir()] == [file]
-    assert store.resume()[0]["DS>LD"].parameters.tolist() == [5.0, 7.0]
+        files = [f"round-{number:06d}.safetensors" for number in kept]
+        assert query(store.folder, "SELECT round, file FROM checkpoints") == list(zip(kept, files, strict=True))
+        assert sorted(path.name for path in (store.folder / "checkpoints").iterdir()) == files
+    assert store.resume().states["DS>LD"].parameters.tolist() == [5.0, 7.0]
+    store.finish(engine="loop")
+    assert [path.name for path in (store.folder / "checkpoints").iterdir()] == ["round-000005.safetensors"]
+    assert dict(query(store.folder, "SELECT key, value FROM info"))["status"] == "finished"
+
+
+def test_while_somebody_reads_no_checkpoint_is_removed_that_the_database_file_names(store: Store) -> None:
+    commit(store, record(round=0))
+    reader = connect(store.folder, write=False)
+    reader.execute("BEGIN")
+    assert reader.execute("SELECT COUNT(*) FROM rounds").fetchone() == (1,)
+    for round in (3, 6, 9):
+        commit(store, record(round=round))
+    assert len(list((store.folder / "checkpoints").iterdir())) == 4
+    reader.close()
+    commit(store, record(round=12))
+    assert len(list((store.folder / "checkpoints").iterdir())) == 2
 
 
 def test_what_clients_keep_is_asked_for_only_when_a_checkpoint_is_due(store: Store) -> None:
@@ -200,7 +217,7 @@ def test_what_clients_keep_is_asked_for_only_when_a_checkpoint_is_due(store: Sto
     for round in range(6):
         store.commit(round, [record(round=round)], {"DS>LD": state(round)}, snapshot, last=False)
     assert asked == [0, 3]
-    assert store.resume()[1]["own"].tolist() == [3]
+    assert store.resume().kept["own"].tolist() == [3]
 
 
 def test_a_resume_forgets_what_came_after_the_checkpoint(store: Store) -> None:
@@ -209,20 +226,20 @@ def test_a_resume_forgets_what_came_after_the_checkpoint(store: Store) -> None:
     for round in range(6):
         found = record(round=round, evaluations=evaluations(round=round, right=bits))
         store.commit(round, [found], {"DS>LD": state(round, orders=orders)}, nothing, last=False)
-    states, kept = store.resume()
-    assert kept == {}
-    assert states["DS>LD"].round == 3
-    assert states["DS>LD"].orders == orders
+    found = store.resume()
+    assert (found.round, found.kept, found.problems) == (3, {}, ())
+    assert found.states["DS>LD"].round == 3
+    assert found.states["DS>LD"].orders == orders
     for table in TABLES:
         assert query(store.folder, f"SELECT DISTINCT round FROM {table} ORDER BY round") == [(0,), (1,), (2,), (3,)]
 
 
 def test_a_resume_before_any_checkpoint_begins_anew(store: Store) -> None:
-    assert store.resume() == ({}, {})
+    assert (store.resume().round, store.resume().states) == (-1, {})
     # Round 0 always has a checkpoint; rows without one are of a version or a hand that broke off.
     with store._db:
         store._write(record(round=0), single=True)
-    assert store.resume() == ({}, {})
+    assert (store.resume().round, store.resume().states) == (-1, {})
     for table in TABLES:
         assert query(store.folder, f"SELECT COUNT(*) FROM {table}") == [(0,)]
 
@@ -234,7 +251,7 @@ def test_a_round_is_written_as_a_whole_or_not_at_all(store: Store) -> None:
     assert query(store.folder, "SELECT MAX(round) FROM rounds") == [(0,)]
     # The new file is there, the row is not: the old checkpoint still holds.
     assert len(list((store.folder / "checkpoints").iterdir())) == 2
-    assert store.resume()[0]["DS>LD"].round == 0
+    assert store.resume().states["DS>LD"].round == 0
 
 
 def test_a_round_written_again_replaces_the_first(store: Store) -> None:
@@ -249,7 +266,7 @@ def test_notes_are_text_or_json_and_the_newest_holds(store: Store) -> None:
     store.note(status="running", seeds=[1, 2], in_memory=False)
     store.note(status="finished")
     found = dict(query(store.folder, "SELECT key, value FROM info"))
-    assert found == {"schema": "2", "status": "finished", "seeds": "[1, 2]", "in_memory": "false"}
+    assert found == {"schema": "3", "status": "finished", "seeds": "[1, 2]", "in_memory": "false"}
 
 
 def test_one_writer_at_a_time(tmp_path: Path) -> None:

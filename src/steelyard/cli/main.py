@@ -143,6 +143,10 @@ def run(
 def resume(
     folder: Annotated[Path, typer.Argument(help="Folder of a run that was stopped or killed.")],
     trust: TrustOption = False,
+    accept_changes: Annotated[
+        bool,
+        typer.Option("--accept-changes", help="Go on even if the experiment, the data or a checkpoint changed."),
+    ] = False,
     quiet: QuietOption = False,
     report: ReportOption = False,
     format: FormatOption = "text",
@@ -153,7 +157,10 @@ def resume(
             from steelyard.api import Result
             from steelyard.federate.resuming import resume as resume_run
 
-        finish(lambda: Result(resume_run(folder, progress=not quiet, ask=asking(trust))), format, report)
+        def go_on() -> Result:
+            return Result(resume_run(folder, progress=not quiet, ask=asking(trust), accept_changes=accept_changes))
+
+        finish(go_on, format, report)
 
 
 @app.command()

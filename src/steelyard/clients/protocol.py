@@ -51,6 +51,15 @@ class CheckedClients(Clients, Protocol):
         ...
 
 
+@runtime_checkable
+class FingerprintedClients(Clients, Protocol):
+    """Clients whose data are at hand, so that a resumed run can tell whether they are those that it began with."""
+
+    def fingerprint(self, seed: int) -> Mapping[str, str]:
+        """Return what tells the data of a seed from others, part by part: two equal ones mean equal data."""
+        ...
+
+
 class Server(Protocol):
     """What the server itself can compute: first parameters, and tests on data of its own."""
 

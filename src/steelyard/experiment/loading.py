@@ -122,7 +122,10 @@ def read_experiment(folder: Path) -> Description:
     path = folder / RUN_FILE
     if not path.is_file():
         raise UserError(f"{folder}: no {RUN_FILE} here; allowed: a folder that `steelyard run` made")
-    document = parse(path.read_text(encoding="utf-8"), str(path))
+    document = parse(source_text(path), str(path))
+    if "name" not in document:
+        # Every default is written into a run's file: without a name it was cut off, and is not the default experiment.
+        raise UserError(f"{path}: is empty or cut off; allowed: the file as the run wrote it")
     resolve_code(document, folder.resolve())
     return build(document, str(path), reading=True)
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -16,7 +15,9 @@ from steelyard import __version__
 from steelyard.activity import doing
 from steelyard.clients.protocol import CheckedClients
 from steelyard.errors import Stopped, UserError, writable
+from steelyard.experiment.code import FOLDER as CODE
 from steelyard.experiment.code import Ask
+from steelyard.experiment.continuing import begun_with, changed_data, changed_experiment, check_models, check_rules
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import RUN_FILE, read_experiment, run_file
 from steelyard.rounds.loop import Progress, run_rounds
@@ -24,7 +25,8 @@ from steelyard.rounds.progress import show_progress
 from steelyard.rounds.state import Federation, Plan, RoundRecord, RoundState
 from steelyard.runs.process import this_process
 from steelyard.runs.reader import History
-from steelyard.runs.store import Store, exists
+from steelyard.runs.setup import discard, set_up
+from steelyard.runs.store import Store, exists, tidy
 from steelyard.tracking.recording import Tracked
 from steelyard.tracking.trackers import check as check_tracker
 from steelyard.weighing.adafed import loss_rule
@@ -115,17 +117,30 @@ def run(
     clients, server = _assembled(experiment, dataset, assemble)
     try:
         _check_ready(experiment, clients, list(seeds or [experiment.seed]))
+        federations = federations_of(experiment, seeds)
+        made = [name for name in (RUN_FILE, CODE) if not (folder / name).exists()]
+        text = run_file(experiment, folder)
+        info = {
+            "status": "running",
+            "seeds": list(seeds or [experiment.seed]),
+            "in_memory": dataset is not None,
+            **begun_with(folder, text, clients, [federation.seed for federation in federations]),
+            **versions(),
+        }
+        set_up(folder, {RUN_FILE: text}, info, federations, made)
         store = _open(folder, experiment)
-    except BaseException:
-        clients.close()
-        raise
-    try:
-        (folder / RUN_FILE).write_text(run_file(experiment, folder), encoding="utf-8")
-        store.note(seeds=list(seeds or [experiment.seed]), in_memory=dataset is not None, **versions())
-        return _go(experiment, folder, store, clients, server, seeds, progress)
+        try:
+            return _go(experiment, folder, store, clients, server, federations, progress)
+        except Exception:
+            if not store.begun:
+                # Nothing to go on with: the folder is free for another try.
+                store.close()
+                discard(folder, made)
+            raise
+        finally:
+            store.close()
     finally:
         clients.close()
-        store.close()
 
 
 def _check_ready(experiment: Description, clients: Clients, seeds: Sequence[int]) -> None:
@@ -147,32 +162,46 @@ def resume(
     progress: bool | Progress = False,
     assemble: Assembly | None = None,
     ask: Ask | None = None,
+    accept_changes: bool = False,
 ) -> Path:
     """Go on with a run that was stopped or killed, from its last whole checkpoint, to the same bits.
 
-    Returns its folder. `ask` is called with the code that the folder names, before it runs.
+    What it goes on from is checked: the experiment, the data, the database and the checkpoint are those that the run
+    wrote, or the difference is named; `accept_changes` goes on all the same. `ask` is called with the code that the
+    folder names, before it runs. Returns the run's folder.
     """
     folder = Path(folder)
     history = History(folder)
     experiment = read_experiment(folder)
     if history.info.get("status") == "finished":
+        tidy(folder)
         return folder
     if history.info.get("in_memory") == "true" and dataset is None:
         raise UserError(f"{folder}: this run was given its data in Python; resume it there with dataset=...")
+    changes = changed_experiment(history, accept=accept_changes)
     if ask is not None and (code := experiment.named_code()):
         ask(str(folder), code)
     check_tracker(experiment.tracking)
-    seeds = [int(seed) for seed in json.loads(history.info.get("seeds", "[]"))] or None
+    seeds = [int(seed) for seed in history.json(history.info.get("seeds", "[]"), "info, seeds")] or None
     choice = history.info.get("engine_choice")
     if choice:
         experiment = experiment.with_engine(choice)
+    federations = federations_of(experiment, seeds)
+    check_rules(history, federations)
     clients, server = _assembled(experiment, dataset, assemble)
-    store = _open(folder, experiment)
     try:
-        return _go(experiment, folder, store, clients, server, seeds, progress)
+        text = (folder / RUN_FILE).read_text(encoding="utf-8")
+        now = begun_with(folder, text, clients, [federation.seed for federation in federations])
+        changes += changed_data(history, now, accept=accept_changes)
+        store = _open(folder, experiment)
+        try:
+            if changes:
+                store.note(accepted=changes, **now)
+            return _go(experiment, folder, store, clients, server, federations, progress, accept=accept_changes)
+        finally:
+            store.close()
     finally:
         clients.close()
-        store.close()
 
 
 def _assembled(
@@ -193,13 +222,18 @@ def _go(
     store: Store,
     clients: Clients,
     server: Server,
-    seeds: Sequence[int] | None,
+    federations: Sequence[Federation],
     progress: bool | Progress,
+    *,
+    accept: bool = False,
 ) -> Path:
-    federations = federations_of(experiment, seeds)
     store.register(federations)
-    states, kept = store.resume()
-    clients.restore(kept)
+    restored = store.resume(accept=accept)
+    for problem in restored.problems:
+        print(f"steelyard: {problem}; going on from round {max(restored.round, 0)}", file=sys.stderr, flush=True)
+    if accept:
+        check_models(restored.states, federations, server)
+    clients.restore(restored.kept)
     plan = plan_of(experiment)
     tracked = Tracked(_Noting(store, experiment, clients), experiment.tracking)
     # What lists and pages of runs show, and how they tell a run that goes on from one that was killed.
@@ -216,14 +250,15 @@ def _go(
         store.note(tracked_as=known)
     try:
         with _shown(progress, plan.rounds) as report:
-            run_rounds(federations, states, clients, server, plan, tracked, report)
+            run_rounds(federations, restored.states, clients, server, plan, tracked, report)
     except BaseException as error:
-        store.note(status="stopped")
+        with suppress(UserError):  # where the disk is full, what went wrong first is what is told
+            store.note(status="stopped")
         tracked.end(finished=False)
         if isinstance(error, KeyboardInterrupt):
             raise Stopped(folder) from error
         raise
-    store.note(status="finished", **told(experiment, clients))
+    store.finish(**told(experiment, clients))
     tracked.end(finished=True)
     return folder
 

@@ -102,7 +102,8 @@ def within(seconds: float, work: Callable[[], ResultT]) -> ResultT:
 
 
 def _states(context: Context, config: NodeConfig, experiment: Description, run: str, federation: str) -> NodeStates:
-    return NodeStates(context.state, run, federation, experiment.store.checkpoint_every + 1, config.state)
+    keep = experiment.store.checkpoint_every * 2 + 1  # a resume may go back two checkpoints
+    return NodeStates(context.state, run, federation, keep, config.state)
 
 
 def _introduce(message: Message, context: Context) -> RecordDict:

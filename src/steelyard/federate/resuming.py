@@ -6,13 +6,15 @@ from pathlib import Path
 
 from steelyard.errors import UserError
 from steelyard.experiment.code import Ask
+from steelyard.experiment.continuing import accept_experiment
 from steelyard.experiment.running import resume as resume_simulated
 from steelyard.federate.local_launch import read_launch
 from steelyard.federate.requirements import require_flower
 from steelyard.runs.reader import History
+from steelyard.runs.store import exists
 
 
-def resume(folder: Path, *, progress: bool = False, ask: Ask | None = None) -> Path:
+def resume(folder: Path, *, progress: bool = False, ask: Ask | None = None, accept_changes: bool = False) -> Path:
     """Go on with a run from its last whole round; what `steelyard resume` does.
 
     `ask` is called with the code that the folder names, before it runs.
@@ -22,13 +24,15 @@ def resume(folder: Path, *, progress: bool = False, ask: Ask | None = None) -> P
         # For speed of start, and because a simulation needs no Flower.
         from steelyard.federate.local import resume_local
 
+        if accept_changes and exists(folder):
+            accept_experiment(folder)
         return resume_local(folder, progress=progress, ask=ask)
     if _is_federated(folder):
         raise UserError(
             f"{folder}: this run was started with `flwr run`; go on with it in the same way: "
             f"flwr run APP --stream --run-config 'out=\"{folder.resolve()}\" resume=true'"
         )
-    return resume_simulated(folder, progress=progress, ask=ask)
+    return resume_simulated(folder, progress=progress, ask=ask, accept_changes=accept_changes)
 
 
 def _is_federated(folder: Path) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from steelyard.data.fingerprint import digest
 from steelyard.errors import UserError
 from steelyard.messages import Evaluations, Failure, Payload, Question, ServerTest, Task, Updates
 from steelyard.randomness import generator
@@ -79,6 +80,15 @@ class RecommendClients:
 
     def names(self, seed: int) -> Sequence[str]:
         return self._names
+
+    def fingerprint(self, seed: int) -> Mapping[str, str]:
+        histories, ground = self.users.histories, self.users.ground
+        return {
+            "users": digest([str(histories.names)]),
+            "items": str(histories.catalogue),
+            "interactions": digest([histories.starts, histories.items, self.users.kinds, self.users.shares]),
+            "tests": digest([ground.test_user, ground.test_item]),
+        }
 
     def train(self, tasks: Sequence[Task]) -> list[Updates]:
         return [self._train(task) for task in tasks]

@@ -1,46 +1,62 @@
-"""Checkpoints: the states of all federations as one safetensors file plus one JSON text."""
+"""Checkpoints: the states of all federations as one safetensors file plus one JSON text, with a checksum over both."""
 
 from __future__ import annotations
 
+import hashlib
 import json
-import os
 import sqlite3
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import load, save
 
 from steelyard.errors import UserError
 from steelyard.messages import LossState
 from steelyard.rounds.state import RoundState
+from steelyard.runs.durable import write_durably
 from steelyard.weighing.priorities import OrderState
 
 FOLDER = "checkpoints"
 """Folder of checkpoint files in a run's folder."""
+KEPT = 2
+"""Checkpoints that a run keeps: the newest, and the one before it in case the newest turns out damaged."""
 CLIENTS = "clients/"
 MODELS = "models/"
 
 
-def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write a safetensors file so that it is there whole or not at all: a temporary file, flushed, then renamed."""
-    draft = path.with_suffix(".part")
-    with draft.open("wb") as file:
-        file.write(save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}))
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> bytes:
+    """Write a safetensors file so that it is there whole or not at all, and return its bytes."""
+    content = save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()})
+    write_durably(path, content)
+    return content
 
 
 def read_tensors(path: Path) -> dict[str, torch.Tensor]:
     """Read a safetensors file; a damaged one is named in the error."""
+    return _tensors(path, _content(path))
+
+
+def _content(path: Path) -> bytes:
     try:
-        return load_file(path)
-    except (OSError, SafetensorError) as error:
+        return path.read_bytes()
+    except OSError as error:
+        raise UserError(f"{path}: not a readable checkpoint: {error.strerror or error}") from error
+
+
+def _tensors(path: Path, content: bytes) -> dict[str, torch.Tensor]:
+    try:
+        return load(content)
+    except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
         raise UserError(f"{path}: not a readable checkpoint: {error}") from error
+
+
+def checksum(content: bytes, text: str) -> str:
+    """Return the SHA-256 of a checkpoint's file and its JSON text together."""
+    return hashlib.sha256(content + b"\0" + text.encode()).hexdigest()
 
 
 def pack(states: Mapping[str, RoundState], clients: Mapping[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], str]:
@@ -75,18 +91,65 @@ def unpack(tensors: Mapping[str, torch.Tensor], text: str) -> tuple[dict[str, Ro
             loss=LossState(**loss),
             orders=OrderState(**orders),
             finished=rest["finished"],
-            memory=rest.get("memory", {}),  # runs of earlier versions remembered nothing
+            memory=rest["memory"],
         )
     kept = {name.removeprefix(CLIENTS): tensor for name, tensor in tensors.items() if name.startswith(CLIENTS)}
     return states, kept
 
 
-def last_checkpoint(
-    connection: sqlite3.Connection, folder: Path
-) -> tuple[int, dict[str, RoundState], dict[str, torch.Tensor]]:
-    """Return (round, states, what clients keep) of the last checkpoint of a run; (−1, {}, {}) before the first."""
-    row = connection.execute("SELECT round, file, states FROM checkpoints ORDER BY round DESC LIMIT 1").fetchone()
-    if row is None:
-        return -1, {}, {}
-    states, kept = unpack(read_tensors(folder / FOLDER / row[1]), row[2])
-    return int(row[0]), states, kept
+@dataclass(frozen=True, eq=False)
+class Restored:
+    """What a run goes on from: the states after `round`, and what had to be passed over to get there."""
+
+    round: int = -1
+    """-1: nothing to go on from, the run begins with its first model."""
+    states: dict[str, RoundState] = field(default_factory=dict[str, RoundState])
+    kept: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
+    problems: tuple[str, ...] = ()
+
+
+def last_checkpoint(connection: sqlite3.Connection, folder: Path) -> Restored:
+    """Return the last checkpoint of a run; a damaged one is named in the error. For readers: nothing is passed over."""
+    rows = _listed(connection)
+    return _read(folder, *rows[0]) if rows else Restored()
+
+
+def restore(connection: sqlite3.Connection, folder: Path, *, accept: bool = False) -> Restored:
+    """Return the newest checkpoint that is sound: where the last one is damaged, the one before.
+
+    With none left that is sound, `accept` goes on from one whose checksum is wrong, or begins anew.
+    """
+    rows = _listed(connection)
+    problems: list[str] = []
+    for strict in (True, False) if accept else (True,):
+        for row in rows:
+            try:
+                found = _read(folder, *row, strict=strict)
+            except UserError as error:
+                problems.append(str(error))
+            else:
+                return Restored(found.round, found.states, found.kept, tuple(problems))
+    if rows and not accept:
+        raise UserError(
+            f"{problems[0]}; no other checkpoint is sound; allowed: the file as it was, or `steelyard resume {folder} "
+            "--accept-changes`, which uses what can be read or begins again"
+        )
+    return Restored(problems=tuple(problems))
+
+
+def _listed(connection: sqlite3.Connection) -> list[tuple[int, str, str, str]]:
+    return connection.execute("SELECT round, file, states, checksum FROM checkpoints ORDER BY round DESC").fetchall()
+
+
+def _read(folder: Path, round: int, file: str, text: str, wanted: str, *, strict: bool = True) -> Restored:
+    # The name comes from a database that may have been tampered with: it stays in its folder.
+    path = folder / FOLDER / Path(str(file)).name
+    content = _content(path)
+    if strict and checksum(content, str(text)) != wanted:
+        raise UserError(f"{path}: not the checkpoint that was written: its checksum differs")
+    tensors = _tensors(path, content)
+    try:
+        states, kept = unpack(tensors, text)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{path}: the states that belong to it cannot be read: {error!r}") from error
+    return Restored(int(round), states, kept)

@@ -254,7 +254,9 @@ class History:
 
         connection = connect(self.folder, write=False)
         try:
-            _, states, kept = last_checkpoint(connection, self.folder)
+            found = last_checkpoint(connection, self.folder)
+        except sqlite3.Error as error:
+            raise self._unreadable(error) from error
         finally:
             connection.close()
-        return states, kept
+        return found.states, found.kept

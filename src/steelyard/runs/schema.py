@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
+import tempfile
+import time
+from contextlib import suppress
 from pathlib import Path
+from urllib.parse import quote
 
 from steelyard.errors import UserError
 
 DATABASE = "run.sqlite"
-VERSION = 2
+VERSION = 3
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS info (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -60,7 +65,8 @@ CREATE TABLE IF NOT EXISTS samples (
     count INTEGER NOT NULL, PRIMARY KEY (federation, round)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS checkpoints (
-    round INTEGER PRIMARY KEY, file TEXT NOT NULL, states TEXT NOT NULL
+    round INTEGER PRIMARY KEY, file TEXT NOT NULL, states TEXT NOT NULL,
+    checksum TEXT NOT NULL       -- SHA-256 of the file and the states
 );
 """
 
@@ -71,18 +77,71 @@ def connect(folder: Path, *, write: bool) -> sqlite3.Connection:
     if not write and not path.is_file():
         raise UserError(f"{folder}: no run here (no {DATABASE}); allowed: a folder that `steelyard run` made")
     try:
-        if write:
-            connection = sqlite3.connect(path, timeout=30)
-            connection.execute("PRAGMA journal_mode=WAL")
-            connection.execute("PRAGMA synchronous=NORMAL")
-            with connection:
-                connection.executescript(SCHEMA)
-                connection.execute("INSERT OR IGNORE INTO info VALUES ('schema', ?)", (str(VERSION),))
-        else:
-            connection = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=30)
+        connection = _for_writing(path) if write else _for_reading(path)
         row = connection.execute("SELECT value FROM info WHERE key = 'schema'").fetchone()
-    except sqlite3.DatabaseError as error:
+    except (sqlite3.Error, OSError) as error:
         raise UserError(f"{path}: not a readable run database: {error}") from error
     if row is None or row[0] != str(VERSION):
+        connection.close()
         raise UserError(f"{path}: schema {row and row[0]}; this version reads schema {VERSION}")
     return connection
+
+
+def _for_writing(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=30)
+    with suppress(sqlite3.OperationalError):  # while somebody reads a run at rest; it is written all the same
+        connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute("PRAGMA synchronous=NORMAL")
+    with connection:
+        connection.executescript(SCHEMA)
+        connection.execute("INSERT OR IGNORE INTO info VALUES ('schema', ?)", (str(VERSION),))
+    return connection
+
+
+def _for_reading(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(f"file:{_escaped(path)}?mode=ro", uri=True, timeout=30)
+    try:
+        connection.execute("SELECT 1 FROM info").fetchone()
+    except sqlite3.OperationalError as error:
+        connection.close()
+        if "unable to open" not in str(error) and "readonly" not in str(error):
+            raise
+        return _from_read_only(path)
+    return connection
+
+
+def _from_read_only(path: Path) -> sqlite3.Connection:
+    """Open a database whose folder cannot be written, where SQLite cannot make the side files of a run that goes on."""
+    beside = [path.with_name(path.name + ending) for ending in ("-wal", "-journal")]
+    pending = [file for file in beside if file.is_file() and file.stat().st_size]
+    if not pending:
+        return sqlite3.connect(f"file:{_escaped(path)}?mode=ro&immutable=1", uri=True)
+    # What is not in the database file yet, or has to be taken out of it again, is in the files beside it: all are
+    # copied to where SQLite can put them together.
+    with tempfile.TemporaryDirectory() as scratch:
+        for file in (path, *pending):
+            shutil.copyfile(file, Path(scratch) / file.name)
+        whole = sqlite3.connect(Path(scratch) / path.name)
+        inside = sqlite3.connect(":memory:")
+        try:
+            whole.backup(inside)
+        finally:
+            whole.close()
+    return inside
+
+
+def _escaped(path: Path) -> str:
+    """Return a path as SQLite's addresses want it: a question mark in a folder's name begins no options."""
+    return quote(str(path))
+
+
+def put_to_rest(connection: sqlite3.Connection) -> None:
+    """Make the database one file without side files, as far as nobody is reading it right now."""
+    for _ in range(20):
+        try:
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            if connection.execute("PRAGMA journal_mode=DELETE").fetchone() == ("delete",):
+                return
+        except sqlite3.OperationalError:
+            pass
+        time.sleep(0.05)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import fcntl
 import json
-from collections.abc import Callable, Mapping, Sequence
+import sqlite3
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
+from typing import TextIO
 
 import numpy as np
 import torch
@@ -16,10 +19,10 @@ from steelyard.messages import Evaluations, Updates
 from steelyard.rounds.state import Federation, RoundRecord, RoundState
 from steelyard.runs import checkpoint
 from steelyard.runs.columns import KEYS, WHOLE, pack
-from steelyard.runs.schema import DATABASE, connect
+from steelyard.runs.schema import DATABASE, connect, put_to_rest
 from steelyard.weighing.rule import show_priority
 
-_TABLES = ("rounds", "updates", "failures", "evaluations", "samples")
+_TABLES = ("rounds", "updates", "failures", "evaluations", "samples", "checkpoints")
 
 
 class Store:
@@ -33,34 +36,49 @@ class Store:
             (folder / checkpoint.FOLDER).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UserError(f"{folder}: cannot be written: {error.strerror}; allowed: a writable folder") from error
-        self._lock = (folder / "lock").open("w")
+        self._lock = held(folder)
         try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+            self._db = connect(folder, write=True)
+            self._clients: dict[str, int] = dict(self._db.execute("SELECT name, id FROM clients"))
+        except (UserError, sqlite3.Error) as error:
             self._lock.close()
-            raise UserError(f"{folder}: another process is writing this run; wait for it or stop it first") from None
-        self._db = connect(folder, write=True)
+            if isinstance(error, UserError):
+                raise
+            raise UserError(f"{folder / DATABASE}: damaged: {error}") from error
         self._federations: dict[str, int] = {}
         self._criteria: dict[str, tuple[str, ...]] = {}
-        self._clients: dict[str, int] = {name: key for key, name in self._db.execute("SELECT id, name FROM clients")}
 
     def register(self, federations: Sequence[Federation]) -> None:
         """Name the federations of this run; on a resume they are already there."""
-        with self._db:
+        with self._writing("its rules"), self._db:
             for federation in federations:
                 settings = federation.rule.settings.model_dump_json()
                 self._db.execute(
-                    "INSERT OR IGNORE INTO federations (name, rule, seed, settings) VALUES (?, ?, ?, ?)",
+                    "INSERT INTO federations (name, rule, seed, settings) VALUES (?, ?, ?, ?) "
+                    "ON CONFLICT (name) DO UPDATE SET settings = excluded.settings",
                     (federation.name, federation.rule_name, federation.seed, settings),
                 )
                 self._criteria[federation.name] = federation.rule.names
-        self._federations = {name: key for key, name in self._db.execute("SELECT id, name FROM federations")}
+            self._federations = dict(self._db.execute("SELECT name, id FROM federations"))
 
     def note(self, **info: object) -> None:
         """Write facts about the run (status, engine, versions) where readers find them."""
-        with self._db:
-            rows = [(key, value if isinstance(value, str) else json.dumps(value)) for key, value in info.items()]
-            self._db.executemany("INSERT OR REPLACE INTO info VALUES (?, ?)", rows)
+        with self._writing("its status"), self._db:
+            self._note(info)
+
+    def _note(self, info: Mapping[str, object]) -> None:
+        rows = [(key, value if isinstance(value, str) else json.dumps(value)) for key, value in info.items()]
+        self._db.executemany("INSERT OR REPLACE INTO info VALUES (?, ?)", rows)
+
+    @contextmanager
+    def _writing(self, what: str) -> Generator[None]:
+        """Turn a full disk, a folder that became read-only or damaged pages into one line; what is whole stays."""
+        try:
+            yield
+        except (OSError, sqlite3.Error) as error:
+            reason = (error.strerror if isinstance(error, OSError) else None) or str(error)
+            kept = f"; rounds written before are kept, `steelyard resume {self.folder}` goes on once that is mended"
+            raise UserError(f"{self.folder}: {what} cannot be written: {reason}{kept if self.begun else ''}") from error
 
     def commit(
         self,
@@ -72,38 +90,85 @@ class Store:
         last: bool,
     ) -> None:
         """Make a round durable: the checkpoint file first, then everything else in one transaction."""
-        kept: tuple[int, str, str] | None = None
-        if last or round % self.checkpoint_every == 0:
-            tensors, text = checkpoint.pack(states, snapshot())
-            file = f"round-{round:06d}.safetensors"
-            checkpoint.write_tensors(self.folder / checkpoint.FOLDER / file, tensors)
-            kept = (round, file, text)
-        with self._db:
-            for record in records:
-                self._write(record, single=last or round % self.clients_every == 0)
+        due = last or round % self.checkpoint_every == 0
+        packed = checkpoint.pack(states, snapshot()) if due else None
+        with self._writing(f"round {round}"):
+            kept: tuple[int, str, str, str] | None = None
+            if packed is not None:
+                tensors, text = packed
+                file = f"round-{round:06d}.safetensors"
+                content = checkpoint.write_tensors(self.folder / checkpoint.FOLDER / file, tensors)
+                kept = (round, file, text, checkpoint.checksum(content, text))
+            # A round without a checkpoint may be lost with the power: it is repeated. One with a checkpoint may not.
+            self._db.execute(f"PRAGMA synchronous={'NORMAL' if kept is None else 'FULL'}")
+            with self._db:
+                for record in records:
+                    self._write(record, single=last or round % self.clients_every == 0)
+                if kept is not None:
+                    self._db.execute("INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?, ?)", kept)
+                    self._db.execute(
+                        "DELETE FROM checkpoints WHERE round NOT IN "
+                        f"(SELECT round FROM checkpoints ORDER BY round DESC LIMIT {checkpoint.KEPT})"
+                    )
             if kept is not None:
-                self._db.execute("INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?)", kept)
-                self._db.execute("DELETE FROM checkpoints WHERE round < ?", (round,))
-        if kept is not None:
-            self._sweep(kept[1])
+                self.sweep()
 
-    def _sweep(self, current: str) -> None:
-        for path in (self.folder / checkpoint.FOLDER).iterdir():
-            if path.name != current:
-                path.unlink(missing_ok=True)
+    def sweep(self) -> None:
+        """Remove checkpoint files that no row names, once the rows are in the database file itself.
 
-    def resume(self) -> tuple[dict[str, RoundState], dict[str, torch.Tensor]]:
-        """Return the states of the last checkpoint and forget what was written after it; empty for a fresh run."""
-        after, states, kept = checkpoint.last_checkpoint(self._db, self.folder)
-        with self._db:
+        Until then the log holds them, and a log that loses its tail must not leave the database with rows of files
+        that are gone. A reader may hold the log up: then the files go after a later round.
+        """
+        with self._writing("what is kept"):
+            _, written, moved = self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+            if written != moved:
+                return
+            named = {file for (file,) in self._db.execute("SELECT file FROM checkpoints")}
+            for path in (self.folder / checkpoint.FOLDER).iterdir():
+                if path.name not in named:
+                    path.unlink(missing_ok=True)
+
+    def resume(self, *, accept: bool = False) -> checkpoint.Restored:
+        """Return what to go on from and forget what was written after it; empty for a run without a checkpoint.
+
+        The database is checked page by page and the checkpoint by its checksum; where the last one is damaged,
+        the one before is taken. `accept` goes on where no checkpoint is sound.
+        """
+        try:
+            ((found,),) = self._db.execute("PRAGMA quick_check(1)").fetchall()
+            restored = checkpoint.restore(self._db, self.folder, accept=accept)
+        except sqlite3.Error as error:
+            raise UserError(f"{self.folder / DATABASE}: damaged: {error}") from error
+        if found != "ok":
+            raise UserError(f"{self.folder / DATABASE}: damaged: {found}; allowed: the file as it was")
+        with self._writing("where it goes on from"), self._db:
             for table in _TABLES:
-                self._db.execute(f"DELETE FROM {table} WHERE round > ?", (after,))
-        return states, kept
+                self._db.execute(f"DELETE FROM {table} WHERE round > ?", (restored.round,))
+        return restored
+
+    def finish(self, **info: object) -> None:
+        """Note that the run is at its end; the checkpoint before the last one is not needed any more."""
+        with self._writing("its end"):
+            self._db.execute("PRAGMA synchronous=FULL")
+            with self._db:
+                self._note({**info, "status": "finished"})
+                self._db.execute("DELETE FROM checkpoints WHERE round < (SELECT MAX(round) FROM checkpoints)")
+            self.sweep()
+
+    @property
+    def begun(self) -> bool:
+        """Whether any round was written, as far as the database can tell."""
+        try:
+            return self._db.execute("SELECT 1 FROM rounds LIMIT 1").fetchone() is not None
+        except sqlite3.Error:
+            return True
 
     def close(self) -> None:
         """Close the database and let another process have the folder."""
-        self._db.close()
-        self._lock.close()
+        if not self._lock.closed:
+            put_to_rest(self._db)
+            self._db.close()
+            self._lock.close()
 
     def _client(self, name: str) -> int:
         key = self._clients.get(name)
@@ -188,6 +253,35 @@ class Store:
             self._db.execute(
                 "INSERT OR REPLACE INTO samples VALUES (?, ?, ?, ?)", (federation, round, bits, len(answer.right))
             )
+
+
+def tidy(folder: Path) -> None:
+    """Make a finished run one database file with one checkpoint again, where it was killed at the very end.
+
+    On a medium that cannot be written it stays as it is.
+    """
+    beside = [folder / (DATABASE + ending) for ending in ("-wal", "-shm", "-journal")]
+    if any(path.exists() for path in beside) or len(list((folder / checkpoint.FOLDER).glob("*"))) > 1:
+        with suppress(UserError):
+            store = Store(folder)
+            try:
+                store.sweep()
+            finally:
+                store.close()
+
+
+def held(folder: Path) -> TextIO:
+    """Take a run's folder for this process until the file that is returned is closed."""
+    try:
+        lock = (folder / "lock").open("w")
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written: {error.strerror}; allowed: a writable folder") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        lock.close()
+        raise UserError(f"{folder}: another process is writing this run; wait for it or stop it first") from None
+    return lock
 
 
 def exists(folder: Path) -> bool:

@@ -21,6 +21,7 @@ from steelyard.clients.local.hardware import peak_memory
 from steelyard.clients.local.hostile import attack
 from steelyard.clients.local.kept_models import KeptModels
 from steelyard.clients.local.settings import ComputeSettings
+from steelyard.data.fingerprint import fingerprint
 from steelyard.learning.models import Factory
 from steelyard.learning.settings import ModelSettings, TrainingSettings
 from steelyard.messages import DenseModels, Evaluations, Failure, Floats, LossState, Question, Task, Updates
@@ -61,6 +62,9 @@ class Simulation:
         self.context.too_few(1)  # refuses batch norm with batches of one
         if self._engine is None:
             self._engine = ChosenEngine(self.context.setup, self.compute.engine)
+
+    def fingerprint(self, seed: int) -> Mapping[str, str]:
+        return fingerprint(self.context.population(seed).source)
 
     def train(self, tasks: Sequence[Task]) -> list[Updates]:
         answers: dict[int, Updates] = {}

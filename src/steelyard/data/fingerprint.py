@@ -1,0 +1,42 @@
+"""Fingerprints of data: cheap to take, and different when a single number of the data is."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+import numpy as np
+
+from steelyard.data.dataset import Population
+
+
+def digest(arrays: Iterable[object]) -> str:
+    """Return the SHA-256, shortened, of arrays with their types and shapes; texts and None count as themselves."""
+    found = hashlib.sha256()
+    for array in arrays:
+        if isinstance(array, np.ndarray) and array.dtype.kind in "biuf":
+            found.update(f"{array.dtype.str}{array.shape}".encode())
+            found.update(np.ascontiguousarray(array).view(np.uint8).data)
+        else:
+            text = "\n".join(map(str, array.tolist())) if isinstance(array, np.ndarray) else str(array)
+            found.update(f"{len(text)}:{text}".encode())
+    return found.hexdigest()[:16]
+
+
+def fingerprint(population: Population) -> dict[str, str]:
+    """Return what tells a population from another: its features, its labels, and who holds which rows.
+
+    A resumed run holds it against the one that the run began with.
+    """
+    dataset = population.dataset
+    rows: list[object] = [population.server, population.report]
+    for client in population.clients:
+        labels = None if client.train_labels is None else client.train_labels.numpy()
+        rows += [client.client, client.train, client.test, labels]
+    behaviours = [f"{name}={how}" for name, how in sorted(population.behaviours.items())]
+    return {
+        "samples": str(len(dataset)),
+        "features": digest([dataset.features.cpu().numpy(), *(dataset.marks[name] for name in sorted(dataset.marks))]),
+        "labels": digest([dataset.labels.cpu().numpy()]),
+        "clients' rows": digest([*rows, *behaviours]),
+    }

@@ -1,0 +1,141 @@
+"""What a resumed run is held against: the experiment, the data and the models that it began with."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from steelyard.clients.protocol import FingerprintedClients
+from steelyard.errors import UserError, brief, listed
+from steelyard.experiment.code import FOLDER
+from steelyard.experiment.loading import RUN_FILE, read_experiment
+from steelyard.runs.reader import History
+from steelyard.runs.store import Store
+from steelyard.settings import parse
+
+if TYPE_CHECKING:
+    from steelyard.clients.protocol import Clients, Server
+    from steelyard.rounds.state import Federation, RoundState
+
+TEXT, CODE_FILES, DATA = "experiment_text", "code_files", "data"
+"""Facts in a run's database: its experiment file as it was written, checksums of its code, fingerprints of its data."""
+_SHOWN = 3
+
+
+def begun_with(folder: Path, text: str, clients: Clients, seeds: Sequence[int]) -> dict[str, str]:
+    """Return what a run notes when it begins, so that a resume can tell whether it is still so.
+
+    Clients are asked for all seeds, so that what cannot be shared out shows before there is a folder.
+    """
+    prints: dict[str, Mapping[str, str]] = {}
+    for seed in dict.fromkeys(seeds):
+        clients.names(seed)
+        if isinstance(clients, FingerprintedClients):
+            prints[str(seed)] = dict(clients.fingerprint(seed))
+    return {TEXT: text, CODE_FILES: json.dumps(_code_files(folder)), DATA: json.dumps(prints)}
+
+
+def _code_files(folder: Path) -> dict[str, str]:
+    """Return the SHA-256, shortened, of each file of code that a run keeps."""
+    files = sorted(path for path in (folder / FOLDER).rglob("*.py") if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in files}
+
+
+def changed_experiment(history: History, *, accept: bool) -> list[str]:
+    """Return which fields of a run's experiment file are not as the run wrote them; refused unless accepted."""
+    path = history.folder / RUN_FILE
+    before = _flat(parse(history.info.get(TEXT, ""), "the run's own record of its experiment"))
+    now = _flat(parse(path.read_text(encoding="utf-8"), str(path)))
+    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    changes = [f"{name}: {_told(before, name)} when the run began, {_told(now, name)} now" for name in names]
+    code: dict[str, str] = history.json(history.info.get(CODE_FILES, "{}"), "info, code_files")
+    kept = _code_files(history.folder)
+    changes += [
+        f"{name}: not as it was when the run began" for name in {**code, **kept} if code.get(name) != kept.get(name)
+    ]
+    if changes and not accept:
+        more = f" and {len(changes) - _SHOWN} more" if len(changes) > _SHOWN else ""
+        raise UserError(f"{path}: {', '.join(changes[:_SHOWN])}{more}; {_allowed(history.folder)}")
+    return changes
+
+
+def changed_data(history: History, now: Mapping[str, str], *, accept: bool) -> list[str]:
+    """Return which parts of a run's data are not those that it began with; refused unless accepted."""
+    before: dict[str, dict[str, str]] = history.json(history.info.get(DATA, "{}"), "info, data")
+    found: dict[str, dict[str, str]] = json.loads(now[DATA])
+    changes = [
+        f"{part} (seed {seed})"
+        for seed, parts in found.items()
+        for part, value in parts.items()
+        if before.get(seed, {}).get(part) != value
+    ]
+    if changes and not accept:
+        source = _source(history.folder)
+        raise UserError(
+            f"{history.folder}: the data are not those that the run began with{source}: {', '.join(changes[:_SHOWN])} "
+            f"differ; {_allowed(history.folder)}"
+        )
+    return [f"data: {change}" for change in changes]
+
+
+def accept_experiment(folder: Path) -> None:
+    """Take a run's experiment file as it stands for the one that it goes on with; for runs that others carry on."""
+    history = History(folder)
+    changes = changed_experiment(history, accept=True)
+    if changes:
+        store = Store(folder)
+        try:
+            text = (folder / RUN_FILE).read_text(encoding="utf-8")
+            store.note(accepted=changes, **{TEXT: text, CODE_FILES: json.dumps(_code_files(folder))})
+        finally:
+            store.close()
+
+
+def check_rules(history: History, federations: Sequence[Federation]) -> None:
+    """Refuse to go on with other rules or seeds: rounds that some of them lack cannot be made up for."""
+    before = set(history.federations["federation"])
+    now = {federation.name for federation in federations}
+    if before != now:
+        raise UserError(
+            f"{history.folder}: began with the rules and seeds {listed(sorted(before))}, now {listed(sorted(now))}; "
+            "allowed: the same, or a new run"
+        )
+
+
+def check_models(states: Mapping[str, RoundState], federations: Sequence[Federation], server: Server) -> None:
+    """Refuse to go on with a model of another size, where changes were accepted."""
+    for federation in federations:
+        state = states.get(federation.name)
+        size = None if state is None else server.initial(federation.seed).numel()
+        if state is not None and state.parameters.numel() != size:
+            raise UserError(
+                f"{federation.name}: the checkpoint holds a model of {state.parameters.numel()} numbers, the "
+                f"experiment describes one of {size}; allowed: the same model, or a new run"
+            )
+
+
+def _flat(document: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in document.items():
+        flat |= _flat(value, f"{before}{name}.") if isinstance(value, dict) and value else {before + name: value}
+    return flat
+
+
+def _told(fields: Mapping[str, Any], name: str) -> str:
+    return brief(fields[name]) if name in fields else "nothing"
+
+
+def _source(folder: Path) -> str:
+    document = read_experiment(folder).model_dump(mode="json", exclude_none=True)
+    for section in ("data", "interactions"):
+        path = document.get(section, {}).get("path")
+        if path:
+            return f" ({section}.path = {path})"
+    return ""
+
+
+def _allowed(folder: Path) -> str:
+    return f"allowed: as it was, or `steelyard resume {folder} --accept-changes`"

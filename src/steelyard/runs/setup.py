@@ -1,0 +1,98 @@
+"""Setting up the folder of a run: a folder is a run, whole, or it is none."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from steelyard.errors import UserError
+from steelyard.rounds.state import Federation
+from steelyard.runs import checkpoint
+from steelyard.runs.durable import sync_folder, sync_tree, write_durably
+from steelyard.runs.schema import DATABASE
+from steelyard.runs.store import Store, exists, held
+
+DRAFT = ".setup"
+"""Folder in which a run is put together; what is in it is no run yet."""
+
+
+def set_up(
+    folder: Path,
+    files: Mapping[str, str],
+    info: Mapping[str, object],
+    federations: Sequence[Federation],
+    made: Iterable[str] = (),
+) -> None:
+    """Make a folder a run: texts by file name, facts, rules. All of it is there, on the disk, or the folder is no run.
+
+    The database comes last, in one rename, and a folder without it is no run; what a set-up that was killed has left
+    behind is replaced. `made` are further files and folders in it that are of this run: flushed with the rest, and
+    removed with it where the set-up fails.
+    """
+    try:
+        fresh = not folder.exists()
+        folder.mkdir(parents=True, exist_ok=True)
+        own = {*made, *(name for name in files if not (folder / name).exists())}
+        with held(folder):
+            if exists(folder):
+                raise UserError(f"{folder}: holds a run already; allowed: a new folder, or `steelyard resume {folder}`")
+            try:
+                for name in made:
+                    sync_tree(folder / name)
+                _put_together(folder, files, info, federations)
+            except BaseException:
+                if not exists(folder):
+                    discard(folder, own)
+                raise
+        if fresh:
+            sync_folder(folder.parent)
+    except OSError as error:
+        raise UserError(
+            f"{folder}: cannot be written: {error.strerror or error}; allowed: a writable folder with room on the disk"
+        ) from error
+
+
+def _put_together(
+    folder: Path, files: Mapping[str, str], info: Mapping[str, object], federations: Sequence[Federation]
+) -> None:
+    draft = folder / DRAFT
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir()
+    store = Store(draft)
+    try:
+        store.register(federations)
+        store.note(**info)
+    finally:
+        store.close()
+    with (draft / DATABASE).open("rb") as file:
+        os.fsync(file.fileno())
+    for name, text in files.items():
+        write_durably(folder / name, text.encode())
+    shutil.rmtree(folder / checkpoint.FOLDER, ignore_errors=True)
+    (folder / checkpoint.FOLDER).mkdir()
+    for ending in ("-wal", "-shm", "-journal"):
+        # They would be taken for a part of the new database.
+        (folder / (DATABASE + ending)).unlink(missing_ok=True)
+    sync_folder(folder)
+    (draft / DATABASE).replace(folder / DATABASE)
+    sync_folder(folder)
+    shutil.rmtree(draft, ignore_errors=True)
+
+
+def discard(folder: Path, made: Iterable[str]) -> None:
+    """Take back what `set_up` made, where a run fails before its first round: its folder is free again.
+
+    Other files in the folder stay, and so does the folder then.
+    """
+    with suppress(OSError):
+        for ending in ("", "-wal", "-shm", "-journal"):
+            (folder / (DATABASE + ending)).unlink(missing_ok=True)
+        for name in (*made, "lock", DRAFT, checkpoint.FOLDER):
+            if (folder / name).is_dir():
+                shutil.rmtree(folder / name, ignore_errors=True)
+            else:
+                (folder / name).unlink(missing_ok=True)
+        folder.rmdir()
