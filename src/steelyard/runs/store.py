@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -19,7 +20,7 @@ from steelyard.runs.columns import KEYS, WHOLE, pack
 from steelyard.runs.schema import DATABASE, connect
 from steelyard.weighing.rule import show_priority
 
-_TABLES = ("rounds", "updates", "failures", "evaluations", "samples")
+_TABLES = ("rounds", "updates", "failures", "untested", "evaluations", "samples")
 
 
 class Store:
@@ -58,6 +59,12 @@ class Store:
 
     def note(self, **info: object) -> None:
         """Write facts about the run (status, engine, versions) where readers find them."""
+        try:
+            self._note(info)
+        except sqlite3.OperationalError as error:
+            raise UserError(f"{self.folder}: cannot be written: {error}; allowed: a folder with room") from error
+
+    def _note(self, info: Mapping[str, object]) -> None:
         with self._db:
             rows = [(key, value if isinstance(value, str) else json.dumps(value)) for key, value in info.items()]
             self._db.executemany("INSERT OR REPLACE INTO info VALUES (?, ?)", rows)
@@ -72,6 +79,23 @@ class Store:
         last: bool,
     ) -> None:
         """Make a round durable: the checkpoint file first, then everything else in one transaction."""
+        try:
+            self._commit(round, records, states, snapshot, last=last)
+        except (OSError, sqlite3.OperationalError) as error:
+            raise UserError(
+                f"{self.folder}: round {round} cannot be stored: {getattr(error, 'strerror', None) or error}; what was "
+                f"stored before is whole: make room and `steelyard resume {self.folder}`"
+            ) from error
+
+    def _commit(
+        self,
+        round: int,
+        records: Sequence[RoundRecord],
+        states: Mapping[str, RoundState],
+        snapshot: Callable[[], Mapping[str, torch.Tensor]],
+        *,
+        last: bool,
+    ) -> None:
         kept: tuple[int, str, str] | None = None
         if last or round % self.checkpoint_every == 0:
             tensors, text = checkpoint.pack(states, snapshot())
@@ -183,6 +207,10 @@ class Store:
             self._db.execute(
                 "INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (federation, round, *row)
             )
+        self._db.executemany(
+            "INSERT OR REPLACE INTO untested VALUES (?, ?, ?, ?)",
+            [(federation, round, self._client(failure.client), failure.reason) for failure in answer.failures],
+        )
         if answer.right is not None:
             bits = np.packbits(answer.right).tobytes()
             self._db.execute(
