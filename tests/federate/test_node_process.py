@@ -131,7 +131,7 @@ def test_code_that_a_server_names_does_not_run_on_a_node(federation: Federation)
     )
     name = f"{root / 'net.py'}:network"
     done = federation.steelyard(
-        "submit", "server", "hospitals.toml", "--set", f"model.name={name}", "--out", "runs/code"
+        "submit", "server", "hospitals.toml", "--set", f"model.name={name}", "--trust", "--out", "runs/code"
     )
     assert done.returncode == 2
     assert "NotAllowed: model.name:" in done.stderr, done.stdout + done.stderr

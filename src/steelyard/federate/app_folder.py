@@ -10,10 +10,11 @@ from pathlib import Path
 from steelyard import __version__
 from steelyard.errors import UserError, brief, writable
 from steelyard.experiment.code import FOLDER as CODE
-from steelyard.experiment.code import SHIPPED, keep_code
+from steelyard.experiment.code import keep_code
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import build, to_toml
 from steelyard.federate.run_config import DEFAULTS, experiment_text
+from steelyard.usercode import SHIPPED
 
 PACKAGE = "steelyard_app"
 CONNECTION = "federation"

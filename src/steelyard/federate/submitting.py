@@ -23,7 +23,7 @@ def submit(server: Path, experiment: Description, *, out: Path | None = None, re
     run = (out if resume and out is not None else new_folder(experiment, out)).resolve()
     with tempfile.TemporaryDirectory() as scratch:
         app = Path(scratch) / "app"
-        write_app(app, experiment, out=run, resume=resume)
+        write_app(app, experiment, out=run, resume=resume, ship=False)
         command = ["flwr", "run", str(app), CONNECTION, "--stream"]
         with subprocess.Popen(
             command, env=environment(flower.resolve()), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
