@@ -56,6 +56,7 @@ _HEARTBEAT_SECONDS = 10.0
 _SHORTEST_PAUSE, _LONGEST_PAUSE, _GROWTH = 0.1, 1.0, 1.3
 _LONGEST_WAIT = 10.0
 _GRACE_SECONDS = 5.0
+_UNAUTHORIZED = 401
 
 
 @dataclass(frozen=True)
@@ -223,7 +224,7 @@ class NodeLink:
 
     def _is_unwanted(self, status: int) -> bool:
         # Once we are in, other refusals concern one message only, such as one of a run that has ended.
-        return status == httpx.codes.UNAUTHORIZED or (self._node is None and status < 500)
+        return status == _UNAUTHORIZED or (self._node is None and status < 500)
 
     def _tell(self, line: str) -> None:
         if not self._told:

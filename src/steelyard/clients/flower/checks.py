@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from steelyard.clients.flower import arrays as packing
 from steelyard.clients.flower.forms import FailureForm, Refused
-from steelyard.messages import Failure, Floats, Payload
+from steelyard.messages import DenseModels, Failure, Floats, Payload
 
 MOST_SAMPLES = 10**12
 """More samples than any device can hold; a larger number is a lie or a mistake."""
@@ -23,6 +23,7 @@ MOST_GROWTH = 1e6
 """In one round no parameter grows beyond this many times the largest of the model that was sent (or of 1)."""
 SIZE = "DS"
 """The criterion that is the number of samples, which a client says already."""
+_BLOCK = 1 << 18
 LONGEST_REASON = 300
 FORM_BYTES = 65_536
 RECORD_COLUMNS = frozenset({"rule", "seed", "round", "client", "samples", "score", "loss", "metrics"})
@@ -112,8 +113,15 @@ def criterion_fault(name: str, value: float, samples: int) -> str | None:
 def explosion(payload: Payload, parameters: torch.Tensor) -> NDArray[np.bool_]:
     """Return for each client whether its update is so far away that it can only be a mistake or an attack."""
     largest = float(parameters.abs().max()) if parameters.numel() else 0.0
-    allowed = MOST_GROWTH * max(1.0, largest) * max(1.0, parameters.numel() ** 0.5)
-    return ~(payload.divergence(parameters) <= allowed)
+    allowed = MOST_GROWTH * max(1.0, largest)
+    if not isinstance(payload, DenseModels):
+        return ~(payload.divergence(parameters) <= allowed * max(1.0, parameters.numel() ** 0.5))
+    far = torch.zeros(len(payload.models), dtype=torch.bool)
+    # Some parameters at a time: a second copy of a large model would be most of the memory that an answer needs.
+    for begin in range(0, parameters.numel(), _BLOCK):
+        step = payload.models[:, begin : begin + _BLOCK] - parameters[begin : begin + _BLOCK]
+        far |= ~(step.abs() <= allowed).all(dim=1)
+    return far.numpy()
 
 
 def size_faults(samples: Sequence[int], factor: float) -> list[str | None]:

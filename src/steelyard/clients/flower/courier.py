@@ -18,12 +18,10 @@ from flwr.serverapp import Grid
 
 from steelyard.clients.flower.checks import clean, unreadable
 from steelyard.clients.flower.forms import Refused
-from steelyard.clients.flower.mail import Mail, Outstanding
+from steelyard.clients.flower.mail import UNBOUNDED, Mail, Outstanding
 
 Read = Callable[[int, RecordDict], Any]
 """Reads the content of the answer to the letter at an index; a text that it returns is why it cannot be used."""
-_LARGEST = 1 << 40
-
 # flwr.common.constant.ErrorCode, in words that say what it means for the round.
 _ERRORS = {
     1: "its ClientApp could not be loaded",
@@ -58,7 +56,7 @@ class Letter:
     kind: str
     content: RecordDict
     round: int = 0
-    largest: int = _LARGEST
+    largest: int = UNBOUNDED
     """Most bytes that an honest answer has; no more are fetched."""
 
 

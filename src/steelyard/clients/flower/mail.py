@@ -27,9 +27,11 @@ from flwr.superlink.grid import HttpGrid
 from steelyard.clients.flower.forms import Refused
 
 _PAUSE = 0.2
-_AT_ONCE = 2
-"""Answers that are fetched side by side: enough to keep the line busy, few enough for memory."""
+_AT_ONCE, _LARGE = 4, 16 << 20
+"""Answers that are fetched side by side, to keep the line busy; large ones one by one, for memory."""
 _MOST_PULL_SECONDS = 300.0
+UNBOUNDED = 1 << 40
+"""Bytes of an answer of which no bound is known."""
 
 Arrived = Callable[[str, list[Message] | Exception], None]
 
@@ -55,7 +57,8 @@ class Mail:
         """Start looking, in threads that end with `stop`, with the deadline, or with the last answer."""
         if isinstance(self._grid, HttpGrid):
             _thread(self._look, stop)
-            for _ in range(min(_AT_ONCE, len(self._letters))):
+            large = any(_LARGE < letter.largest < UNBOUNDED for letter in self._letters.values())
+            for _ in range(1 if large else min(_AT_ONCE, len(self._letters))):
                 _thread(self._fetch, stop)
         else:
             for name in self._letters:

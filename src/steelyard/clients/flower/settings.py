@@ -11,7 +11,7 @@ class FederateSettings(Section):
     """How a run across machines waits for its nodes; a simulation ignores it."""
 
     nodes: int = Field(default=1, ge=1, le=1_000_000)
-    """Number of nodes (SuperNodes) to wait for before the first round; give all of them for reproducible cohorts."""
+    """Number of nodes to wait for before the first round; give all of them for reproducible cohorts."""
     start_timeout: float = Field(default=300.0, gt=0)
     """Seconds to wait for that many nodes to connect and say which clients live on them."""
     timeout: float = Field(default=600.0, gt=0)
