@@ -112,7 +112,7 @@ def test_a_run_from_nothing_and_a_node_that_is_killed_and_started_again(federati
     assert history.rounds["accuracy"].iloc[-1] > 0.8
     seconds = history.rounds["seconds"].iloc[1:].median()
     print(f"seconds a round: {seconds:.2f}")
-    assert seconds < 10  # 1 to 2 on an idle machine; Flower's own SuperNode takes 20 to 60.
+    assert seconds < 15  # 1 to 2 on an idle machine; Flower's own SuperNode takes 20 to 60.
     victim = federation.processes[2]
     os.kill(victim.pid, signal.SIGKILL)
     federation.node("hospital-b")  # The same key: the same node.

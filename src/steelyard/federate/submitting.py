@@ -37,11 +37,11 @@ def submit(server: Path, experiment: Description, *, out: Path | None = None, re
 def _show(process: subprocess.Popen[str]) -> str:
     """Print the lines of a run that are ours; return the last word of an error."""
     assert process.stdout is not None
-    last = ""
+    last, ours = "", False
     for line in process.stdout:
         text = line.strip()
         if text.startswith(("steelyard: ", "round ")):
             print(text, flush=True)
-        if text:
-            last = text.removeprefix("steelyard: ")
+        if text.startswith("steelyard: ") or (text and not ours):
+            last, ours = text.removeprefix("steelyard: "), text.startswith("steelyard: ")
     return last
