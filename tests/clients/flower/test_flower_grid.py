@@ -11,7 +11,17 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, Error, Message, RecordDict
-from tests.clients.flower.flower_fakes import FakeGrid, evaluate, failing, honest, introduction, reasons, task, train
+from tests.clients.flower.flower_fakes import (
+    FakeGrid,
+    evaluate,
+    failing,
+    honest,
+    introduction,
+    reasons,
+    task,
+    train,
+    until,
+)
 
 from steelyard.clients.flower import wire
 from steelyard.clients.flower.courier import Courier, Letter, RunStopped
@@ -284,8 +294,8 @@ def test_a_second_claim_does_not_displace_a_client_that_answers():
     grid = FakeGrid({5: honest("c1")})
     crowd = clients(grid)
     grid.nodes[1] = honest("c1", "c2")
-    crowd.roster.refresh(5.0)
-    assert (crowd.roster.holder("c1"), crowd.roster.holder("c2")) == (5, 1)
+    until(lambda: crowd.roster.holder("c2") == 1, crowd)
+    assert crowd.roster.holder("c1") == 5
     assert "client c1 is claimed by node 1, but node 5 holds it" in crowd.roster.notes
     (updates,) = crowd.train([task("c1", "c2")])
     assert updates.clients == ("c1", "c2")
@@ -304,7 +314,7 @@ def test_a_silent_node_loses_its_client_to_one_that_claims_it():
 def test_an_impossible_introduction_is_not_admitted(names: list[str]):
     grid = FakeGrid({1: failing(kind=INTRODUCE, answer=introduction(*names)), 2: honest("c2")})
     crowd = clients(grid)
-    crowd.roster.refresh(5.0)
+    until(lambda: bool(crowd.roster.notes), crowd)
     assert crowd.names(0) == ["c2"]
     assert crowd.roster.notes[0].startswith("node 1 was not admitted: clients: ")
     grid.kinds.clear()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from tests.clients.flower.flower_fakes import FakeGrid, Node, failing, honest, reasons, task
+from tests.clients.flower.flower_fakes import FakeGrid, Node, failing, honest, reasons, task, until
 
 from steelyard.clients.flower import wire
 from steelyard.clients.flower.forms import INTRODUCE, TRAIN, IntroductionForm
@@ -32,9 +32,7 @@ def test_what_the_data_look_like_is_what_most_nodes_say():
     # The liar has the lowest id and introduces itself first.
     grid = FakeGrid({1: _about(7, "c1"), 2: _about(3, "c2"), 3: _about(3, "c3")})
     clients = FlowerClients(grid, JUDGES, FederateSettings(nodes=2, timeout=5.0))  # type: ignore[arg-type]
-    deadline = time.monotonic() + 10
-    while clients.roster.nodes < 2 and time.monotonic() < deadline:
-        clients.roster.refresh()
+    until(lambda: len(clients.roster._claims) == 3, clients)
     clients.wait()
     assert clients.roster.about == {"features": [3], "classes": 2}
     assert clients.names(0) == ["c2", "c3"]
@@ -46,16 +44,15 @@ def test_absurd_data_are_refused_with_their_node(features: int):
     grid = FakeGrid({1: _about(features, "c1"), 2: _about(3, "c2")})
     clients = FlowerClients(grid, JUDGES, FederateSettings(nodes=1, timeout=5.0))  # type: ignore[arg-type]
     clients.wait()
-    clients.roster.refresh()
+    until(lambda: any("about features: cannot be" in note for note in clients.roster.notes), clients)
     assert clients.names(0) == ["c2"]
-    assert any("about features: cannot be" in note for note in clients.roster.notes)
 
 
 def test_a_hundred_thousand_names_from_one_node_are_refused():
     grid = FakeGrid({1: honest(*(f"x{i}" for i in range(10_001))), 2: honest("c2")})
     clients = FlowerClients(grid, JUDGES, FederateSettings(nodes=1, timeout=20.0))  # type: ignore[arg-type]
     clients.wait()
-    clients.roster.refresh()
+    until(lambda: any("10001 names; allowed: 1 to 10000" in note for note in clients.roster.notes), clients)
     assert clients.names(0) == ["c2"]
 
 
@@ -87,9 +84,8 @@ class TestKeys:
         grid, keys = self.keyed({1: honest("c1"), 2: honest("c1")})
         clients = self.made(grid, Entry("mallory", keys[1], most=5), Entry("ada", keys[2], ("c1",)))
         clients.wait()
-        clients.roster.refresh()
+        until(lambda: any("client c1 belongs to the key of ada" in note for note in clients.roster.notes), clients)
         assert clients.roster.holder("c1") == 2
-        assert any("client c1 belongs to the key of ada" in note for note in clients.roster.notes)
         clients.roster.heard(2, answered=False)
         clients.roster.refresh()
         assert clients.roster.holder("c1") == 2  # Silence is no reason to give it away.
@@ -110,7 +106,7 @@ class TestKeys:
         grid, keys = self.keyed({1: honest("c1", "c2"), 2: honest("c3"), 3: honest("c4")})
         clients = self.made(grid, Entry("ada", keys[1], most=1), Entry("bob", keys[2]))
         clients.wait()
-        clients.roster.refresh()
+        until(lambda: len(clients.roster.notes) == 2, clients)
         assert clients.names(0) == ["c3"]
         notes = " | ".join(clients.roster.notes)
         assert "2 names; its entry allows 1" in notes
