@@ -19,6 +19,9 @@ from steelyard.randomness import stream_key
 PYTHON = "python:"
 """How the names of functions begin that were handed over from Python and that no import finds."""
 
+SHIPPED = "steelyard_app.code."
+"""How the names of modules begin that an app folder brings along to other machines."""
+
 _loading = RLock()
 _given: dict[str, Callable[..., Any]] = {}
 """What was handed over from Python, by the name that stands for it in settings."""
@@ -169,7 +172,8 @@ def find_code(
     found = _attribute(module, attribute)
     if not callable(found):
         raise UserError(f"{field}: {source} has no function or class '{attribute}'")
-    own = source.endswith(".py") and getattr(found, "__module__", None) == module.__name__
+    file = source.endswith(".py") or source.startswith(SHIPPED)
+    own = file and getattr(found, "__module__", None) == module.__name__
     if not own and not hasattr(found, _MARK) and not fits(found):
         kind = "loss" if field.endswith("loss") else "model"
         raise NotAllowed(

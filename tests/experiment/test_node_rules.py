@@ -60,7 +60,7 @@ def test_a_loss_and_a_plugin_that_the_server_names_are_not_loaded(tmp_path: Path
     node = config(tmp_path)
     spy = str(tmp_path / "spy.py")
     with only(node.allow), pytest.raises(UserError, match=r"is not run here; allowed: what is built in"):
-        agreed(document(weighing={"criteria": ["DS"], "plugins": [spy]}), node)
+        agreed(document(weighing={"criteria": ["DS"], "plugins": [spy]}), node).on_node(node)
     with only(node.allow), pytest.raises(NotAllowed, match=r"training.loss: '.*spy.py:loss' is not run here"):
         agreed(document(training={"loss": f"{spy}:loss"}), node).on_node(node).clients.train([_task()])
     assert not (tmp_path / "owned").exists()
@@ -77,6 +77,20 @@ def test_what_the_owner_allows_by_name_is_run(tmp_path: Path):
     other = f"{tmp_path / 'net.py'}:nn.Linear"
     with only(node.allow), pytest.raises(NotAllowed, match="is not run here"):
         agreed(document(model={"name": other}), node).on_node(node).clients.train([_task()])
+
+
+def test_code_of_the_same_name_is_the_nodes_own_file(tmp_path: Path):
+    (tmp_path / "net.py").write_text(
+        "from torch import nn\n\ndef network(feature_shape, outputs):\n"
+        "    return nn.Linear(feature_shape[0], outputs)\n"
+    )
+    code = f"{tmp_path / 'net.py'}:network"
+    node = config(tmp_path, allow=[code])
+    for theirs in ("/home/server/net.py:network", "steelyard_app.code.net:network"):
+        with only(node.allow):
+            assert agreed(document(model={"name": theirs}), node).model.name == code  # type: ignore[attr-defined]
+    with only(node.allow), pytest.raises(NotAllowed, match="is not run here"):
+        agreed(document(model={"name": "/home/server/net.py:spy"}), node).on_node(node).clients.train([_task()])
 
 
 def test_data_come_from_the_nodes_own_config_alone(tmp_path: Path):

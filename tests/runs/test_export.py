@@ -32,7 +32,9 @@ def run(tmp_path: Path) -> Iterator[Path]:
 
 def test_csv_files_hold_the_rows(run: Path) -> None:
     files = export_run(run, "csv")
-    assert files == [run / "export" / f"{name}.csv" for name in ("federations", "rounds", "clients", "evaluations")]
+    assert files == [
+        run / "export" / f"{name}.csv" for name in ("federations", "rounds", "clients", "evaluations", "untested")
+    ]
     tables = {path.stem: list(csv.DictReader(path.open())) for path in files}
     assert [row["federation"] for row in tables["federations"]] == ["DS>LD"]
     assert float(tables["rounds"][0]["accuracy"]) == 1 / 3
@@ -88,3 +90,10 @@ def test_any_table_is_read_back_from_csv_to_the_last_bit(
     for (number, whole, text), row in zip(rows, found[1:], strict=True):
         assert (float(row[0]) == number) if math.isfinite(number) else row[0] == ""
         assert row[1:] == [str(whole), text or ""]
+
+
+def test_no_text_of_a_csv_is_a_formula(tmp_path: Path):
+    frame = pd.DataFrame({"client": ["=1+1", "@SUM(A1)", "-2+3", "a"], "weight": [-1.0, 2.0, 3.0, 4.0]})
+    write_csv(frame, tmp_path / "t.csv")
+    lines = (tmp_path / "t.csv").read_text().splitlines()
+    assert lines[1:] == ["'=1+1,-1.0", "'@SUM(A1),2.0", "'-2+3,3.0", "a,4.0"]

@@ -67,7 +67,7 @@ def local(
     experiment: Annotated[
         str, typer.Argument(help="Name of a recipe, or path of a TOML file.", autocompletion=recipe_names)
     ],
-    nodes: Annotated[int, typer.Option("--nodes", help="Number of SuperNodes; clients are shared out among them.")] = 4,
+    nodes: Annotated[int, typer.Option("--nodes", help="Number of nodes; clients are shared out among them.")] = 4,
     tls: Annotated[bool, typer.Option("--tls", help="Make certificates and register node keys.")] = False,
     changes: SetOption = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Seed of everything.")] = None,
@@ -75,7 +75,7 @@ def local(
     trust: TrustOption = False,
     format: Annotated[Literal["text", "json"], typer.Option("--format", help="text, or json for programs.")] = "text",
 ) -> None:
-    """Start a SuperLink and SuperNodes on this machine, run the experiment, and end them."""
+    """Start a server and nodes on this machine, run the experiment, and end them."""
     from steelyard.experiment.loading import load
     from steelyard.federate.requirements import require_flower
 

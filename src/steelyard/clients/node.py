@@ -36,7 +36,7 @@ class NodeConfig:
     kind: str = "learning"
     """The kind of experiment that this node takes part in."""
     state: Path | None = None
-    """Folder in which the node keeps what its clients keep to themselves, so that it outlives the SuperNode."""
+    """Folder in which the node keeps what its clients keep to themselves, so that it outlives the process."""
     device: Mapping[str, float] = field(default_factory=dict[str, float])
     """Facts about the device for criteria: device-battery=0.7."""
     user: Mapping[str, float] = field(default_factory=dict[str, float])

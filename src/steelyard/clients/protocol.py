@@ -60,6 +60,16 @@ class FingerprintedClients(Clients, Protocol):
         ...
 
 
+@runtime_checkable
+class NotingClients(Clients, Protocol):
+    """Clients of which something new may be known after every round: who came, who was refused, and why."""
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """Return what a reader of the run should know, one line each; also part of `describe`."""
+        ...
+
+
 class Server(Protocol):
     """What the server itself can compute: first parameters, and tests on data of its own."""
 

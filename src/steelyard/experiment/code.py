@@ -13,13 +13,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from steelyard.errors import UserError, listed
-from steelyard.usercode import PYTHON
+from steelyard.usercode import PYTHON, SHIPPED
 
 FOLDER = "code"
 """The folder in a run's folder that holds the code it was run with."""
-
-SHIPPED = f"steelyard_app.{FOLDER}."
-"""How the names of modules begin that an app folder brings along to other machines."""
 
 Ask = Callable[[str, Mapping[str, str]], None]
 """Called with a file or folder and the code it names, by field, before any of it runs; raises where it must not run."""
@@ -36,6 +33,20 @@ def resolve_code(document: dict[str, Any], base: Path) -> None:
         source, rest = _split(value)
         if source.endswith(".py") and not Path(source).is_absolute():
             put(f"{(base / source).resolve()}{rest}")
+
+
+def rename_code(document: dict[str, Any], rename: Callable[[str], str]) -> None:
+    """Name other code instead of what an experiment names, in place; a node names its own files."""
+    for _, value, put in list(_each(document)):
+        put(rename(value))
+
+
+def file_name(code: str) -> str | None:
+    """Return "losses.py:mean" for code in a file or in an app folder, wherever that lies; None for other code."""
+    source, rest = _split(code)
+    if source.startswith(SHIPPED):
+        return f"{source.removeprefix(SHIPPED)}.py{rest}"
+    return f"{Path(source).name}{rest}" if source.endswith(".py") else None
 
 
 def keep_code(document: dict[str, Any], folder: Path, name_of: Callable[[str], str] | None = None) -> None:

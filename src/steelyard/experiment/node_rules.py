@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from pydantic import BaseModel
 
 from steelyard.clients.node import NodeConfig
 from steelyard.errors import UserError
+from steelyard.experiment.code import file_name, rename_code
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import build
 from steelyard.settings import put
@@ -41,6 +42,7 @@ def agreed(document: dict[str, Any], node: NodeConfig) -> Description:
     kind = document.get("kind", "learning")
     if kind != node.kind:
         raise NotAllowed(f"kind: got {str(kind)[:40]!r}; this node takes part in '{node.kind}' only")
+    rename_code(document, lambda code: _own_code(code, node.allow))
     experiment = build(document)
     own: dict[str, str] = {}
     for field, path in _paths(experiment):
@@ -57,6 +59,14 @@ def agreed(document: dict[str, Any], node: NodeConfig) -> Description:
     for field, path in own.items():
         put(document, field.split("."), path, field)
     return build(document)
+
+
+def _own_code(code: str, allowed: Sequence[str]) -> str:
+    """Return the node's own name for code that the server names: its own file of that name, never the server's."""
+    wanted = file_name(code)
+    if code in allowed or wanted is None:
+        return code
+    return next((own for own in allowed if file_name(own) == wanted), code)
 
 
 def _paths(section: BaseModel, prefix: str = "") -> Generator[tuple[str, Path]]:

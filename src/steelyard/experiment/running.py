@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from steelyard import __version__
 from steelyard.activity import doing
-from steelyard.clients.protocol import CheckedClients
+from steelyard.clients.protocol import CheckedClients, NotingClients
 from steelyard.errors import Stopped, UserError, writable
 from steelyard.experiment.code import FOLDER as CODE
 from steelyard.experiment.code import Ask
@@ -253,7 +253,7 @@ def _go(
             run_rounds(federations, restored.states, clients, server, plan, tracked, report)
     except BaseException as error:
         with suppress(UserError):  # where the disk is full, what went wrong first is what is told
-            store.note(status="stopped")
+            store.note(status="stopped", stopped=why(error))
         tracked.end(finished=False)
         if isinstance(error, KeyboardInterrupt):
             raise Stopped(folder) from error
@@ -287,10 +287,19 @@ class _Noting:
         *,
         last: bool,
     ) -> None:
-        if not self._noted and round > 0:
+        # What is noted of clients elsewhere may change with every round; of simulated ones it does not.
+        if round > 0 and (not self._noted or isinstance(self._clients, NotingClients)):
             self._store.note(**told(self._experiment, self._clients))
             self._noted = True
         self._store.commit(round, records, states, snapshot, last=last)
+
+
+def why(error: BaseException) -> str:
+    """Return in one line why a run stopped, for its record."""
+    if isinstance(error, KeyboardInterrupt):
+        return "it was interrupted"
+    line = " ".join(str(error).split())[:1000]
+    return line if isinstance(error, UserError) else f"{type(error).__name__}: {line}"
 
 
 def _shown(progress: bool | Progress, rounds: int) -> AbstractContextManager[Progress | None]:

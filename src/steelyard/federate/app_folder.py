@@ -10,10 +10,11 @@ from pathlib import Path
 from steelyard import __version__
 from steelyard.errors import UserError, brief, writable
 from steelyard.experiment.code import FOLDER as CODE
-from steelyard.experiment.code import SHIPPED, keep_code
+from steelyard.experiment.code import keep_code
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import build, to_toml
 from steelyard.federate.run_config import DEFAULTS, experiment_text
+from steelyard.usercode import SHIPPED
 
 PACKAGE = "steelyard_app"
 CONNECTION = "federation"
@@ -60,7 +61,7 @@ _README = """\
 {description}
 
 This folder is a [Flower](https://flower.ai) app: `flwr run` sends it to a SuperLink, which runs the server's part, and
-to the SuperNodes, which run the clients' part. Every machine needs `steelyard[flower]` {version}; the app itself
+to its nodes, which run the clients' part. Every machine needs `steelyard[flower]` {version}; the app itself
 installs nothing.
 
 | file | what it is |
@@ -70,14 +71,21 @@ installs nothing.
 | `{package}/` | the two entries, a line each |
 | `.flwr/config.toml` | the SuperLink connection `{connection}` that `flwr run` uses |
 
-On the server:
+On the server. A SuperLink asks whoever reaches its port for nothing, so it listens on this machine only; to let nodes
+of other machines in, use `steelyard federate serve` instead:
 
     export FLWR_TELEMETRY_ENABLED=0
-    flower-superlink --insecure --disable-runtime-dependency-installation
+    flower-superlink --insecure --host 127.0.0.1 --disable-runtime-dependency-installation
 
-On each node; `partition-id` runs from 0 to `num-partitions` - 1, or give `client="NAME" data="/path/to/own/data"`:
+A node, with a file `node.toml` of its own; `partition-id` runs from 0 to `num-partitions` - 1, or give
+`client = "NAME"` and `data = "/path/to/own/data"`:
 
-    flower-supernode --insecure --superlink SERVER:8000 --node-config 'partition-id=0 num-partitions={nodes}'
+    server = "127.0.0.1:8000"
+    insecure = true
+    partition-id = 0
+    num-partitions = {nodes}
+
+    steelyard federate node node.toml
 
 Where you are (write the server's address into `.flwr/config.toml` first):
 
@@ -87,7 +95,7 @@ Go on with a run that was stopped, from its last whole round:
 
     FLWR_HOME="$PWD/.flwr" flwr run . {connection} --stream --run-config 'out="runs/THE-RUN" resume=true'
 
-With TLS and registered node keys: see the page "A federation on two machines" of Steelyard's documentation.
+With TLS and registered node keys: see the page "A real federation" of Steelyard's documentation.
 To try it all on this machine: `steelyard federate local experiment.toml --nodes {nodes}`.
 """
 

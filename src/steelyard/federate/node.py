@@ -35,8 +35,16 @@ def read_node(file: Path) -> tuple[Server, dict[str, Any]]:
     for key in (*FILES, "state"):
         if isinstance(config.get(key), str) and config[key]:
             config[key] = str(file.parent.resolve() / config[key])
+    if "allow" in config:
+        config["allow"] = [_own_code(code, file.parent.resolve()) for code in NodeConfig.read(config).allow]
     NodeConfig.read(config)
     return _server(file, document), config
+
+
+def _own_code(code: str, folder: Path) -> str:
+    """Return allowed code with the whole path of its file."""
+    source, colon, name = code.rpartition(":") if not code.endswith(".py") else (code, "", "")
+    return f"{folder / source}{colon}{name}" if source.endswith(".py") else code
 
 
 def _server(file: Path, document: Mapping[str, Any]) -> Server:

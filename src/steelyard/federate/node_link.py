@@ -56,6 +56,8 @@ _HEARTBEAT_SECONDS = 10.0
 _SHORTEST_PAUSE, _LONGEST_PAUSE, _GROWTH = 0.1, 1.0, 1.3
 _LONGEST_WAIT = 10.0
 _GRACE_SECONDS = 5.0
+_UNAUTHORIZED, _PRECONDITION = 401, 412
+_FORGOTTEN_SECONDS = 35.0
 
 
 @dataclass(frozen=True)
@@ -121,10 +123,26 @@ class NodeLink:
     def _join(self) -> None:
         key = self._public.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
         if self._own_key:
-            self._call(lambda: self._client.RegisterNode(RegisterNodeFleetRequest(public_key=key)))
+            try:
+                self._call(lambda: self._client.RegisterNode(RegisterNodeFleetRequest(public_key=key)))
+            except httpx.HTTPStatusError as error:
+                raise UserError(f"the server refuses a node without a key: {_words(error.response)}") from None
         request = ActivateNodeRequest(public_key=key, heartbeat_interval=_HEARTBEAT_SECONDS)
-        joined = self._call(lambda: self._client.ActivateNode(request))
-        self._node = None if joined is None else Node(node_id=joined.node_id)
+        # A node that was killed counts as connected for a while, and one key is one node: started again, it waits.
+        deadline = time.monotonic() + _FORGOTTEN_SECONDS
+        while not self._stop.is_set():
+            try:
+                joined = self._call(lambda: self._client.ActivateNode(request))
+            except httpx.HTTPStatusError as error:
+                if error.response.status_code != _PRECONDITION or time.monotonic() > deadline:
+                    raise UserError(
+                        f"the server refuses this node: {_words(error.response)}; is its key registered, and does no "
+                        "other node use it?"
+                    ) from None
+                self._stop.wait(1.0)
+            else:
+                self._node = None if joined is None else Node(node_id=joined.node_id)
+                return
 
     def _leave(self) -> None:
         if self._worker is not None:
@@ -222,8 +240,8 @@ class NodeLink:
         return None
 
     def _is_unwanted(self, status: int) -> bool:
-        # Once we are in, other refusals concern one message only, such as one of a run that has ended.
-        return status == httpx.codes.UNAUTHORIZED or (self._node is None and status < 500)
+        # Other refusals concern one call only, such as one of a run that has ended.
+        return status == _UNAUTHORIZED
 
     def _tell(self, line: str) -> None:
         if not self._told:

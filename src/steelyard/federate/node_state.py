@@ -25,7 +25,7 @@ _INDEX = "steelyard"
 class NodeStates:
     """The states of one federation on one node; use `before` to go on from one and `keep` after training.
 
-    `run` names the run: what another run left behind is never used. With `folder`, states outlive the SuperNode.
+    `run` names the run: what another run left behind is never used. With `folder`, states outlive the process.
     """
 
     def __init__(self, node: RecordDict, run: str, federation: str, keep: int, folder: Path | None = None) -> None:

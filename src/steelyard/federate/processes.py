@@ -35,6 +35,8 @@ def environment(home: Path, **more: str) -> dict[str, str]:
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
         "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2",
         "PYTHONUNBUFFERED": "1",
+        # Models that were let go of go back to the system at once, not into the allocator's own store.
+        "MALLOC_MMAP_THRESHOLD_": str(1 << 20),
         **more,
     }
 

@@ -14,6 +14,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from steelyard.clients.flower.grid import FlowerClients
+from steelyard.clients.flower.register import REGISTER, read_register
 from steelyard.clients.protocol import Clients, Server
 from steelyard.errors import UserError
 from steelyard.experiment.description import Description
@@ -52,11 +53,10 @@ def main(grid: Grid, context: Context) -> None:
 def federate(grid: Grid, config: dict[str, Any], run_id: str) -> Path:
     """Run an experiment with the clients behind a grid, or go on with one; what the ServerApp does."""
     out = str(config.get("out") or "")
-    if config.get("resume"):
-        if not out or not exists(Path(out)):
-            raise UserError(
-                f"run config out: got '{out}'; allowed with resume=true: the folder of a run that was stopped"
-            )
+    if config.get("resume") and not out:
+        raise UserError("run config out: got ''; allowed with resume=true: the folder of a run that was stopped")
+    # A run that was stopped before its first model was tested has nothing to go on from: it starts.
+    if config.get("resume") and exists(Path(out)):
         folder = Path(out)
         info = History(folder).info
         assemble = _assembly(grid, read_experiment(folder), info.get("federation_run") or run_id)
@@ -76,8 +76,17 @@ def _assembly(grid: Grid, experiment: Description, run_name: str) -> Callable[[]
 def clients_behind(grid: Grid, experiment: Description, run_name: str) -> FlowerClients:
     """Return an experiment's clients on the nodes of a grid; waits for as many nodes as the experiment asks for."""
     refusals = {found.name: found.refusal for found in experiment.criteria() if found.measured_by == "client"}
-    clients = FlowerClients(grid, refusals, experiment.federate, experiment.score_range, run_name, experiment.codec(),
-                            experiment_text(experiment))  # fmt: skip
+    file = os.environ.get(REGISTER)
+    clients = FlowerClients(
+        grid,
+        refusals,
+        experiment.federate,
+        experiment.score_range,
+        run_name,
+        experiment.codec(),
+        experiment_text(experiment),
+        read_register(Path(file)) if file else None,
+    )
     print(f"steelyard: waiting for {experiment.federate.nodes} nodes", flush=True)
     clients.wait()
     print(f"steelyard: {clients.roster.nodes} nodes, {len(clients.roster.registered)} clients", flush=True)

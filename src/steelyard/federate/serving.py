@@ -29,6 +29,7 @@ from steelyard.federate.processes import Process, end_all, environment, free_por
 _START_SECONDS = 120.0
 _LOOK_SECONDS = 0.5
 _DRAIN_SECONDS = 3
+_CONFLICT = 409
 
 
 @dataclass(frozen=True)
@@ -128,7 +129,7 @@ class Registrar:
             self._link.RegisterNode(RegisterNodeRequest(public_key=pem, name=entry.name))
         except httpx.HTTPStatusError as error:
             # Registered before, in the database of an earlier start: all is well.
-            if error.response.status_code == httpx.codes.CONFLICT or "already" in error.response.text.lower():
+            if error.response.status_code == _CONFLICT or "already" in error.response.text.lower():
                 return True
             print(f"steelyard: the key of {entry.name} is not registered: {error.response.text[:200]}", flush=True)
             return True

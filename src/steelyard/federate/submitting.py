@@ -23,7 +23,7 @@ def submit(server: Path, experiment: Description, *, out: Path | None = None, re
     run = (out if resume and out is not None else new_folder(experiment, out)).resolve()
     with tempfile.TemporaryDirectory() as scratch:
         app = Path(scratch) / "app"
-        write_app(app, experiment, out=run, resume=resume)
+        write_app(app, experiment, out=run, resume=resume, ship=False)
         command = ["flwr", "run", str(app), CONNECTION, "--stream"]
         with subprocess.Popen(
             command, env=environment(flower.resolve()), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
@@ -37,11 +37,11 @@ def submit(server: Path, experiment: Description, *, out: Path | None = None, re
 def _show(process: subprocess.Popen[str]) -> str:
     """Print the lines of a run that are ours; return the last word of an error."""
     assert process.stdout is not None
-    last = ""
+    last, ours = "", False
     for line in process.stdout:
         text = line.strip()
         if text.startswith(("steelyard: ", "round ")):
             print(text, flush=True)
-        if text:
-            last = text.removeprefix("steelyard: ")
+        if text.startswith("steelyard: ") or (text and not ours):
+            last, ours = text.removeprefix("steelyard: "), text.startswith("steelyard: ")
     return last

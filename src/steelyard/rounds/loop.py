@@ -23,7 +23,8 @@ from steelyard.errors import UserError
 from steelyard.messages import Evaluations, Question, ServerTest, Task, Updates
 from steelyard.rounds.combining import combiner
 from steelyard.rounds.server_rows import fit_to_server, train_alone
-from steelyard.rounds.state import Draft, Federation, Plan, Recorder, RoundRecord, RoundState
+from steelyard.rounds.soundness import is_sound, without_culprit
+from steelyard.rounds.state import Draft, Federation, Plan, Recorder, RoundRecord, RoundState, first_like
 from steelyard.rounds.targets import reached
 from steelyard.weighing.criteria import CohortView, Criterion
 from steelyard.weighing.priorities import Order
@@ -81,11 +82,14 @@ def _begin(
     begun = time.perf_counter()
     with doing("building the first models"):
         states = {federation.name: federation.start(server) for federation in federations}
-    questions = [Question(f.name, f.seed, 0, states[f.name].parameters[None]) for f in federations]
-    records: list[RoundRecord] = []
+    # Rules that run side by side start from the same model: it is tested once for all of them.
+    asked = [first_like(federation, federations, states) for federation in federations]
+    questions = {f.name: Question(f.name, f.seed, 0, states[f.name].parameters[None]) for f in asked}
     with doing("testing the first models"):
-        answers = clients.evaluate(questions)
-    for federation, answer in zip(federations, answers, strict=True):
+        answers = dict(zip(questions, clients.evaluate(list(questions.values())), strict=True))
+    records: list[RoundRecord] = []
+    for federation, like in zip(federations, asked, strict=True):
+        answer = replace(answers[like.name], federation=federation.name)
         accuracy = float(answer.overall()[0])
         state = states[federation.name]
         states[federation.name] = replace(state, orders=replace(state.orders, reference=accuracy))
@@ -111,7 +115,7 @@ def one_round(
         answers = iter(zip(tasks, clients.train(tasks) if tasks else [], strict=True))
     with doing("weighing"):
         drafts = [
-            _weigh(federation, states[federation.name], *next(answers), server, plan)
+            _weigh_soundly(federation, states[federation.name], *next(answers), server, plan)
             if federation in asking
             else train_alone(federation, states[federation.name], server, round)
             for federation in federations
@@ -137,6 +141,16 @@ def make_task(federation: Federation, state: RoundState, clients: Clients, plan:
     count = min(len(names), max(1, plan.min_clients, math.floor(plan.fraction * len(names) + 0.5)))
     cohort = tuple(randomness.choose(federation.seed, round, names, count))
     return Task(federation.name, federation.seed, round, cohort, state.parameters, state.loss)
+
+
+def _weigh_soundly(
+    federation: Federation, state: RoundState, task: Task, updates: Updates, server: Server, plan: Plan
+) -> Draft:
+    """Weigh and combine; where that gives no sound model, again without the client that is farthest away."""
+    draft = _weigh(federation, state, task, updates, server, plan)
+    while not draft.kept_old and not is_sound(draft.model):
+        draft = _weigh(federation, state, task, without_culprit(task, draft.updates), server, plan)
+    return draft
 
 
 def _weigh(

@@ -122,3 +122,11 @@ class Plan:
     """Record right or wrong for every test sample in the last round."""
     report: bool = False
     """Test each new model on the server's reporting rows."""
+
+
+def first_like(
+    federation: Federation, federations: Sequence[Federation], states: Mapping[str, RoundState]
+) -> Federation:
+    """Return the first federation of the same seed that starts from the same model."""
+    model = states[federation.name].parameters
+    return next(f for f in federations if f.seed == federation.seed and torch.equal(states[f.name].parameters, model))

@@ -14,7 +14,8 @@ from steelyard.runs.reader import History
 if TYPE_CHECKING:
     import pandas as pd
 
-TABLES = ("federations", "rounds", "clients", "evaluations")
+TABLES = ("federations", "rounds", "clients", "evaluations", "untested")
+_FORMULA = ("=", "+", "-", "@")
 _ROWS = 20_000
 """Rows that are written at once: enough for speed, few enough for memory."""
 
@@ -62,4 +63,6 @@ def _texts(column: np.ndarray[Any, Any]) -> list[str]:
 
 
 def _quoted(text: str) -> str:
+    # A spreadsheet takes these for formulas, and names and reasons come from other people's machines.
+    text = f"'{text}" if text.startswith(_FORMULA) else text
     return '"' + text.replace('"', '""') + '"' if any(mark in text for mark in ',"\n\r') else text

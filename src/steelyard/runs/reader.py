@@ -153,6 +153,15 @@ class History:
         )
 
     @cached_property
+    def untested(self) -> pd.DataFrame:
+        """Who gave no usable test of a round's model: rule, seed, round, client, failure (the reason)."""
+        return self._read(
+            "SELECT f.rule, f.seed, l.round, c.name AS client, l.reason AS failure FROM untested l "
+            "JOIN federations f ON f.id = l.federation JOIN clients c ON c.id = l.client "
+            "ORDER BY f.id, l.round, c.name"
+        )
+
+    @cached_property
     def evaluations(self) -> pd.DataFrame:
         """One row per client and evaluated round: local score and loss of the combined model, further metrics."""
         return self.evaluations_after(START)

@@ -53,6 +53,10 @@ CREATE TABLE IF NOT EXISTS failures (                -- clients that were asked 
     federation INTEGER NOT NULL, round INTEGER NOT NULL, client INTEGER NOT NULL REFERENCES clients(id),
     reason TEXT NOT NULL, PRIMARY KEY (federation, round, client)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS untested (                -- clients that gave no usable test of the round's model, and why
+    federation INTEGER NOT NULL, round INTEGER NOT NULL, client INTEGER NOT NULL REFERENCES clients(id),
+    reason TEXT NOT NULL, PRIMARY KEY (federation, round, client)
+) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS evaluations (
     federation INTEGER NOT NULL, round INTEGER NOT NULL,
     clients BLOB NOT NULL, samples BLOB NOT NULL,    -- int32, int64

@@ -22,7 +22,7 @@ from steelyard.runs.columns import KEYS, WHOLE, pack
 from steelyard.runs.schema import DATABASE, connect, put_to_rest
 from steelyard.weighing.rule import show_priority
 
-_TABLES = ("rounds", "updates", "failures", "evaluations", "samples", "checkpoints")
+_TABLES = ("rounds", "updates", "failures", "untested", "evaluations", "samples", "checkpoints")
 
 
 class Store:
@@ -248,6 +248,10 @@ class Store:
             self._db.execute(
                 "INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (federation, round, *row)
             )
+        self._db.executemany(
+            "INSERT OR REPLACE INTO untested VALUES (?, ?, ?, ?)",
+            [(federation, round, self._client(failure.client), failure.reason) for failure in answer.failures],
+        )
         if answer.right is not None:
             bits = np.packbits(answer.right).tobytes()
             self._db.execute(

@@ -12,6 +12,7 @@ from flwr.supercore.task_identity import TaskIdentity
 
 from steelyard.clients.flower import wire
 from steelyard.clients.flower.forms import EVALUATE, INTRODUCE, TRAIN, IntroductionForm
+from steelyard.clients.flower.grid import FlowerClients
 from steelyard.messages import DenseModels, Evaluations, Failure, Question, Task, Updates
 
 # A message can only be made inside a run; these are this run's papers.
@@ -123,3 +124,11 @@ def task(*clients: str, parameters: int = 3, round: int = 1) -> Task:
 
 def reasons(failures: Iterable[Failure]) -> dict[str, str]:
     return {failure.client: failure.reason for failure in failures}
+
+
+def until(true: Callable[[], bool], clients: FlowerClients, seconds: float = 20.0) -> None:
+    """Let introductions come in, which nobody waits for, until something is true of them."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, clients.roster.notes
+        clients.roster.refresh(0.2)

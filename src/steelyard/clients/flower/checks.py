@@ -7,14 +7,23 @@ from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
+import torch
 from flwr.app import ArrayRecord
+from numpy.typing import NDArray
 
 from steelyard.clients.flower import arrays as packing
 from steelyard.clients.flower.forms import FailureForm, Refused
-from steelyard.messages import Failure, Floats
+from steelyard.messages import DenseModels, Failure, Floats, Payload
 
 MOST_SAMPLES = 10**12
 """More samples than any device can hold; a larger number is a lie or a mistake."""
+MOST_WORTH = 1e15
+"""No criterion of a client is larger: sums over a whole cohort must stay numbers."""
+MOST_GROWTH = 1e6
+"""In one round no parameter grows beyond this many times the largest of the model that was sent (or of 1)."""
+SIZE = "DS"
+"""The criterion that is the number of samples, which a client says already."""
+_BLOCK = 1 << 18
 LONGEST_REASON = 300
 FORM_BYTES = 65_536
 RECORD_COLUMNS = frozenset({"rule", "seed", "round", "client", "samples", "score", "loss", "metrics"})
@@ -92,6 +101,42 @@ def sample_fault(samples: int) -> str | None:
     return None if 0 <= samples <= MOST_SAMPLES else f"samples = {samples}; allowed: 0 to {MOST_SAMPLES}"
 
 
+def criterion_fault(name: str, value: float, samples: int) -> str | None:
+    """Say why a criterion cannot be true whatever its own range is, or None when it can."""
+    if not abs(value) <= MOST_WORTH:
+        return f"criterion {name} = {value:g}; allowed: at most {MOST_WORTH:g}"
+    if name == SIZE and value != samples:
+        return f"criterion {SIZE} = {value:g}, but samples = {samples}; allowed: the same number"
+    return None
+
+
+def explosion(payload: Payload, parameters: torch.Tensor) -> NDArray[np.bool_]:
+    """Return for each client whether its update is so far away that it can only be a mistake or an attack."""
+    largest = float(parameters.abs().max()) if parameters.numel() else 0.0
+    allowed = MOST_GROWTH * max(1.0, largest)
+    if not isinstance(payload, DenseModels):
+        return ~(payload.divergence(parameters) <= allowed * max(1.0, parameters.numel() ** 0.5))
+    far = torch.zeros(len(payload.models), dtype=torch.bool)
+    # Some parameters at a time: a second copy of a large model would be most of the memory that an answer needs.
+    for begin in range(0, parameters.numel(), _BLOCK):
+        step = payload.models[:, begin : begin + _BLOCK] - parameters[begin : begin + _BLOCK]
+        far |= ~(step.abs() <= allowed).all(dim=1)
+    return far.numpy()
+
+
+def size_faults(samples: Sequence[int], factor: float) -> list[str | None]:
+    """Say of each test set why it is too large to be true beside the others, or None; two or more are compared."""
+    held = [count for count in samples if count > 0]
+    if len(held) < 2:
+        return [None] * len(samples)
+    # The lower of two middle ones: a liar among two must not raise the bound.
+    limit = int(factor * sorted(held)[(len(held) - 1) // 2])
+    return [
+        None if count <= limit else f"samples = {count}; allowed: {factor:g} times the median client's, {limit}"
+        for count in samples
+    ]
+
+
 def loss_fault(loss: float, samples: int) -> str | None:
     """Say why a training loss cannot be used, or None when it can."""
     # A client without samples has no loss to speak of.
@@ -114,13 +159,18 @@ def table(name: str, rows: list[list[float]], candidates: int, clients: int) -> 
     return floats(rows).reshape(candidates, clients)
 
 
-def failures(forms: list[FailureForm], answered: Sequence[str], asked: Sequence[str]) -> tuple[Failure, ...]:
+def failures(
+    forms: list[FailureForm],
+    answered: Sequence[str],
+    asked: Sequence[str],
+    omitted: str = "its node answered without it",
+) -> tuple[Failure, ...]:
     """Return the failures that a node told, and one for every asked client that it passed over in silence."""
     told = {form.client: clean(form.reason) for form in forms}
     silent = [client for client in asked if client not in told and client not in set(answered)]
     return (
         *(Failure(client, reason) for client, reason in told.items()),
-        *(Failure(client, "its node answered without it") for client in silent),
+        *(Failure(client, omitted) for client in silent),
     )
 
 

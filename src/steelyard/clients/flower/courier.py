@@ -1,7 +1,7 @@
 """Sending letters to nodes over Flower's grid and collecting the answers, with a deadline of our own.
 
 Flower's own wait is silent and long: a dead node is noticed after a minute, a message lives for hours, and reading one
-answer whose parts never arrive blocks the reading of all others. So every letter is watched by a thread of its own.
+answer whose parts never arrive blocks the reading of all others. So `mail` looks for answers in its own way.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,10 +17,11 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
 from steelyard.clients.flower.checks import clean, unreadable
+from steelyard.clients.flower.forms import Refused
+from steelyard.clients.flower.mail import UNBOUNDED, Mail, Outstanding
 
-_POLLS_PER_SECOND = 8.0
-_SHORTEST_POLL = 0.2
-
+Read = Callable[[int, RecordDict], Any]
+"""Reads the content of the answer to the letter at an index; a text that it returns is why it cannot be used."""
 # flwr.common.constant.ErrorCode, in words that say what it means for the round.
 _ERRORS = {
     1: "its ClientApp could not be loaded",
@@ -37,6 +38,12 @@ NOT_WAITED_FOR = "was not waited for"
 """The answer of a node where enough others had answered."""
 
 
+class Silence(str):
+    """Why there is no answer: the node said nothing in time."""
+
+    __slots__ = ()
+
+
 class RunStopped(Exception):
     """The SuperLink no longer runs this run; nothing more can be asked."""
 
@@ -49,6 +56,8 @@ class Letter:
     kind: str
     content: RecordDict
     round: int = 0
+    largest: int = UNBOUNDED
+    """Most bytes that an honest answer has; no more are fetched."""
 
 
 class Courier:
@@ -57,39 +66,60 @@ class Courier:
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
 
-    def ask(self, letters: Sequence[Letter], seconds: float, enough: int | None = None) -> list[RecordDict | str]:
+    def ask(
+        self, letters: Sequence[Letter], seconds: float, enough: int | None = None, read: Read | None = None
+    ) -> list[Any]:
         """Return for each letter the content of its answer, or why there is none; takes at most `seconds`.
 
-        With `enough`, nobody else is waited for once so many have given a proper answer.
+        With `enough`, nobody else is waited for once so many have given a proper answer. With `read`, each content is
+        read as it arrives and let go of, and what `read` returned stands in its place.
         """
         deadline = time.monotonic() + seconds
-        results: list[RecordDict | str | None] = [None] * len(letters)
-        arrived: queue.SimpleQueue[tuple[int, list[Message] | Exception]] = queue.SimpleQueue()
-        finished = threading.Event()
+        results: list[Any] = [None] * len(letters)
+        arrived: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
         sent = self._send(letters, seconds)
-        pause = max(_SHORTEST_POLL, len(letters) / _POLLS_PER_SECOND)
-        waiting = 0
+        index_of = {name: index for index, name in enumerate(sent) if name}
         for index, name in enumerate(sent):
             if not name:
                 results[index] = "the SuperLink did not take the message: its node is gone"
-                continue
-            watch = (index, name, pause, deadline, finished, arrived)
-            threading.Thread(target=self._watch, args=watch, daemon=True, name=f"letter-{index}").start()
-            waiting += 1
+
+        def take(name: str, answer: list[Message] | Exception) -> None:
+            index = index_of[name]
+            try:
+                result: Any = _judge(letters[index], name, answer)
+                arrived.put((index, read(index, result) if read and not isinstance(result, str) else result))
+            except Exception as error:
+                arrived.put((index, error))
+
+        stop = threading.Event()
+        outstanding = {name: Outstanding(name, letters[index].largest) for name, index in index_of.items()}
+        Mail(self.grid, outstanding, deadline, take).start(stop)
         try:
-            good = 0
-            while waiting and good != enough and (left := deadline - time.monotonic()) > 0:
-                try:
-                    index, answer = arrived.get(timeout=left)
-                except queue.Empty:
-                    break
-                waiting -= 1
-                result = results[index] = _judge(letters[index], sent[index], answer)
-                good += not isinstance(result, str)
+            self._collect(results, arrived, len(index_of), deadline, enough)
         finally:
-            finished.set()
-        late = NOT_WAITED_FOR if time.monotonic() < deadline else f"no answer within {seconds:g} s"
+            stop.set()
+        late = NOT_WAITED_FOR if time.monotonic() < deadline else Silence(f"no answer within {seconds:g} s")
         return [late if result is None else result for result in results]
+
+    def _collect(
+        self,
+        results: list[Any],
+        arrived: queue.SimpleQueue[tuple[int, Any]],
+        waiting: int,
+        deadline: float,
+        enough: int | None,
+    ) -> None:
+        good = 0
+        while waiting and good != enough and (left := deadline - time.monotonic()) > 0:
+            try:
+                index, result = arrived.get(timeout=left)
+            except queue.Empty:
+                return
+            if isinstance(result, RunStopped):
+                raise result
+            waiting -= 1
+            results[index] = unreadable(result) if isinstance(result, Exception) else result
+            good += not isinstance(results[index], str)
 
     def _send(self, letters: Sequence[Letter], seconds: float) -> list[str]:
         # A message that outlives its round would only keep the node busy with work that nobody wants.
@@ -100,32 +130,13 @@ class Courier:
         names = list(self.grid.push_messages(messages)) if messages else []
         return [name or "" for name in names] if len(names) == len(letters) else [""] * len(letters)
 
-    def _watch(
-        self,
-        index: int,
-        name: str,
-        pause: float,
-        deadline: float,
-        finished: threading.Event,
-        arrived: queue.SimpleQueue[tuple[int, list[Message] | Exception]],
-    ) -> None:
-        while not finished.wait(pause) and time.monotonic() < deadline:
-            try:
-                answers = list(self.grid.pull_messages([name]))
-            except Exception as error:
-                arrived.put((index, error))
-                return
-            if answers:
-                arrived.put((index, answers))
-                return
-
 
 def _judge(letter: Letter, name: str, answer: list[Message] | Exception) -> RecordDict | str:
     """Return the content of the one answer to this letter, or what is wrong with it."""
     if isinstance(answer, Exception):
         if type(answer).__name__ == "RunNotRunningException":
             raise RunStopped("the SuperLink stopped this run") from answer
-        return unreadable(answer)
+        return str(answer) if isinstance(answer, Refused) else unreadable(answer)
     try:
         return _opened(letter, name, answer)
     except Exception as error:

@@ -12,10 +12,11 @@ from flwr.app import RecordDict
 from flwr.serverapp import Grid
 
 from steelyard.clients.flower import merging, wire
-from steelyard.clients.flower.checks import reading_one_answer
-from steelyard.clients.flower.courier import Courier, Letter
+from steelyard.clients.flower.checks import clean, reading_one_answer
+from steelyard.clients.flower.courier import Courier, Letter, Silence
 from steelyard.clients.flower.forms import EVALUATE, TRAIN, Refused
-from steelyard.clients.flower.payloads import DENSE, Codec
+from steelyard.clients.flower.payloads import DENSE, Codec, CohortRows
+from steelyard.clients.flower.register import Register
 from steelyard.clients.flower.roster import Roster
 from steelyard.clients.flower.settings import FederateSettings
 from steelyard.errors import UserError
@@ -23,6 +24,12 @@ from steelyard.messages import Evaluations, Failure, Question, Task, Updates
 
 PartT = TypeVar("PartT", Updates, Evaluations)
 _NAMES = "registered-clients"
+_OWNERS = "client-keys"
+_MOST_EXTRA = 1 << 20
+"""Bytes that an answer may have beside its arrays, before it is read: forms, names, Flower's own records."""
+_PATIENCE = 2.0
+"""Seconds that a newcomer, or a node that was silent, has before a round to say that it is there."""
+_RESTING = "its node was silent and has not answered since"
 _AWAY = "no connected node holds this client"
 
 
@@ -59,9 +66,11 @@ class FlowerClients:
         run: str = "",
         codec: Codec = DENSE,
         experiment: str = "",
+        register: Register | None = None,
     ) -> None:
         self.settings = settings
-        self.roster = Roster(Courier(grid), min(30.0, settings.timeout), experiment)
+        self.roster = Roster(Courier(grid), min(30.0, settings.timeout), experiment, register, settings.most_clients)
+        self._patience = min(_PATIENCE, settings.timeout / 2)
         self._courier = Courier(grid)
         self._criteria = dict(criteria)
         self.scores = scores
@@ -79,29 +88,39 @@ class FlowerClients:
 
     def train(self, tasks: Sequence[Task]) -> list[Updates]:
         """Send each task to the nodes of its cohort; who does not answer properly in time is named as a failure."""
-        self.roster.refresh()
+        self.roster.round = max((task.round for task in tasks), default=0)
+        self.roster.refresh(self._patience)
         errands: list[_Errand] = []
         failures: list[list[Failure]] = [[] for _ in tasks]
+        dense = self._codec.kind == DENSE.kind
+        rows = [CohortRows(task.clients, task.parameters) if dense else None for task in tasks]
         for index, task in enumerate(tasks):
             arrays = wire.pack_parameters(task)
             for node, asked in self._group(task.clients, failures[index]).items():
                 content = wire.write_task(task, asked, self._seconds(tasks), arrays, self._run, self._experiment)
-                errands.append(_Errand(index, node, asked, Letter(node, TRAIN, content, task.round)))
+                largest = _MOST_EXTRA + 2 * self._codec.largest(len(asked), task.parameters)
+                letter = Letter(node, TRAIN, content, task.round, largest)
+                errands.append(_Errand(index, node, asked, letter))
 
         def read(errand: _Errand, content: RecordDict) -> Updates:
-            return wire.read_updates(content, tasks[errand.index], errand.asked, self._criteria, self._codec)
+            task, kept = tasks[errand.index], rows[errand.index]
+            part = wire.read_updates(content, task, errand.asked, self._criteria, self._codec)
+            return part if kept is None else kept.put(part)
 
         parts = self._exchange(errands, self._seconds(tasks), read, failures)
-        return [merging.updates(task, parts.get(i, []), failures[i], self._codec) for i, task in enumerate(tasks)]
+        return [
+            merging.updates(task, parts.get(i, []), failures[i], self._codec, rows[i]) for i, task in enumerate(tasks)
+        ]
 
     def evaluate(self, questions: Sequence[Question]) -> list[Evaluations]:
         """Send each question to all nodes; raises `NoAnswers` where not one of them answers."""
-        self.roster.refresh()
+        self.roster.refresh(self._patience)
         errands: list[_Errand] = []
         failures: list[list[Failure]] = [[] for _ in questions]
-        homes = self._group(sorted(self.roster.registered), [])
+        away: list[Failure] = []
+        homes = self._group(sorted(self.roster.registered), away)
         for index, question in enumerate(questions):
-            failures[index] = [Failure(client, _AWAY) for client in self._away()]
+            failures[index] = list(away)
             content = wire.write_question(question, self._seconds(questions), self._run, self._experiment)
             for node, asked in homes.items():
                 errands.append(_Errand(index, node, asked, Letter(node, EVALUATE, content, question.round)))
@@ -114,19 +133,24 @@ class FlowerClients:
             if not parts.get(index):
                 why = "; ".join(f"{failure.client}: {failure.reason}" for failure in failures[index][:3])
                 raise NoAnswers(f"round {question.round}: no client tested the model ({why or 'no node is connected'})")
-        return [merging.evaluations(question, parts[i], failures[i]) for i, question in enumerate(questions)]
+        largest = self.settings.largest_test
+        return [merging.evaluations(question, parts[i], failures[i], largest) for i, question in enumerate(questions)]
 
     def snapshot(self) -> Mapping[str, torch.Tensor]:
         """Return the names of the registered clients; all else that clients keep is on their nodes."""
         # With these a resumed run draws the same cohorts even before every node is back.
-        text = "\n".join(sorted(self.roster.registered)).encode()
-        return {_NAMES: torch.from_numpy(np.frombuffer(text, dtype=np.uint8).copy())}
+        owners = [f"{client}\t{key}" for client, key in sorted(self.roster.owners.items())]
+        return {_NAMES: _tensor(sorted(self.roster.registered)), _OWNERS: _tensor(owners)}
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
         """Register the clients of a snapshot again."""
-        if _NAMES in state:
-            names = bytes(state[_NAMES].to(torch.uint8).numpy().tobytes()).decode()
-            self.roster.registered |= {name for name in names.split("\n") if name}
+        self.roster.registered |= set(_lines(state, _NAMES))
+        self.roster.owners |= dict(line.split("\t", 1) for line in _lines(state, _OWNERS))
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What was noted about nodes so far: who was refused, which clients were claimed twice."""
+        return self.roster.notes
 
     def describe(self) -> Mapping[str, str]:
         """Return how many nodes and clients take part, and what was noted about them."""
@@ -136,7 +160,7 @@ class FlowerClients:
             "nodes": str(self.roster.nodes),
             "registered": str(len(self.roster.registered)),
             "timeout": f"{self.settings.timeout:g} s",
-            "federation_notes": "; ".join(self.roster.notes),
+            "federation_notes": "; ".join(self.notes),
         }
 
     def close(self) -> None:
@@ -147,17 +171,18 @@ class FlowerClients:
         return self.settings.timeout * max(1, len(work))
 
     def _group(self, clients: Sequence[str], failures: list[Failure]) -> dict[int, tuple[str, ...]]:
+        """Return who is to be asked where; a client whose node is away or silent is left out, with the reason."""
+        homes = {client: self.roster.holder(client) for client in clients}
+        awake = {node for node in homes.values() if node is not None and not self.roster.is_resting(node)}
         groups: dict[int, list[str]] = {}
-        for client in clients:
-            node = self.roster.holder(client)
+        for client, node in homes.items():
             if node is None:
                 failures.append(Failure(client, _AWAY))
+            elif awake and node not in awake:  # Where all are silent, there is nobody else to ask.
+                failures.append(Failure(client, _RESTING))
             else:
                 groups.setdefault(node, []).append(client)
         return {node: tuple(sorted(groups[node])) for node in sorted(groups)}
-
-    def _away(self) -> list[str]:
-        return [client for client in sorted(self.roster.registered) if self.roster.holder(client) is None]
 
     def _exchange(
         self,
@@ -168,17 +193,33 @@ class FlowerClients:
     ) -> dict[int, list[PartT]]:
         """Send all letters, read what comes back, and put the blame where an answer is missing or refused."""
         parts: dict[int, list[PartT]] = {}
-        answers = self._courier.ask([errand.letter for errand in errands], seconds)
-        for errand, answer in zip(errands, answers, strict=True):
-            self.roster.heard(errand.node, answered=not isinstance(answer, str))
+
+        def take(index: int, content: RecordDict) -> PartT | str:
+            # Each answer is read as it arrives and let go of, so that not all of them lie in memory at once.
             try:
-                if isinstance(answer, str):
-                    raise Refused(answer)
                 with reading_one_answer():
-                    part = read(errand, answer)
+                    return read(errands[index], content)
             except Refused as refusal:
-                failures[errand.index] += [Failure(client, str(refusal)) for client in errand.asked]
+                return str(refusal)
+
+        answers = self._courier.ask([errand.letter for errand in errands], seconds, read=take)
+        for errand, answer in zip(errands, answers, strict=True):
+            # A node that sends nonsense or an error is there; one that is silent may not be.
+            self.roster.heard(errand.node, answered=not isinstance(answer, Silence))
+            if isinstance(answer, str):
+                reason = clean(answer)
+                failures[errand.index] += [Failure(client, reason) for client in errand.asked]
             else:
-                failures[errand.index] += part.failures
-                parts.setdefault(errand.index, []).append(part)
+                failures[errand.index] += answer.failures
+                parts.setdefault(errand.index, []).append(answer)
         return parts
+
+
+def _tensor(lines: Sequence[str]) -> torch.Tensor:
+    return torch.from_numpy(np.frombuffer("\n".join(lines).encode(), dtype=np.uint8).copy())
+
+
+def _lines(state: Mapping[str, torch.Tensor], name: str) -> list[str]:
+    if name not in state:
+        return []
+    return [line for line in state[name].to(torch.uint8).numpy().tobytes().decode().split("\n") if line]

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from math import inf
 from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from steelyard.clients.flower.payloads import Codec
+from steelyard.clients.flower.checks import size_faults
+from steelyard.clients.flower.payloads import Codec, CohortRows
 from steelyard.messages import DenseModels, Evaluations, Failure, Payload, Question, Task, Updates
 
 NumberT = TypeVar("NumberT", np.int64, np.float64)
@@ -18,8 +21,10 @@ _NO_COUNTS = np.zeros(0, dtype=np.int64)
 _NO_FLOATS = np.zeros(0, dtype=np.float64)
 
 
-def updates(task: Task, parts: Sequence[Updates], failures: Sequence[Failure], codec: Codec) -> Updates:
-    """Join the checked updates of several nodes; with none, an empty answer."""
+def updates(
+    task: Task, parts: Sequence[Updates], failures: Sequence[Failure], codec: Codec, rows: CohortRows | None = None
+) -> Updates:
+    """Join the checked updates of several nodes; with none, an empty answer. `rows` holds whole models already."""
     clients = [client for part in parts for client in part.clients]
     order = sorted(range(len(clients)), key=lambda i: clients[i])
     names = sorted({name for part in parts for name in part.criteria})
@@ -30,7 +35,9 @@ def updates(task: Task, parts: Sequence[Updates], failures: Sequence[Failure], c
         samples=_column([part.samples for part in parts], _NO_COUNTS)[order],
         criteria={name: _column([part.criteria[name] for part in parts], _NO_FLOATS)[order] for name in names},
         losses=_column([part.losses for part in parts], _NO_FLOATS)[order],
-        payload=_payload(task, [part.payload for part in parts if part.clients], order, codec),
+        payload=_payload(task, [part.payload for part in parts if part.clients], order, codec)
+        if rows is None
+        else rows.joined([clients[i] for i in order]),
         failures=tuple(sorted(failures, key=lambda failure: failure.client)),
         bytes_sent=_column([part.bytes_sent for part in parts if part.bytes_sent is not None], _NO_COUNTS)[order],
     )
@@ -42,8 +49,40 @@ def _payload(task: Task, parts: Sequence[Payload], order: list[int], codec: Code
     return codec.join(parts, order)
 
 
-def evaluations(question: Question, parts: Sequence[Evaluations], failures: Sequence[Failure]) -> Evaluations:
-    """Join the checked evaluations of several nodes."""
+def evaluations(
+    question: Question, parts: Sequence[Evaluations], failures: Sequence[Failure], largest: float = inf
+) -> Evaluations:
+    """Join the checked evaluations of several nodes; a test set too large beside the others is left out."""
+    counts = [int(count) for part in parts for count in part.samples]
+    faults = iter(size_faults(counts, largest))
+    bounded: list[Evaluations] = []
+    refused: list[Failure] = []
+    for part in parts:
+        found = list(zip(part.clients, faults, strict=False)) if part.clients else []
+        refused += [Failure(client, fault) for client, fault in found if fault is not None]
+        bounded.append(_kept(part, [row for row, (_, fault) in enumerate(found) if fault is None]))
+    return _joined(question, bounded, [*failures, *refused])
+
+
+def _kept(part: Evaluations, keep: list[int]) -> Evaluations:
+    if len(keep) == len(part.clients):
+        return part
+    right = None
+    if part.right is not None:
+        pieces = _pieces(part)
+        right = np.concatenate([np.zeros(0, dtype=np.bool_), *(pieces[row] for row in keep)])
+    return replace(
+        part,
+        clients=tuple(part.clients[row] for row in keep),
+        samples=part.samples[keep],
+        scores=part.scores[:, keep],
+        losses=part.losses[:, keep],
+        metrics={name: values[keep] for name, values in part.metrics.items()},
+        right=right,
+    )
+
+
+def _joined(question: Question, parts: Sequence[Evaluations], failures: Sequence[Failure]) -> Evaluations:
     clients = [client for part in parts for client in part.clients]
     order = sorted(range(len(clients)), key=lambda i: clients[i])
     # A figure that some nodes did not give cannot be told for all clients.

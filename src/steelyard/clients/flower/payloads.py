@@ -8,7 +8,8 @@ both ends of the wire are given it: a node cannot choose another.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from threading import Lock
 from typing import Any, cast
 
 import torch
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 
 from steelyard.clients.flower.arrays import tensor, unpack
 from steelyard.clients.flower.forms import Refused
-from steelyard.messages import DenseModels, Payload
+from steelyard.messages import DenseModels, Payload, Updates
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,37 @@ class Codec:
         if not isinstance(payload, self.payload):
             raise TypeError(f"the codec '{self.kind}' does not carry {type(payload).__name__}")
         return self.pack(payload)
+
+
+class CohortRows:
+    """One matrix for a whole cohort, into which whole models are copied as they arrive; no second one is ever needed.
+
+    Use one for each task whose updates travel as whole models, `put` for each answer and `joined` at the end.
+    """
+
+    def __init__(self, clients: Sequence[str], parameters: torch.Tensor) -> None:
+        self._row = {client: row for row, client in enumerate(sorted(clients))}
+        self._models = torch.empty(len(self._row), parameters.numel())
+        self._lock, self._closed = Lock(), False
+
+    def put(self, part: Updates) -> Updates:
+        """Take over the models of an answer; what is returned holds them no longer."""
+        models = cast(DenseModels, part.payload).models
+        with self._lock:
+            if self._closed:  # Rows have moved: an answer after the deadline must not be written over another.
+                raise Refused("came after the deadline")
+            for client, model in zip(part.clients, models, strict=True):
+                self._models[self._row[client]].copy_(model)
+        return replace(part, payload=DenseModels(models[:0].clone()))
+
+    def joined(self, clients: Sequence[str]) -> DenseModels:
+        """Return the models of these clients, ascending; rows move up over those of clients that are left out."""
+        with self._lock:
+            self._closed = True
+        for row, client in enumerate(clients):
+            if self._row[client] != row:
+                self._models[row].copy_(self._models[self._row[client]])
+        return DenseModels(self._models[: len(clients)])
 
 
 def only_keys(arrays: Mapping[str, Array], allowed: Sequence[str]) -> None:

@@ -59,7 +59,7 @@ def read_register(file: Path) -> Register:
     """Return the register in a file; one that is not there is empty."""
     try:
         found: list[dict[str, Any]] = json.loads(file.read_text(encoding="utf-8"))["nodes"]
-        entries = [Entry(**{**entry, "clients": tuple(entry.get("clients", ()))}) for entry in found]
+        entries = [Entry(entry["name"], entry["key"], tuple(entry["clients"]), int(entry["most"])) for entry in found]
     except FileNotFoundError:
         return Register()
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -2,116 +2,266 @@
 
 from __future__ import annotations
 
+import json
+import queue
+import threading
 import time
-from collections.abc import Sequence
+from collections import Counter
+from dataclasses import dataclass
 
 from flwr.app import RecordDict
 
 from steelyard.clients.flower import wire
-from steelyard.clients.flower.checks import reading_one_answer
-from steelyard.clients.flower.courier import NOT_WAITED_FOR, Courier, Letter
+from steelyard.clients.flower.checks import clean, reading_one_answer
+from steelyard.clients.flower.courier import Courier, Letter
 from steelyard.clients.flower.forms import INTRODUCE, AskForm, IntroductionForm, Refused
+from steelyard.clients.flower.introductions import About, client_names, facts, introduction, key_line
+from steelyard.clients.flower.register import Register
 from steelyard.errors import UserError
 
 _INTRODUCTION_SECONDS = 30.0
-_ASK_AGAIN_SECONDS = 600.0
-_LONGEST_NAME = 128
-_MOST_CLIENTS = 1_000_000
-_LONGEST_INTRODUCTION = 100_000_000
+_ASK_AGAIN_SECONDS, _LONGEST_PAUSE = 5.0, 600.0
+_LOOK_SECONDS = 0.1
+_LARGEST_ANSWER = 8 << 20
+_MOST_CLIENTS = 10_000
+_MOST_NOTES = 200
+_MOST_ROUNDS_LEFT_ALONE = 64
+
+
+@dataclass(frozen=True)
+class _Claim:
+    """What a node said of itself."""
+
+    clients: tuple[str, ...]
+    about: About
 
 
 class Roster:
-    """Maps stable client ids to the nodes that hold them now; cohorts are drawn from the ids, never from nodes."""
+    """Maps stable client ids to the nodes that hold them now; cohorts are drawn from the ids, never from nodes.
 
-    def __init__(self, courier: Courier, seconds: float = _INTRODUCTION_SECONDS, experiment: str = "") -> None:
+    With a register, a client belongs to the key that its entry names, or else to the key that first had it. What the
+    data look like is what most nodes say; the others are not admitted.
+    """
+
+    def __init__(
+        self,
+        courier: Courier,
+        seconds: float = _INTRODUCTION_SECONDS,
+        experiment: str = "",
+        register: Register | None = None,
+        most_clients: int = _MOST_CLIENTS,
+    ) -> None:
         self.registered: set[str] = set()
         """Every client that ever introduced itself in this run, also while its node is away."""
-        self.about: dict[str, int | list[int]] = {}
-        """What the first node told about its data; a node that tells something else is not admitted."""
+        self.owners: dict[str, str] = {}
+        """With a register: the key that each client belongs to, for the whole run."""
         self.notes: list[str] = []
         """What a reader of the run should know: nodes refused, clients claimed twice."""
+        self.round = 0
+        """The round that is going on, for the notes."""
         self._courier = courier
         self._seconds = seconds
         self._question = AskForm(experiment=experiment)
-        self._claims: dict[int, tuple[str, ...]] = {}
+        self._register, self._most_clients = register, most_clients
+        self._keys: dict[int, str] = {}
+        self._claims: dict[int, _Claim] = {}
+        self._agreed: About | None = None
         self._holders: dict[str, int] = {}
         self._silent: set[int] = set()
+        self._strikes: dict[int, int] = {}
+        """How often in a row a node was silent when it was asked to work."""
+        self._until: dict[int, int] = {}
+        """The round in which a node that was silent may work again."""
         self._refused: set[int] = set()
-        self._later: dict[int, float] = {}
+        self._later: dict[int, tuple[float, float]] = {}
+        """When a node may be asked again, and the pause before that."""
+        self._asked: set[int] = set()
+        self._answers: queue.SimpleQueue[tuple[int, RecordDict | str]] = queue.SimpleQueue()
+        self._noted: set[str] = set()
+
+    @property
+    def about(self) -> About:
+        """What the data look like: what most nodes say, settled when the run begins."""
+        if self._agreed is not None:
+            return self._agreed
+        counted = Counter(json.dumps(claim.about, sort_keys=True) for claim in self._claims.values())
+        return json.loads(max(sorted(counted), key=lambda text: counted[text])) if counted else {}
 
     @property
     def nodes(self) -> int:
-        """Number of nodes that are connected and introduced."""
-        return len(self._claims)
+        """Number of nodes that are connected and introduced, and whose data look as most say."""
+        about = self.about
+        return sum(claim.about == about for claim in self._claims.values())
 
     def holder(self, client: str) -> int | None:
         """Return the node that holds a client now, or None while it is away."""
         return self._holders.get(client)
 
+    def is_resting(self, node: int) -> bool:
+        """Whether a node was silent and is to be left alone in this round; it is asked in the background meanwhile."""
+        return node in self._silent or self.round < self._until.get(node, 0)
+
     def heard(self, node: int, *, answered: bool) -> None:
-        """Note whether a node answered; one that did not loses its clients to another node that claims them."""
-        (self._silent.discard if answered else self._silent.add)(node)
+        """Note whether a node answered; one that did not is left alone until it answers, the longer the more often.
 
-    def refresh(self, seconds: float | None = None, enough: int | None = None) -> None:
-        """Ask newcomers who they are and let go of nodes that left; cheap when nothing changed.
-
-        A newcomer that does not answer is left alone for a while, so that it does not hold up every round.
+        Without a register it also loses its clients to another node that claims them.
         """
-        present = set(self._courier.grid.get_node_ids())
-        self._claims = {node: clients for node, clients in self._claims.items() if node in present}
+        if answered:
+            self._silent.discard(node)
+            self._strikes.pop(node, None)
+            self._until.pop(node, None)
+        else:
+            self._silent.add(node)
+            self._strikes[node] = strikes = self._strikes.get(node, 0) + 1
+            self._until[node] = self.round + min(2 ** (strikes - 1), _MOST_ROUNDS_LEFT_ALONE)
+
+    def refresh(self, patience: float = 0.0) -> None:
+        """Take note of who came, left and answered since; newcomers are asked in the background.
+
+        With `patience`, those who are asked now have so many seconds to answer before the round begins.
+        """
+        present = self._present()
+        self._hear(present, 0.0)
+        self._claims = {node: claim for node, claim in self._claims.items() if node in present}
         self._refused &= present
+        self._silent &= present
         now = time.monotonic()
-        waiting = {node for node, when in self._later.items() if when > now}
-        newcomers = sorted(present - set(self._claims) - self._refused - waiting)
-        letters = [Letter(node, INTRODUCE, wire.content(self._question, {})) for node in newcomers]
-        answers = self._courier.ask(letters, seconds or self._seconds, enough) if letters else []
-        for node, answer in zip(newcomers, answers, strict=True):
-            try:
-                with reading_one_answer():
-                    self._claims[node] = self._admit(_introduction(answer))
-                self._silent.discard(node)
-            except Refused as refusal:
-                if answer == NOT_WAITED_FOR:
-                    continue
-                self._note(f"node {node} was not admitted: {refusal}")
-                if isinstance(answer, str):  # It may be slow, or its data not there yet: it may try again.
-                    self._later[node] = time.monotonic() + _ASK_AGAIN_SECONDS
-                else:  # It spoke, and not as it should.
-                    self._refused.add(node)
+        waiting = {node for node, (when, _) in self._later.items() if when > now}
+        unknown = present - set(self._claims) - self._refused
+        asked = (unknown | self._silent) - self._asked - waiting
+        self._ask(sorted(asked))
+        # Whoever is there answers at once and takes part in this round already; nobody else is waited for.
+        deadline = now + patience
+        while asked & self._asked and (left := deadline - time.monotonic()) > 0:
+            self._hear(present, left)
         self._assign()
 
-    def _admit(self, form: IntroductionForm) -> tuple[str, ...]:
-        if self._claims and form.about != self.about:
-            raise Refused(f"its data is of another kind: {form.about}; allowed: {self.about}"[:300])
-        names = _names(form.clients)
-        self.about = dict(form.about)
-        return names
+    def _hear(self, present: set[int], seconds: float) -> None:
+        """Take in what nodes said of themselves; waits for the first of them so long, and for no other."""
+        while True:
+            try:
+                node, answer = self._answers.get(timeout=seconds) if seconds > 0 else self._answers.get_nowait()
+            except queue.Empty:
+                return
+            seconds = 0.0
+            self._asked.discard(node)
+            if node in present:
+                self._take(node, answer)
+
+    def _ask(self, nodes: list[int]) -> None:
+        """Ask nodes who they are, in a thread of their own: one that hangs holds up neither rounds nor the others."""
+        if not nodes:
+            return
+        self._asked |= set(nodes)
+        letters = [Letter(node, INTRODUCE, wire.content(self._question, {}), largest=_LARGEST_ANSWER) for node in nodes]
+
+        def ask() -> None:
+            heard: set[int] = set()
+
+            def take(index: int, content: RecordDict) -> RecordDict:
+                heard.add(nodes[index])
+                self._answers.put((nodes[index], content))
+                return content
+
+            try:
+                answers = self._courier.ask(letters, self._seconds, read=take)
+            except Exception as error:
+                answers = [f"could not be asked: {type(error).__name__}"] * len(nodes)
+            for node, answer in zip(nodes, answers, strict=True):
+                if node not in heard:
+                    self._answers.put((node, answer))
+
+        threading.Thread(target=ask, daemon=True, name="introductions").start()
+
+    def _present(self) -> set[int]:
+        grid = self._courier.grid
+        if self._register is None:
+            return set(grid.get_node_ids())
+        found = {int(info.node_id): key_line(bytes(info.public_key)) for info in grid.get_nodes()}  # type: ignore[attr-defined]
+        self._keys = found
+        return set(found)
+
+    def _take(self, node: int, answer: RecordDict | str) -> None:
+        try:
+            with reading_one_answer():
+                self._claims[node] = self._admit(node, introduction(answer))
+            self._silent.discard(node)
+            self._later.pop(node, None)
+        except Refused as refusal:
+            if node in self._claims and isinstance(answer, str):
+                self._try_later(node)  # A node of ours that is still silent.
+                return
+            self._note(f"node {node} was not admitted: {refusal}")
+            if isinstance(answer, str):  # It may be slow, or its data not there yet: it may try again.
+                self._try_later(node)
+            else:  # It spoke, and not as it should.
+                self._refused.add(node)
+
+    def _try_later(self, node: int) -> None:
+        pause = min(2 * self._later.get(node, (0.0, _ASK_AGAIN_SECONDS / 2))[1], _LONGEST_PAUSE)
+        self._later[node] = (time.monotonic() + pause, pause)
+
+    def _admit(self, node: int, form: IntroductionForm) -> _Claim:
+        about = facts(form.about)
+        if self._agreed is not None and about != self._agreed:
+            raise Refused(f"its data is of another kind: {about}; allowed: {self._agreed}")
+        named = client_names(form.clients, self._most_clients if self._register is None else _MOST_CLIENTS)
+        if self._register is not None:
+            self._bind(self._register, self._keys.get(node, ""), named)
+        return _Claim(named, about)
+
+    def _bind(self, register: Register, key: str, names: tuple[str, ...]) -> None:
+        """Let a key have these clients for the whole run, or refuse; nobody takes over a name of another key."""
+        entry = register.entries.get(key)
+        if entry is None:
+            raise Refused("its key is not in the register")
+        refusal = entry.refusal(names)
+        if refusal is not None:
+            raise Refused(refusal)
+        for name in names:
+            owner = register.owner(name) or self.owners.get(name, key)
+            if owner != key:
+                other = register.entries.get(owner)
+                raise Refused(f"client {name} belongs to the key of {'another node' if other is None else other.name}")
+        self.owners |= dict.fromkeys(names, key)
 
     def wait_for(self, nodes: int, seconds: float) -> None:
-        """Wait until this many nodes have introduced themselves, or say how many there are."""
+        """Wait until this many nodes have introduced themselves, or say how many there are; settles `about`."""
         deadline = time.monotonic() + seconds
+        # Reading the data for the first time can take long, so nodes may use all of the time there is.
+        usual, self._seconds = self._seconds, max(self._seconds, seconds)
         while True:
-            left = deadline - time.monotonic()
-            # Reading the data for the first time can take long, so nodes may use all of the time there is.
-            self._later.clear()
-            self.refresh(max(left, 1.0), nodes - self.nodes)
+            self.refresh()
             if self.nodes >= nodes:
+                self._seconds = usual
+                self._settle()
                 return
-            if left <= 0:
+            if time.monotonic() >= deadline:
                 raise UserError(
                     f"federate.nodes: {nodes} nodes are to take part, {self.nodes} connected within "
                     f"federate.start_timeout = {seconds:g} s{'; ' + self.notes[-1] if self.notes else ''}"
                 )
-            time.sleep(0.5)
+            time.sleep(_LOOK_SECONDS)
+
+    def _settle(self) -> None:
+        self._agreed = self.about
+        for node, claim in list(self._claims.items()):
+            if claim.about != self._agreed:
+                self._note(f"node {node} was not admitted: its data is of another kind: {claim.about}")
+                self._refused.add(node)
+                del self._claims[node]
+                self.registered -= set(claim.clients)
+        self._assign()
 
     def _assign(self) -> None:
         claimants: dict[str, list[int]] = {}
-        for node, clients in self._claims.items():
-            for client in clients:
+        about = self.about
+        for node, claim in self._claims.items():
+            for client in claim.clients if claim.about == about else ():
                 claimants.setdefault(client, []).append(node)
         for client, nodes in claimants.items():
             current = self._holders.get(client)
-            fit = [node for node in nodes if node not in self._silent] or nodes
+            fit = [node for node in nodes if node not in self._strikes] or nodes
             # Whoever holds a client and answers keeps it: a second claim must not displace it.
             chosen = current if current in fit else fit[0]
             self._holders[client] = chosen
@@ -122,25 +272,7 @@ class Roster:
         self.registered |= set(claimants)
 
     def _note(self, text: str) -> None:
-        if text not in self.notes:
-            self.notes.append(text)
-
-
-def _introduction(answer: RecordDict | str) -> IntroductionForm:
-    if isinstance(answer, str):
-        raise Refused(answer)
-    text, arrays = wire.split(answer)
-    if arrays:
-        raise Refused("introduction: holds arrays; allowed: none")
-    if isinstance(text, str) and len(text) > _LONGEST_INTRODUCTION:
-        raise Refused(f"introduction: {len(text)} letters; allowed: at most {_LONGEST_INTRODUCTION}")
-    return IntroductionForm.read(text)
-
-
-def _names(clients: Sequence[str]) -> tuple[str, ...]:
-    if not 1 <= len(clients) <= _MOST_CLIENTS or len(set(clients)) != len(clients):
-        raise Refused(f"clients: {len(clients)} names; allowed: 1 to {_MOST_CLIENTS}, all different")
-    for name in clients:
-        if not (name.strip() and name.isprintable() and len(name) <= _LONGEST_NAME):
-            raise Refused(f"clients: got {name[:40]!r}; allowed: printable names of at most {_LONGEST_NAME} letters")
-    return tuple(sorted(clients))
+        line = clean(text)
+        if line not in self._noted and len(self.notes) < _MOST_NOTES:
+            self._noted.add(line)
+            self.notes.append(line if self.round == 0 else f"round {self.round}: {line}")

@@ -11,8 +11,13 @@ class FederateSettings(Section):
     """How a run across machines waits for its nodes; a simulation ignores it."""
 
     nodes: int = Field(default=1, ge=1, le=1_000_000)
-    """Number of nodes (SuperNodes) to wait for before the first round; give all of them for reproducible cohorts."""
+    """Number of nodes to wait for before the first round; give all of them for reproducible cohorts."""
     start_timeout: float = Field(default=300.0, gt=0)
     """Seconds to wait for that many nodes to connect and say which clients live on them."""
     timeout: float = Field(default=600.0, gt=0)
     """Seconds that a node has to answer one task or question; who has not answered by then is left out of the round."""
+    most_clients: int = Field(default=10_000, ge=1)
+    """Clients that one node may hold, where the server's register says nothing else of its key."""
+    largest_test: float = Field(default=100.0, ge=1)
+    """A client's test set may be this many times as large as the median client's; a larger one is a lie or a mistake
+    that would decide the accuracy alone, and is left out."""

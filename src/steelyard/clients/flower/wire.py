@@ -164,11 +164,14 @@ def read_updates(
     codec.refuse_other(form.payload)
     payload = codec.unpack(arrays, count, task.parameters)
     finite = payload.finite()
+    far = checks.explosion(payload, task.parameters)
     faults = [
         checks.sample_fault(form.samples[i])
         or next((f for name, judge in criteria.items() if (f := judge(form.criteria[name][i]))), None)
+        or next((f for n in criteria if (f := checks.criterion_fault(n, form.criteria[n][i], form.samples[i]))), None)
         or checks.loss_fault(form.losses[i], form.samples[i])
         or (None if finite[i] else "update: holds NaN or infinite numbers")
+        or (f"update: farther than {checks.MOST_GROWTH:g} times the model; that is no training" if far[i] else None)
         for i in range(count)
     ]
     whole = Updates(
@@ -232,7 +235,7 @@ def read_evaluations(
         metrics={name: checks.floats(values)[keep] for name, values in form.metrics.items()},
         right=_right(arrays, samples, keep, question.detailed),
         failures=(
-            *checks.failures(form.failures, [*form.clients, *asked], asked),
+            *checks.failures(form.failures, form.clients, asked, "its node gave no test of it (no test samples?)"),
             *(Failure(form.clients[i], checks.clean(reason)) for i, reason in enumerate(faults) if reason is not None),
         ),
     )

@@ -1,0 +1,64 @@
+"""Reading a node's introduction: its clients, what its data look like, its key; what cannot be is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import prod
+
+from cryptography.hazmat.primitives import serialization
+from flwr.app import RecordDict
+
+from steelyard.clients.flower import wire
+from steelyard.clients.flower.forms import IntroductionForm, Refused
+from steelyard.clients.flower.register import bare
+
+About = dict[str, int | list[int]]
+"""What a server without data must know of the nodes' data, such as the shape of a sample."""
+
+_LONGEST_NAME = 128
+_LONGEST_INTRODUCTION = 4_000_000
+_LARGEST_FACT = 10**8
+_MOST_DIMENSIONS = 8
+
+
+def introduction(answer: RecordDict | str) -> IntroductionForm:
+    """Return what a node said of itself, or refuse it."""
+    if isinstance(answer, str):
+        raise Refused(answer)
+    text, arrays = wire.split(answer)
+    if arrays:
+        raise Refused("introduction: holds arrays; allowed: none")
+    if isinstance(text, str) and len(text) > _LONGEST_INTRODUCTION:
+        raise Refused(f"introduction: {len(text)} letters; allowed: at most {_LONGEST_INTRODUCTION}")
+    return IntroductionForm.read(text)
+
+
+def facts(about: Mapping[str, int | list[int]]) -> About:
+    """Return what a node says of its data, or refuse what no data look like."""
+    for name, value in about.items():
+        numbers = value if isinstance(value, list) else [value]
+        large = any(not 0 <= number <= _LARGEST_FACT for number in numbers) or prod(numbers) > _LARGEST_FACT
+        if len(about) > _MOST_DIMENSIONS or len(numbers) > _MOST_DIMENSIONS or len(name) > _LONGEST_NAME or large:
+            raise Refused(
+                f"about {name[:40]}: cannot be; allowed: sizes of which the product is at most {_LARGEST_FACT}"
+            )
+    return dict(about)
+
+
+def key_line(pem: bytes) -> str:
+    """Return a node's public key as the register writes it; a node without one has no key that could be in it."""
+    try:
+        key = serialization.load_pem_public_key(pem)
+        return bare(key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH).decode())
+    except ValueError:
+        return ""
+
+
+def client_names(clients: Sequence[str], most: int) -> tuple[str, ...]:
+    """Return a node's clients, ascending, or refuse names that cannot be stored and shown."""
+    if not 1 <= len(clients) <= most or len(set(clients)) != len(clients):
+        raise Refused(f"clients: {len(clients)} names; allowed: 1 to {most}, all different")
+    for name in clients:
+        if not (name.strip() and name.isprintable() and len(name) <= _LONGEST_NAME):
+            raise Refused(f"clients: got {name[:40]!r}; allowed: printable names of at most {_LONGEST_NAME} letters")
+    return tuple(sorted(clients))

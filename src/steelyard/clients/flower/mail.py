@@ -1,0 +1,141 @@
+"""Looking for answers on a SuperLink: one question for all outstanding letters, then each answer read by itself.
+
+Flower's `pull_messages` fetches the parts of all answers in turn: one whose parts never arrive, or do not parse, takes
+the others with it. Asking for each letter alone costs a request per node and look. So we look for all of them at once
+and fetch what is there one by one, a few at a time, each within its own bounds.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+from flwr.app import Message
+from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree
+from flwr.proto.message_pb2 import Message as MessageProto
+from flwr.proto.runtime_pb2 import PullAppMessagesRequest
+from flwr.serverapp import Grid
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
+from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, pull_objects
+from flwr.superlink.grid import HttpGrid
+
+from steelyard.clients.flower.forms import Refused
+
+_PAUSE = 0.2
+_AT_ONCE, _LARGE = 4, 16 << 20
+"""Answers that are fetched side by side, to keep the line busy; large ones one by one, for memory."""
+_MOST_PULL_SECONDS = 300.0
+UNBOUNDED = 1 << 40
+"""Bytes of an answer of which no bound is known."""
+
+Arrived = Callable[[str, list[Message] | Exception], None]
+
+
+@dataclass(frozen=True)
+class Outstanding:
+    """One letter that was sent and not answered yet."""
+
+    name: str
+    """Flower's id of the message."""
+    largest: int
+    """Most bytes that an honest answer has."""
+
+
+class Mail:
+    """Looks for the answers to letters until told to stop; make one for each exchange and call `start`."""
+
+    def __init__(self, grid: Grid, letters: Mapping[str, Outstanding], deadline: float, arrived: Arrived) -> None:
+        self._grid, self._letters, self._deadline, self._arrived = grid, dict(letters), deadline, arrived
+        self._found: queue.SimpleQueue[tuple[str, list[tuple[MessageProto, ObjectTree]]]] = queue.SimpleQueue()
+
+    def start(self, stop: threading.Event) -> None:
+        """Start looking, in threads that end with `stop`, with the deadline, or with the last answer."""
+        if isinstance(self._grid, HttpGrid):
+            _thread(self._look, stop)
+            large = any(_LARGE < letter.largest < UNBOUNDED for letter in self._letters.values())
+            for _ in range(1 if large else min(_AT_ONCE, len(self._letters))):
+                _thread(self._fetch, stop)
+        else:
+            for name in self._letters:
+                _thread(self._watch, stop, name)
+
+    def _watch(self, stop: threading.Event, name: str) -> None:
+        """Watch one letter over any grid."""
+        while not stop.wait(_PAUSE) and time.monotonic() < self._deadline:
+            try:
+                answers = list(self._grid.pull_messages([name]))
+            except Exception as error:
+                self._arrived(name, error)
+                return
+            if answers:
+                self._arrived(name, answers)
+                return
+
+    def _look(self, stop: threading.Event) -> None:
+        """Look for all letters with one request."""
+        waiting = set(self._letters)
+        while waiting and not stop.wait(_PAUSE) and time.monotonic() < self._deadline:
+            try:
+                found = self._client.PullMessages(PullAppMessagesRequest(message_ids=sorted(waiting)))
+            except Exception as error:
+                for name in waiting:
+                    self._arrived(name, error)
+                return
+            answers: dict[str, list[tuple[MessageProto, ObjectTree]]] = {}
+            for message, tree in zip(found.messages_list, found.message_object_trees, strict=True):
+                answers.setdefault(message.metadata.reply_to_message_id, []).append((message, tree))
+            for name, parts in answers.items():
+                if name in waiting:
+                    waiting.discard(name)
+                    self._found.put((name, parts))
+
+    def _fetch(self, stop: threading.Event) -> None:
+        """Fetch the parts of single answers, whatever they turn out to be."""
+        while not stop.is_set() and time.monotonic() < self._deadline:
+            try:
+                name, parts = self._found.get(timeout=_PAUSE)
+            except queue.Empty:
+                continue
+            try:
+                answers: list[Message] | Exception = [self._opened(name, *part) for part in parts]
+            except Exception as error:
+                answers = error
+            self._arrived(name, answers)
+            del answers, parts
+
+    def _opened(self, name: str, message: MessageProto, tree: ObjectTree) -> Message:
+        run, identity = cast(HttpGrid, self._grid).run.run_id, cast(HttpGrid, self._grid).node
+        largest, size = self._letters[name].largest, 0
+        pull = make_pull_object_fn_protobuf(self._client.PullObject, identity, run)
+
+        def counted(part: str) -> bytes:
+            nonlocal size
+            content = pull(part)
+            size += len(content)
+            if size > largest:
+                raise Refused(f"size: more than {largest} bytes; that is no answer to what was asked")
+            return content
+
+        parts = [nested.object_id for nested in iterate_object_tree(tree)]
+        left = min(max(1.0, self._deadline - time.monotonic()), _MOST_PULL_SECONDS)
+        contents = pull_objects(parts, counted, max_concurrent_pulls=1, max_time=left)
+        own = message.metadata.message_id
+        request = ConfirmMessageReceivedRequest(node=identity, run_id=run, message_object_id=own)
+        self._client.ConfirmMessageReceived(request)
+        opened = cast(Message, inflate_object_from_contents(own, contents))
+        opened.metadata.__dict__["_message_id"] = own
+        return opened
+
+    @property
+    def _client(self) -> Any:
+        # Flower has no public way to look for answers without fetching them.
+        return cast(Any, self._grid)._runtime_client  # pyright: ignore[reportPrivateUsage]
+
+
+def _thread(work: Callable[..., None], *arguments: object) -> None:
+    threading.Thread(target=work, args=arguments, daemon=True, name="mail").start()

@@ -1,0 +1,35 @@
+"""A global model that is not finite, or that exploded, is never kept: the round is weighed without the culprit."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from steelyard.errors import UserError
+from steelyard.messages import Failure, Task, Updates
+
+LARGEST = 1e15
+"""No parameter of a model that can still learn is larger."""
+
+
+class Exploded(UserError):
+    """No sound global model came out of a round; the run stops before it is stored, and the last good one stays."""
+
+
+def is_sound(model: torch.Tensor) -> bool:
+    """Whether a global model may be kept: all its numbers are finite and none is absurd."""
+    return bool((model.abs() <= LARGEST).all())  # A comparison with NaN is false.
+
+
+def without_culprit(task: Task, updates: Updates) -> Updates:
+    """Return the updates without the one farthest from the model that was sent; the client and why are noted."""
+    distances = updates.payload.divergence(task.parameters)
+    culprit = int(np.argmax(np.where(np.isfinite(distances), distances, np.inf)))
+    if len(updates.clients) == 1:
+        raise Exploded(
+            f"round {task.round} of {task.federation}: the global model is no longer finite, whoever is left out; the "
+            "model before this round is kept (allowed: a smaller training.learning_rate)"
+        )
+    keep = [row for row in range(len(updates.clients)) if row != culprit]
+    reason = f"left out: with its update ({distances[culprit]:.3g} away) the global model explodes"
+    return updates.select(keep, [Failure(updates.clients[culprit], reason)])
