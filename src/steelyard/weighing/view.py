@@ -27,6 +27,7 @@ class LocalData:
     """What a client can look at when it measures itself: its samples, its trained model, its device, its user."""
 
     client: str
+    """The id of the client."""
     labels: torch.Tensor
     """Labels of the training samples."""
     classes: int
