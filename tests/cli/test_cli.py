@@ -111,7 +111,8 @@ def test_quickstart_end_to_end(steelyard: CommandLine, tmp_path: Path) -> None:
     assert str(folder) in text.replace("\n", "")
 
     exported = steelyard("export", folder, "--to", "csv").stdout.split()
-    assert {Path(path).name for path in exported} == {"federations.csv", "rounds.csv", "clients.csv", "evaluations.csv"}
+    tables = ("federations", "rounds", "clients", "evaluations", "untested")
+    assert {Path(path).name for path in exported} == {f"{table}.csv" for table in tables}
     with (folder / "export" / "clients.csv").open() as file:
         rows = list(csv.DictReader(file))
     assert {"client", "raw_DS", "normalised_LD", "score", "weight", "failure"} <= set(rows[0])

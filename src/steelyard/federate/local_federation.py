@@ -83,6 +83,10 @@ class LocalFederation:
         for old in ("app", "tls", "homes"):
             shutil.rmtree(self.home / old, ignore_errors=True)
         self.outcome_file.unlink(missing_ok=True)
+        if self.launch.tls:
+            make_certificates(self.home / "tls", ["127.0.0.1", "localhost"])
+            for number in range(self.launch.nodes):
+                make_key(self._key(number))
         write_app(
             self.home / "app",
             self.experiment,
@@ -93,10 +97,6 @@ class LocalFederation:
             ship=False,
         )
         self.launch.write(self.folder)
-        if self.launch.tls:
-            make_certificates(self.home / "tls", ["127.0.0.1", "localhost"])
-            for number in range(self.launch.nodes):
-                make_key(self._key(number))
 
     def _start(self) -> None:
         told = {OUTCOME: str(self.outcome_file), LAUNCHER: str(os.getpid())}
