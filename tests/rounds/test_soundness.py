@@ -63,7 +63,7 @@ def test_where_nothing_helps_the_run_stops_and_the_last_good_model_stays(
         run(build(SMALL), out=tmp_path / "run")
     assert History(tmp_path / "run").rounds["round"].tolist() == [0, 1]
     store = Store(tmp_path / "run")
-    (state,) = store.resume()[0].values()
+    (state,) = store.resume().states.values()
     store.close()
     assert state.round == 1
     assert state.parameters.isfinite().all()
