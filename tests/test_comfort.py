@@ -5,12 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 from tests.conftest import CommandLine, cli_environment
 
 import steelyard
-from steelyard import Experiment, Result
+from steelyard import Experiment, Result, UserError, in_memory
 from steelyard.report.short import short_account
 
 
@@ -24,6 +27,7 @@ def test_all_names_are_shown_before_they_are_loaded() -> None:
     code = "import sys, steelyard; assert 'in_memory' in dir(steelyard); assert 'torch' not in sys.modules"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=cli_environment(), check=False)
     assert done.returncode == 0, done.stderr
+    assert not {"Any", "TYPE_CHECKING", "import_module", "annotations"} & set(dir(steelyard))
     for name in steelyard.__all__:
         assert getattr(steelyard, name) is not None
 
@@ -71,3 +75,40 @@ def test_quiet_is_quiet(steelyard: CommandLine) -> None:
     assert done.returncode == 0
     assert done.stderr == ""
     assert "run stored in" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("fields", "line"),
+    [
+        ({"rounds": 3}, "rounds: got 3; allowed: a section of fields"),
+        ({"rounds": {"count": -1}}, "rounds.count: got -1; allowed: greater than or equal to 1"),
+        ({"weighing": {"criteria": ["XX"]}}, "criterion 'XX' is not known"),
+        ({"partition": {"scheme": "natural"}}, "partition.scheme: got 'natural' with data.source 'digits'"),
+        ({"runds": {}}, "runds: unknown field (did you mean 'rounds'?)"),
+        ({"data": in_memory([[0.0], [1.0]], [0, 1])}, "data: got Dataset; allowed: the fields of a [data] section"),
+    ],
+)
+def test_a_mistake_in_python_is_one_line(fields: dict[str, Any], line: str) -> None:
+    with pytest.raises(UserError) as caught:
+        Experiment(**fields)
+    assert str(caught.value).startswith(line)
+    assert not {"pydantic", "validation", "Settings", "\n"} & set(str(caught.value).replace("\n", " \n ").split())
+
+
+@pytest.mark.parametrize("changes", ["rounds.count=2", {"rounds.count": 2}])
+def test_changes_that_are_no_list_are_named(changes: Any) -> None:
+    with pytest.raises(UserError, match=r"changes: got .*rounds.count.*; allowed: a list of text"):
+        Experiment.load("quickstart", changes)
+
+
+def test_data_that_were_not_built_with_in_memory_are_named(tmp_path: Path) -> None:
+    frame: Any = pd.DataFrame({"a": [1, 2]})
+    with pytest.raises(UserError, match="dataset: got DataFrame; allowed: a data set built"):
+        Experiment(data={"source": "memory"}).run(tmp_path / "out", dataset=frame)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_data_set_prints_as_one_line() -> None:
+    images = in_memory(np.zeros((1200, 1, 8, 8)), np.arange(1200) % 3, ["ann", "bob"] * 600, name="mine")
+    assert repr(images) == "Dataset('mine': 1,200 samples of 1×8×8, 3 classes, 2 owners)"
+    assert repr(in_memory([[0.0], [1.0]], [0.5, 1.5])) == "Dataset('memory': 2 samples of 1, numbers to predict)"

@@ -71,5 +71,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Show the public names, also those that are not loaded yet."""
-    return sorted({*globals(), *__all__})
+    """Show the public names, also those that are not loaded yet, and nothing that only this file needs."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__"))})

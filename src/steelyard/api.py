@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from steelyard.errors import UserError
+from pydantic import ValidationError
+
+from steelyard.errors import UserError, brief
 from steelyard.experiment import comparing, running
 from steelyard.experiment.code import Ask, refuse
 from steelyard.experiment.description import Description
@@ -21,6 +23,7 @@ from steelyard.report.short import short_account
 from steelyard.report.summary import summarise
 from steelyard.rounds.progress import shown_by_default, watching
 from steelyard.runs.reader import History
+from steelyard.settings import Section, explain
 from steelyard.usercode import PYTHON, hand_over_as
 
 if TYPE_CHECKING:
@@ -104,6 +107,19 @@ class Result:
 class _Verbs:
     """What can be done with an experiment of any kind."""
 
+    if not TYPE_CHECKING:  # type checkers and editors see the fields, which pydantic declares
+
+        def __init__(self, **fields: Any) -> None:
+            if not isinstance(fields.get("data", {}), Mapping | Section):
+                raise UserError(
+                    f"data: got {type(fields['data']).__name__}; allowed: the fields of a [data] section; data that "
+                    "you hold: Experiment(data={'source': 'memory'}, ...).run(dataset=steelyard.in_memory(...))"
+                )
+            try:
+                super().__init__(**fields)
+            except ValidationError as error:
+                raise UserError(explain(error, type(self))) from None
+
     @classmethod
     def load(
         cls,
@@ -117,6 +133,8 @@ class _Verbs:
 
         A file that names code of its own (criteria, a model, a loss) needs `trust=True`: running it runs that code.
         """
+        if isinstance(changes, str | Mapping):
+            raise UserError(f'changes: got {brief(changes)}; allowed: a list of text, such as ["rounds.count=50"]')
         return runnable(load(name_or_file, changes, seed, _asking(trust, "Experiment.load(..., trust=True)")))
 
     def run(

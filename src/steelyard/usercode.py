@@ -93,9 +93,7 @@ def load_code(code: str, field: str) -> ModuleType:
             raise UserError(f"{field}: cannot import '{code}': {type(error).__name__}: {error}") from error
     path = Path(code).resolve()
     if not path.is_file():
-        raise UserError(
-            f"{field}: no file '{code}', there is no such file; allowed: the path of a Python file, or a module name"
-        )
+        raise UserError(f"{field}: there is no file '{code}'; allowed: the path of a Python file, or a module name")
     name = f"steelyard_user_{path.stem}_{stream_key(0, purpose=str(path)):x}"
     with _loading:  # threads that train ask for a loss at the same time
         if name in sys.modules:

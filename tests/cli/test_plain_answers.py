@@ -115,6 +115,16 @@ def test_rules_owners_and_folders_with_markup(steelyard: CommandLine, tmp_path: 
         assert name in done.stdout
     assert "\x1b" not in done.stdout + done.stderr
     assert "[/i]rule" in steelyard("table", "[/b]out").stdout
+    again = steelyard("weigh", "[/b]out", "--score", "mean", "--criteria", "DS")
+    assert again.returncode == 0, again.stderr
+    for name in ("[/b]ann", "[bold]bob", "\\x1b[31mcy", "[/i]rule"):
+        assert name in again.stdout
+    assert "\x1b" not in again.stdout
+
+
+def test_a_misspelt_option_reads_as_a_sentence(steelyard: CommandLine) -> None:
+    told = steelyard("resume", "x", "--quit").stderr
+    assert told.endswith("? see `steelyard resume --help`\n")
 
 
 def test_without_test_rows_no_accuracy_is_shown(steelyard: CommandLine, tmp_path: Path) -> None:

@@ -33,6 +33,8 @@ frozen = lambda: Net().requires_grad_(False)
 narrow = lambda: nn.Linear(3, 10)
 text = lambda: "net"
 typed = lambda width: Net()
+def mistyped(outputs):
+    return nn.Linear(torch.empty("x"), outputs)
 def broken():
     raise KeyError("size")
 class Raising(Net):
@@ -55,7 +57,11 @@ class Raising(Net):
         ("frozen", "no parameters to train"),
         ("narrow", "does not take features of shape (1, 8, 8)"),
         ("text", "returned str; allowed: a torch.nn.Module"),
-        ("typed", "cannot be called so"),
+        (
+            "typed",
+            "'width'; allowed: arguments named feature_shape, classes, outputs, and those that model.arguments gives",
+        ),
+        ("mistyped", "fails: TypeError: empty"),
         ("broken", "fails: KeyError: 'size'"),
         ("Raising", "AttributeError: no such thing"),
         ("missing", "has no function or class 'missing'"),

@@ -102,7 +102,8 @@ def _explain_usage(error: click.UsageError) -> NoReturn:
         error.show()
         sys.exit(2)
     path = error.ctx.command_path if error.ctx is not None else "steelyard"
-    fail(one_line(f"{error.format_message().rstrip('.')}; see `{path} --help`"))
+    message = error.format_message().rstrip(".")
+    fail(one_line(f"{message}{'' if message.endswith('?') else ';'} see `{path} --help`"))
 
 
 def fail(line: str) -> NoReturn:

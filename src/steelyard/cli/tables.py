@@ -185,14 +185,15 @@ def _show_orders(summary: dict[str, Any], console: Console) -> None:
 
 def show_reweighed(document: dict[str, Any]) -> None:
     """Print who would have counted under another rule, beside what was recorded."""
-    table = Table(title=f"Weighed again by {_name(document['rule'])}: updates of {_name(document['updates_of'])}")
+    again, recorded = _name(document["rule"]), _name(document["updates_of"])
+    table = Table(title=Text.assemble("Weighed again by ", again, ": updates of ", recorded))
     for heading in ("client", "share of all weight", "as recorded", "rounds"):
         table.add_column(heading, justify="left" if heading == "client" else "right")
     rows = document["clients"]
     for row in rows[:MOST]:
-        name = f"{_name(row['client'])}{'*' if row['flaws'] else ''}"
+        name = _name(row["client"]).append("*" if row["flaws"] else "")
         table.add_row(name, f"{row['weight']:.2%}", f"{row['recorded']:.2%}", str(row["rounds"]))
-    console = Console()
+    console = Console(markup=False, highlight=False)
     console.print(table)
     if len(rows) > MOST:
         console.print(f"and {len(rows) - MOST} more clients; --format json lists all")

@@ -60,6 +60,13 @@ class Dataset:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def __repr__(self) -> str:
+        """How many samples of what shape, and whose, in one line; what a notebook or a prompt shows."""
+        kind = f"{self.classes} classes" if self.classes else "numbers to predict"
+        shape = "×".join(map(str, self.shape))
+        people = "" if self.owners is None else f", {len(np.unique(self.owners))} owners"
+        return f"Dataset({self.name!r}: {len(self):,} samples of {shape}, {kind}{people})"
+
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of one sample: (channels, height, width) for images, (columns,) for tables."""

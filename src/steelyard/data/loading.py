@@ -62,8 +62,8 @@ def _read(settings: DataSettings) -> Dataset:
             return read_table(settings)
         case "memory":
             raise UserError(
-                "data.source: got 'memory', which has no file; allowed: a data set built in Python with "
-                "steelyard.data.in_memory and handed to the experiment"
+                "data.source: got 'memory', which has no file; allowed: a data set handed over in Python, "
+                "experiment.run(dataset=steelyard.in_memory(...))"
             )
 
 

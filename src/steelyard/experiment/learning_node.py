@@ -50,6 +50,11 @@ def simulate(
     Data are read once for all seeds; a function handed over as `dataset` is called once for each seed.
     """
     given = load(data) if dataset is None else dataset
+    if not isinstance(given, Dataset) and not callable(given):
+        raise UserError(
+            f"dataset: got {type(given).__name__}; allowed: a data set built with steelyard.in_memory, or a function "
+            "that returns one for a seed"
+        )
     samples = (
         _Seeded(given, data) if callable(given) else _always(given if dataset is None else normalised(given, data))
     )

@@ -138,15 +138,22 @@ def image_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
 def _own(settings: ModelSettings, shape: tuple[int, ...], classes: int, outputs: int) -> nn.Module:
     factory = find_code(settings.name, "model.name", NAMES, _is_network)
     known = {"feature_shape": shape, "classes": classes, "outputs": outputs}
+    arguments = dict(settings.arguments)
     try:
-        accepted = inspect.signature(factory).parameters
+        signature = inspect.signature(factory)
     except (TypeError, ValueError):
-        accepted = {}
-    given = {key: value for key, value in known.items() if key in accepted and key not in settings.arguments}
+        pass  # written in C: what it takes shows when it is called
+    else:
+        arguments |= {key: known[key] for key in known if key in signature.parameters and key not in arguments}
+        try:
+            signature.bind(**arguments)
+        except TypeError as error:
+            raise UserError(
+                f"model.arguments: {settings.name} cannot be called with what it is given: {error}; allowed: arguments "
+                f"named {', '.join(known)}, and those that model.arguments gives"
+            ) from error
     try:
-        module = factory(**given, **settings.arguments)
-    except TypeError as error:
-        raise UserError(f"model.arguments: {settings.name} cannot be called so: {error}") from error
+        module = factory(**arguments)
     except UserError:
         raise
     except Exception as error:
