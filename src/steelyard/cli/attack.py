@@ -5,16 +5,17 @@ What is heavy is imported inside the command, for speed of start.
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from steelyard.cli.printing import print_json, watched
-from steelyard.errors import UserError
+from steelyard.activity import doing
+from steelyard.cli.printing import print_json, terminal_width, watched
+from steelyard.cli.trust import TrustOption, asking
+from steelyard.errors import UserError, printable
+from steelyard.rounds.progress import watching
 
 
 def attack(
@@ -40,38 +41,41 @@ def attack(
     ] = None,
     seed: Annotated[int | None, typer.Option("--seed", help="The first seed; default: the experiment's.")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Folder that gets one run for each attack.")] = None,
+    trust: TrustOption = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
     format: Annotated[
         Literal["text", "json"], typer.Option("--format", help="text for people, json for programs.")
     ] = "text",
 ) -> None:
     """Make some clients hostile and show accuracy under each rule, beside the same without them."""
-    from steelyard.api import runnable
-    from steelyard.experiment.attacking import CLEAN, attack_names, rules_for, under_attack
-    from steelyard.experiment.comparing import load_comparison
-    from steelyard.experiment.loading import load
-    from steelyard.experiment.running import new_folder
-    from steelyard.report.hostile import attack_document, attack_lines, outcome
+    with watching(not quiet):
+        with doing("starting"):
+            from steelyard.api import runnable
+            from steelyard.experiment.attacking import CLEAN, attack_names, rules_for, under_attack
+            from steelyard.experiment.comparing import load_comparison
+            from steelyard.experiment.loading import load
+            from steelyard.experiment.running import new_folder
+            from steelyard.report.hostile import attack_document, attack_lines, outcome
 
-    names = [CLEAN, *attack_names(attacks)]
-    base = load(experiment, changes or [], seed)
-    described = load_comparison(experiment, changes or [], rules or rules_for(base), seed)
-    planned = {name: runnable(under_attack(described, name, fraction)) for name in names}
-    folder = new_folder(described, out)
-    if folder.exists() and any(folder.iterdir()):
-        raise UserError(f"--out: {folder} is not empty; allowed: a new folder, which gets one run for each attack")
-    outcomes: dict[str, Any] = {}
-    for name, hostile in planned.items():
-        result = watched(lambda run=hostile, name=name: run.compare(["recipe"], seeds, folder / name, progress=True))
-        outcomes[name] = outcome(result.folder, hostile.rounds)
+        names = attack_names(attacks)
+        base = load(experiment, changes or [], seed, asking(trust))
+        under_attack(base, names[0], fraction)  # refuses what cannot be attacked before rules are read
+        described = load_comparison(experiment, changes or [], rules or rules_for(base), seed)
+        planned = {name: runnable(under_attack(described, name, fraction)) for name in [CLEAN, *names]}
+        folder = new_folder(described, out)
+        if folder.exists() and any(folder.iterdir()):
+            raise UserError(f"--out: {folder} is not empty; allowed: a new folder, which gets one run for each attack")
+        outcomes: dict[str, Any] = {}
+        for name, hostile in planned.items():
+            if outcomes and not quiet:
+                print(f"{name}: attack {len(outcomes)} of {len(names)}", file=sys.stderr)
+            result = watched(
+                lambda run=hostile, name=name: run.compare(["recipe"], seeds, folder / name, progress=not quiet)
+            )
+            outcomes[name] = outcome(result.folder, hostile.rounds, folder / CLEAN)
     document = attack_document(outcomes, fraction)
     if format == "json":
         print_json({"folder": str(folder), "seeds": seeds, **document})
         return
-    print("\n".join(attack_lines(document, _width())))
-    print(f"\nruns stored in {folder}")
-
-
-def _width() -> int:
-    """Return the terminal's width, also as COLUMNS gives it."""
-    known = "COLUMNS" in os.environ or sys.stdout.isatty()
-    return max(40, shutil.get_terminal_size().columns) if known else 80
+    print("\n".join(attack_lines(document, terminal_width() or 80)))
+    print(f"\nruns stored in {printable(str(folder))}")

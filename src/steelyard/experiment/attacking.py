@@ -56,13 +56,18 @@ def under_attack(experiment: Description, attack: str, fraction: float) -> Descr
     """Return the experiment with this share of its clients hostile, drawn by the seed; "clean" leaves it as it is."""
     if attack == CLEAN:
         return experiment
-    if not 0 < fraction < 1:
-        raise UserError(f"--fraction: got {fraction:g}; allowed: more than 0, less than 1 (share of the clients)")
+    if not 0 < fraction < 0.5:
+        raise UserError(
+            f"--fraction: got {fraction:g}; allowed: more than 0, less than 0.5 (share of the clients; against half of "
+            "them no rule can hold)"
+        )
     document = experiment.model_dump(mode="json", exclude_none=True)
     if "flaws" not in document:
         raise UserError(
             f"attack: experiments of kind '{document.get('kind')}' know no hostile clients; allowed: learning"
         )
+    if experiment.regression:
+        raise UserError("attack: this experiment is a regression, and accuracy is what is shown; allowed: classes")
     name, _, more = attack.partition("+")
     document["flaws"] = [*document["flaws"], {**ATTACKS[name], "pick": "random", "share": fraction}]
     if more:
@@ -72,4 +77,4 @@ def under_attack(experiment: Description, attack: str, fraction: float) -> Descr
 
 def rules_for(experiment: Description) -> list[str]:
     """Return the rules to compare where the user names none: those that this experiment's server can follow."""
-    return [*RULES, "fltrust(EQ)"] if not experiment.offers().lacks_test_set else list(RULES)
+    return list(RULES) if experiment.offers().lacks_test_set else [*RULES[:-1], "fltrust(EQ)", RULES[-1]]

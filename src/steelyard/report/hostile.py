@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from steelyard.report.comparison import compare_run
 from steelyard.report.flawed import flaws_of
@@ -14,36 +18,52 @@ from steelyard.rounds.settings import RoundSettings
 from steelyard.runs.reader import History
 
 
-def outcome(folder: Path | str, settings: RoundSettings) -> dict[str, dict[str, Any]]:
+def outcome(
+    folder: Path | str, settings: RoundSettings, without: Path | str | None = None
+) -> dict[str, dict[str, Any]]:
     """Return by rule: accuracy per seed (mean of the last rounds, on the server's rows where some report, else on the
-    clients' tests), the share of all weight that flawed clients had, the largest weight that one had in any round,
+    clients' tests), the share of all weight that hostile clients had, the largest weight that one had in any round,
     and how often a backdoor worked in the last round.
+
+    Hostile are the flawed clients; given the folder of a run `without` the attack, those with more flaws than there.
     """
     document, history = compare_run(folder, settings), History(folder)
+    before = None if without is None else History(without)
+    hostile = {seed: _hostile(history, before, seed) for seed in document["seeds"]}
     curves: dict[str, list[list[float]]] = {row["rule"]: row["values"] for row in document["curves"]}
     curves |= {row["rule"]: row["accuracy"] for row in document["server_curves"] if "accuracy" in row}
-    weights = {row["rule"]: row["weight"]["mean"] for row in document["flawed"]}
     return {
         rule: {
             "accuracy": [sum(curve[-settings.last :]) / len(curve[-settings.last :]) for curve in by_seed],
-            "weight": weights.get(rule),
-            "largest": _largest(history, rule, document["seeds"]),
+            **_weights(history, rule, hostile),
             "backdoor": _backdoor(history, rule),
         }
         for rule, by_seed in curves.items()
     }
 
 
-def _largest(history: History, rule: str, seeds: Sequence[int]) -> float | None:
-    flawed = {(seed, client) for seed in seeds for client in flaws_of(history, seed)}
-    frame = history.clients
-    columns = (frame[name].tolist() for name in ("rule", "seed", "client", "weight"))
-    found = [
-        float(weight)
-        for of, seed, client, weight in zip(*columns, strict=True)
-        if of == rule and (seed, client) in flawed and weight is not None and not math.isnan(weight)
-    ]
-    return max(found) if found else None
+def _hostile(history: History, before: History | None, seed: int) -> set[str]:
+    known = {} if before is None else flaws_of(before, seed)
+    return {name for name, flaws in flaws_of(history, seed).items() if Counter(flaws) - Counter(known.get(name, []))}
+
+
+def _weights(history: History, rule: str, hostile: Mapping[int, set[str]]) -> dict[str, float | None]:
+    """Return the share of all weight that hostile clients had, mean over seeds, and the largest of one in a round."""
+    shares: list[float] = []
+    largest: list[float] = []
+    for seed, names in hostile.items():
+        found = history.cohorts(rule, seed) if names else None
+        weighed = None if found is None else ~np.isnan(found.weight)
+        if found is None or weighed is None or not weighed.any():
+            continue
+        weight = found.weight[weighed]
+        theirs = weight[np.isin(found.client[weighed], [i for i, name in enumerate(found.clients) if name in names])]
+        shares.append(float(theirs.sum() / (weight.sum() or 1.0)))
+        largest += [float(theirs.max())] if len(theirs) else []
+    return {
+        "weight": math.fsum(shares) / len(shares) if shares else None,
+        "largest": max(largest) if largest else None,
+    }
 
 
 def _backdoor(history: History, rule: str) -> list[float] | None:
@@ -87,29 +107,38 @@ def attack_lines(document: Mapping[str, Any], width: int = 80) -> list[str]:
     """Lay the document out for people, a block per attack, no wider than `width`."""
     lines: list[str] = []
     for block in document["attacks"]:
-        share = "" if block["attack"] == "clean" else f", {document['fraction']:.0%} of the clients hostile"
+        clean = block["attack"] == "clean"
+        share = "no hostile clients" if clean else f"{document['fraction']:.0%} of the clients hostile"
         doors = any(row["backdoor"] for row in block["rules"])
+        titles = ["accuracy"] if clean else ["accuracy", "lost", "weight", *(["backdoor"] if doors else [])]
         longest = max(len(row["rule"]) for row in block["rules"])
-        column = max(4, min(longest, width - (43 if doors else 32)))
-        head = f"{'rule':<{column}}  {'accuracy':>12}  {'lost':>6}  {'weight':>6}"
-        lines += ["", f"{block['attack']}{share}", head + (f"  {'backdoor':>9}" if doors else "")]
+        column = max(4, min(longest, width - sum(2 + WIDTHS[title] for title in titles)))
+        head = "".join(f"  {title:>{WIDTHS[title]}}" for title in titles)
+        lines += ["", f"{block['attack']}: {share}", f"{'rule':<{column}}{head}"]
         for row in block["rules"]:
             name = row["rule"]
             if len(name) > column:
                 lines.append(name if len(name) <= width else f"{name[: width - 1]}…")
                 name = ""
-            lines.append(f"{name:<{column}}  {_figures(row)}" + (f"  {_percent(row['backdoor']):>9}" if doors else ""))
-    return lines[1:]
+            cells = "".join(f"  {_cell(row, title):>{WIDTHS[title]}}" for title in titles)
+            lines.append(f"{name:<{column}}{cells}")
+    explained = (
+        "accuracy: % in the last rounds, over the seeds; lost: points less than without hostile clients; weight: the "
+        "share of all weight that hostile clients had; backdoor: how often the pattern is taken for its class"
+    )
+    return [*lines[1:], "", *textwrap.wrap(explained, width)]
 
 
-def _figures(row: Mapping[str, Any]) -> str:
-    accuracy, lost = row["accuracy"], row["lost"]
-    one = math.isnan(accuracy["high"])
-    half = "" if one else f" ±{100 * (accuracy['high'] - accuracy['mean']):4.1f}"
-    shown = f"{100 * accuracy['mean']:.1f}{half}"
-    weight = "" if row["weight"] is None else f"{row['weight']:.0%}"
-    return f"{shown:>12}  {'' if lost is None else format(100 * lost['mean'], '.1f'):>6}  {weight:>6}"
+WIDTHS = {"accuracy": 10, "lost": 5, "weight": 6, "backdoor": 8}
 
 
-def _percent(value: Mapping[str, Any] | None) -> str:
-    return "" if value is None else f"{value['mean']:.0%}"
+def _cell(row: Mapping[str, Any], title: str) -> str:
+    value = row[title]
+    if value is None:
+        return ""
+    if title == "accuracy":
+        one = math.isnan(value["high"])
+        return f"{100 * value['mean']:.1f}" + ("" if one else f" ±{100 * (value['high'] - value['mean']):4.1f}")
+    if title == "lost":
+        return f"{100 * value['mean']:.1f}"
+    return f"{value if title == 'weight' else value['mean']:.0%}"

@@ -1,0 +1,123 @@
+"""`steelyard attack` as a user runs it, on digits."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.conftest import CommandLine, cli_environment
+
+from steelyard.report.hostile import attack_lines
+
+# A fifth of the clients has flaws of the experiment's own, which must not count as hostile.
+SMALL = """
+name = "small"
+seed = 3
+[data]
+source = "digits"
+[partition]
+scheme = "iid"
+clients = 10
+minimum = 12
+test = "local"
+server = "fraction"
+server_report = "apart"
+[[flaws]]
+kind = "noisy"
+pick = "biggest"
+count = 2
+[model]
+name = "logistic"
+[training]
+learning_rate = 0.2
+epochs = 1
+batch_size = 20
+[rounds]
+count = 3
+fraction = 1.0
+[compute]
+engine = "loop"
+device = "cpu"
+"""
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("attack") / "small.toml"
+    path.write_text(SMALL)
+    return path
+
+
+def by_rule(document: dict[str, Any], attack: str) -> dict[str, dict[str, Any]]:
+    (block,) = (block for block in document["attacks"] if block["attack"] == attack)
+    return {row["rule"]: row for row in block["rules"]}
+
+
+def test_several_attacks_in_one_call(steelyard: CommandLine, small: Path, tmp_path: Path) -> None:
+    attacks = ("--attack", "scaled-reversal,inflation", "--attack", "backdoor+inflation")
+    rules = ("--rules", "fedavg,EQ,clip(EQ),guarded")
+    done = steelyard("attack", small, *attacks, *rules, "--seeds", "2", "--out", "runs", "--format", "json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert [block["attack"] for block in document["attacks"]] == [
+        *("clean", "scaled-reversal", "inflation", "backdoor+inflation")
+    ]
+    assert (document["fraction"], document["seeds"]) == (0.2, 2)
+    clean, reversal = by_rule(document, "clean"), by_rule(document, "scaled-reversal")
+    inflation, door = by_rule(document, "inflation"), by_rule(document, "backdoor+inflation")
+    assert list(clean) == ["fedavg", "EQ", "clip(EQ)", "guarded"]
+    # Without an attack nobody is hostile, whatever flaws the experiment has of its own.
+    assert {(row["weight"], row["largest"], row["lost"], row["backdoor"]) for row in clean.values()} == {(None,) * 4}
+    # Two of ten, alike: a fifth of the weight.
+    assert reversal["EQ"]["weight"] == pytest.approx(0.2)
+    assert reversal["EQ"]["lost"]["mean"] == pytest.approx(
+        clean["EQ"]["accuracy"]["mean"] - reversal["EQ"]["accuracy"]["mean"]
+    )
+    assert reversal["EQ"]["lost"]["mean"] > 0.2 > reversal["guarded"]["lost"]["mean"]
+    assert inflation["fedavg"]["weight"] > 0.95
+    assert inflation["guarded"]["accuracy"] == clean["guarded"]["accuracy"]  # it believes no claim
+    for found in (reversal, inflation, door):
+        assert found["guarded"]["largest"] <= 2 / 10 + 1e-12
+    assert all(0 <= row["backdoor"]["mean"] <= 1 for row in door.values())
+    assert all(row["backdoor"] is None for row in reversal.values())
+    again = steelyard("attack", small, *attacks, "--out", "runs", "--quiet")
+    assert (again.returncode, again.stdout) == (2, "")
+    assert again.stderr.count("\n") == 1
+    assert "is not empty; allowed: a new folder" in again.stderr
+
+
+def test_the_table_fits_a_narrow_terminal(small: Path, tmp_path: Path) -> None:
+    arguments = ["attack", str(small), "--attack", "backdoor", "--set", "rounds.count=1", "--out", "narrow", "-q"]
+    done = subprocess.run(
+        [sys.executable, "-m", "steelyard", *arguments],
+        env={**cli_environment(), "COLUMNS": "60"},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    *lines, stored = done.stdout.splitlines()
+    assert stored.startswith("runs stored in ")
+    assert max(map(len, lines)) <= 60
+    assert "backdoor: 20% of the clients hostile" in lines
+    head = lines[lines.index("backdoor: 20% of the clients hostile") + 1]
+    assert head.split() == ["rule", "accuracy", "lost", "weight", "backdoor"]
+    # Every default rule on a line of its own, FLTrust too, since the server has rows.
+    assert sum(line.startswith(("fltrust(EQ) ", "geometric-median(EQ) ")) for line in lines) == 4
+
+
+def test_long_names_get_a_line_of_their_own() -> None:
+    figures = {"mean": 0.5, "low": 0.4, "high": 0.6}
+    row = {"rule": "r" * 70, "accuracy": figures, "lost": figures, "weight": 0.25, "largest": 0.2, "backdoor": None}
+    document = {"fraction": 0.2, "attacks": [{"attack": "alie", "rules": [row]}]}
+    title, head, name, cells, *_ = attack_lines(document, 40)
+    assert title == "alie: 20% of the clients hostile"
+    assert head.split() == ["rule", "accuracy", "lost", "weight"]
+    assert (len(name), name[-1]) == (40, "…")
+    assert cells.split() == ["50.0", "±10.0", "50.0", "25%"]
+    assert len(cells) <= 40

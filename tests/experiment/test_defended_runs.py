@@ -1,0 +1,117 @@
+"""Hostile clients and defences through whole runs: resumed to the same bits, recorded, capped, refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.experiment.test_resume_engine import stop_in_round
+from tests.runs.contents import assert_same_bits, checkpoint
+
+from steelyard.errors import UserError
+from steelyard.experiment.attacking import attack_names, under_attack
+from steelyard.experiment.comparing import with_rules
+from steelyard.experiment.loading import build, load
+from steelyard.experiment.running import resume, run
+from steelyard.report.hostile import outcome
+from steelyard.runs.reader import History
+
+SMALL: dict[str, Any] = {
+    "data": {"source": "digits"},
+    "partition": {
+        "scheme": "dirichlet",
+        "alpha": 0.5,
+        "clients": 10,
+        "minimum": 8,
+        "server": "fraction",
+        "server_report": "apart",
+    },
+    "model": {"name": "logistic"},
+    "training": {"learning_rate": 0.2, "epochs": 2, "batch_size": 20},
+    "rounds": {"count": 4, "fraction": 0.6},
+    "compute": {"engine": "loop", "device": "cpu", "threads": 1},
+    "store": {"checkpoint_every": 1},
+}
+
+
+def defended(**defence: Any) -> dict[str, Any]:
+    return {**SMALL, "weighing": {"criteria": ["DS"], "name": "rule", "defence": defence}}
+
+
+def test_the_radius_that_leans_on_the_round_before_survives_a_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    smoothed = build(defended(rule="clip", quantile=0.3, smooth=0.8))
+    run(smoothed, out=tmp_path / "whole")
+    with monkeypatch.context() as stopping:
+        stop_in_round(3, stopping)
+        with pytest.raises(KeyboardInterrupt):
+            run(smoothed, out=tmp_path / "stopped")
+    resume(tmp_path / "stopped")
+    assert_same_bits(tmp_path / "stopped", tmp_path / "whole")
+    # The radius does lean: a run whose radius is each round's own ends elsewhere.
+    run(build(defended(rule="clip", quantile=0.3)), out=tmp_path / "own")
+    ours, theirs = checkpoint(tmp_path / "whole")[2], checkpoint(tmp_path / "own")[2]
+    assert not torch.equal(ours["models/rule"], theirs["models/rule"])
+
+
+def test_the_success_of_a_backdoor_is_recorded(tmp_path: Path) -> None:
+    described = with_rules(build({**SMALL, "rounds": {"count": 6, "fraction": 1.0}}), ["EQ", "median(EQ)"])
+    run(under_attack(described, "backdoor", 0.4), out=tmp_path / "run")
+    frame = History(tmp_path / "run").evaluations
+    assert ((frame["backdoor"] >= 0) & (frame["backdoor"] <= 1)).all()
+    found = outcome(tmp_path / "run", described.rounds)
+    (plain,), (median,) = found["EQ"]["backdoor"], found["median(EQ)"]["backdoor"]
+    assert plain > 0.5 > median
+    last = frame[(frame["rule"] == "EQ") & (frame["round"] == 6)]
+    assert plain == pytest.approx((last["backdoor"] * last["samples"]).sum() / last["samples"].sum())
+
+
+def test_a_liar_is_never_over_the_cap_in_a_whole_run(tmp_path: Path) -> None:
+    rules = [
+        *("DS>LD>MD", "capped(DS>LD>MD;max_weight=0.25)", "capped(DS;max_shares=1.5)"),
+        *("online(DS>LD>MD)", "capped(online(DS>LD>MD);max_weight=0.25)", "capped(DS;bound=2)"),
+    ]
+    described = with_rules(build(SMALL), rules)
+    run(under_attack(described, "inflation", 0.2), out=tmp_path / "run")
+    found = outcome(tmp_path / "run", described.rounds)
+    clients = History(tmp_path / "run").clients
+    largest = clients.groupby("rule")["weight"].max()
+    assert found["DS>LD>MD"]["largest"] > 0.4  # what lies take where nothing limits them
+    for rule, cap in ((rules[1], 0.25), (rules[2], 1.5 / 6), (rules[4], 0.25)):
+        assert largest[rule] <= cap + 1e-12
+        assert found[rule]["largest"] == pytest.approx(cap)  # and they do take all that they may
+    assert found[rules[5]]["largest"] < found["DS>LD>MD"]["largest"]
+    claims = clients[clients["rule"] == "DS>LD>MD"]
+    # The number of classes is what the task can hold: no claim is above it.
+    assert claims["raw_LD"].max() == 10
+    assert claims["raw_DS"].max() > 1000 * claims["raw_DS"].median() / 10
+    assert not len(History(tmp_path / "run").failures_after())  # every claim could be true, so nobody was refused
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        (
+            {**defended(rule="fltrust"), "partition": {"scheme": "iid", "clients": 10}},
+            r"weighing\.defence\.rule: fltrust trains on the server's test set, and partition\.server = 'none'",
+        ),
+        (
+            {"kind": "recommend", "interactions": {"path": "x.tsv"}, "weighing": {"defence": {}}},
+            "weighing.defence: given, but clients of this kind send no whole models",
+        ),
+    ],
+)
+def test_what_a_server_cannot_follow_is_refused_before_the_run(document: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        build(document)
+
+
+def test_what_cannot_be_attacked() -> None:
+    assert attack_names(["all"])[-2:] == ["backdoor+inflation", "inflation"]
+    assert attack_names(["alie, sign-flip+inflation", "alie"]) == ["alie", "sign-flip+inflation"]
+    with pytest.raises(UserError, match="of kind 'recommend' know no hostile clients"):
+        under_attack(load("fpl-ml1m"), "sign-flip", 0.2)
+    assert under_attack(build(SMALL), "clean", 0.0) == build(SMALL)
