@@ -1,7 +1,8 @@
 /* Counts what a process does to the files of one folder, and at a given step kills it or makes the disk full.
 
    Loaded with LD_PRELOAD by benchmarks/faults.py; fault_arm() begins the counting. A step is a call that changes the
-   disk: open for writing, write, pwrite, fsync, fdatasync, rename, unlink, mkdir, rmdir, truncate. */
+   disk: open for writing, write, pwrite, fsync, fdatasync, rename, unlink, mkdir, rmdir, truncate.
+   After fault_shadow() the database's files are copied aside whenever they are flushed: what a power cut cannot take. */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -11,12 +12,13 @@
 #include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/types.h>
 #include <unistd.h>
 
-static char folder[PATH_MAX];
+static char folder[PATH_MAX], shadow[PATH_MAX];
 static long at, count;
 static int full; /* 0: kill at the step, 1: from the step on there is no room */
 
@@ -27,18 +29,24 @@ void fault_arm(const char *where, long step, int mode) {
     count = 0;
 }
 
+void fault_shadow(const char *where) { strncpy(shadow, where, sizeof shadow - 1); }
+
 long fault_count(void) { return count; }
 
 static int inside(const char *path) { return folder[0] && path && strstr(path, folder) != NULL; }
 
-static int inside_fd(int fd) {
-    char link[64], path[PATH_MAX];
-    if (!folder[0]) return 0;
+static int path_of(int fd, char *path) {
+    char link[64];
     snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-    ssize_t length = readlink(link, path, sizeof path - 1);
+    ssize_t length = readlink(link, path, PATH_MAX - 1);
     if (length < 0) return 0;
     path[length] = 0;
-    return inside(path);
+    return 1;
+}
+
+static int inside_fd(int fd) {
+    char path[PATH_MAX];
+    return folder[0] && path_of(fd, path) && inside(path);
 }
 
 static int inside_at(int dir, const char *path) { return path && (path[0] == '/' || dir == AT_FDCWD ? inside(path) : inside_fd(dir)); }
@@ -88,13 +96,53 @@ ssize_t pwrite64(int fd, const void *data, size_t size, off64_t offset) {
     return real(fd, data, size, offset);
 }
 
-#define ON_FD(name) int name(int fd) { REAL(name); if (inside_fd(fd)) step(0); return real(fd); }
+/* Where the flushed bytes of one of the database's files are kept; 0 for other files. */
+static int shadow_of(const char *path, char *copy) {
+    const char *name = strrchr(path, '/');
+    if (!shadow[0] || !name || strncmp(name, "/run.sqlite", 11) || strstr(name, "-shm")) return 0;
+    snprintf(copy, PATH_MAX, "%.2000s%.200s", shadow, name);
+    return 1;
+}
+
+static void keep_flushed(int fd) {
+    char path[PATH_MAX], copy[PATH_MAX], draft[PATH_MAX];
+    struct stat about;
+    if (!path_of(fd, path) || !shadow_of(path, copy) || fstat(fd, &about)) return;
+    char *content = malloc(about.st_size + 1);
+    ssize_t size = pread(fd, content, about.st_size, 0);
+    snprintf(draft, sizeof draft, "%.3000s.draft", copy);
+    FILE *file = fopen(draft, "w");
+    if (file && size >= 0 && fwrite(content, 1, size, file) == (size_t)size && !fclose(file)) rename(draft, copy);
+    free(content);
+}
+
+#define ON_FD(name) \
+    int name(int fd) { \
+        REAL(name); \
+        if (!inside_fd(fd)) return real(fd); \
+        step(0); \
+        int result = real(fd); \
+        if (!result) keep_flushed(fd); \
+        return result; \
+    }
 ON_FD(fsync)
 ON_FD(fdatasync)
 
-#define ON_PATH(name, room) int name(const char *path) { REAL(name); if (inside(path) && step(room)) return -1; return real(path); }
-ON_PATH(unlink, 0)
-ON_PATH(rmdir, 0)
+int unlink(const char *path) {
+    REAL(unlink);
+    char copy[PATH_MAX];
+    if (inside(path)) {
+        step(0);
+        if (shadow_of(path, copy)) real(copy);
+    }
+    return real(path);
+}
+
+int rmdir(const char *path) {
+    REAL(rmdir);
+    if (inside(path)) step(0);
+    return real(path);
+}
 
 int unlinkat(int dir, const char *path, int flags) {
     REAL(unlinkat);

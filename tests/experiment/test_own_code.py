@@ -133,7 +133,8 @@ def test_a_fresh_process_reads_a_run_without_its_code(file: Path, tmp_path: Path
     before = marks(tmp_path)
     for words in (("table", run, "--format", "json"), ("resume", run)):
         found = command(*words)
-        assert (found.returncode, found.stderr) == (0, ""), (words, found.stderr)
+        assert found.returncode == 0, (words, found.stderr)
+        assert "steelyard:" not in found.stderr
     assert marks(tmp_path) == before
 
 
@@ -164,7 +165,7 @@ def test_commands_that_would_run_code_need_trust(words: tuple[str, ...], file: P
     found = command(*words[:2], *words[2:], file) if words[0] == "federate" else command(words[0], file, *words[1:])
     assert found.returncode == 2
     assert found.stdout == ""
-    (line,) = found.stderr.splitlines()
+    line = found.stderr.splitlines()[-1]  # on a slow machine, what takes long is named before it
     assert line.startswith(
         f"steelyard: {file}: names code of its own (weighing.plugins = {file.parent}/own/criteria.py"
     )

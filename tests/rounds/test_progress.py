@@ -140,6 +140,22 @@ def test_silence_of_ten_seconds_is_broken(
     ]
 
 
+def test_work_that_has_just_begun_after_a_silence_is_named_without_a_time(
+    clock: list[float], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with watching():
+        watch = progress._watch
+        assert watch is not None
+        with doing("starting"):
+            clock[0] += 9
+            watch.display.beat(clock[0])
+        with doing("summing up"):
+            for seconds in (1, 9, 1):
+                clock[0] += seconds
+                watch.display.beat(clock[0])
+    assert capsys.readouterr().err.splitlines() == ["summing up", "summing up, 11 s so far"]
+
+
 def test_without_watching_nothing_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
     with watching(False), doing("reading the data"):
         assert progress._watch is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import shutil
 import sqlite3
@@ -16,6 +17,7 @@ from tests.runs.contents import query
 from tests.runs.records import federation, record, state
 
 from steelyard.errors import UserError
+from steelyard.runs.checkpoint import pack
 from steelyard.runs.export import export_run
 from steelyard.runs.reader import History
 from steelyard.runs.store import Store, tidy
@@ -83,6 +85,40 @@ def test_garbage_beside_a_checkpoint_is_damage_too(run: Path, statement: str) ->
         History(run).last_checkpoint()
 
 
+def _states(**changes: object) -> str:
+    _, text = pack({"DS>LD": state(4, 4.0)}, {})
+    return json.dumps({"DS>LD": {**json.loads(text)["DS>LD"], **changes}})
+
+
+STATES = {
+    "no JSON": ("{", "Expecting property name"),
+    "too deep": ("[" * 100_000, "nested too deeply"),
+    "a list": ("[]", "valid dictionary"),
+    "nothing of a state": ('{"DS>LD": {}}', "DS>LD.round: Field required"),
+    "a round that is a word": (_states(round="x"), "DS>LD.round"),
+    "a round before the first": (_states(round=-3), "DS>LD.round"),
+    "a field too many": (_states(more=1), "DS>LD.more"),
+    "an order of words": (_states(orders={"order": ["DS"], "reference": 0.5}), "DS>LD.orders.order.0"),
+    "a loss without a name": (_states(loss={"name": None}), "DS>LD.loss.name"),
+    "another model": (_states().replace("DS>LD", "LD"), "no model of 'LD'"),
+}
+
+
+@pytest.mark.parametrize("kind", STATES)
+def test_states_of_another_make_are_named_even_where_changes_are_accepted(run: Path, kind: str) -> None:
+    text, words = STATES[kind]
+    with sqlite3.connect(run / "run.sqlite") as writer:
+        writer.execute("UPDATE checkpoints SET states = ? WHERE round = 4", (text,))
+        writer.execute("DELETE FROM checkpoints WHERE round = 3")
+    writer.close()
+    store = Store(run)
+    found = store.resume(accept=True)
+    store.close()
+    assert (found.round, found.states) == (-1, {})
+    assert words in found.problems[-1]
+    assert "\n" not in found.problems[-1]
+
+
 def test_without_a_sound_checkpoint_nothing_is_forgotten_unless_accepted(run: Path) -> None:
     for round in (3, 4):
         flip(file(run, round))
@@ -130,6 +166,44 @@ def test_a_log_that_lost_its_tail_leaves_a_run_that_goes_on(killed: Path, left: 
     assert found.problems == ()
     assert found.round >= 2
     assert query(killed, "SELECT MAX(round) FROM rounds") == [(found.round,)]
+    store.close()
+
+
+def test_a_log_shortened_below_what_was_flushed_is_never_continued_from(tmp_path: Path) -> None:
+    """No power cut does it, but a bad copy may: old pages in the log then hide newer ones of the database."""
+    store = Store(tmp_path / "alive", checkpoint_every=3)
+    store.register([federation()])
+    for round in range(4):
+        store.commit(round, [record(round=round)], {"DS>LD": state(round, float(round))}, dict, last=False)
+    size = (tmp_path / "alive" / "run.sqlite-wal").stat().st_size
+    refused = 0
+    for length in range(32, size, 4096 + 24):
+        run = tmp_path / f"run-{length}"
+        shutil.copytree(tmp_path / "alive", run)
+        (run / "run.sqlite-shm").unlink()
+        os.truncate(run / "run.sqlite-wal", length)
+        copy = Store(run)
+        try:
+            found = copy.resume().round
+        except UserError:
+            refused += 1
+        else:
+            assert query(run, "SELECT round FROM rounds ORDER BY round") == [(round,) for round in range(found + 1)]
+        copy.close()
+    store.close()
+    assert refused
+
+
+def test_missing_rounds_are_damage_unless_accepted(run: Path) -> None:
+    connection = sqlite3.connect(run / "run.sqlite")
+    with connection:
+        connection.execute("DELETE FROM rounds WHERE round = 2")
+    connection.close()
+    store = Store(run)
+    with pytest.raises(UserError, match=r"run\.sqlite: damaged: 4 rounds of DS>LD, where its checkpoint follows 5"):
+        store.resume()
+    assert query(run, "SELECT COUNT(*) FROM rounds") == [(4,)]
+    assert store.resume(accept=True).round == 4
     store.close()
 
 

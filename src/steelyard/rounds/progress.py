@@ -105,11 +105,15 @@ class _Lines:
 
     def beat(self, now: float) -> None:
         doing = current()
+        if doing is None:
+            self._last = max(self._last, now)  # while nothing is done there is nothing to be silent about
         if doing is None or now - self._last < BEAT_SECONDS:
             return
         self._last = now
         what, since = doing
-        self._write(f"{what}, {show_duration(now - since)} so far")
+        # Other work may have filled most of the silence: then how long this has taken says nothing yet.
+        taken = f", {show_duration(now - since)} so far" if round(now - since, 1) >= BEAT_SECONDS else ""
+        self._write(f"{what}{taken}")
 
     def end(self) -> None:
         self._last = time.monotonic()

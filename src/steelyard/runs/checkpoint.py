@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from steelyard.errors import UserError
+from steelyard.errors import UserError, printable
 from steelyard.messages import LossState
 from steelyard.rounds.state import RoundState
 from steelyard.runs.durable import write_durably
@@ -43,8 +44,9 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
 def _content(path: Path) -> bytes:
     try:
         return path.read_bytes()
-    except OSError as error:
-        raise UserError(f"{path}: not a readable checkpoint: {error.strerror or error}") from error
+    except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"{path}: not a readable checkpoint: {reason}") from error
 
 
 def _tensors(path: Path, content: bytes) -> dict[str, torch.Tensor]:
@@ -76,23 +78,36 @@ def pack(states: Mapping[str, RoundState], clients: Mapping[str, torch.Tensor]) 
     return tensors, json.dumps(rest)
 
 
+class _Rest(BaseModel):
+    """Everything of a state but its model, as `pack` writes it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    round: int = Field(ge=0)
+    loss: LossState
+    orders: OrderState
+    finished: bool
+    memory: dict[str, Any]
+
+
+_RESTS = TypeAdapter(dict[str, _Rest])
+
+
 def unpack(tensors: Mapping[str, torch.Tensor], text: str) -> tuple[dict[str, RoundState], dict[str, torch.Tensor]]:
-    """Put states together again from tensors and JSON; the inverse of `pack`."""
+    """Put states together again from tensors and JSON; the inverse of `pack`. ValueError: the JSON is of another make.
+
+    It is checked field by field, since a resume may be told to accept a checkpoint that was changed.
+    """
+    try:
+        rests = _RESTS.validate_python(json.loads(text))
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
     states: dict[str, RoundState] = {}
-    for name, rest in json.loads(text).items():
-        loss: dict[str, Any] = rest["loss"]
-        if loss["class_weights"] is not None:
-            loss["class_weights"] = tuple(loss["class_weights"])
-        orders: dict[str, Any] = rest["orders"]
-        orders["order"] = tuple(orders["order"])
-        states[name] = RoundState(
-            round=rest["round"],
-            parameters=tensors[MODELS + name],
-            loss=LossState(**loss),
-            orders=OrderState(**orders),
-            finished=rest["finished"],
-            memory=rest["memory"],
-        )
+    for name, rest in rests.items():
+        model = tensors.get(MODELS + name)
+        if model is None or model.dim() != 1 or not model.is_floating_point():
+            raise ValueError(f"no model of {name!r}")
+        states[name] = RoundState(rest.round, model, rest.loss, rest.orders, rest.finished, rest.memory)
     kept = {name.removeprefix(CLIENTS): tensor for name, tensor in tensors.items() if name.startswith(CLIENTS)}
     return states, kept
 
@@ -150,6 +165,8 @@ def _read(folder: Path, round: int, file: str, text: str, wanted: str, *, strict
     tensors = _tensors(path, content)
     try:
         states, kept = unpack(tensors, text)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path}: the states that belong to it cannot be read: {error!r}") from error
-    return Restored(int(round), states, kept)
+    except (ValueError, TypeError) as error:
+        what = next(iter(error.errors(include_url=False))) if isinstance(error, ValidationError) else None
+        reason = str(error) if what is None else f"{'.'.join(map(str, what['loc']))}: {what['msg']}"
+        raise UserError(f"{path}: the states that belong to it cannot be read: {printable(reason)}") from error
+    return Restored(round, states, kept)

@@ -131,20 +131,39 @@ class Store:
     def resume(self, *, accept: bool = False) -> checkpoint.Restored:
         """Return what to go on from and forget what was written after it; empty for a run without a checkpoint.
 
-        The database is checked page by page and the checkpoint by its checksum; where the last one is damaged,
-        the one before is taken. `accept` goes on where no checkpoint is sound.
+        The database is checked page by page and for missing rounds, the checkpoint by its checksum; where the last one
+        is damaged, the one before is taken. `accept` goes on where rounds are missing or no checkpoint is sound.
         """
         try:
             ((found,),) = self._db.execute("PRAGMA quick_check(1)").fetchall()
             restored = checkpoint.restore(self._db, self.folder, accept=accept)
         except sqlite3.Error as error:
             raise UserError(f"{self.folder / DATABASE}: damaged: {error}") from error
+        if found == "ok" and not accept:
+            found = self._gap(restored) or found
         if found != "ok":
             raise UserError(f"{self.folder / DATABASE}: damaged: {found}; allowed: the file as it was")
         with self._writing("where it goes on from"), self._db:
             for table in _TABLES:
                 self._db.execute(f"DELETE FROM {table} WHERE round > ?", (restored.round,))
         return restored
+
+    def _gap(self, restored: checkpoint.Restored) -> str:
+        """Say where rounds up to the checkpoint are missing: pages of different times make a database that looks whole.
+
+        That happens where a log is shortened, or put beside another copy of the database.
+        """
+        counted = dict(
+            self._db.execute(
+                "SELECT f.name, COUNT(*) FROM federations f JOIN rounds r ON r.federation = f.id "
+                "WHERE r.round <= ? GROUP BY f.id",
+                (restored.round,),
+            )
+        )
+        for name, state in restored.states.items():
+            if counted.get(name, 0) != state.round + 1:
+                return f"{counted.get(name, 0)} rounds of {name}, where its checkpoint follows {state.round + 1}"
+        return ""
 
     def finish(self, **info: object) -> None:
         """Note that the run is at its end; the checkpoint before the last one is not needed any more."""
