@@ -15,7 +15,7 @@ from steelyard.api import Result
 from steelyard.errors import UserError
 from steelyard.report.headline import headline
 from steelyard.report.html import embedded, html, write_report
-from steelyard.report.sign import tilt
+from steelyard.report.sign import sign, tilt
 from steelyard.report.view import RunView
 
 
@@ -109,7 +109,12 @@ def test_the_sentence_on_top_says_who_won(run: Path, tmp_path: Path) -> None:
         r"VP>DS ended at \d+\.\d% on clean rows, fedavg at \d+\.\d%: \+\d+\.\d points; ahead in 2 of 2", first
     )
     assert "2 of 8 clients were flawed" in second
-    assert re.search(r"fedavg gave them \d+%", second)
+    (document,) = RunView([run]).documents
+    assert document is not None
+    means = {row["rule"]: row["weight"]["mean"] for row in document["flawed"]}  # over both seeds, as in the table
+    assert f"fedavg gave them {means['fedavg']:.0%}" in second
+    assert f"VP>DS gave them {means['VP>DS']:.0%}" in second
+    assert f"got {means['VP>DS']:.0%} of the weight" in sign(RunView([run]))[1]
     one = make_run(tmp_path / "one", rounds=3, clients=4, seeds=(1,), rules=("fedavg",), status="stopped")
     told = " ".join(headline(RunView([one])))
     assert "one is stopped: round 3 of 3" in told
