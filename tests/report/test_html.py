@@ -141,12 +141,18 @@ def test_several_runs_in_one_report(run: Path, tmp_path: Path) -> None:
     assert "other · fedavg" in data_of(page)["parts"]["weights"]
 
 
+@pytest.mark.slow
 def test_the_command_and_its_figures(steelyard: CommandLine, run: Path, tmp_path: Path) -> None:
     done = steelyard("report", run, "-o", "mine.html", "--figures", "figures")
     assert done.returncode == 0, done.stderr
+    assert {path.name for path in (tmp_path / "figures").iterdir()} >= {"weights.svg", "weights.png", "weights.pdf"}
+
+
+def test_the_command(steelyard: CommandLine, run: Path, tmp_path: Path) -> None:
+    done = steelyard("report", run, "-o", "mine.html")
+    assert done.returncode == 0, done.stderr
     assert "report to open: mine.html" in done.stdout
     assert (tmp_path / "mine.html").read_text().startswith("<!doctype html>")
-    assert {path.name for path in (tmp_path / "figures").iterdir()} >= {"weights.svg", "weights.png", "weights.pdf"}
     wrong = steelyard("report", run, "-o", "mine.pdf")
     assert (wrong.returncode, "ends in .html" in wrong.stderr) == (2, True)
 
