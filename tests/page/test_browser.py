@@ -106,8 +106,16 @@ def test_weighing_again(tmp_path: Path, browser: Any) -> None:
         assert "not a result" in tab.locator("#reweigh").inner_text()
 
 
-@pytest.mark.parametrize("width", [1280, 390])
-@pytest.mark.parametrize("look", ["light", "dark"])
+OTHERS = ((390, "light"), (1280, "light"), (1280, "dark"))
+
+
+@pytest.mark.parametrize(
+    ("width", "look"),
+    [
+        (390, "dark"),
+        *(pytest.param(*one, marks=pytest.mark.slow) for one in ((390, "light"), (1280, "light"), (1280, "dark"))),
+    ],
+)
 def test_every_view_fits(tmp_path: Path, browser: Any, width: int, look: str) -> None:
     finished(
         tmp_path / "a-run-with-quite-a-long-name-that-does-not-fit-into-one-line-of-a-phone", clients=("x" * 60, "b")
@@ -119,6 +127,9 @@ def test_every_view_fits(tmp_path: Path, browser: Any, width: int, look: str) ->
                 tab.wait_for_selector({"list": "#list li", "run": ".figure[data-drawn]", "new": "form .field"}[view])
                 tab.wait_for_timeout(200)
                 assert tab.evaluate("document.documentElement.scrollWidth <= innerWidth"), view
+                if view == "run":
+                    table = "document.querySelector('main .scroll')"
+                    assert tab.evaluate(f"{table}.scrollWidth <= {table}.clientWidth"), "the table of rules"
                 tab.screenshot(path=tmp_path.parent / f"{view}-{width}-{look}.png", full_page=True)
 
 

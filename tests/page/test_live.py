@@ -38,6 +38,8 @@ def test_new_rounds_are_added_and_only_those_are_read(tmp_path: Path, monkeypatc
     for name in ("cohorts", "tested"):
         read = getattr(History, name)
         monkeypatch.setattr(History, name, lambda self, r, s, n, read=read: asked.append(n) or read(self, r, s, n))
+    failures, failed = History.failures_after, list[int]()
+    monkeypatch.setattr(History, "failures_after", lambda self, n: failed.append(n) or failures(self, n))
     assert not live.refresh()
     run.round(0.75)
     run.round(0.875)
@@ -46,6 +48,7 @@ def test_new_rounds_are_added_and_only_those_are_read(tmp_path: Path, monkeypatc
     assert live.evaluations["round"].max() == 4
     # Two kinds of tables, each of which asked for what came after round 2.
     assert asked == [2, 2]
+    assert failed == [2]
     assert live.seen == 4
     monkeypatch.undo()
     same(live, tmp_path / "a")
@@ -123,6 +126,7 @@ def test_what_is_drawn_fits_together_while_rounds_are_written(tmp_path: Path) ->
     assert list(history.rounds["round"]) == [0, 1]
     assert history.tested("DS>LD", 0).round.max() == 1
     assert history.cohorts("DS>LD", 0).round.max() == 1
+    assert history.failures_after()["round"].max() == 1
     assert list(history.scores("DS>LD", 0)[0]) == [1]
     assert figures.view(["a"]).histories[0].tested("DS>LD", 0).round.max() == 2
     assert figures.figure(["a"], "targets", None, None, None)["kind"] == "targets"

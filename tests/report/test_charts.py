@@ -13,7 +13,10 @@ from tests.report.made_run import make_run
 
 from steelyard.errors import UserError
 from steelyard.report import figures
+from steelyard.report.figures import curves
 from steelyard.report.view import RunView, sampled
+from steelyard.runs.reader import History
+from steelyard.runs.store import Store
 
 
 @pytest.fixture(scope="module")
@@ -65,15 +68,71 @@ def test_many_clients_and_rounds_are_aggregated_and_the_figure_says_so(tmp_path:
     view = RunView([make_run(tmp_path / "long", rounds=450, clients=110, seeds=(1,), rules=("fedavg",))])
     chart = figures.draw(view, "weights", rule="fedavg")
     found = rows(chart)
-    assert len(found) == 100
-    assert len(found[0]["round"]) == 150
+    assert len(found) == 60
+    assert len(found[0]["round"]) == 113
     note = figures.spec(chart)["usermeta"]["note"]
-    assert "100 of 110 clients" in note
-    assert "mean of 3 rounds" in note
+    assert "60 of 110 clients" in note
+    assert "mean of 4 rounds" in note
     curve = figures.draw(view, "accuracy")
     assert len(rows(curve)[0]["round"]) == 240
     assert rows(curve)[0]["round"][-1] == 450
     assert "240 rounds, evenly spaced, of 450" in figures.spec(curve)["usermeta"]["note"]
+
+
+def test_a_rule_has_the_same_colour_where_others_are_missing(run: Path) -> None:
+    """fedavg never gets to 60 % in the made run, so the figure of targets shows fewer rules than the curves do."""
+    view = RunView([run])
+    domains = set[tuple[str, ...]]()
+    for kind in ("accuracy", "targets", "flawed"):
+        text = json.dumps(figures.spec(figures.draw(view, kind)))
+        domains |= {tuple(found) for found in _domains(json.loads(text))}
+    assert domains == {tuple(view.labels)}
+
+
+def _domains(node: Any) -> list[list[str]]:
+    """The domains of the colours by rule, wherever they stand in a figure."""
+    if isinstance(node, list):
+        return [found for one in node for found in _domains(one)]
+    if not isinstance(node, dict):
+        return []
+    mine = [node["color"]["scale"]["domain"]] if node.get("color", {}).get("field") == "rule" else []
+    return mine + [found for one in node.values() for found in _domains(one)]
+
+
+def test_of_many_rules_only_the_baseline_and_the_best_have_bands(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(curves, "BANDS", 2)
+    document = figures.spec(figures.draw(RunView([run]), "accuracy"))
+    (kept,) = [
+        step["filter"]["oneOf"] for layer in document["layer"] for step in layer["transform"] if "filter" in step
+    ]
+    assert kept == ["VP>DS", "fedavg"]
+    assert "Bands of VP>DS, fedavg alone" in document["usermeta"]["note"]
+    assert len(rows(figures.draw(RunView([run]), "accuracy"))) == 3
+
+
+def test_a_rule_that_weighs_everybody_alike_has_no_heat_map(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    view = RunView([run])
+    found = np.full((2, 3), 1 / 3)
+    monkeypatch.setattr(History, "weights", lambda *_: (("a", "b", "c"), np.array([1, 2]), found))
+    assert figures.draw(view, "weights", rule="fedavg") is None
+    found[0] = [0.5, np.nan, 0.5]
+    assert figures.draw(view, "weights", rule="fedavg") is not None
+
+
+def test_the_split_shows_the_classes_of_each_client(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", rounds=2, clients=4, seeds=(1,))
+    assert len(figures.spec(figures.draw(RunView([folder]), "split"))["vconcat"]) == 1
+    store = Store(folder)
+    store.note(labels={"1": {"client-0": [3, 0, 4], "client-1": [0, 9, 0], "never-asked": [1, 0, 0]}})
+    store.close()
+    document = figures.spec(figures.draw(RunView([folder]), "split"))
+    sizes, classes = (document["datasets"][panel["data"]["name"]] for panel in document["vconcat"])
+    assert [(row["client"], row["samples"]) for row in sizes] == [
+        ("⚑ client-1", 9),
+        ("⚑ client-0", 7),
+        ("never-asked", 1),
+    ]
+    assert classes[1] == {"client": "⚑ client-0", "label": ["0", "1", "2"], "samples": [3, 0, 4]}
 
 
 def test_several_runs_stand_side_by_side_under_their_names(run: Path, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from tests.conftest import CommandLine
 from tests.report.made_run import make_run
 
+from steelyard.cli.tables import show_reweighed
 from steelyard.errors import UserError
 from steelyard.report.reweigh import cohorts, part_with, reweigh
 from steelyard.report.view import RunView
@@ -61,7 +62,9 @@ def test_the_updates_are_those_of_a_rule_that_measured_what_is_asked_for(view: R
         part_with(view, ["LD"], "fedavg", None)
 
 
-def test_the_command(steelyard: CommandLine, refused: Callable[..., str], run: Path) -> None:
+def test_the_command(
+    steelyard: CommandLine, refused: Callable[..., str], run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     done = steelyard("weigh", run, "--priority", "DS>VP", "--normalise-by", "max", "--format", "json")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
@@ -70,8 +73,13 @@ def test_the_command(steelyard: CommandLine, refused: Callable[..., str], run: P
     expected = reweigh(view, view.part("VP>DS", 1), settings)["clients"]
     assert [row["client"] for row in document["clients"]] == [row["client"] for row in expected]
     assert np.allclose([r["weight"] for r in document["clients"]], [r["weight"] for r in expected], atol=1e-12)
-    text = steelyard("weigh", run, "--score", "mean").stdout
+    show_reweighed(document)
+    text = capsys.readouterr().out
     assert "as recorded" in text
     assert "not a result" in " ".join(text.split())
     assert "--normalise: given for a run" in refused("weigh", run, "--normalise")
+
+
+@pytest.mark.slow
+def test_the_command_refuses_what_was_not_measured(refused: Callable[..., str], run: Path) -> None:
     assert "MD not measured" in refused("weigh", run, "--priority", "MD>DS")

@@ -162,3 +162,11 @@ class Population:
     def train_labels(self, rows: ClientRows) -> torch.Tensor:
         """The labels that this client trains on."""
         return self.dataset.labels[torch.from_numpy(rows.train)] if rows.train_labels is None else rows.train_labels
+
+    def label_counts(self) -> dict[str, list[int]]:
+        """Return by client how many training samples it has of each class, as it labels them."""
+        classes = self.dataset.classes
+        return {
+            rows.client: torch.bincount(self.train_labels(rows).long(), minlength=classes).tolist()
+            for rows in self.clients
+        }

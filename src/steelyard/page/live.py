@@ -35,6 +35,8 @@ class LiveHistory(History):
         self._lock = threading.RLock()
         self._cohorts: dict[tuple[str, int], Cohorts] = {}
         self._tested: dict[tuple[str, int], Tested] = {}
+        self._failures: tuple[int, list[pd.DataFrame]] = (START, [])
+        """The last round whose failures are in memory, and what each look found."""
 
     def refresh(self) -> bool:
         """Look whether something was written; True when so. A resume may take rounds back: then all is read anew."""
@@ -50,6 +52,7 @@ class LiveHistory(History):
                 known.pop("rounds", None)
                 self._cohorts.clear()
                 self._tested.clear()
+                self._failures = (START, [])
             elif last > self.seen and "rounds" in known:
                 known["rounds"] = self._grown(known["rounds"], self.rounds_after(self.seen))
             self.seen, self._signature = last, now
@@ -85,6 +88,20 @@ class LiveHistory(History):
             self._tested[rule, seed] = found = _joined(known, new)
         return found if after == START else _cut(found, found.round > after)
 
+    def failures_after(self, round: int = START) -> pd.DataFrame:
+        """Return who was left out after a round and why; only rounds not yet in memory are read, and come last."""
+        # For speed of start: pandas.
+        import pandas as pd
+
+        with self._lock:
+            known, found = self._failures
+            last = self.last_round  # rounds written from here on belong to the next look
+            new = super().failures_after(known)
+            found = [*found, new[new["round"] <= last]] if len(new) or not found else found
+            self._failures = (last, found)
+        every = pd.concat(found, ignore_index=True) if len(found) > 1 else found[0]
+        return every if round == START else every[every["round"] > round]
+
     def client_names(self) -> list[str]:
         """Return the names of all clients that the run has seen, in order."""
         return sorted(str(name) for (name,) in self._rows("SELECT name FROM clients"))
@@ -113,6 +130,11 @@ class Snapshot(History):
         """Return how the model of one federation did at each client, up to the snapshot's round."""
         found = self.live.tested(rule, seed)
         return _cut(found, (found.round > after) & (found.round <= self.seen))
+
+    def failures_after(self, round: int = START) -> pd.DataFrame:
+        """Return who was left out after a round and why, up to the snapshot's round."""
+        found = self.live.failures_after(round)
+        return found[found["round"] <= self.seen]
 
 
 def _last(known: Cohorts | Tested | None) -> int:

@@ -24,7 +24,7 @@ def flaws_of(history: History, seed: int) -> dict[str, list[str]]:
 
 
 def flawed_shares(history: History, rule: str, seed: int) -> dict[str, float] | None:
-    """Return the share of all weight, and of all samples asked, that flawed clients had; None without flaws."""
+    """Return the share of all weight, of all samples and of all updates that flawed clients had; None without flaws."""
     flawed = flaws_of(history, seed)
     if not flawed:  # before the clients' table is read, which is large in a long run
         return None
@@ -37,6 +37,7 @@ def flawed_shares(history: History, rule: str, seed: int) -> dict[str, float] | 
     return {
         "weight": float(weight[theirs].sum() / (weight.sum() or 1.0)),
         "samples": float(samples[theirs].sum() / (samples.sum() or 1.0)),
+        "updates": float(theirs.mean()),
     }
 
 

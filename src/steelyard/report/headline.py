@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 from steelyard.report.baseline import asks_clients
-from steelyard.report.flawed import SMALL, flawed_shares
+from steelyard.report.flawed import SMALL
 from steelyard.report.statistics import estimate, paired_p, verdict
-from steelyard.report.view import RunView
+from steelyard.report.view import RunView, flawed_means
 
 
 def headline(view: RunView) -> list[str]:
@@ -80,16 +79,12 @@ def _result(view: RunView, finals: dict[str, dict[int, float]], what: str) -> li
 
 
 def _flawed(view: RunView, finals: dict[str, dict[int, float]]) -> list[str]:
-    """Say what flawed clients weighed under the baseline and under the best other rule, over the first seed."""
+    """Say what flawed clients weighed under the baseline and under the best other rule, as means over the seeds."""
     part = view.part()
     flaws = view.flaws(part)
     if not flaws:
         return []
-    shares: dict[str, Any] = {}
-    for one in view.parts:
-        if one.history is part.history and one.seed == part.seed:
-            shares[one.label] = flawed_shares(one.history, one.rule, one.seed)
-    known = {label: found["weight"] for label, found in shares.items() if found}
+    known = {label: found["weight"] for label in view.labels if (found := flawed_means(view, label))}
     if not known:
         return []
     clients = view.evaluations(part)["client"].nunique() or view.clients(part)["client"].nunique()

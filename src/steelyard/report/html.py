@@ -26,7 +26,7 @@ from steelyard.report.view import RunView
 
 _ROUNDS = "Rounds until a share"
 """What the titles of the tables of rounds to target hold."""
-_OF_ONE_RULE = {"orders": "Priorities that moved", "classes": "Class by class", "split": "Who holds what"}
+_OF_ONE_RULE = {"orders": "Priorities that moved", "classes": "The classes", "split": "Who holds what"}
 SCRIPTS = ("reweigh.js", "figures.js", "controls.js", "report.js")
 
 
@@ -210,7 +210,7 @@ def table(grid: Grid, best: bool = False) -> str:
     note = f'<p class="note">{escape(grid.note)}</p>' if grid.note else ""
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(grid.title)}"><table>'
-        f"<caption>{escape(grid.title)}</caption><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>{note}"
+        f"<caption><span>{escape(grid.title)}</span></caption><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>{note}"
     )
 
 

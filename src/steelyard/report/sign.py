@@ -6,8 +6,7 @@ from html import escape
 from string import Template
 
 from steelyard.report.assets import text
-from steelyard.report.flawed import flawed_shares
-from steelyard.report.view import RunView
+from steelyard.report.view import RunView, flawed_means
 
 STEEPEST = 14.0
 """Degrees."""
@@ -16,14 +15,10 @@ STEEPEST = 14.0
 def sign(view: RunView) -> tuple[str, str]:
     """Return the sign as SVG, and one sentence that says what its tilt shows."""
     part = view.part()
-    flaws = view.flaws(part)
-    shares = flawed_shares(part.history, part.rule, part.seed) if flaws else None
+    shares = flawed_means(view, part.label)
     if shares is None:
         return drawn(0.0, 150.0, "A steelyard, level.").replace('class="sign"', 'class="sign plain"'), ""
-    weight = shares["weight"]
-    asked = view.clients(part)
-    asked = asked[asked["weight"].notna()]
-    number = float(asked["client"].isin(list(flaws)).mean())
+    weight, number = shares["weight"], shares["updates"]
     told = f"Under {part.label} flawed clients were {number:.0%} of those asked and got {weight:.0%} of the weight"
     way = "up" if weight < number - 0.005 else "down" if weight > number + 0.005 else "level"
     told += ": the beam tips them up." if way == "up" else ": they tip the beam." if way == "down" else "."

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from steelyard.errors import UserError, listed, nearest
 from steelyard.report.baseline import asks_clients, find_baseline
 from steelyard.report.comparison import compare_run
+from steelyard.report.flawed import flawed_shares
 from steelyard.runs.frames import clients_frame, evaluations_frame
 from steelyard.runs.reader import History
 
@@ -169,6 +170,13 @@ class RunView:
         for row in frame[frame["seed"] == part.seed].to_dict("records"):
             found.setdefault(str(row["client"]), []).append(str(row["flaw"]))
         return found
+
+
+def flawed_means(view: RunView, label: str) -> dict[str, float] | None:
+    """Return what `flawed_shares` tells of a rule, the mean of its seeds; None where no client is flawed."""
+    parts = [part for part in view.parts if part.label == label]
+    every = [found for part in parts if (found := flawed_shares(part.history, part.rule, part.seed))]
+    return {key: float(np.mean([found[key] for found in every])) for key in every[0]} if every else None
 
 
 def _names(folders: Sequence[Path]) -> list[str]:

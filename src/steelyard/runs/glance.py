@@ -170,7 +170,7 @@ def glance(root: Path, name: str) -> Glance:
     except UserError as error:
         return Glance(name, folder, "unreadable", 0, None, "accuracy", (), changed, size, None, str(error))
     try:
-        info: dict[str, str] = dict(connection.execute("SELECT key, value FROM info"))
+        info: dict[str, str] = dict(connection.execute("SELECT key, value FROM info WHERE key != 'labels'"))
         lines = _lines(connection)
     except sqlite3.DatabaseError as error:
         reason = f"{folder}: the run's database cannot be read: {error}"

@@ -96,6 +96,11 @@ class History:
         ]
         return pd.DataFrame(rows, columns=["seed", "client", "flaw"])
 
+    def labels(self, seed: int) -> dict[str, list[int]]:
+        """Return by client how many training samples it has of each class; empty where the run does not know it."""
+        found = self.json(self.info.get("labels", "{}"), "info, labels").get(str(seed), {})
+        return {str(client): [int(count) for count in counts] for client, counts in found.items()}
+
     @cached_property
     def federations(self) -> pd.DataFrame:
         """The rules that ran side by side: name, rule, seed, settings as JSON."""

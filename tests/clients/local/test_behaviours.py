@@ -151,6 +151,17 @@ def test_what_is_wrong_with_whom_is_described() -> None:
     assert "flaws" not in plain.describe()
 
 
+def test_how_many_samples_of_each_class_is_described_as_the_client_labels_them() -> None:
+    people = population()
+    clients = make(people)
+    clients.train([task(clients)])
+    found = json.loads(clients.describe()["labels"])["0"]
+    assert list(found) == people.names
+    for rows in people.clients:
+        told = people.train_labels(rows).tolist()
+        assert found[rows.client] == [told.count(label) for label in range(people.dataset.classes)]
+
+
 def test_a_stack_does_what_the_loop_does() -> None:
     from steelyard.clients.local import ComputeSettings
     from steelyard.learning.models import ModelSettings

@@ -22,6 +22,9 @@ from steelyard.learning.settings import ModelSettings, TrainingSettings
 from steelyard.learning.training import seeded
 from steelyard.messages import LossState
 
+COUNTS = 200_000
+"""Numbers of samples by client and class that a run's record holds at most."""
+
 Populations = Mapping[int, Population] | Callable[[int], Population]
 
 
@@ -77,6 +80,20 @@ class SimulationContext:
             for seed, population in known
             if population.source.flaws
         }
+
+    def labels(self) -> dict[str, dict[str, list[int]]]:
+        """Return by seed and client how many training samples it has of each class; nothing for a regression.
+
+        Seeds after which there would be more than `COUNTS` numbers are left out, so that the record stays small.
+        """
+        found: dict[str, dict[str, list[int]]] = {}
+        left = COUNTS
+        for seed, population in sorted(self._populations.items()):
+            source = population.source
+            left -= source.dataset.classes * len(source.clients)
+            if source.dataset.classes and left >= 0:
+                found[str(seed)] = source.label_counts()
+        return found
 
     @cached_property
     def setup(self) -> TrainingSetup:

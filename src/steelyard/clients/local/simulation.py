@@ -256,8 +256,10 @@ class Simulation:
             "parameters": str(setup.layout.trained),
         }
         engine = self._engine.describe() if self._engine else {"engine_choice": self.compute.engine}
-        notes, flaws = self.context.notes(), self.context.flaws()
-        told = {**({"notes": notes} if notes else {}), **({"flaws": json.dumps(flaws)} if flaws else {})}
+        notes = self.context.notes()
+        by_client = {"flaws": self.context.flaws(), "labels": self.context.labels()}
+        told = {"notes": notes} if notes else {}
+        told |= {name: json.dumps(found, separators=(",", ":")) for name, found in by_client.items() if found}
         return {**facts, **engine, **told}
 
     def close(self) -> None:

@@ -10,7 +10,7 @@ function part(name, attributes) {
 
 export function beam(run) {
   const known = Boolean(run.rounds);
-  const share = known ? Math.min(1, run.round / run.rounds) : 0;
+  const share = known ? Math.min(1, run.round / run.rounds) : Number(run.state === "finished");
   const svg = part("svg", { viewBox: "0 0 300 27", class: `beam ${run.state}`, role: "img" });
   svg.setAttribute("aria-label", known ? `round ${run.round} of ${run.rounds}` : `round ${run.round}`);
   const at = 30 + 258 * share;

@@ -51,6 +51,7 @@ function entry(run, chosen) {
       drawTicked();
     },
   });
+  const several = new Set(run.rules.map((line) => line.rule)).size > 1;
   const rounds = run.rounds ? `${run.round}/${run.rounds}` : `${run.round}`;
   const link = h(
     "a",
@@ -62,7 +63,7 @@ function entry(run, chosen) {
       { class: "facts" },
       stateOf(run),
       h("span", {}, `${rounds} rounds`),
-      run.accuracy === null ? null : h("span", {}, score(run.accuracy, run.measure)),
+      run.accuracy === null ? null : h("span", {}, `${several ? `${run.rules[0].rule} ` : ""}${score(run.accuracy, run.measure)}`),
       h("span", { class: "soft" }, age(run.changed)),
       run.bytes ? h("span", { class: "soft" }, size(run.bytes)) : null,
     ),

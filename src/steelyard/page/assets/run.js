@@ -74,11 +74,12 @@ export class RunView {
   }
 
   async renew(which = () => true) {
-    for (const figure of this.figures) {
-      if (!which(figure)) continue;
-      if (figure.kind.of === "client" && !this.choice.client) continue;
-      await figure.renew();
-    }
+    const waiting = this.figures.filter((figure) => which(figure) && (figure.kind.of !== "client" || this.choice.client));
+    const work = async () => {
+      for (let figure = waiting.shift(); figure; figure = waiting.shift()) await figure.renew();
+    };
+    // Two at a time: while one is drawn here, the other is made by the server.
+    await Promise.all([work(), work()]);
   }
 
   async moved() {

@@ -80,7 +80,7 @@
       make("dt", {}, "asked"), make("dd", {}, client.asked + "×"),
       make("dt", {}, "samples"), make("dd", {}, client.samples === null ? "–" : String(client.samples)));
     const parts = [title, facts];
-    if (client.weight.length > 1) parts.push(spark(client.weight, client.rounds, last, true));
+    if (client.weight.length > 1) parts.push(make("p", { class: "by" }, "weight, by round"), spark(client.weight, client.rounds, last, true));
     for (const flaw of client.flaws) parts.push(make("p", { class: "flaw" }, flaw));
     if (client.failures.length) {
       const [round, reason] = client.failures[0];

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from steelyard.errors import UserError, listed, nearest
-from steelyard.report.figures import adapting, curves, devices, weights
+from steelyard.report.figures import adapting, curves, devices, split, weights
 from steelyard.report.view import RunView
 
 Chart = Any
@@ -72,7 +72,7 @@ _LIST = (
     Kind(
         "devices",
         "Device by device",
-        "What each device gets from the last model.",
+        "What each device gets from the model after the last round.",
         "No device has been tested yet.",
         "view",
         devices.devices,
@@ -81,7 +81,7 @@ _LIST = (
         "weights",
         "Who counted, when",
         "The weight of each client in each round; no colour: it was not asked.",
-        "No client was weighed under this rule.",
+        "No client was weighed under this rule, or all were asked in every round and weighed the same.",
         "part",
         weights.weights,
     ),
@@ -97,7 +97,7 @@ _LIST = (
         "orders",
         "Priority orders",
         "Which order each round kept, and which it tested.",
-        "This rule keeps its order; steelyard compare with --rules online shows one that adjusts it.",
+        "This rule keeps its order; choose one that adjusts it, or run steelyard compare with --rules online.",
         "part",
         adapting.orders,
     ),
@@ -111,11 +111,11 @@ _LIST = (
     ),
     Kind(
         "split",
-        "Who holds how much",
-        "Training samples of each client.",
+        "Samples and classes",
+        "Training samples of each client, and their classes where the run knows them.",
         "No client has told its number of samples yet.",
         "part",
-        weights.split,
+        split.split,
     ),
     Kind(
         "client",

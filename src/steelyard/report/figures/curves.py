@@ -8,6 +8,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
+from steelyard.errors import listed
 from steelyard.report.figures.shared import (
     HEIGHT,
     POINTS,
@@ -22,6 +23,9 @@ from steelyard.report.figures.shared import (
 )
 from steelyard.report.statistics import estimate
 from steelyard.report.view import Frame, RunView, plain, sampled
+
+BANDS = 3
+"""Rules whose intervals one figure shows at most."""
 
 
 def accuracy(view: RunView) -> alt.LayerChart | None:
@@ -56,6 +60,9 @@ def _curves(view: RunView, column: str, measure: str, title: str) -> alt.LayerCh
         fewest = min(table.shape[1] for table in tables.values())
         count = f"{seeds}" if fewest == seeds else f"{fewest} to {seeds}"
         notes.append(f"Line: mean of {count} seeds; band: its 95 % interval.")
+    banded = _banded(view, labels, last)
+    if seeds > 1 and len(banded) < len(labels):
+        notes.append(f"Bands of {listed(banded)} alone, the baseline and the best; the tables have all intervals.")
     _, form = score_axis(measure)
     base = alt.Chart(lists(rows)).transform_flatten(["round", "score", "low", "high"])
     x = round_axis(min(row["round"][0] for row in rows), max(row["round"][-1] for row in rows))
@@ -66,8 +73,8 @@ def _curves(view: RunView, column: str, measure: str, title: str) -> alt.LayerCh
     line = base.mark_line(point=max(map(len, tables.values())) <= 3).encode(
         x,
         y,
-        rule_colour(labels),
-        rule_dash(labels),
+        rule_colour(view.labels, labels),
+        rule_dash(view.labels, labels),
         opacity=alt.condition(hover, alt.value(1), alt.value(0.12)),
         tooltip=[
             alt.Tooltip("rule:N"),
@@ -75,16 +82,26 @@ def _curves(view: RunView, column: str, measure: str, title: str) -> alt.LayerCh
             alt.Tooltip("score:Q", title=measure, format=f".2{form}" if form == "%" else ".4f"),
         ],
     )
-    band = base.mark_area(opacity=0.16).encode(
+    band = base.transform_filter(alt.FieldOneOfPredicate(field="rule", oneOf=banded)).mark_area(opacity=0.16)
+    band = band.encode(
         x,
         alt.Y("low:Q", title=title, scale=limits),
         alt.Y2("high:Q"),
-        rule_colour(labels),
+        rule_colour(view.labels, labels),
         opacity=alt.condition(hover, alt.value(0.16), alt.value(0.0)),
     )
     layers = alt.layer(*([band, line] if seeds > 1 else [line])).add_params(hover)
     told_of = ", ".join(f"{label} {last[label]:.3g}" for label in labels)
     return told(layers.properties(width=WIDTH, height=HEIGHT), f"{title}, by round. Last: {told_of}.", " ".join(notes))
+
+
+def _banded(view: RunView, labels: list[str], last: dict[str, float]) -> list[str]:
+    """Return the rules whose intervals are drawn: bands of many rules over each other can be read by nobody."""
+    if len(labels) <= BANDS:
+        return labels
+    others = sorted((label for label in labels if label != view.baseline), key=lambda label: -last[label])
+    kept = {view.baseline, *others[: BANDS - 1]}
+    return [label for label in labels if label in kept]
 
 
 def _limits(rows: list[dict[str, Any]], form: str) -> list[float]:
@@ -125,8 +142,8 @@ def targets(view: RunView) -> alt.FacetChart | None:
         .encode(
             alt.X("rounds:Q", title="rounds needed", axis=alt.Axis(tickMinStep=1)),
             alt.Y("share:Q", title="share of devices", axis=alt.Axis(format="%"), scale=alt.Scale(domain=[0, 1])),
-            rule_colour(known),
-            rule_dash(known),
+            rule_colour(view.labels, known),
+            rule_dash(view.labels, known),
             order=alt.Order("share:Q"),
             tooltip=[
                 alt.Tooltip("rule:N"),
@@ -202,8 +219,8 @@ def flawed_weight(view: RunView) -> alt.LayerChart | None:
     line = line.encode(
         x,
         y,
-        rule_colour(labels),
-        rule_dash(labels),
+        rule_colour(view.labels, labels),
+        rule_dash(view.labels, labels),
         opacity=alt.condition(hover, alt.value(1), alt.value(0.12)),
         tooltip=tips,
     )

@@ -45,7 +45,7 @@ def devices(view: RunView) -> alt.LayerChart | None:
     axis = alt.Axis(format=form)
     colour = alt.Color("rule:N", scale=alt.Scale(domain=view.labels), legend=None)
     frame = pd.DataFrame(bars)
-    title = f"{view.measure} of a device after the last round"
+    title = f"{view.measure} of a device"
     tips = [alt.Tooltip("rule:N")] + [
         alt.Tooltip(f"{name}:Q", title=words, format=digits)
         for name, words in (("p10", "10th percentile"), ("p50", "median"), ("p90", "90th percentile"))

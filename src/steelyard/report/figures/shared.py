@@ -32,20 +32,19 @@ def shown_rules(view: RunView, last: dict[str, float]) -> list[str]:
     return [label for label in view.labels if label in kept]
 
 
-def rule_colour(labels: Sequence[str]) -> alt.Color:
-    """Colour by rule, the same colour in every figure."""
-    legend = alt.Legend(columns=4, symbolType="stroke", symbolOpacity=1)
-    return alt.Color("rule:N", scale=alt.Scale(domain=list(labels)), legend=legend)
+def rule_colour(labels: Sequence[str], shown: Sequence[str] | None = None) -> alt.Color:
+    """Colour by rule; with all rules as labels, and those that the legend names as shown, alike in every figure."""
+    return alt.Color("rule:N", scale=alt.Scale(domain=list(labels)), legend=_legend(shown or labels))
 
 
-def rule_dash(labels: Sequence[str]) -> alt.StrokeDash:
+def rule_dash(labels: Sequence[str], shown: Sequence[str] | None = None) -> alt.StrokeDash:
     """Dash the lines of later rules, so that two that coincide are both seen and colour is not the only sign."""
     dashes = [_DASHES[index % len(_DASHES)] for index in range(len(labels))]
-    return alt.StrokeDash(
-        "rule:N",
-        scale=alt.Scale(domain=list(labels), range=dashes),
-        legend=alt.Legend(columns=4, symbolType="stroke", symbolOpacity=1),
-    )
+    return alt.StrokeDash("rule:N", scale=alt.Scale(domain=list(labels), range=dashes), legend=_legend(shown or labels))
+
+
+def _legend(shown: Sequence[str]) -> alt.Legend:
+    return alt.Legend(columns=4, symbolType="stroke", symbolOpacity=1, values=list(shown))
 
 
 def round_axis(first: float, last: float) -> alt.X:

@@ -39,6 +39,7 @@ def theme(dark: bool = False) -> dict[str, Any]:
             "domainColor": soft,
             "tickColor": soft,
             "labelLimit": 150,
+            "labelSeparation": 5,
             "titlePadding": 8,
         },
         "header": {**text, "labelColor": ink, "labelFontSize": 12, "labelAnchor": "start"},

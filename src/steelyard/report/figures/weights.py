@@ -1,4 +1,4 @@
-"""Who counted how much, when and why: weights by client and round, criteria against weight, the split of the data."""
+"""Who counted how much, when and why: weights by client and round, criteria against weight."""
 
 from __future__ import annotations
 
@@ -12,24 +12,21 @@ from steelyard.report.figures.shared import WIDTH, lists, told
 from steelyard.report.figures.theme import FLAWED, SOUND
 from steelyard.report.view import Frame, Part, RunView, plain, sampled
 
-CLIENTS, COLUMNS = 100, 200
-"""Rows and columns of the heat map at most."""
+CLIENTS, COLUMNS = 60, 120
+"""Rows and columns of the heat map at most: a browser draws so many cells in a moment."""
 DOTS = 900
 """Points of criteria against weight at most, for each rule."""
-BARS = 60
-"""Clients in the split of the data that get a bar of their own."""
-
 MARK = "⚑ "
 """Stands before the names of flawed clients, so that colour is not the only sign."""
 
 
 def weights(view: RunView, part: Part) -> alt.LayerChart | None:
     """Draw how much each client weighed in each round of one rule; a cell without colour: it was not asked."""
-    frame = view.clients(part)
-    if not len(frame) or not bool(frame["weight"].notna().to_numpy().any()):
+    clients, rounds, found = part.history.weights(part.rule, part.seed)
+    table: Frame = pd.DataFrame(found.T, index=list(clients), columns=list(rounds)).dropna(how="all")
+    if not table.size or _alike(table):
         return None
     flawed = view.flaws(part)
-    table = frame.pivot_table(index="client", columns="round", values="weight", aggfunc="mean")
     kept = interesting(table.sum(axis=1), flawed, CLIENTS)
     notes = [] if len(kept) == len(table) else [f"{len(kept)} of {len(table)} clients: {_chosen(flawed)}."]
     grid, width = _binned(table.loc[kept])
@@ -51,7 +48,7 @@ def weights(view: RunView, part: Part) -> alt.LayerChart | None:
         for name, client, values in zip(names, kept, grid.to_numpy(np.float64), strict=True)
     ]
     base = alt.Chart(lists(rows)).transform_flatten(["round", "start", "end", "weight"])
-    y = alt.Y("client:N", sort=names, title=None, axis=alt.Axis(labels=len(names) <= 60, ticks=False, domain=False))
+    y = alt.Y("client:N", sort=names, title=None, axis=alt.Axis(ticks=False, domain=False))
     tips = [
         alt.Tooltip("client:N"),
         alt.Tooltip("round:Q", title="round" if width == 1 else "from round"),
@@ -61,7 +58,7 @@ def weights(view: RunView, part: Part) -> alt.LayerChart | None:
     first, last = int(grid.columns[0]) + 0.5 - gap, int(grid.columns[-1]) + width - 0.5
     cells = (
         base.transform_filter("isValid(datum.weight)")
-        .mark_rect()
+        .mark_rect(aria=False)  # a description of each of thousands of cells helps nobody and takes seconds
         .encode(
             alt.X(
                 "start:Q",
@@ -79,7 +76,7 @@ def weights(view: RunView, part: Part) -> alt.LayerChart | None:
             tooltip=tips,
         )
     )
-    height = max(120, min(640, (16 if len(names) <= 60 else 7) * len(names)))
+    height = max(120, 16 * len(names) if len(names) <= 40 else 13 * len(names))
     if flawed:
         notes.append(f"{MARK.strip()} marks flawed clients.")
     chart = alt.layer(cells).properties(width=WIDTH, height=height)
@@ -97,6 +94,12 @@ def interesting(totals: Frame, flawed: dict[str, list[str]], most: int) -> list[
         chosen = {*first, *others[:heavy], *others[len(others) - rest // 4 :]}
         ranked = [client for client in ranked if client in chosen]
     return sorted(ranked, key=lambda client: client not in flawed)
+
+
+def _alike(table: Frame) -> bool:
+    """Whether every client was asked in every round and weighed the same: one colour, which shows nothing."""
+    values = table.to_numpy(np.float64)
+    return bool(len(values) > 1 and np.allclose(values, values[:1], rtol=1e-9, atol=0.0))
 
 
 def _chosen(flawed: dict[str, list[str]]) -> str:
@@ -173,53 +176,3 @@ def criteria(view: RunView, part: Part) -> alt.FacetChart | None:
     )
     note = "" if len(shown) == len(frame) else f"{len(shown)} of {len(frame)} updates, evenly spaced."
     return told(chart, f"Each criterion of {part.label} against the weight of the update.", note)
-
-
-def split(view: RunView, part: Part) -> alt.Chart | None:
-    """Draw how the training samples are shared out over the clients; with many clients, how often each size comes."""
-    frame = view.clients(part)
-    frame = frame[frame["samples"].notna()]
-    if not len(frame):
-        return None
-    sizes = frame.groupby("client")["samples"].max().sort_values(ascending=False, kind="stable")
-    flawed = view.flaws(part)
-    rows = [
-        {
-            "client": f"{MARK if client in flawed else ''}{client}",
-            "samples": int(count),
-            "kind": FLAWED if client in flawed else SOUND,
-            "flaw": ", ".join(flawed.get(str(client), ())),
-        }
-        for client, count in sizes.items()
-    ]
-    kinds = [SOUND, FLAWED] if flawed else [SOUND]
-    colour = alt.Color(
-        "kind:N",
-        scale=alt.Scale(domain=kinds, range=["#0f7fc0", "#d9620f"][: len(kinds)]),
-        legend=alt.Legend() if flawed else None,
-    )
-    base = alt.Chart(pd.DataFrame(rows))
-    if len(rows) > BARS:
-        chart = base.mark_bar().encode(
-            alt.X("samples:Q", bin=alt.Bin(maxbins=30), title="training samples of a client"),
-            alt.Y("count():Q", title="clients"),
-            colour,
-            tooltip=[alt.Tooltip("count():Q", title="clients"), alt.Tooltip("kind:N")],
-        )
-        note = f"{len(rows)} clients, so each bar counts those of similar size."
-    else:
-        chart = base.mark_bar().encode(
-            alt.X("client:N", sort=None, title=None, axis=alt.Axis(labelAngle=-60)),
-            alt.Y("samples:Q", title="training samples"),
-            colour,
-            tooltip=[alt.Tooltip("client:N"), alt.Tooltip("samples:Q"), alt.Tooltip("flaw:N")],
-        )
-        note = ""
-    asked = _unasked(view, part, len(rows))
-    told_of = f"Training samples per client, {len(rows)} clients, from {min(sizes)} to {max(sizes)}."
-    return told(chart.properties(width=WIDTH, height=220), told_of, f"{note} {asked}".strip())
-
-
-def _unasked(view: RunView, part: Part, known: int) -> str:
-    everyone: Any = view.evaluations(part)["client"].nunique()
-    return f"{everyone - known} clients were never asked, so their size is not recorded." if everyone > known else ""
