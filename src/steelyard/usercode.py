@@ -49,6 +49,11 @@ def only(names: Iterable[str] | None) -> Generator[None]:
         _Rules.allowed = before
 
 
+def is_allowed_by_name(code: str) -> bool:
+    """Whether the owner of this process named exactly this code as allowed; never so where no rules are set."""
+    return _Rules.allowed is not None and code in _Rules.allowed
+
+
 def model(factory: FactoryT) -> FactoryT:
     """Declare a function that builds a network as one that experiments may name in `model.name`."""
     setattr(factory, _MARK, "model")

@@ -7,6 +7,7 @@ import torch
 
 from steelyard.errors import UserError
 from steelyard.messages import DenseModels, ServerTest
+from steelyard.usercode import NotAllowed, only
 from steelyard.weighing import criteria
 from steelyard.weighing.criteria import CohortView, Criterion, LocalData, client_criterion, server_criterion
 from steelyard.weighing.needs import NO_NEEDS, Needs
@@ -86,6 +87,30 @@ def test_a_script_and_an_entry_point_register(tmp_path: Path, monkeypatch: pytes
 
     plugins.load_entry_points.cache_clear()
     assert criteria.get("OFFERED").measured_by == "client"
+    assert load_module("offered_criteria") is sys.modules["offered_criteria"]
+
+
+@pytest.mark.parametrize("allowed", [None, ["some.py"], ["bystander.inner"]])
+def test_a_module_that_nobody_declared_is_not_even_imported(
+    allowed: list[str] | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Importing runs a module: a plugin is declared by its package, or is a file of one's own."""
+    (tmp_path / "bystander.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').write('x')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with only(allowed), pytest.raises(NotAllowed) as found:
+        load_module("bystander")
+    assert "\n" not in str(found.value)
+    assert str(found.value).startswith("plugin: 'bystander' is not declared for Steelyard; allowed: the path of a .py")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_module_that_the_owner_of_a_node_allows_by_name_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "owners_choice.py").write_text("ran = True\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with only(["owners_choice"]):
+        assert load_module("owners_choice") is sys.modules["owners_choice"]
 
 
 def test_mistakes_are_named(tmp_path: Path) -> None:
