@@ -13,6 +13,7 @@ import json
 import os
 import pickle
 import resource
+import sqlite3
 import struct
 import time
 from collections.abc import Callable
@@ -29,6 +30,7 @@ from safetensors.torch import save
 
 from steelyard.clients.flower import wire
 from steelyard.clients.flower.forms import Form, Refused
+from steelyard.clients.flower.introductions import introduction
 from steelyard.data.leaf import read_leaf
 from steelyard.data.mnist import read_idx
 from steelyard.data.npz import read_npz
@@ -36,9 +38,11 @@ from steelyard.data.settings import DataSettings
 from steelyard.data.tables import read_table
 from steelyard.errors import UserError
 from steelyard.experiment.loading import build
-from steelyard.messages import Task
+from steelyard.messages import Question, Task
 from steelyard.recommend import reading
-from steelyard.runs.checkpoint import read_tensors
+from steelyard.recommend.wire import sparse_codec
+from steelyard.runs.checkpoint import checksum, read_tensors, restore
+from steelyard.runs.schema import SCHEMA
 from steelyard.settings import change, parse
 from steelyard.weighing import table as weighing_table
 
@@ -191,6 +195,53 @@ def _read_updates(content: Any, folder: Path) -> None:
     wire.read_updates(records, _TASK, _TASK.clients, {"DS": lambda value: None})
 
 
+_QUESTION = Question("DS", 1, 1, torch.zeros(2, 6))
+
+
+def _read_evaluations(content: Any, folder: Path) -> None:
+    form, arrays = content
+    records = wire.content(cast("Form", _Raw(form)), arrays)
+    wire.read_evaluations(records, _QUESTION, _TASK.clients, (0.0, 1.0))
+
+
+def _read_task(content: Any, folder: Path) -> None:
+    form, arrays = content
+    wire.read_task(wire.content(cast("Form", _Raw(form)), arrays))
+
+
+def _read_question(content: Any, folder: Path) -> None:
+    form, arrays = content
+    wire.read_question(wire.content(cast("Form", _Raw(form)), arrays))
+
+
+def _read_introduction(content: Any, folder: Path) -> None:
+    form, arrays = content
+    introduction(wire.content(cast("Form", _Raw(form)), arrays))
+
+
+_SPARSE = sparse_codec(0.1, 3, 4)
+
+
+def _read_sparse(content: Any, folder: Path) -> None:
+    form, arrays = content
+    records = wire.content(cast("Form", _Raw(form)), arrays)
+    wire.read_updates(records, _TASK, _TASK.clients, {"DS": lambda value: None}, _SPARSE)
+
+
+def _read_states(content: str, folder: Path) -> None:
+    (folder / "checkpoints").mkdir(exist_ok=True)
+    path = folder / "checkpoints" / "round.safetensors"
+    path.write_bytes(_MODELS)
+    database = sqlite3.connect(":memory:")
+    database.executescript(SCHEMA)
+    row = (1, path.name, content, checksum(_MODELS, content))
+    try:
+        database.execute("INSERT INTO checkpoints VALUES (?, ?, ?, ?)", row)
+        restore(database, folder)
+    finally:
+        database.close()
+
+
 class _Raw:
     """A form that is written as the bytes of the fuzzer, whatever they are."""
 
@@ -219,10 +270,103 @@ _IDX = struct.pack(">IIII", 2051, 3, 2, 2) + bytes(range(12))
 _RATINGS = b"user\titem\trating\ttime\nu1\ti1\t3\t10\nu1\ti2\t4\t11\nu2\ti1\t5\t12\n"
 _DAT = b"1::2::3::978300760\n1::3::4::978302109\n"
 _PICKLE = pickle.dumps(Evil())
-_UPDATE = (
-    '{"federation":"DS","round":1,"clients":["a","b"],"samples":[3,4],"criteria":{"DS":[3,4]},"losses":[0.1,0.2],'
-    '"failures":[]}'
-)
+_MODELS = save({"models/DS": torch.zeros(4)})
+_FORMS: dict[str, dict[str, Any]] = {
+    "updates": {
+        "federation": "DS",
+        "round": 1,
+        "clients": ["a", "b"],
+        "samples": [3, 4],
+        "criteria": {"DS": [3.0, 4.0]},
+        "losses": [0.1, 0.2],
+        "payload": "dense",
+        "failures": [],
+    },
+    "evaluations": {
+        "federation": "DS",
+        "round": 1,
+        "clients": ["a", "b"],
+        "samples": [3, 4],
+        "metrics": {"f1": [0.5, 0.5]},
+        "scores": [[0.5, 0.5], [0.5, 0.5]],
+        "losses": [[0.1, 0.2], [0.1, 0.2]],
+        "failures": [],
+    },
+    "task": {
+        "run": "r",
+        "federation": "DS",
+        "seed": 1,
+        "round": 1,
+        "clients": ["a"],
+        "loss": {"name": "auto"},
+        "seconds": 5.0,
+        "experiment": "{}",
+    },
+    "question": {
+        "run": "r",
+        "federation": "DS",
+        "seed": 1,
+        "round": 1,
+        "candidates": 2,
+        "detailed": False,
+        "seconds": 5.0,
+        "experiment": "{}",
+    },
+    "introduction": {"version": "1", "clients": ["a", "b"], "about": {"inputs": [3], "classes": 2}},
+}
+_FORMS["sparse"] = {**_FORMS["updates"], "payload": "sparse"}
+_STATES = {
+    "DS": {
+        "round": 1,
+        "finished": False,
+        "memory": {},
+        "loss": {"name": "auto", "class_weights": [1.0, 2.0], "shape": None, "scale": None},
+        "orders": {"order": [0, 1], "reference": 0.5, "testing_rounds": 0, "memory": {}},
+    }
+}
+_ARRAYS = [
+    *(np.zeros((2, 6), np.float32), np.zeros(3), np.full((2, 6), np.nan, np.float32), np.zeros((0, 6))),
+    *(np.zeros(6, np.float32), np.array([0, 1], np.int32), np.array([1, 0], np.int32), np.array([-1, 9], np.int32)),
+    *(np.zeros((2, 3), np.float32), np.zeros((2, 0), np.float32), np.array(["a"]), np.zeros(7, np.bool_)),
+]
+
+
+def _changed(document: dict[str, Any]) -> st.SearchStrategy[str]:
+    """Return a good JSON text with any of its values replaced, its bytes damaged, or anything else."""
+
+    def replaced(change: tuple[tuple[str, ...], Any]) -> str:
+        path, value = change
+        whole = json.loads(json.dumps(document))
+        inner = whole
+        for key in path[:-1]:
+            inner = inner[key]
+        inner[path[-1]] = value
+        return json.dumps(whole)
+
+    paths = [(name,) for name in document]
+    paths += [(name, key) for name, value in document.items() if isinstance(value, dict) for key in value]
+    paths += [("DS", name, key) for name, value in document.get("DS", {}).items() if name in _PARTS for key in value]
+    return st.one_of(
+        st.tuples(st.sampled_from(paths), VALUES).map(replaced),
+        damaged(json.dumps(document).encode()).map(lambda content: content.decode("utf-8", "replace")),
+        VALUES.map(lambda value: json.dumps(value, default=str)),
+        st.sampled_from(["[" * 100_000, '{"a":' * 100_000, "9" * 10_000, ""]),
+    )
+
+
+_PARTS = ("loss", "orders")
+
+
+def _message(kind: str) -> st.SearchStrategy[Any]:
+    """Return a message of one kind: its form as text, and the arrays beside it."""
+    names = {"updates": ["models"], "sparse": ["owners", "rows", "values"], "task": ["parameters"]}
+    names |= {"question": ["models"], "evaluations": ["right"], "introduction": ["x"]}
+    array = st.sampled_from(_ARRAYS)
+    right: dict[str, Any] = dict.fromkeys(names[kind], array) if kind not in ("evaluations", "introduction") else {}
+    any_arrays = st.dictionaries(st.sampled_from([*names[kind], "x", ""]), array, max_size=3)
+    # The form as it should be, too: otherwise hardly any arrays are looked at.
+    form = st.one_of(_changed(_FORMS[kind]), st.just(json.dumps(_FORMS[kind])))
+    return st.tuples(form, st.one_of(st.fixed_dictionaries(right), any_arrays))
 
 
 @dataclass(frozen=True)
@@ -262,19 +406,14 @@ TARGETS = [
     Target("clients", _read_clients, st.one_of(damaged(b"client,DS,LD\nA,.9,.2\nB,.1,.8\n"), st.just(_PICKLE))),
     Target("ratings", _read_ratings, st.one_of(damaged(_RATINGS), damaged(_DAT), st.just(_PICKLE))),
     Target("items", _read_items, st.one_of(damaged(b"1::Toy Story::Comedy\n2::Jumanji::Drama\n"), st.just(_PICKLE))),
-    Target("checkpoint", _read_checkpoint, st.one_of(damaged(save({"models/DS": torch.zeros(4)})), st.just(_PICKLE))),
-    Target(
-        "updates",
-        _read_updates,
-        st.tuples(
-            st.one_of(damaged(_UPDATE.encode()).map(lambda b: b.decode("utf-8", "replace")), VALUES.map(repr)),
-            st.dictionaries(
-                st.sampled_from(["models", "x", ""]),
-                st.sampled_from([np.zeros((2, 6), np.float32), np.zeros(3), np.full((2, 6), np.nan), np.zeros((0, 6))]),
-                max_size=2,
-            ),
-        ),
-    ),
+    Target("checkpoint", _read_checkpoint, st.one_of(damaged(_MODELS), st.just(_PICKLE))),
+    Target("states", _read_states, _changed(_STATES)),
+    Target("updates", _read_updates, _message("updates")),
+    Target("sparse", _read_sparse, _message("sparse")),
+    Target("evaluations", _read_evaluations, _message("evaluations")),
+    Target("task", _read_task, _message("task")),
+    Target("question", _read_question, _message("question")),
+    Target("introduction", _read_introduction, _message("introduction")),
 ]
 
 

@@ -325,6 +325,8 @@ def _csv_cases() -> list[Case]:
         "no such label": (_table(header="a,b,t,own"), "", "found no column 'target'"),
         "label is owner": (_table(), 'ignore = ["a", "b"]', "no column is left"),
         "many classes asked": (_table(), "classes = 100000000", "classes"),
+        "label inf": (_table() + "1,0,inf,a\n", "", "holds 'inf' in row 61; expected finite numbers"),
+        "no levels": (_table(), "levels = {a = []}", "data.levels.a"),
         "threshold nan": (_table(), "positive_above = nan", "a finite number"),
     }
     return [
@@ -586,6 +588,8 @@ def _commands() -> list[Case]:
         case("quantifier", *compare, "owa(DS,LD;nope)"),
         case("nofile", *compare, "choquet(DS,LD;nofile)"),
         case("test set", *compare, "server-only"),
+        case("'os' is part of Python", "run", "learn.toml", "--trust", "--set", "training.loss=os:getcwd"),
+        case("'os' is part of Python", "run", "learn.toml", "--set", "training.loss=os:getcwd"),
         case("nothing to compare rules by", *compare, "DS", *untested),
         case("compares accuracies", "run", "learn.toml", *untested, "--set", adjusted),
         case("no accuracy to reach", "run", "learn.toml", *untested, "--set", "rounds.stop_at_target=true"),
@@ -614,6 +618,8 @@ def _commands() -> list[Case]:
         case("no such folder", "ls", "no"),
         case("no such folder", "top", "train.tsv", "--once"),
         case("'--every'", "top", ".", "--every", "0"),
+        case("--every: got nan", "top", ".", "--every", "nan", "--once"),
+        case("--every: got inf", "top", ".", "--every", "inf", "--once"),
         case("no run here", "report", "no"),
         case("cannot be read", "weigh", "no"),
         case("Missing option '--attack'", "attack", "learn.toml"),

@@ -246,6 +246,23 @@ def test_npz_with_other_names_words_as_labels_and_a_test_part(tmp_path):
     }
 
 
+@pytest.mark.parametrize(
+    ("labels", "numbers", "notes"),
+    [
+        ([0, 1, 2, 0, 1, 2], [0, 1, 2, 0, 1, 2], ()),
+        ([-1, 1, 3, -1, 1, 3], [0, 1, 2, 0, 1, 2], ("a.npz: classes of 'y': 0 = -1, 1 = 1, 2 = 3",)),
+        (["b", "a", "b", "a", "b", "a"], [1, 0, 1, 0, 1, 0], ("a.npz: classes of 'y': 0 = a, 1 = b",)),
+    ],
+)
+def test_npz_labels_that_get_other_numbers_are_told(
+    tmp_path: Path, labels: list[int] | list[str], numbers: list[int], notes: tuple[str, ...]
+) -> None:
+    np.savez(tmp_path / "a.npz", x=np.arange(12.0).reshape(6, 2), y=np.array(labels))
+    dataset = load(DataSettings(source="npz", path=tmp_path / "a.npz"))
+    assert dataset.labels.tolist() == numbers
+    assert dataset.notes == notes
+
+
 def test_npz_attributes_by_name_and_marks(tmp_path):
     path = npz_file(
         tmp_path / "a.npz",

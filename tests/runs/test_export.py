@@ -58,7 +58,13 @@ def test_json_files_are_lists_of_rows_with_15_digits(run: Path, tmp_path: Path) 
 
 
 def test_files_are_written_again(run: Path) -> None:
-    assert export_run(run, "csv") == export_run(run, "csv")
+    written = export_run(run, "csv")
+    written[0].write_text("edited")
+    with pytest.raises(UserError, match=r"federations\.csv: exists already; allowed: another --out, or --force"):
+        export_run(run, "csv")
+    assert written[0].read_text() == "edited"
+    assert export_run(run, "csv", force=True) == written
+    assert written[0].read_text() != "edited"
 
 
 def test_a_folder_that_cannot_be_made_is_named(run: Path, tmp_path: Path) -> None:

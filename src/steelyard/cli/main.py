@@ -312,9 +312,10 @@ def export(
     folder: Annotated[Path, typer.Argument(help="Folder of a run.")],
     to: Annotated[Literal["csv", "json"], typer.Option("--to", help="Format of the tables.")] = "csv",
     out: Annotated[Path | None, typer.Option("--out", help="Folder for the files; default: DIR/export.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Write over files of an earlier export.")] = False,
 ) -> None:
     """Write a run's rounds, clients and evaluations as files."""
     from steelyard.runs.export import export_run
 
-    for path in export_run(folder, to, out):
+    for path in export_run(folder, to, out, force=force):
         print(printable(str(path)))

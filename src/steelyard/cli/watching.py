@@ -5,12 +5,14 @@ What is heavy is imported inside the commands, for speed of start.
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
 from steelyard.cli.printing import print_json
+from steelyard.errors import UserError
 
 app = typer.Typer(pretty_exceptions_enable=False)
 
@@ -43,6 +45,8 @@ def top(
     """Watch runs in the terminal: progress, accuracy, who counts most; q or Ctrl-C leaves."""
     from steelyard.cli.top import watch_runs
 
+    if not math.isfinite(every):
+        raise UserError(f"--every: got {every}; allowed: a number of seconds, at least 0.2")
     watch_runs(folder, every=every, once=once)
 
 

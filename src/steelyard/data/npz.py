@@ -6,6 +6,7 @@ import struct
 import tokenize
 import zipfile
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from steelyard.data.dataset import Dataset
 from steelyard.data.files import find
 from steelyard.data.memory import in_memory, owner_names
 from steelyard.data.settings import DataSettings
+from steelyard.data.table_columns import MOST_SHOWN
 from steelyard.errors import UserError, listed, nearest
 
 ORIGIN = "an .npz file with arrays of features, labels and owners (numpy.savez), one row each"
@@ -34,17 +36,20 @@ def read_npz(settings: DataSettings) -> Dataset:
         raise UserError(f"{path}: data.features has shape {features.shape}; expected (rows, ...) with two or more axes")
     raw = _column(path, arrays, "labels", settings.labels or "y")
     rows = len(features)
+    notes: tuple[str, ...] = ()
     if raw.shape != (rows,):
         raise UserError(f"{path}: data.labels has shape {raw.shape}; expected ({rows},), one per row")
     if settings.task == "regression":
         labels = raw.astype(np.float32) if raw.dtype.kind in "biuf" else raw
     else:
         labels = class_numbers(raw, path)
+        notes = numbering(raw, labels, f"{path.name}: classes of '{settings.labels or 'y'}'")
     owner = settings.owner or next((name for name in _OWNERS if name in arrays), None)
     people = None if owner is None else owner_names(_column(path, arrays, "owner", owner), owner)
     test = None if settings.held_out is None else _column(path, arrays, "held_out", settings.held_out)
     marks = {name: _mark(path, arrays, name, column) for name, column in settings.marks.items()}
-    return in_memory(features, labels, people, held_out=test, marks=marks, classes=settings.classes, name=path.name)
+    dataset = in_memory(features, labels, people, held_out=test, marks=marks, classes=settings.classes, name=path.name)
+    return replace(dataset, notes=(*dataset.notes, *notes))
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
@@ -98,6 +103,17 @@ def class_numbers(values: NDArray[Any], where: Path) -> NDArray[np.int64]:
     if values.dtype.kind in "biuf" and (not len(values) or values.min() >= 0):
         return values.astype(np.int64)
     return np.unique(values, return_inverse=True)[1].reshape(-1).astype(np.int64)
+
+
+def numbering(values: NDArray[Any], labels: NDArray[np.int64], told: str) -> tuple[str, ...]:
+    """Return a note that says which label stands for which class, where labels were given other numbers."""
+    if values.dtype.kind in "biuf" and np.array_equal(values, labels):
+        return ()
+    found, first = np.unique(labels, return_index=True)
+    shown = ", ".join(
+        f"{number} = {values[row]}" for number, row in zip(found.tolist()[:MOST_SHOWN], first.tolist(), strict=False)
+    )
+    return (f"{told}: {shown}{', ...' if len(found) > MOST_SHOWN else ''}",)
 
 
 def _column(path: Path, arrays: dict[str, NDArray[Any]], field: str, name: str) -> NDArray[Any]:

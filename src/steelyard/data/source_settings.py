@@ -76,7 +76,7 @@ class DataSettings(Section):
     """csv: labels above this number are class 1, all others class 0."""
     categories: tuple[str, ...] | None = None
     """csv: columns that become a 0/1 column for each of their values. Default: columns of text and those in levels."""
-    levels: dict[str, tuple[Cell, ...]] = Field(default_factory=dict)
+    levels: dict[str, Annotated[tuple[Cell, ...], Field(min_length=1)]] = Field(default_factory=dict)
     """csv: the values of a category, column = [values], where a file may lack some. Needed where nodes read files of
     their own, so that all have the same columns."""
     ignore: tuple[str, ...] = ()

@@ -173,6 +173,10 @@ def _labels(table: Table, settings: DataSettings, kept: NDArray[np.int64]) -> tu
             return numbers.astype(np.float32), []
         if settings.positive_above is not None:
             return (numbers > settings.positive_above).astype(np.int64), []
+    if len(bad) and not np.isnan(numbers).any():
+        # Numbers throughout, some of them beyond all counting: a slip, not a class of that name.
+        row = int(kept[int(bad[0])]) + 1
+        raise UserError(f"{where} holds {str(cells.iloc[int(bad[0])])[:40]!r} in row {row}; expected finite numbers")
     if not len(bad) and bool((numbers != np.floor(numbers)).any()):
         fraction = numbers[numbers != np.floor(numbers)][0]
         raise UserError(

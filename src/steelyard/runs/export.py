@@ -20,14 +20,20 @@ _ROWS = 20_000
 """Rows that are written at once: enough for speed, few enough for memory."""
 
 
-def export_run(folder: Path, to: Literal["csv", "json"], out: Path | None = None) -> list[Path]:
-    """Write each table of a run as one file and return the files; works while the run goes on."""
+def export_run(folder: Path, to: Literal["csv", "json"], out: Path | None = None, *, force: bool = False) -> list[Path]:
+    """Write each table of a run as one file and return the files; works while the run goes on.
+
+    Files that are there already are refused unless forced: they may be another run's, or edited.
+    """
     history = History(folder)
     target = out or folder / "export"
     try:
         target.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"--out: {target} cannot be made: {error.strerror}; allowed: a writable folder") from error
+    there = [path for name in TABLES if (path := target / f"{name}.{to}").exists()]
+    if there and not force:
+        raise UserError(f"{there[0]}: exists already; allowed: another --out, or --force to write over it")
     written: list[Path] = []
     for name in TABLES:
         frame = getattr(history, name)
