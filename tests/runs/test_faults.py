@@ -207,6 +207,37 @@ def test_missing_rounds_are_damage_unless_accepted(run: Path) -> None:
     store.close()
 
 
+DEEP = "[" * 100_000
+GARBAGE = {
+    "info no JSON": ("INSERT INTO info VALUES ('flaws', '{')", "flaws", "info, flaws holds no JSON"),
+    "info too deep": (f"INSERT INTO info VALUES ('flaws', '{DEEP}')", "flaws", "info, flaws holds no JSON"),
+    "info a list": ("INSERT INTO info VALUES ('flaws', '[1]')", "flaws", "info, flaws: "),
+    "info another seed": ("INSERT INTO info VALUES ('flaws', '{\"x\": {\"a\": [1]}}')", "flaws", "info, flaws: "),
+    "settings": ("UPDATE federations SET settings = '{}'", "clients", "federations, settings: no criteria"),
+    "settings a number": ("UPDATE federations SET settings = '3'", "clients", "federations, settings: no criteria"),
+    "metrics": ("UPDATE evaluations SET metrics = '3'", "evaluations", "evaluations of DS>LD, seed 0: "),
+}
+
+
+@pytest.mark.parametrize("kind", GARBAGE)
+def test_garbage_in_stored_text_is_named_with_its_table(run: Path, kind: str) -> None:
+    statement, table, words = GARBAGE[kind]
+    with sqlite3.connect(run / "run.sqlite") as writer:
+        writer.execute(statement)
+    writer.close()
+    with pytest.raises(UserError, match=rf"^{run}: the run's database cannot be read: {words}"):
+        getattr(History(run), table)
+
+
+@pytest.mark.parametrize(("bits", "count"), [("text", 3), (b"\0", 9), (b"\0", -1), (b"\0", "x")])
+def test_samples_that_are_no_bits_are_named(run: Path, bits: object, count: object) -> None:
+    with sqlite3.connect(run / "run.sqlite") as writer:
+        writer.execute("INSERT OR REPLACE INTO samples VALUES (1, 4, ?, ?)", (bits, count))
+    writer.close()
+    with pytest.raises(UserError, match="samples of DS>LD, seed 0: not the bits of their count"):
+        History(run).hits("DS>LD", 0)
+
+
 def test_the_rows_of_a_checkpoint_are_in_the_database_file_before_an_older_file_goes(killed: Path) -> None:
     for ending in ("-wal", "-shm"):
         (killed / f"run.sqlite{ending}").unlink()

@@ -261,6 +261,6 @@ def read_info(folder: Path) -> dict[str, Any]:
     for key, value in rows:
         try:
             found[key] = json.loads(value) if str(value)[:1] in "[{" else value
-        except ValueError:
+        except (ValueError, RecursionError):
             found[key] = value
     return found

@@ -43,7 +43,7 @@ def read_writer(text: str | None) -> Writer | None:
     try:
         found = json.loads(text or "")
         return Writer(str(found["host"]), int(found["pid"]), str(found["started"]))
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return None
 
 

@@ -68,7 +68,7 @@ class History:
         """Return what a stored JSON text holds; use it for the JSON columns, so that a damaged one is named."""
         try:
             return json.loads(text)
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, RecursionError) as error:
             raise self._unreadable(f"{what} holds no JSON ({error})") from error
 
     @cached_property
@@ -88,12 +88,16 @@ class History:
         # For speed of start: not everyone who opens a run reads its data frames.
         import pandas as pd
 
-        rows = [
-            (int(seed), client, words)
-            for seed, clients in self.json(self.info.get("flaws", "{}"), "info, flaws").items()
-            for client, every in clients.items()
-            for words in every
-        ]
+        stored = self.json(self.info.get("flaws", "{}"), "info, flaws")
+        try:
+            rows = [
+                (int(seed), client, words)
+                for seed, clients in stored.items()
+                for client, every in clients.items()
+                for words in every
+            ]
+        except (ValueError, TypeError, AttributeError) as error:
+            raise self._unreadable(f"info, flaws: {error}") from error
         return pd.DataFrame(rows, columns=["seed", "client", "flaw"])
 
     def labels(self, seed: int) -> dict[str, list[int]]:
@@ -110,10 +114,13 @@ class History:
     def _keys(self) -> dict[tuple[str, int], tuple[int, tuple[str, ...]]]:
         """Return the number and the criteria of each federation, by rule and seed; they never change in a run."""
         found = self._rows("SELECT rule, seed, id, settings FROM federations ORDER BY id")
-        return {
-            (rule, int(seed)): (int(key), tuple(self.json(text, "federations, settings")["criteria"]))
-            for rule, seed, key, text in found
-        }
+        try:
+            return {
+                (rule, int(seed)): (int(key), tuple(self.json(text, "federations, settings")["criteria"]))
+                for rule, seed, key, text in found
+            }
+        except (ValueError, TypeError, KeyError) as error:
+            raise self._unreadable(f"federations, settings: no criteria ({error!r})") from error
 
     def _federation(self, rule: str, seed: int) -> tuple[int, tuple[str, ...]]:
         found = self._keys.get((rule, seed))
@@ -228,7 +235,7 @@ class History:
             samples = unpack(columns[2], counts, WHOLE)[order]
             score, loss = (unpack(column, counts)[order] for column in columns[3:5])
             metrics = self._metrics(columns[5], columns[6], counts)
-        except ValueError as error:
+        except (ValueError, TypeError) as error:
             raise self._unreadable(f"evaluations of {rule}, seed {seed}: {error}") from error
         further = {name: values[order] for name, values in metrics.items()}
         return Tested(clients, round, client, samples, score, loss, further)
@@ -259,7 +266,12 @@ class History:
             "WHERE f.rule = ? AND f.seed = ? ORDER BY s.round DESC LIMIT 1",
             (rule, seed),
         )
-        return np.unpackbits(np.frombuffer(rows[0][0], np.uint8), count=rows[0][1]).astype(np.bool_) if rows else None
+        if not rows:
+            return None
+        bits, count = rows[0]
+        if type(bits) is not bytes or type(count) is not int or not 0 <= count <= 8 * len(bits):
+            raise self._unreadable(f"samples of {rule}, seed {seed}: not the bits of their count")
+        return np.unpackbits(np.frombuffer(bits, np.uint8), count=count).astype(np.bool_)
 
     def last_checkpoint(self) -> tuple[dict[str, RoundState], dict[str, Tensor]]:
         """Return the states of the last checkpoint and what the clients keep in it; both empty before the first."""
