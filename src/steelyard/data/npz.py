@@ -6,6 +6,7 @@ import struct
 import tokenize
 import zipfile
 import zlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from steelyard.data.dataset import Dataset
 from steelyard.data.files import find
 from steelyard.data.memory import in_memory, owner_names
 from steelyard.data.settings import DataSettings
+from steelyard.data.table_columns import class_note
 from steelyard.errors import UserError, listed, nearest
 
 ORIGIN = "an .npz file with arrays of features, labels and owners (numpy.savez), one row each"
@@ -44,7 +46,11 @@ def read_npz(settings: DataSettings) -> Dataset:
     people = None if owner is None else owner_names(_column(path, arrays, "owner", owner), owner)
     test = None if settings.held_out is None else _column(path, arrays, "held_out", settings.held_out)
     marks = {name: _mark(path, arrays, name, column) for name, column in settings.marks.items()}
-    return in_memory(features, labels, people, held_out=test, marks=marks, classes=settings.classes, name=path.name)
+    options: dict[str, Any] = {"held_out": test, "marks": marks, "classes": settings.classes, "name": path.name}
+    found = in_memory(features, labels, people, **options)
+    if settings.task == "regression" or _are_numbers(raw):
+        return found
+    return replace(found, notes=(class_note(f"{path.name}: classes", np.unique(raw).tolist()),))
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
@@ -95,9 +101,14 @@ def class_numbers(values: NDArray[Any], where: Path) -> NDArray[np.int64]:
         raise UserError(
             f"{where}: data.labels holds fractions or nan; expected classes, or for npz task = 'regression'"
         )
-    if values.dtype.kind in "biuf" and (not len(values) or values.min() >= 0):
+    if _are_numbers(values):
         return values.astype(np.int64)
     return np.unique(values, return_inverse=True)[1].reshape(-1).astype(np.int64)
+
+
+def _are_numbers(values: NDArray[Any]) -> bool:
+    """Whether labels are numbers from 0 on, which stay as they are."""
+    return values.dtype.kind in "biuf" and (not len(values) or bool(values.min() >= 0))
 
 
 def _column(path: Path, arrays: dict[str, NDArray[Any]], field: str, name: str) -> NDArray[Any]:
