@@ -92,5 +92,5 @@ def test_a_server_s_criterion_cannot_write_into_what_it_looks_at(tmp_path: Path)
         "rounds": {"count": 1, "fraction": 1.0},
         "weighing": {"criteria": ["WRI", "DS"], "plugins": [str(tmp_path / "writing.py")]},
     }
-    with pytest.raises(UserError, match="criterion WRI: fails on the server: ValueError: assignment .* is read-only"):
+    with pytest.raises(UserError, match=r"criterion WRI: fails on the server: ValueError: assignment .* is read-only"):
         run(build(document), out=tmp_path / "run")
