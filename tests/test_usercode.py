@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 from torch import nn
 
 import steelyard
+from steelyard.cli.trust import asking
 from steelyard.errors import UserError
 from steelyard.learning import models
 from steelyard.learning.settings import ModelSettings
@@ -79,3 +81,24 @@ def test_rules_end_where_they_were_set():
     assert find_code(f"{__name__}:declared", "model.name", []) is declared
     with pytest.raises(UserError, match="did you mean 'logistic'"):
         find_code("logistik", "model.name", ["logistic"])
+
+
+def test_code_that_ends_python_is_named(tmp_path: Path):
+    (tmp_path / "ending.py").write_text("import sys\nsys.exit(5)\n")
+    with pytest.raises(UserError, match=r"ending\.py' fails when loaded: SystemExit: 5"):
+        find_code(f"{tmp_path / 'ending.py'}:net", "model.name", ["logistic"])
+    (tmp_path / "later.py").write_text("def net(outputs):\n    raise SystemExit(4)\n")
+    with pytest.raises(UserError, match=r"later\.py:net fails: SystemExit: 4"):
+        models.build(ModelSettings(name=f"{tmp_path / 'later.py'}:net"), (2,), 2, 0)
+
+
+def test_what_a_file_would_run_is_shown_without_control_characters(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
+    monkeypatch.setattr("typer.confirm", lambda *words, **options: True)
+    asking(trust=False)("e.toml", {"model.name": "evil.py:net\x1b[2K\rgood.py:net"})
+    shown = capsys.readouterr().err
+    assert "evil.py:net\\x1b[2K\\rgood.py:net" in shown
+    assert "\x1b" not in shown

@@ -82,9 +82,12 @@ def _check_numbers(value: Any, instead: str) -> None:
         if instead:
             raise PydanticCustomError("plain", instead)  # pyright: ignore[reportArgumentType]
     elif isinstance(value, int) and abs(value) > LARGEST:
-        raise PydanticCustomError("plain", "whole numbers of at most 18 digits")
+        number = instead in ("", "a number", "a whole number")
+        allowed = "whole numbers of at most 18 digits" if number else instead
+        raise PydanticCustomError("plain", allowed)  # pyright: ignore[reportArgumentType]
     elif isinstance(value, float) and LARGEST_REAL < abs(value) < float("inf"):
-        raise PydanticCustomError("plain", "numbers up to 1e30")
+        real = instead in ("", "a number")
+        raise PydanticCustomError("plain", "numbers up to 1e30" if real else instead)  # pyright: ignore[reportArgumentType]
     elif isinstance(value, list | tuple):
         for inner in cast("Sequence[Any]", value):
             _check_numbers(inner, instead)

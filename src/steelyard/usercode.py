@@ -94,7 +94,7 @@ def load_code(code: str, field: str) -> ModuleType:
             return importlib.import_module(code)
         except UserError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise UserError(f"{field}: cannot import '{code}': {type(error).__name__}: {error}") from error
     path = Path(code).resolve()
     if not path.is_file():
@@ -114,7 +114,7 @@ def _run(name: str, path: Path, code: str, field: str) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         del sys.modules[name]
         if isinstance(error, UserError):
             raise

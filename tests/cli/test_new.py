@@ -173,6 +173,22 @@ def test_a_file_is_not_written_over(tmp_path: Path, steelyard: CommandLine) -> N
     assert tomllib.loads((tmp_path / "my.toml").read_text())["data"]["owner"] == "hospital"
 
 
+def test_the_data_are_not_written_over(tmp_path: Path, steelyard: CommandLine) -> None:
+    arguments = write_csv(tmp_path)
+    before = (tmp_path / "data.csv").read_bytes()
+    refused = steelyard("new", "./data.csv", "--force", *arguments)
+    assert refused.returncode == 2
+    assert "is the data itself; allowed: another name" in refused.stderr
+    assert (tmp_path / "data.csv").read_bytes() == before
+
+
+def test_classes_of_arrays_are_named_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    np.savez("x.npz", x=np.random.default_rng(1).normal(size=(60, 3)), y=np.array(["cat", "dog"] * 30))
+    shown = CliRunner().invoke(app, ["new", "my.toml", "--npz", "x.npz"], catch_exceptions=False).stdout
+    assert "0 = cat, 1 = dog" in shown
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
@@ -188,6 +204,9 @@ def test_a_file_is_not_written_over(tmp_path: Path, steelyard: CommandLine) -> N
         (["--parquet", "data.csv"], "--parquet: got 'data.csv'; expected a .parquet file"),
         (["--images", "."], "holds no image"),
         (["--idx", ".", "--label", "y"], "--label: got 'y' with --idx"),
+        (["--npz", "x.npz", "--label", "yy"], "--label: found no array 'yy' in x.npz (did you mean 'y'?); allowed: y"),
+        (["--csv", "counted.csv"], "has no column that may be an input (left out: row (numbers the rows))"),
+        (["--csv", "short.csv"], "the data have 2 rows to train on; expected 10 at least"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(
@@ -196,6 +215,9 @@ def test_what_cannot_be_is_refused_in_one_line(
     from steelyard.errors import UserError
 
     write_csv(tmp_path)
+    np.savez(tmp_path / "x.npz", x=np.zeros((60, 3)), y=np.arange(60) % 2)
+    (tmp_path / "counted.csv").write_text("row,y\n" + "".join(f"{row},{row % 2}\n" for row in range(60)))
+    (tmp_path / "short.csv").write_text("a,y\n1,0\n5,1\n")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError) as caught:
         CliRunner().invoke(app, ["new", "my.toml", *arguments], catch_exceptions=False)

@@ -80,7 +80,7 @@ def test_the_completion_script_is_shown(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("arguments", ["criteria", "recipes"])
+@pytest.mark.parametrize("arguments", ["criteria", "recipes", "models"])
 def test_lists_fit_narrow_terminals(arguments: str) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "steelyard", arguments],

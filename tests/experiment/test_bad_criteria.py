@@ -8,6 +8,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
+from steelyard.errors import UserError
 from steelyard.experiment.loading import build
 from steelyard.experiment.running import run
 from steelyard.runs.reader import History
@@ -78,3 +79,18 @@ def test_a_server_s_criterion_that_is_nan_stops_the_run_with_one_line(
     history = History(tmp_path / "run")
     assert history.info["status"] == "stopped"
     assert history.rounds["round"].tolist() == [0, 1]
+
+
+def test_a_server_s_criterion_cannot_write_into_what_it_looks_at(tmp_path: Path) -> None:
+    (tmp_path / "writing.py").write_text(
+        "from steelyard import server_criterion\n@server_criterion('WRI', needs_models=False)\n"
+        "def writing(view):\n    view.samples[:] = 0\n    return view.samples\n"
+    )
+    document = {
+        "partition": {"clients": 5},
+        "model": {"name": "logistic"},
+        "rounds": {"count": 1, "fraction": 1.0},
+        "weighing": {"criteria": ["WRI", "DS"], "plugins": [str(tmp_path / "writing.py")]},
+    }
+    with pytest.raises(UserError, match=r"criterion WRI: fails on the server: ValueError: assignment .* is read-only"):
+        run(build(document), out=tmp_path / "run")

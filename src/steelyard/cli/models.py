@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import textwrap
 from math import prod
 from typing import Annotated, Literal
 
 import typer
 
-from steelyard.cli.printing import print_json
+from steelyard.cli.printing import print_json, terminal_width
 
 
 def models(
@@ -37,9 +38,17 @@ def models(
     width = max(len(model.name) for model in BUILT_IN)
     for model in BUILT_IN:
         shape = "×".join(map(str, model.shape)) if len(model.shape) > 1 else f"{prod(model.shape)} columns"
-        print(f"{model.name:<{width}}  {model.purpose}")
-        print(
+        _print(f"{model.name:<{width}}  {model.purpose}", width + 2)
+        _print(
             f"{'':<{width}}  {model.parameters:,} parameters for samples of {shape} and {model.outputs} "
-            f"output{'s' if model.outputs > 1 else ''}; fields: {', '.join(model.fields)}"
+            f"output{'s' if model.outputs > 1 else ''}; fields: {', '.join(model.fields)}",
+            width + 2,
         )
-    print('\nIn an experiment: [model] name = "mlp". Your own torch.nn.Module: name = "file.py:factory".')
+    print()
+    _print('In an experiment: [model] name = "mlp". Your own torch.nn.Module: name = "file.py:factory".', 0)
+
+
+def _print(line: str, indent: int) -> None:
+    """Print a line; in a terminal it is broken so that it stays beside the model's name."""
+    columns = terminal_width()
+    print(line if columns is None else textwrap.fill(line, columns, subsequent_indent=" " * indent))

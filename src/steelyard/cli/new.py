@@ -37,6 +37,8 @@ def new(
     form, path = named[0]
     if file.exists() and not force:
         raise UserError(f"new: '{file}' is there already; allowed: another name, or --force to write over it")
+    if file.exists() and path.exists() and file.samefile(path):
+        raise UserError(f"new: '{file}' is the data itself; allowed: another name, such as my.toml")
     # For speed of start: --help must not wait for torch.
     from steelyard.data.looking import look
     from steelyard.experiment.proposing import propose, write

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from steelyard.errors import UserError
+from steelyard.errors import UserError, printable
 from steelyard.rounds.progress import paused
 
 if TYPE_CHECKING:
@@ -31,9 +31,10 @@ def asking(trust: bool) -> Ask:
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
             refuse(where, code, "with --trust, once you have looked at it")
         with paused():
-            print(f"{where} names code of its own, which would run with your rights:", file=sys.stderr)
+            # A file from elsewhere must not hide, with a terminal's control characters, what it would run.
+            print(f"{printable(where)} names code of its own, which would run with your rights:", file=sys.stderr)
             for field, value in code.items():
-                print(f"  {field} = {value}", file=sys.stderr)
+                print(f"  {printable(field)} = {printable(value)}", file=sys.stderr)
             if not typer.confirm("Run it?", default=False, err=True):
                 raise UserError(f"{where}: its code was not to run, so nothing was done")
 

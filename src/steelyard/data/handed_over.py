@@ -16,7 +16,7 @@ from steelyard.data.dataset import Dataset
 from steelyard.data.frames import tidy
 from steelyard.data.protocols import Columns, from_columns, from_items, from_torchvision, is_columns, is_frame
 from steelyard.data.settings import DataSettings
-from steelyard.data.table_columns import MOST_SHOWN, Table, parse_numbers
+from steelyard.data.table_columns import Table, class_note, parse_numbers
 from steelyard.data.tables import table_dataset
 from steelyard.errors import UserError, listed, nearest
 from steelyard.settings import validated
@@ -90,9 +90,7 @@ def _target(labels: Any, task: str | None, name: str) -> tuple[Any, tuple[str, .
         raise UserError(f"{name}: labels have different lengths; expected one label per row") from None
     if values.dtype.kind in "USO" and all(isinstance(value, str) for value in values.reshape(-1).tolist()):
         levels, numbers = np.unique(values.astype(np.str_), return_inverse=True)
-        shown = ", ".join(f"{number} = {level}" for number, level in enumerate(levels.tolist()[:MOST_SHOWN]))
-        more = ", ..." if len(levels) > MOST_SHOWN else ""
-        return numbers.reshape(-1), (f"{name}: classes: {shown}{more}",)
+        return numbers.reshape(-1), (class_note(f"{name}: classes", levels.tolist()),)
     return values.astype(np.float32) if task == "regression" and values.dtype.kind in "biu" else values, ()
 
 

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath
 import numpy as np
 from numpy.typing import NDArray
 
-from steelyard.data.table_columns import MOST_SHOWN, in_order
+from steelyard.data.table_columns import class_note, in_order
 from steelyard.errors import UserError
 
 FOLDER = "folder"
@@ -87,8 +87,6 @@ def numbered(names: NDArray[np.str_], told: str) -> tuple[NDArray[np.int64], lis
     """Number classes in ascending order, numbers before words; also say what the numbers stand for, unless as named."""
     levels = sorted(set(names.tolist()), key=in_order)
     number = {level: value for value, level in enumerate(levels)}
-    shown = ", ".join(f"{value} = {level}" for level, value in list(number.items())[:MOST_SHOWN])
-    more = ", ..." if len(levels) > MOST_SHOWN else ""
     natural = all(level == str(value) for level, value in number.items())
     labels = np.array([number[name] for name in names.tolist()], dtype=np.int64)
-    return labels, [] if natural else [f"{told}: {shown}{more}"]
+    return labels, [] if natural else [class_note(told, levels)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -17,7 +18,7 @@ from steelyard.data.npz import read_arrays
 from steelyard.data.protocols import INPUTS, LABELS
 from steelyard.data.seen import Seen, counted, few, of_dataset, shown, sizes
 from steelyard.data.settings import DataSettings
-from steelyard.errors import UserError, listed
+from steelyard.errors import UserError, listed, nearest
 from steelyard.settings import validated
 
 Form = Literal["csv", "parquet", "npz", "images", "idx"]
@@ -55,7 +56,7 @@ def _look_at_arrays(path: Path, label: str | None, owner: str | None) -> Seen:
     features = _largest(path, arrays)
     rows = len(arrays[features])
     single = [name for name, values in arrays.items() if values.shape == (rows,) and name != features]
-    label = _array_of_labels(path, single, label)
+    label = _array_of_labels(path, arrays, single, label)
     fields: dict[str, tuple[Any, str]] = {
         "features": (features, "the array of samples, one in each row"),
         "labels": (label, "the array to predict"),
@@ -72,7 +73,7 @@ def _look_at_arrays(path: Path, label: str | None, owner: str | None) -> Seen:
         fields["normalise"] = ("standard", "mean 0, deviation 1 per column or channel, from the training part")
     document = {"source": "npz", "path": path, **{name: value for name, (value, _) in fields.items()}}
     dataset = load(validated(DataSettings, document, "new"))
-    seen = of_dataset(dataset, "npz", fields, [f"{path.name}: arrays {few(list(arrays), 12)}"])
+    seen = of_dataset(dataset, "npz", fields, [f"{path.name}: arrays {few(list(arrays), 12)}", *dataset.notes])
     return _accounted(seen, f"label '{shown(label)}'", f"owners, by '{shown(owner)}'" if owner else "owners")
 
 
@@ -84,8 +85,13 @@ def _largest(path: Path, arrays: dict[str, NDArray[Any]]) -> str:
     return usual or max(wide, key=lambda name: wide[name].size)
 
 
-def _array_of_labels(path: Path, single: list[str], label: str | None) -> str:
+def _array_of_labels(path: Path, arrays: Iterable[str], single: list[str], label: str | None) -> str:
     if label is not None:
+        if label not in arrays:
+            raise UserError(
+                f"--label: found no array '{shown(label)}' in {path}{nearest(label, single)}; allowed: "
+                f"{few(single, 12) or 'none of its arrays has one value for each row'}"
+            )
         return label
     found = next((name for name in ("y", *LABELS) if name in single), None)
     if found is None:

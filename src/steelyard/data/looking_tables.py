@@ -65,6 +65,9 @@ def look_at_table(path: Path, label: str | None, owner: str | None) -> Seen:
         fields["owner"] = (owner, "whose row it is: one client each")
     if part is not None:
         fields["held_out"] = (part, "marks the rows of the test part")
+    if not any(column.kind in ("number", "category") for column in columns):
+        why = f" (left out: {'; '.join(_why(columns))})" if columns else ""
+        raise UserError(f"{path}: has no column that may be an input{why}; expected one of numbers or categories")
     fields |= _column_fields(columns)
     dataset = table_dataset(table, _settings(path, fields, "standard"))
     account = [f"{path.name}: {len(frame):,} rows, {len(table.names)} columns", told, *_told(columns)]

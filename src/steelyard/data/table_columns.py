@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -160,3 +161,9 @@ def in_order(text: str) -> tuple[bool, float, str]:
     """Sort key of levels and labels: numbers by size, then words."""
     number = is_number(text)
     return not number, float(text) if number else 0.0, text
+
+
+def class_note(told: str, levels: Sequence[object]) -> str:
+    """Say which number each class got, for those that were words, negative or apart; the first few are named."""
+    shown = ", ".join(f"{number} = {level}" for number, level in enumerate(levels[:MOST_SHOWN]))
+    return f"{told}: {shown}{', ...' if len(levels) > MOST_SHOWN else ''}"

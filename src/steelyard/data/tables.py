@@ -18,10 +18,10 @@ from steelyard.data.scaling import fill_and_scale, with_columns
 from steelyard.data.settings import DataSettings
 from steelyard.data.table_columns import (
     LARGEST,
-    MOST_SHOWN,
     InputColumn,
     Table,
     as_numbers,
+    class_note,
     in_order,
     input_column,
     parse_numbers,
@@ -195,10 +195,8 @@ def _class_numbers(cells: Any, where: str, told: str) -> tuple[NDArray[np.int64]
     if len(names) < 2:
         raise UserError(f"{where} holds '{names[0][:40]}' in every row; expected two classes or more, or data.classes")
     number = {name: value for value, name in enumerate(names)}
-    shown = ", ".join(f"{value} = {name}" for name, value in list(number.items())[:MOST_SHOWN])
-    note = f"{told}: {shown}{', ...' if len(names) > MOST_SHOWN else ''}"
     natural = all(name == str(value) for name, value in number.items())
-    return np.array([number[text] for text in texts]), [] if natural else [note]
+    return np.array([number[text] for text in texts]), [] if natural else [class_note(told, names)]
 
 
 def _owners(table: Table, name: str) -> NDArray[np.str_]:

@@ -22,6 +22,8 @@ ENOUGH_FOR_SERVER = 400
 """From so many rows on the server can keep some, on which it weighs clients."""
 MANY_ROWS = 20_000
 FEW_OWNER_ROWS = 10
+FEWEST_ROWS = 10
+"""With fewer there is nothing to share out among two clients, each of which trains and tests."""
 SMALL_SIDE = 16
 """Images with sides below this many pixels need no convolutions."""
 LINE = 120
@@ -88,6 +90,8 @@ def _partition(seen: Seen) -> tuple[Part, int, float]:
     """Return the section, how many clients it makes, and how many rows a usual one trains on."""
     part = Part()
     trained = seen.rows - seen.held_out
+    if trained < FEWEST_ROWS:
+        raise UserError(f"new: the data have {trained} rows to train on; expected {FEWEST_ROWS} at least")
     if seen.owners is not None:
         sizes = np.array(list(seen.owners.values()))
         large = sizes >= FEW_OWNER_ROWS

@@ -84,7 +84,7 @@ def _checked(function: PerSample, name: str) -> PerSample:
             found = function(outputs.clone(), labels.clone())
         except UserError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             raise UserError(
                 f"training.loss: {name} cannot be called with outputs of shape {tuple(outputs.shape)} and labels of "

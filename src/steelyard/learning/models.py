@@ -156,7 +156,7 @@ def _own(settings: ModelSettings, shape: tuple[int, ...], classes: int, outputs:
         module = factory(**arguments)
     except UserError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(f"model.name: {settings.name} fails: {type(error).__name__}: {error}") from error
     if not isinstance(module, nn.Module):
         raise UserError(f"model.name: {settings.name} returned {type(module).__name__}; allowed: a torch.nn.Module")

@@ -28,7 +28,7 @@ def summarise(folder: Path, settings: RoundSettings, measure: str = "accuracy") 
         rule, seed = str(federation["rule"]), int(federation["seed"])
         rounds, scores = history.scores(rule, seed)
         last = scores[-1] if len(scores) else np.zeros(0)
-        mine = history.rounds[(history.rounds["rule"] == rule) & (history.rounds["seed"] == seed)]
+        mine: Any = history.rounds[(history.rounds["rule"] == rule) & (history.rounds["seed"] == seed)]
         measured = mine[mine["accuracy"].notna()]
         flawed = flawed_shares(history, rule, seed)
         rules.append(

@@ -28,6 +28,7 @@ from steelyard.rounds.state import Draft, Federation, Plan, Recorder, RoundRecor
 from steelyard.rounds.targets import reached
 from steelyard.weighing.criteria import CohortView, Criterion
 from steelyard.weighing.priorities import Order
+from steelyard.weighing.view import read_only
 
 
 class TooFewClients(UserError):
@@ -168,7 +169,7 @@ def _weigh(
     if not updates.clients:
         return Draft(federation, state, updates, None, state.parameters, order, state.memory, kept_old=True)
     view = CohortView.of(updates, state.parameters, partial(server.test, federation.seed), state.memory)
-    view = replace(view, samples=federation.rule.samples(updates.samples))
+    view = replace(view, samples=read_only(federation.rule.samples(updates.samples)))
     weighing = federation.rule.weigh(measure(criteria, updates, view), order)
     # A criterion that is 0 for everyone became 1/n each; when all are, no client showed any worth (AdaFed's p = 0).
     worthless = weighing.uniform or len(weighing.all_zero) == len(weighing.criteria)

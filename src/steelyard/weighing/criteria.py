@@ -96,7 +96,7 @@ class Criterion:
             value = self.on_client(local)
         except UserError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             return math.nan, " ".join(f"criterion {self.name} failed: {type(error).__name__}: {error}".split())
         why = self.refusal(value)
         return (value, None) if why is None else (math.nan, why)
@@ -113,7 +113,7 @@ class Criterion:
             found = np.array(self.measure(view), dtype=np.float64)  # type: ignore[arg-type]
         except UserError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             if self.built_in:
                 raise  # a fault of ours is not one of the user's
             raise UserError(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from steelyard.clients.local import ComputeSettings, Simulation, SimulationServer
 from steelyard.data import PartitionSettings, in_memory, share_out
@@ -46,3 +48,30 @@ def test_losses_of_small_models_are_taken_in_one_thread(monkeypatch: pytest.Monk
         torch.set_num_threads(before)
     assert threads
     assert set(threads) == {1}
+
+
+class Shifted(nn.Module):
+    """Adds one to its input: in place, or to a copy."""
+
+    def __init__(self, in_place: bool) -> None:
+        super().__init__()
+        self.in_place, self.dense = in_place, nn.Linear(4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.dense(x.add_(1) if self.in_place else x + 1)
+
+
+def test_a_module_that_writes_into_its_input_does_not_change_what_the_next_model_sees() -> None:
+    chance = torch.Generator().manual_seed(0)
+    data = in_memory(torch.randn(60, 4, generator=chance), torch.arange(60) % 3, classes=3)
+    population = share_out(data, PartitionSettings(scheme="iid", clients=3, server="fraction"), 0)
+    found: list[np.ndarray] = []
+    for in_place in (True, False):
+        settings = ModelSettings(name=lambda: Shifted(in_place))  # noqa: B023  # type: ignore[arg-type]
+        simulation = Simulation(
+            {0: population}, settings, TrainingSettings(), ComputeSettings(engine="loop", device="cpu")
+        )
+        server = SimulationServer(simulation)
+        found.append(server.test(0, server.initial(0).repeat(3, 1)).losses)
+    assert found[0].tolist() == found[1].tolist()
+    assert len(set(found[0].tolist())) == 1

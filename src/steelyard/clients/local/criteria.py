@@ -108,6 +108,6 @@ def _at_once(population: DevicePopulation, criterion: Criterion) -> Floats:
     try:
         found = criterion.of_labels(population.labelled)
         values = nothing if found is None else np.array(found, dtype=np.float64)
-    except Exception:  # of a user's own: measuring one by one says which client it fails for, and why
+    except (Exception, SystemExit):  # of a user's own: measuring one by one says which client it fails for, and why
         return nothing
     return np.where(np.isfinite(values) & (values >= 0), values, np.nan) if values.shape == nothing.shape else nothing

@@ -10,7 +10,7 @@ import torch
 from steelyard.clients.local.convolution.stacked import ConvSteps
 from steelyard.clients.local.device_data.dataset import DeviceDataset
 from steelyard.clients.local.engines.engine import TrainingSetup
-from steelyard.clients.local.engines.networks import is_convolutional
+from steelyard.clients.local.engines.networks import is_convolutional, is_dense
 from steelyard.clients.local.engines.precision import arithmetic
 from steelyard.clients.local.engines.worker_threads import threads_for
 from steelyard.clients.local.kernels.available import kernel_steps
@@ -32,6 +32,7 @@ class Evaluator:
         self.setup = setup
         self.module = copy.deepcopy(setup.module).to(setup.device).eval()
         self.kernels = self._kernels(setup)
+        self._ours = is_convolutional(setup.module) or is_dense(setup.module)
         if setup.device.type == "cpu":
             # Convolutions and pooling run several times faster on the CPU with channels last; dense layers ignore it.
             self.module = self.module.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
@@ -57,7 +58,8 @@ class Evaluator:
                 features = dataset.gather(part)
                 for number, model in enumerate(models):
                     self.setup.layout.write(self.module, model)
-                    found[number].append(self.module(features))
+                    # A user's module may write into what it is given: the next model must not see that.
+                    found[number].append(self.module(features if self._ours else features.clone()))
         return torch.stack([torch.cat(parts) for parts in found])
 
     def _together(
