@@ -143,7 +143,9 @@ def _static(app: FastAPI, keys: Keys, root: Path, jobs: Jobs) -> None:
         """The HTML holds the token that its script sends with everything that changes something."""
         told = {"page-token": keys.page, "root": str(root), "read-only": str(jobs.read_only).lower()}
         meta = "\n".join(f'<meta name="{name}" content="{html.escape(value)}">' for name, value in told.items())
-        return Response(assets()["index.html"].replace("<!-- meta -->", meta), media_type="text/html; charset=utf-8")
+        icon = assets()["icon.svg"].replace("<svg ", '<svg aria-hidden="true" ', 1)
+        text = assets()["index.html"].replace("<!-- meta -->", meta).replace("<!-- icon -->", icon)
+        return Response(text, media_type="text/html; charset=utf-8")
 
     @app.get("/assets/{name}")
     def asset(name: str, request: Request) -> Response:

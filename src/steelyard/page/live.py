@@ -6,7 +6,7 @@ import threading
 from collections import OrderedDict
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -96,10 +96,10 @@ class LiveHistory(History):
         with self._lock:
             known, found = self._failures
             last = self.last_round  # rounds written from here on belong to the next look
-            new = super().failures_after(known)
+            new: Any = super().failures_after(known)  # pandas is typed in part only
             found = [*found, new[new["round"] <= last]] if len(new) or not found else found
             self._failures = (last, found)
-        every = pd.concat(found, ignore_index=True) if len(found) > 1 else found[0]
+        every: Any = pd.concat(found, ignore_index=True) if len(found) > 1 else found[0]
         return every if round == START else every[every["round"] > round]
 
     def client_names(self) -> list[str]:
@@ -133,7 +133,7 @@ class Snapshot(History):
 
     def failures_after(self, round: int = START) -> pd.DataFrame:
         """Return who was left out after a round and why, up to the snapshot's round."""
-        found = self.live.failures_after(round)
+        found: Any = self.live.failures_after(round)
         return found[found["round"] <= self.seen]
 
 

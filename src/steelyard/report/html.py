@@ -54,12 +54,13 @@ def html(view: RunView) -> str:
     allowed = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)
     policy = f"default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src {allowed}"
     described = "; ".join(dict.fromkeys(e.description for e in view.experiments if e.description))
+    style = text("style.css") + text("control.css")
     tags = "".join(f"<script>{script}</script>" for script in scripts)
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{escape(policy)}">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)} · Steelyard</title><style>{text('style.css')}</style></head><body>"
+        f"<title>{escape(title)} · Steelyard</title><style>{style}</style></head><body>"
         f'<header><div class="mast"><div><h1>{escape(title)}</h1><p>{escape(described)}</p></div>{picture}</div>'
         f'<div class="headline">{"".join(f"<p>{escape(line)}</p>" for line in headline(view))}</div>'
         + (f'<p class="tilt">{escape(told)}</p>' if told else "")

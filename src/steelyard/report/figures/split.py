@@ -99,12 +99,11 @@ def _classes(rows: list[dict[str, Any]], counts: list[list[int]]) -> alt.Chart:
         {"client": row["client"], "label": classes, "samples": numbers}
         for row, numbers in zip(rows, counts, strict=True)
     ]
+    axis = alt.Axis(labelOverlap=len(classes) > 24)
     chart = alt.Chart(lists(cells)).transform_flatten(["label", "samples"]).transform_filter("datum.samples > 0")
     chart = chart.mark_rect(aria=False).encode(
         _client_axis(rows),
-        alt.Y(
-            "label:N", sort=classes, scale=alt.Scale(domain=classes), title="class", axis=alt.Axis(labelOverlap=True)
-        ),
+        alt.Y("label:N", sort=classes, scale=alt.Scale(domain=classes), title="class", axis=axis),
         alt.Color("samples:Q", scale=alt.Scale(domainMin=0), legend=alt.Legend(title="samples", titleOrient="left")),
         tooltip=[alt.Tooltip("client:N"), alt.Tooltip("label:N", title="class"), alt.Tooltip("samples:Q")],
     )
