@@ -31,7 +31,7 @@ def load_module(source: str) -> object:
         declared = sorted({point.module for point in entry_points(group=GROUP)})
         if source not in declared:
             raise NotAllowed(
-                f"plugin: '{source[:80]}' is not declared for Steelyard; allowed: the path of a .py file of your own, or "
-                f"a module that a package declares under the entry point {GROUP} ({listed(declared) or 'here none'})"
+                f"plugin: '{source[:80]}' is not declared for Steelyard; allowed: the path of a .py file of your own, "
+                f"or a module that a package declares under the entry point {GROUP} ({listed(declared) or 'here none'})"
             )
     return load_code(source, "plugin")
