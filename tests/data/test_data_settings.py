@@ -5,11 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 import tomllib
+from pathlib import Path
+from typing import Any
 
 import pytest
+from PIL import Image
 from pydantic import ValidationError
 
 from steelyard.data import DataSettings, FlawSettings, PartitionSettings, check_together
+from steelyard.data.loading import load
 from steelyard.data.settings import client_name
 from steelyard.errors import UserError
 
@@ -169,3 +173,18 @@ def test_the_settings_import_nothing_heavy():
 def test_a_section_written_out_in_full_reads_back_the_same(section):
     assert type(section)(**section.model_dump(mode="json")) == section
     assert type(section)(**section.model_dump(mode="json", exclude_none=True)) == section
+
+
+@pytest.mark.parametrize(
+    "fields", [{"source": "digits"}, {"source": "diabetes"}, {"source": "images", "size": 8, "colours": "grey"}]
+)
+def test_the_shape_that_settings_decide_is_the_shape_of_what_is_read(fields: dict[str, Any], tmp_path: Path):
+    if fields["source"] == "images":
+        for name, shade in (("a", 10), ("b", 200)):
+            (tmp_path / name).mkdir()
+            for number in range(2):
+                Image.new("RGB", (12, 10), (shade, number, 0)).save(tmp_path / name / f"{number}.png")
+        fields = {**fields, "path": tmp_path, "labels": "folder"}
+    settings = DataSettings(**fields)
+    assert settings.shape == tuple(load(settings).features.shape[1:])
+    assert DataSettings(source="mnist").shape is None

@@ -276,3 +276,13 @@ def test_work_that_takes_too_long_gives_up_by_itself():
     with pytest.raises(ZeroDivisionError):
         within(5, lambda: 1 / 0)
     assert within(5, lambda: 7) == 7
+
+
+def test_what_an_experiment_says_of_the_data_is_not_for_nodes_to_say():
+    def about(**data: Any) -> dict[str, Any]:
+        return dict(build({"data": data, "partition": {"scheme": "natural"}}).about_data())
+
+    assert dict(build({}).about_data()) == {"classes": 10, "features": [1, 8, 8]}
+    assert about(source="npz", path="x.npz", classes=7) == {"classes": 7}
+    assert about(source="npz", path="x.npz") == {}
+    assert about(source="npz", path="x.npz", task="regression") == {"classes": 0}

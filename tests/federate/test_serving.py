@@ -25,7 +25,16 @@ pytest.importorskip("flwr")
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.proto.control_pb2 import ListNodesRequest, RegisterNodeRequest, StartRunRequest
-from flwr.proto.fleet_pb2 import ActivateNodeRequest, ActivateNodeResponse, RegisterNodeFleetRequest
+from flwr.proto.fleet_pb2 import (
+    ActivateNodeRequest,
+    ActivateNodeResponse,
+    DeactivateNodeRequest,
+    PullMessagesRequest,
+    PushMessagesRequest,
+    RegisterNodeFleetRequest,
+)
+from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
 from flwr.supercore.control import ControlHttpClient
 
@@ -180,6 +189,84 @@ def test_a_call_that_is_too_large_is_refused_before_it_is_read(served: Served):
     link.endheaders()  # Not one byte of the body follows, and yet the answer comes.
     assert link.getresponse().status == 413
     link.close()
+
+
+def _raw(served: Served, content: bytes, seconds: float = 40.0) -> bytes:
+    """Send bytes over TLS and return all that comes back until the connection ends."""
+    trusted = ssl.create_default_context(cafile=served.authority)
+    with (
+        socket.create_connection(("127.0.0.1", served.port), timeout=seconds) as plain,
+        trusted.wrap_socket(plain, server_hostname="127.0.0.1") as link,
+    ):
+        link.sendall(content)
+        found = b""
+        while part := link.recv(1 << 16):
+            found += part
+        return found
+
+
+def _head(served: Served, target: str, **more: str) -> bytes:
+    headers = {"host": "127.0.0.1", "connection": "close", **signed(served.node), **more}
+    lines = [f"POST {target} HTTP/1.1", *(f"{name}: {value}" for name, value in headers.items())]
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "https://127.0.0.1/v1/control/list-nodes",
+        "/v1/fleet/pull-messages/../../control/list-nodes",
+        "/v1/fleet/pull%2Dmessages",
+        "/v1/fleet/pull-messages;/v1/control/list-nodes",
+        "/v1/fleet/pull-messages%00",
+        "*",
+    ],
+)
+def test_a_request_target_is_never_read_in_two_ways(served: Served, target: str):
+    answer = _raw(served, _head(served, target, **{"content-length": "0"}))
+    assert answer.split(b" ")[1] in (b"400", b"403"), answer
+
+
+def test_a_body_in_chunks_has_the_same_bound_and_huge_headers_are_refused(served: Served):
+    assert _raw(served, _head(served, "/v1/fleet/pull-messages", filler="x" * 100_000)).split(b" ")[1] == b"400"
+    both = _head(served, "/v1/fleet/pull-messages", **{"content-length": "5", "transfer-encoding": "chunked"})
+    smuggled = both + b"0\r\n\r\n" + _head(served, "/v1/control/list-nodes", **{"content-length": "0"})
+    statuses = [part[:3] for part in _raw(served, smuggled).split(b"HTTP/1.1 ")[1:]]
+    assert b"200" not in statuses[1:], statuses
+    assert len(statuses) <= 2
+
+
+@pytest.mark.slow
+def test_who_holds_a_connection_open_without_a_call_is_cut_off(served: Served):
+    begun = time.monotonic()
+    assert _raw(served, b"POST /v1/fleet/pull-messages HTTP/1.1\r\nhost: x\r\n") == b""
+    assert time.monotonic() - begun < 35
+    with socket.create_connection(("127.0.0.1", served.port), timeout=40) as silent:  # Not even a handshake.
+        assert silent.recv(10) == b""
+    assert time.monotonic() - begun < 75
+
+
+def test_a_node_speaks_for_itself_alone(served: Served, tmp_path: Path):
+    key, public = make_key(tmp_path / "other")
+    other = private(key)
+    enter(served.folder / "register.json", Entry("other", read_public_key(public)))
+    activate = ActivateNodeRequest(public_key=pem(other), heartbeat_interval=30)
+    deadline = time.monotonic() + 20
+    while (joined := served.post("/v1/fleet/activate-node", activate, other)).status_code != 200:
+        assert time.monotonic() < deadline, served.lines
+        time.sleep(0.2)
+    node = Node(node_id=ActivateNodeResponse.FromString(joined.content).node_id)
+    assert served.post("/v1/fleet/pull-messages", PullMessagesRequest(node=node), other).status_code == 200
+    # The other node's id, under our own key.
+    for path, message in {
+        "pull-messages": PullMessagesRequest(node=node),
+        "push-messages": PushMessagesRequest(node=node),
+        "deactivate-node": DeactivateNodeRequest(node_id=node.node_id),
+        "send-node-heartbeat": SendNodeHeartbeatRequest(node=node, heartbeat_interval=30),
+        "activate-node": activate,
+    }.items():
+        status = served.post(f"/v1/fleet/{path}", message).status_code
+        assert 400 <= status < 500, (path, status)
 
 
 def test_a_port_in_use_is_told_in_one_line(tmp_path: Path):

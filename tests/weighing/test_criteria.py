@@ -101,6 +101,7 @@ def test_a_module_that_nobody_declared_is_not_even_imported(
         load_module("bystander")
     assert "\n" not in str(found.value)
     assert str(found.value).startswith("plugin: 'bystander' is not declared for Steelyard; allowed: the path of a .py")
+    assert str(found.value).endswith("declares under the entry point steelyard.criteria")  # Not which there are.
     assert not (tmp_path / "ran").exists()
 
 

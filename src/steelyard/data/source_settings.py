@@ -152,6 +152,19 @@ class DataSettings(Section):
         refuse_misplaced(self, "source", only)
         return self
 
+    @property
+    def shape(self) -> tuple[int, ...] | None:
+        """The shape of one sample, where the settings decide it; None where only the data can tell."""
+        match self.source:
+            case "digits":
+                return 1, 8, 8
+            case "diabetes":
+                return (10,)
+            case "images":
+                return 1 if self.colours == "grey" else 3, self.size, self.size
+            case _:
+                return None
+
     def offers(self) -> SourceOffers:
         """Return what this data is known to hold before it is read: what its source offers, and what is set here."""
         offered = SOURCES[self.source]

@@ -163,6 +163,10 @@ class Description(Section):
         """Build those clients that live on one node of a federation across machines, from the node's own data."""
         raise UserError(f"kind: '{type(self).__name__}' cannot run across machines yet; allowed: steelyard run")
 
+    def about_data(self) -> Mapping[str, int | list[int]]:
+        """Return what this experiment itself says of the data that nodes hold; what it leaves open, most nodes say."""
+        return {}
+
     def at_server(self, about: Mapping[str, int | list[int]]) -> Server:
         """Build the server of a federation across machines; `about` is what the nodes say of their data."""
         return self.assemble()[1]

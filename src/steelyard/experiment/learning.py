@@ -165,6 +165,12 @@ class LearningDescription(Description):
             facts=self.facts,
         )
 
+    def about_data(self) -> Mapping[str, int | list[int]]:
+        """Return the number of classes and the shape of a sample, as far as `[data]` decides them."""
+        classes, shape = self.data.offers().classes, self.data.shape
+        known: dict[str, int | list[int]] = {} if classes is None else {"classes": classes}
+        return known if shape is None else {**known, "features": list(shape)}
+
     def at_server(self, about: Mapping[str, int | list[int]]) -> Server:
         """Build the server; it reads data only where the partition gives it a test set of its own."""
         # For speed of start, as in `assemble`.

@@ -7,7 +7,9 @@ only when they are signed with a key of the register; everything else is refused
 
 from __future__ import annotations
 
+import asyncio
 import binascii
+import contextlib
 import ssl
 from base64 import b64decode
 from collections.abc import Awaitable, Callable, MutableMapping
@@ -34,16 +36,17 @@ ALLOWED = frozenset(
         "pull-object",
         "push-object",
         "confirm-message-received",
-        "get-run",
-        "get-fab",
     )
 )
-"""The paths that are passed on. Registering and unregistering keys is not among them: that is done on the server."""
+"""The paths that are passed on. Registering and unregistering keys is not among them: that is done on the server.
+Nor is fetching an app: a node runs the one that is installed there."""
 LARGEST = 32 << 20
 """Most bytes of one call; Flower cuts arrays into pieces of 5 MiB."""
 _HEADERS = ("flwr-public-key", "flwr-timestamp", "flwr-signature")
 _TOLERANCE = 310.0
 """Seconds by which a signature may be old or its clock wrong; Flower itself allows 305."""
+_CALL_SECONDS = 300.0
+"""Longest that one call may take, its body and its answer included."""
 _MOST_REMEMBERED = 1000
 
 Scope = MutableMapping[str, Any]
@@ -76,7 +79,9 @@ class Door:
         if scope["type"] == "lifespan":
             await self._lifespan(receive, send)
         elif scope["type"] == "http":
-            await self._pass_on(scope, receive, send)
+            with contextlib.suppress(TimeoutError):  # uvicorn ends the connection of a call without an answer.
+                async with asyncio.timeout(_CALL_SECONDS):
+                    await self._pass_on(scope, receive, send)
         else:  # A websocket: closed before it opens.
             await send({"type": "websocket.close"})
 

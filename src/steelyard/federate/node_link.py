@@ -37,12 +37,17 @@ from flwr.supercore.inflatable.inflatable_protobuf_utils import (
     make_pull_object_fn_protobuf,
     make_push_object_fn_protobuf,
 )
-from flwr.supercore.inflatable.inflatable_utils import pull_objects, push_object_contents_from_iterable
+from flwr.supercore.inflatable.inflatable_utils import (
+    ObjectPullError,
+    pull_objects,
+    push_object_contents_from_iterable,
+)
 from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
+from steelyard.clients.flower.pauses import FIRST_PULL_PAUSE, LONGEST_PULL_PAUSE
 from steelyard.errors import UserError
 from steelyard.federate.frames import read_frame, write_frame
 from steelyard.federate.node_workers import Worker, WorkerDied, Workers
@@ -56,6 +61,7 @@ _HEARTBEAT_SECONDS = 10.0
 _SHORTEST_PAUSE, _LONGEST_PAUSE, _GROWTH = 0.1, 1.0, 1.3
 _LONGEST_WAIT = 10.0
 _GRACE_SECONDS = 5.0
+_MOST_PULL_SECONDS = 600.0
 _UNAUTHORIZED, _PRECONDITION = 401, 412
 _FORGOTTEN_SECONDS = 35.0
 
@@ -174,7 +180,7 @@ class NodeLink:
             pause = _SHORTEST_PAUSE
             try:
                 self._answer(message_from_proto(found.messages_list[0]), found.message_object_trees[0])
-            except (httpx.HTTPError, ValueError, RuntimeError) as error:
+            except (httpx.HTTPError, ValueError, RuntimeError, ObjectPullError) as error:
                 # The run was stopped, or the answer is too late: there will be another message.
                 print(f"steelyard: a message was not answered: {type(error).__name__}: {error}"[:300], flush=True)
 
@@ -182,7 +188,12 @@ class NodeLink:
         assert self._node is not None
         begun, run, name = time.monotonic(), message.metadata.run_id, message.metadata.message_id
         pull = make_pull_object_fn_protobuf(self._client.PullObject, self._node, run)
-        objects = pull_objects([nested.object_id for nested in iterate_object_tree(tree)], pull)
+        objects = pull_objects(
+            *([nested.object_id for nested in iterate_object_tree(tree)], pull),
+            max_time=min(message.metadata.ttl, _MOST_PULL_SECONDS),  # Flower's own bound is two hours.
+            initial_backoff=FIRST_PULL_PAUSE,
+            backoff_cap=LONGEST_PULL_PAUSE,
+        )
         make_confirm_message_received_fn_protobuf(self._client.ConfirmMessageReceived, self._node, run)(name)
         frame = write_frame({"message": name, "run": run, "node": self._node.node_id}, objects)
         del objects
@@ -223,7 +234,8 @@ class NodeLink:
             try:
                 result = call()
             except httpx.HTTPStatusError as error:
-                if self._is_unwanted(error.response.status_code):
+                # Other refusals concern one call only, such as one of a run that has ended.
+                if error.response.status_code == _UNAUTHORIZED:
                     raise UserError(f"the server refuses this node: {_words(error.response)}") from None
                 if error.response.status_code < 500:
                     raise
@@ -238,10 +250,6 @@ class NodeLink:
             self._stop.wait(wait)
             wait = min(2 * wait, _LONGEST_WAIT)
         return None
-
-    def _is_unwanted(self, status: int) -> bool:
-        # Other refusals concern one call only, such as one of a run that has ended.
-        return status == _UNAUTHORIZED
 
     def _tell(self, line: str) -> None:
         if not self._told:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -86,6 +87,7 @@ def clients_behind(grid: Grid, experiment: Description, run_name: str) -> Flower
         experiment.codec(),
         experiment_text(experiment),
         read_register(Path(file)) if file else None,
+        experiment.about_data(),
     )
     print(f"steelyard: waiting for {experiment.federate.nodes} nodes", flush=True)
     clients.wait()
@@ -115,7 +117,17 @@ def _leave_with_launcher() -> None:
 def _note(outcome: dict[str, Any]) -> None:
     """Write how the run goes into the file that whoever started it on this machine asked for, if anybody did."""
     file = os.environ.get(OUTCOME)
-    if file:
-        draft = Path(file).with_suffix(".part")
-        draft.write_text(json.dumps({"pid": os.getpid(), **outcome}), encoding="utf-8")
+    if not file:
+        return
+    text = json.dumps({"pid": os.getpid(), **outcome})
+    draft = Path(file).with_suffix(".part")
+    try:
+        draft.write_text(text, encoding="utf-8")
         draft.replace(file)
+    except OSError:
+        # On a full disk there is no room for a new file, but the block that the old one has is ours.
+        with contextlib.suppress(OSError):
+            draft.unlink(missing_ok=True)
+            with open(file, "r+", encoding="utf-8") as old:
+                old.write(text)
+                old.truncate()

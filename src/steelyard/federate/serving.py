@@ -23,6 +23,7 @@ from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from steelyard.clients.flower.register import FILE, REGISTER, Entry, bare
 from steelyard.errors import UserError
 from steelyard.federate.app_folder import connection_file
+from steelyard.federate.bounded import BoundedLoop, BoundedProtocol, allow_many_files
 from steelyard.federate.door import Door, RegisteredKeys
 from steelyard.federate.processes import Process, end_all, environment, free_ports
 
@@ -30,6 +31,8 @@ _START_SECONDS = 120.0
 _LOOK_SECONDS = 0.5
 _DRAIN_SECONDS = 3
 _CONFLICT = 409
+_LARGEST_HEAD = 32 << 10
+"""Most bytes of a call's headers; a node's have about one thousand."""
 
 
 @dataclass(frozen=True)
@@ -82,12 +85,16 @@ def serve(folder: Path, certificates: Path, host: str, port: int) -> None:
     """Serve until SIGINT or SIGTERM: nodes come in through the door; whoever is on this machine submits runs."""
     home = ServerFolder(folder.resolve(), certificates.resolve())
     home.check()
+    allow_many_files()
     with _listening(host, port) as door, _superlink(home) as (superlink, address):
         keys = RegisteredKeys(home.register)
         registrar = Registrar(address, home.certificates / "ca.pem", keys)
         application = Door(f"https://{address}", home.certificates / "ca.pem", home.register)
         config = uvicorn.Config(
             application,
+            http=BoundedProtocol,
+            ws="none",  # An upgraded connection would leave the protocol that counts it.
+            h11_max_incomplete_event_size=_LARGEST_HEAD,
             ssl_certfile=str(home.certificates / "server.pem"),
             ssl_keyfile=str(home.certificates / "server.key"),
             access_log=False,
@@ -100,8 +107,8 @@ def serve(folder: Path, certificates: Path, host: str, port: int) -> None:
         watch = threading.Thread(target=_watch, args=(server, superlink, registrar), daemon=True, name="watch")
         watch.start()
         print(f"steelyard: nodes come in at {host}:{port}; runs are submitted on this machine only", flush=True)
-        with contextlib.suppress(KeyboardInterrupt):
-            asyncio.run(server.serve(sockets=[door]))
+        with contextlib.suppress(KeyboardInterrupt), asyncio.Runner(loop_factory=BoundedLoop) as runner:
+            runner.run(server.serve(sockets=[door]))
         if superlink.code is not None:
             raise UserError(f"the SuperLink ended (code {superlink.code}): {superlink.tail() or superlink.log}")
 

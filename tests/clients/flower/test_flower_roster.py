@@ -39,6 +39,19 @@ def test_what_the_data_look_like_is_what_most_nodes_say():
     assert any("node 1 was not admitted: its data is of another kind" in note for note in clients.roster.notes)
 
 
+def test_what_the_experiment_says_of_the_data_no_majority_outvotes():
+    grid = FakeGrid({1: _about(7, "c1"), 2: _about(7, "c2"), 3: _about(3, "c3")})
+    known = {"features": [3]}
+    settings = FederateSettings(nodes=1, timeout=5.0)
+    clients = FlowerClients(grid, JUDGES, settings, known=known)  # type: ignore[arg-type]
+    until(lambda: len(clients.roster.notes) == 2, clients)
+    clients.wait()
+    assert clients.roster.about == {"features": [3], "classes": 2}
+    assert clients.names(0) == ["c3"]
+    told = "node 1 was not admitted: its data has features = [7]; allowed: [3], as the experiment says"
+    assert told in clients.roster.notes
+
+
 @pytest.mark.parametrize("features", [10**9, -1])
 def test_absurd_data_are_refused_with_their_node(features: int):
     grid = FakeGrid({1: _about(features, "c1"), 2: _about(3, "c2")})

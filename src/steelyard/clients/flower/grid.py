@@ -53,7 +53,8 @@ class FlowerClients:
 
     `criteria` are the measures that clients take themselves, each with the check of its range; `scores` is the range
     that a local score can have; `run` names the run, so that nodes keep its private states apart from others'; `codec`
-    is how the updates of this kind of experiment travel; `experiment` is its text for the nodes.
+    is how the updates of this kind of experiment travel; `experiment` is its text for the nodes; `known` is what it
+    says of their data.
     Nothing that a node sends is used before it was checked.
     """
 
@@ -67,9 +68,12 @@ class FlowerClients:
         codec: Codec = DENSE,
         experiment: str = "",
         register: Register | None = None,
+        known: Mapping[str, int | list[int]] | None = None,
     ) -> None:
         self.settings = settings
-        self.roster = Roster(Courier(grid), min(30.0, settings.timeout), experiment, register, settings.most_clients)
+        self.roster = Roster(
+            *(Courier(grid), min(30.0, settings.timeout), experiment, register, settings.most_clients, known)
+        )
         self._patience = min(_PATIENCE, settings.timeout / 2)
         self._courier = Courier(grid)
         self._criteria = dict(criteria)

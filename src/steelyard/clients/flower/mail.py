@@ -10,7 +10,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -25,8 +25,10 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from flwr.superlink.grid import HttpGrid
 
 from steelyard.clients.flower.forms import Refused
+from steelyard.clients.flower.pauses import FIRST_PULL_PAUSE, LONGEST_PULL_PAUSE
 
-_PAUSE = 0.2
+_SHORTEST_PAUSE, _LONGEST_PAUSE, _GROWTH = 0.05, 0.25, 1.3
+"""Seconds between looks: quick answers are found quickly, and long work is not asked after all the time."""
 _AT_ONCE, _LARGE = 4, 16 << 20
 """Answers that are fetched side by side, to keep the line busy; large ones one by one, for memory."""
 _MOST_PULL_SECONDS = 300.0
@@ -66,7 +68,8 @@ class Mail:
 
     def _watch(self, stop: threading.Event, name: str) -> None:
         """Watch one letter over any grid."""
-        while not stop.wait(_PAUSE) and time.monotonic() < self._deadline:
+        pauses = _pauses()
+        while not stop.wait(next(pauses)) and time.monotonic() < self._deadline:
             try:
                 answers = list(self._grid.pull_messages([name]))
             except Exception as error:
@@ -79,7 +82,8 @@ class Mail:
     def _look(self, stop: threading.Event) -> None:
         """Look for all letters with one request."""
         waiting = set(self._letters)
-        while waiting and not stop.wait(_PAUSE) and time.monotonic() < self._deadline:
+        pauses = _pauses()
+        while waiting and not stop.wait(next(pauses)) and time.monotonic() < self._deadline:
             try:
                 found = self._client.PullMessages(PullAppMessagesRequest(message_ids=sorted(waiting)))
             except Exception as error:
@@ -98,7 +102,7 @@ class Mail:
         """Fetch the parts of single answers, whatever they turn out to be."""
         while not stop.is_set() and time.monotonic() < self._deadline:
             try:
-                name, parts = self._found.get(timeout=_PAUSE)
+                name, parts = self._found.get(timeout=_LONGEST_PAUSE)
             except queue.Empty:
                 continue
             try:
@@ -123,7 +127,13 @@ class Mail:
 
         parts = [nested.object_id for nested in iterate_object_tree(tree)]
         left = min(max(1.0, self._deadline - time.monotonic()), _MOST_PULL_SECONDS)
-        contents = pull_objects(parts, counted, max_concurrent_pulls=1, max_time=left)
+        contents = pull_objects(
+            *(parts, counted),
+            max_concurrent_pulls=1,
+            max_time=left,
+            initial_backoff=FIRST_PULL_PAUSE,
+            backoff_cap=LONGEST_PULL_PAUSE,
+        )
         own = message.metadata.message_id
         request = ConfirmMessageReceivedRequest(node=identity, run_id=run, message_object_id=own)
         self._client.ConfirmMessageReceived(request)
@@ -135,6 +145,13 @@ class Mail:
     def _client(self) -> Any:
         # Flower has no public way to look for answers without fetching them.
         return cast(Any, self._grid)._runtime_client  # pyright: ignore[reportPrivateUsage]
+
+
+def _pauses() -> Iterator[float]:
+    pause = _SHORTEST_PAUSE
+    while True:
+        yield pause
+        pause = min(pause * _GROWTH, _LONGEST_PAUSE)
 
 
 def _thread(work: Callable[..., None], *arguments: object) -> None:

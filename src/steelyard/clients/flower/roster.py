@@ -7,6 +7,7 @@ import queue
 import threading
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from flwr.app import RecordDict
@@ -40,7 +41,8 @@ class Roster:
     """Maps stable client ids to the nodes that hold them now; cohorts are drawn from the ids, never from nodes.
 
     With a register, a client belongs to the key that its entry names, or else to the key that first had it. What the
-    data look like is what most nodes say; the others are not admitted.
+    data look like is what the experiment says (`known`), and what it leaves open is what most nodes say; nodes that
+    say otherwise are not admitted.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Roster:
         experiment: str = "",
         register: Register | None = None,
         most_clients: int = _MOST_CLIENTS,
+        known: Mapping[str, int | list[int]] | None = None,
     ) -> None:
         self.registered: set[str] = set()
         """Every client that ever introduced itself in this run, also while its node is away."""
@@ -63,6 +66,7 @@ class Roster:
         self._seconds = seconds
         self._question = AskForm(experiment=experiment)
         self._register, self._most_clients = register, most_clients
+        self._known = dict(known or {})
         self._keys: dict[int, str] = {}
         self._claims: dict[int, _Claim] = {}
         self._agreed: About | None = None
@@ -203,6 +207,9 @@ class Roster:
 
     def _admit(self, node: int, form: IntroductionForm) -> _Claim:
         about = facts(form.about)
+        for name, value in self._known.items():
+            if about.get(name) != value:
+                raise Refused(f"its data has {name} = {about.get(name)}; allowed: {value}, as the experiment says")
         if self._agreed is not None and about != self._agreed:
             raise Refused(f"its data is of another kind: {about}; allowed: {self._agreed}")
         named = client_names(form.clients, self._most_clients if self._register is None else _MOST_CLIENTS)
