@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from steelyard import Experiment, UserError
-from steelyard.experiment.comparing import default_rules, load_comparison, parse_rules, with_rules
+from steelyard.experiment.comparing import default_rules, load_comparison, with_rules
 from steelyard.experiment.loading import load, recipes, to_toml
+from steelyard.experiment.rule_words import parse_rules
 from steelyard.weighing.adafed import BarronLoss, ClassF1Loss, loss_rule
 
 BASE = Experiment.model_validate({"weighing": {"criteria": ["DS", "LD", "MD"], "priority": "LD>DS>MD"}})

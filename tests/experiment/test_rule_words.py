@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from steelyard.errors import UserError
-from steelyard.experiment.comparing import parse_rules
 from steelyard.experiment.loading import load
+from steelyard.experiment.rule_words import parse_rules
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import torch
 from steelyard.errors import UserError
 from steelyard.messages import DenseModels, ServerTest
 from steelyard.usercode import NotAllowed, only
-from steelyard.weighing import criteria
+from steelyard.weighing import built_in, criteria
 from steelyard.weighing.criteria import CohortView, Criterion, LocalData, client_criterion, server_criterion
 from steelyard.weighing.needs import NO_NEEDS, Needs
 from steelyard.weighing.plugins import load_module
@@ -117,7 +117,7 @@ def test_a_module_that_the_owner_of_a_node_allows_by_name_is_loaded(
 def test_mistakes_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="did you mean 'DS'"):
         criteria.get("ds")
-    with pytest.raises(UserError, match="no such file"):
+    with pytest.raises(UserError, match="there is no file"):
         load_module(str(tmp_path / "none.py"))
     broken = tmp_path / "broken.py"
     broken.write_text("1 / 0")
@@ -235,7 +235,7 @@ def test_a_server_criterion_that_raises_is_one_line() -> None:
 
 
 def test_many_labels_are_counted_as_few_are() -> None:
-    labels = [number % 7 for number in range(criteria.FEW_LABELS + 1)]
+    labels = [number % 7 for number in range(built_in.FEW_LABELS + 1)]
     assert criteria.get("LD").on_client(local(labels)) == 7
     assert criteria.get("LD").on_client(local(labels[:-1])) == 7
 

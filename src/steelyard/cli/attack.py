@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
 from steelyard.activity import doing
+from steelyard.cli.options import ExperimentArgument, FormatOption, QuietOption, SetOption
 from steelyard.cli.printing import print_json, terminal_width, watched
 from steelyard.cli.trust import TrustOption, asking
 from steelyard.errors import UserError, printable
@@ -19,7 +20,7 @@ from steelyard.rounds.progress import watching
 
 
 def attack(
-    experiment: Annotated[str, typer.Argument(help="Name of a recipe, or path of a TOML file.")],
+    experiment: ExperimentArgument,
     attacks: Annotated[
         list[str],
         typer.Option(
@@ -36,16 +37,12 @@ def attack(
         ),
     ] = None,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Number of seeds, counted from the first.")] = 1,
-    changes: Annotated[
-        list[str] | None, typer.Option("--set", help="Change a field: section.field=value. May be given again.")
-    ] = None,
+    changes: SetOption = None,
     seed: Annotated[int | None, typer.Option("--seed", help="The first seed; default: the experiment's.")] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Folder that gets one run for each attack.")] = None,
     trust: TrustOption = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
-    format: Annotated[
-        Literal["text", "json"], typer.Option("--format", help="text for people, json for programs.")
-    ] = "text",
+    quiet: QuietOption = False,
+    format: FormatOption = "text",
 ) -> None:
     """Make some clients hostile and show accuracy under each rule, beside the same without them."""
     with watching(not quiet):

@@ -7,15 +7,11 @@ from typing import Annotated, Literal
 
 import typer
 
+from steelyard.cli.options import FormatOption
 from steelyard.cli.printing import print_json
 from steelyard.errors import UserError
 
-app = typer.Typer()
 
-FormatOption = Annotated[Literal["text", "json"], typer.Option("--format", help="text for people, json for programs.")]
-
-
-@app.command()
 def report(
     runs: Annotated[list[Path], typer.Argument(help="Folder of a run; several are compared.")],
     output: Annotated[
@@ -42,7 +38,6 @@ def report(
         print(f"{len(made)} files of figures in {figures}")
 
 
-@app.command()
 def weigh(
     source: Annotated[
         Path, typer.Argument(help="CSV with a client column and a column per criterion, or the folder of a run.")

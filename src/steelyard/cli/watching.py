@@ -14,12 +14,9 @@ import typer
 from steelyard.cli.printing import print_json
 from steelyard.errors import UserError
 
-app = typer.Typer(pretty_exceptions_enable=False)
-
 FolderArgument = Annotated[Path, typer.Argument(metavar="[DIR]", help="Folder with runs in it, or a run's own folder.")]
 
 
-@app.command("ls")
 def ls(
     folder: FolderArgument = Path("runs"),
     format: Annotated[Literal["text", "json"], typer.Option("--format", help="text, or json for programs.")] = "text",
@@ -36,7 +33,6 @@ def ls(
     show_runs(folder, found)
 
 
-@app.command("top")
 def top(
     folder: FolderArgument = Path("runs"),
     every: Annotated[float, typer.Option("--every", min=0.2, help="Seconds between two looks.")] = 1.0,
@@ -50,7 +46,6 @@ def top(
     watch_runs(folder, every=every, once=once)
 
 
-@app.command("watch")
 def watch(
     folder: FolderArgument = Path("runs"),
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: any free port.")] = 8765,

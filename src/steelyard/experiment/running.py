@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import platform
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from steelyard import __version__
 from steelyard.activity import doing
-from steelyard.clients.protocol import CheckedClients, NotingClients
+from steelyard.clients.protocol import CheckedClients
 from steelyard.errors import Stopped, UserError, writable
 from steelyard.experiment.code import FOLDER as CODE
 from steelyard.experiment.code import Ask
 from steelyard.experiment.continuing import begun_with, changed_data, changed_experiment, check_models, check_rules
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import RUN_FILE, read_experiment, run_file
+from steelyard.experiment.noting import Noting, told, versions, why
 from steelyard.rounds.loop import Progress, run_rounds
 from steelyard.rounds.progress import show_progress
-from steelyard.rounds.state import Federation, Plan, RoundRecord, RoundState
+from steelyard.rounds.state import Federation, Plan
 from steelyard.runs.process import this_process
 from steelyard.runs.reader import History
 from steelyard.runs.setup import discard, set_up
@@ -32,17 +30,13 @@ from steelyard.tracking.trackers import check as check_tracker
 from steelyard.weighing.adafed import loss_rule
 from steelyard.weighing.adjusting import strategy_of
 from steelyard.weighing.rule import Rule, WeighingSettings, criteria_of
-from steelyard.weighing.trust import trusted, warnings
+from steelyard.weighing.trust import trusted
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from steelyard.clients.protocol import Clients, Server
     from steelyard.data.dataset import DatasetOrSeeded
 
 Assembly = Callable[[], "tuple[Clients, Server]"]
-
-_LIBRARIES = ("torch", "numpy", "scipy", "scikit-learn", "pydantic", "safetensors", "flwr")
 
 
 def federations_of(experiment: Description, seeds: Sequence[int] | None = None) -> list[Federation]:
@@ -235,7 +229,7 @@ def _go(
         check_models(restored.states, federations, server)
     clients.restore(restored.kept)
     plan = plan_of(experiment)
-    tracked = Tracked(_Noting(store, experiment, clients), experiment.tracking)
+    tracked = Tracked(Noting(store, experiment, clients), experiment.tracking)
     # What lists and pages of runs show, and how they tell a run that goes on from one that was killed.
     store.note(status="running", rounds=plan.rounds, measure=experiment.score_name, writer=this_process().text())
     store.note(measured_by={found.name: found.measured_by for found in experiment.criteria()})
@@ -263,57 +257,7 @@ def _go(
     return folder
 
 
-def told(experiment: Description, clients: Clients) -> dict[str, str]:
-    """Return what a reader of the run should know: how the clients work, and what in the rules is open to lies."""
-    facts = dict(clients.describe())
-    rules = [(settings, criteria_of([settings])) for settings in experiment.rules().values()]
-    notes = [facts.get("notes", ""), *warnings(rules)]
-    text = "; ".join(note for note in notes if note)
-    return {**facts, "notes": text} if text else facts
-
-
-class _Noting:
-    """A recorder that also writes down, with the first round, how the clients compute: a resume must do the same."""
-
-    def __init__(self, store: Store, experiment: Description, clients: Clients) -> None:
-        self._store, self._experiment, self._clients, self._noted = store, experiment, clients, False
-
-    def commit(
-        self,
-        round: int,
-        records: Sequence[RoundRecord],
-        states: Mapping[str, RoundState],
-        snapshot: Callable[[], Mapping[str, Tensor]],
-        *,
-        last: bool,
-    ) -> None:
-        # What is noted of clients elsewhere may change with every round; of simulated ones it does not.
-        if round > 0 and (not self._noted or isinstance(self._clients, NotingClients)):
-            self._store.note(**told(self._experiment, self._clients))
-            self._noted = True
-        self._store.commit(round, records, states, snapshot, last=last)
-
-
-def why(error: BaseException) -> str:
-    """Return in one line why a run stopped, for its record."""
-    if isinstance(error, KeyboardInterrupt):
-        return "it was interrupted"
-    line = " ".join(str(error).split())[:1000]
-    return line if isinstance(error, UserError) else f"{type(error).__name__}: {line}"
-
-
 def _shown(progress: bool | Progress, rounds: int) -> AbstractContextManager[Progress | None]:
     if callable(progress):
         return nullcontext(progress)
     return show_progress(rounds) if progress else nullcontext(None)
-
-
-def versions() -> dict[str, str]:
-    """Return the versions that a result depends on, for the run's record."""
-    found = {"python": sys.version.split()[0], "platform": platform.platform(), "steelyard": __version__}
-    for name in _LIBRARIES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return {f"version_{name}": value for name, value in found.items()}

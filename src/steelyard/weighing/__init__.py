@@ -1,11 +1,13 @@
 """Criteria, scores and weights: how a client's say is weighed.
 
-Importing this package registers all built-in criteria, those of `criteria` first, then AdaFed's.
+Importing this package registers all built-in criteria, those of `built_in` first, then AdaFed's.
 """
 
 from __future__ import annotations
 
-import steelyard.weighing.adafed as _adafed
-import steelyard.weighing.contribution as _contribution
+# The order of these lines is the order in which criteria are listed.
+import steelyard.weighing.built_in as _built_in  # isort: skip
+import steelyard.weighing.adafed as _adafed  # isort: skip
+import steelyard.weighing.contribution as _contribution  # isort: skip
 
-del _adafed, _contribution
+del _built_in, _adafed, _contribution

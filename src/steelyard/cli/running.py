@@ -1,0 +1,142 @@
+"""The commands that run experiments and compare rules: run, resume, compare, table.
+
+What is heavy is imported inside the commands, for speed of start.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from steelyard.activity import doing
+from steelyard.cli.options import (
+    BaselineOption,
+    ExperimentArgument,
+    FormatOption,
+    OutOption,
+    QuietOption,
+    ReportOption,
+    SeedOption,
+    SetOption,
+    TableFormat,
+    TableFormatOption,
+)
+from steelyard.cli.printing import finish, print_json, report_line, terminal_width, watched, write_own_report
+from steelyard.cli.trust import TrustOption, asking
+from steelyard.errors import UserError
+from steelyard.rounds.progress import watching
+
+
+def run(
+    experiment: ExperimentArgument,
+    changes: SetOption = None,
+    seed: SeedOption = None,
+    out: OutOption = None,
+    trust: TrustOption = False,
+    quiet: QuietOption = False,
+    report: ReportOption = False,
+    format: FormatOption = "text",
+) -> None:
+    """Run an experiment and show its result."""
+    with watching(not quiet):
+        with doing("starting"):
+            from steelyard.api import runnable
+            from steelyard.experiment.loading import load
+
+        described = runnable(load(experiment, changes or [], seed, asking(trust)))
+        finish(lambda: described.run(out, progress=not quiet), format, report)
+
+
+def resume(
+    folder: Annotated[Path, typer.Argument(help="Folder of a run that was stopped or killed.")],
+    trust: TrustOption = False,
+    accept_changes: Annotated[
+        bool,
+        typer.Option("--accept-changes", help="Go on even if the experiment, the data or a checkpoint changed."),
+    ] = False,
+    quiet: QuietOption = False,
+    report: ReportOption = False,
+    format: FormatOption = "text",
+) -> None:
+    """Continue a run, bit for bit as if it had not been stopped."""
+    with watching(not quiet):
+        with doing("starting"):
+            from steelyard.api import Result
+            from steelyard.federate.resuming import resume as resume_run
+
+        def go_on() -> Result:
+            return Result(resume_run(folder, progress=not quiet, ask=asking(trust), accept_changes=accept_changes))
+
+        finish(go_on, format, report)
+
+
+def compare(
+    experiment: ExperimentArgument,
+    rules: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--rules",
+            help='Rules, with commas or one by one: DS, "LD>DS>MD", online, "online(LD>DS>MD)@20", greedy, bandit, '
+            '"budget(20)", fedavg, adafed, mean, recipe. Default: each criterion, all orders of up to three, online.',
+        ),
+    ] = None,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Number of seeds, counted from the first.")] = 1,
+    changes: SetOption = None,
+    seed: Annotated[int | None, typer.Option("--seed", help="The first seed; default: the experiment's.")] = None,
+    out: OutOption = None,
+    baseline: BaselineOption = None,
+    trust: TrustOption = False,
+    quiet: QuietOption = False,
+    report: ReportOption = False,
+    format: TableFormatOption = "text",
+) -> None:
+    """Run several rules on the same cohorts and first models, and show the papers' tables."""
+    with watching(not quiet):
+        with doing("starting"):
+            from steelyard.api import runnable
+            from steelyard.experiment.comparing import load_comparison
+
+        described = runnable(load_comparison(experiment, changes or [], rules or [], seed, asking(trust)))
+        if baseline is not None and baseline not in described.rules():
+            raise UserError(f"--baseline: got '{baseline}'; allowed: {', '.join(described.rules())}")
+        result = watched(lambda: described.compare(["recipe"], seeds, out, progress=not quiet))
+        with doing("comparing the rules"):
+            _print_table(result.folder, baseline, format)
+    if report:
+        write_own_report(result)
+    if format == "text":
+        print(f"run stored in {result.folder}")
+        print(report_line(str(result.folder), report))
+
+
+def table(
+    folder: Annotated[Path, typer.Argument(help="Folder of a run or comparison.")],
+    baseline: BaselineOption = None,
+    format: TableFormatOption = "text",
+    curves: Annotated[
+        Path | None,
+        typer.Option("--curves", help="Also write the accuracy curves: .svg, .png, .pdf or .csv."),
+    ] = None,
+) -> None:
+    """Show a comparison as the papers' tables: rounds to target, gains, intervals, tests, devices, samples, curves."""
+    _print_table(folder, baseline, format, curves)
+
+
+def _print_table(folder: Path, baseline: str | None, format: TableFormat, curves: Path | None = None) -> None:
+    from steelyard.experiment.loading import read_experiment
+    from steelyard.report.comparison import compare_run
+    from steelyard.report.tables import write_csv, write_tables
+
+    document = compare_run(folder, read_experiment(folder).rounds, baseline)
+    if curves is not None:
+        from steelyard.report.figures.curves_file import write_curves
+
+        write_curves(folder, document, curves)
+    if format == "json":
+        print_json(document)
+    elif format == "csv":
+        print(write_csv(document), end="")
+    else:
+        print(write_tables(document, format, terminal_width()), end="")

@@ -1,0 +1,97 @@
+"""The commands that list and print: recipes, show, criteria, export.
+
+What is heavy is imported inside the commands, for speed of start.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from steelyard.cli.completion import recipe_names
+from steelyard.cli.options import FormatOption, SetOption
+from steelyard.cli.printing import print_entries, print_json
+from steelyard.errors import UserError, printable
+
+
+def recipes(format: FormatOption = "text") -> None:
+    """List the ready experiments."""
+    from steelyard.experiment.loading import recipes as ready
+    from steelyard.settings import parse
+
+    described = {name: parse(entry.read_text(encoding="utf-8"), name) for name, entry in ready().items()}
+    if format == "json":
+        print_json([{"name": name, "description": d.get("description", "")} for name, d in described.items()])
+        return
+    print_entries({name: str(document.get("description", "")) for name, document in described.items()})
+
+
+def show(
+    experiment: Annotated[
+        str | None, typer.Argument(help="Name of a recipe, or path of a TOML file.", autocompletion=recipe_names)
+    ] = None,
+    changes: SetOption = None,
+    schema: Annotated[bool, typer.Option("--schema", help="Print the JSON schema of an experiment file.")] = False,
+    resolved: Annotated[bool, typer.Option("--resolved", help="With every default filled in.")] = False,
+) -> None:
+    """Print an experiment as TOML, or the schema of experiment files."""
+    from steelyard.experiment.kinds import kind_of
+    from steelyard.experiment.loading import load, source_text, to_toml
+
+    if schema:
+        kind = "learning" if experiment is None else str(load(experiment).model_dump().get("kind", "learning"))
+        print_json(kind_of(kind).model_json_schema())
+        return
+    if experiment is None:
+        raise UserError("show: no experiment named; allowed: a recipe, a file, or --schema")
+    described = load(experiment, changes or [])
+    print(to_toml(described) if changes or resolved else source_text(experiment), end="")
+
+
+def criteria(
+    plugin: Annotated[list[str] | None, typer.Option("--plugin", help="Python file or module with criteria.")] = None,
+    format: FormatOption = "text",
+) -> None:
+    """List the criteria: what each measures, who takes the measure, what it is about, how far it can be trusted."""
+    from steelyard.weighing.criteria import known
+    from steelyard.weighing.plugins import load_module
+    from steelyard.weighing.rule import WeighingSettings
+    from steelyard.weighing.trust import trust_of
+
+    for path in plugin or []:
+        load_module(path)
+    plain = WeighingSettings()
+    found = [
+        {
+            "name": c.name,
+            "measured_by": c.measured_by,
+            "about": c.about,
+            "trust": trust_of(c, plain),
+            "description": c.description,
+        }
+        for c in known().values()
+    ]
+    if format == "json":
+        print_json(found)
+        return
+    print_entries(
+        {
+            e["name"]: f"{e['description']} (about the {e['about']}, measured by the {e['measured_by']}, {e['trust']})"
+            for e in found
+        }
+    )
+
+
+def export(
+    folder: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    to: Annotated[Literal["csv", "json"], typer.Option("--to", help="Format of the tables.")] = "csv",
+    out: Annotated[Path | None, typer.Option("--out", help="Folder for the files; default: DIR/export.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Write over files of an earlier export.")] = False,
+) -> None:
+    """Write a run's rounds, clients and evaluations as files."""
+    from steelyard.runs.export import export_run
+
+    for path in export_run(folder, to, out, force=force):
+        print(printable(str(path)))

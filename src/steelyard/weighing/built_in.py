@@ -1,0 +1,114 @@
+"""The built-in criteria of the papers and their kin: DS, LD, CB, LE, IS, CR on the client, EQ and MD on the server."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from steelyard.messages import Counts, Floats
+from steelyard.weighing.criteria import CohortView, Labelled, LocalData, client_criterion, server_criterion
+
+FEW_LABELS = 2048
+"""Up to here a Python set counts labels faster than a tensor operation; a round may measure thousands of clients."""
+
+
+def _distinct(many: Labelled) -> Floats | None:
+    counts = many.counts()
+    return None if counts is None else (counts > 0).sum(axis=1).astype(np.float64)
+
+
+@client_criterion(
+    "DS",
+    description="dataset size: number of training samples",
+    of_labels=lambda many: many.sizes.astype(np.float64),
+)
+def dataset_size(local: LocalData) -> float:
+    """Number of training samples (papers 000, 003)."""
+    return float(len(local.labels))
+
+
+@client_criterion(
+    "LD",
+    description="label diversity: number of distinct labels",
+    needs_labels=True,
+    of_labels=_distinct,
+    at_most_classes=True,
+)
+def label_diversity(local: LocalData) -> float:
+    """Number of distinct labels among the training samples (papers 000, 003)."""
+    if len(local.labels) <= FEW_LABELS:
+        return float(len(set(local.labels.tolist())))
+    return float(len(local.labels.unique()))
+
+
+@client_criterion(
+    "CB",
+    description="class balance: rarer class over commoner class (two classes)",
+    maximum=1.0,
+    needs_labels=True,
+    needs_classes=2,
+)
+def class_balance(local: LocalData) -> float:
+    """min(#pos, #neg) / max(#pos, #neg); 0 for a client that holds one class only (paper 000)."""
+    positive = int((local.labels > 0).sum())
+    negative = len(local.labels) - positive
+    return min(positive, negative) / max(positive, negative, 1)
+
+
+def _entropies(many: Labelled) -> Floats | None:
+    counts = many.counts()
+    return None if counts is None else _entropy(counts, many.classes)
+
+
+def _entropy(counts: Counts, classes: int) -> Floats:
+    shares = counts / np.maximum(counts.sum(axis=-1, keepdims=True), 1)
+    logs = np.log(shares, out=np.zeros_like(shares), where=shares > 0)
+    return np.clip(-(shares * logs).sum(axis=-1) / math.log(max(classes, 2)), 0.0, 1.0)
+
+
+@client_criterion(
+    "LE",
+    description="label entropy: how evenly the classes are held, from 0 (one class) to 1 (all alike)",
+    maximum=1.0,
+    needs_labels=True,
+    needs_task="classes",
+    of_labels=_entropies,
+)
+def label_entropy(local: LocalData) -> float:
+    """−Σ_c p_c ln p_c / ln C over the client's labels: class balance for any number of classes."""
+    counts = np.bincount(np.asarray(local.labels, dtype=np.int64), minlength=max(local.classes, 1))
+    return float(_entropy(counts, local.classes))
+
+
+@client_criterion(
+    "IS", description="image sharpness: share of samples marked sharp", maximum=1.0, needs_marks=("sharp",)
+)
+def image_sharpness(local: LocalData) -> float:
+    """Fraction of the training samples marked sharp; CelebA: not `Blurry` (paper 000)."""
+    sharp = local.marks["sharp"]
+    return float(np.mean(sharp)) if len(sharp) else 0.0
+
+
+@client_criterion(
+    "CR",
+    description="completeness of records: share of input cells that are filled",
+    maximum=1.0,
+    needs_marks=("complete",),
+)
+def completeness(local: LocalData) -> float:
+    """Mean share of the inputs of a training sample that are not empty; tables mark each row with its share."""
+    filled = local.marks["complete"]
+    return float(np.mean(filled)) if len(filled) else 0.0
+
+
+@server_criterion("EQ", about="data", description="equal say: 1 for every client", needs_models=False)
+def equal_say(view: CohortView) -> Floats:
+    """1 for every client: plain averaging, or the plain sum of FPL."""
+    return np.ones(len(view.samples))
+
+
+@server_criterion("MD", description="model divergence: 1/sqrt(distance from the global model + 1)", needs_models=True)
+def model_divergence(view: CohortView) -> Floats:
+    """1 / √(‖Θ − Θ_a‖₂ + 1), the norm over all parameters together (papers 000, 003)."""
+    return 1.0 / np.sqrt(view.divergence + 1.0)
