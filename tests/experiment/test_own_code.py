@@ -147,7 +147,9 @@ def test_criteria_registered_in_python_are_no_hindrance_to_readers(
     document = {"weighing": {"criteria": ["GONE"]}, "rounds": {"count": 1}, "model": {"name": "logistic"}}
     run = Experiment.model_validate(document).run(tmp_path / "run").folder
     del criteria._registry["GONE"]
-    assert Result(run).summary["rules"][0]["criteria"] == [{"name": "GONE", "measured_by": "client"}]
+    assert Result(run).summary["rules"][0]["criteria"] == [
+        {"name": "GONE", "measured_by": "client", "trust": "self-reported"}
+    ]
     with pytest.raises(UserError, match="criterion 'GONE' is not known"):
         build(document)
 
@@ -319,5 +321,5 @@ def test_a_damaged_code_folder_is_one_line(file: Path, tmp_path: Path) -> None:
         UserError, match=r"experiment\.toml: code/losses\.py: not as it was when the run began; allowed: "
     ):
         steelyard.resume(part, trust=True)
-    with pytest.raises(UserError, match=r"training\.loss: no file '.*code/losses\.py'"):
+    with pytest.raises(UserError, match=r"training\.loss: there is no file '.*code/losses\.py'"):
         steelyard.resume(part, trust=True, accept_changes=True)

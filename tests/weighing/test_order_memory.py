@@ -53,13 +53,6 @@ def test_nothing_of_a_state_is_dropped_or_changed(before: dict[str, RoundState])
     assert list(kept) == ["own"]
 
 
-def test_a_checkpoint_of_a_version_without_memory_is_read() -> None:
-    tensors, text = pack({"f": RoundState(1, torch.ones(1), LossState(), OrderState((0,), 0.5))}, {})
-    document = json.loads(text)
-    del document["f"]["memory"]
-    assert unpack(tensors, json.dumps(document))[0]["f"].memory == {}
-
-
 def resumed(state: OrderState) -> OrderState:
     document = json.loads(json.dumps(asdict(state)))
     return OrderState(**{**document, "order": tuple(document["order"])})

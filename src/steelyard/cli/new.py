@@ -35,14 +35,13 @@ def new(
     if len(named) != 1:
         raise UserError(f"new: got {len(named)} sources of data; allowed: one of --{', --'.join(given)}")
     form, path = named[0]
-    if file.exists() and not force:
-        raise UserError(f"new: '{file}' is there already; allowed: another name, or --force to write over it")
     if file.exists() and path.exists() and file.samefile(path):
         raise UserError(f"new: '{file}' is the data itself; allowed: another name, such as my.toml")
     # For speed of start: --help must not wait for torch.
     from steelyard.data.looking import look
-    from steelyard.experiment.proposing import propose, write
+    from steelyard.experiment.proposing import check_target, propose, write
 
+    check_target(file, force=force)
     seen = look(form, path, label, owner)
     text, summary = propose(seen, path, file)
     write(file, text, force=force)

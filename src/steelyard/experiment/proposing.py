@@ -72,14 +72,19 @@ def propose(seen: Seen, path: Path, file: Path) -> tuple[str, str]:
     return text, f"{name} on {clients:,} clients, {count} rounds; {rule} beside fedavg and equal"
 
 
-def write(file: Path, text: str, *, force: bool) -> None:
-    """Write a new experiment; one that is there already stays unless `force` is given."""
+def check_target(file: Path, *, force: bool = False) -> None:
+    """Refuse a file that cannot be written or must not be; call it before looking at data, which may take long."""
     if file.is_dir():
         raise UserError(f"new: '{file}' is a folder; allowed: the name of a file, such as my.toml")
     if file.exists() and not force:
         raise UserError(f"new: '{file}' is there already; allowed: another name, or --force to write over it")
     if not file.parent.is_dir():
         raise UserError(f"new: found no folder '{file.parent}'; allowed: a file in a folder that exists")
+
+
+def write(file: Path, text: str, *, force: bool) -> None:
+    """Write a new experiment; one that is there already stays unless `force` is given."""
+    check_target(file, force=force)
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as problem:
