@@ -112,6 +112,7 @@ def test_four_nodes_with_tls_equal_the_simulation_and_a_stranger_is_refused(tmp_
     assert left_running(folder) == []
 
 
+@pytest.mark.slow
 def test_a_node_is_killed_then_the_superlink_and_the_run_is_resumed(tmp_path: Path):
     described = experiment(2, timeout=15.0, rounds={"count": 3, "fraction": 1.0, "evaluate_every": 3})
     folder = tmp_path / "run"
