@@ -141,7 +141,13 @@ def test_without_test_rows_no_accuracy_is_shown(steelyard: CommandLine, tmp_path
 def test_a_stop_names_the_folder_and_the_command(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "steelyard", "run", "quickstart", *QUICK, "--set", "rounds.count=100000"]
     started = subprocess.Popen(
-        [*command, "--out", "a run"], cwd=tmp_path, env=cli_environment(), stderr=subprocess.PIPE, text=True
+        [*command, "--out", "a run"],
+        cwd=tmp_path,
+        env=cli_environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+        # Where the tests run in the background, the shell has them ignore Ctrl-C, and the run would inherit that.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     database = tmp_path / "a run" / "run.sqlite"
     for _ in range(600):
