@@ -65,9 +65,10 @@ def _prepare(
     data = kept(path, interactions)
     found = put_together(data, cut(data, interactions), interactions, items, fpl, ranking)
     if not found.users.ground.relevant.any():
+        tested, share = ("test", "share") if interactions.validation is None else ("validation", "validation share")
         raise UserError(
-            f"interactions: no user has a relevant test item ({data}); allowed: more data, a larger share, or a lower "
-            "ranking.threshold"
+            f"interactions: no user has a relevant {tested} item ({data}); allowed: more data, a larger {share}, or a "
+            "lower ranking.threshold"
         )
     return found
 
@@ -121,8 +122,11 @@ def _numbered_by(data: Interactions, catalogue: Path) -> Interactions:
 
 
 def cut(data: Interactions, settings: InteractionSettings) -> Split:
-    """Split as the settings say."""
-    return splits.split(data, settings.split, share=settings.share, count=settings.count, seed=settings.split_seed)
+    """Split as the settings say; with a validation share, the test side is each user's latest training rows."""
+    whole = splits.split(data, settings.split, share=settings.share, count=settings.count, seed=settings.split_seed)
+    if settings.validation is None:
+        return whole
+    return splits.validation(whole.train, settings.validation, settings.split_seed)
 
 
 def _about_items(

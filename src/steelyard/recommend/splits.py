@@ -46,6 +46,15 @@ def split(data: Interactions, kind: SplitKind, *, share: float = 0.2, count: int
             return newest(data, count)
 
 
+def validation(train: Interactions, share: float, seed: int = 42) -> Split:
+    """Split a training part again: its newest int(share · n) rows of each user are what settings are chosen on.
+
+    Use it for every choice that must not see the test set. Without times, the rows are drawn from each user's own
+    stream.
+    """
+    return random(train, share, seed, "validation") if train.time is None else temporal(train, share)
+
+
 def by_flag(data: Interactions, test: Flags) -> Split:
     """Split by a flag per row; use it where the split comes from elsewhere."""
     return Split(data.select(~test, renumber=False), data.select(test, renumber=False))
@@ -72,7 +81,7 @@ def newest(data: Interactions, count: int = 1) -> Split:
     return by_flag(data, _rank(data, -data.time) < held[data.user])
 
 
-def random(data: Interactions, share: float = 0.2, seed: int = 1) -> Split:
+def random(data: Interactions, share: float = 0.2, seed: int = 1, purpose: str = "split") -> Split:
     """Test on int(share · n) of each user's interactions, drawn from her own stream.
 
     Use it where there are no times; adding or removing other users does not change a user's draw.
@@ -80,7 +89,7 @@ def random(data: Interactions, share: float = 0.2, seed: int = 1) -> Split:
     counts = data.per_user()
     held = (counts * _share(share)).astype(np.int64)
     position = _rank(data, np.zeros(len(data)))
-    keys = stream_keys(seed, 0, data.users.tolist(), "split")
+    keys = stream_keys(seed, 0, data.users.tolist(), purpose)
     drawn = words(keys[data.user] + position.astype(np.uint64), 1)[:, 0]
     return by_flag(data, _rank(data, drawn) < held[data.user])
 
