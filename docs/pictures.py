@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,8 @@ from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
+
+from steelyard.federate.processes import free_ports
 
 IMAGES = Path(__file__).parent / "images"
 TUTORIAL = Path(__file__).parent / "tutorial.md"
@@ -74,9 +75,7 @@ def _draw_figures() -> None:
 def _draw_page() -> None:
     from playwright.sync_api import sync_playwright
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    (port,) = free_ports(1)
     server = subprocess.Popen([sys.executable, "-m", "steelyard", "watch", "runs", "--port", str(port)])
     try:
         with sync_playwright() as play:

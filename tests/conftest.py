@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -76,3 +78,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Give mutmut 3.8 the name by which it asks for a test's id; pytest 9.2 has only the public one."""
     if not hasattr(item, "_nodeid"):
         item._nodeid = item.nodeid  # type: ignore[attr-defined]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Generator[Any]:
+    """Debian's Chromium, steered by Playwright; a machine without either skips."""
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        pytest.skip("chromium is not installed")
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with playwright.sync_playwright() as started:
+        found = started.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield found
+        found.close()

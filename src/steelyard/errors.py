@@ -105,3 +105,8 @@ def one_line(text: str, longest: int = 1000) -> str:
 def listed(words: Iterable[str]) -> str:
     """Join names for an error line: `a, b, c`; use it for "allowed: ..." parts."""
     return ", ".join(words)
+
+
+def without_controls(text: str, instead: str = "?") -> str:
+    """Return text from outside with everything that a terminal would not print as a letter put as `instead`."""
+    return "".join(letter if letter.isprintable() else instead for letter in text)

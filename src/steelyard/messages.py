@@ -88,8 +88,11 @@ class DenseModels:
         import torch  # Late for speed of start; whoever has models has loaded it already.
 
         combined = torch.as_tensor(weights, dtype=self.models.dtype, device=self.models.device) @ self.models
+        return self.keep_frozen(combined, parameters)
+
+    def keep_frozen(self, combined: torch.Tensor, parameters: torch.Tensor) -> torch.Tensor:
+        """Put what is not trained back as it was, in place: weights sum to 1 only as far as float32 goes."""
         for begin, end in self.frozen:
-            # Weights sum to 1 only as far as float32 goes; what is frozen must not drift by that.
             combined[..., begin:end] = parameters[begin:end].to(combined.device)
         return combined
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from steelyard.defence.caps import cap_of, capped
@@ -39,6 +39,7 @@ def test_the_cap_of_a_cohort(clients: int, share: float | None, shares: float | 
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=30), st.floats(1e-3, 1))
+@example([1.0, 2.225073858507e-311], 0.75)
 def test_no_weight_above_the_cap(raw: list[float], cap: float) -> None:
     given_weights = np.array(raw) / sum(raw) if sum(raw) > 0 else np.full(len(raw), 1 / len(raw))
     found = capped(given_weights, cap)

@@ -210,7 +210,7 @@ def test_a_free_rider_does_not_catch_the_geometric_median() -> None:
 def test_blocks_of_parameters_give_the_same_as_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     origin, models = cohort(5)
     whole = {name: combined(origin, models, equal(5), rule=name) for name in ("median", "trimmed-mean")}
-    monkeypatch.setattr("steelyard.defence.robust.AT_ONCE", {"cpu": 11, "cuda": 11})
+    monkeypatch.setattr("steelyard.defence.geometry.AT_ONCE", {"cpu": 11, "cuda": 11})
     for name, found in whole.items():
         assert combined(origin, models, equal(5), rule=name).tolist() == found.tolist()
 
@@ -234,3 +234,15 @@ def test_the_radius_leans_on_the_round_before() -> None:
 def test_parameters_of_another_rule_are_refused(given: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         DefenceSettings.model_validate(given)
+
+
+@pytest.mark.parametrize("name", ["clip", "median", "trimmed-mean", "multi-krum", "geometric-median"])
+def test_what_is_not_trained_stays_bit_for_bit(name: str) -> None:
+    origin, models = cohort(9, 4)
+    models[:, 3:7] = origin[3:7]
+    payload = DenseModels(models, ((3, 7),))
+    rule = RobustRule(DefenceSettings.model_validate({"rule": name}), payload, origin, lambda: payload.gram(origin))
+    weights = np.random.default_rng(1).dirichlet(np.ones(9), size=4)
+    found = rule.combine(weights)
+    assert torch.equal(found[:, 3:7], origin[3:7].expand(4, 4))
+    assert not bool((found[:, :3] == origin[:3]).any())

@@ -5,8 +5,6 @@ Chromium is Debian's; screenshots of each view go to the test's own folder.
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +12,6 @@ import pytest
 from tests.page.page_server import Page, Written, finished, serving, until
 
 from steelyard.runs.glance import glance
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Generator[Any]:
-    with playwright.sync_playwright() as started:
-        found = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield found
-        found.close()
 
 
 class Tab:

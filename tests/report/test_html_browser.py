@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,24 +14,12 @@ from steelyard.report.reweigh import reweigh
 from steelyard.report.view import RunView
 from steelyard.weighing.rule import WeighingSettings
 
-CHROMIUM = shutil.which("chromium")
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
-
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = make_run(tmp_path_factory.mktemp("browser") / "run", rounds=6, clients=8, seeds=(1,))
     write_report(RunView([folder]), folder / "report.html")
     return folder
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with sync_api.sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened
-        opened.close()
 
 
 class Opened:

@@ -238,7 +238,7 @@ def test_a_resume_before_any_checkpoint_begins_anew(store: Store) -> None:
     assert (store.resume().round, store.resume().states) == (-1, {})
     # Round 0 always has a checkpoint; rows without one are of a version or a hand that broke off.
     with store._db:
-        store._write(record(round=0), single=True)
+        store._rows.write(record(round=0), single=True)
     assert (store.resume().round, store.resume().states) == (-1, {})
     for table in TABLES:
         assert query(store.folder, f"SELECT COUNT(*) FROM {table}") == [(0,)]

@@ -11,12 +11,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from steelyard.errors import without_controls
+from steelyard.report.tables import bars
 from steelyard.rounds.progress import show_score
 from steelyard.runs.glance import Glance
 
 STYLES = {"running": "bold cyan", "finished": "green", "stopped": "yellow", "killed": "red", "unreadable": "red"}
 """How states look; each is also a word, so that nothing hangs on colour."""
-SPARKS = "▁▂▃▄▅▆▇█"
 NARROW = 80
 """Below this width the columns that matter least are left out."""
 
@@ -52,7 +53,7 @@ def nothing(folder: Path) -> str:
 
 def plain(text: str) -> Text:
     """Return text from a file as it is: no markup, no control characters."""
-    return Text("".join(letter if letter.isprintable() else "�" for letter in text))
+    return Text(without_controls(text, "�"))
 
 
 def state_of(run: Glance) -> Text:
@@ -96,6 +97,4 @@ def sparkline(values: Sequence[float], width: int) -> str:
     count = min(width, len(values))
     edges = [len(values) * part // count for part in range(count + 1)]
     means = [sum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
-    low, high = min(means), max(means)
-    span = (high - low) or 1.0
-    return "".join(SPARKS[min(len(SPARKS) - 1, int((mean - low) / span * len(SPARKS)))] for mean in means)
+    return bars(means, min(means), max(means))

@@ -17,7 +17,7 @@ from steelyard.data.dataset import Dataset
 from steelyard.data.files import find
 from steelyard.data.memory import in_memory, owner_names
 from steelyard.data.settings import DataSettings
-from steelyard.data.table_columns import MOST_SHOWN
+from steelyard.data.table_columns import class_note
 from steelyard.errors import UserError, listed, nearest
 
 ORIGIN = "an .npz file with arrays of features, labels and owners (numpy.savez), one row each"
@@ -109,11 +109,7 @@ def numbering(values: NDArray[Any], labels: NDArray[np.int64], told: str) -> tup
     """Return a note that says which label stands for which class, where labels were given other numbers."""
     if values.dtype.kind in "biuf" and np.array_equal(values, labels):
         return ()
-    found, first = np.unique(labels, return_index=True)
-    shown = ", ".join(
-        f"{number} = {values[row]}" for number, row in zip(found.tolist()[:MOST_SHOWN], first.tolist(), strict=False)
-    )
-    return (f"{told}: {shown}{', ...' if len(found) > MOST_SHOWN else ''}",)
+    return (class_note(told, np.unique(values).tolist()),)
 
 
 def _column(path: Path, arrays: dict[str, NDArray[Any]], field: str, name: str) -> NDArray[Any]:

@@ -11,6 +11,7 @@ import numpy as np
 
 from steelyard.data.dataset import Dataset
 from steelyard.data.offers import Source
+from steelyard.errors import without_controls
 
 MOST_NAMED = 5
 LONGEST = 40
@@ -45,7 +46,7 @@ class Seen:
 
 def shown(text: object) -> str:
     """Return a name from somebody's data as a line can show it: no control characters, not too long."""
-    plain = "".join(letter if letter.isprintable() else "?" for letter in str(text))
+    plain = without_controls(str(text))
     return plain if len(plain) <= LONGEST else f"{plain[: LONGEST - 3]}..."
 
 

@@ -33,5 +33,6 @@ def capped(weights: Floats, cap: float) -> Floats:
         rest, left = ~full, 1.0 - cap * full.sum()
         total = found[rest].sum()
         found[full] = cap
-        found[rest] = found[rest] * (left / total) if total > 0 else left / rest.sum()
+        # Shares first: left / total overflows where all that is left are weights near the smallest numbers.
+        found[rest] = found[rest] / total * left if total > 0 else left / rest.sum()
     return np.minimum(found, cap)

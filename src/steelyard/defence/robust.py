@@ -19,13 +19,11 @@ from steelyard.defence.clipping import clipped, radius_of
 from steelyard.defence.fltrust import fltrust
 from steelyard.defence.geometric import geometric_median
 from steelyard.defence.geometry import lengths as lengths_of
+from steelyard.defence.geometry import spans
 from steelyard.defence.krum import multi_krum
 from steelyard.defence.mixing import mixing
 from steelyard.defence.settings import BY_COORDINATE, DefenceSettings
 from steelyard.messages import DenseModels, Floats
-
-AT_ONCE = {"cpu": 1 << 20, "cuda": 1 << 26}
-"""Numbers that are sorted at a time: all models at once would need several times their memory."""
 
 
 class RobustRule:
@@ -53,21 +51,22 @@ class RobustRule:
 
     def combine(self, weights: Floats) -> torch.Tensor:
         """Return the new model for weights [clients], or one row per candidate for [candidates, clients]."""
-        if self.settings.rule in BY_COORDINATE:
-            found = self._by_coordinate(np.atleast_2d(weights))
-            return found if np.ndim(weights) > 1 else found[0]
-        coefficients = np.stack([self.coefficients(each) for each in np.atleast_2d(weights)])
+        rows = np.atleast_2d(weights)
+        found = self._by_coordinate(rows) if self.settings.rule in BY_COORDINATE else self._by_product(rows)
+        found = self.payload.keep_frozen(found, self.parameters)
+        return found if np.ndim(weights) > 1 else found[0]
+
+    def _by_product(self, weights: Floats) -> torch.Tensor:
+        coefficients = np.stack([self.coefficients(each) for each in weights])
         models = self.payload.models
         rest = torch.as_tensor(1.0 - coefficients.sum(axis=1), dtype=models.dtype, device=models.device)
         sums = torch.as_tensor(coefficients, dtype=models.dtype, device=models.device) @ models
-        found = torch.addmm(sums, rest[:, None], self.parameters[None])
-        return found if np.ndim(weights) > 1 else found[0]
+        return torch.addmm(sums, rest[:, None], self.parameters[None])
 
     def coefficients(self, weights: Floats) -> Floats:
         """Return c of the new model Θ + Σ c_a u_a; for rules that need only inner products."""
-        if self._mixing is None:
-            return self._coefficients(weights, self._gram)
-        return self._mixing.T @ self._coefficients(weights, self._mixing @ self._gram @ self._mixing.T)
+        found = self._coefficients(weights, self._mixed_gram)
+        return found if self._mixing is None else self._mixing.T @ found
 
     def _coefficients(self, weights: Floats, gram: Floats) -> Floats:
         settings = self.settings
@@ -117,10 +116,8 @@ class RobustRule:
         mine = (self._root_of().to(self.parameters.device) - self.parameters).to(torch.float64)
         models, products = self.payload.models, torch.zeros(len(self.payload.models), dtype=torch.float64)
         base = float(mine @ self.parameters.to(torch.float64))
-        block = max(1, AT_ONCE[_kind(models)] // max(len(models), 1))
-        for begin in range(0, len(mine), block):
-            part = models[:, begin : begin + block].to(torch.float64)
-            products += (part @ mine[begin : begin + block]).cpu()
+        for span in spans(models, len(models)):
+            products += (models[:, span].to(torch.float64) @ mine[span]).cpu()
         found = products.numpy() - base
         return found if self._mixing is None else self._mixing @ found, float(mine.norm())
 
@@ -130,18 +127,11 @@ class RobustRule:
         given = torch.as_tensor(weights / weights.sum(axis=1, keepdims=True), dtype=torch.float64, device=device)
         mixed = None if self._mixing is None else torch.as_tensor(self._mixing, dtype=models.dtype, device=device)
         found = torch.empty((len(weights), models.shape[1]), dtype=models.dtype, device=device)
-        block = max(1, AT_ONCE[_kind(models)] // max(len(models), 1))
-        for begin in range(0, models.shape[1], block):
-            part = models[:, begin : begin + block]
-            values = part if mixed is None else mixed @ part
+        for span in spans(models, len(models)):
+            values = models[:, span] if mixed is None else mixed @ models[:, span]
             for row, mine in enumerate(given):
                 if self.settings.rule == "median":
-                    found[row, begin : begin + block] = coordinates.median(values, mine)
+                    found[row, span] = coordinates.median(values, mine)
                 else:
-                    kept = coordinates.trimmed_mean(values, mine, self.settings.share)
-                    found[row, begin : begin + block] = kept
+                    found[row, span] = coordinates.trimmed_mean(values, mine, self.settings.share)
         return found
-
-
-def _kind(models: torch.Tensor) -> str:
-    return "cuda" if models.is_cuda else "cpu"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, model_validator
 
@@ -13,9 +13,7 @@ from steelyard.settings import Section
 DefenceName = Literal[
     "clip", "median", "trimmed-mean", "multi-krum", "centred-clip", "geometric-median", "fltrust", "none"
 ]
-DEFENCES: tuple[str, ...] = (
-    *("clip", "median", "trimmed-mean", "multi-krum", "centred-clip", "geometric-median", "fltrust", "none"),
-)
+DEFENCES: tuple[str, ...] = get_args(DefenceName)
 BY_COORDINATE: frozenset[str] = frozenset({"median", "trimmed-mean"})
 """Rules that look at each parameter by itself; all others need only the inner products of the updates."""
 

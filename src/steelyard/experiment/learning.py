@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import model_validator
 
 from steelyard.clients.local import ComputeSettings
+from steelyard.data.dataset import OMNISCIENT
 from steelyard.data.facts import FactSettings
 from steelyard.data.settings import DataSettings, FlawSettings, PartitionSettings, check_flaws, check_together
 from steelyard.errors import UserError, listed
 from steelyard.experiment.description import Description
 from steelyard.learning.settings import ModelSettings, TrainingSettings
+from steelyard.rounds.settings import cohort_size
 from steelyard.weighing.needs import Offers
 from steelyard.weighing.rule import WeighingSettings, label
 
@@ -110,7 +111,7 @@ class LearningDescription(Description):
         count = self.partition.client_count
         if count is None or any(flaw.kind == "copy" for flaw in self.flaws):
             return None
-        return min(count, max(1, self.rounds.min_clients, math.floor(self.rounds.fraction * count + 0.5)))
+        return cohort_size(count, self.rounds.fraction, self.rounds.min_clients)
 
     def _lacks_test_set(self) -> str:
         """Say why the server has no rows to weigh on: none at all, or those that clients report on; empty if it has."""
@@ -133,14 +134,11 @@ class LearningDescription(Description):
         # For speed of start: a description is often only shown or checked, and training imports torch.
         from steelyard.experiment.learning_node import simulate
 
-        clients, server = simulate(
+        return simulate(
             *(self.data, self.partition, self.flaws, self.model, self.training, self.compute, self.criteria()),
             dataset=dataset,
             facts=self.facts,
         )
-        if self.facts.device or self.facts.user:
-            clients.names(self.seed)  # a fact about a client that does not exist shows here, before anything is written
-        return clients, server
 
     def on_node(self, node: NodeConfig) -> NodeClients:
         """Build the clients that live on one node: their part of the data set, or the node's own file."""
@@ -152,7 +150,7 @@ class LearningDescription(Description):
                 f"flaws: got kind 'stale' with rounds.fraction = {self.rounds.fraction:g}, and a node does not see the "
                 "models of rounds that it sits out; allowed across machines: rounds.fraction = 1"
             )
-        seeing = [flaw.kind for flaw in self.flaws if flaw.kind in ("alie", "ipm", "min-max")]
+        seeing = [flaw.kind for flaw in self.flaws if flaw.kind in OMNISCIENT]
         if seeing:
             raise UserError(
                 f"flaws: got kind '{seeing[0]}', whose clients see the updates of all others, and a node sees only its "

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from steelyard.data.seen import Seen
-from steelyard.errors import UserError
+from steelyard.errors import UserError, without_controls
 from steelyard.experiment.anchoring import anchor
 from steelyard.experiment.loading import build
 from steelyard.settings import parse
@@ -233,7 +233,8 @@ def _text(name: str, parts: Proposal, seen: Seen, path: Path) -> str:
         lines += ["", *([f"# {part.above}"] if part.above else []), f"[{section}]"]
         for key, (value, comment) in part.fields.items():
             lines += _written(f"{key} = {toml(value)}", comment)
-    return "\n".join(_one_line(line) for line in lines) + "\n"
+    # A comment must not end before its line does, whatever a column is called.
+    return "\n".join(without_controls(line) for line in lines) + "\n"
 
 
 def _written(text: str, comment: str) -> list[str]:
@@ -242,11 +243,6 @@ def _written(text: str, comment: str) -> list[str]:
         return [text]
     beside = f"{text:<32}  # {comment}"
     return [beside] if len(beside) <= LINE else [f"# {comment}:", text]
-
-
-def _one_line(text: str) -> str:
-    """A comment must not end before its line does, whatever a column is called."""
-    return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\t": "\\t", "\r": "\\r"}

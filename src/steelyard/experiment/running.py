@@ -231,9 +231,14 @@ def _go(
     plan = plan_of(experiment)
     tracked = Tracked(Noting(store, experiment, clients), experiment.tracking)
     # What lists and pages of runs show, and how they tell a run that goes on from one that was killed.
-    store.note(status="running", rounds=plan.rounds, measure=experiment.score_name, writer=this_process().text())
-    store.note(measured_by={found.name: found.measured_by for found in experiment.criteria()})
-    store.note(trust={name: trusted(rule, criteria_of([rule])) for name, rule in experiment.rules().items()})
+    store.note(
+        status="running",
+        rounds=plan.rounds,
+        measure=experiment.score_name,
+        writer=this_process().text(),
+        measured_by={found.name: found.measured_by for found in experiment.criteria()},
+        trust={name: trusted(rule, criteria_of([rule])) for name, rule in experiment.rules().items()},
+    )
     for seed in dict.fromkeys(federation.seed for federation in federations):
         # So that what is noted of the clients tells of every seed, also of one that had finished before a resume.
         with doing(f"sharing out the data, seed {seed}"):

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from steelyard.clients.flower.register import Register, bare, read_register
-from steelyard.errors import UserError
+from steelyard.errors import UserError, without_controls
 
 ALLOWED = frozenset(
     f"/v1/fleet/{call}"
@@ -144,7 +144,7 @@ class Door:
     def _tell(self, scope: Scope, what: str) -> None:
         """Print a refusal once per caller and reason, so that a log cannot be filled from outside."""
         caller = str((scope.get("client") or ("unknown", 0))[0])
-        line = "".join(letter if letter.isprintable() else "?" for letter in what)
+        line = without_controls(what)
         if (caller, line) not in self._told and len(self._told) < _MOST_REMEMBERED:
             self._told.add((caller, line))
             print(f"steelyard: refused {caller}: {line}", flush=True)

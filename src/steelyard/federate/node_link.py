@@ -48,7 +48,7 @@ from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from steelyard.clients.flower.pauses import FIRST_PULL_PAUSE, LONGEST_PULL_PAUSE
-from steelyard.errors import UserError
+from steelyard.errors import UserError, without_controls
 from steelyard.federate.frames import read_frame, write_frame
 from steelyard.federate.node_workers import Worker, WorkerDied, Workers
 
@@ -267,5 +267,4 @@ def _error(message: Message, code: int, reason: str) -> tuple[MessageProto, Obje
 
 
 def _words(response: httpx.Response) -> str:
-    text = " ".join("".join(letter if letter.isprintable() else " " for letter in response.text).split())
-    return text[:200] or f"status {response.status_code}"
+    return " ".join(without_controls(response.text, " ").split())[:200] or f"status {response.status_code}"

@@ -16,7 +16,6 @@ import socket
 import sys
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn, cast
 
@@ -36,21 +35,11 @@ from steelyard.clients.node import NodeConfig
 from steelyard.errors import UserError
 from steelyard.federate.client_app import NodeFault, app, node_clients
 from steelyard.federate.frames import read_frame, write_frame
+from steelyard.federate.node_workers import WorkersSpec
 from steelyard.federate.processes import end_with_parent
 
 RAISED = 2
 """Flower's code for a ClientApp that raised an error."""
-
-
-@dataclass(frozen=True)
-class Nodes:
-    """The nodes that one process serves, and what it may load before the first message."""
-
-    configs: list[dict[str, Any]]
-    experiment: str = ""
-    """An experiment whose data are loaded before workers are forked, so that they share it; only for one's own."""
-    threads: int = 0
-    """Threads that torch uses in a worker; 0: as many as it likes."""
 
 
 def answer(message: Message, context: Context) -> Message:
@@ -94,7 +83,7 @@ def _packed(reply: Message) -> bytes:
 
 def serve(control: socket.socket) -> NoReturn:
     """Fork a worker for each request of the process that speaks to the server, until that one is gone."""
-    nodes = Nodes(**json.loads(_line(control)))
+    nodes = WorkersSpec(**json.loads(_line(control)))
     _warm(nodes)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Nobody waits for workers.
     control.sendall(b"ready\n")
@@ -125,7 +114,7 @@ def serve(control: socket.socket) -> NoReturn:
             os._exit(code)
 
 
-def _warm(nodes: Nodes) -> None:
+def _warm(nodes: WorkersSpec) -> None:
     # What torch loads, in two seconds, when the first optimiser is made.
     importlib.import_module("torch._dynamo")
     # Threads do not survive a fork: with one thread torch starts none.

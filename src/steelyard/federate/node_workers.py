@@ -23,11 +23,13 @@ _START_SECONDS = 300.0
 
 @dataclass(frozen=True)
 class WorkersSpec:
-    """What the process that forks workers is told; see `node_worker.Nodes`."""
+    """The nodes that one process serves, and what it may load before the first message."""
 
     configs: list[dict[str, Any]]
     experiment: str = ""
+    """An experiment whose data are loaded before workers are forked, so that they share it; only for one's own."""
     threads: int = 0
+    """Threads that torch uses in a worker; 0: as many as it likes."""
 
 
 class WorkerDied(Exception):

@@ -10,7 +10,7 @@ from typing import Any
 
 from steelyard.report.grids import Grid, Style, render
 
-_BARS = "▁▂▃▄▅▆▇█"
+BARS = "▁▂▃▄▅▆▇█"
 
 
 def write_tables(document: Mapping[str, Any], style: Style, width: int | None = None) -> str:
@@ -152,8 +152,13 @@ def spark(values: Sequence[float], low: float, high: float, width: int = 24) -> 
     """Draw a curve in one line of block characters, all curves of a table on the same scale."""
     width = min(width, len(values))
     indices = [round(i * (len(values) - 1) / max(1, width - 1)) for i in range(width)]
+    return bars([values[index] for index in indices], low, high)
+
+
+def bars(values: Sequence[float], low: float, high: float) -> str:
+    """Draw each value as one letter, a bar whose height says where it lies between low and high."""
     span = (high - low) or 1.0
-    return "".join(_BARS[min(7, int(8 * (values[index] - low) / span))] for index in indices)
+    return "".join(BARS[min(len(BARS) - 1, int(len(BARS) * (value - low) / span))] for value in values)
 
 
 def write_csv(document: Mapping[str, Any]) -> str:

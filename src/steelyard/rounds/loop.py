@@ -6,7 +6,6 @@ survives a round is in RoundState, and that is what a checkpoint holds.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -23,6 +22,7 @@ from steelyard.errors import UserError
 from steelyard.messages import Evaluations, Question, ServerTest, Task, Updates
 from steelyard.rounds.combining import combiner
 from steelyard.rounds.server_rows import fit_to_server, train_alone
+from steelyard.rounds.settings import cohort_size
 from steelyard.rounds.soundness import is_sound, without_culprit
 from steelyard.rounds.state import Draft, Federation, Plan, Recorder, RoundRecord, RoundState, first_like
 from steelyard.rounds.targets import reached
@@ -139,7 +139,7 @@ def make_task(federation: Federation, state: RoundState, clients: Clients, plan:
     names = clients.names(federation.seed)
     if not names:
         raise TooFewClients("no client is registered; allowed: at least one client with training samples")
-    count = min(len(names), max(1, plan.min_clients, math.floor(plan.fraction * len(names) + 0.5)))
+    count = cohort_size(len(names), plan.fraction, plan.min_clients)
     cohort = tuple(randomness.choose(federation.seed, round, names, count))
     return Task(federation.name, federation.seed, round, cohort, state.parameters, state.loss)
 

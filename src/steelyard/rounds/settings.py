@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated
 
 from pydantic import Field
@@ -41,3 +42,8 @@ class RoundSettings(Section):
     def all_targets(self) -> tuple[float, ...]:
         """The targets of the table."""
         return self.targets or (self.target,)
+
+
+def cohort_size(clients: int, fraction: float, least: int) -> int:
+    """Return how many of the clients train in a round: the fraction, rounded, at least one and at least `least`."""
+    return min(clients, max(1, least, math.floor(fraction * clients + 0.5)))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
 from collections.abc import Iterator
@@ -245,22 +244,4 @@ def accuracies(folder: Path, after: int = -1) -> dict[tuple[str, int], list[tupl
     found: dict[tuple[str, int], list[tuple[int, float]]] = {}
     for rule, seed, round, accuracy in rows:
         found.setdefault((str(rule), int(seed)), []).append((int(round), float(accuracy)))
-    return found
-
-
-def read_info(folder: Path) -> dict[str, Any]:
-    """Return what a run noted of itself, with the JSON among it read."""
-    connection = connect(folder, write=False)
-    try:
-        rows = connection.execute("SELECT key, value FROM info").fetchall()
-    except sqlite3.DatabaseError as error:
-        raise UserError(f"{folder}: the run's database cannot be read: {error}") from error
-    finally:
-        connection.close()
-    found: dict[str, Any] = {}
-    for key, value in rows:
-        try:
-            found[key] = json.loads(value) if str(value)[:1] in "[{" else value
-        except (ValueError, RecursionError):
-            found[key] = value
     return found

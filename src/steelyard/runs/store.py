@@ -7,20 +7,16 @@ import json
 import sqlite3
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import TextIO
 
-import numpy as np
 import torch
 
 from steelyard.errors import UserError
-from steelyard.messages import Evaluations, Updates
 from steelyard.rounds.state import Federation, RoundRecord, RoundState
 from steelyard.runs import checkpoint
-from steelyard.runs.columns import KEYS, WHOLE, pack
+from steelyard.runs.round_rows import RoundRows
 from steelyard.runs.schema import DATABASE, connect, put_to_rest
-from steelyard.weighing.rule import show_priority
 
 _TABLES = ("rounds", "updates", "failures", "untested", "evaluations", "samples", "checkpoints")
 
@@ -39,27 +35,17 @@ class Store:
         self._lock = held(folder)
         try:
             self._db = connect(folder, write=True)
-            self._clients: dict[str, int] = dict(self._db.execute("SELECT name, id FROM clients"))
+            self._rows = RoundRows(self._db)
         except (UserError, sqlite3.Error) as error:
             self._lock.close()
             if isinstance(error, UserError):
                 raise
             raise UserError(f"{folder / DATABASE}: damaged: {error}") from error
-        self._federations: dict[str, int] = {}
-        self._criteria: dict[str, tuple[str, ...]] = {}
 
     def register(self, federations: Sequence[Federation]) -> None:
         """Name the federations of this run; on a resume they are already there."""
         with self._writing("its rules"), self._db:
-            for federation in federations:
-                settings = federation.rule.settings.model_dump_json()
-                self._db.execute(
-                    "INSERT INTO federations (name, rule, seed, settings) VALUES (?, ?, ?, ?) "
-                    "ON CONFLICT (name) DO UPDATE SET settings = excluded.settings",
-                    (federation.name, federation.rule_name, federation.seed, settings),
-                )
-                self._criteria[federation.name] = federation.rule.names
-            self._federations = dict(self._db.execute("SELECT name, id FROM federations"))
+            self._rows.register(federations)
 
     def note(self, **info: object) -> None:
         """Write facts about the run (status, engine, versions) where readers find them."""
@@ -103,7 +89,7 @@ class Store:
             self._db.execute(f"PRAGMA synchronous={'NORMAL' if kept is None else 'FULL'}")
             with self._db:
                 for record in records:
-                    self._write(record, single=last or round % self.clients_every == 0)
+                    self._rows.write(record, single=last or round % self.clients_every == 0)
                 if kept is not None:
                     self._db.execute("INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?, ?)", kept)
                     self._db.execute(
@@ -188,94 +174,6 @@ class Store:
             put_to_rest(self._db)
             self._db.close()
             self._lock.close()
-
-    def _client(self, name: str) -> int:
-        key = self._clients.get(name)
-        if key is None:
-            key = self._db.execute("INSERT INTO clients (name) VALUES (?)", (name,)).lastrowid
-            assert key is not None
-            self._clients[name] = key
-        return key
-
-    def _write(self, record: RoundRecord, *, single: bool) -> None:
-        federation = self._federations[record.federation]
-        criteria = self._criteria[record.federation]
-        weighing, updates = record.weighing, record.updates
-        answered = 0 if updates is None else len(updates.clients)
-        asked = 0 if updates is None else answered + len({failure.client for failure in updates.failures})
-        tried = [[show_priority(order, criteria), accuracy] for order, accuracy in record.tried]
-        self._db.execute(
-            "INSERT OR REPLACE INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (
-                federation,
-                record.round,
-                record.accuracy,
-                show_priority(record.order, criteria) if record.order else None,
-                json.dumps(tried),
-                record.tests,
-                asked,
-                answered,
-                int(record.kept_old),
-                json.dumps([] if weighing is None else weighing.all_zero),
-                int(weighing is not None and weighing.uniform),
-                json.dumps({} if record.loss is None else asdict(record.loss)),
-                record.server_accuracy,
-                record.server_macro_f1,
-                json.dumps(record.server_metrics) if record.server_metrics else None,
-                record.seconds,
-            ),
-        )
-        if single and updates is not None:
-            self._write_updates(federation, record, updates)
-        if record.evaluations is not None:
-            self._write_evaluations(federation, record.round, record.evaluations)
-
-    def _write_updates(self, federation: int, record: RoundRecord, updates: Updates) -> None:
-        weighing, sent = record.weighing, updates.bytes_sent
-        measured: tuple[bytes | None, ...] = (None, None, None, None)
-        if weighing is not None:
-            weights = np.zeros(len(updates.clients)) if record.kept_old else weighing.weights
-            measured = (pack(weighing.scores), pack(weights), pack(weighing.raw), pack(weighing.normalised))
-        row = (
-            pack([self._client(client) for client in updates.clients], KEYS),
-            pack(updates.samples, WHOLE),
-            None if sent is None else pack(sent),
-            pack(updates.losses),
-            *measured,
-        )
-        here = (federation, record.round)
-        if updates.clients:
-            self._db.execute("INSERT OR REPLACE INTO updates VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (*here, *row))
-        answered = set(updates.clients)
-        left_out = [failure for failure in updates.failures if failure.client not in answered]
-        self._db.executemany(
-            "INSERT OR REPLACE INTO failures VALUES (?, ?, ?, ?)",
-            [(*here, self._client(failure.client), failure.reason) for failure in left_out],
-        )
-
-    def _write_evaluations(self, federation: int, round: int, answer: Evaluations) -> None:
-        names = list(answer.metrics)
-        row = (
-            pack([self._client(client) for client in answer.clients], KEYS),
-            pack(answer.samples, WHOLE),
-            pack(answer.scores[0]),
-            pack(answer.losses[0]),
-            json.dumps(names),
-            pack([answer.metrics[name] for name in names]) if names else None,
-        )
-        if answer.clients:
-            self._db.execute(
-                "INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (federation, round, *row)
-            )
-        self._db.executemany(
-            "INSERT OR REPLACE INTO untested VALUES (?, ?, ?, ?)",
-            [(federation, round, self._client(failure.client), failure.reason) for failure in answer.failures],
-        )
-        if answer.right is not None:
-            bits = np.packbits(answer.right).tobytes()
-            self._db.execute(
-                "INSERT OR REPLACE INTO samples VALUES (?, ?, ?, ?)", (federation, round, bits, len(answer.right))
-            )
 
 
 def tidy(folder: Path) -> None:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from steelyard.clients.flower import arrays as packing
 from steelyard.clients.flower.forms import FailureForm, Refused
+from steelyard.errors import without_controls
 from steelyard.messages import DenseModels, Failure, Floats, Payload
 
 MOST_SAMPLES = 10**12
@@ -33,7 +34,7 @@ FORM_BYTES_PER_CLIENT = 4_096
 
 def clean(reason: str) -> str:
     """Return a node's words as one printable line of bounded length, safe to store and to show."""
-    line = " ".join("".join(letter if letter.isprintable() else " " for letter in reason).split())
+    line = " ".join(without_controls(reason, " ").split())
     return line if len(line) <= LONGEST_REASON else line[: LONGEST_REASON - 1] + "…"
 
 

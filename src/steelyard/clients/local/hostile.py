@@ -14,17 +14,15 @@ with γ of min-max the greatest for which max_i ‖μ − γσ − u_i‖ ≤ ma
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
 
 from steelyard import randomness
 from steelyard.data.dataset import HONEST, OMNISCIENT, Behaviour
+from steelyard.defence.geometry import spans
 from steelyard.messages import DenseModels, Task
-
-AT_ONCE = {"cpu": 1 << 20, "cuda": 1 << 26}
-"""Numbers that are looked at in one go; a matrix of models may be larger than memory."""
 
 
 def attack(task: Task, names: Sequence[str], models: torch.Tensor, behaviours: Mapping[str, Behaviour]) -> None:
@@ -58,12 +56,11 @@ def _alone(task: Task, name: str, model: torch.Tensor, origin: torch.Tensor, how
 
 def _together(models: torch.Tensor, origin: torch.Tensor, honest: list[int], rows: list[int], how: Behaviour) -> None:
     scale = _widest(models, origin, honest) if how.attack == "min-max" else how.strength
-    for part, begin in _blocks(models, honest):
-        end = begin + part.shape[1]
-        start = origin[begin:end]
+    for span in spans(models, len(honest)):
+        part, start = models[:, span][honest], origin[span]
         mean = part.mean(dim=0)
         away = mean - start if how.attack == "ipm" else part.std(dim=0, correction=0)
-        models[rows, begin:end] = (start if how.attack == "ipm" else mean) - scale * away
+        models[rows, span] = (start if how.attack == "ipm" else mean) - scale * away
 
 
 def _widest(models: torch.Tensor, origin: torch.Tensor, honest: list[int]) -> float:
@@ -74,8 +71,8 @@ def _widest(models: torch.Tensor, origin: torch.Tensor, honest: list[int]) -> fl
     share = np.full(len(honest), 1.0 / len(honest))
     away = squares - 2 * gram @ share + share @ gram @ share
     length, along = 0.0, np.zeros(len(honest))
-    for part, _ in _blocks(models, honest):
-        exact = part.to(torch.float64)
+    for span in spans(models, len(honest)):
+        exact = models[:, span][honest].to(torch.float64)
         deviation = exact.std(dim=0, correction=0)
         length += float(deviation.square().sum())
         along += ((exact.mean(dim=0) - exact) @ deviation).cpu().numpy()
@@ -84,10 +81,3 @@ def _widest(models: torch.Tensor, origin: torch.Tensor, honest: list[int]) -> fl
     # a γ² − 2 b γ + c = 0 with a = ‖σ‖², b = ⟨μ − u_i, σ⟩, c = ‖μ − u_i‖² − D² ≤ 0.
     roots = (along + np.sqrt(np.maximum(np.square(along) - length * (away - widest), 0.0))) / length
     return float(roots.min())
-
-
-def _blocks(models: torch.Tensor, rows: list[int]) -> Iterator[tuple[torch.Tensor, int]]:
-    """Yield some parameters of some rows at a time, with the number of the first."""
-    block = max(1, AT_ONCE["cuda" if models.is_cuda else "cpu"] // max(len(rows), 1))
-    for begin in range(0, models.shape[1], block):
-        yield models[:, begin : begin + block][rows], begin

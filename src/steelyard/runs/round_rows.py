@@ -1,0 +1,126 @@
+"""One round of one federation as rows of the database: what was decided, what clients sent, how they tested."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import numpy as np
+
+from steelyard.messages import Evaluations, Updates
+from steelyard.rounds.state import Federation, RoundRecord
+from steelyard.runs.columns import KEYS, WHOLE, pack
+from steelyard.weighing.rule import show_priority
+
+
+class RoundRows:
+    """Writes rounds inside a transaction that the store holds; names of clients and federations become keys."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+        self._clients: dict[str, int] = dict(db.execute("SELECT name, id FROM clients"))
+        self._federations: dict[str, int] = {}
+        self._criteria: dict[str, tuple[str, ...]] = {}
+
+    def register(self, federations: Sequence[Federation]) -> None:
+        """Name the federations whose rounds will be written."""
+        for federation in federations:
+            settings = federation.rule.settings.model_dump_json()
+            self._db.execute(
+                "INSERT INTO federations (name, rule, seed, settings) VALUES (?, ?, ?, ?) "
+                "ON CONFLICT (name) DO UPDATE SET settings = excluded.settings",
+                (federation.name, federation.rule_name, federation.seed, settings),
+            )
+            self._criteria[federation.name] = federation.rule.names
+        self._federations = dict(self._db.execute("SELECT name, id FROM federations"))
+
+    def _client(self, name: str) -> int:
+        key = self._clients.get(name)
+        if key is None:
+            key = self._db.execute("INSERT INTO clients (name) VALUES (?)", (name,)).lastrowid
+            assert key is not None
+            self._clients[name] = key
+        return key
+
+    def write(self, record: RoundRecord, *, single: bool) -> None:
+        """Write one round of one federation; `single` keeps what each client sent beside what was made of it."""
+        federation = self._federations[record.federation]
+        criteria = self._criteria[record.federation]
+        weighing, updates = record.weighing, record.updates
+        answered = 0 if updates is None else len(updates.clients)
+        asked = 0 if updates is None else answered + len({failure.client for failure in updates.failures})
+        tried = [[show_priority(order, criteria), accuracy] for order, accuracy in record.tried]
+        self._db.execute(
+            "INSERT OR REPLACE INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (
+                federation,
+                record.round,
+                record.accuracy,
+                show_priority(record.order, criteria) if record.order else None,
+                json.dumps(tried),
+                record.tests,
+                asked,
+                answered,
+                int(record.kept_old),
+                json.dumps([] if weighing is None else weighing.all_zero),
+                int(weighing is not None and weighing.uniform),
+                json.dumps({} if record.loss is None else asdict(record.loss)),
+                record.server_accuracy,
+                record.server_macro_f1,
+                json.dumps(record.server_metrics) if record.server_metrics else None,
+                record.seconds,
+            ),
+        )
+        if single and updates is not None:
+            self._write_updates(federation, record, updates)
+        if record.evaluations is not None:
+            self._write_evaluations(federation, record.round, record.evaluations)
+
+    def _write_updates(self, federation: int, record: RoundRecord, updates: Updates) -> None:
+        weighing, sent = record.weighing, updates.bytes_sent
+        measured: tuple[bytes | None, ...] = (None, None, None, None)
+        if weighing is not None:
+            weights = np.zeros(len(updates.clients)) if record.kept_old else weighing.weights
+            measured = (pack(weighing.scores), pack(weights), pack(weighing.raw), pack(weighing.normalised))
+        row = (
+            pack([self._client(client) for client in updates.clients], KEYS),
+            pack(updates.samples, WHOLE),
+            None if sent is None else pack(sent),
+            pack(updates.losses),
+            *measured,
+        )
+        here = (federation, record.round)
+        if updates.clients:
+            self._db.execute("INSERT OR REPLACE INTO updates VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (*here, *row))
+        answered = set(updates.clients)
+        left_out = [failure for failure in updates.failures if failure.client not in answered]
+        self._db.executemany(
+            "INSERT OR REPLACE INTO failures VALUES (?, ?, ?, ?)",
+            [(*here, self._client(failure.client), failure.reason) for failure in left_out],
+        )
+
+    def _write_evaluations(self, federation: int, round: int, answer: Evaluations) -> None:
+        names = list(answer.metrics)
+        row = (
+            pack([self._client(client) for client in answer.clients], KEYS),
+            pack(answer.samples, WHOLE),
+            pack(answer.scores[0]),
+            pack(answer.losses[0]),
+            json.dumps(names),
+            pack([answer.metrics[name] for name in names]) if names else None,
+        )
+        if answer.clients:
+            self._db.execute(
+                "INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (federation, round, *row)
+            )
+        self._db.executemany(
+            "INSERT OR REPLACE INTO untested VALUES (?, ?, ?, ?)",
+            [(federation, round, self._client(failure.client), failure.reason) for failure in answer.failures],
+        )
+        if answer.right is not None:
+            bits = np.packbits(answer.right).tobytes()
+            self._db.execute(
+                "INSERT OR REPLACE INTO samples VALUES (?, ?, ?, ?)", (federation, round, bits, len(answer.right))
+            )
