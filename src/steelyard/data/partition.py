@@ -18,6 +18,7 @@ from steelyard.data.flaws import flawed
 from steelyard.data.scaling import prepare
 from steelyard.data.settings import FlawSettings, PartitionSettings, client_name
 from steelyard.data.testsets import held_out_tests, own_tests, split_locally
+from steelyard.data.validation import hold_back
 from steelyard.errors import UserError
 
 
@@ -43,6 +44,9 @@ def share_out(
     server, report = _report(dataset, server, settings, seed)
     parts = _parts(dataset, settings, pool, seed)
     clients, notes = _with_tests(dataset, settings, parts, seed, server)
+    if settings.validation is not None:
+        clients, server, report, told = hold_back(dataset, settings, settings.validation, clients, server, seed)
+        notes = [*notes, *told]
     if len(server) and np.isin(np.concatenate([client.test for client in clients]), server).any():
         notes = [*notes, "the server's test set and the clients' local test sets share rows"]
     clients = sorted(clients, key=lambda client: client.client)

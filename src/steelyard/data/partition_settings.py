@@ -98,6 +98,10 @@ class PartitionSettings(Section):
     the rows that weigh also report, as AdaFed's authors do."""
     server_weighs: Count | None = None
     """server_report = apart: so many of the server's rows weigh, all others only report. Default: half."""
+    validation: Fraction | None = None
+    """Share of each client's training rows, of every class alike, to be tested on in place of the test set, which is
+    then not used at all, at the server neither: for choosing settings. Default: train on all of them and use the test
+    set."""
     seed: int | None = None
     """Seed of the partition; default: the run's seed."""
 
