@@ -26,12 +26,13 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 import numpy as np
 
 from steelyard.data.files import find
-from steelyard.recommend.clients import LocalRound, RecommendClients, RecommendServer
+from steelyard.recommend.clients import LocalRound, RecommendClients
 from steelyard.recommend.fpl import Learning
 from steelyard.recommend.interactions import Interactions
 from steelyard.recommend.ranking import Ground
 from steelyard.recommend.reading import read
 from steelyard.recommend.sampling import Histories
+from steelyard.recommend.server import RecommendServer
 from steelyard.recommend.users import Users
 from steelyard.rounds.loop import one_round
 from steelyard.rounds.state import Federation, Plan, RoundState

@@ -10,12 +10,13 @@ from tests.recommend.fpl_cases import FACTORS, ITEMS, USERS, few_histories
 
 from steelyard.messages import Task
 from steelyard.randomness import generator
-from steelyard.recommend.clients import LocalRound, RecommendClients, RecommendServer
+from steelyard.recommend.clients import LocalRound, RecommendClients
 from steelyard.recommend.communication import Traffic
 from steelyard.recommend.fpl import Learning
 from steelyard.recommend.interactions import build
 from steelyard.recommend.parallel import PairRows
 from steelyard.recommend.ranking import Ground
+from steelyard.recommend.server import RecommendServer
 from steelyard.recommend.users import Users
 
 UP, DOWN = 4 + 4 * (FACTORS + 1), 4 * (FACTORS + 1)

@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from steelyard.clients.flower.payloads import Codec
     from steelyard.clients.node import NodeClients, NodeConfig
     from steelyard.data.dataset import DatasetOrSeeded
-    from steelyard.recommend.clients import LocalRound, RecommendClients, RecommendServer
+    from steelyard.recommend.clients import LocalRound, RecommendClients
     from steelyard.recommend.prepared import Prepared
+    from steelyard.recommend.server import RecommendServer
 
 
 class RecommendDescription(Description):
@@ -169,8 +170,9 @@ class RecommendDescription(Description):
 
     @property
     def score_name(self) -> str:
-        """The ranking metric that judges a user's list."""
-        return f"{self.ranking.score}@{self.ranking.cutoff}"
+        """The ranking metric that judges a user's list, and among what."""
+        among = f" among {self.ranking.negatives} sampled negatives" if self.ranking.protocol == "sampled" else ""
+        return f"{self.ranking.score}@{self.ranking.cutoff}{among}"
 
     @property
     def score_range(self) -> tuple[float, float]:

@@ -7,8 +7,10 @@ from dataclasses import replace
 
 from steelyard.clients.node import NodeClients, NodeConfig
 from steelyard.errors import UserError
-from steelyard.recommend.clients import LocalRound, RecommendClients, RecommendServer
+from steelyard.recommend.clients import LocalRound, RecommendClients
 from steelyard.recommend.prepared import Prepared, cut, kept, prepare, put_together
+from steelyard.recommend.sampled import Sampled
+from steelyard.recommend.server import RecommendServer
 from steelyard.recommend.settings import FplSettings, InteractionSettings, ItemSettings, RankingSettings
 from steelyard.weighing.criteria import Criterion
 
@@ -39,6 +41,7 @@ def users_of(
         *(prepared.users, prepared.learning, local_round),
         cutoff=ranking.cutoff,
         score=ranking.score,
+        sampled=Sampled(ranking.negatives, prepared.split_seed) if ranking.protocol == "sampled" else None,
         criteria=criteria,
         threads=fpl.threads,
     )
@@ -107,8 +110,9 @@ def _restricted(clients: RecommendClients, names: Sequence[str], node: NodeConfi
     users = replace(clients.users.keep(names), facts=facts)
     return RecommendClients(
         *(users, clients.learning, clients.local_round),
-        cutoff=clients.cutoff,
-        score=clients.score,
+        cutoff=clients.judge.cutoff,
+        score=clients.judge.score,
+        sampled=clients.judge.sampled,
         criteria=clients.criteria,
         threads=clients.threads,
     )

@@ -5,33 +5,27 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 
 from steelyard.data.fingerprint import digest
 from steelyard.errors import UserError
-from steelyard.messages import Evaluations, Failure, Payload, Question, ServerTest, Task, Updates
+from steelyard.messages import Evaluations, Failure, Payload, Question, Task, Updates
 from steelyard.randomness import generator
-from steelyard.recommend import metrics
 from steelyard.recommend.communication import Traffic, row_bytes
-from steelyard.recommend.fpl import Learning, initial_table, initial_vector, sent_positives
+from steelyard.recommend.fpl import Learning, initial_vector, sent_positives
 from steelyard.recommend.interactions import Codes, Flags
-from steelyard.recommend.lists import best_unseen
-from steelyard.recommend.metrics import PerUser
+from steelyard.recommend.judging import Judge
 from steelyard.recommend.parallel import PairRows, distinct_rows, local_pass_in_blocks
 from steelyard.recommend.ranking import Floats
+from steelyard.recommend.sampled import Sampled
 from steelyard.recommend.sampling import Histories, MaskKind, Triples, draw_triples, round_keys, user_keys
 from steelyard.recommend.sequential import TableChange, sequential_rounds
 from steelyard.recommend.sparse import Floats32
 from steelyard.recommend.users import Users
 from steelyard.weighing.criteria import Criterion, LocalData
-
-SCORES: Mapping[str, PerUser] = {
-    metric.name: metric
-    for metric in (metrics.NDCG(), metrics.Precision(), metrics.Recall(), metrics.HitRate(), metrics.UserF1())
-}
-"""The metrics that can score a user's list in the loop."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +54,12 @@ class RecommendClients:
         *,
         cutoff: int = 10,
         score: str = "ndcg",
+        sampled: Sampled | None = None,
         criteria: Iterable[Criterion] = (),
         threads: int | None = None,
     ) -> None:
         self.users, self.learning, self.local_round = users, learning, local_round
-        self.cutoff, self.score = cutoff, score
+        self.judge = Judge(users, cutoff, score, sampled)
         self.criteria = [criterion for criterion in criteria if criterion.measured_by == "client"]
         self.threads = threads or min(2, os.cpu_count() or 1)
         self._names = sorted(users.histories.names)
@@ -225,35 +220,10 @@ class RecommendClients:
 
     def lists(self, federation: str, seed: int, model: torch.Tensor, cutoff: int) -> tuple[Codes, Floats]:
         """Return every user's list of unseen items, best first, and their scores; users in the order of histories."""
-        return best_unseen(
-            self.users.histories, lambda users: self.scores(federation, seed, model, users), cutoff, cells=1 << 23
-        )
+        return self.judge.lists(lambda users: self.scores(federation, seed, model, users), cutoff)
 
     def evaluate(self, questions: Sequence[Question]) -> list[Evaluations]:
-        return [self._evaluate(question) for question in questions]
-
-    def _evaluate(self, question: Question) -> Evaluations:
-        tested = self._everyone[self.users.ground.relevant[self._everyone] > 0]
-        rows: list[Floats] = []
-        further: dict[str, Floats] = {}
-        for candidate, model in enumerate(question.models):
-            lists, _ = self.lists(question.federation, question.seed, model, self.cutoff)
-            view = self.users.ground.view(lists, self.cutoff)
-            rows.append(SCORES[self.score].per_user(view)[tested])
-            if candidate == 0:
-                others = {f"{name}@{self.cutoff}": metric for name, metric in SCORES.items()}
-                further = {name: metric.per_user(view)[tested] for name, metric in others.items()}
-        scores = np.stack(rows)
-        return Evaluations(
-            federation=question.federation,
-            round=question.round,
-            clients=tuple(self.users.histories.names[user] for user in tested.tolist()),
-            # Every user counts once, so that the overall score is the metric's mean over users.
-            samples=np.ones(len(tested), dtype=np.int64),
-            scores=scores,
-            losses=1.0 - scores,
-            metrics=further,
-        )
+        return [self.judge.answer(asked, partial(self.scores, asked.federation, asked.seed)) for asked in questions]
 
     def traffic(self, federation: str) -> Traffic:
         """Return what has travelled so far between the server and this federation's users."""
@@ -285,19 +255,3 @@ class RecommendClients:
 
     def close(self) -> None:
         self._keys.clear()
-
-
-@dataclass(frozen=True)
-class RecommendServer:
-    """The server of FPL: it holds the shared table and no data of its own."""
-
-    items: int
-    factors: int
-
-    def initial(self, seed: int) -> torch.Tensor:
-        return torch.from_numpy(initial_table(seed, self.items, self.factors).reshape(-1))
-
-    def test(self, seed: int, models: torch.Tensor) -> ServerTest:
-        raise UserError(
-            "criterion VP: the server of a recommender has no test set and sees no whole model; allowed: other criteria"
-        )

@@ -32,6 +32,8 @@ class Prepared:
     users: Users
     learning: Learning
     titles: Mapping[str, str]
+    split_seed: int = 42
+    """Seed of what is drawn for the tests: kept apart from the experiment's, so that seeds share them."""
 
     @property
     def histories(self) -> Histories:
@@ -89,7 +91,7 @@ def put_together(
     histories = Histories.of(split.train)
     users = Users(histories, ground, _shares(data, interactions.pi_column, fpl.pi), _kinds(histories, ground))
     learning = Learning(fpl.learning_rate, fpl.factors, fpl.user_decay, fpl.positive_decay, fpl.negative_decay)
-    return Prepared(data, split, users, learning, titles)
+    return Prepared(data, split, users, learning, titles, interactions.split_seed)
 
 
 def kept(path: Path, settings: InteractionSettings) -> Interactions:

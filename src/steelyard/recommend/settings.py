@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from steelyard.errors import UserError
 from steelyard.recommend.filters import Duplicates
 from steelyard.recommend.fpl import MODES, Mode
 from steelyard.recommend.sampling import MaskKind
@@ -108,6 +109,19 @@ class RankingSettings(Section):
     """The score of a user in the loop; the others are recorded beside it."""
     threshold: float | None = None
     """A test item is relevant from this rating on; default: every test item is."""
+    protocol: Literal["full", "sampled"] = "full"
+    """full: rank all items that the user did not train on. sampled: rank each relevant test item among a few drawn ones
+    (with split = "newest": leave-one-out of the NCF papers); its figures compare with nothing but their like."""
+    negatives: int = Field(default=99, ge=1, le=1_000_000)
+    """For protocol = "sampled": how many items that she never took are drawn for each user, by `split_seed`."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.protocol == "sampled" and self.score not in ("ndcg", "hit_rate"):
+            raise UserError(
+                f"ranking.score: got '{self.score}' with protocol = 'sampled'; allowed with it: ndcg, hit_rate"
+            )
+        return self
 
 
 class EpochSettings(RoundSettings):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,14 @@ class Finished:
         lists, _ = self.lists(max(cutoffs))
         data = self.prepared.data
         case = Case(self.prepared.users.ground, tuple(data.users), tuple(data.items), lists, None, ())
-        return {"metrics": figures(case, cutoffs), "communication": self.communication(), "data": data.report()}
+        found = {"metrics": figures(case, cutoffs), "communication": self.communication(), "data": data.report()}
+        return found | ({"sampled": self.among_sampled()} if self.clients.judge.sampled is not None else {})
+
+    def among_sampled(self) -> dict[str, float]:
+        """Return the mean of each metric by the protocol of sampled negatives, where the experiment has it."""
+        scores = partial(self.clients.scores, self.federation, self.seed, self.model)
+        means = {name: float(values.mean()) for name, values in self.clients.judge.measure(scores).items()}
+        return {f"{name}@{self.clients.judge.cutoff}": mean for name, mean in means.items()}
 
     def communication(self) -> dict[str, Any]:
         """Return CCE and TCC of the thesis' formula, and what was really sent."""

@@ -1,0 +1,92 @@
+"""`steelyard recommend audit` and `cost`: what FPL gives away, and what it sends.
+
+What is heavy is imported inside the commands, for speed of start.
+"""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from steelyard.cli.options import FormatOption
+from steelyard.cli.recommend_options import parse_counts
+from steelyard.cli.trust import TrustOption, asking
+from steelyard.errors import UserError
+
+
+class Mode(StrEnum):
+    sequential = "sFPL"
+    sequential_plus = "sFPL+"
+    parallel = "pFPL"
+    parallel_plus = "pFPL+"
+
+
+def cost(
+    users: Annotated[int, typer.Option(min=1, max=10**12, help="Number of users |U|.")],
+    items: Annotated[int, typer.Option(min=1, max=10**12, help="Number of items |I|.")],
+    interactions: Annotated[int, typer.Option(min=1, max=10**15, help="Number of positive interactions R+.")],
+    mode: Annotated[Mode, typer.Option(help="Which of the four configurations.")] = Mode.parallel_plus,
+    pi: Annotated[float, typer.Option(min=0, max=1, help="Share of positive updates sent.")] = 1.0,
+    epochs: Annotated[int, typer.Option(min=1, max=10**9, help="Number of epochs.")] = 1,
+    format: FormatOption = "text",
+) -> None:
+    """Compute the thesis' communication cost, CCE per epoch and TCC in all, in vectors both ways."""
+    from steelyard.recommend.fpl import MODES
+
+    if pi != pi:
+        raise UserError("--pi: got nan; allowed: a number from 0 to 1")
+    found = MODES[mode.value].cost_per_epoch(users, items, interactions, pi)
+    document = {"cce_vectors": found, "tcc_vectors": found * epochs}
+    if format == "json":
+        typer.echo(json.dumps(document))
+        return
+    for name, value in document.items():
+        typer.echo(f"{name:<12}{value:>26,.0f}")
+
+
+def audit(
+    experiment: Annotated[str, typer.Argument(help="A recipe or TOML file of kind recommend, or a run's folder.")],
+    rounds: Annotated[str, typer.Option(help="After which rounds to look, joined by commas.")] = "1,5,10,20",
+    pi: Annotated[float, typer.Option(help="The share π of the protections that use one.")] = 0.5,
+    decoys: Annotated[float, typer.Option(help="Decoys per item of the protection that uses them.")] = 1.0,
+    changes: Annotated[list[str] | None, typer.Option("--set", help="Change a field: fpl.factors=10.")] = None,
+    trust: TrustOption = False,
+    format: FormatOption = "text",
+) -> None:
+    """Play the curious server: reconstruct users' items from their updates, under each protection."""
+    from steelyard.experiment.loading import load, read_experiment
+    from steelyard.experiment.recommend import RecommendDescription
+    from steelyard.experiment.recommend_audit import audit as play
+
+    folder = Path(experiment)
+    if folder.is_dir() and changes:
+        raise UserError("--set: got changes beside a run's folder; allowed: with a recipe or a file")
+    described = read_experiment(folder) if folder.is_dir() else load(experiment, changes or [], ask=asking(trust))
+    if folder.is_dir() and (code := described.named_code()):
+        asking(trust)(str(folder), code)
+    if not isinstance(described, RecommendDescription):
+        raise UserError(f"audit: '{experiment}' is not of kind 'recommend'; allowed: fpl-ml1m and the like")
+    if not 0 <= pi <= 1 or not 0 <= decoys <= 100:
+        raise UserError(f"--pi, --decoys: got {pi} and {decoys}; allowed: 0 to 1, and 0 to 100")
+    found = play(described, parse_counts(rounds, "--rounds"), pi, decoys)
+    if format == "json":
+        typer.echo(json.dumps({"experiment": described.name, "protections": found}, indent=2, ensure_ascii=False))
+        return
+    typer.echo(f"{'':<44}{'by sign of the bias':^26}{'by absence of negatives':^26}")
+    typer.echo(f"{'protection':<38}{'round':>6}{'precision':>14}{'recall':>10}{'precision':>16}{'recall':>10}")
+    for entry in found:
+        for row in entry["rounds"]:
+            cells = [
+                row["sign"]["precision"],
+                row["sign"]["recall"],
+                row["absence"]["precision"],
+                row["absence"]["recall"],
+            ]
+            shown = ["-" if cell is None else f"{cell:.3f}" for cell in cells]
+            typer.echo(
+                f"{entry['protection']:<38}{row['round']:>6}{shown[0]:>14}{shown[1]:>10}{shown[2]:>16}{shown[3]:>10}"
+            )

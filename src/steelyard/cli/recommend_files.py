@@ -1,0 +1,151 @@
+"""`steelyard recommend evaluate`, `split` and `baseline`: from files of interactions and lists to others.
+
+What is heavy is imported inside the commands, for speed of start.
+"""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from steelyard.cli.options import FormatOption
+from steelyard.cli.printing import metric_table
+from steelyard.cli.recommend_options import parse_cutoffs
+from steelyard.errors import UserError, brief, new_file, writable
+
+
+class Repeated(StrEnum):
+    first = "first"
+    last = "last"
+    mean = "mean"
+    keep = "keep"
+
+
+class SplitKind(StrEnum):
+    temporal = "temporal"
+    random = "random"
+    shuffled = "shuffled"
+    newest = "newest"
+
+
+def evaluate(
+    train: Annotated[Path, typer.Option(help="Training interactions: user, item, rating.")],
+    test: Annotated[Path, typer.Option(help="Test interactions: user, item, rating.")],
+    recommendations: Annotated[Path, typer.Option(help="A system's lists: user, item, score.")],
+    cutoff: Annotated[str, typer.Option(help="List lengths k, joined by commas.")] = "10",
+    threshold: Annotated[float | None, typer.Option(help="A test item is relevant from this rating on.")] = None,
+    catalogue: Annotated[Path | None, typer.Option(help="All items that could have been recommended.")] = None,
+    categories: Annotated[Path | None, typer.Option(help="Item and category: adds bias disparity.")] = None,
+    against: Annotated[Path | None, typer.Option(help="Another system's lists: adds paired tests.")] = None,
+    format: FormatOption = "text",
+) -> None:
+    """Score any system's lists with every metric (all unrated items protocol)."""
+    from steelyard.recommend.evaluate import figures, load
+
+    cutoffs = parse_cutoffs(cutoff)
+    case = load(
+        *(train, test, recommendations),
+        cutoff=max(cutoffs),
+        threshold=threshold,
+        catalogue=catalogue,
+        categories=categories,
+        against=against,
+    )
+    for note in case.notes:
+        typer.echo(f"note: {note}", err=True)
+    document = figures(case, cutoffs)
+    typer.echo(json.dumps(document, indent=2) if format == "json" else metric_table(document))
+
+
+def split(
+    data: Annotated[Path, typer.Argument(help="Interactions in any known form (.dat, .data, .inter, .tsv, .gz).")],
+    out: Annotated[Path, typer.Option(help="Folder for train.tsv, test.tsv and catalogue.tsv.")],
+    kind: Annotated[SplitKind, typer.Option(help="How each user's rows are cut.")] = SplitKind.temporal,
+    share: Annotated[float, typer.Option(help="Share of each user's rows that is tested on.")] = 0.2,
+    count: Annotated[int, typer.Option(min=1, help="With kind newest: how many rows are tested on.")] = 1,
+    validation: Annotated[
+        float | None, typer.Option(help="Share of each user's training rows, the latest, that goes to validation.tsv.")
+    ] = None,
+    core: Annotated[int, typer.Option(min=0, help="Keep the k-core: k for users and items alike.")] = 0,
+    min_user: Annotated[int, typer.Option(min=0, help="Keep users with at least this many rows.")] = 0,
+    min_item: Annotated[int, typer.Option(min=0, help="Keep items with at least this many rows.")] = 0,
+    threshold: Annotated[float | None, typer.Option(help="Keep rows rated at least this.")] = None,
+    duplicates: Annotated[Repeated, typer.Option(help="Which row of a repeated pair stays.")] = Repeated.first,
+    seed: Annotated[int, typer.Option(help="For the kinds random and shuffled.")] = 42,
+) -> None:
+    """Filter interactions, split them per user, and say what was dropped and why."""
+    from steelyard.recommend import filters, splits
+    from steelyard.recommend.lists import write_interactions
+    from steelyard.recommend.reading import read
+
+    writable(out, "--out")
+    if out == Path():
+        raise UserError("--out: got nothing or the folder that you are in; allowed: a folder of its own")
+    names = ("train", "test", "catalogue", *(() if validation is None else ("validation",)))
+    files = {name: out / f"{name}.tsv" for name in names}
+    for file in files.values():
+        if file.exists():
+            raise UserError(f"--out: {brief(str(file))} exists already; allowed: a folder without it")
+    table = filters.keep(
+        read(data),
+        duplicates=duplicates.value,
+        threshold=threshold,
+        k_core=core,
+        min_user=min_user,
+        min_item=min_item,
+    )
+    if not len(table):
+        raise UserError(f"{data}: nothing is left after the filters; allowed: a lower core, threshold or minimum")
+    for line in table.report():
+        typer.echo(line)
+    halves = splits.split(table, kind.value, share=share, count=count, seed=seed)
+    sides = {"train": halves.train, "test": halves.test}
+    if validation is not None:
+        again = splits.validation(halves.train, validation, seed)
+        sides = {"train": again.train, "validation": again.test, "test": halves.test}
+    for name, side in sides.items():
+        if not len(side):
+            raise UserError(
+                f"split: no row is left to {'train' if name == 'train' else 'test'} on ({name}.tsv); allowed: another "
+                "--share, --count or --validation, or longer histories"
+            )
+    out.mkdir(parents=True, exist_ok=True)
+    for name, side in sides.items():
+        write_interactions(files[name], side)
+    files["catalogue"].write_text("item\n" + "\n".join(table.items) + "\n", encoding="utf-8")
+    counts = ", ".join(f"{name}: {len(side):,}" for name, side in sides.items())
+    typer.echo(f"{counts} interactions in {out}")
+
+
+def baseline(
+    kind: Annotated[str, typer.Argument(help="random, popular, user-knn, item-knn, bpr, vae or fcf.")],
+    train: Annotated[Path, typer.Option(help="Training interactions: user, item, rating.")],
+    out: Annotated[Path, typer.Option(help="File for the lists.")],
+    cutoff: Annotated[int, typer.Option(help="Length of the lists.")] = 10,
+    catalogue: Annotated[Path | None, typer.Option(help="All items, also those without training rows.")] = None,
+    seed: Annotated[int, typer.Option(help="Seed of what is random.")] = 1,
+    setting: Annotated[
+        list[str] | None, typer.Option("--set", help="A setting of the baseline: neighbours=50, factors=20, ...")
+    ] = None,
+) -> None:
+    """Train a baseline and write each user's list of items that she did not train on."""
+    from steelyard.recommend.baselines import recommend, settings_of
+    from steelyard.recommend.interactions import build
+    from steelyard.recommend.lists import write_lists
+    from steelyard.recommend.reading import read, read_columns
+
+    chosen = settings_of(kind, setting or [])
+    length = parse_cutoffs(str(cutoff))[0]
+    new_file(out, "--out")
+    table = read(train)
+    if catalogue is not None:
+        everything = read_columns(catalogue, {"item": "item"})["item"]
+        names = (table.users[table.user].tolist(), table.items[table.item].tolist())
+        table = build(*names, table.rating.tolist(), all_items=everything)
+    lists, scores = recommend(kind, table, length, seed, chosen)
+    write_lists(out, table.users, table.items, lists, scores)
+    typer.echo(f"lists of {length} for {len(table.users):,} users in {out}")

@@ -1,0 +1,27 @@
+"""The server of FPL."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from steelyard.errors import UserError
+from steelyard.messages import ServerTest
+from steelyard.recommend.fpl import initial_table
+
+
+@dataclass(frozen=True)
+class RecommendServer:
+    """The server of FPL: it holds the shared table and no data of its own."""
+
+    items: int
+    factors: int
+
+    def initial(self, seed: int) -> torch.Tensor:
+        return torch.from_numpy(initial_table(seed, self.items, self.factors).reshape(-1))
+
+    def test(self, seed: int, models: torch.Tensor) -> ServerTest:
+        raise UserError(
+            "criterion VP: the server of a recommender has no test set and sees no whole model; allowed: other criteria"
+        )
