@@ -181,7 +181,7 @@ def test_decorators_have_plain_defaults() -> None:
 
     assert criteria.get("PLAIN") == Criterion("PLAIN", "client", "data", "First line.", plain, None, NO_NEEDS, many)
     assert criteria.get("PLAIN2") == Criterion(
-        "PLAIN2", "server", "model", "PLAIN2", plain_too, None, Needs(models=True)
+        "PLAIN2", "server", "model", "PLAIN2", plain_too, None, Needs(models=True), of_one=False
     )
     assert criteria.get("PLAIN2").on_server(view([0, 0])).dtype == np.float64
 

@@ -10,6 +10,9 @@ from pydantic import Field, ModelWrapValidatorHandler, ValidationError, Validati
 from steelyard.clients.flower.settings import FederateSettings
 from steelyard.errors import UserError
 from steelyard.experiment.code import named_code
+from steelyard.experiment.privacy_words import asked_of
+from steelyard.privacy.combinations import check_combination
+from steelyard.privacy.settings import PrivacySettings
 from steelyard.rounds.settings import RoundSettings
 from steelyard.runs.settings import StoreSettings
 from steelyard.settings import PrintedName, Section, ShortName, put, validated
@@ -46,6 +49,8 @@ class Description(Section):
     weighing: WeighingSettings = WeighingSettings()
     beside: dict[PrintedName, WeighingSettings] = Field(default_factory=dict)
     """Further rules, by name, that run on the same cohorts and the same first model, for comparison."""
+    privacy: PrivacySettings | None = None
+    """What is promised to the clients, by noise; without it nothing is."""
     store: StoreSettings = StoreSettings()
     tracking: TrackingSettings = TrackingSettings()
     federate: FederateSettings = FederateSettings()
@@ -77,6 +82,8 @@ class Description(Section):
                     "each round with the last; allowed: 1"
                 )
             self.check_rule(rule)
+            if info.context != READING:
+                self.check_privacy(rule)
         self._check_caps()
         return self
 
@@ -126,6 +133,15 @@ class Description(Section):
         if rule.loss is not None:
             raise UserError("weighing.loss: given, but the loss of this kind of experiment is fixed; allowed: nothing")
 
+    def check_privacy(self, rule: WeighingSettings) -> None:
+        """Refuse a rule with which what [privacy] promises cannot be kept; called for each before any data is read."""
+        check_combination(self.privacy, asked_of(rule, self.offers(), clients_evaluate=self.clients_evaluate))
+
+    @property
+    def clients_evaluate(self) -> bool:
+        """Whether clients test the new models."""
+        return True
+
     def rules(self) -> dict[str, WeighingSettings]:
         """Return all rules of this run by name, the main one first."""
         return {label(self.weighing): self.weighing, **self.beside}
@@ -138,6 +154,8 @@ class Description(Section):
         found = criteria_of(self.rules().values())
         for criterion in found:
             self.check_criterion(criterion)
+        for rule in self.rules().values() if self.privacy is not None else ():
+            self.check_privacy(rule)
         return found
 
     def named_code(self) -> dict[str, str]:

@@ -100,6 +100,11 @@ class LearningDescription(Description):
             )
 
     @property
+    def clients_evaluate(self) -> bool:
+        """Whether clients have test rows."""
+        return self.partition.test != "none"
+
+    @property
     def regression(self) -> bool:
         """Whether the data's labels are numbers to predict, not classes."""
         return self.data.offers().task == "regression"

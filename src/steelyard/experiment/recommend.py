@@ -74,6 +74,8 @@ class RecommendDescription(Description):
     def check_rule(self, rule: WeighingSettings) -> None:
         """Refuse orders that adapt to every round where not every round is tested."""
         super().check_rule(rule)
+        if self.privacy is not None:
+            raise UserError("privacy: given, but users of a recommender add no noise yet; allowed: nothing")
         mode = self.fpl.flags
         if rule.adjust is not None and self.rounds.by_epochs and not (mode and mode.one_round_per_epoch):
             raise UserError(

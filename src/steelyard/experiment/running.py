@@ -201,6 +201,8 @@ def resume(
 def _assembled(
     experiment: Description, dataset: DatasetOrSeeded | None, assemble: Assembly | None
 ) -> tuple[Clients, Server]:
+    if experiment.privacy is not None:
+        raise UserError("privacy: given, but this version cannot keep the promise yet; allowed: nothing")
     with doing("reading the data" if assemble is None else "waiting for the nodes"):
         return experiment.assemble(dataset) if assemble is None else assemble()
 

@@ -44,6 +44,8 @@ def _classified(name: str, view: CohortView) -> ServerTest:
     description="validation performance: accuracy on the server's test set",
     needs_test_set=True,
     needs_task="classes",
+    of_one=True,
+    maximum=1.0,
 )
 def validation_performance(view: CohortView) -> Floats:
     """Accuracy of the client's model on the server's test set: p_i of simulations 2 and 3 (paper 001)."""
@@ -56,13 +58,21 @@ def validation_performance(view: CohortView) -> Floats:
     needs_test_set=True,
     needs_task="classes",
     uses_claims=True,
+    of_one=True,
 )
 def validation_times_size(view: CohortView) -> Floats:
     """p_i = accuracy_i × #training-data_i, as in simulation 1 (paper 001, §4.0.1)."""
     return _classified("VS", view).accuracy * view.samples
 
 
-@server_criterion("VF", description="macro F1 on the server's test set", needs_test_set=True, needs_task="classes")
+@server_criterion(
+    "VF",
+    description="macro F1 on the server's test set",
+    needs_test_set=True,
+    needs_task="classes",
+    of_one=True,
+    maximum=1.0,
+)
 def validation_macro_f1(view: CohortView) -> Floats:
     """Mean over classes of F1 on the server's test set; use it where rare classes matter (paper 001, §3.1)."""
     return _classified("VF", view).f1.mean(axis=1)
@@ -73,6 +83,8 @@ def validation_macro_f1(view: CohortView) -> Floats:
     description="regression: 1/(1 + MAPE) on the server's test set",
     needs_test_set=True,
     needs_task="regression",
+    of_one=True,
+    maximum=1.0,
 )
 def validation_error(view: CohortView) -> Floats:
     """1 / (1 + MAPE): falls as the mean absolute percentage error grows (paper 001, §3.2)."""

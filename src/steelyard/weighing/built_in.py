@@ -102,13 +102,21 @@ def completeness(local: LocalData) -> float:
     return float(np.mean(filled)) if len(filled) else 0.0
 
 
-@server_criterion("EQ", about="data", description="equal say: 1 for every client", needs_models=False)
+@server_criterion(
+    "EQ", about="data", description="equal say: 1 for every client", needs_models=False, of_one=True, maximum=1.0
+)
 def equal_say(view: CohortView) -> Floats:
     """1 for every client: plain averaging, or the plain sum of FPL."""
     return np.ones(len(view.samples))
 
 
-@server_criterion("MD", description="model divergence: 1/sqrt(distance from the global model + 1)", needs_models=True)
+@server_criterion(
+    "MD",
+    description="model divergence: 1/sqrt(distance from the global model + 1)",
+    needs_models=True,
+    of_one=True,
+    maximum=1.0,
+)
 def model_divergence(view: CohortView) -> Floats:
     """1 / √(‖Θ − Θ_a‖₂ + 1), the norm over all parameters together (papers 000, 003)."""
     return 1.0 / np.sqrt(view.divergence + 1.0)

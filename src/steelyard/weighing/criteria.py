@@ -62,6 +62,8 @@ class Criterion:
     """Whether it counts classes, so that it cannot be above their number; a client that sends more is refused."""
     uses_claims: bool = False
     """Whether a measure of the server also looks at what clients say of themselves, such as their number of samples."""
+    of_one: bool = True
+    """Whether a client's value follows from that client alone; agreement with others, for one, does not."""
 
     @property
     def built_in(self) -> bool:
@@ -189,12 +191,16 @@ def server_criterion(
     needs_label_counts: bool = False,
     needs_first_losses: bool = False,
     uses_claims: bool = False,
+    of_one: bool = False,
+    maximum: float | None = None,
 ) -> Callable[[Callable[[CohortView], Floats]], Callable[[CohortView], Floats]]:
     """Register a function of CohortView as a criterion that the server measures, so that no client can lie about it.
 
     What costs clients something is asked of them only where a criterion needs it: `needs_label_counts` makes
     `view.label_counts` not None, `needs_first_losses` makes `view.first_losses` not None. Say `uses_claims` where the
-    measure looks at what clients say of themselves (samples, label counts, losses): it is no truer than they are.
+    measure looks at what clients say of themselves (samples, label counts, losses): it is no truer than they are. Say
+    `of_one` where a client's value follows from that client alone, and `maximum` where none can be larger: noise for
+    privacy can cover no other measures.
     """
     needs = Needs(
         models=needs_models,
@@ -207,7 +213,7 @@ def server_criterion(
     def register(measure: Callable[[CohortView], Floats]) -> Callable[[CohortView], Floats]:
         text = description or (measure.__doc__ or name).strip().splitlines()[0]
         claims = uses_claims or needs_label_counts or needs_first_losses
-        add(Criterion(name, "server", about, text, measure, None, needs, uses_claims=claims))
+        add(Criterion(name, "server", about, text, measure, maximum, needs, uses_claims=claims, of_one=of_one))
         return measure
 
     return register

@@ -1,0 +1,1 @@
+"""Privacy of the clients: noise and budgets, and what cannot be combined with them."""

@@ -1,0 +1,103 @@
+"""[privacy]: the section that says what is promised to the clients, and how it is kept."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from steelyard.errors import UserError
+from steelyard.settings import Section
+
+Positive = Annotated[float, Field(gt=0)]
+
+
+class BudgetSettings(Section):
+    """[privacy.budget]: how much a run may tell about any one client, as (ε, δ)."""
+
+    epsilon: Annotated[float, Field(gt=0, le=1e6)] | None = None
+    """The run stops before it would pass this ε; default: nothing stops it, and what was spent is shown."""
+    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    """δ of the promise; well below one over the number of clients."""
+    accountant: Literal["pld", "rdp"] = "pld"
+    """How rounds are added up: pld (privacy loss distributions, tighter) or rdp (Rényi divergences)."""
+
+
+class CentralSettings(Section):
+    """[privacy.central]: the server clips every update and adds noise to their weighted sum; the server is trusted.
+
+    Everything that is computed from the noisy model then tells at most (ε, δ) about any one client.
+    """
+
+    clip: Positive
+    """C: no update is longer than this (L2 norm over all parameters); longer ones are shortened."""
+    noise: Positive | None = None
+    """z: the noise is z·C·w_max on every parameter; default: the least that keeps to privacy.budget.epsilon."""
+    weights: Literal["own", "cohort"] = "own"
+    """own: a client's weight follows from its own criteria and public references, so that nothing else tells of it;
+    cohort: weights are shared out over the cohort as without privacy, and the criteria are public or charged."""
+    cohorts: Literal["secret", "public"] = "secret"
+    """secret: cohorts are drawn from a cryptographic source and kept by the server, which makes rounds cheaper;
+    public: drawn from the seed, and a client is charged for each round in which it takes part."""
+    references: dict[str, Positive] = Field(default_factory=dict)
+    """weights = "own": a typical client's criterion, by name, such as DS = 600; known beforehand, not measured."""
+
+
+class LocalSettings(Section):
+    """[privacy.local]: every device clips its update and adds noise before it sends it; nobody is trusted."""
+
+    clip: Positive
+    """C: no update is longer than this (L2 norm over all parameters); longer ones are shortened."""
+    noise: Positive | None = None
+    """z: the noise is z·2C on every parameter; default: the least that keeps to privacy.budget.epsilon."""
+
+
+class PrivacySettings(Section):
+    """[privacy]: what is promised to the clients; without this section nothing is."""
+
+    central: CentralSettings | None = None
+    """The server clips every update and adds noise to their weighted sum."""
+    local: LocalSettings | None = None
+    """Every device clips its update and adds noise before it sends it."""
+    budget: BudgetSettings = BudgetSettings()
+    criteria: Literal["charged", "public"] | None = None
+    """Criteria that leave a client, or decide about others' weights, are releases too. charged: they are noised and
+    charged to the budget; public: you declare that they are known anyway, and the report says so."""
+    criteria_noise: Positive | None = None
+    """criteria = "charged": the noise on a criterion is this many times its bound. Default: as much as on updates."""
+    criteria_bounds: dict[str, Positive] = Field(default_factory=dict)
+    """criteria = "charged": the largest value that counts, by criterion, where the criterion itself has no maximum."""
+
+    @model_validator(mode="after")
+    def _fits(self) -> PrivacySettings:
+        if self.central is None and self.local is None:
+            raise UserError("central: missing, and every other mechanism too; allowed: central or local")
+        if self.central is not None and self.local is not None:
+            raise UserError("local: given with central; allowed: one of the two, since noise of the devices is enough")
+        self._check_noise()
+        self._check_criteria()
+        return self
+
+    def _check_noise(self) -> None:
+        for name, section in (("central", self.central), ("local", self.local)):
+            if section is not None and section.noise is None and self.budget.epsilon is None:
+                raise UserError(f"{name}.noise: missing, and budget.epsilon too; allowed: at least one of the two")
+
+    def _check_criteria(self) -> None:
+        if self.criteria != "charged":
+            for name in ("criteria_noise", "criteria_bounds"):
+                if getattr(self, name):
+                    raise UserError(f"{name}: given, but criteria are not charged; allowed: with criteria = 'charged'")
+        central = self.central
+        if central is not None and central.weights == "cohort" and central.cohorts == "secret":
+            raise UserError(
+                "central.cohorts: got 'secret' with weights = 'cohort': there a client changes everybody's weight by "
+                "taking part, so a secret cohort makes no round cheaper; allowed: 'public', or weights = 'own'"
+            )
+        if central is not None and central.weights == "cohort" and central.references:
+            raise UserError("central.references: given with weights = 'cohort'; allowed: with weights = 'own'")
+        if central is not None and central.weights == "own" and self.criteria == "charged":
+            raise UserError(
+                "criteria: got 'charged' with central.weights = 'own', where a criterion moves nothing but its own "
+                "client's bounded weight and is no release; allowed: nothing, or central.weights = 'cohort'"
+            )
