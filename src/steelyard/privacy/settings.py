@@ -56,7 +56,9 @@ class PrivacySettings(Section):
     """[privacy]: what is promised to the clients; without this section nothing is."""
 
     central: CentralSettings | None = None
+    """The server clips every update and adds noise to their weighted sum."""
     local: LocalSettings | None = None
+    """Every device clips its update and adds noise before it sends it."""
     budget: BudgetSettings = BudgetSettings()
     criteria: Literal["charged", "public"] | None = None
     """Criteria that leave a client, or decide about others' weights, are releases too. charged: they are noised and
