@@ -24,7 +24,7 @@ from steelyard.report.summary import summarise
 from steelyard.rounds.progress import shown_by_default, watching
 from steelyard.runs.reader import History
 from steelyard.settings import Section, explain
-from steelyard.usercode import PYTHON, hand_over_as
+from steelyard.usercode import hand_over_as, is_handed_over
 
 if TYPE_CHECKING:
     import altair as alt
@@ -224,10 +224,17 @@ def named_in_python(folder: str | Path) -> list[str]:
     described = read_experiment(Path(folder))
     if not isinstance(described, LearningDescription):
         return []
-    return [name for name in (described.model.name, described.training.loss) if name.startswith(PYTHON)]
+    names = (described.model.name, described.training.loss)
+    return [name for name in names if ":" in name and not name.rpartition(":")[0].endswith(".py")]
 
 
 def _asking(trust: bool, allowed: str) -> Ask | None:
     if trust:
         return None
-    return lambda where, code: refuse(where, code, f"{allowed}, once you have looked at it")
+
+    def ask(where: str, code: Mapping[str, str]) -> None:
+        unknown = {field: name for field, name in code.items() if not is_handed_over(name)}
+        if unknown:
+            refuse(where, unknown, f"{allowed}, once you have looked at it")
+
+    return ask

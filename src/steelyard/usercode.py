@@ -1,4 +1,9 @@
-"""Code that users write: modules and files that an experiment names, loaded once each, and functions in them."""
+"""Code that users write: modules and files that an experiment names, loaded once each, and functions in them.
+
+Importing runs a module, so what nobody vouched for is refused before it is imported: an experiment may name a .py file
+of the user's own, what an installed package declares under an entry point, what the owner of a node allows by name, and
+what a script of the user's own has imported already.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
+from importlib.metadata import entry_points
 from pathlib import Path
 from threading import RLock
 from types import ModuleType
@@ -21,6 +27,11 @@ PYTHON = "python:"
 
 SHIPPED = "steelyard_app.code."
 """How the names of modules begin that an app folder brings along to other machines."""
+
+CRITERIA = "steelyard.criteria"
+MODELS = "steelyard.models"
+LOSSES = "steelyard.losses"
+"""The entry-point groups under which installed packages declare what experiments may name."""
 
 _loading = RLock()
 _given: dict[str, Callable[..., Any]] = {}
@@ -49,7 +60,7 @@ def only(names: Iterable[str] | None) -> Generator[None]:
         _Rules.allowed = before
 
 
-def is_allowed_by_name(code: str) -> bool:
+def _is_allowed_by_name(code: str) -> bool:
     """Whether the owner of this process named exactly this code as allowed; never so where no rules are set."""
     return _Rules.allowed is not None and code in _Rules.allowed
 
@@ -76,20 +87,56 @@ def _refuse_forbidden(code: str, field: str) -> None:
     if not code.endswith(".py"):
         if code.partition(".")[0] in sys.stdlib_module_names:
             raise NotAllowed(f"{field}: '{code[:80]}' is part of Python; allowed: code written for Steelyard")
-        return
-    path = Path(code).resolve()
-    library = {Path(folder).resolve() for folder in sysconfig.get_paths().values() if folder}
-    if any(path.is_relative_to(folder) for folder in library if folder.name.startswith(("python", "site", "dist"))):
+    elif _is_library(Path(code)):
         raise NotAllowed(f"{field}: '{code[:80]}' belongs to an installed library; allowed: a file of your own")
 
 
-def load_code(code: str, field: str) -> ModuleType:
+def _is_library(file: Path) -> bool:
+    """Whether a file belongs to Python or to an installed package."""
+    path = file.resolve()
+    folders = {Path(folder).resolve() for folder in sysconfig.get_paths().values() if folder}
+    library = (folder for folder in folders if folder.name.startswith(("python", "site", "dist")))
+    return not {"site-packages", "dist-packages"}.isdisjoint(path.parts) or any(map(path.is_relative_to, library))
+
+
+def _refuse_undeclared(module: str, name: str | None, field: str, group: str) -> None:
+    """Refuse a module that nobody vouched for, before it is imported; `name` is what is wanted of it, if one thing."""
+    whole = module if name is None else f"{module}:{name}"
+    if _is_allowed_by_name(whole) or _is_loaded(module):
+        return
+    # An entry point of a whole module has no name in it.
+    declared = {point.attr or None for point in entry_points(group=group) if point.module == module}
+    if not declared if name is None else declared.isdisjoint((None, name)):
+        # The line may go from a node to its server, so it does not say what is declared here.
+        file = "path/to/file.py" if name is None else "path/to/file.py:name"
+        raise NotAllowed(
+            f"{field}: '{whole[:80]}' is not declared for Steelyard; allowed: '{file}' of your own, or what an "
+            f"installed package declares under the entry point {group}"
+        )
+
+
+def _is_loaded(module: str) -> bool:
+    """Whether a module is here already and is the user's own, or came with the app that runs here."""
+    if module.startswith(SHIPPED):
+        return app_is_loaded()
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return file is not None and not _is_library(Path(file))
+
+
+def app_is_loaded() -> bool:
+    """Whether this process runs the app whose modules begin with `SHIPPED`; elsewhere nothing may be imported of it."""
+    return SHIPPED.partition(".")[0] in sys.modules
+
+
+def load_code(code: str, field: str, group: str, name: str | None = None) -> ModuleType:
     """Import a user's module by dotted name or by the path of a .py file; `field` is who asks, for the error line.
 
-    Use it for every piece of user code, so that a file named twice is run once.
+    Use it for every piece of user code, so that a file named twice is run once. A dotted module must be declared under
+    the entry-point group, where `name` is given with that name or as a whole.
     """
     _refuse_forbidden(code, field)
     if not code.endswith(".py"):
+        _refuse_undeclared(code, name, field, group)
         try:
             return importlib.import_module(code)
         except UserError:
@@ -99,11 +146,11 @@ def load_code(code: str, field: str) -> ModuleType:
     path = Path(code).resolve()
     if not path.is_file():
         raise UserError(f"{field}: there is no file '{code}'; allowed: the path of a Python file, or a module name")
-    name = f"steelyard_user_{path.stem}_{stream_key(0, purpose=str(path)):x}"
+    alias = f"steelyard_user_{path.stem}_{stream_key(0, purpose=str(path)):x}"
     with _loading:  # threads that train ask for a loss at the same time
-        if name in sys.modules:
-            return sys.modules[name]
-        return _run(name, path, code, field)
+        if alias in sys.modules:
+            return sys.modules[alias]
+        return _run(alias, path, code, field)
 
 
 def _run(name: str, path: Path, code: str, field: str) -> ModuleType:
@@ -142,8 +189,13 @@ def hand_over(factory: Callable[..., Any]) -> str:
 def hand_over_as(name: str, function: Callable[..., Any]) -> None:
     """Let a name of `hand_over`, from an earlier process, stand for a function again, if it is the function's name."""
     own = getattr(function, "__qualname__", repr(function))
-    if name.removeprefix(PYTHON).partition("#")[0] == own:
+    if name in (hand_over(function), f"{PYTHON}{own}") or name.startswith(f"{PYTHON}{own}#"):
         _given[name] = function
+
+
+def is_handed_over(name: str) -> bool:
+    """Whether a name stands for what this process was given from Python, which nothing need be imported for."""
+    return name in _given
 
 
 def find_code(
@@ -151,14 +203,15 @@ def find_code(
 ) -> Callable[..., Any]:
     """Return what "module:name", "file.py:name" or a handed-over name stands for; use it for user-written code.
 
-    A name in a module must have been written for this: marked with `model` or `loss`, or of a class that `fits`; in a
-    file of the user's own, it must be defined there. So no experiment can call any function of any library.
+    A module must be declared for this before it is imported, and a name in it written for it: marked with `model` or
+    `loss`, or of a class that `fits`; in a file of the user's own, it must be defined there. So no experiment can
+    import any module, or call any function of any library.
     """
     if _Rules.allowed is not None and ":" in name and name not in _Rules.allowed:
         raise NotAllowed(
             f"{field}: '{name[:80]}' is not run here; allowed: {listed(known)}, and the node's own `allow`"
         )
-    if name in _given:
+    if is_handed_over(name):
         return _given[name]
     if name.startswith(PYTHON):
         raise UserError(
@@ -171,14 +224,14 @@ def find_code(
             f"{field}: got '{name}'{nearest(name, known)}; allowed: {listed(known)}, "
             "'package.module:name' or 'path/to/file.py:name'"
         )
-    module = load_code(source, field)
+    kind, group = ("loss", LOSSES) if field.endswith("loss") else ("model", MODELS)
+    module = load_code(source, field, group, attribute)
     found = _attribute(module, attribute)
     if not callable(found):
         raise UserError(f"{field}: {source} has no function or class '{attribute}'")
     file = source.endswith(".py") or source.startswith(SHIPPED)
     own = file and getattr(found, "__module__", None) == module.__name__
     if not own and not hasattr(found, _MARK) and not fits(found):
-        kind = "loss" if field.endswith("loss") else "model"
         raise NotAllowed(
             f"{field}: {name} was not written for this; allowed: a torch.nn.Module, a function marked with "
             f"@steelyard.{kind}, or one defined in a .py file of your own"

@@ -50,6 +50,11 @@ def test_first_parameters_depend_on_the_seed_alone() -> None:
 
 
 @steelyard.model
+def with_layers(layers: int) -> nn.Module:
+    return nn.Linear(2, layers)
+
+
+@steelyard.model
 def no_network() -> dict[str, int]:
     return {}
 
@@ -75,8 +80,10 @@ def test_own_model_from_file(tmp_path: Path) -> None:
     file = tmp_path / "net.py"
     file.write_text("from torch import nn\ndef make(classes):\n    return nn.Linear(4, classes)\n")
     assert count(build(ModelSettings(name=f"{file}:make"), (4,), 3, 0)) == 15
-    assert count(build(ModelSettings(name="torch.nn:Linear", arguments={"in_features": 4, "out_features": 3}),
-                       (4,), 3, 0)) == 15  # fmt: skip
+    file.write_text("from torch import nn\nclass Wide(nn.Linear):\n    pass\n")
+    wide = ModelSettings(name=f"{tmp_path / 'wide.py'}:Wide", arguments={"in_features": 4, "out_features": 3})
+    file.rename(tmp_path / "wide.py")
+    assert count(build(wide, (4,), 3, 0)) == 15
     assert any(name.startswith("steelyard_user_net") for name in sys.modules)
 
 
@@ -84,14 +91,14 @@ def test_own_model_from_file(tmp_path: Path) -> None:
     ("settings", "message"),
     [
         (ModelSettings(name="cnn-mnits"), "did you mean 'cnn-mnist'"),
-        (ModelSettings(name="no_such_package:make"), "cannot import 'no_such_package'"),
+        (ModelSettings(name="no_such_package:make"), "'no_such_package:make' is not declared for Steelyard"),
         (ModelSettings(name="no/such/file.py:make"), "no file 'no/such/file.py'"),
-        (ModelSettings(name="torch.nn:NoSuchLayer"), "no function or class 'NoSuchLayer'"),
+        (ModelSettings(name=f"{__name__}:NoSuchLayer"), "no function or class 'NoSuchLayer'"),
         (ModelSettings(name="builtins:dict"), "'builtins' is part of Python"),
         (ModelSettings(name=f"{__name__}:no_network"), "returned dict"),
         (ModelSettings(name="cnn", kernel=4), "model.kernel: got 4"),
         (ModelSettings(name="cnn", hidden=(4, 5)), "model.hidden"),
-        (ModelSettings(name="torch.nn:Linear"), "model.arguments"),
+        (ModelSettings(name=f"{__name__}:with_layers"), "model.arguments"),
     ],
 )
 def test_mistakes_are_named(settings: ModelSettings, message: str) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from steelyard.errors import UserError, listed
-from steelyard.usercode import PYTHON, SHIPPED
+from steelyard.usercode import PYTHON, SHIPPED, app_is_loaded
 
 FOLDER = "code"
 """The folder in a run's folder that holds the code it was run with."""
@@ -68,7 +68,7 @@ def keep_code(document: dict[str, Any], folder: Path, name_of: Callable[[str], s
 
 def _shipped(source: str) -> str | None:
     """Return the file of a module that an app folder brought along; a run keeps it as it keeps any other file."""
-    if not source.startswith(SHIPPED):
+    if not source.startswith(SHIPPED) or not app_is_loaded():  # Looking for a module imports the package around it.
         return None
     try:
         found = importlib.util.find_spec(source)

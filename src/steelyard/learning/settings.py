@@ -22,7 +22,8 @@ class ModelSettings(Section):
 
     name: Annotated[str, BeforeValidator(_named)] = "cnn-mnist"
     """A built-in model (cnn-mnist, cnn-femnist, cnn-celeba, cnn-adafed, cnn-digits, cnn, mlp, logistic, linear) or your
-    own torch.nn.Module as "package.module:factory" or "path/to/file.py:factory"; from Python, the factory itself."""
+    own torch.nn.Module as "path/to/file.py:factory", or "package.module:factory" that an installed package declares
+    under the entry point steelyard.models; from Python, the factory itself."""
     hidden: tuple[Width, ...] | None = None
     """Hidden units: one number per dense layer for mlp, one number for the convolutional networks."""
     channels: tuple[Width, Width] | None = None
@@ -52,5 +53,5 @@ class TrainingSettings(Section):
     """FedProx's μ: adds μ/2 ‖θ − Θ‖² to the local loss, which holds clients near the global model."""
     loss: Annotated[str, BeforeValidator(_named)] = "auto"
     """auto, cross-entropy, binary-cross-entropy, squared-error, barron, or your own per-sample loss as
-    "package.module:function" or "path/to/file.py:function", called with (outputs, labels); from Python, the function
-    itself."""
+    "path/to/file.py:function", or "package.module:function" that an installed package declares under the entry point
+    steelyard.losses, called with (outputs, labels); from Python, the function itself."""
