@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self, get_args
 
 from pydantic import model_validator
 
@@ -36,6 +36,8 @@ class RecommendDescription(Description):
 
     Use it for FPL; it runs through the same loop as every other kind.
     """
+
+    validation_field: ClassVar[str] = "interactions.validation"
 
     kind: Literal["recommend"] = "recommend"
     """What is trained: "recommend" is FPL on interactions."""
@@ -83,6 +85,12 @@ class RecommendDescription(Description):
                 f"weighing.adjust: compares each round with the last, and '{self.fpl.mode}' tests once an epoch; "
                 "allowed: mode = 'pFPL+', or rounds.count in place of epochs"
             )
+
+    @property
+    def measures(self) -> Mapping[str, str]:
+        """Every metric that the loop records of a user's list, at the list's length."""
+        names = get_args(RankingSettings.model_fields["score"].annotation)
+        return {name: f"{name}@{self.ranking.cutoff}" for name in names}
 
     @property
     def one_by_one(self) -> bool:
