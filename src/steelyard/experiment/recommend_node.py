@@ -26,7 +26,7 @@ def simulate(
 ) -> tuple[RecommendClients, RecommendServer]:
     """Build all users of some prepared data in this process, and their server."""
     clients = users_of(prepared, fpl, ranking, local_round, criteria)
-    return clients, RecommendServer(prepared.histories.catalogue, fpl.factors)
+    return clients, RecommendServer(prepared.histories.catalogue, fpl.factors, fpl.bias_spread)
 
 
 def users_of(
@@ -94,7 +94,7 @@ def serve(fpl: FplSettings, local_round: LocalRound, about: Mapping[str, int | l
     items = about.get("items")
     if not isinstance(items, int) or not 0 < items <= _MOST_ITEMS:
         raise UserError(f"federate: the nodes do not say how many items there are, but {dict(about)}")
-    return RecommendServer(items, fpl.factors)
+    return RecommendServer(items, fpl.factors, fpl.bias_spread)
 
 
 def _refuse_sequential(fpl: FplSettings, local_round: LocalRound) -> None:
