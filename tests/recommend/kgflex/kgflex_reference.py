@@ -1,4 +1,4 @@
-"""KGFlex one user, one triple and one feature at a time, straight from the equations: slow, and what the fast one is held to."""
+"""KGFlex one user, triple and feature at a time, straight from the equations: what the fast one is held to."""
 
 import math
 from collections import defaultdict

@@ -103,7 +103,7 @@ def test_a_user_with_nearly_every_item_and_one_whose_items_have_no_features():
 
 
 def test_more_others_weigh_no_more_than_as_many():
-    """With four others per item of which half have a feature, the counts are those of one other of which half has it."""
+    """With four others per item, half of which have a feature, the counts are those of one other with half of it."""
     table = interactions(["a"] + ["b"] * 4, ["0", "1", "2", "3", "4"])
     histories = Histories.of(table)
     features = build(np.array([0, 1, 2]), np.array([0, 0, 0]), 5, ["x"])
