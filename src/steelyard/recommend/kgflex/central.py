@@ -69,7 +69,7 @@ def _batch(
         mine, shared = views[own], table[feature]
         parts = gain * (np.einsum("ef,ef->e", mine, shared[:, :-1]) + shared[:, -1])
         margins = np.bincount(triple, parts, len(users)).astype(np.float32)
-        step = gain / (1 + np.exp(np.minimum(margins, _LARGEST_MARGIN)))[triple]
+        step: Floats32 = gain * np.reciprocal(np.float32(1) + np.exp(np.minimum(margins, _LARGEST_MARGIN)))[triple]
         rate, (user, positive, negative) = np.float32(learning.rate), learning.decays
         change = step[:, None] * shared[:, :-1] - np.float32(user) * mine
         _add(views, own, rate * change)
