@@ -10,6 +10,7 @@ from pydantic import model_validator
 from steelyard.errors import UserError
 from steelyard.experiment.description import Description
 from steelyard.recommend.fpl import Schedule
+from steelyard.recommend.knowledge.settings import KnowledgeSettings
 from steelyard.recommend.offers import USER_OFFERS
 from steelyard.recommend.settings import (
     EpochSettings,
@@ -41,6 +42,7 @@ class RecommendDescription(Description):
     """What is trained: "recommend" is FPL on interactions."""
     interactions: InteractionSettings
     items: ItemSettings | None = None
+    knowledge: KnowledgeSettings | None = None
     fpl: FplSettings = FplSettings()
     ranking: RankingSettings = RankingSettings()
     rounds: EpochSettings = EpochSettings(target=0.1)  # pyright: ignore[reportIncompatibleVariableOverride]

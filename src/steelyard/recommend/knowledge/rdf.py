@@ -1,0 +1,106 @@
+"""RDF through pyoxigraph: N-Triples, N-Quads, Turtle and TriG, plain, .gz or .bz2.
+
+A dump may be far larger than memory: it is read as a stream, once for each hop, and of each pass only the triples
+stay that begin where the last pass arrived. It needs the extra: pip install 'steelyard[knowledge]'.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import zlib
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+from steelyard.errors import UserError, brief, listed
+from steelyard.recommend.knowledge.graph import Triples
+from steelyard.recommend.knowledge.naming import LABELS
+
+FORMATS = {".nt": "N_TRIPLES", ".nq": "N_QUADS", ".ttl": "TURTLE", ".trig": "TRIG"}
+"""The ends of names by which the form of a file is told; .gz or .bz2 may follow."""
+PACKED: Mapping[str, Callable[[Path], AbstractContextManager[Any]]] = {".gz": gzip.open, ".bz2": bz2.open}
+_LANGUAGES = {"en": 0, None: 1}
+Told = tuple[str, str, str, str | None]
+"""Subject, predicate, object, and the language of the object if it is text in one."""
+
+
+def format_of(path: Path) -> str | None:
+    """Return the form of RDF that a file's name tells, None if it tells none."""
+    suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() not in PACKED]
+    return FORMATS.get(suffixes[-1]) if suffixes else None
+
+
+def read_rdf(path: Path, start: Collection[str] | None = None, hops: int = 1, inverse: bool = False) -> Triples:
+    """Read the triples that can be reached from the entities in `start` in so many hops; all without `start`.
+
+    With `inverse`, triples are followed from object to subject too. Names of entities (rdfs:label, English before
+    others) become labels, not triples.
+    """
+    form = format_of(path)
+    if form is None:
+        raise UserError(f"{path}: no known form of RDF; allowed: {listed(FORMATS)}, plain or with .gz or .bz2")
+    kept: list[tuple[str, str, str]] = []
+    frontier, reached, labelled = None if start is None else set(start), set(start or ()), False
+    for _ in range(1 if start is None else hops):
+        found: set[str] = set()
+        for subject, predicate, value, _language in _stream(path, form):
+            if predicate in LABELS:
+                labelled = True
+            elif frontier is None or subject in frontier or (inverse and value in frontier):
+                kept.append((subject, predicate, value))
+                found.update((subject, value))
+        frontier = found - reached
+        reached |= found
+        if not frontier:
+            break
+    subjects, predicates, objects = zip(*kept, strict=True) if kept else ((), (), ())
+    named = _labels(path, form, reached.union(predicates)) if labelled else {}
+    return Triples(list(subjects), list(predicates), list(objects), named)
+
+
+def _labels(path: Path, form: str, wanted: Collection[str]) -> dict[str, str]:
+    """Return the names of these entities: English before text without a language, before any other language."""
+    found: dict[str, tuple[int, str]] = {}
+    for subject, predicate, value, language in _stream(path, form):
+        if predicate in LABELS and subject in wanted and value.strip():
+            rank = _LANGUAGES.get(language, 2)
+            if subject not in found or rank < found[subject][0]:
+                found[subject] = (rank, value.strip())
+    return {subject: name for subject, (_, name) in found.items()}
+
+
+def _stream(path: Path, form: str) -> Iterator[Told]:
+    library = _library()
+    blanks: dict[str, str] = {}
+
+    def text(term: Any) -> str:
+        if isinstance(term, library.BlankNode):
+            # The library draws names for those that have none; numbered as they come, each pass names them alike.
+            return blanks.setdefault(term.value, f"_:{len(blanks)}")
+        if isinstance(term, library.Triple):
+            return str(term)
+        return term.value
+
+    try:
+        with PACKED.get(path.suffix.lower(), io.FileIO)(path) as content:
+            for quad in library.parse(input=content, format=getattr(library.RdfFormat, form), lenient=True):
+                value = quad.object
+                language = value.language if isinstance(value, library.Literal) else None
+                yield text(quad.subject), quad.predicate.value, text(value), language
+    except SyntaxError as error:
+        reason = " ".join(str(error.msg).split())
+        raise UserError(f"{path}: {brief(reason, '')}; expected RDF as its name tells ({form})") from None
+    except (OSError, EOFError, ValueError, zlib.error) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise UserError(f"{path}: cannot be read ({brief(reason, '')}); expected a whole file of RDF") from None
+
+
+def _library() -> Any:
+    try:
+        import pyoxigraph  # For speed of start, and in an extra.
+    except ImportError:
+        raise UserError("knowledge: RDF needs pyoxigraph; install it with pip install 'steelyard[knowledge]'") from None
+    return pyoxigraph

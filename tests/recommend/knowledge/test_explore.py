@@ -1,0 +1,132 @@
+"""Exploration: the thesis' example, chains by hand, and any small graph against a walk triple by triple."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import sparse
+
+from steelyard.errors import UserError
+from steelyard.recommend.knowledge import explore
+from steelyard.recommend.knowledge.graph import Graph, Triples, build
+
+Found = set[tuple[str, tuple[str, ...], str]]
+"""Item, chain and object."""
+
+PLACES = [
+    ("Vondelpark", "type", "Location"),
+    ("Vondelpark", "type", "Urban Park"),
+    ("Vondelpark", "location", "Amsterdam"),
+    ("Rijksmuseum", "type", "Art Museum"),
+    ("Rijksmuseum", "location", "Amsterdam"),
+    ("Amsterdam", "country", "Netherlands"),
+    ("Amsterdam", "type", "City"),
+]
+
+
+def graph_of(triples: list[tuple[str, str, str]]) -> Graph:
+    columns = list(zip(*triples, strict=True)) if triples else [(), (), ()]
+    return build([Triples(*(list(column) for column in columns))])
+
+
+def explored(triples: list[tuple[str, str, str]], items: list[str], **walk: object) -> Found:
+    graph = graph_of(triples)
+    known = [(row, graph.nodes.index(item)) for row, item in enumerate(items) if item in graph.nodes]
+    rows, nodes = np.array(known, dtype=np.int64).reshape(-1, 2).T
+    links = sparse.coo_array((np.ones(len(rows), bool), (rows, nodes)), shape=(len(items), len(graph.nodes))).tocsr()
+    found: Found = set()
+    chains: list[tuple[str, ...]] = []
+    for reached in explore.explore(graph, links, explore.Walk(**walk)):  # type: ignore[arg-type]
+        chains.append(reached.chain)
+        assert (np.diff(reached.objects) > 0).all()
+        row, column = reached.matrix.nonzero()
+        found |= {
+            (items[r], reached.chain, graph.nodes[reached.objects[c]])
+            for r, c in zip(row.tolist(), column.tolist(), strict=True)
+        }
+    assert chains == sorted(set(chains))
+    return found
+
+
+def walked(
+    triples: list[tuple[str, str, str]], items: list[str], hops: int, blocked: set[str], any_hop: bool, inverse: bool
+) -> Found:
+    """The same, one triple at a time, as Eq. 6.1 reads."""
+    edges = set(triples)
+    if inverse:
+        edges |= {(o, p + "⁻¹", s) for s, p, o in triples}
+    found: Found = set()
+    for item in items:
+        paths: set[tuple[tuple[str, ...], str]] = {((), item)}
+        for hop in range(hops):
+            paths = {
+                ((*chain, p), o)
+                for chain, at in paths
+                for s, p, o in edges
+                if s == at
+                and not (p.removesuffix("⁻¹") in blocked and (hop == 0 or any_hop))
+                and not (hop > 0 and o == item)
+            }
+            found |= {(item, chain, at) for chain, at in paths}
+    return found
+
+
+def test_the_example_of_the_thesis() -> None:
+    one = explored(PLACES, ["Vondelpark"], hops=1)
+    assert {(chain, value) for _, chain, value in one} == {
+        (("type",), "Location"),
+        (("location",), "Amsterdam"),
+        (("type",), "Urban Park"),
+    }
+
+
+def test_a_second_hop_goes_on_from_where_the_first_arrived() -> None:
+    two = explored(PLACES, ["Rijksmuseum"], hops=2)
+    assert (("location", "country"), "Netherlands") in {(chain, value) for _, chain, value in two}
+    assert (("location", "type"), "City") in {(chain, value) for _, chain, value in two}
+    assert len(two) == 4
+
+
+def test_blocked_predicates_count_at_the_first_hop_or_at_any() -> None:
+    first = explored(PLACES, ["Rijksmuseum"], hops=2, blocked=frozenset({"type"}))
+    assert {chain for _, chain, _ in first} == {("location",), ("location", "country"), ("location", "type")}
+    nowhere = explored(PLACES, ["Rijksmuseum"], hops=2, blocked=frozenset({"type"}), blocked_at_any=True)
+    assert {chain for _, chain, _ in nowhere} == {("location",), ("location", "country")}
+
+
+def test_backwards_a_place_leads_to_others_in_its_city_but_not_to_itself() -> None:
+    found = explored(PLACES, ["Vondelpark"], hops=2, inverse=True)
+    assert ("Vondelpark", ("location", "location⁻¹"), "Rijksmuseum") in found
+    assert not any(value == "Vondelpark" for _, _, value in found)
+
+
+NODES = st.sampled_from("abcde")
+TRIPLES = st.lists(st.tuples(NODES, st.sampled_from("pqr"), NODES), max_size=14)
+
+
+@settings(max_examples=150, deadline=None)
+@given(TRIPLES, st.integers(1, 3), st.sets(st.sampled_from("pq"), max_size=1), st.booleans(), st.booleans())
+def test_products_find_what_a_walk_finds(
+    triples: list[tuple[str, str, str]], hops: int, blocked: set[str], any_hop: bool, inverse: bool
+) -> None:
+    found = explored(
+        triples, ["a", "c", "z"], hops=hops, blocked=frozenset(blocked), blocked_at_any=any_hop, inverse=inverse
+    )
+    assert found == walked(triples, ["a", "c", "z"], hops, blocked, any_hop, inverse)
+
+
+def test_parts_of_a_product_make_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    random = np.random.default_rng(1)
+    triples = [(f"n{a}", f"p{b}", f"n{c}") for a, b, c in random.integers(0, [20, 6, 20], (150, 3)).tolist()]
+    items = [f"n{number}" for number in range(12)]
+    whole = explored(triples, items, hops=2, inverse=True)
+    monkeypatch.setattr(explore, "BLOCK", 40)
+    assert explored(triples, items, hops=2, inverse=True) == whole
+
+
+def test_an_exploration_without_end_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(explore, "MOST", 1)
+    with pytest.raises(UserError, match=r"knowledge.hops: .*allowed: fewer hops"):
+        explored(PLACES, ["Rijksmuseum"], hops=2)
