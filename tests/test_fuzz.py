@@ -219,7 +219,7 @@ def _read_introduction(content: Any, folder: Path) -> None:
     introduction(wire.content(cast("Form", _Raw(form)), arrays))
 
 
-_SPARSE = sparse_codec(0.1, 3, 4)
+_SPARSE = sparse_codec(0.1, 3, 8)
 
 
 def _read_sparse(content: Any, folder: Path) -> None:

@@ -93,7 +93,7 @@ def test_modes_that_take_turns_are_refused(tmp_path: Path):
         build(document(tmp_path)).on_node(NodeConfig(names=("u1",), data=tmp_path))
 
 
-CODEC = sparse_codec(rate=0.1, width=3, triples=1)
+CODEC = sparse_codec(rate=0.1, width=3, most=2)
 
 
 def arrays(owners: list[int], rows: list[int], values: Any = None) -> dict[str, Array]:

@@ -179,7 +179,7 @@ class RecommendDescription(Description):
         # For speed of start, as in `prepare`; and a simulation needs no Flower.
         from steelyard.recommend.wire import sparse_codec
 
-        return sparse_codec(self.fpl.learning_rate, self.fpl.factors + 1, self.triples())
+        return sparse_codec(self.fpl.learning_rate, self.fpl.factors + 1, most=2 * self.triples())
 
     @property
     def score_name(self) -> str:

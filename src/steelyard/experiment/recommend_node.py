@@ -108,11 +108,4 @@ def _refuse_sequential(fpl: FplSettings, local_round: LocalRound) -> None:
 def _restricted(clients: RecommendClients, names: Sequence[str], node: NodeConfig) -> RecommendClients:
     facts = {name: {**node.device, **node.user} for name in names}
     users = replace(clients.users.keep(names), facts=facts)
-    return RecommendClients(
-        *(users, clients.learning, clients.local_round),
-        cutoff=clients.judge.cutoff,
-        score=clients.judge.score,
-        sampled=clients.judge.sampled,
-        criteria=clients.criteria,
-        threads=clients.threads,
-    )
+    return clients.with_users(users)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -72,9 +73,23 @@ class RecommendClients:
         self._traffic: dict[str, Traffic] = {}
         self._histories: dict[int, Histories] = {}
         self._keys: dict[tuple[int, str], np.ndarray] = {}
-        self._measured: dict[str, Floats] = {}
-        self._refused: dict[str, dict[int, str]] = {}
-        """By criterion: why users cannot be weighed by it."""
+        self._measured: dict[tuple[int, str], Floats] = {}
+        self._refused: dict[tuple[int, str], dict[int, str]] = {}
+        """By seed and criterion: why users cannot be weighed by it."""
+
+    @property
+    def shared_rows(self) -> int:
+        """Number of rows of the shared table."""
+        return self.users.histories.catalogue
+
+    def with_users(self, users: Users) -> RecommendClients:
+        """Return clients of the same kind over other users; use it on a node that holds some of them."""
+        return RecommendClients(*(users, self.learning, self.local_round), **self._options())
+
+    def _options(self) -> dict[str, Any]:
+        judge = self.judge
+        measures = {"cutoff": judge.cutoff, "score": judge.score, "sampled": judge.sampled}
+        return {**measures, "criteria": self.criteria, "threads": self.threads}
 
     def names(self, seed: int) -> Sequence[str]:
         return self._names
@@ -101,20 +116,21 @@ class RecommendClients:
         width = row_bytes(self.learning.factors)
         asked = len(cohort) if self.local_round.sequential is None else self.local_round.sequential
         self._traffic[task.federation] = self._traffic.get(task.federation, Traffic()).plus(
-            down=asked * histories.catalogue, up=int(rows.sum()), width=width
+            down=asked * self.shared_rows, up=int(rows.sum()), width=width
         )
         updates = Updates(
             federation=task.federation,
             round=task.round,
             clients=tuple(histories.names[user] for user in cohort.tolist()),
             samples=histories.sizes[cohort],
-            criteria={criterion.name: self._measure(criterion)[cohort] for criterion in self.criteria},
+            criteria={criterion.name: self._measure(criterion, task.seed)[cohort] for criterion in self.criteria},
             losses=losses,
             payload=payload,
             failures=tuple(failures),
             bytes_sent=rows * width,
         )
-        refused = {user: why for measured in self._refused.values() for user, why in measured.items()}
+        measured = [each for (seed, _), each in self._refused.items() if seed == task.seed]
+        refused = {user: why for each in measured for user, why in each.items()}
         wrong = [Failure(histories.names[user], refused[user]) for user in cohort.tolist() if user in refused]
         keep = [index for index, user in enumerate(cohort.tolist()) if user not in refused]
         return updates.select(keep, wrong) if wrong else updates
@@ -152,11 +168,7 @@ class RecommendClients:
         self, task: Task, cohort: Codes, histories: Histories, table: Floats32, vectors: Floats32
     ) -> tuple[Payload, Floats, Codes]:
         """Do many rounds of one random user each; return payload, mean losses and rows sent, by user of the cohort."""
-        count = self.local_round.sequential or 0
-        source = generator(task.seed, task.round, "", "fpl turns")
-        users = cohort[source.integers(len(cohort), size=count)] if len(cohort) else cohort
-        # Every one-user round has a number of its own, counted through the whole run.
-        rounds = (task.round - 1) * count + 1 + np.arange(len(users))
+        users, rounds = self._turns(task, cohort)
         after, losses, rows = table.copy(), np.zeros(histories.users), np.zeros(histories.users)
         # Some rounds at a time: the triples of a long epoch do not fit the memory together.
         step = max(1, _TRIPLES_AT_ONCE // self.local_round.triples)
@@ -171,6 +183,13 @@ class RecommendClients:
         mean_losses = losses / np.maximum(np.bincount(users, minlength=histories.users), 1)
         payload = TableChange(len(cohort), torch.from_numpy((after - table).reshape(-1)))
         return payload, mean_losses[cohort], rows[cohort].astype(np.int64)
+
+    def _turns(self, task: Task, cohort: Codes) -> tuple[Codes, Codes]:
+        """Return the user of each one-user round, and the round's number, counted through the whole run."""
+        count = self.local_round.sequential or 0
+        source = generator(task.seed, task.round, "", "fpl turns")
+        users = cohort[source.integers(len(cohort), size=count)] if len(cohort) else cohort
+        return users, (task.round - 1) * count + 1 + np.arange(len(users))
 
     def _sent(self, seed: int, round: int | Codes, users: Codes, triples: Triples) -> Flags:
         keys = self._user_keys(seed, "mask")[users]
@@ -196,20 +215,22 @@ class RecommendClients:
             self._vectors[federation] = np.stack(drawn)
         return self._vectors[federation]
 
-    def _measure(self, criterion: Criterion) -> Floats:
+    def _measure(self, criterion: Criterion, seed: int) -> Floats:
         """Take a criterion of every user once: what it looks at does not change between rounds."""
-        if criterion.name not in self._measured:
+        key = (seed, criterion.name)
+        if key not in self._measured:
             if criterion.about == "model":
                 raise UserError(
                     f"criterion {criterion.name}: is about the client's model, which a user of FPL does not show; "
                     "allowed: criteria about data, user or device, or measured by the server"
                 )
-            each = [criterion.taken(self._local(user)) for user in range(self.users.histories.users)]
-            self._measured[criterion.name] = np.array([value for value, _ in each])
-            self._refused[criterion.name] = {user: why for user, (_, why) in enumerate(each) if why is not None}
-        return self._measured[criterion.name]
+            each = [criterion.taken(self._local(user, seed)) for user in range(self.users.histories.users)]
+            self._measured[key] = np.array([value for value, _ in each])
+            self._refused[key] = {user: why for user, (_, why) in enumerate(each) if why is not None}
+        return self._measured[key]
 
-    def _local(self, user: int) -> LocalData:
+    def _local(self, user: int, seed: int) -> LocalData:
+        """Return what a user's own device can look at; `seed` names what was drawn there, where something was."""
         histories = self.users.histories
         name = histories.names[user]
         entries = slice(int(histories.starts[user]), int(histories.starts[user + 1]))

@@ -83,7 +83,7 @@ class Histories:
         flags = np.zeros((len(users), self.catalogue), dtype=np.bool_)
         counts = self.sizes[users]
         row = np.repeat(np.arange(len(users)), counts)
-        flags[row, self.items[_stretches(self.starts[users], counts)]] = True
+        flags[row, self.items[stretches(self.starts[users], counts)]] = True
         return flags
 
     def with_decoys(self, share: float, seed: int) -> Histories:
@@ -104,7 +104,7 @@ class Histories:
         return Histories(self.names, self.catalogue, starts, np.concatenate(parts).astype(np.int32), fakes)
 
 
-def _stretches(starts: Codes, counts: Codes) -> Codes:
+def stretches(starts: Codes, counts: Codes) -> Codes:
     """Return starts[0] .. starts[0] + counts[0] − 1, then those of the next, and so on."""
     ends = np.cumsum(counts)
     return np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(starts - (ends - counts), counts)

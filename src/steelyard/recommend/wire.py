@@ -18,13 +18,11 @@ from steelyard.recommend.parallel import PairRows
 from steelyard.recommend.sparse import SparseRows
 
 
-def sparse_codec(rate: float, width: int, triples: int) -> payloads.Codec:
+def sparse_codec(rate: float, width: int, most: int) -> payloads.Codec:
     """Return how sparse rows travel: each row of a user once, with its item's number.
 
-    The server's α and the width of a row come from the experiment, never from a message; a user sends at most two
-    rows per triple.
+    The server's α, the width of a row and the most rows of a user come from the experiment, never from a message.
     """
-    most = 2 * triples
 
     def read(arrays: Mapping[str, Array], clients: int, parameters: torch.Tensor) -> Payload:
         payloads.only_keys(arrays, ["owners", "rows", "values"])

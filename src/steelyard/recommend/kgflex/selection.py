@@ -1,0 +1,167 @@
+"""Which features drive a user's choices: information gain over her items and as many others (thesis §6.4.2).
+
+Each device looks at D_u, the user's items and as many others drawn at random, and asks of every feature of her items
+how much it tells the two apart: k_uf = IG(D_u, f), Eqs. 6.4 to 6.9. Features that tell something (k_uf > 0) are kept,
+at most the best hundred of each number of hops; they are F_u, and k_uf weighs them in her score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steelyard.randomness import stream_keys, words_at
+from steelyard.recommend.interactions import Codes
+from steelyard.recommend.knowledge.features import Csr, ItemFeatures
+from steelyard.recommend.ranking import Floats
+from steelyard.recommend.sampling import Histories, Items
+from steelyard.recommend.sparse import Floats32
+
+_CELLS = 1 << 23
+"""Cells of users × items or features that are looked at together."""
+
+
+@dataclass(frozen=True, eq=False)
+class Selection:
+    """F_u and k_uf of some users: user u has the entries starts[u] .. starts[u + 1], features ascending."""
+
+    starts: Codes
+    features: Items
+    weights: Floats32
+    """k_uf of each entry."""
+    total: int
+    """Number of features there are, selected by anyone or not."""
+
+    @property
+    def users(self) -> int:
+        return len(self.starts) - 1
+
+    @cached_property
+    def sizes(self) -> Codes:
+        """|F_u| of each user."""
+        return np.diff(self.starts)
+
+    @cached_property
+    def owners(self) -> Codes:
+        """The user of each entry."""
+        return np.repeat(np.arange(self.users), self.sizes)
+
+    def entries(self, user: int) -> slice:
+        """Return where a user's entries lie."""
+        return slice(int(self.starts[user]), int(self.starts[user + 1]))
+
+    def ranked(self, user: int) -> Codes:
+        """Return a user's features, the most informative first, ties by ascending number."""
+        mine = self.entries(user)
+        return self.features[mine][np.argsort(-self.weights[mine], kind="stable")].astype(np.int64)
+
+    def matrix(self, values: Floats32 | None = None) -> Csr:
+        """Return [users, features] with a value per entry, k_uf unless others are given."""
+        from scipy import sparse  # For speed of start.
+
+        found = self.weights if values is None else values
+        return sparse.csr_array((found, self.features, self.starts), shape=(self.users, self.total))
+
+
+def information_gain(positives: Any, negatives: Any, liked: Any, others: Any) -> Floats:
+    """Return IG(D, f) of features that `positives` of the `liked` and `negatives` of the `others` items have (Eq. 6.7).
+
+    With as many others as liked the entropy of D is 1, as in the thesis; a user with more than half of all items has
+    fewer others, and then it is less. A feature that is as frequent in both tells nothing: exactly 0.
+    """
+    p, n, all_p, all_n = (np.asarray(each, dtype=np.float64) for each in (positives, negatives, liked, others))
+    whole = np.maximum(all_p + all_n, 1)
+    present, absent = p + n, all_p + all_n - p - n
+    gain = _entropy(all_p, all_p + all_n)
+    gain = gain - present / whole * _entropy(p, present) - absent / whole * _entropy(all_p - p, absent)
+    return np.where(np.isclose(p * all_n, n * all_p, rtol=1e-12, atol=0), 0.0, np.maximum(gain, 0.0))
+
+
+def _entropy(part: Floats, whole: Floats) -> Floats:
+    """Return the entropy of two classes in bits, of which one has `part` of the `whole`; 0 where there is nothing."""
+    share = part / np.maximum(whole, 1)
+    first = -share * np.log2(np.where(share > 0, share, 1))
+    second = -(1 - share) * np.log2(np.where(share < 1, 1 - share, 1))
+    return np.where(whole > 0, first + second, 0.0)
+
+
+def draw_others(histories: Histories, users: Codes, keys: NDArray[np.uint64], ratio: float = 1.0) -> NDArray[np.bool_]:
+    """Return [users, items]: as many items that each user does not have as she has, times `ratio`, drawn evenly.
+
+    The draw is a pure function of the user's key: her others are the items with the lowest words.
+    """
+    items = np.arange(histories.catalogue, dtype=np.uint64)
+    words = words_at(keys[users][:, None], items)
+    seen = histories.seen(users)
+    words[seen] = np.iinfo(np.uint64).max
+    left = histories.catalogue - histories.sizes[users]
+    counts = np.minimum(np.rint(histories.sizes[users] * ratio).astype(np.int64), left)
+    order = np.sort(words, axis=1)
+    border = np.take_along_axis(order, np.maximum(counts - 1, 0)[:, None], axis=1)
+    return (words <= border) & (counts > 0)[:, None] & ~seen
+
+
+def select(
+    histories: Histories,
+    features: ItemFeatures,
+    seed: int,
+    limits: Sequence[int] = (100, 100),
+    ratio: float = 1.0,
+) -> Selection:
+    """Return F_u and k_uf of all users; `limits` are the most features of one hop, of two, and so on.
+
+    Features of more hops than there are limits are left out. With `ratio` other than 1 positives and others weigh the
+    same all the same: counts of others are divided by it.
+    """
+    keys = stream_keys(seed, 0, histories.names, "kgflex others")
+    step = max(1, _CELLS // max(histories.catalogue, features.features, 1))
+    parts = [
+        _select(histories, features, np.arange(start, min(start + step, histories.users)), keys, limits, ratio)
+        for start in range(0, histories.users, step)
+    ]
+    counts = np.concatenate([each[0] for each in parts]) if parts else np.zeros(0, dtype=np.int64)
+    return Selection(
+        starts=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+        features=np.concatenate([each[1] for each in parts]).astype(np.int32),
+        weights=np.concatenate([each[2] for each in parts]).astype(np.float32),
+        total=features.features,
+    )
+
+
+def _select(
+    histories: Histories,
+    features: ItemFeatures,
+    users: Codes,
+    keys: NDArray[np.uint64],
+    limits: Sequence[int],
+    ratio: float,
+) -> tuple[Codes, Codes, Floats]:
+    """Return the number of features, the features and their weights of a block of users."""
+    from scipy import sparse  # For speed of start.
+
+    others = draw_others(histories, users, keys, ratio)
+    drawn = others.sum(axis=1)
+    marks = features.matrix.astype(np.float32)
+    hers = (sparse.csr_array(histories.seen(users).astype(np.float32)) @ marks).tocoo()
+    theirs = (sparse.csr_array(others.astype(np.float32)) @ marks).toarray()
+    row, feature = hers.coords
+    liked = histories.sizes[users].astype(np.float64)
+    # Others weigh as much as positives, however many were drawn; whole numbers stay whole where they are as many.
+    scale = np.where(drawn > liked, liked / np.maximum(drawn, 1), 1.0)
+    negatives = theirs[row, feature] * scale[row]
+    gains = information_gain(hers.data, negatives, liked[row], (drawn * scale)[row])
+    hop = features.hops[feature]
+    kept = np.flatnonzero((gains > 0) & (hop <= len(limits)))
+    row, feature, gains, hop = row[kept], feature[kept], gains[kept], hop[kept]
+    order = np.lexsort((feature, -gains, hop, row))
+    group = row[order].astype(np.int64) * (len(limits) + 1) + hop[order]
+    fresh = np.flatnonzero(np.concatenate([[True], group[1:] != group[:-1]])) if len(group) else np.zeros(0, np.int64)
+    rank = np.arange(len(group)) - np.repeat(fresh, np.diff(np.append(fresh, len(group))))
+    best = order[rank < np.asarray(limits)[hop[order] - 1]]
+    best = best[np.lexsort((feature[best], row[best]))]
+    return np.bincount(row[best], minlength=len(users)), feature[best].astype(np.int64), gains[best]

@@ -1,0 +1,162 @@
+"""The users of KGFlex as clients of the loop."""
+
+import numpy as np
+import pytest
+import torch
+from tests.clients.contract import ClientsContract, Make
+from tests.recommend.fpl_cases import ITEMS, USERS, few_histories
+from tests.recommend.kgflex.kgflex_cases import FACTORS, FEATURES, LIMITS, few_features, sets_of
+from tests.recommend.kgflex.kgflex_reference import local_update
+
+from steelyard.messages import Task
+from steelyard.recommend.clients import LocalRound
+from steelyard.recommend.communication import Traffic
+from steelyard.recommend.fpl import Learning, sent_positives
+from steelyard.recommend.interactions import build
+from steelyard.recommend.kgflex.clients import KgflexClients, KgflexParts, KgflexServer
+from steelyard.recommend.kgflex.settings import KgflexSettings
+from steelyard.recommend.ranking import Ground
+from steelyard.recommend.sampling import draw_triples, round_keys, user_keys
+from steelyard.recommend.sparse import SparseRows
+from steelyard.recommend.users import Users
+
+NAMES = tuple(f"u{user}" for user in range(USERS))
+SEED, RATE = 5, 0.3
+
+
+def clients(local_round: LocalRound, share: float = 0.5, batch: int | None = None) -> KgflexClients:
+    histories = few_histories()
+    unseen = [next(i for i in range(ITEMS) if i not in histories.own(u)) for u in range(USERS)]
+    names = {"all_users": NAMES, "all_items": [str(i) for i in range(ITEMS)]}
+    owners = np.repeat(np.arange(USERS), histories.sizes)
+    train = build([f"u{u}" for u in owners], [str(i) for i in histories.items], **names)
+    test = build(list(NAMES), [str(i) for i in unseen], **names)
+    users = Users(histories, Ground.between(train, test), np.full(USERS, share), histories.items.astype(np.int64))
+    parts = KgflexParts(few_features(), KgflexSettings(limits=LIMITS, batch=batch))
+    return KgflexClients(users, Learning(RATE, FACTORS), local_round, parts, cutoff=3)
+
+
+def first_model() -> torch.Tensor:
+    """The server's first rows, with biases that are not 0, so that lists are not decided by tiny products alone."""
+    start = KgflexServer(FEATURES, FACTORS).initial(SEED).reshape(FEATURES, -1).clone()
+    start[:, -1] = torch.from_numpy(np.random.default_rng(1).normal(size=FEATURES))
+    return start.reshape(-1)
+
+
+def task(round: int = 1, names: tuple[str, ...] = NAMES, federation: str = "EQ") -> Task:
+    return Task(federation, SEED, round, names, first_model())
+
+
+def slow_turn(made: KgflexClients, user: int, round: int, count: int, g, b, p):
+    """One user's round by the slow reference, on the triples that her device draws."""
+    histories, of = made.users.histories, sets_of(made.parts.features)
+    mine = np.array([user])
+    keys = round_keys(user_keys(SEED, histories.names, "triples")[mine], round)
+    triples = draw_triples(histories, mine, keys, count)
+    masks = round_keys(user_keys(SEED, histories.names, "mask")[mine], round)
+    sent = sent_positives(masks, made.users.shares[mine], triples.positives)[0].tolist()
+    selection = made.knowledge(SEED).selection
+    features = selection.features[selection.entries(user)].tolist()
+    k = dict(zip(features, selection.weights[selection.entries(user)].tolist(), strict=True))
+    pairs = [(of[i], of[j]) for i, j in zip(triples.positives[0], triples.negatives[0], strict=True)]
+    views = dict(zip(features, p[selection.entries(user)].tolist(), strict=True))
+    after, changes, _ = local_update(k, views, g, b, pairs, RATE, sent, [True] * count, Learning(RATE, 1).decays)
+    p[selection.entries(user)] = [after[f] for f in features]
+    return changes
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_a_round_of_all_users_is_that_of_the_equations(share: float):
+    made = clients(LocalRound(triples=6), share)
+    p = made.views("EQ", SEED).astype(np.float64)
+    (updates,) = made.train([task()])
+    table = first_model().numpy().astype(np.float64).reshape(FEATURES, -1)
+    g, b, expected = table[:, :-1].tolist(), table[:, -1].tolist(), table.copy()
+    for user in range(USERS):
+        for feature, change in slow_turn(made, user, 1, 6, g, b, p).items():
+            expected[feature] += RATE * np.array(change)
+    found = updates.payload.combine(first_model(), np.full(USERS, 1 / USERS)).numpy().reshape(FEATURES, -1)
+    np.testing.assert_allclose(found, expected, atol=2e-5)
+    assert np.abs(found - table).max() > 0.05
+    np.testing.assert_allclose(made.views("EQ", SEED), p, atol=2e-6)
+
+
+def test_one_user_after_the_other_each_on_what_the_one_before_left():
+    made = clients(LocalRound(triples=2, sequential=15))
+    p = made.views("EQ", SEED).astype(np.float64)
+    (updates,) = made.train([task(round=3)])
+    users, rounds = made._turns(task(round=3), np.arange(USERS))
+    assert rounds.tolist() == list(range(31, 46))
+    table = first_model().numpy().astype(np.float64).reshape(FEATURES, -1)
+    for user, round in zip(users.tolist(), rounds.tolist(), strict=True):
+        for feature, change in slow_turn(
+            made, user, round, 2, table[:, :-1].tolist(), table[:, -1].tolist(), p
+        ).items():
+            table[feature] += RATE * np.array(change)
+    found = updates.payload.combine(first_model(), np.full(USERS, 1 / USERS)).numpy().reshape(FEATURES, -1)
+    np.testing.assert_allclose(found, table, atol=2e-5)
+    np.testing.assert_allclose(made.views("EQ", SEED), p, atol=2e-5)
+
+
+def test_the_table_of_features_goes_down_and_each_users_own_rows_come_up():
+    made = clients(LocalRound(triples=6))
+    (updates,) = made.train([task(names=NAMES[2:7])])
+    payload = updates.payload
+    assert isinstance(payload, SparseRows)
+    sent = np.bincount(payload.owners, minlength=5)
+    up, down = 4 + 4 * (FACTORS + 1), 4 * (FACTORS + 1)
+    assert updates.bytes_sent is not None
+    assert updates.bytes_sent.tolist() == (up * sent).tolist()
+    assert made.traffic("EQ") == Traffic(5 * FEATURES, sent.sum(), 5 * FEATURES * down, sent.sum() * up)
+    selection = made.knowledge(SEED).selection
+    for row, user in enumerate(range(2, 7)):
+        hers = set(selection.features[selection.entries(user)].tolist())
+        assert set(payload.rows[payload.owners == row].tolist()) <= hers
+
+
+def test_a_view_that_ran_away_is_not_kept():
+    made = clients(LocalRound(triples=2))
+    before = made.views("EQ", SEED).copy()
+    wild = torch.full_like(first_model(), 3e38)
+    (updates,) = made.train([Task("EQ", SEED, 1, NAMES, wild)])
+    assert not updates.payload.finite().all()
+    assert np.isfinite(made.views("EQ", SEED)).all()
+    assert made.views("EQ", SEED).shape == before.shape
+
+
+def test_central_training_learns_without_anything_travelling():
+    made = clients(LocalRound(triples=1, sequential=0), batch=8)
+    model, losses = first_model(), []
+    for epoch in range(1, 31):
+        (updates,) = made.train([Task("EQ", SEED, epoch, NAMES, model)])
+        model = updates.payload.combine(model, np.full(USERS, 1 / USERS))
+        losses.append(updates.losses.mean())
+    assert np.mean(losses[-3:]) < 0.8 * np.mean(losses[:3])
+    assert made.traffic("EQ") == Traffic()
+
+
+def test_the_features_are_part_of_the_fingerprint():
+    made, other = clients(LocalRound(triples=2)), clients(LocalRound(triples=2))
+    assert made.fingerprint(1) == other.fingerprint(1)
+    other.parts = KgflexParts(few_features(seed=4), other.parts.settings)
+    assert {key for key, value in made.fingerprint(1).items() if value != other.fingerprint(1)[key]} == {"features"}
+
+
+class TestKgflexUsers(ClientsContract):
+    """Users of KGFlex keep the contract of all clients."""
+
+    @pytest.fixture
+    def make(self) -> Make:
+        return lambda: clients(LocalRound(triples=4))
+
+    @pytest.fixture
+    def start(self) -> torch.Tensor:
+        return first_model()
+
+
+class TestKgflexUsersWithDecoys(TestKgflexUsers):
+    """So do those who claim items that are not theirs and choose once for all what they send."""
+
+    @pytest.fixture
+    def make(self) -> Make:
+        return lambda: clients(LocalRound(triples=4, mask="persistent", decoys=0.5))
