@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import model_validator
 
@@ -29,8 +29,6 @@ class LearningDescription(Description):
 
     Use it for models of images or tables; recommenders have a kind of their own.
     """
-
-    validation_field: ClassVar[str] = "partition.validation"
 
     kind: Literal["learning"] = "learning"
     """What is trained: "learning" is a model on samples; recommenders are of kind "recommend"."""
