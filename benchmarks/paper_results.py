@@ -1,11 +1,13 @@
-"""Run the papers' experiments and keep what their tables are made of: where docs/results comes from.
+"""Run the papers' image experiments, part by part, and keep what their tables and figures are made of.
 
     python benchmarks/paper_results.py results --parts mnist-noniid,mnist-iid --seconds 300
     python benchmarks/paper_results.py results --tables
 
-Each part is one `steelyard compare`, printed before it runs. A part that outlasts its time is stopped as a user would
-stop it; its table is then made of the rounds that it finished, and says so. A part leaves one .npz with its curves;
-`--tables` writes a Markdown and a JSON file beside each, without running anything.
+Each part is one `steelyard compare`, printed before it runs, in a run folder of its own under --work. A part that
+outlasts its time is stopped as a user would stop it; the same command goes on where it stopped, as long as its run
+folder is there. What a part has recorded so far is left in the results folder as one small archive: the run's store
+without models and without what single clients sent. `--tables` unpacks the archives, joins the seeds that were run
+apart (NAME-seed1, NAME-seed2, ...) and writes tables (Markdown, JSON) and figures (SVG), without running anything.
 """
 
 from __future__ import annotations
@@ -13,113 +15,158 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-TF32 = ("--set", "compute.precision=tf32")
 BF16 = ("--set", "compute.precision=bfloat16")
-MNIST = ("--seeds", "3", "--set", "rounds.count=300", *BF16)
-ORDERS = "DS,MD>DS>LD,online(MD>DS>LD)"
-FACES = "DS,CB,online(DS>CB>IS)"
+ON_GPU = ("--set", "compute.engine=stacked", "--set", "store.checkpoint_every=50", "--set", "store.clients_every=50")
+AUTHORS = ("--set", "model.name=cnn-mnist-authors")
+CRITERIA = ("DS", "LD", "MD")
+ORDERS = [">".join(order) for order in permutations(CRITERIA)]
+FIFTEEN = ",".join([*CRITERIA, *ORDERS, *(f"online({order})" for order in ORDERS)])
+"""Paper 003's Table 1: three single criteria, six fixed orders, online adjustment from each of the six."""
+
+
+def _mnist(recipe: str, rounds: int, *rest: str) -> tuple[str, ...]:
+    return (recipe, "--seeds", "3", "--set", f"rounds.count={rounds}", "--set", "compute.memory_gb=40", *rest)
+
+
 PARTS: dict[str, tuple[str, ...]] = {
-    "mnist-noniid": ("mnist-noniid", *MNIST),
-    "mnist-iid": ("mnist-iid", *MNIST),
-    "unipen62": ("unipen62", "--seeds", "3", "--rules", ORDERS, "--set", "rounds.count=100", *TF32),
-    "celeba": ("celeba", "--seeds", "3", "--rules", FACES, "--set", "compute.memory_gb=95", *TF32),
-    "adafed-1": ("adafed-1", "--seeds", "5", *TF32),
-    "adafed-2": ("adafed-2", "--seeds", "5", *TF32),
-    "adafed-3": ("adafed-3", "--seeds", "5", *TF32),
-    "adafed-regression": ("adafed-regression", "--seeds", "10", "--set", "compute.device=cpu"),
+    "mnist-noniid-authors": (*_mnist("mnist-noniid", 300, *AUTHORS), *ON_GPU, *BF16),
+    "mnist-noniid": (*_mnist("mnist-noniid", 300), *ON_GPU, *BF16),
+    "mnist-iid-authors": (*_mnist("mnist-iid", 100, *AUTHORS), *ON_GPU, *BF16),
+    "mnist-iid": (*_mnist("mnist-iid", 100), *ON_GPU, *BF16),
 }
-# The papers give no learning rate for CelebA and AdaFed: these short runs of the baseline choose it.
-for rate in ("0.01", "0.03", "0.1", "0.2"):
-    chosen = ("--set", "rounds.count=30", "--set", f"training.learning_rate={rate}", *TF32)
-    PARTS[f"grid-celeba-{rate}"] = ("celeba", "--rules", "DS", *chosen)
-for rate in ("0.01", "0.03", "0.1"):
-    PARTS[f"grid-adafed-{rate}"] = ("adafed-2", "--set", f"training.learning_rate={rate}", *TF32)
+# Seeds apart: the models of all cohorts of a round must fit a third of the memory that a run may use.
+for seed in (1, 2, 3):
+    one = ("--set", f"seed={seed}", *ON_GPU, *BF16)
+    PARTS[f"unipen62-seed{seed}"] = (
+        *("unipen62", "--rules", FIFTEEN, "--set", "rounds.count=300", "--set", "compute.memory_gb=42"),
+        *one,
+    )
+    PARTS[f"celeba-seed{seed}"] = ("celeba", "--set", "compute.memory_gb=105", *one)
+PARTS["adafed-regression"] = ("adafed-regression", "--seeds", "10", "--set", "compute.device=cpu")
 
 
-def run_part(name: str, out: Path, seconds: float, extra: list[str]) -> dict[str, Any]:
-    """Run one part, stop it when its time is up, and keep its curves."""
-    folder = Path(tempfile.mkdtemp(prefix="steelyard-results-")) / name
+def run_part(name: str, out: Path, work: Path, seconds: float, extra: list[str]) -> dict[str, Any]:
+    """Run one part or go on with it, stop it when its time is up, and keep what it recorded."""
+    folder = work / name
     recipe, *rest = PARTS[name]
-    command = ["steelyard", "compare", recipe, *extra, *rest]
+    command = ["steelyard", "compare", recipe, *rest, *extra]
     print(f"{name}: {' '.join(command)}", flush=True)
+    call = ["resume", str(folder)] if (folder / "run.sqlite").is_file() else [*command[1:], "--out", str(folder)]
     begun = time.perf_counter()
-    call = [sys.executable, "-m", *command, "--out", str(folder)]
-    with (out / "log.txt").open("a") as log:
-        process = subprocess.Popen(call, stdout=subprocess.DEVNULL, stderr=log, start_new_session=True)
+    with (out / f"{name}.log").open("a") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "steelyard", *call], stdout=subprocess.DEVNULL, stderr=log, start_new_session=True
+        )
         try:
             process.wait(timeout=seconds)
         except subprocess.TimeoutExpired:
             os.kill(process.pid, signal.SIGINT)
             process.wait(timeout=60)
-    told = {"part": name, "command": " ".join(command), "seconds": round(time.perf_counter() - begun, 1)}
+    told = {"part": name, "seconds": round(time.perf_counter() - begun, 1), "command": " ".join(command)}
     try:
-        kept = folder.parent if name.startswith("grid-") else out
-        return {**told, **keep(folder, kept / f"{name}.npz", told)}
+        return told | keep(folder, out / f"{name}.tar.xz", told)
     except Exception as error:
         return {**told, "error": f"{type(error).__name__}: {error}"}
 
 
-def keep(folder: Path, path: Path, told: dict[str, Any]) -> dict[str, Any]:
-    """Write the curves of a run folder and what is known of the run into one file."""
+def keep(folder: Path, archive: Path, told: dict[str, Any]) -> dict[str, Any]:
+    """Write a run's store without what single clients sent, and what is known of the run, into one archive."""
+    with tempfile.TemporaryDirectory() as place:
+        copied = Path(place) / "run"
+        copied.mkdir()
+        shutil.copy(folder / "experiment.toml", copied)
+        with sqlite3.connect(folder / "run.sqlite") as source, sqlite3.connect(copied / "run.sqlite") as target:
+            source.backup(target)
+            # The losses of test sets are in no table, and random digits are all that would take room.
+            target.executescript(
+                "DELETE FROM updates; DELETE FROM checkpoints; UPDATE evaluations SET loss = zeroblob(length(loss));"
+            )
+            known = dict(target.execute("SELECT key, value FROM info"))
+            done = target.execute("SELECT MAX(round), COUNT(DISTINCT federation) FROM rounds").fetchone()
+        with sqlite3.connect(copied / "run.sqlite") as target:
+            target.execute("VACUUM")
+        facts = {key: known[key] for key in ("status", "device", "engine_choice", "notes") if key in known}
+        facts |= {"rounds": done[0], "federations": done[1]}
+        (copied / "told.json").write_text(json.dumps(told | facts))
+        with tarfile.open(archive, "w:xz") as packed:
+            packed.add(copied, archive.name.removesuffix(".tar.xz"))
+    return facts
+
+
+def join(folders: list[Path], into: Path) -> Path:
+    """Join runs of the same rules with different seeds into one store, and return its folder."""
+    if len(folders) == 1:
+        return folders[0]
+    shutil.copytree(folders[0], into)
+    with sqlite3.connect(into / "run.sqlite") as target:
+        target.execute("UPDATE federations SET name = rule || '#' || seed")
+        for index, folder in enumerate(folders[1:], 1):
+            target.execute("ATTACH ? AS other", (str(folder / "run.sqlite"),))
+            assert [*target.execute("SELECT id, name FROM clients")] == [
+                *target.execute("SELECT id, name FROM other.clients")
+            ], f"{folder} has other clients than {folders[0]}"
+            shift = 1000 * index
+            target.execute(
+                "INSERT INTO federations SELECT id + ?, rule || '#' || seed, rule, seed, settings "
+                "FROM other.federations",
+                (shift,),
+            )
+            for table in ("rounds", "evaluations", "samples", "failures", "untested"):
+                columns = [row[1] for row in target.execute(f"PRAGMA table_info({table})")]
+                shifted = ", ".join("federation + ?" if column == "federation" else column for column in columns)
+                target.execute(f"INSERT INTO {table} SELECT {shifted} FROM other.{table}", (shift,))
+            target.commit()
+            target.execute("DETACH other")
+    return into
+
+
+def write_part(name: str, folder: Path, out: Path) -> None:
+    """Write the tables and the figures of one part."""
     from steelyard.experiment.loading import read_experiment
-    from steelyard.report.comparison import find_baseline
-    from steelyard.report.curves import read_curves
-    from steelyard.runs.reader import History
-
-    history, rounds = History(folder), read_experiment(folder).rounds
-    arrays: dict[str, np.ndarray] = {}
-    heads: list[dict[str, Any]] = []
-    for place, curve in enumerate(read_curves(history)):
-        rest = {"tests": curve.tests, "orders": dict(curve.orders), "server": dict(curve.server)}
-        heads.append({"rule": curve.rule, "seed": curve.seed, **rest})
-        arrays |= {f"rounds{place}": curve.rounds, f"scores{place}": curve.scores, f"overall{place}": curve.overall}
-        if curve.hits is not None:
-            arrays[f"hits{place}"] = curve.hits
-    facts = {key: history.info[key] for key in ("status", "device", "engine_choice", "notes") if key in history.info}
-    shown = {"rounds": max(int(arrays[f"rounds{i}"][-1]) for i in range(len(heads))), **facts}
-    about = {
-        **told,
-        **shown,
-        "limit": rounds.count,
-        "targets": rounds.all_targets,
-        "shares": rounds.shares,
-        "baseline": find_baseline(history, None),
-        "curves": heads,
-    }
-    np.savez_compressed(path, about=np.array(json.dumps(about)), **arrays)
-    final = {
-        f"{head['rule']}#{head['seed']}": round(float(arrays[f"overall{i}"][-1]), 4) for i, head in enumerate(heads)
-    }
-    return {**shown, "final": final}
-
-
-def tables(name: str, paths: list[Path]) -> None:
-    """Write the tables of one part, or of the runs that make it up, as Markdown and JSON."""
-    from steelyard.report.comparison import Curve, describe
+    from steelyard.report.comparison import compare_run
+    from steelyard.report.figures.catalogue import draw
+    from steelyard.report.figures.writing import write_figure
     from steelyard.report.tables import write_tables
+    from steelyard.report.view import RunView
 
-    curves: list[Curve] = []
-    about: dict[str, Any] = {}
-    for path in paths:
-        with np.load(path, allow_pickle=False) as kept:
-            about = json.loads(str(kept["about"]))
-            for place, head in enumerate(about.pop("curves")):
-                parts = {name: kept[f"{name}{place}"] for name in ("rounds", "scores", "overall")}
-                curves.append(Curve(**head, **parts, hits=kept.get(f"hits{place}")))
-    document = about | describe(curves, about["baseline"], about["targets"], about["shares"], about["limit"])
-    (paths[0].parent / f"{name}.json").write_text(json.dumps(document))
-    (paths[0].parent / f"{name}.md").write_text(write_tables(document, "markdown"))
+    rounds = read_experiment(folder).rounds
+    document = compare_run(folder, rounds) | {"run": name, "told": json.loads((folder / "told.json").read_text())}
+    (out / f"{name}.json").write_text(json.dumps(document))
+    (out / f"{name}.md").write_text(write_tables(document, "markdown"))
+    above = compare_run(folder, rounds.model_copy(update={"reach": "above"}))
+    (out / f"{name}-above.json").write_text(json.dumps(above["rounds_to_target"]))
+    view = RunView([folder])
+    for figure in ("accuracy", "server", "macro-f1", "targets"):
+        chart = draw(view, figure)
+        if chart is not None:
+            write_figure(chart, out / f"{name}-{figure}.svg")
+
+
+def tables(out: Path) -> None:
+    """Unpack every archive of the results folder, join seeds that were run apart, and write their tables."""
+    found: dict[str, list[Path]] = {}
+    with tempfile.TemporaryDirectory() as place:
+        for archive in sorted(out.glob("*.tar.xz")):
+            name = archive.name.removesuffix(".tar.xz")
+            with tarfile.open(archive) as packed:
+                packed.extractall(place, filter="data")
+            found.setdefault(name.split("-seed")[0], []).append(Path(place) / name)
+        for name, folders in found.items():
+            write_part(name, join(folders, Path(place) / f"{name}-joined"), out)
+            print(name, flush=True)
 
 
 def main() -> None:
@@ -127,32 +174,33 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="folder for the results")
     parser.add_argument("--parts", default=",".join(PARTS), help="which parts, with commas")
+    parser.add_argument("--work", type=Path, help="folder for the run folders (default: OUT/runs)")
     parser.add_argument("--seconds", default="600", help="time limit of each part, or one per part, with commas")
     parser.add_argument("--total", type=float, default=86400.0, help="time limit of everything, in seconds")
     parser.add_argument("--jobs", type=int, default=1, help="parts that run at the same time")
     parser.add_argument("--set", action="append", default=[], help="further changes, as for steelyard compare")
     parser.add_argument("--tables", action="store_true", help="only write the tables of what is there")
     options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
     if options.tables:
-        found: dict[str, list[Path]] = {}
-        for path in sorted(options.out.glob("*.npz")):
-            found.setdefault(path.stem.split("-seed")[0], []).append(path)
-        for name, paths in found.items():
-            tables(name, paths)
+        tables(options.out)
         return
     names = options.parts.split(",")
     limits = [float(part) for part in options.seconds.split(",")]
     limits = limits * len(names) if len(limits) == 1 else limits
-    options.out.mkdir(parents=True, exist_ok=True)
+    work = options.work or options.out / "runs"
+    work.mkdir(parents=True, exist_ok=True)
+    extra = [word for change in options.set for word in ("--set", change)]
     ends = time.perf_counter() + options.total
 
-    def work(name: str, seconds: float) -> dict[str, Any]:
+    def go(name: str, seconds: float) -> dict[str, Any]:
         left = ends - time.perf_counter()
-        return run_part(name, options.out, min(seconds, left), extra) if left > 5 else {"part": name, "left out": True}
+        if left <= 5:
+            return {"part": name, "left out": True}
+        return run_part(name, options.out, work, min(seconds, left), extra)
 
-    extra = [word for change in options.set for word in ("--set", change)]
     with ThreadPoolExecutor(options.jobs) as pool:
-        for told in pool.map(work, names, limits):
+        for told in pool.map(go, names, limits):
             print(json.dumps(told), flush=True)
 
 

@@ -76,7 +76,7 @@ class Theirs:
     def __init__(self, table: Interactions) -> None:
         from implicit.bpr import BayesianPersonalizedRanking
 
-        from steelyard.recommend.baselines.libraries import matrix
+        from steelyard.recommend.baselines.neighbours import matrix
 
         self.matrix = matrix(table)
         self.model = BayesianPersonalizedRanking(

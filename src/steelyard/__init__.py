@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from steelyard.api import Experiment, RecommendExperiment, Result, resume
+    from steelyard.api import Experiment, RecommendExperiment, Result, SweepResult, resume
     from steelyard.data import Dataset, Population, in_memory
     from steelyard.errors import UserError
     from steelyard.runs.reader import History
@@ -32,6 +32,7 @@ __all__ = [
     "RecommendExperiment",
     "Result",
     "Rule",
+    "SweepResult",
     "UserError",
     "WeighingSettings",
     "client_criterion",
@@ -53,6 +54,7 @@ _HOMES = {
     "RecommendExperiment": "steelyard.api",
     "Result": "steelyard.api",
     "Rule": "steelyard.weighing.rule",
+    "SweepResult": "steelyard.api",
     "UserError": "steelyard.errors",
     "WeighingSettings": "steelyard.weighing.rule",
     "client_criterion": "steelyard.weighing.criteria",

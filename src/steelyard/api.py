@@ -12,15 +12,18 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from steelyard.errors import UserError, brief
-from steelyard.experiment import comparing, running
+from steelyard.experiment import comparing, running, sweeping
 from steelyard.experiment.code import Ask, refuse
 from steelyard.experiment.description import Description
 from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.loading import load, read_experiment
 from steelyard.experiment.recommend import RecommendDescription
+from steelyard.experiment.sweep_plan import Scalar, plan
 from steelyard.report.comparison import compare_run
 from steelyard.report.short import short_account
 from steelyard.report.summary import summarise
+from steelyard.report.sweep_table import sweep_table
+from steelyard.report.sweeps import BEST, sweep_document, write_sweep_files
 from steelyard.rounds.progress import shown_by_default, watching
 from steelyard.runs.reader import History
 from steelyard.settings import Section, explain
@@ -104,6 +107,39 @@ class Result:
             return f"Result({str(self.folder)!r}): {problem}"
 
 
+@dataclass(frozen=True, repr=False)
+class SweepResult:
+    """A sweep that has ended: its folder, its points as a table, the best as an experiment; it prints as the table."""
+
+    folder: Path
+
+    @cached_property
+    def table(self) -> dict[str, Any]:
+        """Every point with its measure, the best first; the same that `steelyard sweep --format json` prints."""
+        return sweep_document(self.folder)
+
+    @cached_property
+    def best(self) -> Experiment | RecommendExperiment:
+        """The best point as an experiment that runs on the test set."""
+        if not (self.folder / BEST).is_file():
+            raise UserError(f"{self.folder}: no point is the best: none has a figure, or runs are left to do")
+        return runnable(load(self.folder / BEST))
+
+    def plot(self) -> alt.LayerChart:
+        """Draw the measure over the grid as an Altair chart."""
+        # For speed of start: only those who look at figures need what draws them.
+        from steelyard.report.figures.sweep import sweep_chart
+
+        chart = sweep_chart(self.table)
+        if chart is None:
+            raise UserError("plot: no point of the sweep has a figure")
+        return chart
+
+    def __repr__(self) -> str:
+        """The points as a table, the best first."""
+        return sweep_table(self.table)
+
+
 class _Verbs:
     """What can be done with an experiment of any kind."""
 
@@ -165,6 +201,41 @@ class _Verbs:
         shown = shown_by_default() if progress is None else progress
         with watching(shown):
             return Result(comparing.compare(_described(self), rules, seeds, out=out, dataset=dataset, progress=shown))
+
+    def sweep(
+        self,
+        over: Mapping[str, Sequence[Scalar]],
+        rules: Sequence[str] = (),
+        seeds: int = 1,
+        measure: str = "score",
+        out: str | Path | None = None,
+        *,
+        validation: float | None = None,
+        stacked: bool = True,
+        jobs: int = 1,
+        dataset: DatasetOrSeeded | None = None,
+        progress: bool | None = None,
+    ) -> SweepResult:
+        """Run a grid over fields, {"training.learning_rate": [0.05, 0.1]}, and rules, on a validation split.
+
+        Called again with the same `out`, it goes on where it stopped. The test set is not used: `result.best.run()`
+        does that once, with what was chosen.
+        """
+        shown = shown_by_default() if progress is None else progress
+        planned = plan(
+            _described(self),
+            over,
+            rules=rules,
+            seeds=seeds,
+            measure=measure,
+            validation=validation,
+            stacked=stacked,
+            many=True,
+        )
+        with watching(shown):
+            folder = sweeping.sweep(planned, out=out, dataset=dataset, jobs=jobs, progress=shown)
+            write_sweep_files(folder)
+        return SweepResult(folder)
 
 
 def _described(experiment: _Verbs) -> Description:

@@ -179,6 +179,32 @@ def test_held_out_tests_follow_the_labels_of_the_client():
     assert sorted(np.concatenate([client.test for client in whole.clients])) == list(range(120, 160))
 
 
+@settings(max_examples=30, deadline=None)
+@given(st.integers(2, 7), st.integers(1, 9), st.sampled_from(["iid", "shard"]), st.integers(0, 3))
+def test_slices_of_the_test_part_are_disjoint_and_complete(clients, count, scheme, seed):
+    dataset = made(60 + clients * count, test=clients * count)
+    chosen = PartitionSettings(
+        scheme=scheme, clients=clients, test="held-out", test_samples=count, test_labels="all", test_order="stored"
+    )
+    population = share_out(dataset, chosen, seed)
+    assert population.notes == ()
+    for number, client in enumerate(population.clients):
+        assert client.test.tolist() == list(range(60 + number * count, 60 + (number + 1) * count))
+
+
+def test_slices_need_enough_rows_and_no_look_at_labels():
+    few = PartitionSettings(scheme="iid", clients=4, test="held-out", test_samples=3, test_order="stored")
+    with pytest.raises(UserError, match=r"test_samples: got 3 for 4 clients .* at most 2"):
+        share_out(made(60, test=10), few, 0)
+    for fields in (
+        {"scheme": "shard", "clients": 4, "test": "held-out"},
+        {"scheme": "iid", "clients": 4},
+        {"scheme": "given", "test": "held-out", "test_labels": "all"},
+    ):
+        with pytest.raises(ValueError, match="test_order: got 'stored'"):
+            PartitionSettings(test_order="stored", **fields)
+
+
 def test_held_out_rows_are_shared_only_when_they_run_out():
     dataset = in_memory(np.zeros((40, 1)), [0] * 40, held_out=np.arange(40) >= 30)
     population = share_out(dataset, PartitionSettings(scheme="iid", clients=3, test="held-out", test_samples=5), 0)

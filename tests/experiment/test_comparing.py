@@ -149,6 +149,8 @@ def test_the_papers_settings():
         assert (found["rounds"]["count"], found["rounds"]["fraction"]) == (1000, 0.1)
         assert found["rounds"]["targets"] == (0.7, 0.8, 0.9, 0.95)
         assert found["weighing"]["criteria"] == ("DS", "LD", "MD")
+        slices = {key: found["partition"][key] for key in ("test", "test_samples", "test_labels", "test_order")}
+        assert slices == {"test": "held-out", "test_samples": 100, "test_labels": "all", "test_order": "stored"}
     femnist = load("femnist").model_dump()
     assert (femnist["training"]["batch_size"], femnist["training"]["learning_rate"]) == (10, 0.01)
     assert load("celeba").model_dump()["rounds"]["count"] == 100

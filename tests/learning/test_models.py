@@ -16,6 +16,7 @@ from steelyard.learning.parameters import Layout, count
     [
         ("cnn-mnist", (1, 28, 28), 10, 1_663_370),
         ("cnn-mnist", (784,), 10, 1_663_370),
+        ("cnn-mnist-authors", (28, 28), 10, 1_663_370),
         ("cnn-femnist", (28, 28), 62, 6_603_710),
         ("cnn-celeba", (3, 64, 64), 2, 8_409_025),
         ("logistic", (784,), 10, 7_850),
@@ -24,6 +25,27 @@ from steelyard.learning.parameters import Layout, count
 )
 def test_parameter_counts(name: str, shape: tuple[int, ...], classes: int, parameters: int) -> None:
     assert count(build(ModelSettings(name=name), shape, classes, 0)) == parameters
+
+
+def test_the_authors_network_has_no_activation_after_its_convolutions_and_glorot_starts() -> None:
+    module = build(ModelSettings(name="cnn-mnist-authors"), (28, 28), 10, 3)
+    named = dict(module.named_parameters())
+    fans = {"conv1": (25, 800), "conv2": (800, 1600), "dense1": (3136, 512), "dense2": (512, 10)}
+    for layer, (inside, outside) in fans.items():
+        assert not named[f"{layer}.bias"].any()
+        weight = named[f"{layer}.weight"]
+        # Thousands of draws from N(0, 2 / (fan in + fan out)); 800 in the first layer.
+        assert float(weight.std()) == pytest.approx((2 / (inside + outside)) ** 0.5, rel=0.08)
+    # Without a ReLU, a constant taken off the second bias comes out of the pooling as it is, below 0 too.
+    x = torch.rand(2, 28, 28)
+    entered: list[torch.Tensor] = []
+    module.dense1.register_forward_pre_hook(lambda _, given: entered.append(given[0]))  # type: ignore[union-attr]
+    module(x)
+    with torch.no_grad():
+        named["conv2.bias"].sub_(5)
+    module(x)
+    assert torch.allclose(entered[1], entered[0] - 5, atol=1e-5)
+    assert float(entered[1].max()) < 0
 
 
 def test_mlp_has_the_hidden_layers_asked_for() -> None:

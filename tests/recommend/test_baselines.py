@@ -1,18 +1,26 @@
 """Baselines: each must beat chance where there is something to learn; FCF is held to its equations."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.recommend.conftest import two_tastes
 
 from steelyard.errors import UserError
+from steelyard.randomness import generator
 from steelyard.recommend import splits
 from steelyard.recommend.baselines import BASELINES, recommend, settings_of
+from steelyard.recommend.baselines.bpr_mf import BprMf
 from steelyard.recommend.baselines.fcf import item_gradient, solve
-from steelyard.recommend.baselines.libraries import matrix
+from steelyard.recommend.baselines.neighbours import matrix
+from steelyard.recommend.fpl import Learning
 from steelyard.recommend.interactions import build
 from steelyard.recommend.metrics import Precision
 from steelyard.recommend.ranking import Ground
+from steelyard.recommend.sampling import Histories, draw_triples, round_keys, user_keys
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +38,7 @@ def precision(split, kind: str, **settings) -> float:
     return Precision()(Ground.of(split).view(lists, 5))
 
 
-LIBRARY = {"user-knn": "implicit", "item-knn": "implicit", "bpr": "implicit", "vae": "cornac"}
+LIBRARY = {"bpr": "implicit", "vae": "cornac"}
 RACES = {"bpr"}
 """Baselines whose threads may write the same row in one moment: the same seed gives nearly the same scores only."""
 
@@ -96,12 +104,10 @@ class TestEveryBaseline:
         assert 1 not in lists[1]
 
 
-@pytest.mark.parametrize("kind", ["user-knn", "item-knn", "bpr", "vae", "fcf"])
+@pytest.mark.parametrize("kind", ["user-knn", "item-knn", "bpr-mf", "bpr", "vae", "fcf"])
 def test_learners_beat_chance(split, kind):
-    if kind in ("user-knn", "item-knn", "bpr"):
-        pytest.importorskip("implicit")
-    if kind == "vae":
-        pytest.importorskip("cornac")
+    if kind in LIBRARY:
+        pytest.importorskip(LIBRARY[kind])
     # Two of the twelve items left of a user's own taste are in her test set; by chance it is two of 32.
     assert precision(split, kind) > 0.12
 
@@ -115,6 +121,75 @@ def test_chance_and_popularity(split):
     other, _ = recommend("random", split.train, 5, seed=2)
     assert np.array_equal(first, again)
     assert not np.array_equal(first, other)
+
+
+def cosine(first: set[int], second: set[int]) -> float:
+    return len(first & second) / math.sqrt(len(first) * len(second)) if first and second else 0.0
+
+
+@given(st.integers(0, 10**6), st.integers(1, 6))
+def test_neighbours_are_those_of_the_equations(seed: int, count: int):
+    random = np.random.default_rng(seed)
+    pairs = {(int(random.integers(7)), int(random.integers(9))) for _ in range(25)}
+    train = build(
+        [str(u) for u, _ in pairs],
+        [str(i) for _, i in pairs],
+        all_users=map(str, range(7)),
+        all_items=map(str, range(9)),
+    )
+    taken_by = [{u for u, i in pairs if i == item} for item in range(9)]
+    items_of = [{i for u, i in pairs if u == user} for user in range(7)]
+
+    def nearest(sets: list[set[int]], of: int) -> list[tuple[int, float]]:
+        found = [(other, cosine(sets[of], sets[other])) for other in range(len(sets)) if other != of]
+        return sorted((each for each in found if each[1] > 0), key=lambda each: (-each[1], each[0]))[:count]
+
+    by_items, by_users = np.zeros((7, 9)), np.zeros((7, 9))
+    for user in range(7):
+        for item in range(9):
+            # Eq. 2.3: the neighbours of the target item, of which those that the user took add up.
+            by_items[user, item] = sum(alike for other, alike in nearest(taken_by, item) if other in items_of[user])
+            by_users[user, item] = sum(alike for other, alike in nearest(items_of, user) if item in items_of[other])
+    everyone = np.arange(7)
+    np.testing.assert_allclose(BASELINES["item-knn"](train, neighbours=count)(everyone), by_items, atol=1e-12)
+    np.testing.assert_allclose(BASELINES["user-knn"](train, neighbours=count)(everyone), by_users, atol=1e-12)
+
+
+def test_item_neighbours_are_the_targets_own_not_those_of_the_users_items():
+    # a is taken by u, v and w, b by v, c by w and x. The nearest item of c is a, though that of a is b.
+    train = build(list("uvwvwx"), list("aaabcc"))
+    scores = BASELINES["item-knn"](train, neighbours=1)(np.array([0]))[0]
+    assert scores.tolist() == pytest.approx([0, 1 / math.sqrt(3), 1 / math.sqrt(6)])
+
+
+def test_bpr_mf_takes_the_steps_of_bpr_one_after_the_other():
+    """The machinery that computes many steps at once, against one step at a time written out."""
+    rows = two_tastes(users=8, items=12, taken=4)
+    train = build([row[0] for row in rows], [row[1] for row in rows])
+    learning, seed = Learning(0.1, 3), 5
+    model = BprMf(train, seed, learning)
+    table, vectors = model.table.astype(np.float64), model.vectors.astype(np.float64)
+    for _ in range(2):
+        model.epoch()
+    histories = Histories.of(train)
+    total = histories.total
+    keys = user_keys(seed, histories.names, "bpr-mf")
+    for epoch in (1, 2):
+        users = generator(seed, epoch, "", "bpr-mf turns").integers(8, size=total)
+        for step, user in enumerate(users.tolist()):
+            key = round_keys(keys[[user]], np.array([(epoch - 1) * total + step]))
+            drawn = draw_triples(histories, np.array([user]), key, 1)
+            liked, other = int(drawn.positives[0, 0]), int(drawn.negatives[0, 0])
+            own = vectors[user].copy()
+            margin = table[liked, -1] - table[other, -1] + (table[liked, :-1] - table[other, :-1]) @ own
+            push = 1 / (1 + math.exp(margin))
+            vectors[user] += 0.1 * (push * (table[liked, :-1] - table[other, :-1]) - 0.005 * own)
+            table[liked, :-1] += 0.1 * (push * own - 0.005 * table[liked, :-1])
+            table[other, :-1] += 0.1 * (-push * own - 0.0005 * table[other, :-1])
+            table[liked, -1] += 0.1 * push
+            table[other, -1] -= 0.1 * push
+    np.testing.assert_allclose(model.table, table, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(model.vectors, vectors, rtol=1e-4, atol=1e-5)
 
 
 def test_fcf_solves_its_equations():

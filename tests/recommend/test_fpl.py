@@ -302,7 +302,8 @@ def test_modes_are_two_flags():
         "pFPL": Mode(one_user=False, one_triple=True),
         "pFPL+": Mode(one_user=False, one_triple=False),
     } == MODES
-    assert [name for name, mode in MODES.items() if mode.one_round_per_epoch] == ["pFPL+"]
+    assert [name for name, mode in MODES.items() if mode.one_round_per_epoch()] == ["pFPL+"]
+    assert not any(mode.one_round_per_epoch("tables") for mode in MODES.values())
 
 
 @pytest.mark.parametrize(

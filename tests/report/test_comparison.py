@@ -54,6 +54,40 @@ def test_the_baseline_shows_rounds_and_the_others_gains():
     assert rule["average"]["values"] == pytest.approx([2 / 3, 2 / 3])
 
 
+@pytest.mark.parametrize(
+    ("base", "gains", "every", "printed"),
+    [
+        # Paper 004, Table 6, CelebA: the average column over all nine shares; thesis, Table 5.5: over those printed.
+        ([1, 1, 1, 13, 15, 21, 32, 58, 0], [0, 0, 0, 7, 9, 15, 18, 20, 0], "7.67", "8.62"),
+        ([1, 1, 15, 21, 26, 44, 0, 0, 0], [0, 0, 9, 15, 17, 28, 0, 0, 0], "7.67", "11.50"),
+        ([1, 15, 21, 29, 50, 0, 0, 0, 0], [0, 9, 15, 15, 26, 0, 0, 0, 0], "7.22", "13.00"),
+        # DS>CB>IS at 80 %: the baseline never has 70 % of the devices there, the rule has in round 57.
+        ([1, 1, 15, 21, 26, 44, 0, 0, 0], [0, 0, 10, 15, 18, 32, 43, 0, 0], "13.11", "16.86"),
+    ],
+)
+def test_the_averages_of_the_papers(base: list[int], gains: list[int], every: str, printed: str):
+    rounds = [(at or 100) - gain if at or gain else 0 for at, gain in zip(base, gains, strict=True)]
+    curves = [curve("DS", 1, [*base, 0], count=100), curve("rule", 1, [*rounds, 0], count=100)]
+    found = describe(curves, "DS", (0.9,), [tenths / 10 for tenths in range(1, 10)], 100)
+    row = found["rounds_to_target"][0]["rows"][1]
+    assert [part["mean"] for part in row["cells"]] == gains
+    assert f"{row['average']['mean']:.2f}" == every
+    assert f"{row['printed']['mean']:.2f}" == printed
+
+
+def test_above_asks_for_more_than_the_target():
+    curves = [curve("DS", 1, [3, 4, 4, 8]), curve("LD", 1, [1, 2, 4, 0])]
+    found = describe(curves, "DS", (0.9, 0.5), SHARES, limit=10, above=True)
+    strict, low = found["rounds_to_target"]
+    assert [part["unreached"] for part in strict["rows"][0]["cells"]] == [1, 1, 1]
+    assert [part["mean"] for part in low["rows"][0]["cells"]] == [3, 4, 8]
+    table = write_tables(found | {"rounds": 10, "limit": 10, "reach": "above"}, "text")
+    assert "are above 90%" in table
+    # No share of either was reached, so there is nothing to print an average of.
+    assert strict["rows"][1]["printed"]["values"] == []
+    assert "–" in table.splitlines()[5]
+
+
 def test_a_target_nobody_reaches_gains_nothing():
     section = document()["rounds_to_target"][1]
     assert [part["mean"] for part in section["rows"][1]["cells"]] == [0.0, 0.0, 0.0]
@@ -125,7 +159,7 @@ def test_tables_for_people_hold_every_figure(style):
 
 def test_csv_is_tidy():
     rows = list(csv.DictReader(io.StringIO(write_csv(document()))))
-    assert len(rows) == 2 * 2 * 4
+    assert len(rows) == 2 * 2 * 5
     picked = [row for row in rows if (row["target"], row["rule"], row["share"]) == ("0.9", "LD", "1.0")]
     assert picked[0]["kind"] == "gain"
     assert float(picked[0]["mean"]) == -1.0

@@ -22,6 +22,7 @@ def test_defaults() -> None:
         "targets": (),
         "shares": (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
         "stop_at_target": False,
+        "reach": "at-least",
         "last": 5,
         "samples": False,
     }

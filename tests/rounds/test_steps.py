@@ -140,14 +140,14 @@ def test_a_run_that_is_over_does_nothing() -> None:
 
 def test_each_federation_rests_at_its_own_target_and_the_run_ends_with_the_last() -> None:
     clients, kept = Clients(scores=lambda round: (round / 4, 0.0)), Kept()
-    plan = Plan(rounds=9, fraction=0.1, stop_at=(0.5, 0.5))
+    plan = Plan(rounds=9, fraction=0.1, stop_at=(0.5, 0.5, False))
     behind = replace(state(0), orders=OrderState((0,), 0.0))
     states = run_rounds([federation("f")], {"f": behind}, clients, Server(), plan, kept)
     assert kept.rounds == [(1, False), (2, True)]
     assert states["f"].finished
     # With a share of all devices the second, which stays at 0, holds it up to the last round.
     kept = Kept()
-    plan = replace(plan, stop_at=(0.5, 1.0))
+    plan = replace(plan, stop_at=(0.5, 1.0, False))
     states = run_rounds([federation("f")], {"f": state(6)}, clients, Server(), plan, kept)
     assert kept.rounds == [(7, False), (8, False), (9, True)]
     assert not states["f"].finished

@@ -20,6 +20,7 @@ from steelyard.cli.recommend import app as recommend_app
 from steelyard.cli.report import report, weigh
 from steelyard.cli.running import compare, resume, run, table
 from steelyard.cli.showing import criteria, export, recipes, show
+from steelyard.cli.sweep import sweep
 from steelyard.cli.watching import ls, top, watch
 from steelyard.errors import UserError, one_line
 
@@ -31,7 +32,7 @@ app = typer.Typer(
 )
 
 for panel, commands in {
-    "Run experiments": (run, compare, resume, attack),
+    "Run experiments": (run, compare, sweep, resume, attack),
     "Look at runs": (report, watch, top, ls, table, weigh, export),
     "Write experiments": (new, recipes, show, criteria, models),
 }.items():

@@ -11,7 +11,7 @@ import sys
 import textwrap
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
@@ -21,6 +21,8 @@ from steelyard.errors import Stopped, printable
 if TYPE_CHECKING:
     from steelyard.api import Result
 
+
+DoneT = TypeVar("DoneT")
 
 REPORT = "report.html"
 """The report's file in a run's folder."""
@@ -80,7 +82,7 @@ def metric_table(document: Mapping[str, Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def watched(work: Callable[[], Result]) -> Result:
+def watched(work: Callable[[], DoneT]) -> DoneT:
     """Do the work of a run; a stop by the user (Ctrl-C, or SIGTERM as a page sends it) is reported in one line."""
 
     def interrupt(number: int, frame: object) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -32,6 +32,10 @@ def cost(
     mode: Annotated[Mode, typer.Option(help="Which of the four configurations.")] = Mode.parallel_plus,
     pi: Annotated[float, typer.Option(min=0, max=1, help="Share of positive updates sent.")] = 1.0,
     epochs: Annotated[int, typer.Option(min=1, max=10**9, help="Number of epochs.")] = 1,
+    epoch: Annotated[
+        Literal["formula", "tables"],
+        typer.Option(help="formula: R+ triples an epoch; tables: R+ visits of T triples, as the thesis' tables."),
+    ] = "formula",
     format: FormatOption = "text",
 ) -> None:
     """Compute the thesis' communication cost, CCE per epoch and TCC in all, in vectors both ways."""
@@ -39,7 +43,7 @@ def cost(
 
     if pi != pi:
         raise UserError("--pi: got nan; allowed: a number from 0 to 1")
-    found = MODES[mode.value].cost_per_epoch(users, items, interactions, pi)
+    found = MODES[mode.value].cost_per_epoch(users, items, interactions, pi, epoch)
     document = {"cce_vectors": found, "tcc_vectors": found * epochs}
     if format == "json":
         typer.echo(json.dumps(document))

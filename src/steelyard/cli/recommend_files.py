@@ -122,7 +122,7 @@ def split(
 
 
 def baseline(
-    kind: Annotated[str, typer.Argument(help="random, popular, user-knn, item-knn, bpr, vae or fcf.")],
+    kind: Annotated[str, typer.Argument(help="random, popular, user-knn, item-knn, bpr-mf, bpr, vae or fcf.")],
     train: Annotated[Path, typer.Option(help="Training interactions: user, item, rating.")],
     out: Annotated[Path, typer.Option(help="File for the lists.")],
     cutoff: Annotated[int, typer.Option(help="Length of the lists.")] = 10,

@@ -24,6 +24,7 @@ from steelyard.cli.options import (
     TableFormatOption,
 )
 from steelyard.cli.printing import finish, print_json, report_line, terminal_width, watched, write_own_report
+from steelyard.cli.sweep import resume_sweep, show_sweep
 from steelyard.cli.trust import TrustOption, asking
 from steelyard.errors import UserError
 from steelyard.rounds.progress import watching
@@ -50,7 +51,7 @@ def run(
 
 
 def resume(
-    folder: Annotated[Path, typer.Argument(help="Folder of a run that was stopped or killed.")],
+    folder: Annotated[Path, typer.Argument(help="Folder of a run, or of a sweep, that was stopped or killed.")],
     trust: TrustOption = False,
     accept_changes: Annotated[
         bool,
@@ -60,11 +61,16 @@ def resume(
     report: ReportOption = False,
     format: FormatOption = "text",
 ) -> None:
-    """Continue a run, bit for bit as if it had not been stopped."""
+    """Continue a run or a sweep, bit for bit as if it had not been stopped."""
     with watching(not quiet):
         with doing("starting"):
             from steelyard.api import Result
+            from steelyard.experiment.sweep_plan import is_sweep
             from steelyard.federate.resuming import resume as resume_run
+
+        if is_sweep(folder):
+            resume_sweep(folder, trust, accept_changes, quiet, format)
+            return
 
         def go_on() -> Result:
             return Result(resume_run(folder, progress=not quiet, ask=asking(trust), accept_changes=accept_changes))
@@ -112,7 +118,7 @@ def compare(
 
 
 def table(
-    folder: Annotated[Path, typer.Argument(help="Folder of a run or comparison.")],
+    folder: Annotated[Path, typer.Argument(help="Folder of a run, a comparison or a sweep.")],
     baseline: BaselineOption = None,
     format: TableFormatOption = "text",
     curves: Annotated[
@@ -121,6 +127,13 @@ def table(
     ] = None,
 ) -> None:
     """Show a comparison as the papers' tables: rounds to target, gains, intervals, tests, devices, samples, curves."""
+    from steelyard.experiment.sweep_plan import is_sweep
+
+    if is_sweep(folder):
+        from steelyard.report.sweeps import sweep_document
+
+        show_sweep(sweep_document(folder), format)
+        return
     _print_table(folder, baseline, format, curves)
 
 

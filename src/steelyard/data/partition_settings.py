@@ -84,6 +84,9 @@ class PartitionSettings(Section):
     test_labels: Literal["client", "all"] = "client"
     """test = held-out: client: in proportion to the labels that the client trains on (what it will meet); all: at
     random from all classes. With iid, always at random."""
+    test_order: Literal["mixed", "stored"] = "mixed"
+    """test = held-out, with iid or test_labels = all: mixed: rows at random; stored: client after client gets the next
+    test_samples rows of the test part as it is stored, each row at most once (how papers 000 and 004 cut MNIST)."""
     server: Literal["none", "held-out", "fraction"] = "none"
     """Rows the server holds for its own test set: none; the source's test part; or server_fraction of the rows, taken
     away before clients get theirs. Never a row that a client trains on."""
@@ -124,6 +127,13 @@ class PartitionSettings(Section):
     def client_count(self) -> int | None:
         """Number of clients, where it is known before any data is read."""
         return len(self.table) if self.scheme == "table" and self.table is not None else self.clients
+
+    @property
+    def _slices(self) -> bool:
+        """Whether local test sets may be cut from the test part without a look at the client's labels."""
+        return self.test == "held-out" and (
+            self.scheme == "iid" or (self.test_labels == "all" and self.scheme != "given")
+        )
 
     @model_validator(mode="after")
     def _fits_scheme(self) -> Self:
@@ -192,6 +202,11 @@ class PartitionSettings(Section):
             )
         if self.test != "held-out" and self.test_samples is not None:
             raise ValueError(f"test_samples: got {self.test_samples} with test '{self.test}'; allowed with: held-out")
+        if self.test_order == "stored" and not self._slices:
+            raise ValueError(
+                "test_order: got 'stored' for test rows that follow the clients' labels or are their own; allowed "
+                "with: test = held-out and (scheme = iid or test_labels = all)"
+            )
         if self.scheme == "given" and self.test_samples is not None:
             raise ValueError(
                 f"test_samples: got {self.test_samples} with scheme 'given'; allowed: nothing (the user's own)"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
 
 from pydantic import Field, ModelWrapValidatorHandler, ValidationError, ValidationInfo, model_validator
 
@@ -38,6 +38,9 @@ class Description(Section):
     Derive a class per kind of experiment; `kinds` lists them. A description says what a run is made of and can build
     its parts; running, comparing and reporting stand above and are never called from here.
     """
+
+    validation_field: ClassVar[str] = ""
+    """The field, by dotted name, whose share makes this kind test on a validation split; empty where it has none."""
 
     name: ShortName = "experiment"
     """Short name; run folders are named after it."""
@@ -168,6 +171,29 @@ class Description(Section):
         for name, value in changes.items():
             put(document, name.split("."), value, name)
         return validated(type(self), document, "experiment")
+
+    @property
+    def validation(self) -> float | None:
+        """The share of the training data that is tested on in place of the test set; None: the test set is used."""
+        value: Any = self
+        for name in self.validation_field.split(".") if self.validation_field else ():
+            value = getattr(value, name)
+        return None if value is self else value
+
+    def on_validation(self, share: float | None) -> Self:
+        """Return the same experiment tested on a validation split of this share, or, with None, on the test set.
+
+        Use it wherever settings are chosen: what is chosen on the test set tells nothing of other data.
+        """
+        if not self.validation_field:
+            kind = self.model_dump().get("kind")
+            raise UserError(f"validation: experiments of kind '{kind}' have no validation split; allowed: other kinds")
+        return self.changed({self.validation_field: share})
+
+    @property
+    def measures(self) -> Mapping[str, str]:
+        """Further figures of each client's test by which settings can be chosen: name and the name in the records."""
+        return {}
 
     def resolved(self) -> Self:
         """Return the experiment with what only the data can tell filled in, such as rounds counted in epochs."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import model_validator
 
@@ -29,6 +29,8 @@ class LearningDescription(Description):
 
     Use it for models of images or tables; recommenders have a kind of their own.
     """
+
+    validation_field: ClassVar[str] = "partition.validation"
 
     kind: Literal["learning"] = "learning"
     """What is trained: "learning" is a model on samples; recommenders are of kind "recommend"."""
@@ -104,6 +106,11 @@ class LearningDescription(Description):
     def clients_evaluate(self) -> bool:
         """Whether clients have test rows."""
         return self.partition.test != "none"
+
+    @property
+    def measures(self) -> Mapping[str, str]:
+        """The errors of a regression; of classes the accuracy is all that each client's test records."""
+        return {name: name for name in ("rmse", "mae", "mape")} if self.regression else {}
 
     @property
     def regression(self) -> bool:

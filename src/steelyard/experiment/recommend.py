@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self, get_args
 
 from pydantic import model_validator
 
@@ -39,6 +39,8 @@ class RecommendDescription(Description):
     Use it for FPL, and with a section [kgflex] for KGFlex; both run through the same loop as every other kind.
     """
 
+    validation_field: ClassVar[str] = "interactions.validation"
+
     kind: Literal["recommend"] = "recommend"
     """What is trained: "recommend" is FPL on interactions."""
     interactions: InteractionSettings
@@ -57,6 +59,8 @@ class RecommendDescription(Description):
                 f"fpl.triples: got {self.fpl.triples} with mode = '{self.fpl.mode}'; allowed: a number with mode = "
                 "'custom', none with the others"
             )
+        if self.fpl.flags is None and self.fpl.epoch == "tables":
+            raise UserError("fpl.epoch: got 'tables' with mode = 'custom'; allowed: formula, or one of the four modes")
         if self.bundled and (self.beside or self.weighing.criteria != ("EQ",)):
             alone = f"mode = '{self.fpl.mode}' has one user in each round"
             raise UserError(
@@ -93,11 +97,18 @@ class RecommendDescription(Description):
         if self.privacy is not None:
             raise UserError("privacy: given, but users of a recommender add no noise yet; allowed: nothing")
         mode = self.fpl.flags
-        if rule.adjust is not None and self.rounds.by_epochs and not (mode and mode.one_round_per_epoch):
+        every_round = mode is not None and mode.one_round_per_epoch(self.fpl.epoch)
+        if rule.adjust is not None and self.rounds.by_epochs and not every_round:
             raise UserError(
                 f"weighing.adjust: compares each round with the last, and '{self.fpl.mode}' tests once an epoch; "
-                "allowed: mode = 'pFPL+', or rounds.count in place of epochs"
+                "allowed: mode = 'pFPL+' with epoch = 'formula', or rounds.count in place of epochs"
             )
+
+    @property
+    def measures(self) -> Mapping[str, str]:
+        """Every metric that the loop records of a user's list, at the list's length."""
+        names = get_args(RankingSettings.model_fields["score"].annotation)
+        return {name: f"{name}@{self.ranking.cutoff}" for name in names}
 
     @property
     def one_by_one(self) -> bool:
@@ -129,7 +140,7 @@ class RecommendDescription(Description):
         """Return how many users and triples make a round, and how many rounds an epoch."""
         histories = self.prepare().histories
         if self.fpl.flags is not None:
-            return self.fpl.flags.schedule(histories.users, histories.total)
+            return self.fpl.flags.schedule(histories.users, histories.total, self.fpl.epoch)
         users = min(histories.users, max(1, int(self.rounds.fraction * histories.users + 0.5)))
         return Schedule.over(histories.total, users, self.fpl.triples or 1)
 

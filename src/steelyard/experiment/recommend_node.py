@@ -33,7 +33,8 @@ class ModelSettings:
 
     def server(self, rows: int) -> AnyServer:
         """Return the server of a table with so many rows."""
-        return (RecommendServer if self.kgflex is None else KgflexServer)(rows, self.fpl.factors)
+        kind = RecommendServer if self.kgflex is None else KgflexServer
+        return kind(rows, self.fpl.factors, self.fpl.bias_spread)
 
 
 def simulate(

@@ -66,7 +66,7 @@ def plan_of(experiment: Description) -> Plan:
         fraction=rounds.fraction,
         min_clients=rounds.min_clients,
         evaluate_every=rounds.evaluate_every,
-        stop_at=(rounds.target, rounds.share) if rounds.stop_at_target else None,
+        stop_at=(rounds.target, rounds.share, rounds.above) if rounds.stop_at_target else None,
         detailed=rounds.samples,
         report=experiment.reports_on_server,
     )

@@ -17,6 +17,9 @@ class Convolutional:
     hidden: int
     outputs: int | None = None
     """None: one for each class."""
+    authors: bool = False
+    """As the authors of papers 000 and 004 programmed it: nothing between a convolution and its pooling, and
+    Glorot-normal starts."""
 
     def parameters(self, shape: Sequence[int], outputs: int) -> int:
         """Count the weights for images of this shape (channels, height, width); each pooling halves the sides."""
@@ -29,6 +32,7 @@ class Convolutional:
 
 CONVOLUTIONAL: Mapping[str, Convolutional] = {
     "cnn-mnist": Convolutional((32, 64), 5, 512),
+    "cnn-mnist-authors": Convolutional((32, 64), 5, 512, authors=True),
     "cnn-femnist": Convolutional((32, 64), 5, 2048),
     "cnn-celeba": Convolutional((32, 64), 3, 512, outputs=1),
     "cnn-adafed": Convolutional((16, 32), 5, 128),
@@ -73,6 +77,13 @@ def count(name: str, shape: Sequence[int], outputs: int) -> int:
 _SIZES = ("hidden", "channels", "kernel", "outputs")
 BUILT_IN: tuple[BuiltIn, ...] = (
     BuiltIn("cnn-mnist", "images of 28×28: the papers' network for MNIST", (1, 28, 28), 10, _SIZES),
+    BuiltIn(
+        "cnn-mnist-authors",
+        "the same as its authors programmed it: no ReLU after the convolutions, Glorot-normal starts",
+        (1, 28, 28),
+        10,
+        _SIZES,
+    ),
     BuiltIn("cnn-femnist", "images of 28×28 in many classes: the papers' network for FEMNIST", (1, 28, 28), 62, _SIZES),
     BuiltIn("cnn-celeba", "faces in two classes, one output: the papers' network for CelebA", (3, 64, 64), 1, _SIZES),
     BuiltIn("cnn-adafed", "images of 28×28: a smaller network, for AdaFed's simulations", (1, 28, 28), 10, _SIZES),

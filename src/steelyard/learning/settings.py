@@ -21,9 +21,9 @@ class ModelSettings(Section):
     """[model]: which network the clients train."""
 
     name: Annotated[str, BeforeValidator(_named)] = "cnn-mnist"
-    """A built-in model (cnn-mnist, cnn-femnist, cnn-celeba, cnn-adafed, cnn-digits, cnn, mlp, logistic, linear) or your
-    own torch.nn.Module as "path/to/file.py:factory", or "package.module:factory" that an installed package declares
-    under the entry point steelyard.models; from Python, the factory itself."""
+    """A built-in model (cnn-mnist, cnn-mnist-authors, cnn-femnist, cnn-celeba, cnn-adafed, cnn-digits, cnn, mlp,
+    logistic, linear) or your own torch.nn.Module as "path/to/file.py:factory", or "package.module:factory" that an
+    installed package declares under the entry point steelyard.models; from Python, the factory itself."""
     hidden: tuple[Width, ...] | None = None
     """Hidden units: one number per dense layer for mlp, one number for the convolutional networks."""
     channels: tuple[Width, Width] | None = None

@@ -28,6 +28,9 @@ from steelyard.recommend.sparse import Floats32
 from steelyard.recommend.users import Users
 from steelyard.weighing.criteria import Criterion, LocalData
 
+_TRIPLES_AT_ONCE = 4_000_000
+"""Triples of one-user rounds that are drawn together; a bound of memory, not of the result."""
+
 
 @dataclass(frozen=True)
 class LocalRound:
@@ -166,14 +169,18 @@ class RecommendClients:
     ) -> tuple[Payload, Floats, Codes]:
         """Do many rounds of one random user each; return payload, mean losses and rows sent, by user of the cohort."""
         users, rounds = self._turns(task, cohort)
-        keys = round_keys(self._user_keys(task.seed, "triples")[users], rounds)
-        triples = draw_triples(histories, users, keys, self.local_round.triples)
-        sent = self._sent(task.seed, rounds, users, triples)
-        after = table.copy()
-        losses = sequential_rounds(after, vectors, users, triples, sent, self.learning)
-        rows = np.bincount(users, distinct_rows(triples, sent), histories.users)
-        visits = np.bincount(users, minlength=histories.users)
-        mean_losses = np.bincount(users, losses, histories.users) / np.maximum(visits, 1)
+        after, losses, rows = table.copy(), np.zeros(histories.users), np.zeros(histories.users)
+        # Some rounds at a time: the triples of a long epoch do not fit the memory together.
+        step = max(1, _TRIPLES_AT_ONCE // self.local_round.triples)
+        for begin in range(0, len(users), step):
+            turns, mine = rounds[begin : begin + step], users[begin : begin + step]
+            keys = round_keys(self._user_keys(task.seed, "triples")[mine], turns)
+            triples = draw_triples(histories, mine, keys, self.local_round.triples)
+            sent = self._sent(task.seed, turns, mine, triples)
+            found = sequential_rounds(after, vectors, mine, triples, sent, self.learning)
+            losses += np.bincount(mine, found, histories.users)
+            rows += np.bincount(mine, distinct_rows(triples, sent), histories.users)
+        mean_losses = losses / np.maximum(np.bincount(users, minlength=histories.users), 1)
         payload = TableChange(len(cohort), torch.from_numpy((after - table).reshape(-1)))
         return payload, mean_losses[cohort], rows[cohort].astype(np.int64)
 

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +38,11 @@ _LARGEST_MARGIN = np.float32(80)
 """exp of more than about 88 overflows in single precision; σ(−80) is 0 for all that matters."""
 
 
+EpochKind = Literal["formula", "tables"]
+"""How an epoch's rounds are counted: by m · T · rpe = R⁺ (§4.5.2), or as many for the + modes as for the plain ones, R⁺
+of one user or R⁺/|U| of all, which is what the communication totals of the thesis' Table 4.4 say."""
+
+
 @dataclass(frozen=True)
 class Mode:
     """One of the four configurations (§4.5.2): how many users compute in a round, and how many triples each visits."""
@@ -46,23 +52,29 @@ class Mode:
     one_triple: bool
     """One triple per user and round, or R⁺/|U| of them (+)."""
 
-    @property
-    def one_round_per_epoch(self) -> bool:
+    def one_round_per_epoch(self, counted: EpochKind = "formula") -> bool:
         """Whether all users visit R⁺/|U| triples each in a round, so that one round is an epoch."""
-        return not (self.one_user or self.one_triple)
+        return not (self.one_user or self.one_triple) and counted == "formula"
 
-    def schedule(self, users: int, interactions: int) -> Schedule:
+    def schedule(self, users: int, interactions: int, counted: EpochKind = "formula") -> Schedule:
         """Return an epoch of R⁺ = `interactions` positives in whole rounds and triples."""
+        cohort = 1 if self.one_user else users
         triples = 1 if self.one_triple else max(1, round(interactions / users))
-        return Schedule.over(interactions, 1 if self.one_user else users, triples)
+        if counted == "tables":
+            return Schedule(cohort, triples, Schedule.over(interactions, cohort, 1).rounds_per_epoch)
+        return Schedule.over(interactions, cohort, triples)
 
-    def cost_per_epoch(self, users: int, items: int, interactions: int, share: float) -> float:
-        """Return CCE with T = R⁺/|U| and the rounds per epoch unrounded, as in the thesis' tables.
+    def cost_per_epoch(
+        self, users: int, items: int, interactions: int, share: float, counted: EpochKind = "formula"
+    ) -> float:
+        """Return CCE with T = R⁺/|U| and the rounds per epoch unrounded, as in the thesis' Table 4.4.
 
-        Then rpe · |U⁻| is R⁺/T, whether one user comes after the other or all at once: sFPL costs what pFPL does.
+        Then rpe · |U⁻| is R⁺/T by the formula, and R⁺ as the tables were made, whether one user comes after the other
+        or all at once: sFPL costs what pFPL does.
         """
         triples = 1.0 if self.one_triple else interactions / users
-        return cost_per_epoch(interactions / triples, 1, items, triples, share)
+        asked = interactions / (triples if counted == "formula" else 1.0)
+        return cost_per_epoch(asked, 1, items, triples, share)
 
 
 MODES: Mapping[str, Mode] = {
@@ -76,7 +88,7 @@ MODES: Mapping[str, Mode] = {
 
 @dataclass(frozen=True)
 class Schedule:
-    """How an epoch is cut into rounds; every epoch visits about as many triples as there are positives."""
+    """How an epoch is cut into rounds; by the formula it visits about as many triples as there are positives."""
 
     users: int
     """m = |U⁻|: users per round."""
@@ -128,10 +140,12 @@ class Learning:
         return factors
 
 
-def initial_table(seed: int, items: int, factors: int, spread: float = 0.1) -> Floats32:
-    """Return the first (q_i, b_i), [items, factors + 1]: factors from N(0, 0.1²), biases 0."""
+def initial_table(seed: int, items: int, factors: int, spread: float = 0.1, bias_spread: float = 0.0) -> Floats32:
+    """Return the first (q_i, b_i), [items, factors + 1]: factors from N(0, 0.1²), biases 0 or normal too."""
     table = np.zeros((items, factors + 1), dtype=np.float32)
     table[:, :factors] = generator(seed, 0, "", "fpl items").normal(0.0, spread, (items, factors))
+    if bias_spread:
+        table[:, factors] = generator(seed, 0, "", "fpl biases").normal(0.0, bias_spread, items)
     return table
 
 

@@ -17,9 +17,12 @@ class RecommendServer:
 
     items: int
     factors: int
+    bias_spread: float = 0.0
+    """Standard deviation of the first biases."""
 
     def initial(self, seed: int) -> torch.Tensor:
-        return torch.from_numpy(initial_table(seed, self.items, self.factors).reshape(-1))
+        table = initial_table(seed, self.items, self.factors, bias_spread=self.bias_spread)
+        return torch.from_numpy(table.reshape(-1))
 
     def test(self, seed: int, models: torch.Tensor) -> ServerTest:
         raise UserError(

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from steelyard.errors import UserError
 from steelyard.recommend.filters import Duplicates
-from steelyard.recommend.fpl import MODES, Mode
+from steelyard.recommend.fpl import MODES, EpochKind, Mode
 from steelyard.recommend.sampling import MaskKind
 from steelyard.recommend.splits import SplitKind
 from steelyard.rounds.settings import RoundSettings
@@ -94,6 +94,11 @@ class FplSettings(Section):
     """λ of positive items; default: learning_rate / 20."""
     negative_decay: float | None = Field(default=None, ge=0)
     """λ of negative items; default: learning_rate / 200."""
+    epoch: EpochKind = "formula"
+    """formula: an epoch visits R⁺ triples. tables: sFPL+ and pFPL+ have as many rounds as sFPL and pFPL, and so R⁺/|U|
+    times as many triples, as the thesis' tables were made."""
+    bias_spread: float = Field(default=0.0, ge=0, le=1000)
+    """Standard deviation of the items' first biases: 0, or 0.1 as the factors have."""
     triples: int | None = Field(default=None, ge=1, le=1_000_000)
     """T for mode = "custom": triples of each user and round; rounds.fraction says how many users."""
     pi: Probability = 1.0

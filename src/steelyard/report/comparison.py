@@ -42,8 +42,9 @@ def compare_run(run: History | Path | str, settings: RoundSettings, baseline: st
         "rounds": max(int(curve.rounds[-1]) for curve in curves),
         "limit": limit,
         "last": settings.last,
+        "reach": settings.reach,
         "flawed": _flawed(history, curves),
-        **describe(curves, chosen, settings.all_targets, settings.shares, limit, settings.last),
+        **describe(curves, chosen, settings.all_targets, settings.shares, limit, settings.last, above=settings.above),
     }
 
 
@@ -64,6 +65,8 @@ def describe(
     shares: Sequence[float],
     limit: int,
     last: int = 5,
+    *,
+    above: bool = False,
 ) -> dict[str, Any]:
     """Return all tables of a comparison as plain values; verdicts look at the last round and at the `last` rounds."""
     rules = list(dict.fromkeys(curve.rule for curve in curves))
@@ -75,7 +78,7 @@ def describe(
     gains: dict[str, list[list[float]]] = {rule: [] for rule in rules}
     sections: list[dict[str, Any]] = []
     for target in targets if accurate else ():
-        section = rounds_section(table, rules, seeds, target, shares, limit)
+        section = rounds_section(table, rules, seeds, target, shares, limit, above=above)
         sections.append(section)
         for row in section["rows"][1:]:
             gains[row["rule"]].append(row["average"]["values"])
@@ -103,13 +106,16 @@ def rounds_section(
     target: float,
     shares: Sequence[float],
     limit: int,
+    *,
+    above: bool = False,
 ) -> dict[str, Any]:
     """Return one target's part of the papers' tables: rounds of the baseline (the first rule), gains of the others.
 
-    A target that is not reached counts as the round limit, so that both unreached is a gain of 0 (SPEC §6).
+    A target that is not reached counts as the round limit, so that both unreached is a gain of 0 (SPEC §6). `average`
+    is over all shares (paper 004), `printed` over those that the thesis prints: reached by the baseline or by the rule.
     """
     reached = {
-        key: [rounds_to_target(curve.rounds, curve.scores, target, share) for share in shares]
+        key: [rounds_to_target(curve.rounds, curve.scores, target, share, above=above) for share in shares]
         for key, curve in table.items()
     }
     counted = {key: [limit if found is None else found for found in row] for key, row in reached.items()}
@@ -129,9 +135,27 @@ def rounds_section(
             for column, share in enumerate(shares)
         ]
         average = estimate([math.fsum(row) / len(shares) for row in by_seed])
+        either = [
+            [reached[base, seed][column] is not None or reached[rule, seed][column] is not None for seed in seeds]
+            for column in range(len(shares))
+        ]
+        printed = estimate(printed_means(by_seed, [list(row) for row in zip(*either, strict=True)]))
         kind = "rounds" if rule == base else "gain"
-        rows.append({"rule": rule, "kind": kind, "cells": cells, "average": average.as_json()})
+        averages = {"average": average.as_json(), "printed": printed.as_json()}
+        rows.append({"rule": rule, "kind": kind, "cells": cells, **averages})
     return {"target": target, "shares": list(shares), "rows": rows}
+
+
+def printed_means(by_seed: Sequence[Sequence[float]], printed: Sequence[Sequence[bool]]) -> list[float]:
+    """Return each seed's mean over the shares that are printed, those that the baseline or the rule reached.
+
+    Use it for the thesis' averages (Table 5.5); a seed in which neither reached any share has none and is left out.
+    """
+    kept = [
+        [value for value, shown in zip(row, marks, strict=True) if shown]
+        for row, marks in zip(by_seed, printed, strict=True)
+    ]
+    return [math.fsum(row) / len(row) for row in kept if row]
 
 
 def _measures(

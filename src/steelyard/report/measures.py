@@ -11,14 +11,16 @@ from steelyard.messages import Floats
 from steelyard.rounds.targets import reached
 
 
-def rounds_to_target(rounds: NDArray[np.int64], scores: Floats, target: float, share: float) -> int | None:
+def rounds_to_target(
+    rounds: NDArray[np.int64], scores: Floats, target: float, share: float, *, above: bool = False
+) -> int | None:
     """Return the first round at which at least ceil(share · n) devices have a score of at least the target.
 
-    `scores` is [rounds, devices]. None when no round reaches it (SPEC §6).
+    `scores` is [rounds, devices]. None when no round reaches it (SPEC §6). `above` asks for more than the target.
     """
     if scores.size == 0:
         return None
-    enough = np.flatnonzero(reached(scores, target, share))
+    enough = np.flatnonzero(reached(scores, target, share, above=above))
     return int(rounds[enough[0]]) if len(enough) else None
 
 

@@ -40,7 +40,9 @@ def summarise(folder: Path, settings: RoundSettings, measure: str = "accuracy") 
                 "worst_tenth": worst_tenth(last) if len(last) else None,
                 "p10": float(np.percentile(last, 10)) if len(last) else None,
                 "p90": float(np.percentile(last, 90)) if len(last) else None,
-                "rounds_to_target": rounds_to_target(rounds, scores, settings.target, settings.share),
+                "rounds_to_target": rounds_to_target(
+                    rounds, scores, settings.target, settings.share, above=settings.above
+                ),
                 "testing_rounds": int(mine["tests"].to_numpy().sum()),
                 "orders": _orders(list(mine["priority"]), list(mine["tried"])),
                 "server": _server(list(mine["server_metrics"]), list(mine["server_accuracy"])),
@@ -59,7 +61,7 @@ def summarise(folder: Path, settings: RoundSettings, measure: str = "accuracy") 
                 "seed": seed,
                 "target": target,
                 "share": share,
-                "round": rounds_to_target(rounds, scores, target, share),
+                "round": rounds_to_target(rounds, scores, target, share, above=settings.above),
             }
             for target in settings.all_targets
             for share in settings.shares

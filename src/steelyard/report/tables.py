@@ -40,6 +40,8 @@ def _number(value: float, digits: int) -> str:
 
 def cell(value: Mapping[str, Any], digits: int = 1, factor: float = 1.0) -> str:
     """Write an estimate as "mean±half", or the mean alone for one seed."""
+    if not value["values"]:
+        return "–"
     mean = value["mean"] * factor
     if len(value["values"]) < 2:
         whole = digits == 1 and factor == 1.0 and float(mean).is_integer()
@@ -53,11 +55,14 @@ def _rounds(section: Mapping[str, Any], document: Mapping[str, Any], several: bo
     for row in section["rows"]:
         base = row["kind"] == "rounds"
         cells = ["–" if base and part["unreached"] == seeds else cell(part) for part in row["cells"]]
-        rows.append((row["rule"] + (" (rounds)" if base else ""), *cells, cell(row["average"], 2)))
+        averages = (cell(row[name], 2) for name in ("average", "printed"))
+        rows.append((row["rule"] + (" (rounds)" if base else ""), *cells, *averages))
     note = f"First row: rounds; others: rounds gained over it. Not reached counts as round {document['limit']}"
     note += f"; – : in no seed. Mean ± 95 % interval over {seeds} seeds." if several else "; – : not reached. One seed."
-    headings = ("rule", *(f"{share:.0%}" for share in section["shares"]), "average")
-    return Grid(f"Rounds until a share of the devices reach {section['target']:.0%}", headings, tuple(rows), note)
+    note += " Printed: the average over the shares that the first row or the rule reached."
+    headings = ("rule", *(f"{share:.0%}" for share in section["shares"]), "average", "printed")
+    verb = "are above" if document.get("reach") == "above" else "reach"
+    return Grid(f"Rounds until a share of the devices {verb} {section['target']:.0%}", headings, tuple(rows), note)
 
 
 def _devices(document: Mapping[str, Any]) -> Grid:
@@ -162,17 +167,18 @@ def bars(values: Sequence[float], low: float, high: float) -> str:
 
 
 def write_csv(document: Mapping[str, Any]) -> str:
-    """Return the rounds-to-target tables as tidy CSV: a line per target, rule and share; "average" closes each."""
+    """Return the rounds-to-target tables as tidy CSV: a line per target, rule and share; the averages close each."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["target", "share", "rule", "kind", "mean", "low", "high", "unreached", "seeds"])
     for section in document["rounds_to_target"]:
         for row in section["rows"]:
-            parts: list[dict[str, Any]] = [*row["cells"], {"share": "average", "unreached": "", **row["average"]}]
+            averages = [{"share": name, "unreached": "", **row[name]} for name in ("average", "printed")]
+            parts: list[dict[str, Any]] = [*row["cells"], *averages]
             for part in parts:
-                bounds = ["" if math.isnan(part[name]) else part[name] for name in ("low", "high")]
-                head = [section["target"], part["share"], row["rule"], row["kind"], part["mean"]]
-                writer.writerow([*head, *bounds, part["unreached"], len(part["values"])])
+                numbers = ["" if math.isnan(part[name]) else part[name] for name in ("mean", "low", "high")]
+                head = [section["target"], part["share"], row["rule"], row["kind"]]
+                writer.writerow([*head, *numbers, part["unreached"], len(part["values"])])
     return out.getvalue()
 
 

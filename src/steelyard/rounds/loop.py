@@ -255,7 +255,10 @@ def _finish(draft: Draft, server: Server, plan: Plan, seconds: float) -> tuple[R
         test = server.report(federation.seed, draft.model[None])
     answer = draft.answer
     accuracy = None if answer is None else float(answer.overall()[0])
-    finished = plan.stop_at is not None and answer is not None and bool(reached(answer.scores[0], *plan.stop_at))
+    finished = False
+    if plan.stop_at is not None and answer is not None:
+        target, share, above = plan.stop_at
+        finished = bool(reached(answer.scores[0], target, share, above=above))
     orders = draft.orders or before.orders
     state = RoundState(before.round + 1, draft.model, loss, orders, finished, draft.memory)
     macro = None if test is None or test.f1.shape[1] == 0 else float(test.f1[0].mean())

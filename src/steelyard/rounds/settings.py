@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -31,12 +31,20 @@ class RoundSettings(Section):
     """Targets of the rounds-to-target table; default: `target` alone."""
     shares: tuple[Share, ...] = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
     """Shares of devices of the rounds-to-target table."""
+    reach: Literal["at-least", "above"] = "at-least"
+    """When a device has reached a target: at-least: a local accuracy of the target or more (the papers' words); above:
+    more than the target (what the authors' programme counts)."""
     last: int = Field(default=5, ge=1)
     """Verdicts also look at the mean of the last so many evaluated rounds, which chance moves less than one round."""
     stop_at_target: bool = False
     """End the run once `share` of the devices reach `target`."""
     samples: bool = False
     """Also record right or wrong for every single test sample in the last round."""
+
+    @property
+    def above(self) -> bool:
+        """Whether only more than a target counts."""
+        return self.reach == "above"
 
     @property
     def all_targets(self) -> tuple[float, ...]:

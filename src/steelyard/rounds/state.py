@@ -116,8 +116,8 @@ class Plan:
     fraction: float
     min_clients: int = 1
     evaluate_every: int = 1
-    stop_at: tuple[float, float] | None = None
-    """(target accuracy, share of devices): stop a federation once this share reaches the target."""
+    stop_at: tuple[float, float, bool] | None = None
+    """(target accuracy, share of devices, above): stop a federation once this share reaches the target, or is above."""
     detailed: bool = False
     """Record right or wrong for every test sample in the last round."""
     report: bool = False

@@ -1,4 +1,4 @@
-"""When a target counts as reached: a share of the devices has a local score of at least the target."""
+"""When a target counts as reached: a share of the devices has a local score of at least the target, or above it."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ def devices_needed(share: float, devices: int) -> int:
     return math.ceil(share * devices - 1e-9)
 
 
-def reached(scores: Floats, target: float, share: float) -> NDArray[np.bool_]:
+def reached(scores: Floats, target: float, share: float, *, above: bool = False) -> NDArray[np.bool_]:
     """Say for each row of scores[..., devices] whether ceil(share · n) devices have a score of at least the target.
 
-    Use it for the early stop and for rounds-to-target tables alike; without devices nothing is reached.
+    Use it for the early stop and for rounds-to-target tables alike; without devices nothing is reached. `above` asks
+    for more than the target, as the programme of the authors of papers 000 and 004 does.
     """
     devices = scores.shape[-1]
     if devices == 0:
         return np.zeros(scores.shape[:-1], dtype=np.bool_)
-    return np.asarray((scores >= target).sum(axis=-1) >= devices_needed(share, devices))
+    good = scores > target if above else scores >= target
+    return np.asarray(good.sum(axis=-1) >= devices_needed(share, devices))

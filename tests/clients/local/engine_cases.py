@@ -70,6 +70,7 @@ class Normed(nn.Module):
 MODELS = {
     "cnn-digits": (ModelSettings(name="cnn-digits"), (8, 8), 10),
     "cnn-odd": (ModelSettings(name="cnn", kernel=5, channels=(3, 5), hidden=(7,)), (2, 11, 9), 4),
+    "cnn-authors": (ModelSettings(name="cnn-mnist-authors", kernel=3, channels=(3, 5), hidden=(7,)), (9, 8), 4),
     "cnn-celeba": (ModelSettings(name="cnn-celeba", hidden=(8,), channels=(4, 6)), (3, 8, 8), 2),
     "mlp": (ModelSettings(name="mlp", hidden=(16, 8)), (8, 8), 10),
     "logistic": (ModelSettings(name="logistic"), (5,), 3),

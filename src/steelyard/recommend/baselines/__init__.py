@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 
 from steelyard.errors import UserError, brief, listed, nearest
-from steelyard.recommend.baselines import fcf, libraries, plain
+from steelyard.recommend.baselines import bpr_mf, fcf, libraries, neighbours, plain
 from steelyard.recommend.interactions import Codes, Interactions
 from steelyard.recommend.lists import Scores, best_unseen
 from steelyard.recommend.ranking import Floats
@@ -18,8 +18,9 @@ Maker = Callable[..., Scores]
 BASELINES: Mapping[str, Maker] = {
     "random": plain.random,
     "popular": plain.popular,
-    "user-knn": libraries.user_knn,
-    "item-knn": libraries.item_knn,
+    "user-knn": neighbours.user_knn,
+    "item-knn": neighbours.item_knn,
+    "bpr-mf": bpr_mf.bpr_mf,
     "bpr": libraries.bpr,
     "vae": libraries.vae,
     "fcf": fcf.fcf,

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from steelyard.randomness import generator
-from steelyard.recommend.baselines.libraries import matrix
+from steelyard.recommend.baselines.neighbours import matrix
 from steelyard.recommend.interactions import Codes, Interactions
 from steelyard.recommend.lists import Scores
 from steelyard.recommend.ranking import Floats

@@ -1,4 +1,4 @@
-"""Baselines through well-kept libraries: `implicit` for neighbours and BPR-MF, `cornac` for the autoencoder.
+"""Baselines through well-kept libraries: `implicit` for BPR, `cornac` for the autoencoder.
 
 They need the extra: pip install 'steelyard[recommend]'.
 """
@@ -14,6 +14,7 @@ import numpy as np
 
 from steelyard.errors import UserError
 from steelyard.randomness import stream_key
+from steelyard.recommend.baselines.neighbours import matrix
 from steelyard.recommend.interactions import Codes, Interactions
 from steelyard.recommend.lists import Scores
 from steelyard.recommend.ranking import Floats
@@ -37,54 +38,10 @@ def _fit(model: Any, taken: Any) -> None:
         model.fit(taken, show_progress=False)
 
 
-def matrix(train: Interactions) -> Any:
-    """Return the training interactions as a sparse matrix of ones, users × items."""
-    # For speed of start: much of the package needs no SciPy.
-    from scipy import sparse
-
-    ones = np.ones(len(train), dtype=np.float32)
-    shape = (len(train.users), len(train.items))
-    found = sparse.csr_matrix((ones, (train.user, train.item)), shape=shape)
-    found.data[:] = 1.0
-    return found
-
-
-def item_knn(train: Interactions, seed: int = 1, neighbours: int = 50) -> Scores:
-    """Item-kNN with cosine similarity: an item scores by its likeness to the user's items."""
-    neighbours_of = _library("implicit.nearest_neighbours")
-    taken = matrix(train)
-    model = neighbours_of.CosineRecommender(K=neighbours + 1, num_threads=2)
-    _fit(model, taken)
-
-    def scores(users: Codes) -> Floats:
-        return np.asarray((taken[users] @ model.similarity).todense(), dtype=np.float64)
-
-    return scores
-
-
-def user_knn(train: Interactions, seed: int = 1, neighbours: int = 50) -> Scores:
-    """User-kNN with cosine similarity: an item scores by the likeness of the users who took it."""
-    # For speed of start: much of the package needs no SciPy.
-    from scipy import sparse
-
-    neighbours_of = _library("implicit.nearest_neighbours")
-    taken = matrix(train)
-    # The library compares items; handed the transposed matrix, it compares users.
-    model = neighbours_of.CosineRecommender(K=neighbours + 1, num_threads=2)
-    _fit(model, sparse.csr_matrix(taken.T))
-    alike = model.similarity.tocsr()
-    alike.setdiag(0)
-
-    def scores(users: Codes) -> Floats:
-        return np.asarray((alike[users] @ taken).todense(), dtype=np.float64)
-
-    return scores
-
-
 def bpr(
     train: Interactions, seed: int = 1, factors: int = 20, rate: float = 0.05, decay: float = 0.0025, epochs: int = 50
 ) -> Scores:
-    """BPR-MF (Rendle et al.), centralised: the pair-wise learning that FPL federates.
+    """BPR by `implicit`, centralised: negatives come from what others took, so popular items are pushed down more.
 
     Two threads may write the same row in one moment, so runs with the same seed agree only nearly.
     """

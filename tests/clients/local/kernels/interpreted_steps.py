@@ -16,7 +16,7 @@ assert interpreted
 CASES = {
     "one by one": [],
     "mini": [("cnn-odd", "mini"), ("cnn-digits", "heavy")],
-    "full": [("cnn-celeba", "full"), ("cnn-digits", "full")],
+    "full": [("cnn-celeba", "full"), ("cnn-authors", "full"), ("cnn-digits", "full")],
 }
 
 

@@ -31,11 +31,14 @@ class _Table:
 
 
 class FirstConvolution:
-    """relu(max-pool(convolution) + bias) of images, and the gradient at its kernels; one for every thread."""
+    """relu(max-pool(convolution) + bias) of images, and the gradient at its kernels; one for every thread.
 
-    def __init__(self, image: tuple[int, int, int], kernel: int, channels: int) -> None:
+    Without `rectified` the ReLU is left out.
+    """
+
+    def __init__(self, image: tuple[int, int, int], kernel: int, channels: int, *, rectified: bool = True) -> None:
         self.depth, height, width = image
-        self.kernel, self.channels = kernel, channels
+        self.kernel, self.channels, self.rectified = kernel, channels, rectified
         self.pooled = (height // 2, width // 2)
         self.starts = tuple(((a * (kernel + 1)) + b) * self.depth for a in (0, 1) for b in (0, 1))
         self.taps = kernel * (kernel + 1) * self.depth
@@ -74,7 +77,8 @@ class FirstConvolution:
         self._kernels.copy_(kernels.view(self._kernels.shape))
         for slab, corner in zip(table.turned, table.corners, strict=True):
             torch.mm(slab, self._wide, out=corner)
-        return (largest(table.corners, table.top) + bias).relu_()
+        found = largest(table.corners, table.top) + bias
+        return found.relu_() if self.rectified else found
 
     def backward(self, slope: torch.Tensor) -> torch.Tensor:
         """Return the gradient at the kernels from the slope at the pooled numbers (ReLU's part done)."""

@@ -17,7 +17,8 @@ class FusedClient:
     """One client's model in native order and its training step; a thread uses one for all its clients in turn."""
 
     def __init__(self, order: ConvOrder, second: PooledConvolution, sgd: Sgd) -> None:
-        self.first = FirstConvolution(order.image, order.kernel, order.channels[0])
+        self.first = FirstConvolution(order.image, order.kernel, order.channels[0], rectified=order.rectified)
+        self.rectified = order.rectified
         self.second, self.sgd = second, sgd
         self.model = on_large_pages(order.layout.size)
         self.named = order.views(self.model)
@@ -42,7 +43,9 @@ class FusedClient:
         named, samples = self.named, len(labels)
         rows = self.first.forward(images, named["conv1.weight"], named["conv1.bias"])
         below1 = rows.view(samples, *self.first.pooled, -1)
-        below2 = (self.second.forward(below1, named["conv2.weight"]) + named["conv2.bias"]).relu_()
+        below2 = self.second.forward(below1, named["conv2.weight"]) + named["conv2.bias"]
+        if self.rectified:
+            below2.relu_()
         flat = below2.view(samples, -1)
         # Weights @ columns beats rows @ weights at small batches, so activations of dense layers stand on end.
         hidden = torch.addmm(named["dense1.bias"][:, None], named["dense1.weight"], flat.t()).relu_()
@@ -57,17 +60,20 @@ class FusedClient:
         flat_slope = slope.t().contiguous() @ named["dense1.weight"]
         self._product("dense1.weight", slope, flat)
         self._add("dense1.bias", slope.sum(1))
-        flat_slope = aten.threshold_backward(flat_slope, flat, 0)
-        slope = flat_slope.view(below2.shape)
+        slope = self._cut(flat_slope, flat).view(below2.shape)
         self._add("conv2.bias", slope.sum((0, 1, 2)))
         below, kernels = self.second.backward(slope)
         self._add("conv2.weight", kernels)
-        slope = aten.threshold_backward(below.reshape(rows.shape), rows, 0)
+        slope = self._cut(below.reshape(rows.shape), rows)
         self._add("conv1.bias", slope.sum(0))
         self._add("conv1.weight", self.first.backward(slope))
         if self.gradients is not None:
             self.sgd.apply(self.model, self.gradients, self.velocity, self.start)
         return each
+
+    def _cut(self, slope: torch.Tensor, passed: torch.Tensor) -> torch.Tensor:
+        """The slope below a ReLU after a convolution, where the network has one."""
+        return aten.threshold_backward(slope, passed, 0) if self.rectified else slope
 
     def _product(self, name: str, slope: torch.Tensor, inputs: torch.Tensor) -> None:
         if self.gradients is None:

@@ -16,6 +16,7 @@ class ConvOrder:
         self.image = module.image
         self.kernel = module.conv1.kernel_size[0]
         self.channels = (module.conv1.out_channels, module.conv2.out_channels)
+        self.rectified = module.rectified
         height, width = module.image[1:]
         self.pooled = (height // 4, width // 4)
 

@@ -34,7 +34,7 @@ class ConvSteps:
     def __init__(self, module: ConvNet, layout: Layout, *, half: bool) -> None:
         self.order = ConvOrder(module, layout)
         self.image, self.kernel, self.channels = self.order.image, self.order.kernel, self.order.channels
-        self.layout = layout
+        self.layout, self.rectified = layout, self.order.rectified
         self.dtype = torch.bfloat16 if half else torch.float32
         self.first = self.kernel**2 * self.image[0]
         self.widths = (_round(self.first + 1, 16), self.kernel**2 * self.channels[0])
@@ -102,9 +102,9 @@ class ConvSteps:
         _, height, width = self.image
         seen1 = self.first_windows(features).view(clients, -1, self.widths[0])
         raw = torch.bmm(seen1, parameters["conv1.weight"].to(self.dtype).transpose(1, 2))
-        below1, codes1 = windows.pool(raw.view(-1, height, width, self.channels[0]), None)
+        below1, codes1 = windows.pool(raw.view(-1, height, width, self.channels[0]), None, rectified=self.rectified)
         second = _Gathered(self, below1, parameters["conv2.weight"].to(self.dtype))
-        below2, codes2 = windows.pool(second.forward(), parameters["conv2.bias"])
+        below2, codes2 = windows.pool(second.forward(), parameters["conv2.bias"], rectified=self.rectified)
         flat = below2.view(clients, samples, -1).float()
         hidden = dense(flat, "dense1", parameters, None).relu_()
         slope, each = gradient(dense(hidden, "dense2", parameters, None), labels, weights)
@@ -116,7 +116,8 @@ class ConvSteps:
         below = dense_back(slope, "dense1", parameters, None)
         write.product("dense1.weight", slope, flat)
         write.sum("dense1.bias", slope)
-        slope = aten.threshold_backward(below, flat, 0).to(self.dtype).view(below2.shape)
+        slope = aten.threshold_backward(below, flat, 0) if self.rectified else below
+        slope = slope.to(self.dtype).view(below2.shape)
         write.sum("conv2.bias", slope.view(clients, -1, self.channels[1]))
         slope = windows.unpool(slope, codes2, *below1.shape[1:3])
         below = second.backward(slope)

@@ -1,4 +1,4 @@
-"""Pooling with ReLU, its way back, and gathering of windows, in torch, for convolutions of stacked clients.
+"""Pooling, with or without ReLU, its way back, and gathering of windows, in torch, for convolutions of stacked clients.
 
 Images stand channels last: [images, height, width, channels]. On a GPU with Triton the package `kernels` does all this
 without writing windows out.
@@ -14,19 +14,22 @@ DEAD = 4
 """The code of a pooled number that ReLU cuts off; codes 0 to 3 say which of the four was the largest."""
 
 
-def pool(raw: torch.Tensor, bias: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+def pool(raw: torch.Tensor, bias: torch.Tensor | None, *, rectified: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
     """Return relu(2×2 maximum + bias) and the codes of where each maximum was.
 
     `bias` is [clients, channels] for images that stand client by client. Adding a bias and cutting at 0 are monotone,
-    so doing both after the maximum gives the same numbers from a quarter of the work.
+    so doing both after the maximum gives the same numbers from a quarter of the work. Without
+    `rectified` nothing is cut.
     """
     width, channels = raw.shape[2:]
     pooled, where = aten.max_pool2d_with_indices(raw.permute(0, 3, 1, 2), [2, 2])
     pooled, where = pooled.permute(0, 2, 3, 1).contiguous(), where.permute(0, 2, 3, 1)
     if bias is not None:
         pooled.view(len(bias), -1, channels).add_(bias[:, None, :].to(raw.dtype))
-    pooled.relu_()
     codes = (where // width % 2 * 2 + where % width % 2).to(torch.uint8)
+    if not rectified:
+        return pooled, codes
+    pooled.relu_()
     return pooled, torch.where(pooled > 0, codes, DEAD)
 
 

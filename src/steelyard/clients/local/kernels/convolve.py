@@ -51,8 +51,8 @@ def prepare(weights, straight, turned, weight_step, channels: tl.constexpr, kern
 @triton.jit
 def forward(source, weights, bias, pooled, codes, samples, weight_step, bias_step, height: tl.constexpr,
             width: tl.constexpr, channels: tl.constexpr, kernel: tl.constexpr, outputs: tl.constexpr,
-            coded: tl.constexpr, precision: tl.constexpr, block: tl.constexpr, chunk: tl.constexpr,
-            wide: tl.constexpr):  # fmt: skip
+            coded: tl.constexpr, rectified: tl.constexpr, precision: tl.constexpr, block: tl.constexpr,
+            chunk: tl.constexpr, wide: tl.constexpr):  # fmt: skip
     client = tl.program_id(1).to(tl.int64)
     across: tl.constexpr = width // 2
     area: tl.constexpr = (height // 2) * across
@@ -91,12 +91,14 @@ def forward(source, weights, bias, pooled, codes, samples, weight_step, bias_ste
     code = tl.where(larger, 3, code)
     best = tl.where(larger, fourth, best)
     best += tl.load(bias + client * bias_step + out, out < outputs, 0.0)[None, :]
-    dead = best <= 0
+    if rectified:
+        code = tl.where(best <= 0, 4, code)
+        best = tl.where(best <= 0, 0.0, best)
     target = (client * samples * area + position)[:, None] * outputs + out[None, :]
     known = inside[:, None] & (out < outputs)[None, :]
-    tl.store(pooled + target, tl.where(dead, 0.0, best).to(pooled.dtype.element_ty), known)
+    tl.store(pooled + target, best.to(pooled.dtype.element_ty), known)
     if coded:
-        tl.store(codes + target, tl.where(dead, 4, code).to(tl.uint8), known)
+        tl.store(codes + target, code.to(tl.uint8), known)
 
 
 @triton.jit

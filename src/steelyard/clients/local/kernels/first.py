@@ -37,6 +37,7 @@ def forward(
         **shape.raw,
         columns=weights.shape[2],
         coded=coded,
+        rectified=shape.rectified,
         kind=how.kind,
         precision=how.precision,
         block=cut.block,

@@ -58,8 +58,8 @@ def windows(features, base, y, x, inside, tap, height: tl.constexpr, width: tl.c
 @triton.jit
 def forward(features, rows, counter, weights, pooled, codes, samples, client_rows, step_rows, weight_step,
             height: tl.constexpr, width: tl.constexpr, depth: tl.constexpr, kernel: tl.constexpr, outputs: tl.constexpr,
-            columns: tl.constexpr, coded: tl.constexpr, kind: tl.constexpr, precision: tl.constexpr,
-            block: tl.constexpr, taps: tl.constexpr, wide: tl.constexpr):  # fmt: skip
+            columns: tl.constexpr, coded: tl.constexpr, rectified: tl.constexpr, kind: tl.constexpr,
+            precision: tl.constexpr, block: tl.constexpr, taps: tl.constexpr, wide: tl.constexpr):  # fmt: skip
     client = tl.program_id(1).to(tl.int64)
     across: tl.constexpr = width // 2
     area: tl.constexpr = (height // 2) * across
@@ -90,12 +90,14 @@ def forward(features, rows, counter, weights, pooled, codes, samples, client_row
     larger = (other > best) | (other != other)
     code = tl.where(larger, 3, code)
     best = tl.where(larger, other, best)
-    dead = best <= 0
+    if rectified:
+        code = tl.where(best <= 0, 4, code)
+        best = tl.where(best <= 0, 0.0, best)
     target = (client * samples * area + position)[:, None] * outputs + out[None, :]
     known = inside[:, None] & (out < outputs)[None, :]
-    tl.store(pooled + target, tl.where(dead, 0.0, best).to(pooled.dtype.element_ty), known)
+    tl.store(pooled + target, best.to(pooled.dtype.element_ty), known)
     if coded:
-        tl.store(codes + target, tl.where(dead, 4, code).to(tl.uint8), known)
+        tl.store(codes + target, code.to(tl.uint8), known)
 
 
 @triton.jit

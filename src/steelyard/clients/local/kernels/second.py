@@ -63,6 +63,7 @@ def forward(
         bias.stride(0),
         **shape.fixed,
         coded=coded,
+        rectified=shape.rectified,
         precision=how.precision,
         block=cut.block,
         chunk=min(power(shape.taps), cut.chunk),

@@ -34,6 +34,8 @@ class Shape:
     channels: int
     kernel: int
     outputs: int
+    rectified: bool = True
+    """Whether ReLU follows the pooling."""
 
     @property
     def pooled(self) -> tuple[int, int]:

@@ -43,8 +43,8 @@ class KernelSteps:
         self.stream: torch.cuda.Stream | None = None
         depth, height, width = steps.image
         inner, outer = steps.channels
-        self.first = Shape(height, width, depth, steps.kernel, inner)
-        self.second = Shape(height // 2, width // 2, inner, steps.kernel, outer)
+        self.first = Shape(height, width, depth, steps.kernel, inner, steps.rectified)
+        self.second = Shape(height // 2, width // 2, inner, steps.kernel, outer, steps.rectified)
         self.outputs = steps.slots["dense2.weight"][1][0]
         self.head = layers.HeadOffsets(
             *(steps.slots[name][0] for name in ("dense2.weight", "dense2.bias", "dense1.bias"))

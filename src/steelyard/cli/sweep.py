@@ -1,0 +1,133 @@
+"""`steelyard sweep`: an experiment over a grid of fields and rules, on a validation split.
+
+What is heavy is imported inside the functions, for speed of start.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from steelyard.activity import doing
+from steelyard.cli.options import ExperimentArgument, QuietOption, SeedOption, SetOption, TableFormat, TableFormatOption
+from steelyard.cli.printing import print_json, terminal_width, watched
+from steelyard.cli.trust import TrustOption, asking
+from steelyard.errors import printable
+from steelyard.rounds.progress import watching
+
+JobsOption = Annotated[int, typer.Option("--jobs", min=1, help="Runs at a time, each in a process of its own.")]
+
+
+def sweep(
+    experiment: ExperimentArgument,
+    over: Annotated[
+        list[str],
+        typer.Option("--over", help="A field and its values: training.learning_rate=0.05,0.1. May be given again."),
+    ],
+    rules: Annotated[
+        list[str] | None,
+        typer.Option("--rules", help="Rules as in `steelyard compare`; default: the experiment's main rule."),
+    ] = None,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Number of seeds, counted from the first.")] = 1,
+    measure: Annotated[
+        str,
+        typer.Option(
+            "--measure",
+            help="What to choose by: score (the experiment's own), worst10, rounds-to-target, loss, server-accuracy, "
+            "server-macro-f1, and, of recommenders, ndcg, precision, recall, hit_rate.",
+        ),
+    ] = "score",
+    validation: Annotated[
+        float | None,
+        typer.Option("--validation", help="Share of the training data to choose on; default: the recipe's, or 0.1."),
+    ] = None,
+    stacked: Annotated[
+        bool,
+        typer.Option("--stacked/--one-by-one", help="Rules and seeds of one point as one run, or each as its own."),
+    ] = True,
+    jobs: JobsOption = 1,
+    test: Annotated[bool, typer.Option("--test", help="Then run the best on the test set, with all seeds.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Also run a grid of more than 100 points.")] = False,
+    changes: SetOption = None,
+    seed: SeedOption = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="The sweep's own folder; one that holds the same sweep goes on.")
+    ] = None,
+    trust: TrustOption = False,
+    quiet: QuietOption = False,
+    format: TableFormatOption = "text",
+) -> None:
+    """Run an experiment over a grid of fields and rules on a validation split, and show which point is best."""
+    with watching(not quiet):
+        with doing("starting"):
+            from steelyard.experiment.loading import load
+            from steelyard.experiment.sweep_plan import plan
+            from steelyard.experiment.sweeping import sweep as run_sweep
+
+        ask = asking(trust)
+        described = load(experiment, changes or [], seed, ask)
+        planned = plan(
+            *(described, over),
+            rules=rules or [],
+            seeds=seeds,
+            measure=measure,
+            validation=validation,
+            stacked=stacked,
+            many=yes,
+        )
+
+        def work() -> Path:
+            return run_sweep(planned, out=out, jobs=jobs, progress=not quiet, tell=None if quiet else _tell)
+
+        finish_sweep(work, test, quiet, format)
+
+
+def resume_sweep(folder: Path, trust: bool, accept_changes: bool, quiet: bool, format: TableFormat) -> None:
+    """Go on with a sweep that was stopped or killed; what `steelyard resume` does with the folder of one."""
+    from steelyard.experiment.sweeping import resume_sweep as go_on
+
+    def work() -> Path:
+        tell = None if quiet else _tell
+        return go_on(folder, progress=not quiet, tell=tell, ask=asking(trust), accept_changes=accept_changes)
+
+    finish_sweep(work, False, quiet, format)
+
+
+def finish_sweep(work: Callable[[], Path], test: bool, quiet: bool, format: TableFormat) -> None:
+    """Do the work of a sweep, write its files, run the best on the test set where asked, and show the table."""
+    from steelyard.report.sweeps import BEST, sweep_document, write_sweep_files
+
+    folder = watched(work)
+    with doing("summing up"):
+        document = write_sweep_files(folder)
+    if test and document["best"] is not None:
+        from steelyard.experiment.loading import load
+        from steelyard.experiment.sweeping import run_on_test
+
+        best = load(folder / BEST)
+        watched(lambda: run_on_test(folder, best, progress=not quiet))
+        document = sweep_document(folder)
+    show_sweep(document, format)
+
+
+def show_sweep(document: dict[str, Any], format: TableFormat) -> None:
+    """Print a sweep's table for people or programs."""
+    from steelyard.report.sweep_table import next_lines, sweep_table
+    from steelyard.report.sweeps import sweep_csv
+
+    if format == "json":
+        print_json(document)
+    elif format == "csv":
+        print(sweep_csv(document), end="")
+    else:
+        print(sweep_table(document, format, terminal_width()), end="")
+        if format == "text":
+            print("\n".join(next_lines(document)))
+
+
+def _tell(line: str) -> None:
+    print(printable(line), file=sys.stderr, flush=True)

@@ -1,0 +1,77 @@
+"""Several runs at a time, each in a process of its own, so that one that is killed takes nothing with it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Sequence
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+from steelyard.errors import UserError
+
+Work = Callable[[Path, int], None]
+"""What a process does: a folder, and the number of the run in it."""
+
+
+def in_processes(work: Work, folder: Path, numbers: Sequence[int], jobs: int, tell: Callable[[int], None]) -> None:
+    """Do each of the numbered runs, `jobs` at a time; the first that fails stops the others, which can go on later.
+
+    Each process gets its share of the processor's cores. Runs are safe against being killed, so that is what a stop
+    does to them.
+    """
+    processes = multiprocessing.get_context("spawn")
+    waiting, free = list(numbers), list(range(jobs))
+    running: dict[Connection, tuple[BaseProcess, int]] = {}
+    try:
+        while waiting or running:
+            while waiting and free:
+                number, core = waiting.pop(0), free.pop(0)
+                tell(number)
+                answer, question = processes.Pipe(duplex=False)
+                process = processes.Process(target=_process, args=(work, folder, number, core, jobs, question))
+                process.start()
+                question.close()
+                running[answer] = (process, core)
+            for answer in wait(list(running)):
+                assert isinstance(answer, Connection)
+                process, core = running.pop(answer)
+                free.append(core)
+                _check(answer, process)
+    finally:
+        for process, _ in running.values():
+            process.kill()
+        for process, _ in running.values():
+            process.join()
+
+
+def _check(answer: Connection, process: BaseProcess) -> None:
+    try:
+        problem: str | None = answer.recv()
+    except EOFError:
+        process.join()
+        raise UserError(
+            f"--jobs: a run's process ended with code {process.exitcode}, as when memory is short; allowed: fewer jobs"
+        ) from None
+    finally:
+        answer.close()
+    process.join()
+    if problem is not None:
+        raise UserError(problem)
+
+
+def _process(work: Work, folder: Path, number: int, core: int, jobs: int, answer: Connection) -> None:
+    # Ctrl-C reaches every process of the terminal: the first one stops the others.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, cores[core::jobs] or cores)
+    try:
+        work(folder, number)
+    except UserError as error:
+        answer.send(str(error))
+    else:
+        answer.send(None)
+    answer.close()

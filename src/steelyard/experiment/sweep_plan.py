@@ -1,0 +1,347 @@
+"""What a sweep is: an experiment over a grid of fields and rules, on a validation split; its points, its file."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import product
+from pathlib import Path
+from typing import Any, cast
+
+import tomli_w
+
+from steelyard.errors import UserError, brief, listed, nearest
+from steelyard.experiment.code import FOLDER, file_name, keep_code, rename_code, resolve_code
+from steelyard.experiment.comparing import CHECKPOINTS, MOST_SEEDS, with_rules
+from steelyard.experiment.description import Description
+from steelyard.experiment.loading import build, source_text
+from steelyard.experiment.rule_words import plain
+from steelyard.runs.durable import write_durably
+from steelyard.settings import parse, put, read_value
+from steelyard.weighing.rule import label
+
+SWEEP_FILE = "sweep.toml"
+"""The file in a sweep's folder that says what is swept."""
+SHARE = 0.1
+"""The share of the training data that settings are chosen on, unless another is given."""
+MANY, MOST = 100, 10_000
+"""Points from which on a grid is asked about, and beyond which it is a slip of the keyboard."""
+LOWER = frozenset({"rounds-to-target", "loss", "rmse", "mae", "mape", "server-mape"})
+"""Measures of which less is better."""
+_OWN = ("seed", "name", "description", "kind", "store", "tracking", "federate", "beside")
+"""Fields and sections that are no settings to be chosen."""
+
+Scalar = str | int | float | bool
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One field of the grid, by dotted name, and the values that it takes, in their order."""
+
+    field: str
+    values: tuple[Scalar, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """One run of a sweep: the values of its fields, the experiment with its rules, the seeds."""
+
+    folder: str
+    values: tuple[Scalar, ...]
+    experiment: Description
+    seeds: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a sweep's file says of one of its runs: its folder, the values of its fields, the seeds."""
+
+    folder: str
+    values: tuple[Scalar, ...]
+    seeds: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Sweep:
+    """A grid over an experiment; use `plan` to make one, `parts` for the runs it is made of."""
+
+    experiment: Description
+    """As it would run on the test set, before any value of the grid."""
+    axes: tuple[Axis, ...]
+    rules: tuple[str, ...]
+    """As words; empty for the experiment's main rule."""
+    seeds: tuple[int, ...]
+    measure: str
+    validation: float
+    stacked: bool
+    """Whether the rules and seeds of one point of the grid are one run."""
+
+    def at(self, values: Sequence[Scalar]) -> Description:
+        """Return the experiment at one point of the grid, on the test set, with all rules."""
+        document = self.experiment.model_dump(mode="json", exclude_none=True)
+        for axis, value in zip(self.axes, values, strict=True):
+            put(document, axis.field.split("."), value, f"--over {axis.field}")
+        if not self.rules:
+            document["beside"] = {}
+        found = build(document, "--over")
+        return with_rules(found, self.rules) if self.rules else found
+
+    @cached_property
+    def points(self) -> list[tuple[Scalar, ...]]:
+        """The grid in order: the values of the last field change fastest."""
+        return list(product(*(axis.values for axis in self.axes)))
+
+    @cached_property
+    def parts(self) -> list[Part]:
+        """The runs, in the order in which they are run: one for each point, or one for each rule and seed of it."""
+        found: list[tuple[str, tuple[Scalar, ...], Description, tuple[int, ...]]] = []
+        for values in self.points:
+            described = self.at(values).on_validation(self.validation)
+            name = ",".join(
+                f"{axis.field.rpartition('.')[2]}={show(v)}" for axis, v in zip(self.axes, values, strict=True)
+            )
+            if self.stacked:
+                found.append((name, values, described, self.seeds))
+                continue
+            for rule in described.rules():
+                one = alone(described, rule)
+                found += [(f"{name},{rule},seed={seed}", values, one, (seed,)) for seed in self.seeds]
+        digits = len(str(len(found)))
+        return [
+            Part(f"{number:0{digits}d}-{_safe(name)}".rstrip("-"), values, described, seeds)
+            for number, (name, values, described, seeds) in enumerate(found, 1)
+        ]
+
+    def document(self) -> dict[str, Any]:
+        """Return the sweep as its file holds it."""
+        return {
+            "measure": self.measure,
+            "validation": self.validation,
+            "seeds": list(self.seeds),
+            "rules": list(self.rules),
+            "stacked": self.stacked,
+            "over": [{"field": axis.field, "values": list(axis.values)} for axis in self.axes],
+            # So that reading a sweep needs no building of its points, which may run code that they name.
+            "runs": [
+                {"folder": part.folder, "values": list(part.values), "seeds": list(part.seeds)} for part in self.parts
+            ],
+            "experiment": self.experiment.model_dump(mode="json", exclude_none=True),
+        }
+
+
+def alone(experiment: Description, rule: str) -> Description:
+    """Return the experiment with only one of its rules, under the name that it has."""
+    settings = experiment.rules()[rule]
+    named = settings if label(settings) == rule else settings.model_copy(update={"name": rule})
+    document = experiment.model_dump(mode="json", exclude_none=True)
+    return build({**document, "weighing": plain(named), "beside": {}}, "--rules")
+
+
+def plan(
+    experiment: Description,
+    over: Sequence[str] | Mapping[str, Sequence[Scalar]],
+    *,
+    rules: Sequence[str] = (),
+    seeds: int = 1,
+    measure: str = "score",
+    validation: float | None = None,
+    stacked: bool = True,
+    many: bool = False,
+) -> Sweep:
+    """Return the sweep of an experiment over fields such as "training.learning_rate=0.05,0.1", every point checked.
+
+    `validation` is the experiment's own, or a tenth, unless given. More than 100 points need `many`.
+    """
+    if not 1 <= seeds <= MOST_SEEDS:
+        raise UserError(f"--seeds: got {seeds}; allowed: a whole number from 1 to {MOST_SEEDS:,}")
+    share = validation if validation is not None else experiment.validation or SHARE
+    if not 0 < share < 1:
+        raise UserError(f"--validation: got {share:g}; allowed: more than 0, less than 1 (share of the training data)")
+    base = experiment.on_validation(None)
+    if "checkpoint_every" not in experiment.store.model_fields_set:
+        base = base.changed({"store.checkpoint_every": max(1, experiment.rounds.count // CHECKPOINTS)})
+    _check_measure(base, measure)
+    axes = read_axes(over, base)
+    words = tuple(with_rules(base, rules).rules()) if rules else ()
+    count = max(1, len(words))
+    for axis in axes:
+        count *= len(axis.values)
+    if count > MOST or (count > MANY and not many):
+        allowed = f"at most {MOST:,}" if count > MOST else f"at most {MANY}, or --yes if you mean it"
+        raise UserError(f"--over: a grid of {count:,} points; allowed: {allowed}")
+    first = [experiment.seed + number for number in range(seeds)]
+    found = Sweep(base, axes, tuple(rules), tuple(first), measure, share, stacked)
+    _check_points(found)
+    return found
+
+
+def measures_of(experiment: Description) -> list[str]:
+    """Return the measures by which settings of this experiment can be chosen."""
+    local = ["score", *experiment.measures, "worst10", "rounds-to-target", "loss"]
+    local += ["accuracy"] if experiment.score_name == "accuracy" else []
+    server = ["server-mape"] if experiment.regression else ["server-accuracy", "server-macro-f1"]
+    return [
+        *(local if experiment.clients_evaluate else []),
+        *(server if experiment.reports_on_server else []),
+    ]
+
+
+def _check_measure(experiment: Description, measure: str) -> None:
+    known = measures_of(experiment)
+    if not known:
+        raise UserError(
+            "partition.test: got 'none', which leaves nothing to choose by; allowed: local, held-out, or "
+            "partition.server_report"
+        )
+    if measure not in known:
+        raise UserError(f"--measure: got {brief(measure)}{nearest(measure, known)}; allowed: {listed(known)}")
+
+
+def read_axes(over: Sequence[str] | Mapping[str, Sequence[Scalar]], experiment: Description) -> tuple[Axis, ...]:
+    """Read fields with values: texts such as "fpl.factors=10,20", or a mapping of names and lists from Python."""
+    pairs = list(over.items()) if isinstance(over, Mapping) else [_assignment(text) for text in over]
+    axes: list[Axis] = []
+    for field, values in pairs:
+        _check_field(field, experiment)
+        if field in (axis.field for axis in axes):
+            raise UserError(f"--over: {field} is given twice; allowed: each field once, with all its values")
+        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+            raise UserError(f"--over: {field} got {brief(values)}; allowed: a list of values")
+        for value in values:
+            if not isinstance(value, Scalar):
+                raise UserError(f"--over: {field} got {brief(value)}; allowed: single values, no lists or sections")
+        axes.append(Axis(field, tuple(values)))
+    return tuple(axes)
+
+
+def _assignment(text: str) -> tuple[str, list[Scalar]]:
+    name, equals, values = text.partition("=")
+    if not equals or not name.strip() or not values.strip():
+        raise UserError(
+            f"--over: got {brief(text)}; allowed: section.field=value,value, such as training.learning_rate=0.05,0.1"
+        )
+    return name.strip(), _values(values)
+
+
+def _values(text: str) -> list[Scalar]:
+    """Read values as TOML would; where they are no TOML, each between commas is plain text or a value."""
+    try:
+        return list(tomllib.loads(f"values = [{text}]")["values"])
+    except (ValueError, RecursionError):
+        return [read_value(word.strip()) for word in text.split(",") if word.strip()]
+
+
+def _check_field(field: str, experiment: Description) -> None:
+    """Refuse fields that are no settings to be chosen, and those that hold more than one value."""
+    first = field.partition(".")[0]
+    if first in _OWN or field == experiment.validation_field:
+        hint = {"seed": " (--seeds gives several)", "beside": " (--rules names rules)"}.get(first, "")
+        hint = " (--validation gives the share)" if field == experiment.validation_field else hint
+        raise UserError(f"--over: {field} is no setting to choose{hint}; allowed: other fields")
+    value: Any = experiment.model_dump(mode="json")
+    for key in field.split("."):
+        if isinstance(value, list) and key.isdigit() and int(key) < len(cast("list[Any]", value)):
+            value = value[int(key)]
+        else:
+            value = cast("dict[str, Any]", value).get(key) if isinstance(value, dict) else None
+    if isinstance(value, list | dict):
+        kind = "a section" if isinstance(value, dict) else "a list"
+        raise UserError(f"--over: {field} is {kind}; allowed: fields that hold one value")
+
+
+def _check_points(sweep: Sweep) -> None:
+    """Build every point once, so that nothing is refused after hours; the same experiment twice is a slip."""
+    seen: dict[str, str] = {}
+    for values in sweep.points:
+        described = sweep.at(values)
+        where = ", ".join(f"{axis.field}={show(v)}" for axis, v in zip(sweep.axes, values, strict=True))
+        for rule, settings in described.rules().items():
+            alone = described.model_copy(update={"weighing": settings, "beside": {}})
+            text, point = alone.model_dump_json(), f"{where} {rule}".strip()
+            if text in seen:
+                raise UserError(f"--over: '{point}' is the same experiment as '{seen[text]}'; allowed: each point once")
+            seen[text] = point
+
+
+def show(value: Scalar) -> str:
+    """Write a value of the grid as tables and the names of folders show it."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _safe(name: str) -> str:
+    return re.sub(r"[^A-Za-z0-9._=,-]+", "-", name)[:80]
+
+
+def write_sweep(sweep: Sweep, folder: Path) -> None:
+    """Make a folder that of a sweep; the code that its experiment names is copied into it."""
+    document = sweep.document()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        keep_code(document["experiment"], folder / FOLDER)
+        write_durably(folder / SWEEP_FILE, tomli_w.dumps(document).encode())
+    except OSError as error:
+        raise UserError(
+            f"{folder}: cannot be written: {error.strerror or error}; allowed: a writable folder"
+        ) from error
+
+
+def is_sweep(folder: Path) -> bool:
+    """Whether a folder holds a sweep."""
+    return (folder / SWEEP_FILE).is_file()
+
+
+def read_sweep(folder: Path) -> Sweep:
+    """Return the sweep that a folder holds; none of the code that it names is run."""
+    path, document = _read(folder)
+    try:
+        described = document["experiment"]
+        resolve_code(described, folder.resolve())
+        axes = tuple(Axis(str(axis["field"]), tuple(axis["values"])) for axis in document["over"])
+        rules, seeds = tuple(map(str, document["rules"])), tuple(map(int, document["seeds"]))
+        measure, share, stacked = str(document["measure"]), float(document["validation"]), bool(document["stacked"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{path}: is cut off or changed ({error!r}); allowed: the file as the sweep wrote it") from None
+    return Sweep(build(described, str(path), reading=True), axes, rules, seeds, measure, share, stacked)
+
+
+def read_runs(folder: Path) -> list[Kept]:
+    """Return the runs of a sweep as its file lists them; unlike its parts, without building their experiments."""
+    path, document = _read(folder)
+    try:
+        return [
+            Kept(str(run["folder"]), tuple(run["values"]), tuple(map(int, run["seeds"]))) for run in document["runs"]
+        ]
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: is cut off or changed ({error!r}); allowed: the file as the sweep wrote it") from None
+
+
+def _read(folder: Path) -> tuple[Path, dict[str, Any]]:
+    path = folder / SWEEP_FILE
+    if not path.is_file():
+        raise UserError(f"{folder}: no {SWEEP_FILE} here; allowed: a folder that `steelyard sweep` made")
+    return path, parse(source_text(path), str(path))
+
+
+def difference(kept: Sweep, given: Sweep) -> str | None:
+    """Return the first field in which a sweep differs from the one that its folder holds; None where they agree."""
+    before, now = _comparable(kept), _comparable(given)
+    return next((name for name in {**before, **now} if before.get(name) != now.get(name)), None)
+
+
+def _comparable(sweep: Sweep) -> dict[str, Any]:
+    document = sweep.document()
+    experiment = document.pop("experiment")
+    rename_code(experiment, lambda code: file_name(code) or code)
+    flat = {name: value for name, value in document.items() if name not in ("over", "runs")}
+    flat |= {f"over {axis.field}": list(axis.values) for axis in sweep.axes}
+    for section, fields in experiment.items():
+        if isinstance(fields, dict):
+            flat |= {f"{section}.{name}": value for name, value in cast("dict[str, Any]", fields).items()}
+        else:
+            flat[section] = fields
+    return flat

@@ -1,0 +1,152 @@
+"""Running a sweep into a folder, one run for each point of its grid, and going on with one that was stopped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from steelyard.errors import Stopped, UserError, brief, writable
+from steelyard.experiment.code import Ask
+from steelyard.experiment.description import Description
+from steelyard.experiment.loading import read_experiment
+from steelyard.experiment.running import resume, run
+from steelyard.experiment.sweep_jobs import in_processes
+from steelyard.experiment.sweep_plan import Part, Sweep, difference, is_sweep, read_sweep, write_sweep
+from steelyard.runs.reader import History
+from steelyard.runs.store import exists, held
+
+if TYPE_CHECKING:
+    from steelyard.data.dataset import DatasetOrSeeded
+
+MOST_JOBS = 256
+TEST = "test"
+"""The folder in a sweep's folder with the run of the best point on the test set."""
+
+
+def sweep(
+    planned: Sweep,
+    *,
+    out: str | Path | None = None,
+    dataset: DatasetOrSeeded | None = None,
+    jobs: int = 1,
+    progress: bool = False,
+    tell: Callable[[str], None] | None = None,
+    ask: Ask | None = None,
+) -> Path:
+    """Run every point of a sweep into a folder, which is returned; in a folder that holds the same sweep, go on.
+
+    `tell` gets a line before each run. With `jobs`, so many runs go at a time, in processes of their own.
+    """
+    folder = _folder(planned, out)
+    if is_sweep(folder):
+        changed = difference(read_sweep(folder), planned)
+        if changed is not None:
+            raise UserError(
+                f"--out: {folder} holds another sweep, which differs in {changed}; allowed: a new folder, or "
+                f"`steelyard resume {folder}`"
+            )
+    else:
+        write_sweep(planned, folder)
+    return resume_sweep(folder, dataset=dataset, jobs=jobs, progress=progress, tell=tell, ask=ask)
+
+
+def resume_sweep(
+    folder: Path,
+    *,
+    dataset: DatasetOrSeeded | None = None,
+    jobs: int = 1,
+    progress: bool = False,
+    tell: Callable[[str], None] | None = None,
+    ask: Ask | None = None,
+    accept_changes: bool = False,
+) -> Path:
+    """Go on with a sweep that was stopped or killed: runs that are done stay, one that was cut off is resumed.
+
+    Every run ends with the bits that it would have had without the stop.
+    """
+    if not 1 <= jobs <= MOST_JOBS:
+        raise UserError(f"--jobs: got {jobs}; allowed: a whole number from 1 to {MOST_JOBS}")
+    if jobs > 1 and dataset is not None:
+        raise UserError(f"jobs: got {jobs} with a data set from Python, which other processes do not have; allowed: 1")
+    found = read_sweep(folder)
+    if ask is not None and (code := found.experiment.named_code()):
+        ask(str(folder), code)
+    with closing(held(folder)):
+        parts = found.parts
+        left = [number for number, part in enumerate(parts) if not finished(folder / part.folder)]
+        try:
+            if jobs > 1 and len(left) > 1:
+                in_processes(run_part, folder, left, min(jobs, len(left)), lambda number: _told(tell, parts, number))
+                return folder
+            for number in left:
+                _told(tell, parts, number)
+                _run(parts[number], folder, dataset, progress, ask, accept_changes)
+        except KeyboardInterrupt:
+            raise Stopped(folder) from None
+    return folder
+
+
+def run_part(folder: Path, number: int) -> None:
+    """Run one point of a sweep, or go on with it; for the processes of `--jobs`."""
+    _run(read_sweep(folder).parts[number], folder, None, False, None, False)
+
+
+def run_on_test(
+    folder: Path,
+    best: Description,
+    *,
+    dataset: DatasetOrSeeded | None = None,
+    progress: bool = False,
+    ask: Ask | None = None,
+) -> Path:
+    """Run the experiment that a sweep has chosen on the test set, with the sweep's seeds, or go on with it."""
+    target = folder / TEST
+    if exists(target) and read_experiment(target).model_dump() != best.model_dump():
+        raise UserError(f"{target}: holds a run of another choice; allowed: to remove it and try again")
+    try:
+        return _run(Part(TEST, (), best, read_sweep(folder).seeds), folder, dataset, progress, ask, False)
+    except KeyboardInterrupt:
+        raise Stopped(folder) from None
+
+
+def finished(folder: Path) -> bool:
+    """Whether a folder holds a run that has ended."""
+    return exists(folder) and History(folder).info.get("status") == "finished"
+
+
+def _run(
+    part: Part, folder: Path, dataset: DatasetOrSeeded | None, progress: bool, ask: Ask | None, accept: bool
+) -> Path:
+    target = folder / part.folder
+    try:
+        if exists(target):
+            return resume(target, dataset=dataset, progress=progress, ask=ask, accept_changes=accept)
+        return run(part.experiment, out=target, seeds=part.seeds, dataset=dataset, progress=progress)
+    except UserError as error:
+        raise UserError(f"{part.folder}: {error}") from None
+
+
+def _told(tell: Callable[[str], None] | None, parts: list[Part], number: int) -> None:
+    if tell is not None:
+        tell(f"run {number + 1} of {len(parts)}: {parts[number].folder}")
+
+
+def _folder(planned: Sweep, out: str | Path | None) -> Path:
+    """Return the folder of a sweep: that of an earlier one, or one without anything in it."""
+    if out is None:
+        stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+        first = writable(planned.experiment.store.folder / f"{planned.experiment.name}-sweep-{stamp}", "store.folder")
+        folder, count = first, 1
+        while folder.exists():
+            count += 1
+            folder = first.with_name(f"{first.name}-{count}")
+        return folder
+    if Path(out) == Path():
+        raise UserError("--out: got nothing or the folder that you are in; allowed: a folder of its own")
+    folder = writable(Path(out), "--out")
+    if folder.is_dir() and any(folder.iterdir()) and not is_sweep(folder):
+        raise UserError(f"--out: {brief(str(folder))} is not empty and holds no sweep; allowed: a new folder")
+    return folder

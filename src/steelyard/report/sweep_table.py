@@ -1,0 +1,99 @@
+"""The table of a sweep for people: every point, the best first and marked, and what to do with it."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from steelyard.errors import printable
+from steelyard.experiment.sweep_plan import show
+from steelyard.report.grids import Grid, Style, render
+from steelyard.report.sweeps import BEST, PICTURE
+
+MOST_ROWS = 50
+"""Points that are shown; the file with the results has all."""
+PER_CENT = ("accuracy", "worst10", "server-accuracy", "server-macro-f1")
+
+
+def sweep_table(document: Mapping[str, Any], style: Style = "text", width: int | None = None) -> str:
+    """Write a sweep as plain text, Markdown or LaTeX, no wider than `width` where one is given."""
+    names = short_names(document["fields"])
+    rules = {row["rule"] for row in document["rows"]}
+    several = len(document["seeds"]) > 1
+    head = "better: less" if document["less_is_better"] else "better: more"
+    columns = [*names.values(), *(["rule"] if len(rules) > 1 or not names else []), document["measured"]]
+    unreached = any(row["unreached"] for row in document["rows"])
+    grid = Grid(
+        f"{document['measured']} on a validation split ({document['validation']:.0%} of the training data), {head}",
+        ("point", *columns, *(["unreached"] if unreached else [])),
+        tuple(_cells(document, row, names, with_rule="rule" in columns) for row in document["rows"][:MOST_ROWS]),
+        _note(document, several),
+    )
+    return render([grid], [], style, width)
+
+
+def _cells(
+    document: Mapping[str, Any], row: Mapping[str, Any], names: Mapping[str, str], *, with_rule: bool
+) -> tuple[str, ...]:
+    best = document["best"] is not None and row["point"] == document["best"]["point"]
+    values = [printable(show(row["values"][field])) for field in names]
+    rule = [printable(row["rule"])] if with_rule else []
+    unreached = any(other["unreached"] for other in document["rows"])
+    return (
+        f"{row['point']}{' *' if best else ''}",
+        *values,
+        *rule,
+        show_value(row["value"], document["measure"], document["measured"]),
+        *([f"{row['unreached']} of {len(row['value']['values'])}"] if unreached else []),
+    )
+
+
+def short_names(fields: Sequence[str]) -> dict[str, str]:
+    """Return fields by their last word, or whole where two of them would be alike."""
+    last = [field.rpartition(".")[2] for field in fields]
+    return {field: name if last.count(name) == 1 else field for field, name in zip(fields, last, strict=True)}
+
+
+def show_value(value: Mapping[str, Any], measure: str, measured: str) -> str:
+    """Write a mean over seeds with half its 95 % interval, where there are several."""
+    if math.isnan(value["mean"]):
+        return "–"
+    half = (value["high"] - value["low"]) / 2
+    if measure in PER_CENT or measured == "accuracy":
+        mean, spread = f"{100 * value['mean']:.2f} %", f"{100 * half:.2f}"
+    elif measure == "rounds-to-target":
+        mean, spread = f"{value['mean']:.1f}".removesuffix(".0"), f"{half:.1f}"
+    else:
+        mean, spread = f"{value['mean']:.5f}", f"{half:.5f}"
+    return mean if math.isnan(half) else f"{mean} ±{spread}"
+
+
+def _note(document: Mapping[str, Any], several: bool) -> str:
+    notes = ["the best is marked *"] if document["best"] is not None else ["no point has a figure"]
+    if several:
+        notes.append(f"mean of {len(document['seeds'])} seeds ± half the 95 % interval")
+    if any(row["unreached"] for row in document["rows"]):
+        notes.append("a target that is not reached counts as the last round")
+    if len(document["rows"]) > MOST_ROWS:
+        notes.append(f"{MOST_ROWS} of {len(document['rows'])} points")
+    if document["left"]:
+        notes.append(f"not done: {len(document['left'])} runs")
+    return "; ".join(notes)
+
+
+def next_lines(document: Mapping[str, Any]) -> list[str]:
+    """Say where the sweep lies, and how to run the best point on the test set, or what it did there."""
+    folder = document["folder"]
+    quoted = printable(shlex.quote(folder))
+    lines = [f"sweep stored in {printable(folder)}; its picture: {PICTURE}"]
+    if document["left"]:
+        return [*lines, f"go on with: steelyard resume {quoted}"]
+    if document["test"] is not None:
+        shown = show_value(document["test"]["value"], document["measure"], document["measured"])
+        return [*lines, f"the best on the test set: {document['measured']} {shown}"]
+    if document["best"] is not None:
+        best = printable(shlex.quote(f"{folder}/{BEST}"))
+        lines.append(f"the best on the test set: steelyard run {best}")
+    return lines

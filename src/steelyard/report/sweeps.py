@@ -1,0 +1,205 @@
+"""A sweep as one document: the measure at every point of its grid over the seeds, the best first; and its files."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import tomli_w
+
+from steelyard.errors import UserError
+from steelyard.experiment.description import Description
+from steelyard.experiment.loading import read_experiment
+from steelyard.experiment.rule_words import plain
+from steelyard.experiment.sweep_plan import LOWER, Sweep, read_runs, read_sweep, show
+from steelyard.experiment.sweeping import TEST, finished
+from steelyard.report.measures import rounds_to_target, worst_tenth
+from steelyard.report.statistics import estimate
+from steelyard.runs.durable import write_durably
+from steelyard.runs.reader import History
+from steelyard.weighing.rule import label
+
+RESULTS, BEST, PICTURE = "results.csv", "best.toml", "sweep.svg"
+"""Files of a sweep's folder: the table, the best point as an experiment, the figure."""
+
+Figures = dict[int, tuple[float, bool]]
+"""By seed: the measure, and whether it was reached (a target may not be)."""
+
+
+def sweep_document(folder: Path | str) -> dict[str, Any]:
+    """Return a sweep as one JSON-ready document: every point that is done, the best first; for tables and figures.
+
+    Nothing is run, also none of the code that the sweep's experiment names.
+    """
+    folder = Path(folder)
+    found = read_sweep(folder)
+    points: dict[tuple[tuple[Any, ...], str], tuple[str, Figures]] = {}
+    left: list[str] = []
+    for run in read_runs(folder):
+        if not finished(folder / run.folder):
+            left.append(run.folder)
+            continue
+        for rule, figures in _figures(folder / run.folder, found.measure).items():
+            first = points.setdefault((run.values, rule), (run.folder, {}))
+            first[1].update(figures)
+    rows = [
+        _row(number, found, values, rule, run, figures)
+        for number, ((values, rule), (run, figures)) in enumerate(points.items(), 1)
+    ]
+    # Sorting is stable: of points that are alike, the one that comes first in the grid is the best.
+    rows.sort(key=lambda row: _rank(row, found.measure))
+    return {
+        "folder": str(folder),
+        "measure": found.measure,
+        "measured": measured_name(found.experiment, found.measure),
+        "less_is_better": found.measure in LOWER,
+        "validation": found.validation,
+        "seeds": list(found.seeds),
+        "fields": [axis.field for axis in found.axes],
+        "rows": rows,
+        "best": rows[0] if rows and math.isfinite(rows[0]["value"]["mean"]) else None,
+        "left": left,
+        "test": _test(folder, found),
+    }
+
+
+def measured_name(experiment: Description, measure: str) -> str:
+    """Return what a measure is called in headings: "score" is what the experiment scores by."""
+    return experiment.score_name if measure == "score" else experiment.measures.get(measure, measure)
+
+
+def _row(number: int, sweep: Sweep, values: tuple[Any, ...], rule: str, run: str, figures: Figures) -> dict[str, Any]:
+    kept = [figures[seed] for seed in sweep.seeds if seed in figures]
+    return {
+        "point": number,
+        "run": run,
+        "values": dict(zip((axis.field for axis in sweep.axes), values, strict=True)),
+        "rule": rule,
+        "value": estimate([value for value, _ in kept]).as_json(),
+        "unreached": sum(not reached for _, reached in kept),
+    }
+
+
+def _rank(row: Mapping[str, Any], measure: str) -> tuple[float, ...]:
+    mean = row["value"]["mean"]
+    if not math.isfinite(mean):
+        return (math.inf, 0.0)
+    # A target that was not reached counts as the last round, and comes after one that was reached then.
+    return (mean, row["unreached"]) if measure in LOWER else (-mean, row["unreached"])
+
+
+def _figures(folder: Path, measure: str) -> dict[str, Figures]:
+    """Return the measure of every rule and seed of a run."""
+    history, experiment = History(folder), read_experiment(folder)
+    found: dict[str, Figures] = {}
+    for federation in history.federations.to_dict("records"):
+        rule, seed = str(federation["rule"]), int(federation["seed"])
+        found.setdefault(rule, {})[seed] = _figure(history, experiment, rule, seed, measure)
+    return found
+
+
+def _figure(history: History, experiment: Description, rule: str, seed: int, measure: str) -> tuple[float, bool]:
+    """Return a measure of the last model that was tested, and whether it was reached."""
+    if measure in ("score", "accuracy") or measure.startswith("server-"):
+        rows = cast("list[dict[str, Any]]", history.rounds.to_dict("records"))
+        mine = [row for row in rows if row["rule"] == rule and row["seed"] == seed and row["round"] > 0]
+        return (_server(mine, measure) if measure.startswith("server-") else _last(mine, "accuracy")), True
+    if measure in ("worst10", "rounds-to-target"):
+        rounds, scores = history.scores(rule, seed)
+        if measure == "worst10":
+            return worst_tenth(scores[-1]) if len(scores) else math.nan, True
+        settings = experiment.rounds
+        reached = rounds_to_target(rounds, scores, settings.target, settings.share)
+        return float(reached or settings.count or rounds.max(initial=0)), reached is not None
+    tested = history.tested(rule, seed, 0)
+    last = tested.round == tested.round.max(initial=0)
+    values = tested.loss if measure == "loss" else tested.metrics.get(experiment.measures.get(measure, measure))
+    if values is None or not last.any():
+        return math.nan, True
+    return float(np.average(values[last], weights=tested.samples[last])), True
+
+
+def _last(rows: Sequence[Mapping[str, Any]], column: str) -> float:
+    values = [float(row[column]) for row in rows if row[column] is not None and not math.isnan(row[column])]
+    return values[-1] if values else math.nan
+
+
+def _server(rows: Sequence[Mapping[str, Any]], measure: str) -> float:
+    if measure == "server-mape":
+        texts = [row["server_metrics"] for row in rows if isinstance(row["server_metrics"], str)]
+        return float(json.loads(texts[-1]).get("mape", math.nan)) if texts else math.nan
+    return _last(rows, measure.replace("-", "_"))
+
+
+def _test(folder: Path, sweep: Sweep) -> dict[str, Any] | None:
+    """Return what the best point did on the test set, where it was run there."""
+    if not finished(folder / TEST):
+        return None
+    ((rule, figures),) = _figures(folder / TEST, sweep.measure).items()
+    return {
+        "run": TEST,
+        "rule": rule,
+        "value": estimate([value for value, _ in figures.values()]).as_json(),
+        "unreached": sum(not reached for _, reached in figures.values()),
+    }
+
+
+def write_sweep_files(folder: Path) -> dict[str, Any]:
+    """Write the table, the figure and, where all runs are done, the best point as an experiment; return the document.
+
+    Use it after a sweep, and again after it went on.
+    """
+    # For speed of start: only a sweep that has ended is drawn.
+    from steelyard.report.figures.sweep import sweep_chart
+    from steelyard.report.figures.writing import write_figure
+
+    document = sweep_document(folder)
+    try:
+        write_durably(folder / RESULTS, sweep_csv(document).encode())
+        if document["best"] is not None and not document["left"]:
+            write_durably(folder / BEST, best_toml(folder, document).encode())
+    except OSError as error:
+        raise UserError(f"{folder}: cannot be written: {error.strerror}; allowed: a writable folder") from error
+    chart = sweep_chart(document)
+    if chart is not None:
+        write_figure(chart, folder / PICTURE)
+    return document
+
+
+def sweep_csv(document: Mapping[str, Any]) -> str:
+    """Return the points of a sweep as CSV, the best first, with a column for each field and for each seed."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    seeds = [f"seed {seed}" for seed in document["seeds"]]
+    measured = document["measured"]
+    writer.writerow(["point", *document["fields"], "rule", measured, "low", "high", "unreached", *seeds, "run"])
+    for row in document["rows"]:
+        value = row["value"]
+        cells = ["" if math.isnan(number) else repr(number) for number in (value["mean"], value["low"], value["high"])]
+        each = [repr(number) for number in value["values"]]
+        each += [""] * (len(seeds) - len(each))
+        writer.writerow(
+            [row["point"], *map(show, row["values"].values()), row["rule"], *cells, row["unreached"], *each, row["run"]]
+        )
+    return text.getvalue()
+
+
+def best_toml(folder: Path, document: Mapping[str, Any]) -> str:
+    """Return the best point of a sweep as an experiment file, on the test set and with its rule alone."""
+    best = document["best"]
+    experiment = read_experiment(folder / best["run"])
+    settings = experiment.rules()[best["rule"]]
+    named = settings if label(settings) == best["rule"] else settings.model_copy(update={"name": best["rule"]})
+    fields = experiment.model_dump(mode="json", exclude_none=True)
+    section, _, name = experiment.validation_field.rpartition(".")
+    fields[section].pop(name, None)
+    fields |= {"weighing": plain(named), "beside": {}, "seed": document["seeds"][0]}
+    chosen = ", ".join(f"{field} = {show(value)}" for field, value in best["values"].items())
+    told = f"{document['measured']} {best['value']['mean']:.6g} on a validation split"
+    return f"# Chosen by `steelyard sweep`: {' '.join(f'{chosen} {told}'.split())}.\n{tomli_w.dumps(fields)}"

@@ -1,0 +1,49 @@
+"""`steelyard sweep` as people call it: on digits, in a subprocess."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.conftest import CommandLine
+
+QUICK = ("--set", "rounds.count=2", "--set", "compute.engine=loop", "--quiet")
+
+
+def test_a_sweep_on_digits(steelyard: CommandLine, tmp_path: Path) -> None:
+    command = ("sweep", "quickstart", *QUICK, "--over", "training.learning_rate=0.01,0.3", "--rules", "DS")
+    done = steelyard(*command, "--out", "one", "--test")
+    assert done.returncode == 0, done.stderr
+    assert "accuracy on a validation split (10% of the training data), better: more" in done.stdout
+    assert "2 *" in done.stdout
+    assert "the best on the test set: accuracy" in done.stdout
+    assert {path.name for path in (tmp_path / "one").iterdir()} == {
+        *("1-learning_rate=0.01", "2-learning_rate=0.3", "test"),
+        *("sweep.toml", "results.csv", "best.toml", "sweep.svg", "lock"),
+    }
+    again = steelyard("resume", "one", "--format", "json")
+    assert again.returncode == 0, again.stderr
+    document = json.loads(again.stdout)
+    assert document["best"]["values"] == {"training.learning_rate": 0.3}
+    assert document["test"]["value"]["mean"] > 0
+    assert document["left"] == []
+    shown = steelyard("table", "one", "--format", "csv")
+    assert shown.stdout == (tmp_path / "one" / "results.csv").read_text()
+    listed = json.loads(steelyard("ls", "one", "--format", "json").stdout)
+    names = {run["name"] for run in (listed["runs"] if isinstance(listed, dict) else listed)}
+    assert names == {"1-learning_rate=0.01", "2-learning_rate=0.3", "test"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("--over", "training.learning_rat=1"), "unknown field (did you mean 'learning_rate'?)"),
+        (("--over", "training.epochs=1", "--measure", "speed"), "--measure: got 'speed'; allowed: score"),
+        ((), "Missing option '--over'"),
+        (("--over", "training.epochs=1", "--out", "."), "--out: got nothing or the folder that you are in"),
+    ],
+)
+def test_slips_are_one_line(refused: Callable[..., str], arguments: tuple[str, ...], line: str) -> None:
+    assert line in refused("sweep", "quickstart", *arguments)

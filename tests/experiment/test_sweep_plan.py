@@ -1,0 +1,207 @@
+"""The grid of a sweep: its order by hand, what each point is, its file, and what is refused before anything runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steelyard import Experiment, UserError
+from steelyard.experiment.loading import build
+from steelyard.experiment.sweep_plan import (
+    Axis,
+    alone,
+    difference,
+    measures_of,
+    plan,
+    read_axes,
+    read_runs,
+    read_sweep,
+    write_sweep,
+)
+
+BASE = Experiment.model_validate(
+    {
+        "name": "small",
+        "seed": 5,
+        "partition": {"scheme": "iid", "clients": 4},
+        "model": {"name": "logistic"},
+        "rounds": {"count": 40},
+        "weighing": {"criteria": ["DS", "LD", "MD"], "priority": "LD>DS>MD"},
+        "beside": {"fedavg": {"criteria": ["DS"], "name": "fedavg"}},
+    }
+)
+RECOMMEND = {"kind": "recommend", "interactions": {"path": "nowhere.tsv"}}
+
+
+def test_the_last_field_changes_fastest():
+    found = plan(BASE, ["training.learning_rate=0.1,0.2", "training.epochs=1,2,3"])
+    assert found.points == [(0.1, 1), (0.1, 2), (0.1, 3), (0.2, 1), (0.2, 2), (0.2, 3)]
+    assert [part.folder for part in found.parts][:2] == ["1-learning_rate=0.1,epochs=1", "2-learning_rate=0.1,epochs=2"]
+    last = found.parts[-1].experiment.model_dump()
+    assert (last["training"]["learning_rate"], last["training"]["epochs"]) == (0.2, 3)
+    assert last["partition"]["validation"] == 0.1
+    assert found.parts[-1].seeds == (5,)
+
+
+def test_rules_and_seeds_of_a_point_are_one_run_or_each_its_own():
+    stacked = plan(BASE, ["training.epochs=1,2"], rules=["DS,MD>DS>LD"], seeds=3)
+    assert [(part.values, list(part.experiment.rules()), part.seeds) for part in stacked.parts] == [
+        ((1,), ["DS", "MD>DS>LD"], (5, 6, 7)),
+        ((2,), ["DS", "MD>DS>LD"], (5, 6, 7)),
+    ]
+    apart = plan(BASE, ["training.epochs=1,2"], rules=["DS,MD>DS>LD"], seeds=2, stacked=False)
+    assert [(part.values, list(part.experiment.rules()), part.seeds) for part in apart.parts] == [
+        *(((1,), ["DS"], (5,)), ((1,), ["DS"], (6,)), ((1,), ["MD>DS>LD"], (5,)), ((1,), ["MD>DS>LD"], (6,))),
+        *(((2,), ["DS"], (5,)), ((2,), ["DS"], (6,)), ((2,), ["MD>DS>LD"], (5,)), ((2,), ["MD>DS>LD"], (6,))),
+    ]
+    assert len({part.folder for part in apart.parts}) == 8
+    assert apart.parts[2].folder == "3-epochs=1,MD-DS-LD,seed=5"
+
+
+def test_without_rules_the_main_rule_alone_is_swept():
+    found = plan(BASE, ["weighing.priority=DS>LD>MD,MD>DS>LD"])
+    assert [list(part.experiment.rules()) for part in found.parts] == [["DS>LD>MD"], ["MD>DS>LD"]]
+    assert [list(part.experiment.rules()) for part in plan(BASE, ["training.epochs=2"], rules=["recipe"]).parts] == [
+        ["LD>DS>MD", "fedavg"]
+    ]
+
+
+def test_one_of_several_rules_keeps_its_name_and_settings():
+    both = plan(BASE, ["training.epochs=2"], rules=["recipe"]).parts[0].experiment
+    second = alone(both, "fedavg")
+    assert list(second.rules()) == ["fedavg"]
+    assert second.weighing.criteria == ("DS",)
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("training.learning_rate=0.005, 5e-2,1", (0.005, 0.05, 1)),
+        ("compute.engine=loop,stacked", ("loop", "stacked")),
+        ('compute.engine="loop","stacked"', ("loop", "stacked")),
+        ("rounds.stop_at_target=true,false", (True, False)),
+        ("training.batch_size=10,full", (10, "full")),
+        ("weighing.priority=LD>DS>MD", ("LD>DS>MD",)),
+    ],
+)
+def test_values_are_read_as_in_an_experiment_file(text, values):
+    (axis,) = read_axes([text], BASE)
+    assert axis == Axis(text.partition("=")[0], values)
+    assert [type(value) for value in axis.values] == [type(value) for value in values]
+
+
+@pytest.mark.parametrize(
+    ("over", "options", "line"),
+    [
+        (["training.learning_rat=1"], {}, "training.learning_rat: unknown field (did you mean 'learning_rate'?)"),
+        (["nothing.at_all=1"], {}, "--over: nothing: unknown field"),
+        (["training.learning_rate=0.1,fast"], {}, "training.learning_rate: got 'fast'; allowed: a number"),
+        (["training.learning_rate=0.1,-1"], {}, "training.learning_rate: got -1"),
+        (["training.learning_rate"], {}, "allowed: section.field=value,value"),
+        (["training.learning_rate="], {}, "allowed: section.field=value,value"),
+        (["weighing.criteria=DS,LD"], {}, "weighing.criteria is a list; allowed: fields that hold one value"),
+        (["training=1"], {}, "training is a section; allowed: fields that hold one value"),
+        (["training.epochs=[1,2],3"], {}, "training.epochs got [1, 2]; allowed: single values"),
+        (["training.epochs.more=1"], {}, "'epochs' is a single value, not a section"),
+        (["training.learning_rate=0.1,1e-1"], {}, "is the same experiment as"),
+        (["training.epochs=1", "training.epochs=2"], {}, "training.epochs is given twice"),
+        (["weighing.priority=DS>LD>MD,MD>DS>LD"], {"rules": ["LD"]}, "is the same experiment as"),
+        (["seed=1,2"], {}, "seed is no setting to choose (--seeds gives several)"),
+        (["store.folder=a,b"], {}, "store.folder is no setting to choose"),
+        (["partition.validation=0.1,0.2"], {}, "no setting to choose (--validation gives the share)"),
+        (
+            [f"training.epochs={','.join(map(str, range(1, 102)))}"],
+            {},
+            "a grid of 101 points; allowed: at most 100, or",
+        ),
+        ([f"training.epochs={','.join(map(str, range(1, 52)))}"], {"rules": ["DS,LD"]}, "a grid of 102 points"),
+        (["training.epochs=1"], {"measure": "accurracy"}, "(did you mean 'accuracy'?); allowed: score"),
+        (["training.epochs=1"], {"measure": "server-accuracy"}, "--measure: got 'server-accuracy'"),
+        (["training.epochs=1"], {"validation": 1.0}, "--validation: got 1; allowed: more than 0, less than 1"),
+        (["training.epochs=1"], {"validation": 0.0}, "--validation: got 0"),
+        (["training.epochs=1"], {"seeds": 0}, "--seeds: got 0"),
+        (["training.epochs=1"], {"rules": ["XX"]}, "names no rule or criterion 'XX'"),
+    ],
+)
+def test_what_is_refused_in_one_line(over: list[str], options: dict[str, Any], line: str):
+    with pytest.raises(UserError) as caught:
+        plan(BASE, over, **options)
+    assert line in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_many_points_can_be_meant():
+    over = [f"training.epochs={','.join(map(str, range(1, 102)))}"]
+    assert len(plan(BASE, over, many=True).points) == 101
+
+
+def test_the_share_is_the_given_one_or_the_experiments_own_or_a_tenth():
+    own = BASE.changed({"partition.validation": 0.25})
+    assert plan(BASE, ["training.epochs=1"]).validation == 0.1
+    assert plan(own, ["training.epochs=1"]).validation == 0.25
+    found = plan(own, ["training.epochs=1"], validation=0.3)
+    assert found.validation == found.parts[0].experiment.validation == 0.3
+    assert found.experiment.validation is None, "the best would not run on the test set"
+
+
+def test_each_kind_says_how_it_is_tested_on_a_validation_split():
+    recommend = build(RECOMMEND)
+    assert recommend.validation is None
+    assert recommend.on_validation(0.2).model_dump()["interactions"]["validation"] == 0.2
+    assert recommend.on_validation(0.2).on_validation(None).model_dump() == recommend.model_dump()
+    assert BASE.on_validation(0.2).partition.validation == BASE.on_validation(0.2).validation == 0.2
+    assert plan(recommend, ["fpl.learning_rate=0.005,0.05", "fpl.factors=10,20"], measure="recall").points == [
+        *((0.005, 10), (0.005, 20)),
+        *((0.05, 10), (0.05, 20)),
+    ]
+
+
+def test_measures_are_those_that_a_run_records():
+    assert measures_of(BASE) == ["score", "worst10", "rounds-to-target", "loss", "accuracy"]
+    served = BASE.changed(
+        {"partition.server": "fraction", "partition.server_report": "apart", "partition.test": "none"}
+    )
+    assert measures_of(served) == ["server-accuracy", "server-macro-f1"]
+    regression = Experiment.model_validate({"data": {"source": "diabetes"}})
+    assert measures_of(regression) == ["score", "rmse", "mae", "mape", "worst10", "rounds-to-target", "loss"]
+    assert measures_of(build(RECOMMEND))[:4] == ["score", "ndcg", "precision", "recall"]
+    untested = BASE.changed({"partition.test": "none"})
+    with pytest.raises(UserError, match="leaves nothing to choose by"):
+        plan(untested, ["training.epochs=1"])
+
+
+def test_checkpoints_are_ten_a_run_unless_the_file_says_so():
+    assert plan(BASE, ["training.epochs=1"]).parts[0].experiment.store.checkpoint_every == 4
+    own = Experiment.model_validate({**BASE.model_dump(), "store": {"checkpoint_every": 7}})
+    assert plan(own, ["training.epochs=1"]).parts[0].experiment.store.checkpoint_every == 7
+
+
+def test_a_sweep_is_read_back_as_it_was_written(tmp_path: Path):
+    given = plan(
+        BASE, ["training.learning_rate=0.1,0.30000000000000004", "training.batch_size=full,10"], rules=["DS"], seeds=2
+    )
+    write_sweep(given, tmp_path / "sweep")
+    kept = read_sweep(tmp_path / "sweep")
+    assert difference(kept, given) is None
+    assert kept.document() == given.document()
+    assert [(run.folder, run.values, run.seeds) for run in read_runs(tmp_path / "sweep")] == [
+        (part.folder, part.values, part.seeds) for part in given.parts
+    ]
+
+
+def test_the_first_difference_is_named():
+    given = plan(BASE, ["training.epochs=1,2"])
+    assert difference(given, plan(BASE, ["training.epochs=1,3"])) == "over training.epochs"
+    assert difference(given, plan(BASE, ["training.epochs=1,2"], seeds=2)) == "seeds"
+    assert difference(given, plan(BASE.changed({"rounds.count": 41}), ["training.epochs=1,2"])) == "rounds.count"
+
+
+def test_a_cut_off_file_is_named(tmp_path: Path):
+    (tmp_path / "sweep.toml").write_text('measure = "score"\n')
+    for read in (read_sweep, read_runs):
+        with pytest.raises(UserError, match=r"sweep\.toml: is cut off or changed"):
+            read(tmp_path)
+    with pytest.raises(UserError, match=r"no sweep\.toml here"):
+        read_sweep(tmp_path / "elsewhere")

@@ -1,0 +1,157 @@
+"""A sweep that runs: killed and continued it ends with the same bits, and the test set plays no part in it."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tomli_w
+from tests.recommend.conftest import description, tastes  # noqa: F401
+from tests.runs.commands import steelyard
+from tests.runs.contents import assert_same_bits, query
+
+from steelyard import Experiment, UserError, in_memory
+from steelyard.experiment.loading import build, load
+from steelyard.experiment.sweep_plan import plan
+from steelyard.experiment.sweeping import finished, resume_sweep, sweep
+from steelyard.report.sweeps import RESULTS, sweep_document
+from steelyard.runs.store import held
+
+SMALL = {
+    "name": "small",
+    "seed": 3,
+    "partition": {"scheme": "dirichlet", "clients": 6, "alpha": 0.5, "minimum": 12},
+    "model": {"name": "logistic"},
+    "training": {"epochs": 1, "batch_size": 20},
+    "rounds": {"count": 7, "fraction": 0.5},
+    "store": {"checkpoint_every": 3},
+    "compute": {"engine": "loop", "device": "cpu", "threads": 1},
+    "weighing": {"criteria": ["DS", "LD"]},
+}
+OVER = ("--over", "training.learning_rate=0.1,0.4", "--rules", "DS,LD>DS", "--seeds", "2", "--quiet")
+
+
+@pytest.mark.parametrize("way", ["stacked", pytest.param("one by one", marks=pytest.mark.slow)])
+def test_killed_twice_and_continued_it_ends_with_the_same_bits(tmp_path: Path, way: str):
+    (tmp_path / "small.toml").write_text(tomli_w.dumps(SMALL))
+    command = ("sweep", "small.toml", *OVER, *(["--one-by-one", "--seeds", "1"] if way == "one by one" else []))
+    whole, part, output = tmp_path / "whole", tmp_path / "part", tmp_path / "output"
+    assert steelyard(*command, "--out", whole, folder=tmp_path) == 0, output.read_text()
+    # The first kill comes after the last round of the first run, before it is marked as finished.
+    assert steelyard(*command, "--out", part, folder=tmp_path, killed_after=7) == -signal.SIGKILL
+    runs = sorted(path.name for path in whole.iterdir() if path.is_dir())
+    assert [path.name for path in part.iterdir() if path.is_dir()] == runs[:1]
+    assert not finished(part / runs[0])
+    # The second comes in the middle of the second run: the first has no round left to commit.
+    assert steelyard(*command, "--out", part, folder=tmp_path, killed_after=5) == -signal.SIGKILL
+    assert finished(part / runs[0])
+    assert query(part / runs[1], "SELECT MAX(round) FROM rounds") == [(5,)]
+    before = (part / runs[0] / "run.sqlite").read_bytes()
+    assert [row["run"] for row in sweep_document(part)["rows"]] == [runs[0]] * len(sweep_document(part)["rows"])
+    assert steelyard("resume", part, "--quiet", folder=tmp_path) == 0, output.read_text()
+    for run in runs:
+        assert_same_bits(part / run, whole / run)
+    assert (part / runs[0] / "run.sqlite").read_bytes() == before, "a run that was done was written again"
+    assert (part / RESULTS).read_text() == (whole / RESULTS).read_text()
+    assert (part / "best.toml").read_text() == (whole / "best.toml").read_text()
+
+
+def test_the_test_set_plays_no_part(tmp_path: Path):
+    """Every test row, at the clients and at the server, is made unusable: the sweep's bits stay the same."""
+    chance = np.random.default_rng(0)
+    features = chance.normal(size=(200, 4)).astype(np.float32)
+    labels = (features[:, 0] > 0).astype(np.int64)
+    held_out = np.arange(200) >= 140
+    spoilt, wrong = features.copy(), labels.copy()
+    spoilt[held_out], wrong[held_out] = 1e6, 1 - wrong[held_out]
+    experiment = Experiment.model_validate(
+        {
+            **SMALL,
+            "data": {"source": "memory"},
+            "partition": {
+                "scheme": "iid",
+                "clients": 4,
+                "test": "held-out",
+                "server": "held-out",
+                "server_report": "apart",
+                "validation": 0.2,
+            },
+            "rounds": {"count": 2},
+            "weighing": {"criteria": ["VP"], "when_zero": "keep"},
+        }
+    )
+    folders = []
+    for name, (samples, classes) in {"as it is": (features, labels), "spoilt": (spoilt, wrong)}.items():
+        dataset = in_memory(samples, classes, held_out=held_out)
+        result = experiment.sweep({"training.learning_rate": [0.1, 0.5]}, out=tmp_path / name, dataset=dataset)
+        folders.append(result.folder)
+    for run in ("1-learning_rate=0.1", "2-learning_rate=0.5"):
+        assert_same_bits(folders[1] / run, folders[0] / run)
+    # On the test set itself the two differ: the rows were test rows, and the best runs there.
+    best = result.best
+    assert best.validation is None
+    dataset = in_memory(features, labels, held_out=held_out)
+    true = best.run(tmp_path / "true", dataset=dataset).summary["rules"][0]["accuracy"]
+    false = best.run(tmp_path / "false", dataset=in_memory(spoilt, wrong, held_out=held_out)).summary["rules"][0]
+    assert true != false["accuracy"]
+
+
+def test_a_recommender_is_swept_on_the_validation_split(tmp_path: Path, description: dict):  # noqa: F811
+    planned = plan(build(description), ["fpl.learning_rate=0.02,0.2"], measure="recall", validation=0.25)
+    folder = sweep(planned, out=tmp_path / "sweep")
+    document = sweep_document(folder)
+    assert document["measured"] == "recall@10"
+    assert document["best"]["values"] == {"fpl.learning_rate": 0.2}
+    assert load(folder / "1-learning_rate=0.02" / "experiment.toml").validation == 0.25
+
+
+def test_another_sweep_is_not_mixed_in(tmp_path: Path):
+    base = build({**SMALL, "rounds": {"count": 1}})
+    sweep(plan(base, ["training.epochs=1"]), out=tmp_path / "sweep")
+    with pytest.raises(UserError, match=r"holds another sweep, which differs in over training\.epochs"):
+        sweep(plan(base, ["training.epochs=2"]), out=tmp_path / "sweep")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "letter.txt").write_text("mine")
+    with pytest.raises(UserError, match="is not empty and holds no sweep"):
+        sweep(plan(base, ["training.epochs=1"]), out=tmp_path / "other")
+
+
+def test_only_one_process_at_a_time(tmp_path: Path):
+    base = build({**SMALL, "rounds": {"count": 1}})
+    folder = sweep(plan(base, ["training.epochs=1"]), out=tmp_path / "sweep")
+    with held(folder), pytest.raises(UserError, match="another process is writing"):
+        resume_sweep(folder)
+
+
+def test_a_point_that_cannot_run_is_named(tmp_path: Path):
+    base = build({**SMALL, "rounds": {"count": 1}})
+    planned = plan(base, ["partition.minimum=12,9000"])
+    with pytest.raises(UserError, match=r"^2-minimum=9000: partition"):
+        sweep(planned, out=tmp_path / "sweep")
+    assert finished(tmp_path / "sweep" / "1-minimum=12")
+    assert sweep_document(tmp_path / "sweep")["left"] == ["2-minimum=9000"]
+
+
+def test_a_data_set_from_python_stays_in_its_process(tmp_path: Path):
+    base = build({**SMALL, "data": {"source": "memory"}})
+    with pytest.raises(UserError, match="jobs: got 2 with a data set from Python"):
+        sweep(plan(base, ["training.epochs=1,2"]), out=tmp_path / "s", dataset=lambda seed: in_memory([], []), jobs=2)
+    with pytest.raises(UserError, match="--jobs: got 0; allowed: a whole number from 1"):
+        sweep(plan(base, ["training.epochs=1,2"]), out=tmp_path / "s", jobs=0)
+
+
+@pytest.mark.slow
+def test_several_processes_give_the_same_bits(tmp_path: Path):
+    base = build({**SMALL, "rounds": {"count": 3}})
+    planned = plan(base, ["training.epochs=1,2,3"])
+    told: list[str] = []
+    one = sweep(planned, out=tmp_path / "one")
+    several = sweep(planned, out=tmp_path / "several", jobs=2, tell=told.append)
+    assert told == [f"run {n} of 3: {n}-epochs={n}" for n in (1, 2, 3)]
+    for part in planned.parts:
+        assert_same_bits(several / part.folder, one / part.folder)
+    failing = plan(base, ["partition.minimum=12,9000"])
+    with pytest.raises(UserError, match=r"^2-minimum=9000: partition"):
+        sweep(failing, out=tmp_path / "failing", jobs=2)

@@ -1,0 +1,221 @@
+"""The table and the figure of a sweep: by hand where figures are ranked and shown, from a real one where read."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from steelyard import Experiment, Result, SweepResult, UserError
+from steelyard.experiment.loading import load
+from steelyard.report.figures.sweep import sweep_chart
+from steelyard.report.statistics import estimate
+from steelyard.report.sweep_table import next_lines, short_names, show_value, sweep_table
+from steelyard.report.sweeps import _rank, sweep_csv, sweep_document
+
+EXPERIMENT = {
+    "name": "small",
+    "partition": {"scheme": "iid", "clients": 5, "server": "fraction", "server_report": "apart"},
+    "model": {"name": "logistic"},
+    "training": {"epochs": 1, "batch_size": 20},
+    "rounds": {"count": 3, "fraction": 1.0, "target": 0.5, "share": 0.4},
+    "compute": {"engine": "loop", "device": "cpu", "threads": 1},
+    "weighing": {"criteria": ["DS", "LD"]},
+}
+GRID = {"training.learning_rate": [0.001, 0.3], "training.epochs": [1, 2]}
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> SweepResult:
+    folder = tmp_path_factory.mktemp("sweep") / "sweep"
+    return Experiment.model_validate(EXPERIMENT).sweep(GRID, ["DS", "LD>DS"], seeds=2, out=folder)
+
+
+def made(values: dict[int, list[float]], unreached: dict[int, int] | None = None, **fields: Any) -> dict[str, Any]:
+    """A document written by hand: points by number, figures of each seed."""
+    rows = [
+        {
+            "point": point,
+            "run": f"run-{point}",
+            "values": {"fpl.learning_rate": 10.0**-point, "fpl.mode": "pFPL"},
+            "rule": "EQ",
+            "value": estimate(figures).as_json(),
+            "unreached": (unreached or {}).get(point, 0),
+        }
+        for point, figures in values.items()
+    ]
+    document = {
+        "folder": "sweeps/one",
+        "measure": "score",
+        "measured": "ndcg@10",
+        "less_is_better": False,
+        "validation": 0.2,
+        "seeds": list(range(len(rows[0]["value"]["values"]))),
+        "fields": ["fpl.learning_rate", "fpl.mode"],
+        "rows": rows,
+        "best": rows[0],
+        "left": [],
+        "test": None,
+    }
+    return {**document, **fields}
+
+
+def test_more_is_better_unless_less_is_and_what_has_no_figure_comes_last():
+    rows = made({1: [0.2], 2: [0.5], 3: [math.nan], 4: [0.5]})["rows"]
+    assert [row["point"] for row in sorted(rows, key=lambda row: _rank(row, "score"))] == [2, 4, 1, 3]
+    assert [row["point"] for row in sorted(rows, key=lambda row: _rank(row, "loss"))] == [1, 2, 4, 3]
+
+
+def test_a_target_that_is_not_reached_comes_after_one_reached_in_the_last_round():
+    rows = made({1: [50.0, 50.0], 2: [50.0, 50.0], 3: [20.0, 50.0]}, {1: 2, 2: 1, 3: 1})["rows"]
+    assert [row["point"] for row in sorted(rows, key=lambda row: _rank(row, "rounds-to-target"))] == [3, 2, 1]
+
+
+@pytest.mark.parametrize(
+    ("values", "measure", "measured", "shown"),
+    [
+        ([0.91, 0.93], "score", "accuracy", "92.00 % ±12.71"),  # t(1) = 12.706, s/√2 = 0.01
+        ([0.91], "worst10", "worst10", "91.00 %"),
+        ([0.01234], "score", "ndcg@10", "0.01234"),
+        ([12.0, 13.0, 14.0], "rounds-to-target", "rounds-to-target", "13 ±2.5"),  # t(2) = 4.303, s/√3 = 0.577
+        ([12.0, 13.0], "rounds-to-target", "rounds-to-target", "12.5 ±6.4"),
+        ([math.nan], "score", "accuracy", "–"),
+    ],
+)
+def test_figures_are_shown_with_half_their_interval(values, measure, measured, shown):
+    assert show_value(estimate(values).as_json(), measure, measured) == shown
+
+
+def test_the_table_reads_well_in_60_columns():
+    document = made({2: [0.5, 0.6], 1: [0.4, 0.5]})
+    assert sweep_table(document, "text", 60).splitlines() == [
+        "ndcg@10 on a validation split (20% of the training data),",
+        "better: more",
+        "--------------------------------------------",
+        "point  learning_rate  mode           ndcg@10",
+        "--------------------------------------------",
+        "2 *             0.01  pFPL  0.55000 ±0.63531",
+        "1                0.1  pFPL  0.45000 ±0.63531",
+        "--------------------------------------------",
+        "the best is marked *; mean of 2 seeds ± half the 95 %",
+        "interval",
+    ]
+
+
+def test_two_fields_of_one_name_are_written_out():
+    assert short_names(["fpl.learning_rate", "training.learning_rate", "fpl.factors"]) == {
+        "fpl.learning_rate": "fpl.learning_rate",
+        "training.learning_rate": "training.learning_rate",
+        "fpl.factors": "factors",
+    }
+
+
+def test_what_to_do_next_depends_on_what_is_done():
+    document = made({1: [0.5]})
+    assert next_lines(document)[-1] == "the best on the test set: steelyard run sweeps/one/best.toml"
+    assert next_lines({**document, "left": ["run-2"]})[-1] == "go on with: steelyard resume sweeps/one"
+    tested = {"value": estimate([0.25]).as_json()}
+    assert next_lines({**document, "test": tested})[-1] == "the best on the test set: ndcg@10 0.25000"
+
+
+def test_a_real_sweep_is_read_from_its_runs(result: SweepResult):
+    document = result.table
+    assert [row["point"] for row in document["rows"]].count(1) == 1
+    assert len(document["rows"]) == 8
+    means = [row["value"]["mean"] for row in document["rows"]]
+    assert means == sorted(means, reverse=True)
+    best = document["best"]
+    assert best["values"]["training.learning_rate"] == 0.3
+    run = Result(result.folder / best["run"])
+    last = [rule["accuracy"] for rule in run.summary["rules"] if rule["rule"] == best["rule"]]
+    assert best["value"]["values"] == last
+    assert best["value"]["mean"] == pytest.approx(np.mean(last))
+    # Point 1 is the first of the grid: the smallest rate, one epoch, the first rule.
+    first = next(row for row in document["rows"] if row["point"] == 1)
+    assert (first["values"], first["rule"]) == ({"training.learning_rate": 0.001, "training.epochs": 1}, "DS")
+
+
+@pytest.mark.parametrize(
+    "measure", ["accuracy", "worst10", "rounds-to-target", "loss", "server-accuracy", "server-macro-f1"]
+)
+def test_every_measure_is_what_the_run_recorded(result: SweepResult, measure: str):
+    path = result.folder / "sweep.toml"
+    text = path.read_text()
+    path.write_text(text.replace('measure = "score"', f'measure = "{measure}"'))
+    try:
+        document = sweep_document(result.folder)
+    finally:
+        path.write_text(text)
+    for row in document["rows"]:
+        run = Result(result.folder / row["run"])
+        rules = [rule for rule in run.summary["rules"] if rule["rule"] == row["rule"]]
+        tests = run.history.evaluations
+        for rule, value in zip(rules, row["value"]["values"], strict=True):
+            mine: Any = tests[(tests["rule"] == rule["rule"]) & (tests["seed"] == rule["seed"]) & (tests["round"] == 3)]
+            expected = {
+                "accuracy": rule["accuracy"],
+                "worst10": rule["worst_tenth"],
+                "rounds-to-target": 3 if rule["rounds_to_target"] is None else rule["rounds_to_target"],
+                "loss": (mine["loss"] * mine["samples"]).sum() / mine["samples"].sum(),
+                "server-accuracy": rule["server"].get("accuracy"),
+                "server-macro-f1": rule["server"].get("macro_f1"),
+            }[measure]
+            assert value == pytest.approx(expected)
+        assert row["unreached"] == sum(r["rounds_to_target"] is None for r in rules) * (measure == "rounds-to-target")
+
+
+def test_the_best_is_an_experiment_for_the_test_set(result: SweepResult):
+    best = load(result.folder / "best.toml")
+    assert best.validation is None
+    assert list(best.rules()) == [result.table["best"]["rule"]]
+    assert best.model_dump()["training"]["learning_rate"] == 0.3
+    first_line = (result.folder / "best.toml").read_text().splitlines()[0]
+    assert first_line.startswith("# Chosen by `steelyard sweep`: training.learning_rate = 0.3, training.epochs = ")
+    assert result.best.model_dump() == best.model_dump()
+
+
+def test_the_csv_has_a_line_for_every_point(result: SweepResult):
+    rows = list(csv.DictReader(io.StringIO(sweep_csv(result.table))))
+    assert (result.folder / "results.csv").read_text() == sweep_csv(result.table)
+    assert len(rows) == 8
+    first = rows[0]
+    assert float(first["accuracy"]) == pytest.approx((float(first["seed 0"]) + float(first["seed 1"])) / 2)
+    assert first["training.learning_rate"] == "0.3"
+
+
+def test_the_figure_is_a_chart_without_a_look_of_its_own(result: SweepResult):
+    chart = result.plot()
+    document = chart.to_dict(validate=True)
+    assert "by training.learning_rate" in document["description"]
+    data = next(iter(document["datasets"].values()))
+    assert {entry["line"] for entry in data} == {
+        f"epochs {epochs}, {rule}" for epochs in (1, 2) for rule in ("DS", "LD>DS")
+    }
+    assert (result.folder / "sweep.svg").read_text().startswith("<svg")
+    scales = [layer["encoding"]["x"].get("scale", {}).get("type") for layer in document["layer"]]
+    assert set(scales) == {"log"}
+
+
+def test_fields_of_words_and_a_single_point_are_drawn_too():
+    words = made({1: [0.5], 2: [0.6]})
+    for row, name in zip(words["rows"], ("sFPL", "pFPL"), strict=True):
+        row["values"] = {"fpl.learning_rate": 0.1, "fpl.mode": name}
+    document = sweep_chart(words).to_dict(validate=True)
+    assert document["layer"][0]["encoding"]["x"]["type"] == "nominal"
+    assert sweep_chart(made({1: [0.5]})) is not None
+    assert sweep_chart(made({1: [math.nan]})) is None
+
+
+def test_a_result_prints_as_its_table(result: SweepResult):
+    assert "learning_rate" in repr(result)
+    assert f"{result.table['best']['point']} *" in repr(result)
+
+
+def test_without_a_best_there_is_none(tmp_path: Path):
+    with pytest.raises(UserError, match="no point is the best"):
+        _ = SweepResult(tmp_path).best
