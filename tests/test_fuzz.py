@@ -40,6 +40,8 @@ from steelyard.errors import UserError
 from steelyard.experiment.loading import build
 from steelyard.messages import Question, Task
 from steelyard.recommend import reading
+from steelyard.recommend.knowledge import loading
+from steelyard.recommend.knowledge.settings import KnowledgeSettings
 from steelyard.recommend.wire import sparse_codec
 from steelyard.runs.checkpoint import checksum, read_tensors, restore
 from steelyard.runs.schema import SCHEMA
@@ -114,6 +116,7 @@ FIELDS = [
     *("data.source", "data.path", "data.levels", "data.classes", "partition.clients", "partition.table", "flaws"),
     *("partition.scheme", "model.name", "model.hidden", "training.batch_size", "training.loss", "compute.engine"),
     *("store.folder", "federate.nodes", "interactions.path", "interactions.columns", "fpl.triples", "ranking.cutoff"),
+    *("knowledge", "knowledge.sources", "knowledge.blocked", "knowledge.hops"),
     *("weighing", "data", "partition", "rounds", "beside", "weighing.priority", "weighing.fit", "weighing.loss"),
 ]
 
@@ -180,6 +183,31 @@ def _read_ratings(content: bytes, folder: Path) -> None:
 
 def _read_items(content: bytes, folder: Path) -> None:
     reading.read_columns(_laid("items.dat", content, folder), {"item": 1, "title": 2})
+
+
+def _load(knowledge: dict[str, Any], items: list[str]) -> None:
+    # What was read under the same names before is kept; here the files change.
+    loading._load.cache_clear()
+    loading.load(KnowledgeSettings.model_validate(knowledge), items)
+
+
+def _read_graph(content: Any, folder: Path) -> None:
+    name, whole = content
+    path = _laid(name, whole, folder)
+    links = _laid("links.tsv", whole if name == "links" else b"i1\tFilm\thttp://e/a\n", folder)
+    source = {"path": str(path), "links": str(links)}
+    _load({"sources": [source], "min_items": 1, "inverse": True}, ["i1", "i2"])
+
+
+def _read_features(content: Any, folder: Path) -> None:
+    form, whole = content
+    path = _laid(f"features.{'csv' if form == 'csv' else 'tsv'}", whole, folder)
+    source: dict[str, Any] = {"path": str(path), "format": "attributes" if form == "csv" else form}
+    if form == "kgflex":
+        source["predicates"] = str(_laid("predicates.tsv", b"http://e/p\t0\t1\nhttp://e/p~http://e/q\t1\t2\n", folder))
+    if form == "mapping":
+        source |= {"format": "kgflex", "predicates": str(path), "path": str(_laid("f.tsv", b"1\t0\t5\n", folder))}
+    _load({"sources": [source], "min_items": 1}, ["1", "2"])
 
 
 def _read_checkpoint(content: bytes, folder: Path) -> None:
@@ -406,6 +434,34 @@ TARGETS = [
     Target("clients", _read_clients, st.one_of(damaged(b"client,DS,LD\nA,.9,.2\nB,.1,.8\n"), st.just(_PICKLE))),
     Target("ratings", _read_ratings, st.one_of(damaged(_RATINGS), damaged(_DAT), st.just(_PICKLE))),
     Target("items", _read_items, st.one_of(damaged(b"1::Toy Story::Comedy\n2::Jumanji::Drama\n"), st.just(_PICKLE))),
+    Target(
+        "graph",
+        _read_graph,
+        st.one_of(
+            st.tuples(st.just("g.tsv"), damaged(b"http://e/a\tp\tb\nhttp://e/a\tq\tc\nb\tp\tc\n")),
+            st.tuples(st.just("links"), damaged(b"i1\thttp://e/a\ni2\thttp://e/b\n")),
+            st.tuples(st.just("g.kg"), damaged(b"head_id:token\trelation_id:token\ttail_id:token\nhttp://e/a\tp\tb\n")),
+            st.tuples(
+                st.just("g.nt"), damaged(b'<http://e/a> <http://e/p> "x"@en .\n<http://e/a> <http://e/q> _:b.\n')
+            ),
+            st.tuples(st.just("g.nt.gz"), damaged(gzip.compress(b"<http://e/a> <http://e/p> <http://e/b> .\n"))),
+            st.tuples(st.just("g.ttl"), damaged(b"@prefix e: <http://e/> . e:a e:p e:b, 5, [ e:q ( 1 2 ) ] .\n")),
+            st.tuples(st.just("g.ttl"), st.sampled_from([b"[" * 100_000, b"(" * 100_000, b"<" * 100_000, _PICKLE])),
+        ),
+    ),
+    Target(
+        "features",
+        _read_features,
+        st.one_of(
+            st.tuples(st.just("kgflex"), damaged(b"1\t0\t5\n1\t1\t6\n2\t0\t5\n")),
+            st.tuples(st.just("mapping"), damaged(b"http://e/p\t0\t1\nhttp://e/p~http://e/q\t1\t2\n")),
+            st.tuples(st.just("map"), damaged(b"1\t10\t11\n2\t10\n")),
+            st.tuples(st.just("attributes"), damaged(b"1::A::War|Drama\n2::B::War\n")),
+            st.tuples(st.just("attributes"), damaged(b"item_id:token\tclass:token_seq\n1\ta b\n2\tc\n")),
+            st.tuples(st.just("csv"), damaged(b'item,genre,year\n1,"War|Drama",1995\n2,War,\n')),
+            st.tuples(st.sampled_from(["map", "csv", "kgflex"]), st.just(_PICKLE)),
+        ),
+    ),
     Target("checkpoint", _read_checkpoint, st.one_of(damaged(_MODELS), st.just(_PICKLE))),
     Target("states", _read_states, _changed(_STATES)),
     Target("updates", _read_updates, _message("updates")),

@@ -193,6 +193,10 @@ def _fields() -> list[Case]:
         "interactions.catalogue='no'": "found no 'no'",
         "items={path='ratings.tsv',title=99}": "columns",
         "items={path='no'}": "found no 'no'",
+        "knowledge={sources=[]}": "knowledge.sources: got",
+        "knowledge={sources=[{path='x'}],hops=0}": "knowledge.hops: got 0",
+        "knowledge={sources=[{path='x',format='owl'}]}": "knowledge.sources.0.format: got 'owl'",
+        "knowledge={sources=[{path='x'}],max_share=nan}": "knowledge.max_share",
         "fpl.factors=1000000000": "less than or equal to 10000",
         "fpl.factors=0": "fpl.factors",
         "fpl.learning_rate=inf": "fpl.learning_rate",
@@ -429,10 +433,22 @@ def _interactions() -> list[Case]:
     ]
 
 
+_KNOWN: list[tuple[str, str, dict[str, Content]]] = [
+    ("nowhere", "found no 'k.tsv'", {}),
+    ("empty", "k.tsv: the file is empty", {"k.tsv": "\n\n"}),
+    ("of no item", "k.tsv: line 2: begins with '2' after no item", {"k.tsv": "7\t1\t2\n\t2\n"}),
+    ("of a folder", "k.tsv: no such file", {"k.tsv/x": ""}),
+    ("of three columns", "3 columns without a header", {"k.tsv": "a\tb\tc\n"}),
+    ("binary", "expected", {"k.tsv": b"\0\xff\0\n\t\n"}),
+]
+
+
 def _recommending() -> list[Case]:
     split = ("recommend", "split", "ratings.tsv", "--out", "o")
     evaluate = ("recommend", "evaluate", "--train", "train.tsv", "--test", "test.tsv", "--recommendations", "lists.tsv")
     baseline = ("recommend", "baseline", "popular", "--train", "train.tsv", "--out", "new.tsv")
+    vsm = ("recommend", "baseline", "vsm", *baseline[3:])
+    k_toml = RECOMMEND + '[[knowledge.sources]]\npath = "k.tsv"\n'
     audit = ("recommend", "audit", "rec.toml")
     cost = ("recommend", "cost", "--users", "10", "--items", "10", "--interactions", "10")
     return [
@@ -479,6 +495,21 @@ def _recommending() -> list[Case]:
         Case("baseline over a file", (*baseline[:-1], "train.tsv"), ("exists already",)),
         Case("baseline into a folder", (*baseline[:-1], "."), ("a new file",)),
         Case("baseline nowhere", (*baseline[:-1], "no/such/new.tsv"), ("there is no folder",)),
+        Case("baseline without knowledge", vsm, ("--knowledge: vsm needs it",)),
+        Case("baseline with knowledge", (*baseline, "--knowledge", "rec.toml"), ("popular looks at no features",)),
+        Case("vsm of nothing", (*vsm, "--knowledge", "rec.toml"), ("no section [knowledge]",)),
+        Case("features of nothing", ("recommend", "features", "rec.toml"), ("has no section [knowledge]",)),
+        Case("features of learning", ("recommend", "features", "learn.toml"), ("has no section [knowledge]",)),
+        Case(
+            "features of an item",
+            ("recommend", "features", "k.toml", "--item", "x"),
+            ("--item: got 'x'; allowed: one of",),
+            {"k.toml": k_toml, "k.tsv": "1\t1\t2\n"},
+        ),
+        *(
+            Case(f"knowledge {name}", ("recommend", "features", "k.toml"), (told,), {"k.toml": k_toml, **files})
+            for name, told, files in _KNOWN
+        ),
         Case("audit rounds", (*audit, "--rounds", "0"), ("--rounds",)),
         Case("audit rounds digits", (*audit, "--rounds", DIGITS), ("--rounds",)),
         Case("audit pi", (*audit, "--pi", "nan"), ("--pi",)),

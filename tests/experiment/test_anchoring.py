@@ -63,3 +63,11 @@ def test_interactions_too(tmp_path: Path) -> None:
 def test_it_runs_from_elsewhere(folder: Path, steelyard: CommandLine) -> None:
     done = steelyard("run", "study/mine.toml", "--format", "json", cwd=folder.parent)
     assert done.returncode == 0, done.stderr
+
+
+def test_each_source_of_knowledge(tmp_path: Path) -> None:
+    (tmp_path / "g.tsv").write_text("x")
+    whole = str(tmp_path / "g.tsv")
+    document = {"knowledge": {"sources": [{"path": "g.tsv", "links": "no.tsv"}, {"predicates": "g.tsv"}, "no table"]}}
+    anchor(document, tmp_path)
+    assert document["knowledge"]["sources"] == [{"path": whole, "links": "no.tsv"}, {"predicates": whole}, "no table"]

@@ -12,12 +12,14 @@ from tests.recommend.conftest import two_tastes
 from steelyard.errors import UserError
 from steelyard.randomness import generator
 from steelyard.recommend import splits
-from steelyard.recommend.baselines import BASELINES, recommend, settings_of
+from steelyard.recommend.baselines import BASELINES, needs_features, recommend, settings_of
 from steelyard.recommend.baselines.bpr_mf import BprMf
 from steelyard.recommend.baselines.fcf import item_gradient, solve
 from steelyard.recommend.baselines.neighbours import matrix
 from steelyard.recommend.fpl import Learning
 from steelyard.recommend.interactions import build
+from steelyard.recommend.knowledge import features
+from steelyard.recommend.knowledge.features import ItemFeatures
 from steelyard.recommend.metrics import Precision
 from steelyard.recommend.ranking import Ground
 from steelyard.recommend.sampling import Histories, draw_triples, round_keys, user_keys
@@ -31,11 +33,22 @@ def split():
 
 
 def precision(split, kind: str, **settings) -> float:
-    lists, scores = recommend(kind, split.train, 5, seed=1, settings=settings)
+    lists, scores = recommend(kind, split.train, 5, seed=1, settings=settings, features=known(split.train))
     assert lists.shape == scores.shape == (60, 5)
     own = set(zip(split.train.user.tolist(), split.train.item.tolist(), strict=True))
     assert not own & {(u, i) for u in range(60) for i in lists[u].tolist()}
     return Precision()(Ground.of(split).view(lists, 5))
+
+
+def known(train) -> ItemFeatures:
+    """What is known of the items of two tastes: their half, and a feature that says nothing; others have none."""
+    half = [(row, int(item >= "i20")) for row, item in enumerate(train.items.tolist()) if item.startswith("i")]
+    pairs = np.array([*half, *((row, 2) for row, _ in half)], dtype=np.int64).reshape(-1, 2)
+    return features.build(pairs[:, 0], pairs[:, 1], len(train.items), ["half: first", "half: second", "all"])
+
+
+def scores_of(kind: str, train):
+    return BASELINES[kind](train, seed=1, **({"features": known(train)} if needs_features(kind) else {}))
 
 
 LIBRARY = {"bpr": "implicit", "vae": "cornac"}
@@ -55,7 +68,7 @@ class TestEveryBaseline:
     """What every baseline must do, whatever it learns: a new one in the table is held to this by itself."""
 
     def test_scores_have_one_finite_row_per_user_asked(self, split, kind: str):
-        scores = BASELINES[kind](split.train, seed=1)
+        scores = scores_of(kind, split.train)
         asked = np.array([7, 0, 59])
         found = scores(asked)
         assert found.shape == (3, len(split.train.items))
@@ -67,7 +80,7 @@ class TestEveryBaseline:
             np.testing.assert_allclose(scores(np.array([user]))[0], found[row], rtol=1e-5, atol=1e-6)
 
     def test_lists_hold_unseen_items_once_with_falling_scores(self, split, kind: str):
-        lists, scores = recommend(kind, split.train, 40, seed=1)
+        lists, scores = recommend(kind, split.train, 40, seed=1, features=known(split.train))
         assert lists.shape == scores.shape == (60, 40)
         for user in range(60):
             own = set(split.train.item[split.train.user == user].tolist())
@@ -80,13 +93,13 @@ class TestEveryBaseline:
     def test_the_same_seed_gives_the_same_lists(self, split, kind: str):
         if kind in RACES:
             pytest.skip("promises no more than nearly the same scores")
-        first, again = (recommend(kind, split.train, 5, seed=3) for _ in range(2))
+        first, again = (recommend(kind, split.train, 5, seed=3, features=known(split.train)) for _ in range(2))
         assert np.array_equal(first[0], again[0])
         np.testing.assert_array_equal(first[1], again[1])
 
     def test_a_user_without_training_items_gets_a_list(self, kind: str):
         train = build(list("aabbc"), list("xyyzx"), all_users=["cold"], all_items=["w"])
-        lists, scores = recommend(kind, train, 2, seed=1)
+        lists, scores = recommend(kind, train, 2, seed=1, features=known(train))
         cold = train.users.tolist().index("cold")
         assert lists.shape == (4, 2)
         assert not np.isnan(scores).any()
@@ -94,17 +107,19 @@ class TestEveryBaseline:
             assert (lists[cold] >= 0).all()
 
     def test_two_users_and_two_items_are_enough(self, kind: str):
-        lists, _ = recommend(kind, build(["a", "b"], ["x", "y"]), 3, seed=1)
+        train = build(["a", "b"], ["x", "y"])
+        lists, _ = recommend(kind, train, 3, seed=1, features=known(train))
         # One item is left for each; the rest of the list stays empty.
         assert lists.tolist() == [[1, -1, -1], [0, -1, -1]]
 
     def test_a_repeated_pair_counts_once_for_what_is_unseen(self, kind: str):
-        lists, _ = recommend(kind, build(["a", "a", "b"], ["x", "x", "y"], all_items=["z"]), 3, seed=1)
+        train = build(["a", "a", "b"], ["x", "x", "y"], all_items=["z"])
+        lists, _ = recommend(kind, train, 3, seed=1, features=known(train))
         assert 0 not in lists[0]
         assert 1 not in lists[1]
 
 
-@pytest.mark.parametrize("kind", ["user-knn", "item-knn", "bpr-mf", "bpr", "vae", "fcf"])
+@pytest.mark.parametrize("kind", ["user-knn", "item-knn", "bpr-mf", "bpr", "vae", "fcf", "vsm"])
 def test_learners_beat_chance(split, kind):
     if kind in LIBRARY:
         pytest.importorskip(LIBRARY[kind])

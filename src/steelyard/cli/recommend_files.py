@@ -14,6 +14,7 @@ import typer
 
 from steelyard.cli.options import FormatOption
 from steelyard.cli.printing import metric_table
+from steelyard.cli.recommend_features import features_of
 from steelyard.cli.recommend_options import parse_cutoffs
 from steelyard.errors import UserError, brief, new_file, writable
 
@@ -122,18 +123,21 @@ def split(
 
 
 def baseline(
-    kind: Annotated[str, typer.Argument(help="random, popular, user-knn, item-knn, bpr-mf, bpr, vae or fcf.")],
+    kind: Annotated[str, typer.Argument(help="random, popular, user-knn, item-knn, bpr-mf, bpr, vae, fcf or vsm.")],
     train: Annotated[Path, typer.Option(help="Training interactions: user, item, rating.")],
     out: Annotated[Path, typer.Option(help="File for the lists.")],
     cutoff: Annotated[int, typer.Option(help="Length of the lists.")] = 10,
     catalogue: Annotated[Path | None, typer.Option(help="All items, also those without training rows.")] = None,
+    knowledge: Annotated[
+        str | None, typer.Option(help="For vsm: an experiment whose section [knowledge] gives the items' features.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of what is random.")] = 1,
     setting: Annotated[
         list[str] | None, typer.Option("--set", help="A setting of the baseline: neighbours=50, factors=20, ...")
     ] = None,
 ) -> None:
     """Train a baseline and write each user's list of items that she did not train on."""
-    from steelyard.recommend.baselines import recommend, settings_of
+    from steelyard.recommend.baselines import needs_features, recommend, settings_of
     from steelyard.recommend.interactions import build
     from steelyard.recommend.lists import write_lists
     from steelyard.recommend.reading import read, read_columns
@@ -141,11 +145,17 @@ def baseline(
     chosen = settings_of(kind, setting or [])
     length = parse_cutoffs(str(cutoff))[0]
     new_file(out, "--out")
+    if needs_features(kind) != (knowledge is not None):
+        needed = "needs it" if knowledge is None else "looks at no features"
+        raise UserError(
+            f"--knowledge: {kind} {needed}; allowed: an experiment with [knowledge] for vsm, none for others"
+        )
     table = read(train)
     if catalogue is not None:
         everything = read_columns(catalogue, {"item": "item"})["item"]
         names = (table.users[table.user].tolist(), table.items[table.item].tolist())
         table = build(*names, table.rating.tolist(), all_items=everything)
-    lists, scores = recommend(kind, table, length, seed, chosen)
+    features = None if knowledge is None else features_of(knowledge, table.items)
+    lists, scores = recommend(kind, table, length, seed, chosen, features)
     write_lists(out, table.users, table.items, lists, scores)
     typer.echo(f"lists of {length} for {len(table.users):,} users in {out}")

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 DATA_FIELDS: Mapping[str, tuple[str, ...]] = {
     "data": ("path", "attributes", "identities"),
     "interactions": ("path", "catalogue"),
     "items": ("path",),
+    "knowledge.sources": ("path", "links", "predicates", "names"),
 }
 """Fields that name data to read, by section. What is written (`store.folder`) goes to the working folder."""
 
@@ -21,13 +22,22 @@ def anchor(document: dict[str, Any], folder: Path) -> None:
     working folder. A whole path also lets the run be resumed from anywhere.
     """
     for section, fields in DATA_FIELDS.items():
-        table = document.get(section)
-        if not isinstance(table, dict):
-            continue
-        for field in fields:
-            given = table.get(field)
-            if isinstance(given, str) and given and _there(folder, given):
-                table[field] = str((folder / given).resolve())
+        for table in _tables(document, section.split(".")):
+            for field in fields:
+                given = table.get(field)
+                if isinstance(given, str) and given and _there(folder, given):
+                    table[field] = str((folder / given).resolve())
+
+
+def _tables(document: Any, keys: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Yield the tables that a section's name means: one, none, or each of several."""
+    if isinstance(document, list):
+        for each in cast("list[Any]", document):
+            yield from _tables(each, keys)
+    elif isinstance(document, dict) and keys:
+        yield from _tables(cast("dict[str, Any]", document).get(keys[0]), keys[1:])
+    elif isinstance(document, dict):
+        yield cast("dict[str, Any]", document)
 
 
 def _there(folder: Path, given: str) -> bool:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from steelyard.errors import UserError, brief, listed, nearest
-from steelyard.recommend.baselines import bpr_mf, fcf, libraries, neighbours, plain
+from steelyard.recommend.baselines import bpr_mf, fcf, libraries, neighbours, plain, vsm
 from steelyard.recommend.interactions import Codes, Interactions
+from steelyard.recommend.knowledge.features import ItemFeatures
 from steelyard.recommend.lists import Scores, best_unseen
 from steelyard.recommend.ranking import Floats
 from steelyard.recommend.sampling import Histories
@@ -24,8 +26,9 @@ BASELINES: Mapping[str, Maker] = {
     "bpr": libraries.bpr,
     "vae": libraries.vae,
     "fcf": fcf.fcf,
+    "vsm": vsm.vsm,
 }
-"""The baselines by name: each takes training interactions and a seed, and returns scores of all items."""
+"""The baselines by name: each takes training interactions and a seed, some item features, and returns scores."""
 
 
 def maker(kind: str) -> Maker:
@@ -38,7 +41,7 @@ def maker(kind: str) -> Maker:
 def settings_of(kind: str, assignments: Sequence[str]) -> dict[str, float | int]:
     """Read "neighbours=50" and the like; a name that the baseline does not have is refused."""
     made = maker(kind)
-    known = [name for name in inspect.signature(made).parameters if name not in ("train", "seed")]
+    known = [name for name in inspect.signature(made).parameters if name not in ("train", "features", "seed")]
     found: dict[str, float | int] = {}
     for text in assignments:
         name, _, value = text.partition("=")
@@ -65,8 +68,26 @@ def _checked(name: str, number: float | int, default: float | int) -> float | in
     return number
 
 
+def needs_features(kind: str) -> bool:
+    """Whether a baseline looks at what is known of items."""
+    return "features" in inspect.signature(maker(kind)).parameters
+
+
 def recommend(
-    kind: str, train: Interactions, cutoff: int, seed: int = 1, settings: Mapping[str, float | int] | None = None
+    kind: str,
+    train: Interactions,
+    cutoff: int,
+    seed: int = 1,
+    settings: Mapping[str, float | int] | None = None,
+    features: ItemFeatures | None = None,
 ) -> tuple[Codes, Floats]:
-    """Train a baseline and return each user's k best items that she did not train on, with their scores."""
-    return best_unseen(Histories.of(train), maker(kind)(train, seed=seed, **(settings or {})), cutoff)
+    """Train a baseline and return each user's k best items that she did not train on, with their scores.
+
+    `features` are those of the items of `train`, in their order, for baselines that look at them.
+    """
+    known: dict[str, Any] = dict(settings or {})
+    if needs_features(kind):
+        if features is None:
+            raise UserError(f"baseline: {kind} needs features of items; allowed: with --knowledge EXPERIMENT")
+        known["features"] = features
+    return best_unseen(Histories.of(train), maker(kind)(train, seed=seed, **known), cutoff)

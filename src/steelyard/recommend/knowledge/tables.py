@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from steelyard.data import files
-from steelyard.errors import UserError, brief
+from steelyard.errors import UserError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,7 +22,7 @@ MARKS = ("::", "\t", "|", ",", ";")
 def read_text(path: Path, expected: str) -> str:
     """Return a file's text, unpacked if its name ends in .gz; bytes that are no UTF-8 are taken for Latin-1."""
     if not path.is_file():
-        raise UserError(f"{brief(str(path))}: no such file; expected {expected}")
+        raise UserError(f"{path}: no such file; expected {expected}")
     raw = files.read_bytes(path)
     try:
         text = raw.decode("utf-8-sig")
