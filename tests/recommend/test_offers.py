@@ -33,9 +33,9 @@ def test_a_criterion_of_ones_own_may_have_any_name() -> None:
 
 
 def test_built_in_criteria_are_told_apart_by_what_they_need() -> None:
-    fits = {name for name in ("DS", "LD", "CB", "IS", "EQ", "MD", "VP", "VS", "VF", "VE") if _fits(name)}
+    fits = {name for name in ("DS", "LD", "CB", "IS", "EQ", "MD", "VP", "VS", "VF", "VE", "EX") if _fits(name)}
     assert fits == {"DS", "LD", "EQ", "MD"}
-    for name in ("CB", "IS", "VP", "VE"):
+    for name in ("CB", "IS", "VP", "VE", "EX"):
         with pytest.raises(ValueError, match=f"{name} has no meaning for users of a recommender; allowed: EQ, DS, LD"):
             described(name)
 

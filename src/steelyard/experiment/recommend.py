@@ -10,8 +10,9 @@ from pydantic import model_validator
 from steelyard.errors import UserError
 from steelyard.experiment.description import Description
 from steelyard.recommend.fpl import Schedule
+from steelyard.recommend.kgflex.settings import KgflexSettings
 from steelyard.recommend.knowledge.settings import KnowledgeSettings
-from steelyard.recommend.offers import USER_OFFERS
+from steelyard.recommend.offers import KGFLEX_OFFERS, USER_OFFERS
 from steelyard.recommend.settings import (
     EpochSettings,
     FplSettings,
@@ -27,15 +28,15 @@ if TYPE_CHECKING:
     from steelyard.clients.flower.payloads import Codec
     from steelyard.clients.node import NodeClients, NodeConfig
     from steelyard.data.dataset import DatasetOrSeeded
+    from steelyard.experiment.recommend_node import AnyServer, ModelSettings
     from steelyard.recommend.clients import LocalRound, RecommendClients
     from steelyard.recommend.prepared import Prepared
-    from steelyard.recommend.server import RecommendServer
 
 
 class RecommendDescription(Description):
     """One description of an FPL run: interactions, split, mode, π, rounds or epochs, and the rule that weighs users.
 
-    Use it for FPL; it runs through the same loop as every other kind.
+    Use it for FPL, and with a section [kgflex] for KGFlex; both run through the same loop as every other kind.
     """
 
     kind: Literal["recommend"] = "recommend"
@@ -43,6 +44,7 @@ class RecommendDescription(Description):
     interactions: InteractionSettings
     items: ItemSettings | None = None
     knowledge: KnowledgeSettings | None = None
+    kgflex: KgflexSettings | None = None
     fpl: FplSettings = FplSettings()
     ranking: RankingSettings = RankingSettings()
     rounds: EpochSettings = EpochSettings(target=0.1)  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -57,24 +59,35 @@ class RecommendDescription(Description):
             )
         if self.fpl.flags is None and self.fpl.epoch == "tables":
             raise UserError("fpl.epoch: got 'tables' with mode = 'custom'; allowed: formula, or one of the four modes")
-        if self.one_by_one and (self.beside or self.weighing.criteria != ("EQ",)):
+        if self.bundled and (self.beside or self.weighing.criteria != ("EQ",)):
+            alone = f"mode = '{self.fpl.mode}' has one user in each round"
             raise UserError(
-                f"weighing: mode = '{self.fpl.mode}' has one user in each round, so nothing is weighed; allowed: "
-                "criteria = ['EQ'] and no rules beside, or another mode"
+                f"weighing: {'central training has no clients' if self.central else alone}, so nothing is weighed; "
+                "allowed: criteria = ['EQ'] and no rules beside, or another mode"
             )
+        self._check_kgflex()
         return self
+
+    def _check_kgflex(self) -> None:
+        if self.kgflex is not None and self.knowledge is None:
+            raise UserError("kgflex: given without features of items; allowed: with a section [knowledge]")
+        if self.central and (self.fpl.decoys or self.fpl.pi < 1 or self.interactions.pi_column is not None):
+            raise UserError(
+                "kgflex.batch: given with fpl.pi or decoys, but with all data in one place nothing is sent; allowed: "
+                "pi = 1 and no decoys, or no batch"
+            )
 
     def check_criterion(self, criterion: registry.Criterion) -> None:
         """Refuse criteria that users of a recommender cannot have."""
         if unmet(criterion.needs, self.offers(), {}) is not None:
             raise UserError(
                 f"weighing.criteria: {criterion.name} has no meaning for users of a recommender; allowed: EQ, DS, LD "
-                "(distinct categories or items), MD, or criteria of your own about data or user"
+                "(distinct categories or items), MD, EX with [kgflex], or criteria of your own about data or user"
             )
 
     def offers(self) -> Offers:
         """Return what users of a recommender can give to criteria."""
-        return USER_OFFERS
+        return USER_OFFERS if self.kgflex is None else KGFLEX_OFFERS
 
     def check_rule(self, rule: WeighingSettings) -> None:
         """Refuse orders that adapt to every round where not every round is tested."""
@@ -98,7 +111,17 @@ class RecommendDescription(Description):
     @property
     def one_by_one(self) -> bool:
         """Whether each round has a single user; an epoch of such rounds is one round of the loop."""
-        return self.fpl.flags is not None and self.fpl.flags.one_user
+        return not self.central and self.fpl.flags is not None and self.fpl.flags.one_user
+
+    @property
+    def central(self) -> bool:
+        """Whether KGFlex trains with all data in one place, an epoch to a round of the loop."""
+        return self.kgflex is not None and self.kgflex.batch is not None
+
+    @property
+    def bundled(self) -> bool:
+        """Whether an epoch of small steps is one round of the loop."""
+        return self.central or self.one_by_one
 
     def prepare(self) -> Prepared:
         """Read, filter and split the data; done once for equal settings."""
@@ -121,11 +144,11 @@ class RecommendDescription(Description):
 
     def resolved(self) -> Self:
         """Turn epochs into rounds of the loop; one-user rounds are bundled, an epoch to a round."""
-        whole = self.fpl.flags is not None
+        whole = self.fpl.flags is not None or self.central
         rounds = self.rounds.model_copy(update={"fraction": 1.0} if whole else {})
         if not self.rounds.by_epochs:
             return self.model_copy(update={"rounds": rounds})
-        each = 1 if self.one_by_one else self.schedule().rounds_per_epoch
+        each = 1 if self.bundled else self.schedule().rounds_per_epoch
         rounds = rounds.model_copy(
             update={"count": self.rounds.epochs * each, "evaluate_every": self.rounds.evaluate_every * each}
         )
@@ -142,17 +165,23 @@ class RecommendDescription(Description):
         # For speed of start, as in `prepare`.
         from steelyard.recommend.clients import LocalRound
 
-        sequential = self.schedule().rounds_per_epoch if self.one_by_one else None
+        sequential = self.schedule().rounds_per_epoch if self.one_by_one else 0 if self.central else None
         return LocalRound(self.triples(), self.fpl.mask, self.fpl.decoys, sequential)
 
-    def assemble(self, dataset: DatasetOrSeeded | None = None) -> tuple[RecommendClients, RecommendServer]:
+    def assemble(self, dataset: DatasetOrSeeded | None = None) -> tuple[RecommendClients, AnyServer]:
         """Read the data and build the simulated users and their server."""
         # For speed of start, as in `prepare`.
         from steelyard.experiment.recommend_node import simulate
 
         if dataset is not None:
             raise UserError("dataset: an experiment of kind 'recommend' reads interactions.path; allowed: no dataset")
-        return simulate(self.prepare(), self.fpl, self.ranking, self.local_round(), self.criteria())
+        return simulate(self.prepare(), self._model(), self.ranking, self.local_round(), self.criteria())
+
+    def _model(self) -> ModelSettings:
+        # For speed of start, as in `prepare`.
+        from steelyard.experiment.recommend_node import ModelSettings
+
+        return ModelSettings(self.fpl, self.kgflex, self.knowledge)
 
     def on_node(self, node: NodeConfig) -> NodeClients:
         """Build the users that live on one node; each user's vector stays in the node's state."""
@@ -160,24 +189,26 @@ class RecommendDescription(Description):
         from steelyard.experiment.recommend_node import host
 
         return host(
-            *(self.interactions, self.items, self.fpl, self.ranking, self.local_round(), self.criteria()),
+            *(self.interactions, self.items, self._model(), self.ranking, self.local_round(), self.criteria()),
             seed=self.seed,
             node=node,
         )
 
-    def at_server(self, about: Mapping[str, int | list[int]]) -> RecommendServer:
-        """Build the server; it makes the first item factors and sees sums of sparse rows."""
+    def at_server(self, about: Mapping[str, int | list[int]]) -> AnyServer:
+        """Build the server; it makes the first shared rows and sees sums of sparse rows."""
         # For speed of start, as in `prepare`.
         from steelyard.experiment.recommend_node import serve
 
-        return serve(self.fpl, self.local_round(), about)
+        return serve(self._model(), self.local_round(), about)
 
     def codec(self) -> Codec:
-        """Return how sparse rows of the item table travel; α, the width of a row and T are the experiment's own."""
+        """Return how sparse rows of the shared table travel; α, the width of a row and T are the experiment's own."""
         # For speed of start, as in `prepare`; and a simulation needs no Flower.
         from steelyard.recommend.wire import sparse_codec
 
-        return sparse_codec(self.fpl.learning_rate, self.fpl.factors + 1, most=2 * self.triples())
+        # A user of FPL sends two items a triple at most, one of KGFlex the features that she keeps.
+        most = 2 * self.triples() if self.kgflex is None else sum(self.kgflex.limits)
+        return sparse_codec(self.fpl.learning_rate, self.fpl.factors + 1, most)
 
     @property
     def score_name(self) -> str:

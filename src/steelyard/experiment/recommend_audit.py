@@ -34,6 +34,11 @@ class _Watched(RecommendClients):
 
 def watch(experiment: RecommendDescription, rounds: Sequence[int]) -> list[dict[str, Any]]:
     """Run an experiment's rounds and report, after each of the named ones, what the server has read."""
+    if experiment.kgflex is not None:
+        raise UserError(
+            "kgflex: given, and its users send rows of features, not of items; allowed for an audit: experiments "
+            "without [kgflex]"
+        )
     if experiment.one_by_one:
         raise UserError(
             f"fpl.mode: got '{experiment.fpl.mode}'; allowed for an audit: pFPL, pFPL+ or custom (with one user a "

@@ -3,54 +3,78 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 from steelyard.clients.node import NodeClients, NodeConfig
 from steelyard.errors import UserError
 from steelyard.recommend.clients import LocalRound, RecommendClients
+from steelyard.recommend.kgflex.clients import KgflexClients, KgflexParts, KgflexServer
+from steelyard.recommend.kgflex.settings import KgflexSettings
+from steelyard.recommend.knowledge.loading import load_features
+from steelyard.recommend.knowledge.settings import KnowledgeSettings
 from steelyard.recommend.prepared import Prepared, cut, kept, prepare, put_together
 from steelyard.recommend.sampled import Sampled
 from steelyard.recommend.server import RecommendServer
 from steelyard.recommend.settings import FplSettings, InteractionSettings, ItemSettings, RankingSettings
 from steelyard.weighing.criteria import Criterion
 
-_MOST_ITEMS = 10**8
+_MOST_ROWS = 10**8
+AnyServer = RecommendServer | KgflexServer
+
+
+@dataclass(frozen=True)
+class ModelSettings:
+    """What is trained: FPL's items, or with [kgflex] the features that [knowledge] gives them."""
+
+    fpl: FplSettings
+    kgflex: KgflexSettings | None = None
+    knowledge: KnowledgeSettings | None = None
+
+    def server(self, rows: int) -> AnyServer:
+        """Return the server of a table with so many rows."""
+        kind = RecommendServer if self.kgflex is None else KgflexServer
+        return kind(rows, self.fpl.factors, self.fpl.bias_spread)
 
 
 def simulate(
     prepared: Prepared,
-    fpl: FplSettings,
+    model: ModelSettings,
     ranking: RankingSettings,
     local_round: LocalRound,
     criteria: Sequence[Criterion],
-) -> tuple[RecommendClients, RecommendServer]:
+) -> tuple[RecommendClients, AnyServer]:
     """Build all users of some prepared data in this process, and their server."""
-    clients = users_of(prepared, fpl, ranking, local_round, criteria)
-    return clients, RecommendServer(prepared.histories.catalogue, fpl.factors, fpl.bias_spread)
+    clients = users_of(prepared, model, ranking, local_round, criteria)
+    return clients, model.server(clients.shared_rows)
 
 
 def users_of(
     prepared: Prepared,
-    fpl: FplSettings,
+    model: ModelSettings,
     ranking: RankingSettings,
     local_round: LocalRound,
     criteria: Sequence[Criterion],
 ) -> RecommendClients:
     """Build the users of some prepared data: all of them in a simulation, a node's own across machines."""
-    return RecommendClients(
-        *(prepared.users, prepared.learning, local_round),
-        cutoff=ranking.cutoff,
-        score=ranking.score,
-        sampled=Sampled(ranking.negatives, prepared.split_seed) if ranking.protocol == "sampled" else None,
-        criteria=criteria,
-        threads=fpl.threads,
-    )
+    known = (prepared.users, prepared.learning, local_round)
+    options: dict[str, Any] = {
+        "cutoff": ranking.cutoff,
+        "score": ranking.score,
+        "sampled": Sampled(ranking.negatives, prepared.split_seed) if ranking.protocol == "sampled" else None,
+        "criteria": criteria,
+        "threads": model.fpl.threads,
+    }
+    if model.kgflex is None or model.knowledge is None:
+        return RecommendClients(*known, **options)
+    features = load_features(model.knowledge, prepared.data.items)
+    return KgflexClients(*known, KgflexParts(features, model.kgflex), **options)
 
 
 def host(
     interactions: InteractionSettings,
     items: ItemSettings | None,
-    fpl: FplSettings,
+    model: ModelSettings,
     ranking: RankingSettings,
     local_round: LocalRound,
     criteria: Sequence[Criterion],
@@ -59,16 +83,17 @@ def host(
     node: NodeConfig,
 ) -> NodeClients:
     """Build the users that live on a node: their histories and vectors, and nobody else's."""
-    _refuse_sequential(fpl, local_round)
+    _refuse_sequential(model, local_round)
     if node.own_data:
-        prepared = _own(interactions, items, fpl, ranking, node)
+        prepared = _own(interactions, items, model.fpl, ranking, node)
     else:
         if node.data is not None:
             interactions = interactions.model_copy(update={"path": node.data})
-        prepared = prepare(interactions, items, fpl, ranking)
-    clients = users_of(prepared, fpl, ranking, local_round, criteria)
+        prepared = prepare(interactions, items, model.fpl, ranking)
+    clients = users_of(prepared, model, ranking, local_round, criteria)
     names = node.choose(clients.names(seed))
-    return NodeClients(_restricted(clients, names, node), names, {"items": clients.users.histories.catalogue})
+    about = {"items": clients.users.histories.catalogue, "rows": clients.shared_rows}
+    return NodeClients(_restricted(clients, names, node), names, about)
 
 
 def _own(
@@ -88,19 +113,24 @@ def _own(
     return put_together(data, cut(data, interactions), interactions, items, fpl, ranking)
 
 
-def serve(fpl: FplSettings, local_round: LocalRound, about: Mapping[str, int | list[int]]) -> RecommendServer:
+def serve(model: ModelSettings, local_round: LocalRound, about: Mapping[str, int | list[int]]) -> AnyServer:
     """Build the server from what the nodes say; it needs the interactions only to count triples and epochs."""
-    _refuse_sequential(fpl, local_round)
-    items = about.get("items")
-    if not isinstance(items, int) or not 0 < items <= _MOST_ITEMS:
-        raise UserError(f"federate: the nodes do not say how many items there are, but {dict(about)}")
-    return RecommendServer(items, fpl.factors, fpl.bias_spread)
+    _refuse_sequential(model, local_round)
+    rows = about.get("rows")
+    if not isinstance(rows, int) or not 0 < rows <= _MOST_ROWS:
+        raise UserError(f"federate: the nodes do not say how many shared rows there are, but {dict(about)}")
+    return model.server(rows)
 
 
-def _refuse_sequential(fpl: FplSettings, local_round: LocalRound) -> None:
+def _refuse_sequential(model: ModelSettings, local_round: LocalRound) -> None:
+    if model.kgflex is not None and model.kgflex.batch is not None:
+        raise UserError(
+            f"kgflex.batch: got {model.kgflex.batch}, which trains with all data in one place; allowed across "
+            "machines: none"
+        )
     if local_round.sequential is not None:
         raise UserError(
-            f"fpl.mode: '{fpl.mode}' takes one-user rounds by the epoch, in one process; allowed across "
+            f"fpl.mode: '{model.fpl.mode}' takes one-user rounds by the epoch, in one process; allowed across "
             "machines: pFPL, pFPL+, or custom (fraction and triples as you like)"
         )
 

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 Codes = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 Names = NDArray[np.str_]
+SECOND_FILE = "second_file"
+"""Column of joined interactions that says where a row came from: "yes" or "no"."""
 
 
 @dataclass(frozen=True)
@@ -136,4 +138,27 @@ def build(
         rating=np.ones(len(users)) if rating is None else np.asarray(rating, dtype=np.float64),
         time=None if time is None else np.asarray(time, dtype=np.float64),
         columns={name: np.asarray(values, dtype=np.str_) for name, values in (columns or {}).items()},
+    )
+
+
+def joined(first: Interactions, second: Interactions) -> Interactions:
+    """Return the rows of two tables, one after the other, in one numbering; `SECOND_FILE` tells them apart.
+
+    Use it for data that comes as a training and a test file. Times and further columns stay where both have them.
+    """
+    tables = (first, second)
+    users = [str(name) for table in tables for name in table.users[table.user]]
+    items = [str(name) for table in tables for name in table.items[table.item]]
+    times = [table.time for table in tables if table.time is not None]
+    shared = [name for name in first.columns if name in second.columns]
+    columns: dict[str, Sequence[str]] = {
+        name: [str(value) for table in tables for value in table.columns[name]] for name in shared
+    }
+    columns[SECOND_FILE] = ["no"] * len(first) + ["yes"] * len(second)
+    return build(
+        users,
+        items,
+        np.concatenate([table.rating for table in tables]).tolist(),
+        np.concatenate(times).tolist() if len(times) == len(tables) else None,
+        columns,
     )

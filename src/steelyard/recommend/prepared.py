@@ -14,7 +14,7 @@ from steelyard.data.files import find
 from steelyard.errors import UserError, listed
 from steelyard.recommend import filters, splits
 from steelyard.recommend.fpl import Learning
-from steelyard.recommend.interactions import Interactions, ascending, numbered
+from steelyard.recommend.interactions import SECOND_FILE, Interactions, ascending, joined, numbered
 from steelyard.recommend.ranking import Floats, Ground, memberships
 from steelyard.recommend.reading import read, read_columns
 from steelyard.recommend.sampling import Histories
@@ -96,7 +96,11 @@ def put_together(
 
 def kept(path: Path, settings: InteractionSettings) -> Interactions:
     """Read a file and keep what the settings ask for."""
-    data = read(path, {str(key): name for key, name in settings.columns.items()})
+    columns = {str(key): name for key, name in settings.columns.items()}
+    data = read(path, columns)
+    if settings.test is not None:
+        further = find(settings.test, "a table of interactions", field="test (interactions.test)")
+        data = joined(data, read(further, columns))
     data = filters.keep(
         data,
         duplicates=settings.duplicates,
@@ -125,7 +129,10 @@ def _numbered_by(data: Interactions, catalogue: Path) -> Interactions:
 
 def cut(data: Interactions, settings: InteractionSettings) -> Split:
     """Split as the settings say; with a validation share, the test side is each user's latest training rows."""
-    whole = splits.split(data, settings.split, share=settings.share, count=settings.count, seed=settings.split_seed)
+    if settings.split == "fixed":
+        whole = splits.by_flag(data, data.columns[SECOND_FILE] == "yes")
+    else:
+        whole = splits.split(data, settings.split, share=settings.share, count=settings.count, seed=settings.split_seed)
     if settings.validation is None:
         return whole
     return splits.validation(whole.train, settings.validation, settings.split_seed)

@@ -38,8 +38,11 @@ class InteractionSettings(Section):
     """Keep users with at least this many rows."""
     min_item: int = Field(default=0, ge=0)
     """Keep items with at least this many rows; with min_user, again and again until both hold."""
-    split: SplitKind = "temporal"
-    """How each user's rows are cut: her newest, her own random draw, one shuffle for all, or leave-the-newest-out."""
+    test: Path | None = None
+    """A second file whose rows follow those of `path` before anything is dropped; split = "fixed" tests on them."""
+    split: SplitKind | Literal["fixed"] = "temporal"
+    """How each user's rows are cut: her newest, her own random draw, one shuffle for all, leave-the-newest-out, or
+    "fixed": the rows of the file `test`."""
     share: float = Field(default=0.2, gt=0, lt=1)
     """Share of each user's rows that is tested on."""
     count: int = Field(default=1, ge=1)
@@ -53,6 +56,14 @@ class InteractionSettings(Section):
     """A column of the interactions that holds the item's category (Foursquare: "type")."""
     pi_column: str | None = None
     """A column of the interactions that holds the user's own π; her first row counts."""
+
+    @model_validator(mode="after")
+    def _test_file(self) -> Self:
+        if self.split == "fixed" and self.test is None:
+            raise UserError(
+                "interactions.split: got 'fixed' without a file of test rows; allowed: with interactions.test"
+            )
+        return self
 
 
 class ItemSettings(Section):

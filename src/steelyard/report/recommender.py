@@ -54,19 +54,19 @@ class Finished:
         return {f"{name}@{self.clients.judge.cutoff}": mean for name, mean in means.items()}
 
     def communication(self) -> dict[str, Any]:
-        """Return CCE and TCC of the thesis' formula, and what was really sent."""
+        """Return CCE and TCC of the thesis' formula, which counts items' vectors, and what was really sent."""
         schedule = self.experiment.schedule()
         each = schedule.rounds_per_epoch
         rounds = self.round * each if self.experiment.one_by_one else self.round
         cost = schedule.cost_per_epoch(self.prepared.histories.catalogue, float(self.prepared.users.shares.mean()))
         sent = self.clients.traffic(self.federation)
+        formula = {"cce_vectors": cost, "tcc_vectors": cost * rounds / each}
         return {
             "users_per_round": schedule.users,
             "triples": schedule.triples,
             "rounds_per_epoch": each,
             "rounds": rounds,
-            "cce_vectors": cost,
-            "tcc_vectors": cost * rounds / each,
+            **(formula if self.experiment.kgflex is None else {}),
             "sent_vectors": sent.vectors,
             "sent_vectors_down": sent.down_vectors,
             "sent_vectors_up": sent.up_vectors,

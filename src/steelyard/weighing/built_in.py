@@ -102,6 +102,17 @@ def completeness(local: LocalData) -> float:
     return float(np.mean(filled)) if len(filled) else 0.0
 
 
+@client_criterion(
+    "EX",
+    about="user",
+    description="expertise: number of features that tell a user's items from others beyond chance (KGFlex)",
+    needs_expertise=True,
+)
+def expertise(local: LocalData) -> float:
+    """Number of features with an information gain that chance reaches once in a thousand (thesis chapter 6)."""
+    return local.user["expertise"]
+
+
 @server_criterion(
     "EQ", about="data", description="equal say: 1 for every client", needs_models=False, of_one=True, maximum=1.0
 )

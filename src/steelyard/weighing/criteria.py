@@ -162,6 +162,7 @@ def client_criterion(
     needs_classes: int | None = None,
     needs_marks: Sequence[str] = (),
     needs_task: NeededTask | None = None,
+    needs_expertise: bool = False,
     of_labels: Callable[[Labelled], Floats | None] | None = None,
     at_most_classes: bool = False,
 ) -> Callable[[Callable[[LocalData], float | bool]], Callable[[LocalData], float | bool]]:
@@ -170,7 +171,8 @@ def client_criterion(
     What it needs, such as `needs_marks=("sharp",)`, is held against what the data offers before a run starts.
     `of_labels` may give the same for many clients at once; a simulation of thousands then measures faster.
     """
-    needs = Needs(labels=needs_labels, classes=needs_classes, marks=tuple(needs_marks), task=needs_task)
+    marks = tuple(needs_marks)
+    needs = Needs(needs_labels, needs_classes, marks, needs_task, expertise=needs_expertise)
 
     def register(measure: Callable[[LocalData], float | bool]) -> Callable[[LocalData], float | bool]:
         text = description or (measure.__doc__ or name).strip().splitlines()[0]

@@ -32,6 +32,8 @@ class Needs:
     """Whether clients must tell the server how many samples of each class they have."""
     first_losses: bool = False
     """Whether clients must measure the loss of the received model before they train: one more pass over their data."""
+    expertise: bool = False
+    """Whether clients must be users who know which features of items drive their choices."""
 
 
 NO_NEEDS = Needs()
@@ -53,6 +55,7 @@ class Offers:
     """Why the server has no rows to test on, and what is allowed; empty where it has some."""
     label_counts: bool = True
     first_losses: bool = True
+    expertise: bool = False
 
 
 def unmet(needs: Needs, offers: Offers, known: Mapping[str, Needs]) -> str | None:
@@ -78,6 +81,8 @@ def _unmet_by_task(needs: Needs, offers: Offers, known: Mapping[str, Needs]) -> 
 
 
 def _unmet_by_samples(needs: Needs, offers: Offers) -> str:
+    if needs.expertise and not offers.expertise:
+        return f"looks at users' features, and {offers.name} has none; allowed: kind = 'recommend' with [kgflex]"
     if needs.labels and not offers.labels:
         return f"looks at labels, and {offers.name} has none; allowed: data with labels"
     if offers.marks is None:

@@ -71,8 +71,10 @@ def _batch(
         margins = np.bincount(triple, parts, len(users)).astype(np.float32)
         step: Floats32 = gain * np.reciprocal(np.float32(1) + np.exp(np.minimum(margins, _LARGEST_MARGIN)))[triple]
         rate, (user, positive, negative) = np.float32(learning.rate), learning.decays
-        change = step[:, None] * shared[:, :-1] - np.float32(user) * mine
-        _add(views, own, rate * change)
+        change: Floats32 = step[:, None] * shared[:, :-1]
+        change -= np.float32(user) * mine
+        change *= rate
+        _add(views, own, change)
         rows = np.empty_like(shared)
         decay = np.where(sign > 0, np.float32(positive), np.float32(negative))
         rows[:, :-1] = step[:, None] * mine - decay[:, None] * shared[:, :-1]

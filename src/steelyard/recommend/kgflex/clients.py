@@ -173,9 +173,12 @@ class KgflexServer:
 
     features: int
     factors: int
+    bias_spread: float = 0.0
+    """Standard deviation of the first biases."""
 
     def initial(self, seed: int) -> torch.Tensor:
-        return torch.from_numpy(initial_features(seed, self.features, self.factors).reshape(-1))
+        table = initial_features(seed, self.features, self.factors, bias_spread=self.bias_spread)
+        return torch.from_numpy(table.reshape(-1))
 
     def test(self, seed: int, models: torch.Tensor) -> ServerTest:
         raise UserError(

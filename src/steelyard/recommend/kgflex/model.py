@@ -47,10 +47,13 @@ class Knowledge:
         return self.items.matrix.astype(np.float32).T.tocsr()
 
 
-def initial_features(seed: int, features: int, factors: int, spread: float = 0.1) -> Floats32:
-    """Return the first (g_f, b_f), [features, factors + 1]: vectors from N(0, 0.1²), biases 0."""
+def initial_features(seed: int, features: int, factors: int, spread: float = 0.1, bias_spread: float = 0.0) -> Floats32:
+    """Return the first (g_f, b_f), [features, factors + 1]: vectors from N(0, 0.1²), biases 0 or spread as asked."""
     table = np.zeros((features, factors + 1), dtype=np.float32)
-    table[:, :factors] = generator(seed, 0, "", "kgflex features").normal(0.0, spread, (features, factors))
+    source = generator(seed, 0, "", "kgflex features")
+    table[:, :factors] = source.normal(0.0, spread, (features, factors))
+    if bias_spread:
+        table[:, factors] = source.normal(0.0, bias_spread, features)
     return table
 
 

@@ -1,0 +1,200 @@
+"""KGFlex through the one loop: description, resume, weights by expertise, commands of a run."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.clients.flower.flower_fakes import FakeGrid
+from tests.federate.test_federate_apps import node, weights
+from tests.recommend.conftest import two_tastes
+
+from steelyard.api import Result, resume
+from steelyard.errors import UserError
+from steelyard.experiment import running
+from steelyard.experiment.loading import build
+from steelyard.experiment.recommend import RecommendDescription
+from steelyard.experiment.recommend_audit import watch
+from steelyard.federate.run_config import experiment_text
+from steelyard.federate.server_app import federate
+from steelyard.recommend.kgflex.clients import KgflexClients
+from steelyard.recommend.kgflex.expertise import expertise
+from steelyard.recommend.kgflex.selection import Selection
+from steelyard.recommend.sampling import Histories
+from steelyard.report.recommender import open_run
+from steelyard.runs.reader import History
+
+
+@pytest.fixture
+def features(tmp_path: Path) -> Path:
+    """What is known of the items: which half they are of, which of four quarters, and nothing of the last."""
+    path = tmp_path / "about.tsv"
+    lines = [f"i{item:02d}\thalf {item // 20}\tquarter {item // 10}\tdigit {item % 10}" for item in range(39)]
+    path.write_text("item\thalf\tquarter\tdigit\n" + "\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture
+def known(description: dict, features: Path) -> dict:
+    columns = {"item": "item", "half": "half", "quarter": "quarter", "digit": "digit"}
+    source = {"path": str(features), "format": "attributes", "columns": columns}
+    return {
+        **description,
+        "knowledge": {"sources": [source], "min_items": 2},
+        "kgflex": {},
+        "fpl": {**description["fpl"], "mode": "pFPL+"},
+    }
+
+
+def changed(document: dict, **sections: Any) -> RecommendDescription:
+    made = {key: dict(value) if isinstance(value, dict) else value for key, value in document.items()}
+    for name, value in sections.items():
+        made[name] = {**made.get(name, {}), **value} if isinstance(value, dict) else value
+    found = build(made)
+    assert isinstance(found, RecommendDescription)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("fpl", "kgflex", "rounds"),
+    [
+        ({"mode": "pFPL+"}, {}, 30),
+        ({"mode": "pFPL"}, {}, 240),
+        ({"mode": "custom", "triples": 4}, {}, 60),
+        ({"mode": "sFPL+"}, {}, 30),
+        ({}, {"batch": 16}, 30),
+    ],
+)
+def test_every_way_of_training_learns_what_the_two_tastes_are(known: dict, tmp_path: Path, fpl, kgflex, rounds: int):
+    experiment = changed(known, fpl=fpl, kgflex=kgflex, rounds={"epochs": 30, "evaluate_every": 10, "fraction": 1.0})
+    result = Result(running.run(experiment, out=tmp_path / "run"))
+    history = result.history.rounds
+    assert history["round"].max() == rounds
+    # With two tastes told apart, 12 of 40 items are left to guess from; by chance the score is about 0.06.
+    assert history["accuracy"].dropna().iloc[-1] > 0.15
+    finished = open_run(tmp_path / "run")
+    lists, _ = finished.lists(5)
+    user = finished.prepared.data.users.tolist().index("u02")
+    assert {name < "i20" for name in finished.prepared.data.items[lists[user]].tolist()} == {True}
+    sent = finished.communication()
+    assert (sent["sent_vectors"] == 0) is (kgflex != {})
+    assert "tcc_vectors" not in sent
+
+
+def test_a_resumed_run_ends_in_the_same_bits(known: dict, tmp_path: Path):
+    whole = changed(known, rounds={"epochs": 6}, fpl={"pi": 0.5})
+    running.run(whole, out=tmp_path / "whole")
+
+    def stop(round: int, _: object) -> None:
+        if round == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        running.run(whole, out=tmp_path / "parts", progress=stop)
+    resume(tmp_path / "parts")
+    (ours, mine), (theirs, other) = (History(tmp_path / name).last_checkpoint() for name in ("whole", "parts"))
+    assert ours.keys() == theirs.keys()
+    for name, state in ours.items():
+        assert torch.equal(state.parameters, theirs[name].parameters)
+    assert mine.keys() == other.keys()
+    assert all(torch.equal(mine[key], other[key]) for key in mine)
+    assert any(key.startswith("vectors/") for key in mine)
+
+
+def test_five_nodes_equal_the_simulation(known: dict, tmp_path: Path, tastes: Path):
+    rows = [
+        line for line in tastes.read_text().splitlines() if line[:4] in ("user", "u00\t", "u01\t", "u02\t", "u03\t")
+    ]
+    (tmp_path / "few.tsv").write_text("\n".join(rows) + "\n")
+    experiment = changed(
+        known,
+        interactions={"path": str(tmp_path / "few.tsv")},
+        fpl={"mode": "custom", "triples": 6, "pi": 0.5},
+        rounds={"count": 3, "fraction": 1.0},
+        weighing={"criteria": ["EX", "DS"], "score": "mean"},
+    )
+    running.run(experiment, out=tmp_path / "simulated")
+    text = experiment_text(
+        experiment.model_copy(update={"federate": experiment.federate.model_copy(update={"nodes": 4})})
+    )
+    config = {"experiment": text, "out": str(tmp_path / "run")}
+    nodes = {70 - i: node({"client": f"u{i:02d}"}, config) for i in range(4)}
+    federate(FakeGrid(nodes), config, "1")  # type: ignore[arg-type]
+    ours, theirs = weights(tmp_path / "simulated"), weights(tmp_path / "run")
+    for name in ours:
+        torch.testing.assert_close(ours[name], theirs[name], rtol=1e-5, atol=1e-6)
+    here, there = History(tmp_path / "simulated"), History(tmp_path / "run")
+    np.testing.assert_allclose(here.evaluations["score"], there.evaluations["score"], atol=1e-9)
+    assert here.clients["client"].tolist() == there.clients["client"].tolist()
+
+
+def test_expertise_counts_features_that_chance_does_not_explain():
+    """With 8 items and 8 others, 2 ln 2 · 16 · k is above 10.828 from k = 0.488 on."""
+    pairs = [(f"u{u}", str(i)) for u, count in enumerate((8, 8, 100)) for i in range(count)]
+    from steelyard.recommend.interactions import build as interactions
+
+    histories = Histories.of(interactions([u for u, _ in pairs], [i for _, i in pairs]))
+    gains = np.array([0.5, 0.48, 0.49, 0.1, 0.05, 0.03], dtype=np.float32)
+    selection = Selection(np.array([0, 2, 3, 6]), np.zeros(6, dtype=np.int32), gains, 3)
+    assert expertise(selection, histories).tolist() == [1, 1, 2]
+
+
+def test_expertise_weighs_users_and_is_measured_by_their_devices(known: dict, tmp_path: Path):
+    experiment = changed(known, weighing={"criteria": ["EX"]}, rounds={"epochs": 1})
+    running.run(experiment, out=tmp_path / "run")
+    clients, _ = experiment.assemble()
+    assert isinstance(clients, KgflexClients)
+    known_ = clients.knowledge(experiment.seed)
+    expected = dict(
+        zip(clients.users.histories.names, expertise(known_.selection, clients.users.histories), strict=True)
+    )
+    found = History(tmp_path / "run").clients
+    raw = dict(zip(found["client"], found["raw_EX"], strict=True))
+    assert raw == expected
+    assert len(set(raw.values())) > 1
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"knowledge": None}, r"kgflex: given without features of items; allowed: with a section \[knowledge\]"),
+        ({"kgflex": {"limits": []}}, "kgflex.limits"),
+        ({"kgflex": {"limits": [-1]}}, "kgflex.limits"),
+        ({"kgflex": {"others": 0}}, "kgflex.others"),
+        ({"kgflex": {"batch": 8}, "fpl": {"pi": 0.5}}, "kgflex.batch: given with fpl.pi or decoys"),
+        ({"kgflex": {"batch": 8}, "weighing": {"criteria": ["DS"]}}, "weighing: central training has no clients"),
+        ({"kgflex": None, "weighing": {"criteria": ["EX"]}}, "EX has no meaning for users of a recommender"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line(known: dict, sections: dict, message: str):
+    with pytest.raises(UserError, match=message) as refused:
+        changed(known, **sections)
+    assert "\n" not in str(refused.value)
+
+
+def test_what_is_for_items_alone_is_refused(known: dict):
+    with pytest.raises(UserError, match=r"allowed for an audit: experiments without \[kgflex\]"):
+        watch(changed(known), [1])
+    from steelyard.clients.node import NodeConfig
+
+    with pytest.raises(UserError, match=r"kgflex\.batch: got 8, which trains with all data in one place"):
+        changed(known, kgflex={"batch": 8}).on_node(NodeConfig(names=("u01",)))
+
+
+def test_rows_of_two_files_are_one_table_and_a_fixed_split_tests_on_the_second(description: dict, tmp_path: Path):
+    rows = two_tastes()
+    for name, part in (("train", rows[:200]), ("test", rows[200:])):
+        (tmp_path / f"{name}.tsv").write_text("".join(f"{u}\t{i}\t{r}\n" for u, i, r, _ in part))
+    files = {"path": str(tmp_path / "train.tsv"), "test": str(tmp_path / "test.tsv"), "category_column": None}
+    fixed = changed(description, interactions={**files, "split": "fixed"}).prepare()
+    assert (len(fixed.split.train), len(fixed.split.test)) == (200, 40)
+    assert {(u, i) for u, i, _, _ in rows[200:]} == {
+        (str(fixed.data.users[u]), str(fixed.data.items[i]))
+        for u, i in zip(fixed.split.test.user, fixed.split.test.item, strict=True)
+    }
+    anew = changed(description, interactions={**files, "split": "shuffled"}).prepare()
+    assert len(anew.split.test) == len(anew.data.users) * 2
+    assert len(anew.split.train) + len(anew.split.test) == 240
+    with pytest.raises(UserError, match=r"interactions\.split: got 'fixed' without a file of test rows"):
+        changed(description, interactions={"split": "fixed"})
