@@ -131,16 +131,21 @@ def _rdp(release: Release) -> tuple[float, ...]:
 
 
 def noise_for(
-    epsilon: float, delta: float, releases: Iterable[tuple[Release, int]], accountant: AccountantName = "pld"
+    epsilon: float,
+    delta: float,
+    releases: Iterable[tuple[Release, int]],
+    accountant: AccountantName = "pld",
+    beside: Spending | None = None,
 ) -> float:
     """Return the least noise multiplier with which these releases keep to (ε, δ); their own noise is not looked at.
 
+    `beside` is what else is released, with its noise as it is.
     Found from above to within some ten-thousandths, with the coarse steps, so that the result keeps to the budget.
     """
     asked = list(releases)
 
     def cost(noise: float) -> float:
-        spending: Counter[Release] = Counter()
+        spending = Counter(beside or {})
         for release, count in asked:
             spending[Release(noise, release.sampling, release.rate)] += count
         return spent(spending, delta, accountant, coarse=True)
