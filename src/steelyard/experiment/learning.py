@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from steelyard.clients.node import NodeClients, NodeConfig
     from steelyard.clients.protocol import Clients, Server
     from steelyard.data.dataset import DatasetOrSeeded
+    from steelyard.privacy.local import DeviceNoise
 
 
 class LearningDescription(Description):
@@ -148,6 +149,7 @@ class LearningDescription(Description):
             *(self.data, self.partition, self.flaws, self.model, self.training, self.compute, self.criteria()),
             dataset=dataset,
             facts=self.facts,
+            noise=self._device_noise(),
         )
 
     def on_node(self, node: NodeConfig) -> NodeClients:
@@ -171,7 +173,17 @@ class LearningDescription(Description):
             seed=self.seed,
             node=node,
             facts=self.facts,
+            noise=self._device_noise(),
         )
+
+    def _device_noise(self) -> DeviceNoise | None:
+        """Return what devices add to what they send; None where they add nothing."""
+        # For speed of start, as in `assemble`.
+        from steelyard.experiment.promising import noise_of_devices
+
+        if self.privacy is None or self.privacy.local is None:
+            return None
+        return noise_of_devices(self.privacy, self.criteria(), self.offers().classes, self.rounds.count)
 
     def about_data(self) -> Mapping[str, int | list[int]]:
         """Return the number of classes and the shape of a sample, as far as `[data]` decides them."""
