@@ -221,7 +221,8 @@ def read_evaluations(
     checks.refuse_lengths(count, {"samples": form.samples})
     checks.refuse_lengths(count, form.metrics)
     checks.refuse_metrics(form.metrics)
-    table, losses = (checks.table(name, rows, len(question.models), count) for name, rows in _tables(form))
+    table = checks.table("scores", form.scores, len(question.models), count)
+    losses = checks.table("losses", form.losses, len(question.models), count)
     faults = [checks.sample_fault(form.samples[i]) or checks.score_fault(table[:, i], scores) for i in range(count)]
     keep = [i for i in range(count) if faults[i] is None]
     samples = np.asarray([min(max(n, 0), checks.MOST_SAMPLES) for n in form.samples], dtype=np.int64)
@@ -239,10 +240,6 @@ def read_evaluations(
             *(Failure(form.clients[i], checks.clean(reason)) for i, reason in enumerate(faults) if reason is not None),
         ),
     )
-
-
-def _tables(form: EvaluationForm) -> list[tuple[str, list[list[float]]]]:
-    return [("scores", form.scores), ("losses", form.losses)]
 
 
 def _right(
