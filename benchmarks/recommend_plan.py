@@ -48,13 +48,17 @@ def cost(one: Task) -> float:
 
 
 def best(lines: Iterable[Line], system: str, **settings: Any) -> Line:
-    """Return the line of a system with the highest P@10 (of equal ones, the first), among those with these settings."""
+    """Return the validation line of a system with the highest P@10, among those with these settings.
+
+    Of equal ones the one with fewer epochs, then the first by name: the order in which tasks end does not matter.
+    """
     chosen = [
         line
         for line in lines
-        if line["system"] == system and all(line["settings"].get(name) == value for name, value in settings.items())
+        if (line["use"], line["system"]) == ("validation", system)
+        and all(line["settings"].get(name) == value for name, value in settings.items())
     ]
-    return max(chosen, key=lambda line: line["precision"])
+    return min(chosen, key=lambda line: (-line["precision"], line["epoch"] or 0, line["task"]))
 
 
 def baselines(data: str) -> list[Task]:
