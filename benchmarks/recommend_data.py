@@ -37,12 +37,11 @@ class Source:
 
 SOURCES: Mapping[str, Source] = {
     "amazon": Source(("amazon_digital_music/AmazonDigitalMusic.tsv.gz",)),
-    "milan": Source(("foursquare_italy/Milan.tsv.gz",), categories="type"),
     "italy": Source(tuple(f"foursquare_italy/{city}.tsv.gz" for city in CITIES), categories="type"),
     "ml1m": Source(("movielens_1m/ratings.dat.gz",), categories="movielens_1m/movies.dat"),
     # A fifth of LibraryThing's ratings, without times: drawn from each user's own stream.
     "librarything": Source(("librarything/ratings_20pct.tsv.gz",), split="random"),
-    **{city.lower(): Source((f"foursquare_italy/{city}.tsv.gz",), categories="type") for city in CITIES[1:]},
+    **{city.lower(): Source((f"foursquare_italy/{city}.tsv.gz",), categories="type") for city in CITIES},
 }
 """Data sets by name, the most important first; "italy" is the six cities together."""
 
