@@ -46,11 +46,8 @@ def library(factors: int, folder: Path) -> ctypes.CDLL:
         folder.mkdir(parents=True, exist_ok=True)
         part = built.with_suffix(f".{os.getpid()}")
         compiler = next((found for name in ("cc", "gcc", "clang") if (found := shutil.which(name))), "cc")
-        subprocess.run(
-            [compiler, *FLAGS, f"-DFACTORS={factors}", str(SOURCE), "-lm", "-o", str(part)],
-            check=True,
-            capture_output=True,
-        )
+        command = [compiler, *FLAGS, f"-DFACTORS={factors}", str(SOURCE), "-lm", "-o", str(part)]
+        subprocess.run(command, check=True, capture_output=True)
         part.replace(built)
     return ctypes.CDLL(str(built))
 

@@ -55,7 +55,7 @@ def test_settings_are_chosen_on_validation_rows_and_a_second_call_finds_nothing_
         top = max(line["precision"] for line in at_one)
         rates = {line["settings"]["rate"] for line in at_one if line["precision"] == top}
         rows = [line for line in tested if line["system"] == mode and line["settings"]["epoch"] == counted]
-        assert {line["settings"]["pi"] for line in rows} == set(recommend_plan.SHARES)
+        assert {line["settings"]["pi"] for line in rows} == set(recommend_plan.shares_of(counted))
         assert {line["settings"]["rate"] for line in rows} <= rates
         assert {line["seed"] for line in rows if line["settings"]["pi"] == 1} == {1, 2, 3}
     before = (toy / "out" / "lines.jsonl").read_bytes()
