@@ -28,8 +28,16 @@ from steelyard.recommend.knowledge.triples import read_triples
 
 FOLDER = "movielens_1m_dbpedia"
 FACTS = {
-    **{"birthPlace": (2, 400), "occupation": (5, 60), "subject": (58, 6000), "spouse": (1, 5000), "award": (4, 300)},
-    **{"genre": (6, 80), "knownFor": (10, 4000), "activeYears": (4, 80), "nationality": (2, 60), "label": (4, 300)},
+    "birthPlace": (2, 400),
+    "occupation": (5, 60),
+    "subject": (58, 6000),
+    "spouse": (1, 5000),
+    "award": (4, 300),
+    "genre": (6, 80),
+    "knownFor": (10, 4000),
+    "activeYears": (4, 80),
+    "nationality": (2, 60),
+    "label": (4, 300),
 }
 """Made-up predicates of a second hop: facts for each object, and how many values there are to draw from."""
 
