@@ -64,8 +64,11 @@ class CompiledFpl:
         seed: int,
         folder: Path,
         bias_spread: float = 0.0,
+        central: bool = False,
     ) -> None:
+        """`central`: with the draws of the baseline `bpr-mf`, whose steps are rounds of one user and one triple."""
         self.histories, self.schedule, self.learning, self.seed = histories, schedule, learning, seed
+        self.central = central
         self.epochs = 0
         self._library = library(learning.factors, folder)
         width = learning.factors + 1
@@ -77,14 +80,16 @@ class CompiledFpl:
         self._vectors[:, : width - 1] = [initial_vector(seed, name, learning.factors) for name in names]
         self._vectors[:, width - 1] = 1.0
         self.updates = np.zeros(histories.catalogue, dtype=np.int64)
-        order = np.array(sorted(range(len(names)), key=names.__getitem__), dtype=np.int64)
+        order = np.arange(len(names))
+        if not central:
+            order = np.array(sorted(order.tolist(), key=names.__getitem__), dtype=np.int64)
         sizes = histories.sizes[order]
         self._cohort = order[(sizes > 0) & (sizes < histories.catalogue)]
         self._kept = (
             histories.starts.astype(np.int64),
             np.ascontiguousarray(histories.items),
             np.ascontiguousarray(histories.bits),
-            user_keys(seed, names, "triples"),
+            user_keys(seed, names, "bpr-mf" if central else "triples"),
             user_keys(seed, names, "mask"),
         )
         pointers = [each.ctypes.data for each in (*self._kept, self._table, self._vectors, self.updates)]
@@ -94,9 +99,10 @@ class CompiledFpl:
     def epoch(self) -> None:
         """Do one epoch: one-user rounds in sequence, or rounds of everybody."""
         rounds, self.epochs = self.schedule.rounds_per_epoch, self.epochs + 1
-        first = ctypes.c_uint64((self.epochs - 1) * rounds + 1)
+        first = ctypes.c_uint64((self.epochs - 1) * rounds + (0 if self.central else 1))
         if self.schedule.users == 1 and self.histories.users > 1:
-            turns = generator(self.seed, self.epochs, "", "fpl turns").integers(len(self._cohort), size=rounds)
+            purpose = "bpr-mf turns" if self.central else "fpl turns"
+            turns = generator(self.seed, self.epochs, "", purpose).integers(len(self._cohort), size=rounds)
             users = np.ascontiguousarray(self._cohort[turns])
             failed = self._library.sequential(ctypes.byref(self._world), _pointer(users), ctypes.c_int64(rounds), first)
         else:

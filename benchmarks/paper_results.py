@@ -55,6 +55,12 @@ for seed in (1, 2, 3):
         *one,
     )
     PARTS[f"celeba-seed{seed}"] = ("celeba", "--set", "compute.memory_gb=105", *one)
+for number in (1, 2, 3):
+    five = (f"adafed-{number}", "--seeds", "5", "--set", "compute.memory_gb=40", *ON_GPU, *BF16)
+    PARTS[f"adafed-{number}"] = five
+    PARTS[f"adafed-{number}-adam"] = (
+        *five, "--set", "training.optimiser=adam", "--set", "training.learning_rate=0.001"
+    )  # fmt: skip
 PARTS["adafed-regression"] = ("adafed-regression", "--seeds", "10", "--set", "compute.device=cpu")
 
 

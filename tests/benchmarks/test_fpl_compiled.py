@@ -10,6 +10,10 @@ from tests.recommend.conftest import two_tastes
 
 from steelyard.experiment.loading import build
 from steelyard.experiment.running import run
+from steelyard.recommend.baselines.bpr_mf import BprMf
+from steelyard.recommend.fpl import MODES, Learning
+from steelyard.recommend.interactions import build as table_of
+from steelyard.recommend.sampling import Histories
 from steelyard.report.recommender import open_run
 
 pytestmark = pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
@@ -62,3 +66,17 @@ def test_it_ends_where_a_run_of_the_same_seed_ends(tmp_path: Path, mode: str, ep
     assert visits <= compiled.updates.sum() <= 2 * visits
     assert (compiled.updates.sum() == visits) == (share == 0)
     assert (compiled.updates.sum() == 2 * visits) == (share == 1)
+
+
+def test_its_central_form_is_the_baseline_bpr_mf(tmp_path: Path):
+    rows = two_tastes(users=12, items=22, taken=10)
+    train = table_of([row[0] for row in rows], [row[1] for row in rows])
+    learning, histories = Learning(0.1, 6), Histories.of(train)
+    schedule = MODES["sFPL"].schedule(histories.users, histories.total)
+    compiled = CompiledFpl(histories, schedule, learning, share=1.0, seed=5, folder=tmp_path, central=True)
+    model = BprMf(train, 5, learning)
+    for _ in range(3):
+        compiled.epoch()
+        model.epoch()
+    np.testing.assert_allclose(compiled.table, model.table, rtol=2e-4, atol=2e-5)
+    np.testing.assert_allclose(compiled.vectors, model.vectors, rtol=2e-4, atol=2e-5)

@@ -41,7 +41,7 @@ def test_a_sweep_on_digits(steelyard: CommandLine, tmp_path: Path) -> None:
     [
         (("--over", "training.learning_rat=1"), "unknown field (did you mean 'learning_rate'?)"),
         (("--over", "training.epochs=1", "--measure", "speed"), "--measure: got 'speed'; allowed: score"),
-        ((), "Missing option '--over'"),
+        ((), "--over: got nothing; allowed: a field and its values"),
         (("--over", "training.epochs=1", "--out", "."), "--out: got nothing or the folder that you are in"),
     ],
 )

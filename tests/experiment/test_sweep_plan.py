@@ -68,6 +68,13 @@ def test_without_rules_the_main_rule_alone_is_swept():
     ]
 
 
+def test_rules_alone_are_a_grid_too():
+    (part,) = plan(BASE, [], rules=["DS,LD"]).parts
+    assert (part.folder, part.values, list(part.experiment.rules())) == ("1", (), ["DS", "LD"])
+    with pytest.raises(UserError, match="--over: got nothing"):
+        plan(BASE, [])
+
+
 def test_one_of_several_rules_keeps_its_name_and_settings():
     both = plan(BASE, ["training.epochs=2"], rules=["recipe"]).parts[0].experiment
     second = alone(both, "fedavg")

@@ -17,6 +17,7 @@ from steelyard.learning.parameters import Layout, count
         ("cnn-mnist", (1, 28, 28), 10, 1_663_370),
         ("cnn-mnist", (784,), 10, 1_663_370),
         ("cnn-mnist-authors", (28, 28), 10, 1_663_370),
+        ("cnn-keras", (28, 28), 10, 1_199_882),
         ("cnn-femnist", (28, 28), 62, 6_603_710),
         ("cnn-celeba", (3, 64, 64), 2, 8_409_025),
         ("logistic", (784,), 10, 7_850),
@@ -33,7 +34,7 @@ def test_the_authors_network_has_no_activation_after_its_convolutions_and_glorot
     fans = {"conv1": (25, 800), "conv2": (800, 1600), "dense1": (3136, 512), "dense2": (512, 10)}
     for layer, (inside, outside) in fans.items():
         assert not named[f"{layer}.bias"].any()
-        weight = named[f"{layer}.weight"]
+        weight = named[f"{layer}.weight"].detach()
         # Thousands of draws from N(0, 2 / (fan in + fan out)); 800 in the first layer.
         assert float(weight.std()) == pytest.approx((2 / (inside + outside)) ** 0.5, rel=0.08)
     # Without a ReLU, a constant taken off the second bias comes out of the pooling as it is, below 0 too.
@@ -45,7 +46,25 @@ def test_the_authors_network_has_no_activation_after_its_convolutions_and_glorot
         named["conv2.bias"].sub_(5)
     module(x)
     assert torch.allclose(entered[1], entered[0] - 5, atol=1e-5)
-    assert float(entered[1].max()) < 0
+    assert float(entered[1].detach().max()) < 0
+
+
+def test_keras_network_computes_what_its_layers_say() -> None:
+    module = build(ModelSettings(name="cnn-keras", channels=(3, 4), hidden=(5,)), (2, 9, 8), 3, 1)
+    by_layers = nn.Sequential(
+        nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.25)
+    ).eval()
+    with torch.no_grad():
+        for index, name in ((0, "conv1"), (2, "conv2")):
+            by_layers[index].load_state_dict(getattr(module, name).state_dict())
+    x = torch.rand(6, 2, 9, 8)
+    flat = by_layers(x).permute(0, 2, 3, 1).flatten(1)
+    expected = module.dense2(torch.relu(module.dense1(flat)))  # type: ignore[union-attr, operator]
+    # Float32 sums in another order.
+    assert torch.allclose(module.eval()(x), expected, atol=1e-6)
+    assert not torch.allclose(module.train()(x), expected, atol=1e-3)
+    with pytest.raises(UserError, match=r"model.kernel: got 5 for images of 9×8; allowed: at most half a side"):
+        build(ModelSettings(name="cnn-keras", kernel=5), (2, 9, 8), 3, 1)
 
 
 def test_mlp_has_the_hidden_layers_asked_for() -> None:
@@ -54,7 +73,7 @@ def test_mlp_has_the_hidden_layers_asked_for() -> None:
     assert module(torch.zeros(3, 28, 28)).shape == (3, 10)
 
 
-@pytest.mark.parametrize("name", ["cnn-digits", "cnn-adafed", "cnn", "mlp", "logistic"])
+@pytest.mark.parametrize("name", ["cnn-digits", "cnn-keras", "cnn-adafed", "cnn", "mlp", "logistic"])
 def test_models_take_small_images(name: str) -> None:
     assert build(ModelSettings(name=name), (8, 8), 10, 0)(torch.zeros(2, 8, 8)).shape == (2, 10)
 

@@ -16,7 +16,7 @@ from steelyard.experiment.loading import load
 from steelyard.report.figures.sweep import sweep_chart
 from steelyard.report.statistics import estimate
 from steelyard.report.sweep_table import next_lines, short_names, show_value, sweep_table
-from steelyard.report.sweeps import _rank, sweep_csv, sweep_document
+from steelyard.report.sweeps import _figure, _rank, sweep_csv, sweep_document
 
 EXPERIMENT = {
     "name": "small",
@@ -167,6 +167,17 @@ def test_every_measure_is_what_the_run_recorded(result: SweepResult, measure: st
             }[measure]
             assert value == pytest.approx(expected)
         assert row["unreached"] == sum(r["rounds_to_target"] is None for r in rules) * (measure == "rounds-to-target")
+
+
+def test_a_target_counts_as_reached_in_the_experiments_own_way():
+    class Recorded:
+        def scores(self, rule: str, seed: int) -> tuple[Any, Any]:
+            return np.array([1, 2]), np.array([[0.5, 0.5], [0.6, 0.6]])
+
+    for reach, rounds in (("at-least", 1.0), ("above", 2.0)):
+        fields = {**EXPERIMENT, "rounds": {"count": 9, "target": 0.5, "reach": reach}}
+        found = _figure(Recorded(), Experiment.model_validate(fields), "DS", 0, "rounds-to-target")
+        assert found == (rounds, True)
 
 
 def test_the_best_is_an_experiment_for_the_test_set(result: SweepResult):

@@ -15,6 +15,7 @@ def test_defaults() -> None:
     assert RoundSettings().model_dump() == {
         "count": 50,
         "fraction": 0.1,
+        "sampling": "fixed",
         "min_clients": 1,
         "evaluate_every": 1,
         "target": 0.9,

@@ -68,7 +68,7 @@ def test_rounds_are_listed_by_federation_and_round(history: History) -> None:
     ]
     assert list(found.columns[3:]) == [
         *("accuracy", "priority", "tried", "tests", "cohort", "answered", "kept_old", "zero_criteria", "zero_scores"),
-        *("loss", "server_accuracy", "server_macro_f1", "server_metrics", "seconds"),
+        *("loss", "server_accuracy", "server_macro_f1", "server_metrics", "seconds", "epsilon"),
     ]
     assert found["priority"].fillna("").tolist()[:6] == ["", "DS>LD", "DS>LD", "", "DS", "DS"]
 
@@ -78,7 +78,7 @@ def test_federations_and_facts(history: History) -> None:
     assert history.federations["rule"].tolist() == ["both", "size"] * 2
     assert history.federations["seed"].tolist() == [1, 1, 2, 2]
     assert json.loads(history.federations["settings"][1])["criteria"] == ["DS"]
-    assert history.info == {"schema": "3", "status": "finished"}
+    assert history.info == {"schema": "4", "status": "finished"}
 
 
 def test_criteria_stand_in_columns_of_their_own(history: History) -> None:

@@ -16,6 +16,7 @@ from steelyard.cli.attack import attack
 from steelyard.cli.federate import app as federate_app
 from steelyard.cli.models import models
 from steelyard.cli.new import new
+from steelyard.cli.privacy import app as privacy_app
 from steelyard.cli.recommend import app as recommend_app
 from steelyard.cli.report import report, weigh
 from steelyard.cli.running import compare, resume, run, table
@@ -40,6 +41,7 @@ for panel, commands in {
         app.command(rich_help_panel=panel)(command)
 app.add_typer(federate_app, rich_help_panel="More")
 app.add_typer(recommend_app, name="recommend", rich_help_panel="More")
+app.add_typer(privacy_app, name="privacy", rich_help_panel="More")
 
 
 def main() -> NoReturn:

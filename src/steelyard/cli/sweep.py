@@ -25,9 +25,9 @@ JobsOption = Annotated[int, typer.Option("--jobs", min=1, help="Runs at a time, 
 def sweep(
     experiment: ExperimentArgument,
     over: Annotated[
-        list[str],
+        list[str] | None,
         typer.Option("--over", help="A field and its values: training.learning_rate=0.05,0.1. May be given again."),
-    ],
+    ] = None,
     rules: Annotated[
         list[str] | None,
         typer.Option("--rules", help="Rules as in `steelyard compare`; default: the experiment's main rule."),
@@ -71,7 +71,7 @@ def sweep(
         ask = asking(trust)
         described = load(experiment, changes or [], seed, ask)
         planned = plan(
-            *(described, over),
+            *(described, over or []),
             rules=rules or [],
             seeds=seeds,
             measure=measure,

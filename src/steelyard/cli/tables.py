@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from steelyard.errors import printable
+from steelyard.report.promised import promise_lines
 from steelyard.rounds.progress import show_score
 
 SHOWN = 10
@@ -43,6 +44,8 @@ def show_summary(summary: dict[str, Any]) -> None:
     for rule in summary["rules"]:
         if not rule["asks_clients"]:
             console.print(f"{rule['rule']}: trained on the server's own rows; no client was asked")
+    for line in promise_lines(summary["privacy"]):
+        console.print(f"privacy: {printable(line)}")
     if summary["notes"]:
         console.print(f"note: {printable(summary['notes'])}")
     console.print(f"run stored in {printable(summary['run'])}", soft_wrap=True)

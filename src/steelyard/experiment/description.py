@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from pydantic import Field, ModelWrapValidatorHandler, ValidationError, ValidationInfo, model_validator
 
@@ -15,7 +15,7 @@ from steelyard.privacy.combinations import check_combination
 from steelyard.privacy.settings import PrivacySettings
 from steelyard.rounds.settings import RoundSettings
 from steelyard.runs.settings import StoreSettings
-from steelyard.settings import PrintedName, Section, ShortName, put, validated
+from steelyard.settings import PrintedName, Section, ShortName, known_fields, put, validated
 from steelyard.tracking.settings import TrackingSettings
 from steelyard.weighing import criteria as registry
 from steelyard.weighing.needs import Offers
@@ -38,9 +38,6 @@ class Description(Section):
     Derive a class per kind of experiment; `kinds` lists them. A description says what a run is made of and can build
     its parts; running, comparing and reporting stand above and are never called from here.
     """
-
-    validation_field: ClassVar[str] = ""
-    """The field, by dotted name, whose share makes this kind test on a validation split; empty where it has none."""
 
     name: ShortName = "experiment"
     """Short name; run folders are named after it."""
@@ -173,12 +170,21 @@ class Description(Section):
         return validated(type(self), document, "experiment")
 
     @property
+    def validation_field(self) -> str:
+        """The field, by dotted name, whose share makes this kind test on a validation split; empty where it has none.
+
+        It is the field `validation` of the section that says how the data are split.
+        """
+        for section in ("partition", "interactions"):
+            if "validation" in known_fields(type(self), [section]):
+                return f"{section}.validation"
+        return ""
+
+    @property
     def validation(self) -> float | None:
         """The share of the training data that is tested on in place of the test set; None: the test set is used."""
-        value: Any = self
-        for name in self.validation_field.split(".") if self.validation_field else ():
-            value = getattr(value, name)
-        return None if value is self else value
+        section, _, name = self.validation_field.partition(".")
+        return getattr(getattr(self, section), name) if section else None
 
     def on_validation(self, share: float | None) -> Self:
         """Return the same experiment tested on a validation split of this share, or, with None, on the test set.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import model_validator
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from steelyard.clients.node import NodeClients, NodeConfig
     from steelyard.clients.protocol import Clients, Server
     from steelyard.data.dataset import DatasetOrSeeded
+    from steelyard.privacy.local import DeviceNoise
 
 
 class LearningDescription(Description):
@@ -29,8 +30,6 @@ class LearningDescription(Description):
 
     Use it for models of images or tables; recommenders have a kind of their own.
     """
-
-    validation_field: ClassVar[str] = "partition.validation"
 
     kind: Literal["learning"] = "learning"
     """What is trained: "learning" is a model on samples; recommenders are of kind "recommend"."""
@@ -150,6 +149,7 @@ class LearningDescription(Description):
             *(self.data, self.partition, self.flaws, self.model, self.training, self.compute, self.criteria()),
             dataset=dataset,
             facts=self.facts,
+            noise=self._device_noise(),
         )
 
     def on_node(self, node: NodeConfig) -> NodeClients:
@@ -173,7 +173,17 @@ class LearningDescription(Description):
             seed=self.seed,
             node=node,
             facts=self.facts,
+            noise=self._device_noise(),
         )
+
+    def _device_noise(self) -> DeviceNoise | None:
+        """Return what devices add to what they send; None where they add nothing."""
+        # For speed of start, as in `assemble`.
+        from steelyard.experiment.promising import noise_of_devices
+
+        if self.privacy is None or self.privacy.local is None:
+            return None
+        return noise_of_devices(self.privacy, self.criteria(), self.offers().classes, self.rounds.count)
 
     def about_data(self) -> Mapping[str, int | list[int]]:
         """Return the number of classes and the shape of a sample, as far as `[data]` decides them."""

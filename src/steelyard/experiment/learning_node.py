@@ -12,6 +12,8 @@ import torch
 
 from steelyard.clients.local import ComputeSettings, Simulation, SimulationServer
 from steelyard.clients.node import NodeClients, NodeConfig
+from steelyard.clients.private import PrivateClients
+from steelyard.clients.protocol import Clients
 from steelyard.data import load, share_out
 from steelyard.data.dataset import ClientRows, Dataset, DatasetOrSeeded, Population
 from steelyard.data.facts import FactSettings
@@ -23,6 +25,7 @@ from steelyard.learning.models import build
 from steelyard.learning.parameters import Layout
 from steelyard.learning.settings import ModelSettings, TrainingSettings
 from steelyard.messages import ServerTest
+from steelyard.privacy.local import DeviceNoise
 from steelyard.weighing.criteria import Criterion
 
 ValueT = TypeVar("ValueT")
@@ -44,10 +47,12 @@ def simulate(
     *,
     dataset: DatasetOrSeeded | None = None,
     facts: FactSettings = NO_FACTS,
-) -> tuple[Simulation, SimulationServer]:
+    noise: DeviceNoise | None = None,
+) -> tuple[Clients, SimulationServer]:
     """Build all clients of an experiment in this process, and their server.
 
-    Data are read once for all seeds; a function handed over as `dataset` is called once for each seed.
+    Data are read once for all seeds; a function handed over as `dataset` is called once for each seed. With `noise`
+    every device adds it to what it sends.
     """
     given = load(data) if dataset is None else dataset
     if not isinstance(given, Dataset) and not callable(given):
@@ -62,7 +67,7 @@ def simulate(
         lambda seed: _with_facts(share_out(samples(seed), partition, seed, flaws), facts, seed),
         *(model, training, compute, criteria),
     )
-    return clients, SimulationServer(clients)
+    return clients if noise is None else PrivateClients(clients, noise), SimulationServer(clients)
 
 
 def _with_facts(population: Population, facts: FactSettings, seed: int, *, everyone: bool = True) -> Population:
@@ -109,6 +114,7 @@ def host(
     seed: int,
     node: NodeConfig,
     facts: FactSettings = NO_FACTS,
+    noise: DeviceNoise | None = None,
 ) -> NodeClients:
     """Build the clients that live on a node; nothing of other clients is kept.
 
@@ -133,7 +139,8 @@ def host(
         *(model, training, _compute(compute), criteria, node.facts(first.names)),
     )
     about: dict[str, int | list[int]] = {"features": list(dataset.features.shape[1:]), "classes": dataset.classes}
-    return NodeClients(clients, tuple(sorted(first.names)), about)
+    noisy = clients if noise is None else PrivateClients(clients, noise)
+    return NodeClients(noisy, tuple(sorted(first.names)), about)
 
 
 def _dataset(data: DataSettings, node: NodeConfig) -> Dataset:

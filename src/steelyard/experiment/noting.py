@@ -12,6 +12,7 @@ from steelyard import __version__
 from steelyard.clients.protocol import NotingClients
 from steelyard.errors import UserError
 from steelyard.experiment.description import Description
+from steelyard.experiment.promising import promise_notes
 from steelyard.rounds.state import RoundRecord, RoundState
 from steelyard.runs.store import Store
 from steelyard.weighing.rule import criteria_of
@@ -30,6 +31,9 @@ def told(experiment: Description, clients: Clients) -> dict[str, str]:
     facts = dict(clients.describe())
     rules = [(settings, criteria_of([settings])) for settings in experiment.rules().values()]
     notes = [facts.get("notes", ""), *warnings(rules)]
+    if experiment.privacy is not None:
+        names = [name for rule in experiment.rules().values() for name in rule.criteria]
+        notes += promise_notes(experiment.privacy, names)
     text = "; ".join(note for note in notes if note)
     return {**facts, "notes": text} if text else facts
 

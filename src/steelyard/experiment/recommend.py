@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, ClassVar, Literal, Self, get_args
+from typing import TYPE_CHECKING, Literal, Self, get_args
 
 from pydantic import model_validator
 
@@ -38,8 +38,6 @@ class RecommendDescription(Description):
 
     Use it for FPL, and with a section [kgflex] for KGFlex; both run through the same loop as every other kind.
     """
-
-    validation_field: ClassVar[str] = "interactions.validation"
 
     kind: Literal["recommend"] = "recommend"
     """What is trained: "recommend" is FPL on interactions."""

@@ -18,6 +18,7 @@ from steelyard.experiment.continuing import begun_with, changed_data, changed_ex
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import RUN_FILE, read_experiment, run_file
 from steelyard.experiment.noting import Noting, told, versions, why
+from steelyard.experiment.promising import ended_early, private_rounds, promise, rest_of
 from steelyard.rounds.loop import Progress, run_rounds
 from steelyard.rounds.progress import show_progress
 from steelyard.rounds.state import Federation, Plan
@@ -69,6 +70,7 @@ def plan_of(experiment: Description) -> Plan:
         stop_at=(rounds.target, rounds.share, rounds.above) if rounds.stop_at_target else None,
         detailed=rounds.samples,
         report=experiment.reports_on_server,
+        poisson=rounds.sampling == "poisson",
     )
 
 
@@ -112,6 +114,8 @@ def run(
     try:
         _check_ready(experiment, clients, list(seeds or [experiment.seed]))
         federations = federations_of(experiment, seeds)
+        # A budget that allows no round at all shows here, before there is a folder.
+        private_rounds(experiment, plan_of(experiment), federations, clients)
         made = [name for name in (RUN_FILE, CODE) if not (folder / name).exists()]
         text = run_file(experiment, folder)
         info = {
@@ -201,8 +205,6 @@ def resume(
 def _assembled(
     experiment: Description, dataset: DatasetOrSeeded | None, assemble: Assembly | None
 ) -> tuple[Clients, Server]:
-    if experiment.privacy is not None:
-        raise UserError("privacy: given, but this version cannot keep the promise yet; allowed: nothing")
     with doing("reading the data" if assemble is None else "waiting for the nodes"):
         return experiment.assemble(dataset) if assemble is None else assemble()
 
@@ -231,6 +233,7 @@ def _go(
         check_models(restored.states, federations, server)
     clients.restore(restored.kept)
     plan = plan_of(experiment)
+    private = private_rounds(experiment, plan, federations, clients, folder, begun=restored.round > 0)
     tracked = Tracked(Noting(store, experiment, clients), experiment.tracking)
     # What lists and pages of runs show, and how they tell a run that goes on from one that was killed.
     store.note(
@@ -251,7 +254,8 @@ def _go(
         store.note(tracked_as=known)
     try:
         with _shown(progress, plan.rounds) as report:
-            run_rounds(federations, restored.states, clients, server, plan, tracked, report)
+            states = rest_of(restored.states, federations, private)
+            states = run_rounds(federations, states, clients, server, plan, tracked, report, private)
     except BaseException as error:
         with suppress(UserError):  # where the disk is full, what went wrong first is what is told
             store.note(status="stopped", stopped=why(error))
@@ -259,6 +263,11 @@ def _go(
         if isinstance(error, KeyboardInterrupt):
             raise Stopped(folder) from error
         raise
+    if private is not None:
+        told_of = promise(private, federations, states)
+        store.note(privacy=told_of)
+        for line in ended_early(told_of, plan.rounds):
+            print(f"steelyard: {line}", file=sys.stderr, flush=True)
     store.finish(**told(experiment, clients))
     tracked.end(finished=True)
     return folder

@@ -160,6 +160,8 @@ def plan(
     share = validation if validation is not None else experiment.validation or SHARE
     if not 0 < share < 1:
         raise UserError(f"--validation: got {share:g}; allowed: more than 0, less than 1 (share of the training data)")
+    if not over and not rules:
+        raise UserError("--over: got nothing; allowed: a field and its values, such as training.epochs=1,5, or --rules")
     base = experiment.on_validation(None)
     if "checkpoint_every" not in experiment.store.model_fields_set:
         base = base.changed({"store.checkpoint_every": max(1, experiment.rounds.count // CHECKPOINTS)})

@@ -21,12 +21,17 @@ class Convolutional:
     """As the authors of papers 000 and 004 programmed it: nothing between a convolution and its pooling, and
     Glorot-normal starts."""
 
+    keras: bool = False
+    """As Keras' example mnist_cnn: convolutions without padding, one pooling, dropout, Glorot-uniform starts."""
+
     def parameters(self, shape: Sequence[int], outputs: int) -> int:
         """Count the weights for images of this shape (channels, height, width); each pooling halves the sides."""
         depth, height, width = shape
         first, second = self.channels
-        window = self.kernel**2
+        window, lost = self.kernel**2, 2 * (self.kernel - 1)
         flat = second * (height // 4) * (width // 4)
+        if self.keras:
+            flat = second * ((height - lost) // 2) * ((width - lost) // 2)
         return (depth * window + 1) * first + (first * window + 1) * second + dense(flat, (self.hidden,), outputs)
 
 
@@ -35,6 +40,7 @@ CONVOLUTIONAL: Mapping[str, Convolutional] = {
     "cnn-mnist-authors": Convolutional((32, 64), 5, 512, authors=True),
     "cnn-femnist": Convolutional((32, 64), 5, 2048),
     "cnn-celeba": Convolutional((32, 64), 3, 512, outputs=1),
+    "cnn-keras": Convolutional((32, 64), 3, 128, keras=True),
     "cnn-adafed": Convolutional((16, 32), 5, 128),
     "cnn-digits": Convolutional((16, 32), 3, 64),
     "cnn": Convolutional((16, 32), 3, 64),
@@ -86,6 +92,7 @@ BUILT_IN: tuple[BuiltIn, ...] = (
     ),
     BuiltIn("cnn-femnist", "images of 28×28 in many classes: the papers' network for FEMNIST", (1, 28, 28), 62, _SIZES),
     BuiltIn("cnn-celeba", "faces in two classes, one output: the papers' network for CelebA", (3, 64, 64), 1, _SIZES),
+    BuiltIn("cnn-keras", "images of 28×28: Keras' mnist_cnn with dropout, which AdaFed cites", (1, 28, 28), 10, _SIZES),
     BuiltIn("cnn-adafed", "images of 28×28: a smaller network, for AdaFed's simulations", (1, 28, 28), 10, _SIZES),
     BuiltIn("cnn-digits", "small images, such as scikit-learn's digits", (1, 8, 8), 10, _SIZES),
     BuiltIn("cnn", "images of any size from 4×4: two convolutions, a good first choice", (3, 32, 32), 10, _SIZES),

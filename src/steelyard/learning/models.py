@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from steelyard.errors import UserError
 from steelyard.learning.catalogue import CONVOLUTIONAL, DENSE, NAMES, Convolutional, dense
+from steelyard.learning.keras_cnn import KerasNet
 from steelyard.learning.settings import ModelSettings
 from steelyard.randomness import stream_key
 from steelyard.usercode import find_code
@@ -112,7 +113,14 @@ def _construct(settings: ModelSettings, shape: tuple[int, ...], classes: int) ->
         image, channels = image_shape(shape), settings.channels or usual.channels
         units = settings.hidden[0] if settings.hidden else usual.hidden
         outputs = settings.outputs or usual.outputs or outputs
-        _check_size(name, Convolutional(channels, kernel, units).parameters(image, outputs))
+        sizes = Convolutional(channels, kernel, units, keras=usual.keras)
+        _check_size(name, sizes.parameters(image, outputs))
+        if usual.keras:
+            if min(image[1:]) < 2 * kernel:
+                raise UserError(
+                    f"model.kernel: got {kernel} for images of {image[1]}×{image[2]}; allowed: at most half a side"
+                )
+            return KerasNet(image, channels, kernel, units, outputs)
         network = ConvNet(image, channels, kernel, units, outputs, rectified=not usual.authors)
         return start_glorot_normal(network) if usual.authors else network
     _refuse_shapes(settings)

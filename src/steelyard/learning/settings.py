@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat
+from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, model_validator
 
 from steelyard.settings import Section
 from steelyard.usercode import hand_over
@@ -21,8 +21,8 @@ class ModelSettings(Section):
     """[model]: which network the clients train."""
 
     name: Annotated[str, BeforeValidator(_named)] = "cnn-mnist"
-    """A built-in model (cnn-mnist, cnn-mnist-authors, cnn-femnist, cnn-celeba, cnn-adafed, cnn-digits, cnn, mlp,
-    logistic, linear) or your own torch.nn.Module as "path/to/file.py:factory", or "package.module:factory" that an
+    """A built-in model (cnn-mnist, cnn-mnist-authors, cnn-femnist, cnn-celeba, cnn-keras, cnn-adafed, cnn-digits, cnn,
+    mlp, logistic, linear) or your own torch.nn.Module as "path/to/file.py:factory", or "package.module:factory" that an
     installed package declares under the entry point steelyard.models; from Python, the factory itself."""
     hidden: tuple[Width, ...] | None = None
     """Hidden units: one number per dense layer for mlp, one number for the convolutional networks."""
@@ -39,10 +39,13 @@ class ModelSettings(Section):
 class TrainingSettings(Section):
     """[training]: how each client trains on its own data."""
 
+    optimiser: Literal["sgd", "adam", "adadelta"] = "sgd"
+    """How a client steps: sgd; adam; adadelta. What adam and adadelta remember (with the constants of Keras) begins
+    afresh on every client in every round: nothing but the model travels."""
     learning_rate: PositiveFloat = 0.1
-    """Step size of local SGD."""
+    """Step size of local training; 0.001 is usual with adam and 1 with adadelta."""
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Heavy-ball momentum, started afresh in every round."""
+    """sgd: heavy-ball momentum, started afresh in every round."""
     weight_decay: NonNegativeFloat = 0.0
     """L2 penalty: this times the parameters is added to each gradient."""
     epochs: Annotated[int, Field(ge=1, le=100_000)] = 1
@@ -55,3 +58,9 @@ class TrainingSettings(Section):
     """auto, cross-entropy, binary-cross-entropy, squared-error, barron, or your own per-sample loss as
     "path/to/file.py:function", or "package.module:function" that an installed package declares under the entry point
     steelyard.losses, called with (outputs, labels); from Python, the function itself."""
+
+    @model_validator(mode="after")
+    def _fits_optimiser(self) -> Self:
+        if self.momentum and self.optimiser != "sgd":
+            raise ValueError(f"momentum: got {self.momentum} with optimiser '{self.optimiser}'; allowed with: sgd")
+        return self

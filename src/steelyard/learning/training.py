@@ -12,6 +12,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
 
 from steelyard.learning import losses
+from steelyard.learning.descent import Descent
+from steelyard.learning.dropout import NamedDropout
 from steelyard.learning.parameters import Layout
 from steelyard.learning.settings import TrainingSettings
 from steelyard.messages import LossState
@@ -56,17 +58,19 @@ def train_client(
     settings: TrainingSettings,
     loss: LossState,
     chance: int | None = 0,
+    key: int = 0,
 ) -> tuple[torch.Tensor, float]:
     """Train one client from `start` and return its flat model and the mean loss of its last epoch.
 
-    Use it as the reference and for modules that no faster engine takes. `chance` seeds layers that draw (dropout);
-    None leaves the generator alone, which threads must.
+    Use it as the reference and for modules that no faster engine takes. `chance` seeds torch's generator for layers
+    that draw from it; None leaves it alone, which threads must. `key` names the stream of dropout by name.
     """
     layout.write(module, start)
     module.train()
     parameters = list(module.parameters())
     anchors = [parameter.detach().clone() for parameter in parameters] if settings.proximal else []
-    velocities = [torch.zeros_like(parameter) for parameter in parameters] if settings.momentum else []
+    descent, taken = Descent.of(settings), 0
+    memories = [descent.remember(parameter.detach()) for parameter in parameters]
     each = losses.per_sample(loss)
     weights = class_weights(loss, features.device)
     step, joined = batch_limit(settings, len(labels)), normalises_batches(module)
@@ -77,10 +81,13 @@ def train_client(
             rows = torch.from_numpy(np.array(order[epoch])).to(features.device)
             for batch in _batches(rows, step, joined=joined):
                 module.zero_grad(set_to_none=True)
+                if isinstance(module, NamedDropout):
+                    module.set_chance(key, taken)
                 target = labels[batch]
                 total = losses.weigh(each(module(features[batch]), target), target, weights).sum()
                 (total / len(batch)).backward()
-                _descend(parameters, anchors, velocities, settings)
+                _descend(descent, taken, parameters, anchors, memories)
+                taken += 1
                 mean += total.detach()
     return layout.read(module), float(mean) / max(len(labels), 1)
 
@@ -100,23 +107,17 @@ def seeded(device: torch.device, chance: int) -> Generator[None]:
 
 @torch.no_grad()
 def _descend(
+    descent: Descent,
+    step: int,
     parameters: list[nn.Parameter],
     anchors: list[torch.Tensor],
-    velocities: list[torch.Tensor],
-    settings: TrainingSettings,
+    memories: list[list[torch.Tensor]],
 ) -> None:
-    """Take one step: v ← m·v + g + λθ + μ(θ − Θ), θ ← θ − ηv. (torch.optim would do, but its import takes seconds.)"""
+    """Take one step with every parameter that has a gradient. (torch.optim would do, but its import takes seconds.)"""
     for index, parameter in enumerate(parameters):
-        if parameter.grad is None:
-            continue
-        slope = parameter.grad
-        if settings.weight_decay:
-            slope = slope.add(parameter, alpha=settings.weight_decay)
-        if anchors:
-            slope = slope.add(parameter - anchors[index], alpha=settings.proximal)
-        if velocities:
-            slope = velocities[index].mul_(settings.momentum).add_(slope)
-        parameter.sub_(slope, alpha=settings.learning_rate)
+        if parameter.grad is not None:
+            anchor = anchors[index] if anchors else None
+            descent.apply(parameter, parameter.grad, memories[index], anchor, step)
 
 
 def class_weights(loss: LossState, device: torch.device | str) -> torch.Tensor | None:

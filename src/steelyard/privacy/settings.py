@@ -19,8 +19,9 @@ class BudgetSettings(Section):
     """The run stops before it would pass this ε; default: nothing stops it, and what was spent is shown."""
     delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
     """δ of the promise; well below one over the number of clients."""
-    accountant: Literal["pld", "rdp"] = "pld"
-    """How rounds are added up: pld (privacy loss distributions, tighter) or rdp (Rényi divergences)."""
+    accountant: Literal["pld", "rdp"] | None = None
+    """How rounds are added up: pld (privacy loss distributions, tighter) or rdp (Rényi divergences). Default: pld, or
+    rdp for secret cohorts of a fixed size, which pld cannot add up."""
 
 
 class CentralSettings(Section):

@@ -18,6 +18,7 @@ from steelyard.report.assets import text
 from steelyard.report.contents import chosen_parts, contents
 from steelyard.report.grids import Grid
 from steelyard.report.headline import headline
+from steelyard.report.promised import promise_lines, promised
 from steelyard.report.recommended import TITLES, Recommended, recommended
 from steelyard.report.sign import drawn as draw_sign
 from steelyard.report.sign import sign
@@ -256,6 +257,7 @@ def _experiments(view: RunView, data: dict[str, Any]) -> str:
         facts = {key.removeprefix("version_"): value for key, value in info.items() if key.startswith("version_")}
         kept = ("status", "device", "precision", "engine_choice", "parameters", "notes")
         facts = {key.replace("_", " "): info[key] for key in kept if info.get(key)} | facts
+        facts |= {"privacy": "; ".join(lines)} if (lines := promise_lines(promised(history))) else {}
         rows = "".join(f"<dt>{escape(key)}</dt><dd>{escape(str(value))}</dd>" for key, value in facts.items())
         heading = f"<h3>{escape(name)}</h3>" if len(view.histories) > 1 else ""
         toml = escape(to_toml(experiment))

@@ -115,7 +115,7 @@ def _figure(history: History, experiment: Description, rule: str, seed: int, mea
         if measure == "worst10":
             return worst_tenth(scores[-1]) if len(scores) else math.nan, True
         settings = experiment.rounds
-        reached = rounds_to_target(rounds, scores, settings.target, settings.share)
+        reached = rounds_to_target(rounds, scores, settings.target, settings.share, above=settings.above)
         return float(reached or settings.count or rounds.max(initial=0)), reached is not None
     tested = history.tested(rule, seed, 0)
     last = tested.round == tested.round.max(initial=0)

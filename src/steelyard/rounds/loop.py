@@ -9,31 +9,20 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
-import numpy as np
 import torch
 
-from steelyard import randomness
 from steelyard.activity import doing
-from steelyard.clients.protocol import ClassifyingServer, Clients, ReportingServer, Server
-from steelyard.defence.validate import admit
-from steelyard.errors import UserError
+from steelyard.clients.protocol import Clients, ReportingServer, Server
 from steelyard.messages import Evaluations, Question, ServerTest, Task, Updates
-from steelyard.rounds.combining import combiner
+from steelyard.rounds.cohorts import cohort_of
+from steelyard.rounds.drafting import TooFewClients, weigh_soundly
+from steelyard.rounds.private import PrivateRounds, nobody
+from steelyard.rounds.progress import SPENT
 from steelyard.rounds.server_rows import fit_to_server, train_alone
-from steelyard.rounds.settings import cohort_size
-from steelyard.rounds.soundness import is_sound, without_culprit
 from steelyard.rounds.state import Draft, Federation, Plan, Recorder, RoundRecord, RoundState, first_like
 from steelyard.rounds.targets import reached
-from steelyard.weighing.criteria import CohortView, Criterion
 from steelyard.weighing.priorities import Order
-from steelyard.weighing.view import read_only
-
-
-class TooFewClients(UserError):
-    """Fewer clients gave a usable update than `rounds.min_clients` asks; the run stops and can be resumed."""
-
 
 Progress = Callable[[int, Mapping[str, float | None]], None]
 
@@ -46,10 +35,12 @@ def run_rounds(
     plan: Plan,
     recorder: Recorder,
     progress: Progress | None = None,
+    private: PrivateRounds | None = None,
 ) -> dict[str, RoundState]:
     """Run all federations from their states to the last round, in lock step, and return their final states.
 
-    With an empty `states` the run starts anew: the first models are evaluated and recorded as round 0.
+    With an empty `states` the run starts anew: the first models are evaluated and recorded as round 0. `private` keeps
+    what the run promises to its clients; a federation whose budget does not reach for another round rests.
     """
     if not states:
         states = _begin(federations, clients, server, plan, recorder)
@@ -58,11 +49,11 @@ def run_rounds(
     for round in range(begun + 1, plan.rounds + 1):
         active = [federation for federation in federations if not states[federation.name].finished]
         with doing(f"round {round}/{plan.rounds}"):
-            records = one_round(active, states, clients, server, plan, round)
+            records = one_round(active, states, clients, server, plan, round, private)
             last = round == plan.rounds or not _active(states)
             with doing("writing it down"):
                 recorder.commit(round, records, states, clients.snapshot, last=last)
-        _report(progress, round, states)
+        _report(progress, round, states, {r.federation: r.epsilon for r in records if r.epsilon is not None})
         if last:
             break
     return states
@@ -72,9 +63,21 @@ def _active(states: Mapping[str, RoundState]) -> bool:
     return any(not state.finished for state in states.values())
 
 
-def _report(progress: Progress | None, round: int, states: Mapping[str, RoundState]) -> None:
-    if progress is not None:
-        progress(round, {name: state.orders.reference for name, state in states.items()})
+def _report(
+    progress: Progress | None,
+    round: int,
+    states: Mapping[str, RoundState],
+    epsilons: Mapping[str, float] | None = None,
+) -> None:
+    if progress is None:
+        return
+    # Rules side by side mostly spend the same: then one figure stands for all.
+    spent = dict(epsilons or {})
+    if len(set(spent.values())) == 1:
+        told = {SPENT: next(iter(spent.values()))}
+    else:
+        told = {f"{SPENT} of {name}": value for name, value in spent.items()}
+    progress(round, {**{name: state.orders.reference for name, state in states.items()}, **told})
 
 
 def _begin(
@@ -107,86 +110,71 @@ def one_round(
     server: Server,
     plan: Plan,
     round: int,
+    private: PrivateRounds | None = None,
 ) -> list[RoundRecord]:
     """Do one round of every federation; `states` is brought up to date, the records say what happened."""
     begun = time.perf_counter()
     asking = [federation for federation in federations if federation.rule.settings.trained_by == "clients"]
-    tasks = [make_task(federation, states[federation.name], clients, plan, round) for federation in asking]
+    tasks = [make_task(federation, states[federation.name], clients, plan, round, private) for federation in asking]
+    # Looked at before anything is charged: a federation whose last round this is must be tested.
+    ending = [f.name for f in asking if private is not None and not private.affords(f, (round, round + 1))]
     with doing(f"training {sum(len(task.clients) for task in tasks):,} clients"):
-        answers = iter(zip(tasks, clients.train(tasks) if tasks else [], strict=True))
+        answers = iter(zip(tasks, _train(asking, tasks, clients, private), strict=True))
     with doing("weighing"):
         drafts = [
-            _weigh_soundly(federation, states[federation.name], *next(answers), server, plan)
+            weigh_soundly(federation, states[federation.name], *next(answers), server, plan, private)
             if federation in asking
             else train_alone(federation, states[federation.name], server, round)
             for federation in federations
         ]
         fit_to_server([draft for draft in drafts if draft.federation.rule.settings.fit is not None], server)
     last = round == plan.rounds
-    if last or round % plan.evaluate_every == 0:
+    tested = drafts if last or round % plan.evaluate_every == 0 else [d for d in drafts if d.federation.name in ending]
+    if tested:
         with doing("testing on all clients"):
-            _evaluate(drafts, clients, round, detailed=plan.detailed and last)
+            _evaluate(tested, clients, round, detailed=plan.detailed and last)
     records: list[RoundRecord] = []
     for draft in drafts:
         state, record = _finish(draft, server, plan, time.perf_counter() - begun)
-        states[draft.federation.name] = state
+        name = draft.federation.name
+        if private is not None and draft.federation in asking:
+            record = replace(record, epsilon=private.epsilon(name, coarse=not last and name not in ending))
+            state = replace(state, finished=state.finished or name in ending)
+        states[name] = state
         records.append(record)
     return records
 
 
-def make_task(federation: Federation, state: RoundState, clients: Clients, plan: Plan, round: int) -> Task:
-    """Select this round's cohort by stable id and name the work; the cohort depends on seed and round alone."""
+def _train(
+    asking: Sequence[Federation], tasks: Sequence[Task], clients: Clients, private: PrivateRounds | None
+) -> list[Updates]:
+    """Have all cohorts train; what devices release of themselves is charged first, and an empty cohort asks nobody."""
+    if private is not None:
+        for federation, task in zip(asking, tasks, strict=True):
+            private.before_training(federation, task)
+    asked = [index for index, task in enumerate(tasks) if task.clients]
+    answers = clients.train([tasks[index] for index in asked]) if asked else []
+    found = dict(zip(asked, answers, strict=True))
+    return [found[index] if index in found else nobody(task) for index, task in enumerate(tasks)]
+
+
+def make_task(
+    federation: Federation,
+    state: RoundState,
+    clients: Clients,
+    plan: Plan,
+    round: int,
+    private: PrivateRounds | None = None,
+) -> Task:
+    """Select this round's cohort by stable id and name the work; unless it is to be secret, seed and round decide."""
     names = clients.names(federation.seed)
     if not names:
         raise TooFewClients("no client is registered; allowed: at least one client with training samples")
-    count = cohort_size(len(names), plan.fraction, plan.min_clients)
-    cohort = tuple(randomness.choose(federation.seed, round, names, count))
+    if private is None:
+        cohort = cohort_of(federation.seed, round, names, plan)
+    else:
+        cohort = private.cohort(federation, round, names)
     return Task(federation.name, federation.seed, round, cohort, state.parameters, state.loss)
-
-
-def _weigh_soundly(
-    federation: Federation, state: RoundState, task: Task, updates: Updates, server: Server, plan: Plan
-) -> Draft:
-    """Weigh and combine; where that gives no sound model, again without the client that is farthest away."""
-    draft = _weigh(federation, state, task, updates, server, plan)
-    while not draft.kept_old and not is_sound(draft.model):
-        draft = _weigh(federation, state, task, without_culprit(task, draft.updates), server, plan)
-    return draft
-
-
-def _weigh(
-    federation: Federation, state: RoundState, task: Task, updates: Updates, server: Server, plan: Plan
-) -> Draft:
-    criteria = federation.rule.criteria()
-    updates = admit(task, updates, criteria, server.classes if isinstance(server, ClassifyingServer) else None)
-    if len(updates.clients) < plan.min_clients:
-        reasons = "; ".join(f"{failure.client}: {failure.reason}" for failure in updates.failures[:3])
-        raise TooFewClients(
-            f"round {task.round} of {federation.name}: {len(updates.clients)} of {len(task.clients)} clients gave a "
-            f"usable update, rounds.min_clients = {plan.min_clients} ({reasons or 'no answers'})"
-        )
-    order = state.orders.order
-    if not updates.clients:
-        return Draft(federation, state, updates, None, state.parameters, order, state.memory, kept_old=True)
-    view = CohortView.of(updates, state.parameters, partial(server.test, federation.seed), state.memory)
-    view = replace(view, samples=read_only(federation.rule.samples(updates.samples)))
-    weighing = federation.rule.weigh(measure(criteria, updates, view), order)
-    # A criterion that is 0 for everyone became 1/n each; when all are, no client showed any worth (AdaFed's p = 0).
-    worthless = weighing.uniform or len(weighing.all_zero) == len(weighing.criteria)
-    if worthless and federation.rule.settings.when_zero == "keep":
-        return Draft(federation, state, updates, weighing, state.parameters, order, view.remembered, kept_old=True)
-    combine = combiner(federation, task, updates, view, server)
-    model = combine(weighing.weights)
-    return Draft(federation, state, updates, weighing, model, order, view.remembered, combine=combine)
-
-
-def measure(criteria: Sequence[Criterion], updates: Updates, view: CohortView) -> np.ndarray:
-    """Put the raw criteria of a cohort side by side: [clients, criteria], measured by whoever each criterion says."""
-    columns = [
-        updates.criteria[criterion.name] if criterion.measured_by == "client" else criterion.on_server(view)
-        for criterion in criteria
-    ]
-    return np.stack([np.asarray(column, dtype=np.float64) for column in columns], axis=1)
 
 
 def _evaluate(drafts: Sequence[Draft], clients: Clients, round: int, *, detailed: bool) -> None:

@@ -23,6 +23,8 @@ PLAIN_SECONDS = 5.0
 """At most so often a round is a line."""
 BEAT_SECONDS = 10.0
 """After so long a silence a line says what is being done."""
+SPENT = "ε"
+"""Figures under names that begin so are privacy spent, not scores."""
 FEW_ROUNDS = 3
 FEW_SECONDS = 20.0
 """After so many rounds, or one round and so many seconds, the time left is named."""
@@ -281,6 +283,9 @@ def _notebook() -> Callable[[str], None] | None:
 def _figures(accuracies: Mapping[str, float | None]) -> str:
     # Clients without test rows give no figure.
     known = {name: value for name, value in accuracies.items() if value is not None and not math.isnan(value)}
-    shown = [f"{name} {show_score(value)}" for name, value in known.items()]
+    shown = [
+        f"{name} {value:.3g}" if name.startswith(SPENT) else f"{name} {show_score(value)}"
+        for name, value in known.items()
+    ]
     rest = f" and {len(shown) - 4} more" if len(shown) > 4 else ""
     return ", ".join(shown[:4]) + rest

@@ -19,6 +19,8 @@ class RoundSettings(Section):
     """Number of rounds."""
     fraction: Share = 0.1
     """Share of the clients that train in each round, at least one client."""
+    sampling: Literal["fixed", "poisson"] = "fixed"
+    """fixed: each round has as many clients; poisson: each client takes part with probability `fraction`, by itself."""
     min_clients: int = Field(default=1, ge=0)
     """The run stops (and can be resumed) when fewer clients than this give a usable update; 0 never stops it."""
     evaluate_every: int = Field(default=1, ge=1)

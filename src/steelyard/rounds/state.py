@@ -69,6 +69,8 @@ class RoundRecord:
     server_macro_f1: float | None = None
     server_metrics: Mapping[str, float | list[float]] = field(default_factory=dict[str, "float | list[float]"])
     """Further figures of the server's test of the new model: F1 of each class, errors of a regression."""
+    epsilon: float | None = None
+    """What the rounds so far have told about any one client, as ε at the budget's δ; None without such a promise."""
 
 
 @dataclass(eq=False)
@@ -120,6 +122,8 @@ class Plan:
     """(target accuracy, share of devices, above): stop a federation once this share reaches the target, or is above."""
     detailed: bool = False
     """Record right or wrong for every test sample in the last round."""
+    poisson: bool = False
+    """Each client takes part with probability `fraction`, by itself, in place of cohorts of a fixed size."""
     report: bool = False
     """Test each new model on the server's reporting rows."""
 

@@ -137,7 +137,7 @@ class History:
         """Return the rows of `rounds` after a round, read now: for those who follow a run that goes on."""
         return self._read(
             "SELECT f.rule, f.seed, r.round, accuracy, priority, tried, tests, cohort, answered, kept_old, "
-            "zero_criteria, zero_scores, loss, server_accuracy, server_macro_f1, server_metrics, seconds "
+            "zero_criteria, zero_scores, loss, server_accuracy, server_macro_f1, server_metrics, seconds, epsilon "
             "FROM rounds r JOIN federations f ON f.id = r.federation WHERE r.round > ? ORDER BY f.id, r.round",
             (round,),
         )

@@ -53,7 +53,7 @@ class RoundRows:
         asked = 0 if updates is None else answered + len({failure.client for failure in updates.failures})
         tried = [[show_priority(order, criteria), accuracy] for order, accuracy in record.tried]
         self._db.execute(
-            "INSERT OR REPLACE INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT OR REPLACE INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 federation,
                 record.round,
@@ -71,6 +71,7 @@ class RoundRows:
                 record.server_macro_f1,
                 json.dumps(record.server_metrics) if record.server_metrics else None,
                 record.seconds,
+                record.epsilon,
             ),
         )
         if single and updates is not None:

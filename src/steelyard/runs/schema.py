@@ -13,7 +13,7 @@ from urllib.parse import quote
 from steelyard.errors import UserError
 
 DATABASE = "run.sqlite"
-VERSION = 3
+VERSION = 4
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS info (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -37,6 +37,7 @@ CREATE TABLE IF NOT EXISTS rounds (
     server_accuracy REAL, server_macro_f1 REAL,
     server_metrics TEXT,         -- JSON: f1 per class, or mape, mae, rmse, on the server's test set
     seconds REAL NOT NULL,
+    epsilon REAL,                -- what the rounds so far have told about any one client; NULL without such a promise
     PRIMARY KEY (federation, round)
 ) WITHOUT ROWID;
 -- What single clients did stands as one row per round, a column of numbers in each field (runs/columns.py): a row per

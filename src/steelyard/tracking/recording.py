@@ -94,6 +94,7 @@ def figures_of(record: RoundRecord) -> dict[str, float]:
         "accuracy": record.accuracy,
         "server_accuracy": record.server_accuracy,
         "server_macro_f1": record.server_macro_f1,
+        "epsilon": record.epsilon,
         "testing_rounds": float(record.tests),
         "seconds": record.seconds,
     }

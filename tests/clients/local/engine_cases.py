@@ -71,6 +71,7 @@ MODELS = {
     "cnn-digits": (ModelSettings(name="cnn-digits"), (8, 8), 10),
     "cnn-odd": (ModelSettings(name="cnn", kernel=5, channels=(3, 5), hidden=(7,)), (2, 11, 9), 4),
     "cnn-authors": (ModelSettings(name="cnn-mnist-authors", kernel=3, channels=(3, 5), hidden=(7,)), (9, 8), 4),
+    "keras": (ModelSettings(name="cnn-keras", channels=(3, 5), hidden=(6,)), (2, 9, 8), 4),
     "cnn-celeba": (ModelSettings(name="cnn-celeba", hidden=(8,), channels=(4, 6)), (3, 8, 8), 2),
     "mlp": (ModelSettings(name="mlp", hidden=(16, 8)), (8, 8), 10),
     "logistic": (ModelSettings(name="logistic"), (5,), 3),
@@ -83,6 +84,10 @@ TRAINING = {
     "heavy": TrainingSettings(
         learning_rate=0.05, batch_size=8, epochs=2, momentum=0.6, weight_decay=0.01, proximal=0.2
     ),
+}
+OPTIMISERS = {
+    "adam": TrainingSettings(optimiser="adam", learning_rate=0.01, batch_size=8, epochs=2, proximal=0.2),
+    "adadelta": TrainingSettings(optimiser="adadelta", learning_rate=1.0, batch_size=8, epochs=2),
 }
 
 

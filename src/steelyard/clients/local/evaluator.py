@@ -15,8 +15,8 @@ from steelyard.clients.local.engines.precision import arithmetic
 from steelyard.clients.local.engines.worker_threads import threads_for
 from steelyard.clients.local.kernels.available import kernel_steps
 from steelyard.clients.local.settings import Precision
-from steelyard.clients.local.steps.gradients import Sgd
 from steelyard.learning import losses
+from steelyard.learning.descent import Descent
 from steelyard.learning.evaluation import predictions
 from steelyard.learning.training import class_weights
 from steelyard.messages import LossState
@@ -43,7 +43,7 @@ class Evaluator:
         if not is_convolutional(setup.module) or setup.device.type != "cuda":
             return None
         steps = ConvSteps(setup.module, setup.layout, half=False)
-        return kernel_steps(steps, Sgd.of(setup.training), _tested(setup.precision), setup.device)
+        return kernel_steps(steps, Descent.of(setup.training), _tested(setup.precision), setup.device)
 
     def outputs(self, models: torch.Tensor, dataset: DeviceDataset, rows: torch.Tensor) -> torch.Tensor:
         """Return the outputs of each model on each row: [models, rows, outputs]."""

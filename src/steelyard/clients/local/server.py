@@ -88,6 +88,7 @@ class SimulationServer:
                 training,
                 context.loss(LossState(training.loss)),
                 chance_of(seed, round, "server"),
+                chance_of(seed, round, "server"),
             )
         return trained.to(parameters.device)
 

@@ -9,7 +9,7 @@ from tests.clients.local.kernels import interpreted, kernel_cases
 from steelyard.clients.local.convolution.stacked import ConvSteps
 from steelyard.clients.local.engines.graph import GraphEngine
 from steelyard.clients.local.kernels import steps
-from steelyard.clients.local.steps.gradients import Sgd
+from steelyard.learning.descent import Descent
 from steelyard.messages import LossState, Task
 
 assert interpreted
@@ -40,7 +40,7 @@ def trained(name: str, how: str) -> None:
     people = engine_cases.population(shape, classes, sizes=(4, 2, 3), bytes_=name == "cnn-digits")
     expected, start, clients = engine_cases.trained("loop", people, model, training)
     setup = clients.context.setup
-    kernels = steps.KernelSteps(ConvSteps(setup.module, setup.layout, half=False), Sgd.of(training), "float32")
+    kernels = steps.KernelSteps(ConvSteps(setup.module, setup.layout, half=False), Descent.of(training), "float32")
     names = tuple(clients.names(0))
     weights = tuple(1 + 0.5 * c for c in range(classes))
     tasks = [

@@ -8,7 +8,8 @@ from steelyard.clients.local.convolution.first import FirstConvolution
 from steelyard.clients.local.convolution.order import ConvOrder
 from steelyard.clients.local.convolution.pooled import PooledConvolution
 from steelyard.clients.local.device_data.memory import on_large_pages
-from steelyard.clients.local.steps.gradients import OutputGradient, Sgd
+from steelyard.clients.local.steps.gradients import OutputGradient
+from steelyard.learning.descent import Descent
 
 aten = torch.ops.aten
 
@@ -16,24 +17,25 @@ aten = torch.ops.aten
 class FusedClient:
     """One client's model in native order and its training step; a thread uses one for all its clients in turn."""
 
-    def __init__(self, order: ConvOrder, second: PooledConvolution, sgd: Sgd) -> None:
+    def __init__(self, order: ConvOrder, second: PooledConvolution, descent: Descent) -> None:
         self.first = FirstConvolution(order.image, order.kernel, order.channels[0], rectified=order.rectified)
         self.rectified = order.rectified
-        self.second, self.sgd = second, sgd
+        self.second, self.descent = second, descent
         self.model = on_large_pages(order.layout.size)
         self.named = order.views(self.model)
-        self.gradients = None if sgd.plain else torch.zeros_like(self.model)
+        self.gradients = None if descent.plain else torch.zeros_like(self.model)
         self.slopes = {} if self.gradients is None else order.views(self.gradients)
-        self.velocity = torch.zeros_like(self.model) if sgd.momentum else None
-        self.start = torch.empty_like(self.model) if sgd.proximal else None
+        self.memory, self.taken = descent.remember(self.model), 0
+        self.start = torch.empty_like(self.model) if descent.proximal else None
 
     def begin(self, start: torch.Tensor) -> FusedClient:
         """Take the model that the next client starts from."""
         self.model.copy_(start)
         if self.start is not None:
             self.start.copy_(start)
-        if self.velocity is not None:
-            self.velocity.zero_()
+        self.taken = 0
+        for part in self.memory:
+            part.zero_()
         return self
 
     def step(
@@ -68,7 +70,8 @@ class FusedClient:
         self._add("conv1.bias", slope.sum(0))
         self._add("conv1.weight", self.first.backward(slope))
         if self.gradients is not None:
-            self.sgd.apply(self.model, self.gradients, self.velocity, self.start)
+            self.descent.apply(self.model, self.gradients, self.memory, self.start, self.taken)
+            self.taken += 1
         return each
 
     def _cut(self, slope: torch.Tensor, passed: torch.Tensor) -> torch.Tensor:
@@ -77,12 +80,12 @@ class FusedClient:
 
     def _product(self, name: str, slope: torch.Tensor, inputs: torch.Tensor) -> None:
         if self.gradients is None:
-            self.named[name].addmm_(slope, inputs, alpha=-self.sgd.rate)
+            self.named[name].addmm_(slope, inputs, alpha=-self.descent.rate)
         else:
             torch.mm(slope, inputs, out=self.slopes[name])
 
     def _add(self, name: str, gradient: torch.Tensor) -> None:
         if self.gradients is None:
-            self.named[name].sub_(gradient, alpha=self.sgd.rate)
+            self.named[name].sub_(gradient, alpha=self.descent.rate)
         else:
             self.slopes[name].copy_(gradient)

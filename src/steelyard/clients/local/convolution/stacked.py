@@ -29,7 +29,7 @@ class ConvSteps:
     last, and the first convolution's bias is one more weight of its kernels (its windows carry a 1).
     """
 
-    first_is_shared = False
+    first_is_shared, draws = False, False
 
     def __init__(self, module: ConvNet, layout: Layout, *, half: bool) -> None:
         self.order = ConvOrder(module, layout)
@@ -97,6 +97,7 @@ class ConvSteps:
         gradient: OutputGradient,
         write: Writer,
         shared: Views | None = None,
+        chance: torch.Tensor | None = None,
     ) -> torch.Tensor:
         clients, samples = labels.shape
         _, height, width = self.image

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from steelyard.clients.local.device_data.dataset import DeviceDataset, DevicePopulation, Ints
 from steelyard.data.dataset import HONEST, Behaviour
 from steelyard.learning.settings import TrainingSettings
-from steelyard.learning.training import orders
+from steelyard.learning.training import chance_of, orders
 from steelyard.messages import LossState, Task
 
 
@@ -101,6 +101,12 @@ class Cohort:
         width = max(len(weights) for weights in given if weights is not None)
         table = torch.tensor([weights or (1.0,) * width for weights in given], dtype=torch.float32)
         return table[torch.from_numpy(self.task)].to(self.dataset.device)
+
+    def keys(self, device: torch.device) -> torch.Tensor:
+        """Return the key of the stream from which each job's dropout by name draws, [jobs]."""
+        tasks = [self.tasks[number] for number in self.task]
+        found = [chance_of(task.seed, task.round, self.name(job)) for job, task in enumerate(tasks)]
+        return torch.tensor(found, dtype=torch.int64, device=device)
 
     def start(self, device: torch.device) -> torch.Tensor:
         """Return the starting model of every job, stacked: [jobs, parameters]."""

@@ -20,6 +20,8 @@ class CurrentStep:
     losses: torch.Tensor
     """[clients]: the losses of the last epoch so far."""
     busy: int
+    keys: torch.Tensor
+    """[clients]: the streams from which dropout by name draws."""
 
     @property
     def samples(self) -> int:
@@ -41,6 +43,12 @@ class CurrentStep:
     @property
     def weights(self) -> torch.Tensor:
         return self.now(self.tables.weights)
+
+    @property
+    def chance(self) -> torch.Tensor:
+        """The clients' streams and the number of the step, [clients, 2]."""
+        mine = self.keys[: self.busy]
+        return torch.stack([mine, self.counter.expand_as(mine)], dim=1)
 
     def add(self, each: torch.Tensor) -> None:
         """Count these samples' losses where they are reported; padding may hold anything."""

@@ -22,7 +22,8 @@ from steelyard.clients.local.device_data.schedule import longest_first
 from steelyard.clients.local.engines.engine import TrainingSetup, Unstacked
 from steelyard.clients.local.engines.precision import arithmetic
 from steelyard.clients.local.engines.worker_threads import WorkerThreads
-from steelyard.clients.local.steps.gradients import Sgd, output_gradient
+from steelyard.clients.local.steps.gradients import output_gradient
+from steelyard.learning.descent import Descent
 from steelyard.learning.models import ConvNet
 from steelyard.learning.training import batch_limit
 
@@ -64,7 +65,7 @@ class FusedEngine(Unstacked):
             half = torch.bfloat16 if self.setup.precision == "bfloat16" else torch.float32
             kernel = self.order.kernel
             second = WinogradConvolution(kernel) if self.name == "winograd" else LibraryConvolution(kernel, half)
-            self._of_thread.client = FusedClient(self.order, second, Sgd.of(self.setup.training))
+            self._of_thread.client = FusedClient(self.order, second, Descent.of(self.setup.training))
         return self._of_thread.client
 
     def _one(self, cohort: Cohort, job: int, client: FusedClient) -> torch.Tensor:

@@ -49,7 +49,7 @@ class GraphEngine:
         """Return how many clients fit into six tenths of the memory."""
         batch = batch_limit(self.setup.training, int(cohort.sizes.max()))
         half = 2 if self.setup.precision == "bfloat16" else 1
-        copies = 2 + (not self.stepper.sgd.plain) + 2 * bool(self.stepper.sgd.momentum)
+        copies = 2 + (not self.stepper.descent.plain) + 2 * self.stepper.descent.memories
         per_client = 4 * (copies * self.setup.layout.size + batch * self.stepper.sample_floats(batch) // half)
         return max(1, int(0.6 * self.setup.memory / per_client))
 
@@ -59,7 +59,7 @@ class GraphEngine:
         models = self.stepper.native(cohort.start(self.setup.device))
         counts = step_counts(cohort.sizes, self.setup.training)
         steps = [buffers.ready(int(busy)) for busy in plan.active]  # capturing overwrites the buffers: it comes first
-        buffers.fill(plan, models, counts)
+        buffers.fill(plan, models, counts, cohort.keys(self.setup.device))
         for step in steps:
             step()
         out[torch.from_numpy(jobs).to(out.device)] = self.stepper.restore(buffers.models[: len(jobs)]).to(out.device)

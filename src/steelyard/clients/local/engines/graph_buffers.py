@@ -39,8 +39,10 @@ class StackBuffers:
     """[steps, clients]: the step size, 0 once a client is done."""
     counter: torch.Tensor
     losses: torch.Tensor
+    keys: torch.Tensor
+    """[clients]: the streams from which dropout by name draws."""
     gradients: torch.Tensor | None = None
-    velocity: torch.Tensor | None = None
+    memory: tuple[torch.Tensor, ...] = ()
     start: torch.Tensor | None = None
     graphs: dict[int, Callable[[], None]] = field(default_factory=dict[int, Callable[[], None]])
     pool: Any = None
@@ -57,7 +59,7 @@ class StackBuffers:
     ) -> StackBuffers:
         """Make buffers for [steps, clients, batch]."""
         steps, clients, batch = shape
-        device, sgd = dataset.device, stepper.sgd
+        device, descent = dataset.device, stepper.descent
 
         def zeros(*lengths: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
             return torch.zeros(lengths, dtype=dtype, device=device)
@@ -78,16 +80,17 @@ class StackBuffers:
             zeros(steps, clients),
             zeros(1, dtype=torch.int64),
             zeros(clients, dtype=torch.float64),
-            None if sgd.plain else zeros(clients, size),
-            zeros(clients, size) if sgd.momentum else None,
-            zeros(clients, size) if sgd.proximal else None,
+            zeros(clients, dtype=torch.int64),
+            None if descent.plain else zeros(clients, size),
+            tuple(zeros(clients, size) for _ in range(descent.memories)),
+            zeros(clients, size) if descent.proximal else None,
         )
 
     def fits(self, steps: int, clients: int, batch: int) -> bool:
         have = self.tables.rows.shape
         return steps <= have[0] and clients <= have[1] and batch <= have[2]
 
-    def fill(self, plan: Schedule, models: torch.Tensor, counts: NDArray[np.int64]) -> None:
+    def fill(self, plan: Schedule, models: torch.Tensor, counts: NDArray[np.int64], keys: torch.Tensor) -> None:
         """Put a round's work into the buffers."""
         steps, clients, batch = plan.rows.shape
         for table, given in zip(
@@ -99,27 +102,29 @@ class StackBuffers:
             table[:steps, :clients, :batch] = given
         working = counts[None, :] > np.arange(steps)[:, None]
         self.rates.zero_()
-        self.rates[:steps, :clients] = torch.from_numpy(working * self.stepper.sgd.rate).to(self.rates)
+        self.rates[:steps, :clients] = torch.from_numpy(working * self.stepper.descent.rate).to(self.rates)
         self.models[:clients] = models
         if self.start is not None:
             self.start[:clients] = models
-        if self.velocity is not None:
-            self.velocity.zero_()
+        for part in self.memory:
+            part.zero_()
+        self.keys[:clients] = keys
         self.counter.zero_()
         self.losses.zero_()
 
     def step(self, busy: int) -> None:
         """Do one step of the first `busy` clients; this is what a graph captures."""
-        current = CurrentStep(self.dataset, self.tables, self.counter, self.losses, busy)
+        current = CurrentStep(self.dataset, self.tables, self.counter, self.losses, busy, self.keys)
         models = self.models[:busy]
         into = None if self.gradients is None else self.gradients[:busy]
         self.stepper.gradients(models, into, current, self.loss)
         if into is not None:
-            self.stepper.sgd.apply(
+            self.stepper.descent.apply(
                 models,
                 into,
-                None if self.velocity is None else self.velocity[:busy],
+                [part[:busy] for part in self.memory],
                 None if self.start is None else self.start[:busy],
+                self.counter,
                 current.now(self.rates),
             )
         self.counter += 1

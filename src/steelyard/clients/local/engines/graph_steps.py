@@ -10,16 +10,17 @@ import torch
 from steelyard.clients.local.device_data.current_step import CurrentStep
 from steelyard.clients.local.engines.engine import TrainingSetup
 from steelyard.clients.local.engines.vmap import mapped_gradient
-from steelyard.clients.local.steps.gradients import Sgd, output_gradient
+from steelyard.clients.local.steps.gradients import output_gradient
 from steelyard.clients.local.steps.stacked_steps import StackedSteps
 from steelyard.clients.local.steps.writers import Collected, InPlace
+from steelyard.learning.descent import Descent
 from steelyard.messages import LossState
 
 
 class GraphStep(Protocol):
     """One training step of a stack, in whatever way, on buffers that stay where they are."""
 
-    sgd: Sgd
+    descent: Descent
     size: int
 
     def native(self, flat: torch.Tensor) -> torch.Tensor: ...
@@ -36,22 +37,23 @@ class GraphStep(Protocol):
 class HandDerivedStep:
     """Steps of a built-in network."""
 
-    def __init__(self, steps: StackedSteps, sgd: Sgd) -> None:
-        self.steps, self.sgd, self.size = steps, sgd, steps.size
+    def __init__(self, steps: StackedSteps, descent: Descent) -> None:
+        self.steps, self.descent, self.size = steps, descent, steps.size
         self.native, self.restore, self.sample_floats = steps.native, steps.restore, steps.sample_floats
 
     def gradients(self, models: torch.Tensor, into: torch.Tensor | None, current: CurrentStep, loss: LossState) -> None:
         views = self.steps.views(models)
-        write = InPlace(views, self.sgd.rate) if into is None else Collected(self.steps.views(into))
+        write = InPlace(views, self.descent.rate) if into is None else Collected(self.steps.views(into))
         batch = (current.features, current.labels, current.weights)
-        current.add(self.steps.step(views, *batch, output_gradient(loss), write))
+        chance = current.chance if self.steps.draws else None
+        current.add(self.steps.step(views, *batch, output_gradient(loss), write, None, chance))
 
 
 class MappedStep:
     """Steps of any module through vmap."""
 
-    def __init__(self, setup: TrainingSetup, sgd: Sgd) -> None:
-        self.layout, self.sgd, self.size = setup.layout, sgd, setup.layout.size
+    def __init__(self, setup: TrainingSetup, descent: Descent) -> None:
+        self.layout, self.descent, self.size = setup.layout, descent, setup.layout.size
         self.module = copy.deepcopy(setup.module).to(setup.device).train()
 
     def native(self, flat: torch.Tensor) -> torch.Tensor:
@@ -65,7 +67,7 @@ class MappedStep:
         return max(100_000, self.layout.size // 4)
 
     def gradients(self, models: torch.Tensor, into: torch.Tensor | None, current: CurrentStep, loss: LossState) -> None:
-        batch = (current.features, current.labels, current.weights)
+        batch = (current.features, current.labels, current.weights, current.chance)
         slopes, each = mapped_gradient(self.module, loss)(self.layout.views(models), *batch)
         target = models if into is None else into
         for slot in self.layout.slots:
@@ -73,7 +75,7 @@ class MappedStep:
                 continue
             mine = target.narrow(1, slot.offset, slot.size)
             if into is None:
-                mine.sub_(slopes[slot.name].reshape(len(models), -1), alpha=self.sgd.rate)
+                mine.sub_(slopes[slot.name].reshape(len(models), -1), alpha=self.descent.rate)
             else:
                 mine.copy_(slopes[slot.name].reshape(len(models), -1))
         current.add(each)

@@ -6,9 +6,11 @@ from typing import TypeGuard
 
 from torch import nn
 
+from steelyard.clients.local.convolution.keras import KerasSteps
 from steelyard.clients.local.convolution.stacked import ConvSteps
 from steelyard.clients.local.steps.dense import DenseSteps
 from steelyard.clients.local.steps.stacked_steps import StackedSteps
+from steelyard.learning.keras_cnn import KerasNet
 from steelyard.learning.models import ConvNet, DenseNet
 from steelyard.learning.parameters import Layout
 
@@ -21,6 +23,11 @@ def is_convolutional(module: nn.Module) -> TypeGuard[ConvNet]:
 def is_dense(module: nn.Module) -> TypeGuard[DenseNet]:
     """Whether a module computes exactly what the built-in dense network does."""
     return isinstance(module, DenseNet) and _unchanged(module, DenseNet)
+
+
+def is_keras(module: nn.Module) -> TypeGuard[KerasNet]:
+    """Whether a module computes exactly what Keras' example network does."""
+    return isinstance(module, KerasNet) and _unchanged(module, KerasNet)
 
 
 def _unchanged(module: nn.Module, network: type[nn.Module]) -> bool:
@@ -49,4 +56,6 @@ def hand_derived_steps(module: nn.Module, layout: Layout, precision: str) -> Sta
         return DenseSteps(module, layout)
     if is_convolutional(module):
         return ConvSteps(module, layout, half=precision == "bfloat16")
+    if is_keras(module):
+        return KerasSteps(module, layout, half=precision == "bfloat16")
     return None

@@ -42,6 +42,7 @@ def train_job(
 ) -> float:
     """Train one job of a cohort with the reference loop and write its model into its row."""
     features, labels = cohort.samples(job)
+    task = cohort.tasks[cohort.task[job]]
     model, loss = train_client(
         module,
         setup.layout,
@@ -52,6 +53,7 @@ def train_job(
         setup.training,
         cohort.loss_of(job),
         chance,
+        chance_of(task.seed, task.round, cohort.name(job)),
     )
     out[job].copy_(model)
     return loss

@@ -11,9 +11,10 @@ from steelyard.clients.local.device_data.schedule import Schedule, longest_first
 from steelyard.clients.local.engines.engine import TrainingSetup
 from steelyard.clients.local.engines.precision import arithmetic
 from steelyard.clients.local.engines.worker_threads import WorkerThreads
-from steelyard.clients.local.steps.gradients import Sgd, output_gradient
+from steelyard.clients.local.steps.gradients import output_gradient
 from steelyard.clients.local.steps.stacked_steps import StackedSteps
 from steelyard.clients.local.steps.writers import Collected, Fresh, InPlace
+from steelyard.learning.descent import Descent
 
 STACK_BYTES = 24 << 20
 """Models of one stack on the CPU: large enough to hide the cost of calls, small enough to stay near the core."""
@@ -33,7 +34,7 @@ class StackedEngine:
     def __init__(self, setup: TrainingSetup, steps: StackedSteps, chunk: int | None = None) -> None:
         self.setup = setup
         self.steps = steps
-        self.sgd = Sgd.of(setup.training)
+        self.descent = Descent.of(setup.training)
         self.chunk = chunk or setup.chunk or max(1, STACK_BYTES // (4 * setup.layout.size))
         self.workers = WorkerThreads(setup.threads)
 
@@ -73,22 +74,24 @@ class StackedEngine:
 
     def _fresh(self, plan: Schedule) -> bool:
         """Whether the first step writes every number of every model, so that there is nothing to copy before it."""
-        return self.sgd.plain and self.steps.first_is_shared and plan.steps > 0 and plan.active[0] == plan.rows.shape[1]
+        shared = self.descent.plain and self.steps.first_is_shared
+        return shared and plan.steps > 0 and plan.active[0] == plan.rows.shape[1]
 
     def _steps(self, cohort: Cohort, plan: Schedule, native: torch.Tensor, common: torch.Tensor | None) -> torch.Tensor:
-        gradient, sgd, steps = output_gradient(cohort.loss), self.sgd, self.steps
+        gradient, descent, steps = output_gradient(cohort.loss), self.descent, self.steps
         losses = torch.zeros(len(native), dtype=torch.float64)
-        gradients = None if sgd.plain else torch.zeros_like(native)
-        velocity = torch.zeros_like(native) if sgd.momentum else None
-        start = native.clone() if sgd.proximal else None
+        gradients = None if descent.plain else torch.zeros_like(native)
+        memory = descent.remember(native)
+        keys = cohort.keys(native.device) if steps.draws else None
+        start = native.clone() if descent.proximal else None
         for number in range(plan.steps):
             busy = int(plan.active[number])
             mine = native[:busy]
             views = steps.views(mine)
             shared = steps.views(common) if number == 0 and common is not None else None
-            write = InPlace(views, sgd.rate) if gradients is None else Collected(steps.views(gradients[:busy]))
+            write = InPlace(views, descent.rate) if gradients is None else Collected(steps.views(gradients[:busy]))
             if shared is not None and self._fresh(plan):
-                write = Fresh(views, shared, sgd.rate)
+                write = Fresh(views, shared, descent.rate)
             each = steps.step(
                 views,
                 cohort.dataset.gather(plan.rows[number, :busy]),
@@ -97,13 +100,15 @@ class StackedEngine:
                 gradient,
                 write,
                 shared,
+                None if keys is None else torch.stack([keys[:busy], torch.full_like(keys[:busy], number)], dim=1),
             )
             losses[:busy] += (each * plan.report[number, :busy]).sum(dim=1).double()
             if gradients is not None:
-                sgd.apply(
+                descent.apply(
                     mine,
                     gradients[:busy],
-                    None if velocity is None else velocity[:busy],
+                    [part[:busy] for part in memory],
                     None if start is None else start[:busy],
+                    number,
                 )
         return losses

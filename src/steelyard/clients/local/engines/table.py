@@ -17,9 +17,9 @@ from steelyard.clients.local.engines.stacked import StackedEngine
 from steelyard.clients.local.engines.threads import ThreadsEngine
 from steelyard.clients.local.engines.vmap import VmapEngine
 from steelyard.clients.local.kernels.available import kernel_steps
-from steelyard.clients.local.steps.gradients import Sgd
 from steelyard.clients.local.steps.stacked_steps import StackedSteps
 from steelyard.errors import UserError, listed, nearest
+from steelyard.learning.descent import Descent
 
 SMALL_BATCH = 64
 """Samples of a step up to which saving multiplications is worth a trial: beyond, what it moves leaves the caches."""
@@ -137,7 +137,7 @@ def _make_fused(setup: TrainingSetup, *, winograd: bool) -> Engine:
 
 
 def _make_graph(setup: TrainingSetup, chunk: int | None) -> Engine:
-    return GraphEngine(setup, MappedStep(setup, Sgd.of(setup.training)), "graph", chunk)
+    return GraphEngine(setup, MappedStep(setup, Descent.of(setup.training)), "graph", chunk)
 
 
 def _make_stacked(setup: TrainingSetup, chunk: int | None) -> Engine:
@@ -150,9 +150,9 @@ def _make_stacked(setup: TrainingSetup, chunk: int | None) -> Engine:
 
 def _on_device(setup: TrainingSetup, steps: StackedSteps) -> GraphStep:
     """Kernels of our own where there are some for this network and Triton to make them; torch's operators else."""
-    sgd = Sgd.of(setup.training)
-    own = kernel_steps(steps, sgd, setup.precision, setup.device) if isinstance(steps, ConvSteps) else None
-    return own or HandDerivedStep(steps, sgd)
+    descent = Descent.of(setup.training)
+    own = kernel_steps(steps, descent, setup.precision, setup.device) if isinstance(steps, ConvSteps) else None
+    return own or HandDerivedStep(steps, descent)
 
 
 ENGINES: dict[str, EngineKind] = {

@@ -14,8 +14,9 @@ from steelyard.clients.local.device_data.cohort import Cohort
 from steelyard.clients.local.device_data.schedule import longest_first, schedule
 from steelyard.clients.local.engines.engine import TrainingSetup
 from steelyard.clients.local.engines.precision import arithmetic
-from steelyard.clients.local.steps.gradients import Sgd
 from steelyard.learning import losses
+from steelyard.learning.descent import Descent
+from steelyard.learning.dropout import NamedDropout
 from steelyard.learning.parameters import Slot
 from steelyard.messages import LossState
 
@@ -30,7 +31,7 @@ class VmapEngine:
     def __init__(self, setup: TrainingSetup, chunk: int | None = None) -> None:
         self.setup = setup
         self.module = copy.deepcopy(setup.module).to(setup.device).train()
-        self.sgd = Sgd.of(setup.training)
+        self.descent = Descent.of(setup.training)
         self.chunk = chunk or setup.chunk or self._fitting()
 
     def stack_size(self, cohort: Cohort) -> int | None:
@@ -53,11 +54,12 @@ class VmapEngine:
         return mean_losses
 
     def _stack(self, cohort: Cohort, jobs: NDArray[np.int64], out: torch.Tensor) -> NDArray[np.float64]:
-        device, layout, sgd = self.setup.device, self.setup.layout, self.sgd
+        device, layout, descent = self.setup.device, self.setup.layout, self.descent
         plan = schedule(cohort, self.setup.training)
         models = cohort.start(device)
-        start = models.clone() if sgd.proximal else None
-        velocity = torch.zeros_like(models[:, : layout.trained]) if sgd.momentum else None
+        start = models.clone() if descent.proximal else None
+        memory = descent.remember(models[:, : layout.trained])
+        keys = cohort.keys(device)
         # Weight decay would move what is frozen: it is put back after every step.
         kept = [models[:, begin:end].clone() for begin, end in layout.frozen]
         mean_losses = torch.zeros(len(jobs), dtype=torch.float64, device=device)
@@ -65,15 +67,17 @@ class VmapEngine:
         for number in range(plan.steps):
             busy = int(plan.active[number])
             features = cohort.dataset.gather(plan.rows[number, :busy])
+            chance = torch.stack([keys[:busy], torch.full_like(keys[:busy], number)], dim=1)
             slopes, each = gradient(
-                layout.views(models[:busy]), features, plan.labels[number, :busy], plan.weights[number, :busy]
+                layout.views(models[:busy]), features, plan.labels[number, :busy], plan.weights[number, :busy], chance
             )
             flat = torch.cat([slopes[slot.name].reshape(busy, -1) for slot in self._trained()], dim=1)
-            sgd.apply(
+            descent.apply(
                 models[:busy, : layout.trained],
                 flat,
-                None if velocity is None else velocity[:busy],
+                [part[:busy] for part in memory],
                 None if start is None else start[:busy, : layout.trained],
+                number,
             )
             for (begin, end), held in zip(layout.frozen, kept, strict=True):
                 models[:busy, begin:end] = held[:busy]
@@ -86,21 +90,34 @@ class VmapEngine:
 
 
 def mapped_gradient(module: torch.nn.Module, loss: LossState) -> Gradient:
-    """Return (stacked parameters, features, labels, weights) → (gradients by name, each sample's loss)."""
+    """Return (stacked parameters, features, labels, weights, chance) → (gradients by name, each sample's loss).
+
+    `chance` [clients, 2] is what dropout by name draws from; other modules do without it.
+    """
     each_of = losses.per_sample(loss)
+    draws = isinstance(module, NamedDropout)
 
     def total(
-        named: dict[str, torch.Tensor], features: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor
+        named: dict[str, torch.Tensor],
+        features: torch.Tensor,
+        labels: torch.Tensor,
+        weights: torch.Tensor,
+        chance: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        each = each_of(functional_call(module, named, (features,)).float(), labels)
+        held = {**named, "chance": chance} if draws else named
+        each = each_of(functional_call(module, held, (features,)).float(), labels)
         return torch.where(weights > 0, each * weights, torch.zeros_like(each)).sum(), each
 
     with_value = vmap(grad_and_value(total, has_aux=True))
 
     def gradient(
-        named: dict[str, torch.Tensor], features: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor
+        named: dict[str, torch.Tensor],
+        features: torch.Tensor,
+        labels: torch.Tensor,
+        weights: torch.Tensor,
+        chance: torch.Tensor,
     ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        slopes, (_, each) = with_value(named, features, labels, weights)
+        slopes, (_, each) = with_value(named, features, labels, weights, chance)
         return slopes, each
 
     return gradient

@@ -12,7 +12,7 @@ import torch
 if TYPE_CHECKING:
     from steelyard.clients.local.convolution.stacked import ConvSteps
     from steelyard.clients.local.kernels.steps import KernelSteps
-    from steelyard.clients.local.steps.gradients import Sgd
+    from steelyard.learning.descent import Descent
 
 _triton: Any = None
 with suppress(ImportError):
@@ -30,7 +30,7 @@ def ready(device: torch.device) -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def kernel_steps(steps: ConvSteps, sgd: Sgd, precision: str, device: torch.device) -> KernelSteps | None:
+def kernel_steps(steps: ConvSteps, descent: Descent, precision: str, device: torch.device) -> KernelSteps | None:
     """Return the steps through kernels of our own, or None where these do not fit the network or the device.
 
     Use it wherever a network is trained or tested on a GPU; torch's operators do what is left.
@@ -40,5 +40,5 @@ def kernel_steps(steps: ConvSteps, sgd: Sgd, precision: str, device: torch.devic
     # Late, for speed of start and because it imports Triton, which is not everywhere.
     from steelyard.clients.local.kernels.steps import KernelSteps
 
-    found = KernelSteps(steps, sgd, precision)
+    found = KernelSteps(steps, descent, precision)
     return found if found.fits else None

@@ -14,8 +14,9 @@ from steelyard.clients.local.kernels import first, layers, second
 from steelyard.clients.local.kernels.shapes import Images, Shape
 from steelyard.clients.local.kernels.tiles import ARITHMETIC
 from steelyard.clients.local.steps.dense import dense, dense_back
-from steelyard.clients.local.steps.gradients import Sgd, output_gradient
+from steelyard.clients.local.steps.gradients import output_gradient
 from steelyard.clients.local.steps.writers import Collected, InPlace
+from steelyard.learning.descent import Descent
 from steelyard.messages import LossState
 
 FEW = 64
@@ -33,8 +34,8 @@ MOST_SUMS = 4096
 class KernelSteps:
     """One step of a stack on a GPU with Triton; use it in place of the gathered windows of ConvSteps."""
 
-    def __init__(self, steps: ConvSteps, sgd: Sgd, precision: str) -> None:
-        self.steps, self.sgd, self.size = steps, sgd, steps.size
+    def __init__(self, steps: ConvSteps, descent: Descent, precision: str) -> None:
+        self.steps, self.descent, self.size = steps, descent, steps.size
         self.native, self.restore = steps.native, steps.restore
         self.how = ARITHMETIC[precision]
         self.below = ARITHMETIC["float32" if precision == "float32" else "tf32"]
@@ -65,7 +66,7 @@ class KernelSteps:
 
     def gradients(self, models: torch.Tensor, into: torch.Tensor | None, current: CurrentStep, loss: LossState) -> None:
         """Do the step in place (`into` is None) or write the gradients; add up the losses."""
-        samples, rate, how = current.samples, self.sgd.rate, self.how
+        samples, rate, how = current.samples, self.descent.rate, self.how
         views, slots = self.steps.views(models), self.steps.slots
         images = self.images(current.dataset, current.tables.rows, current.counter, len(models), samples)
         below, codes = first.forward(self.first, images, views["conv1.weight"], how, self.kind)
@@ -92,13 +93,13 @@ class KernelSteps:
         if loss.name == "cross-entropy" and self.outputs <= WIDEST:
             tables = (current.tables.labels, current.tables.weights, current.tables.report)
             slope = layers.head(
-                shares, models, into, tables, current.counter, current.losses, self.head, self.outputs, self.sgd.rate,
-                self.below,
+                shares, models, into, tables, current.counter, current.losses, self.head, self.outputs,
+                self.descent.rate, self.below,
             )  # fmt: skip
         else:
             hidden = shares.sum(0).add_(views["dense1.bias"][:, None, :]).relu_()
             slope = self._head(models, into, hidden, current, loss)
-        return layers.backward(slope, flat, views["dense1.weight"], target, self.sgd.rate, self.below)
+        return layers.backward(slope, flat, views["dense1.weight"], target, self.descent.rate, self.below)
 
     def _many(
         self, models: torch.Tensor, into: torch.Tensor | None, flat: torch.Tensor, current: CurrentStep, loss: LossState
@@ -147,7 +148,7 @@ class KernelSteps:
 
     def _writer(self, models: torch.Tensor, into: torch.Tensor | None) -> InPlace | Collected:
         if into is None:
-            return InPlace(self.steps.views(models), self.sgd.rate)
+            return InPlace(self.steps.views(models), self.descent.rate)
         return Collected(self.steps.views(into))
 
     def images(

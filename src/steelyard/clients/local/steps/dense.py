@@ -13,7 +13,7 @@ from steelyard.learning.parameters import Layout
 class DenseSteps:
     """Steps of a DenseNet: dense layers with ReLU between them."""
 
-    first_is_shared = True
+    first_is_shared, draws = True, False
 
     def __init__(self, module: DenseNet, layout: Layout) -> None:
         self.layout = layout
@@ -43,6 +43,7 @@ class DenseSteps:
         gradient: OutputGradient,
         write: Writer,
         shared: Views | None = None,
+        chance: torch.Tensor | None = None,
     ) -> torch.Tensor:
         entered = [features.flatten(2)]
         for layer in range(self.depth):

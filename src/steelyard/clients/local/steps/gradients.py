@@ -1,14 +1,12 @@
-"""Pieces of hand-derived training steps: the gradient of the loss at the outputs, and what SGD does with a gradient."""
+"""A piece of hand-derived training steps: the gradient of the loss at the outputs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 
 from steelyard.learning import losses
-from steelyard.learning.settings import TrainingSettings
 from steelyard.messages import LossState
 
 OutputGradient = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
@@ -78,42 +76,3 @@ def _through_autograd(each_of: losses.PerSample) -> OutputGradient:
         return slope.view_as(outputs), each.detach().view_as(labels)
 
     return gradient
-
-
-@dataclass(frozen=True)
-class Sgd:
-    """Local SGD as numbers: v ← m·v + g + λθ + μ(θ − Θ); θ ← θ − ηv."""
-
-    rate: float
-    momentum: float
-    decay: float
-    proximal: float
-
-    @classmethod
-    def of(cls, training: TrainingSettings) -> Sgd:
-        return cls(training.learning_rate, training.momentum, training.weight_decay, training.proximal)
-
-    @property
-    def plain(self) -> bool:
-        """Whether a step is θ ← θ − ηg, so that a gradient can be added into θ as it is computed."""
-        return not (self.momentum or self.decay or self.proximal)
-
-    def apply(
-        self,
-        parameters: torch.Tensor,
-        gradients: torch.Tensor,
-        velocity: torch.Tensor | None,
-        start: torch.Tensor | None,
-        rates: torch.Tensor | None = None,
-    ) -> None:
-        """Take one step in place; `rates` are step sizes per row (0 for a client that is done) instead of η."""
-        if self.decay:
-            gradients.add_(parameters, alpha=self.decay)
-        if self.proximal and start is not None:
-            gradients.add_(parameters, alpha=self.proximal).sub_(start, alpha=self.proximal)
-        if velocity is not None:
-            gradients = velocity.mul_(self.momentum).add_(gradients)
-        if rates is None:
-            parameters.sub_(gradients, alpha=self.rate)
-        else:
-            parameters.addcmul_(gradients, rates[:, None], value=-1)

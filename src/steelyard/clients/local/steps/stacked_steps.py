@@ -19,6 +19,8 @@ class StackedSteps(Protocol):
 
     size: int
     """How many numbers a model has in the order that the step wants."""
+    draws: bool
+    """Whether the network draws while it trains, so that a step must be given `chance`."""
     first_is_shared: bool
     """Whether a step that is given `shared` leaves the stacked parameters unread."""
 
@@ -43,10 +45,12 @@ class StackedSteps(Protocol):
         gradient: OutputGradient,
         write: Writer,
         shared: Views | None = None,
+        chance: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Do one step and return each sample's loss.
 
-        `shared` is one model that all clients still hold (first step): its forward is one plain product.
+        `shared` is one model that all clients still hold (first step): its forward is one plain product. `chance` is
+        [clients, 2], the keys of the streams that a network with dropout draws from, and the number of the step.
         """
         ...
 

@@ -1,0 +1,133 @@
+"""What an experiment promises to its clients, made ready for the loop, and how it is told afterwards."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from steelyard.errors import UserError, listed
+from steelyard.privacy.ledger import FILE, Ledger
+from steelyard.privacy.local import DeviceNoise, device_noise
+from steelyard.privacy.requirements import check_accounting
+from steelyard.privacy.settings import PrivacySettings
+
+if TYPE_CHECKING:
+    from steelyard.clients.protocol import Clients
+    from steelyard.experiment.description import Description
+    from steelyard.rounds.private import PrivateRounds
+    from steelyard.rounds.state import Federation, Plan, RoundState
+    from steelyard.weighing.criteria import Criterion
+
+
+def criteria_bounds(privacy: PrivacySettings, criteria: Sequence[Criterion], classes: int | None) -> dict[str, float]:
+    """Return the largest values of criteria that noise must cover: as given, or what the criterion itself allows."""
+    found = {each.name: privacy.criteria_bounds.get(each.name, each.most(classes)) for each in criteria}
+    return {name: value for name, value in found.items() if math.isfinite(value)}
+
+
+def noise_of_devices(
+    privacy: PrivacySettings, criteria: Sequence[Criterion], classes: int | None, rounds: int
+) -> DeviceNoise:
+    """Return what devices do to their answers; the same on a node as in a simulation."""
+    told = [criterion for criterion in criteria if criterion.measured_by == "client"]
+    noise = device_noise(privacy, rounds, len(told))
+    return DeviceNoise(privacy, noise, criteria_bounds(privacy, told, classes))
+
+
+def private_rounds(
+    experiment: Description,
+    plan: Plan,
+    federations: Sequence[Federation],
+    clients: Clients,
+    folder: Path | None = None,
+    *,
+    begun: bool = False,
+) -> PrivateRounds | None:
+    """Return what keeps an experiment's promise, or None where it makes none; `folder` holds the ledger.
+
+    A run that has begun and has lost its ledger is refused: nobody could say any more what it has told.
+    """
+    privacy = experiment.privacy
+    if privacy is None or (privacy.central is None and privacy.local is None):
+        return None
+    # For speed of start: rounds import torch.
+    from steelyard.rounds.private import PrivateRounds
+
+    check_accounting()
+    path = None if folder is None else folder / FILE
+    if begun and path is not None and not path.exists():
+        raise UserError(f"{path}: the ledger of this run is gone, so what it has told is unknown; allowed: the file")
+    criteria = experiment.criteria()
+    private = PrivateRounds(
+        privacy,
+        Ledger(path),
+        plan,
+        bounds=criteria_bounds(privacy, criteria, experiment.offers().classes),
+        device_criteria=sum(criterion.measured_by == "client" for criterion in criteria),
+    )
+    private.prepare(federations, {federation.seed: clients.names(federation.seed) for federation in federations})
+    return private
+
+
+def rest_of(
+    states: dict[str, RoundState], federations: Sequence[Federation], private: PrivateRounds | None
+) -> dict[str, RoundState]:
+    """Return the states of a resumed run; a federation whose budget reaches for no further round is at its end."""
+    if private is None or not states:
+        return states
+    ended = [f.name for f in federations if not private.affords(f, (states[f.name].round + 1,))]
+    return {name: replace(state, finished=state.finished or name in ended) for name, state in states.items()}
+
+
+def promise(
+    private: PrivateRounds, federations: Sequence[Federation], states: Mapping[str, RoundState]
+) -> dict[str, Any]:
+    """Return what was promised and what was spent, as a run's record keeps it."""
+    settings, kept = private.settings, [f for f in federations if f.rule.settings.trained_by == "clients"]
+    section = settings.central or settings.local
+    assert section is not None
+    return {
+        "model": "central" if settings.central is not None else "local",
+        "delta": private.delta,
+        "budget": settings.budget.epsilon,
+        "accountant": private.accountant,
+        "clip": section.clip,
+        "noise": {f.name: private.noise(f.name) for f in kept},
+        "epsilon": {f.name: private.epsilon(f.name) for f in kept},
+        "together": private.ledger.together().epsilon(private.delta, private.accountant),
+        "neighbours": private.neighbours,
+        "charges": len(private.ledger.charges),
+        "ended": {f.name: states[f.name].round for f in kept if _ended(private, f, states[f.name])},
+        "notes": promise_notes(settings, [name for f in kept for name in f.rule.names]),
+    }
+
+
+def _ended(private: PrivateRounds, federation: Federation, state: RoundState) -> bool:
+    """Whether the budget ended a federation before its last planned round."""
+    return state.finished and state.round < private.plan.rounds and not private.affords(federation, (state.round + 1,))
+
+
+def promise_notes(privacy: PrivacySettings, criteria: Sequence[str]) -> list[str]:
+    """Return what a reader must know of a promise: what it rests on, and what it does not cover."""
+    notes: list[str] = []
+    names = listed(dict.fromkeys(name for name in criteria if name != "EQ"))
+    if privacy.criteria == "public" and names:
+        notes.append(f"criteria ({names}) are declared public: the promise does not cover them")
+    if privacy.criteria == "charged" and names:
+        notes.append(f"criteria ({names}) carry noise and are charged to the budget")
+    if privacy.central is not None:
+        notes.append("the server is trusted, and so is this run's folder: it holds figures of single clients")
+    notes.append("scores that clients report of their test rows are not covered by the promise")
+    return notes
+
+
+def ended_early(document: Mapping[str, Any], rounds: int) -> list[str]:
+    """Return a line for each federation that its budget ended before the last planned round."""
+    return [
+        f"{name}: stopped after round {round} of {rounds}: another round would pass the budget (ε "
+        f"{document['epsilon'][name]:.4g} of {document['budget']:g} spent at δ = {document['delta']:g})"
+        for name, round in document["ended"].items()
+    ]

@@ -1,0 +1,177 @@
+"""The ledger: every release of a run, on the disk before its noise is drawn.
+
+A run that is killed may have used noise that its checkpoint does not know of; when it goes on, the rounds after the
+checkpoint are run again with new noise, and both count. So the ledger is a file of its own that only grows: one line of
+JSON for each charge, flushed to the disk before the charge returns. A line that was cut by a power failure belongs to
+noise that was never drawn.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from steelyard.errors import UserError, printable
+from steelyard.privacy.accounting import AccountantName, Release, Spending, spent
+
+FILE = "privacy.jsonl"
+"""The ledger's file in a run's folder."""
+
+
+@dataclass(frozen=True)
+class Charge:
+    """Some equal releases in one round of one federation."""
+
+    federation: str
+    round: int
+    what: str
+    """What was released: "update", "criteria"."""
+    release: Release
+    clients: tuple[str, ...] | None = None
+    """Whose data it tells of, where that is known to everybody; None: any client may have been in it."""
+    count: int = 1
+
+    def line(self) -> str:
+        """Return the charge as one line of JSON."""
+        fields: dict[str, Any] = {
+            "federation": self.federation,
+            "round": self.round,
+            "what": self.what,
+            "noise": self.release.noise,
+            "sampling": self.release.sampling,
+            "rate": self.release.rate,
+            "count": self.count,
+        }
+        return json.dumps(fields if self.clients is None else {**fields, "clients": list(self.clients)}) + "\n"
+
+    @classmethod
+    def read(cls, line: str) -> Charge:
+        """Read a line that `line` wrote; ValueError for anything else."""
+        found = json.loads(line)
+        if not isinstance(found, dict):
+            raise ValueError("no table")
+        fields = cast("Mapping[str, Any]", found)
+        clients = fields.get("clients")
+        release = Release(float(fields["noise"]), fields["sampling"], float(fields["rate"]))
+        if release.noise <= 0 or release.sampling not in ("all", "poisson", "fixed") or not 0 < release.rate <= 1:
+            raise ValueError("no release")
+        named = None if clients is None else tuple(map(str, clients))
+        if int(fields["count"]) < 1 or (named is None and release.sampling == "all"):
+            raise ValueError("no charge")
+        return cls(
+            str(fields["federation"]), int(fields["round"]), str(fields["what"]), release, named, int(fields["count"])
+        )
+
+
+@dataclass(eq=False)
+class Account:
+    """What was released about the clients of one federation, or of several together."""
+
+    everybody: Counter[Release] = field(default_factory=Counter[Release])
+    """Releases that any client may have been in."""
+    single: dict[str, Counter[Release]] = field(default_factory=dict[str, Counter[Release]])
+    """Releases by the client that they tell of."""
+
+    def add(self, charge: Charge) -> None:
+        """Count one charge."""
+        if charge.clients is None:
+            self.everybody[charge.release] += charge.count
+            return
+        for client in charge.clients:
+            self.single.setdefault(client, Counter())[charge.release] += charge.count
+
+    def plus(self, charges: Iterable[Charge]) -> Account:
+        """Return a copy with more charges."""
+        found = Account(Counter(self.everybody), {name: Counter(mine) for name, mine in self.single.items()})
+        for charge in charges:
+            found.add(charge)
+        return found
+
+    def worst(self) -> list[Spending]:
+        """Return what was spent about the clients that may have been hit worst; the others are no worse off."""
+        distinct = {frozenset(mine.items()) for mine in self.single.values()} or {frozenset[tuple[Release, int]]()}
+        plain = all(release.plain for mine in distinct for release, _ in mine)
+        if plain:
+            # Plain releases add up as Σ k/z²: one client is the worst.
+            distinct = {max(distinct, key=lambda mine: sum(count / release.noise**2 for release, count in mine))}
+        return [self.everybody + Counter(dict(mine)) for mine in distinct]
+
+    def epsilon(self, delta: float, accountant: AccountantName = "pld", *, coarse: bool = False) -> float:
+        """Return the ε at δ that the worst-hit client has lost; `coarse` is faster and never too low."""
+        return max(spent(spending, delta, accountant, coarse=coarse) for spending in self.worst())
+
+
+class Ledger:
+    """The charges of a run, in memory and in their file; without a path, for tests, in memory only."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path
+        self.charges: list[Charge] = []
+        self._accounts: dict[str, Account] = {}
+        if path is not None and path.exists():
+            for charge in self._read(path):
+                self._count(charge)
+
+    def charge(self, charges: Sequence[Charge]) -> None:
+        """Write charges down; when this returns they are on the disk, and only then may noise be drawn."""
+        if self.path is not None:
+            self._append("".join(charge.line() for charge in charges).encode())
+        for charge in charges:
+            self._count(charge)
+
+    def account(self, federation: str) -> Account:
+        """Return what was released in one federation so far."""
+        return self._accounts.get(federation, Account())
+
+    def together(self) -> Account:
+        """Return what was released in all federations: rules that run side by side tell of the same clients."""
+        return Account().plus(self.charges)
+
+    def _count(self, charge: Charge) -> None:
+        self.charges.append(charge)
+        self._accounts.setdefault(charge.federation, Account()).add(charge)
+
+    def _append(self, text: bytes) -> None:
+        assert self.path is not None
+        fresh = not self.path.exists()
+        try:
+            with self.path.open("ab") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            if fresh:
+                handle = os.open(self.path.parent, os.O_RDONLY)
+                try:
+                    os.fsync(handle)
+                finally:
+                    os.close(handle)
+        except OSError as error:
+            raise UserError(
+                f"{self.path}: the ledger cannot be written ({error.strerror}), so no noise is drawn; allowed: room "
+                "and the right to write"
+            ) from error
+
+    @staticmethod
+    def _read(path: Path) -> list[Charge]:
+        content = path.read_bytes()
+        whole, _, cut = content.rpartition(b"\n")
+        if cut:
+            # The charge was not on the disk yet, so its noise was never drawn; a new line must not continue it.
+            with path.open("ab") as file:
+                file.truncate(len(content) - len(cut))
+                os.fsync(file.fileno())
+        found: list[Charge] = []
+        for number, line in enumerate(whole.splitlines(), 1):
+            try:
+                found.append(Charge.read(line.decode()))
+            except (ValueError, KeyError, TypeError) as error:
+                reason = printable(str(error))
+                raise UserError(
+                    f"{path}, line {number}: no charge of a ledger ({reason}); allowed: the file as it was"
+                ) from None
+        return found

@@ -1,0 +1,85 @@
+"""Local differential privacy: every device clips its update and adds noise before anything leaves it.
+
+    sent = Θ + clip_C(u) + N(0, (z·2C)² I)
+
+Whatever two sets of data a device may hold, their clipped updates differ by at most 2C. Nobody is trusted, not even the
+server, and whatever is done with what was sent costs nothing more. Criteria that a device tells are public, or noised
+and charged as well; its losses are not told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from steelyard.errors import UserError
+from steelyard.messages import DenseModels, Task, Updates
+from steelyard.privacy.accounting import Release, noise_for
+from steelyard.privacy.central import noisy_sum
+from steelyard.privacy.noised_criteria import noised
+from steelyard.privacy.settings import PrivacySettings
+from steelyard.privacy.source import Source, SystemSource
+
+
+def plain_noise(settings: PrivacySettings, rounds: int, told: int) -> float:
+    """Return the least noise with which so many rounds keep to the budget, each with an update and `told` criteria."""
+    limit, given = settings.budget.epsilon, settings.criteria_noise
+    assert limit is not None, "settings without noise and budget are refused"
+    beside = {} if given is None or not told else {Release(given): told * rounds}
+    each = rounds * (1 + (told if given is None else 0))
+    accountant = settings.budget.accountant or "pld"
+    return noise_for(limit, settings.budget.delta, [(Release(1.0), each)], accountant, beside)
+
+
+def device_noise(settings: PrivacySettings, rounds: int, told: int) -> float:
+    """Return a device's noise multiplier: the one given, or enough for a device that takes part in every round.
+
+    A device cannot know how often it will be asked, and need not believe what a server says of it.
+    """
+    assert settings.local is not None
+    told = told if settings.criteria == "charged" else 0
+    return settings.local.noise if settings.local.noise is not None else plain_noise(settings, rounds, told)
+
+
+class DeviceNoise:
+    """What a device does to its answers before it sends them."""
+
+    def __init__(
+        self, settings: PrivacySettings, noise: float, bounds: Mapping[str, float], source: Source | None = None
+    ) -> None:
+        self.settings, self.noise, self.source = settings, noise, source or SystemSource()
+        self._bounds = dict(bounds)
+
+    def applied(self, task: Task, updates: Updates) -> Updates:
+        """Return the answers of some devices to a task as they may leave them, each noised by itself."""
+        payload, local = updates.payload, self.settings.local
+        assert local is not None
+        if not isinstance(payload, DenseModels):
+            raise UserError("privacy.local: these clients send no whole models; allowed: without it")
+        deviation = self.noise * 2.0 * local.clip
+        sent = torch.empty_like(payload.models)
+        for row in range(len(payload.models)):
+            sent[row] = noisy_sum(
+                *(payload.models[row : row + 1], task.parameters, np.ones(1), local.clip, deviation, self.source),
+                payload.frozen,
+            )
+        told = self._told(replace(updates, payload=DenseModels(sent, payload.frozen)))
+        nothing = np.full(len(updates.clients), np.nan)
+        return replace(told, losses=nothing, first_losses=None, steps=None)
+
+    def _told(self, updates: Updates) -> Updates:
+        """Return the answers with what may be told beside the update: public as it is, charged with noise."""
+        if self.settings.criteria == "public":
+            return updates
+        count, names = len(updates.clients), list(updates.criteria)
+        hidden = replace(updates, samples=np.ones(count, dtype=np.int64), label_counts=None, criteria={})
+        if self.settings.criteria is None or not names:
+            return hidden
+        raw = np.stack([updates.criteria[name] for name in names], axis=1)
+        bounds = np.array([self._bounds[name] for name in names])
+        noise = self.settings.criteria_noise or self.noise
+        told = noised(raw, bounds, noise, self.source)
+        return replace(hidden, criteria={name: told[:, column] for column, name in enumerate(names)})

@@ -1,0 +1,69 @@
+"""What noise a budget asks for, or what a noise costs, before anything is run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from steelyard.errors import UserError
+from steelyard.privacy.accounting import AccountantName, Release, noise_for, spent
+
+
+@dataclass(frozen=True)
+class BudgetPlan:
+    """A budget over some rounds and the noise that keeps to it."""
+
+    noise_multiplier: float
+    """Noise in units of the sensitivity: z of privacy.central.noise and privacy.local.noise."""
+    epsilon: float
+    """What it costs in the end, by the accountant; at most the budget."""
+    epsilon_after_first: float
+    budget: float | None
+    delta: float
+    rounds: int
+    sampling: float
+    sampled: str
+    accountant: str
+    epsilon_rdp: float
+    """The same by Rényi divergences, for comparison with other tools."""
+
+
+def plan(
+    *,
+    epsilon: float | None,
+    delta: float,
+    rounds: int,
+    sampling: float,
+    noise: float | None = None,
+    sampled: Literal["poisson", "fixed"] = "poisson",
+    accountant: AccountantName | None = None,
+) -> BudgetPlan:
+    """Find the least noise for a budget, or, with `noise` given, what it costs."""
+    if (epsilon is None) == (noise is None):
+        raise UserError("--epsilon, --noise: got both or neither; allowed: one of the two")
+    if not 0 < delta < 1:
+        raise UserError(f"--delta: got {delta:g}; allowed: numbers between 0 and 1")
+    if epsilon is not None and not 0 < epsilon <= 1e6:
+        raise UserError(f"--epsilon: got {epsilon:g}; allowed: numbers above 0, up to 1e6")
+    if noise is not None and not 1e-3 <= noise <= 1e6:
+        raise UserError(f"--noise: got {noise:g}; allowed: numbers from 0.001 to 1e6")
+    if not 0 < sampling <= 1:
+        raise UserError(f"--sampling: got {sampling:g}; allowed: numbers above 0, up to 1")
+    chosen: AccountantName = accountant or ("pld" if sampled == "poisson" else "rdp")
+
+    def release(z: float) -> Release:
+        return Release(z, sampled if sampling < 1 or sampled == "fixed" else "all", sampling)
+
+    found = noise if noise is not None else noise_for(epsilon or 0.0, delta, [(release(1.0), rounds)], chosen)
+    return BudgetPlan(
+        noise_multiplier=found,
+        epsilon=spent({release(found): rounds}, delta, chosen),
+        epsilon_after_first=spent({release(found): 1}, delta, chosen),
+        budget=epsilon,
+        delta=delta,
+        rounds=rounds,
+        sampling=sampling,
+        sampled=sampled,
+        accountant=chosen,
+        epsilon_rdp=spent({release(found): rounds}, delta, "rdp"),
+    )

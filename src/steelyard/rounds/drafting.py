@@ -1,0 +1,115 @@
+"""From the updates of a cohort to a new model: admitted, measured, weighed, combined; with or without noise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+
+from steelyard.clients.protocol import ClassifyingServer, Server
+from steelyard.defence.validate import admit
+from steelyard.errors import UserError
+from steelyard.messages import Task, Updates
+from steelyard.rounds.combining import combiner
+from steelyard.rounds.private import PrivateRounds
+from steelyard.rounds.soundness import Exploded, is_sound, without_culprit
+from steelyard.rounds.state import Draft, Federation, Plan, RoundState
+from steelyard.weighing.criteria import CohortView, Criterion
+from steelyard.weighing.view import read_only
+
+
+class TooFewClients(UserError):
+    """Fewer clients gave a usable update than `rounds.min_clients` asks; the run stops and can be resumed."""
+
+
+def weigh_soundly(
+    federation: Federation,
+    state: RoundState,
+    task: Task,
+    updates: Updates,
+    server: Server,
+    plan: Plan,
+    private: PrivateRounds | None = None,
+) -> Draft:
+    """Weigh and combine; where that gives no sound model, again without the client that is farthest away."""
+    if private is not None and private.central:
+        # Clipped updates cannot make a model explode, and whoever were left out for it would have been told.
+        return _weigh_privately(federation, state, task, updates, server, plan, private)
+    draft = _weigh(federation, state, task, updates, server, plan)
+    while not draft.kept_old and not is_sound(draft.model):
+        draft = _weigh(federation, state, task, without_culprit(task, draft.updates), server, plan)
+    return draft
+
+
+def _weigh(
+    federation: Federation, state: RoundState, task: Task, updates: Updates, server: Server, plan: Plan
+) -> Draft:
+    criteria = federation.rule.criteria()
+    updates = _admitted(federation, task, updates, criteria, server, plan.min_clients)
+    order = state.orders.order
+    if not updates.clients:
+        return Draft(federation, state, updates, None, state.parameters, order, state.memory, kept_old=True)
+    view = _view(federation, state, updates, server)
+    weighing = federation.rule.weigh(measure(criteria, updates, view), order)
+    # A criterion that is 0 for everyone became 1/n each; when all are, no client showed any worth (AdaFed's p = 0).
+    worthless = weighing.uniform or len(weighing.all_zero) == len(weighing.criteria)
+    if worthless and federation.rule.settings.when_zero == "keep":
+        return Draft(federation, state, updates, weighing, state.parameters, order, view.remembered, kept_old=True)
+    combine = combiner(federation, task, updates, view, server)
+    model = combine(weighing.weights)
+    return Draft(federation, state, updates, weighing, model, order, view.remembered, combine=combine)
+
+
+def _weigh_privately(
+    federation: Federation,
+    state: RoundState,
+    task: Task,
+    updates: Updates,
+    server: Server,
+    plan: Plan,
+    private: PrivateRounds,
+) -> Draft:
+    """Weigh and combine with noise; also where nobody came, since that must not show."""
+    criteria = federation.rule.criteria()
+    updates = _admitted(federation, task, updates, criteria, server, min(plan.min_clients, len(task.clients)))
+    view = _view(federation, state, updates, server)
+    raw = measure(criteria, updates, view) if updates.clients else np.zeros((0, len(criteria)))
+    order = state.orders.order
+    weighing = private.weigh(federation, task, raw, order)
+    model = private.combine(federation, task, updates, weighing)
+    if not is_sound(model):
+        raise Exploded(
+            f"round {task.round} of {federation.name}: noise has carried the model away; the model before this round "
+            "is kept (allowed: a smaller privacy.central.clip, or less noise)"
+        )
+    return Draft(federation, state, updates, weighing, model, order, view.remembered)
+
+
+def _admitted(
+    federation: Federation, task: Task, updates: Updates, criteria: Sequence[Criterion], server: Server, least: int
+) -> Updates:
+    """Return what can be weighed; fewer clients than `least` stop the run."""
+    updates = admit(task, updates, criteria, server.classes if isinstance(server, ClassifyingServer) else None)
+    if len(updates.clients) < least:
+        reasons = "; ".join(f"{failure.client}: {failure.reason}" for failure in updates.failures[:3])
+        raise TooFewClients(
+            f"round {task.round} of {federation.name}: {len(updates.clients)} of {len(task.clients)} clients gave a "
+            f"usable update, rounds.min_clients = {least} ({reasons or 'no answers'})"
+        )
+    return updates
+
+
+def _view(federation: Federation, state: RoundState, updates: Updates, server: Server) -> CohortView:
+    view = CohortView.of(updates, state.parameters, partial(server.test, federation.seed), state.memory)
+    return replace(view, samples=read_only(federation.rule.samples(updates.samples)))
+
+
+def measure(criteria: Sequence[Criterion], updates: Updates, view: CohortView) -> np.ndarray:
+    """Put the raw criteria of a cohort side by side: [clients, criteria], measured by whoever each criterion says."""
+    columns = [
+        updates.criteria[criterion.name] if criterion.measured_by == "client" else criterion.on_server(view)
+        for criterion in criteria
+    ]
+    return np.stack([np.asarray(column, dtype=np.float64) for column in columns], axis=1)

@@ -1,0 +1,246 @@
+"""Rounds that keep a promise: cohorts, weights and noise by [privacy], charged to the ledger before they are drawn."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from steelyard.defence.caps import cap_of
+from steelyard.errors import UserError
+from steelyard.messages import DenseModels, Floats, Task, Updates
+from steelyard.privacy.accounting import AccountantName, Release, noise_for
+from steelyard.privacy.central import noisy_sum
+from steelyard.privacy.ledger import Account, Charge, Ledger
+from steelyard.privacy.local import device_noise, plain_noise
+from steelyard.privacy.noised_criteria import noised
+from steelyard.privacy.settings import PrivacySettings
+from steelyard.privacy.source import Source, SystemSource, chosen, each_with
+from steelyard.rounds.cohorts import cohort_of
+from steelyard.rounds.settings import cohort_size
+from steelyard.rounds.state import Federation, Plan
+from steelyard.weighing.own import own_cap, weigh_alone
+from steelyard.weighing.weights import Weighing
+
+CRITERIA, UPDATE = "criteria", "update"
+
+
+class PrivateRounds:
+    """The promise of one run; make it once, hand it to the loop, and ask it what was spent.
+
+    `bounds` are the largest values of criteria, `device_criteria` how many of them devices tell with noise. `source` is
+    the operating system's unless a test hands over another.
+    """
+
+    def __init__(
+        self,
+        settings: PrivacySettings,
+        ledger: Ledger,
+        plan: Plan,
+        *,
+        bounds: Mapping[str, float] | None = None,
+        device_criteria: int = 0,
+        source: Source | None = None,
+    ) -> None:
+        self.settings = settings
+        self.ledger = ledger
+        self.plan = plan
+        self.source = source or SystemSource()
+        self._limits = dict(bounds or {})
+        self._device_criteria = device_criteria
+        self._noise: dict[str, float] = {}
+        self._names: dict[int, tuple[str, ...]] = {}
+
+    # ------------------------------------------------------------------ what a round costs
+
+    @property
+    def delta(self) -> float:
+        """δ of the promise."""
+        return self.settings.budget.delta
+
+    @property
+    def accountant(self) -> AccountantName:
+        """How rounds are added up."""
+        given = self.settings.budget.accountant
+        if given is not None:
+            return given
+        return "rdp" if self._secret and not self.plan.poisson else "pld"
+
+    @property
+    def neighbours(self) -> str:
+        """What two worlds the promise holds apart."""
+        if not self.central:
+            return "any two sets of data on one device"
+        if not self._secret:
+            return "with one client's updates, or with zeros in their place"
+        return "with or without one client" if self.plan.poisson else "with one client, or with another in its place"
+
+    @property
+    def central(self) -> bool:
+        """Whether the server adds the noise."""
+        return self.settings.central is not None
+
+    @property
+    def _secret(self) -> bool:
+        return self.settings.central is not None and self.settings.central.cohorts == "secret"
+
+    def prepare(self, federations: Sequence[Federation], names: Mapping[int, Sequence[str]]) -> None:
+        """Find each federation's noise, given the clients of each seed; refuse a budget that allows no round at all."""
+        self._names = {seed: tuple(sorted(found)) for seed, found in names.items()}
+        limit = self.settings.budget.epsilon
+        for federation in federations:
+            if federation.rule.settings.trained_by != "clients":
+                continue
+            self._noise[federation.name] = self._found_noise(federation)
+            first = Account().plus(self.charges(federation, 1))
+            if limit is not None and not self.ledger.charges and not self._within(first, limit):
+                cost = first.epsilon(self.delta, self.accountant)
+                raise UserError(
+                    f"privacy.budget.epsilon: got {limit:g}, and the first round of '{federation.name}' alone costs "
+                    f"{cost:.4g}; allowed: a larger budget, or more noise"
+                )
+
+    def noise(self, federation: str) -> float:
+        """Return a federation's noise multiplier z."""
+        return self._noise[federation]
+
+    def charges(self, federation: Federation, round: int, cohort: Sequence[str] | None = None) -> list[Charge]:
+        """Return what a round of a federation will be charged; `cohort` where it is known already."""
+        name, told = federation.name, self._told(federation)
+        if self._secret:
+            return [Charge(name, round, UPDATE, self._release(federation, self._noise[name]))]
+        seed = federation.seed
+        who = tuple(cohort) if cohort is not None else cohort_of(seed, round, self._names[seed], self.plan)
+        found = [Charge(name, round, UPDATE, Release(self._noise[name]), who)]
+        if told:
+            found.append(Charge(name, round, CRITERIA, Release(self._criteria_noise(name)), who, told))
+        return found
+
+    def _told(self, federation: Federation) -> int:
+        """Return how many numbers beside its update are released of each client: criteria that are charged."""
+        if self.settings.criteria != "charged":
+            return 0
+        if self.settings.local is not None:
+            return self._device_criteria
+        return sum(criterion.name != "EQ" for criterion in federation.rule.criteria())
+
+    def _criteria_noise(self, federation: str) -> float:
+        return self.settings.criteria_noise or self._noise[federation]
+
+    def _release(self, federation: Federation, noise: float) -> Release:
+        """Return what one round of a secret cohort releases."""
+        if self.plan.poisson:
+            return Release(noise, "poisson", self.plan.fraction)
+        count = len(self._names[federation.seed])
+        return Release(noise, "fixed", self._size(count) / max(count, 1))
+
+    def _found_noise(self, federation: Federation) -> float:
+        """Return the noise that is given, or the least that keeps all planned rounds within the budget."""
+        central = self.settings.central
+        if central is None:
+            return device_noise(self.settings, self.plan.rounds, self._device_criteria)
+        if central.noise is not None:
+            return central.noise
+        limit = self.settings.budget.epsilon
+        assert limit is not None, "settings without noise and budget are refused"
+        if self._secret:
+            releases = [(self._release(federation, 1.0), self.plan.rounds)]
+            return noise_for(limit, self.delta, releases, self.accountant)
+        return plain_noise(self.settings, self._most_rounds(federation.seed), self._told(federation))
+
+    def _most_rounds(self, seed: int) -> int:
+        """Return in how many rounds the client takes part that takes part most often."""
+        counts: Counter[str] = Counter()
+        for round in range(1, self.plan.rounds + 1):
+            counts.update(cohort_of(seed, round, self._names[seed], self.plan))
+        return max(counts.values(), default=1)
+
+    # ------------------------------------------------------------------ what is left
+
+    def epsilon(self, federation: str, *, coarse: bool = False) -> float:
+        """Return what a federation's rounds so far have told about any one client."""
+        return self.ledger.account(federation).epsilon(self.delta, self.accountant, coarse=coarse)
+
+    def affords(self, federation: Federation, rounds: Sequence[int]) -> bool:
+        """Whether these rounds, and all that is charged already, stay within the budget."""
+        limit = self.settings.budget.epsilon
+        if limit is None or federation.name not in self._noise:
+            return True
+        more = [charge for round in rounds for charge in self.charges(federation, round)]
+        return self._within(self.ledger.account(federation.name).plus(more), limit)
+
+    def _within(self, account: Account, limit: float) -> bool:
+        # The coarse count is never too low: where it is within, so is the fine one.
+        if account.epsilon(self.delta, self.accountant, coarse=True) <= limit:
+            return True
+        return account.epsilon(self.delta, self.accountant) <= limit
+
+    # ------------------------------------------------------------------ one round
+
+    def cohort(self, federation: Federation, round: int, names: Sequence[str]) -> tuple[str, ...]:
+        """Return a round's cohort; a secret one is drawn from the source and depends on no seed."""
+        self._names[federation.seed] = tuple(sorted(names))
+        if not self._secret:
+            return cohort_of(federation.seed, round, names, self.plan)
+        ordered = sorted(names)
+        if self.plan.poisson:
+            return tuple(each_with(self.source, ordered, self.plan.fraction))
+        return tuple(chosen(self.source, ordered, self._size(len(ordered))))
+
+    def before_training(self, federation: Federation, task: Task) -> None:
+        """Charge what the devices themselves will release; call it before any of them is asked."""
+        if self.settings.local is not None:
+            self.ledger.charge(self.charges(federation, task.round, task.clients))
+
+    def weigh(self, federation: Federation, task: Task, raw: Floats, order: Sequence[int]) -> Weighing:
+        """Weigh a cohort for a noisy sum: each client by itself, or over the cohort from what may be told of it."""
+        central, rule = self.settings.central, federation.rule
+        assert central is not None
+        self.ledger.charge(self.charges(federation, task.round, task.clients))
+        if central.weights == "own":
+            references = np.array([central.references.get(name, 1.0) for name in rule.names])
+            return weigh_alone(rule, raw, references, self._expected(federation), order)
+        if self.settings.criteria == "charged":
+            free = np.array([criterion.name == "EQ" for criterion in rule.criteria()])
+            bounds = self._bounds(federation)
+            raw = np.where(free, raw, noised(raw, bounds, self._criteria_noise(federation.name), self.source))
+        return rule.weigh(raw, order)
+
+    def combine(self, federation: Federation, task: Task, updates: Updates, weighing: Weighing) -> torch.Tensor:
+        """Return the new model with noise on it; the round was charged when it was weighed."""
+        central, payload = self.settings.central, updates.payload
+        assert central is not None
+        if not isinstance(payload, DenseModels):
+            raise UserError("privacy.central: the server sees no single models in this run; allowed: without it")
+        deviation = self._noise[federation.name] * central.clip * self.largest_weight(federation, len(weighing.weights))
+        return noisy_sum(
+            payload.models, task.parameters, weighing.weights, central.clip, deviation, self.source, payload.frozen
+        )
+
+    def largest_weight(self, federation: Federation, answered: int) -> float:
+        """Return w_max: what no weight of this round can pass, whatever a client's data are."""
+        central, settings = self.settings.central, federation.rule.settings
+        assert central is not None
+        if central.weights == "own":
+            return own_cap(federation.rule, self._expected(federation))
+        # A cap that cannot hold all weight makes weights equal: 1/n is then the largest.
+        return max(cap_of(answered, settings.max_weight, settings.max_shares), 1.0 / max(answered, 1))
+
+    def _expected(self, federation: Federation) -> float:
+        count = len(self._names[federation.seed])
+        return max(1.0, self.plan.fraction * count) if self.plan.poisson else float(self._size(count))
+
+    def _size(self, clients: int) -> int:
+        return cohort_size(clients, self.plan.fraction, self.plan.min_clients)
+
+    def _bounds(self, federation: Federation) -> Floats:
+        return np.array([self._limits.get(name, np.inf) for name in federation.rule.names])
+
+
+def nobody(task: Task) -> Updates:
+    """Return the updates of an empty cohort."""
+    none = np.zeros(0, dtype=np.int64)
+    models = DenseModels(torch.zeros((0, len(task.parameters)), dtype=task.parameters.dtype))
+    return Updates(task.federation, task.round, (), none, {}, np.zeros(0), models)

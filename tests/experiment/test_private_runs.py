@@ -1,0 +1,203 @@
+"""Runs that promise something: charged before noise is drawn, stopped in time, killed and resumed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.conftest import CommandLine, cli_environment
+
+from steelyard.errors import UserError
+from steelyard.experiment.learning import LearningDescription
+from steelyard.experiment.running import resume, run
+from steelyard.privacy.accounting import Release, spent
+from steelyard.privacy.ledger import FILE, Ledger
+from steelyard.runs.reader import History
+from steelyard.settings import validated
+
+BASE: dict[str, Any] = {
+    "seed": 3,
+    "data": {"source": "digits"},
+    "partition": {"scheme": "iid", "clients": 10},
+    "model": {"name": "logistic"},
+    "training": {"learning_rate": 0.2, "epochs": 1, "batch_size": 40},
+    "rounds": {"count": 3, "fraction": 0.5, "sampling": "poisson"},
+    "weighing": {"criteria": ["DS"], "max_shares": 2.0},
+    "privacy": {"central": {"clip": 1.0, "noise": 2.0, "references": {"DS": 140}}},
+    "compute": {"engine": "loop"},
+}
+COHORT = {"clip": 1.0, "noise": 2.0, "weights": "cohort", "cohorts": "public"}
+
+
+def described(**changes: Any) -> LearningDescription:
+    document = json.loads(json.dumps(BASE))
+    for name, value in changes.items():
+        document[name] = value if name == "privacy" else {**document.get(name, {}), **value}
+    return validated(LearningDescription, document, "experiment")
+
+
+def test_rounds_show_what_they_have_spent(tmp_path: Path) -> None:
+    folder = run(described(), out=tmp_path / "run")
+    found = History(folder).rounds
+    expected = [spent({Release(2.0, "poisson", 0.5): count}, 1e-5) for count in (1, 2, 3)]
+    assert np.isnan(found["epsilon"].iloc[0])
+    assert found["epsilon"].iloc[1:].tolist() == pytest.approx(expected, abs=5e-3)
+    assert found["epsilon"].iloc[-1] == pytest.approx(expected[-1], abs=1e-6)
+    promise = json.loads(History(folder).info["privacy"])
+    assert promise["epsilon"] == {"capped(DS;max_shares=2)": pytest.approx(expected[-1])}
+    assert promise["neighbours"] == "with or without one client"
+    assert promise["noise"] == {"capped(DS;max_shares=2)": 2.0}
+
+
+def test_a_run_stops_before_it_would_pass_its_budget_and_says_so(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    limit = spent({Release(2.0, "poisson", 0.5): 2}, 1e-5) + 0.01
+    privacy = {**BASE["privacy"], "budget": {"epsilon": limit}}
+    folder = run(described(privacy=privacy, rounds={"count": 9, "evaluate_every": 5}), out=tmp_path / "run")
+    found = History(folder).rounds
+    assert found["round"].tolist() == [0, 1, 2]
+    assert found["epsilon"].max() <= limit
+    # The last round that the budget allows is tested, whatever evaluate_every says.
+    assert found["accuracy"].notna().tolist() == [True, False, True]
+    assert History(folder).info["status"] == "finished"
+    assert "stopped after round 2 of 9: another round would pass the budget" in capfd.readouterr().err
+
+
+def test_a_budget_that_allows_no_round_is_refused_before_there_is_a_folder(tmp_path: Path) -> None:
+    privacy = {**BASE["privacy"], "budget": {"epsilon": 0.01}}
+    with pytest.raises(UserError, match=r"privacy\.budget\.epsilon: got 0\.01, and the first round .* alone costs"):
+        run(described(privacy=privacy), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_noise_is_found_for_the_budget(tmp_path: Path) -> None:
+    privacy = {"central": {"clip": 1.0, "references": {"DS": 140}}, "budget": {"epsilon": 3.0}}
+    folder = run(described(privacy=privacy), out=tmp_path / "run")
+    found = History(folder).rounds
+    assert found["round"].max() == 3
+    assert 2.9 < found["epsilon"].iloc[-1] <= 3.0
+
+
+def test_two_runs_of_one_seed_draw_other_cohorts_and_other_noise(tmp_path: Path) -> None:
+    accuracies = [History(run(described(), out=tmp_path / name)).rounds["accuracy"].tolist() for name in ("a", "b")]
+    assert accuracies[0][0] == accuracies[1][0]
+    assert accuracies[0][1:] != accuracies[1][1:]
+
+
+def test_public_cohorts_charge_each_client_for_the_rounds_it_takes_part_in(tmp_path: Path) -> None:
+    privacy = {"central": COHORT, "criteria": "public"}
+    folder = run(
+        described(privacy=privacy, rounds={"count": 5, "fraction": 0.2, "sampling": "fixed"}), out=tmp_path / "run"
+    )
+    clients = History(folder).clients
+    most = int(clients[clients["round"] > 0].groupby("client").size().max())
+    assert most < 5
+    assert History(folder).rounds["epsilon"].iloc[-1] == pytest.approx(spent({Release(2.0): most}, 1e-5))
+    assert "declared public" in History(folder).info["notes"]
+
+
+def test_charged_criteria_are_noised_and_cost_as_much_as_updates(tmp_path: Path) -> None:
+    privacy = {"central": COHORT, "criteria": "charged", "criteria_bounds": {"DS": 200.0}}
+    rounds = {"count": 1, "fraction": 1.0, "sampling": "fixed"}
+    folder = run(described(privacy=privacy, rounds=rounds), out=tmp_path / "run")
+    told = History(folder).clients["raw_DS"].dropna()
+    assert told.between(0, 200).all()
+    assert told.nunique() > 2  # IID clients hold 143 or 144 rows; told are noisy numbers
+    assert History(folder).rounds["epsilon"].iloc[-1] == pytest.approx(spent({Release(2.0): 2}, 1e-5))
+
+
+def test_devices_that_add_noise_tell_neither_losses_nor_sizes(tmp_path: Path) -> None:
+    privacy = {"local": {"clip": 1.0, "noise": 5.0}}
+    changes: dict[str, Any] = {"rounds": {"count": 2, "sampling": "fixed"}, "weighing": {"criteria": ["EQ"]}}
+    folder = run(described(privacy=privacy, **changes), out=tmp_path / "run")
+    found = History(folder)
+    assert set(found.clients["samples"].dropna()) == {1}
+    assert found.clients["loss"].isna().all()
+    assert found.rounds["epsilon"].iloc[-1] == pytest.approx(spent({Release(5.0): 2}, 1e-5))
+
+
+# Dies without a word after a round is charged and its noise is used, before the round is written.
+KILLED = """
+import os, sys
+from pathlib import Path
+from steelyard.experiment.loading import load
+from steelyard.experiment.running import run
+from steelyard.runs.store import Store
+commit = Store.commit
+def dying(self, round, *rest, **more):
+    if round == 2:
+        os._exit(9)
+    commit(self, round, *rest, **more)
+Store.commit = dying
+run(load(sys.argv[1]), out=Path(sys.argv[2]))
+"""
+
+
+def written(path: Path) -> Path:
+    import tomli_w
+
+    path.write_text(tomli_w.dumps({"name": "private", **BASE}))
+    return path
+
+
+def test_a_round_that_is_run_again_after_a_kill_is_charged_again(tmp_path: Path) -> None:
+    document, folder = written(tmp_path / "e.toml"), tmp_path / "run"
+    command = [sys.executable, "-c", KILLED, str(document), str(folder)]
+    killed = subprocess.run(command, capture_output=True, text=True, env=cli_environment(), check=False, timeout=240)
+    assert killed.returncode == 9, killed.stderr
+    assert [charge.round for charge in Ledger(folder / FILE).charges] == [1, 2]
+    resume(folder)
+    assert [charge.round for charge in Ledger(folder / FILE).charges] == [1, 2, 2, 3]
+    last = History(folder).rounds["epsilon"].iloc[-1]
+    assert last == pytest.approx(spent({Release(2.0, "poisson", 0.5): 4}, 1e-5), abs=1e-6)
+
+
+def test_a_run_that_lost_its_ledger_is_not_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from steelyard.runs.store import Store
+
+    commit = Store.commit
+
+    def dying(self: Store, round: int, *rest: Any, **more: Any) -> None:
+        if round == 2:
+            raise KeyboardInterrupt
+        commit(self, round, *rest, **more)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Store, "commit", dying)
+        with pytest.raises(KeyboardInterrupt):
+            run(described(), out=tmp_path / "run")
+    (tmp_path / "run" / FILE).unlink()
+    with pytest.raises(UserError, match=r"privacy\.jsonl: the ledger of this run is gone"):
+        resume(tmp_path / "run")
+
+
+def test_a_resume_whose_budget_is_used_up_ends_at_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    # Two rounds are affordable; the second is charged and killed, so that its repetition is one too many.
+    limit = spent({Release(2.0, "poisson", 0.5): 2}, 1e-5) + 0.01
+    document, folder = tmp_path / "e.toml", tmp_path / "run"
+    written(document)
+    with document.open("a") as file:
+        file.write(f"\n[privacy.budget]\nepsilon = {limit}\n")
+    command = [sys.executable, "-c", KILLED, str(document), str(folder)]
+    killed = subprocess.run(command, capture_output=True, text=True, env=cli_environment(), check=False, timeout=240)
+    assert killed.returncode == 9, killed.stderr
+    resume(folder)
+    assert History(folder).rounds["round"].max() == 1
+    assert len(Ledger(folder / FILE).charges) == 2
+    assert "stopped after round 1 of 3" in capfd.readouterr().err
+
+
+def test_the_command_line_shows_what_was_spent(tmp_path: Path, steelyard: CommandLine) -> None:
+    done = steelyard("run", written(tmp_path / "e.toml"), "--out", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert "ε " in done.stderr
+    assert "privacy: ε 2.20" in done.stdout
+    assert "at δ = 1e-05 (client-level, with or without one client; noise by the server, pld)" in done.stdout
+    assert steelyard("report", tmp_path / "run").returncode == 0
+    assert "ε 2.20" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")

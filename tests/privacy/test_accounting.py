@@ -1,0 +1,116 @@
+"""Budgets against the figures of other tools, and properties that every accountant has."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.conftest import CommandLine, cli_environment
+
+from steelyard.errors import UserError
+from steelyard.privacy.accounting import Release, noise_for, spent, together
+
+DELTA = 1e-5
+
+
+@pytest.mark.parametrize(
+    ("noise", "rate", "rounds", "rdp", "pld"),
+    [(1.1, 0.01, 1000, 1.7118, 1.5154), (1.0, 0.1, 100, 7.9039, 7.0466), (4.0, 1.0, 20, 5.3777, 4.9833)],
+)
+def test_known_budgets(noise: float, rate: float, rounds: int, rdp: float, pld: float) -> None:
+    releases = {Release(noise, "poisson", rate): rounds}
+    assert spent(releases, DELTA, "rdp") == pytest.approx(rdp, abs=5e-5)
+    assert spent(releases, DELTA, "pld") == pytest.approx(pld, abs=5e-5)
+    coarse = spent(releases, DELTA, "pld", coarse=True)
+    assert pld - 1e-4 <= coarse <= pld * 1.002
+
+
+def test_plain_releases_add_up_exactly() -> None:
+    # 20 with noise 4 are one with 4/√20; so are 5 with noise 2, since 5/4 = 20/16.
+    assert together({Release(4.0): 20}) == pytest.approx(4 / 20**0.5)
+    assert spent({Release(2.0): 5}, DELTA) == pytest.approx(spent({Release(4.0): 20}, DELTA))
+    assert spent({Release(4.0): 10, Release(2.0): 2}, DELTA) < spent({Release(4.0): 20}, DELTA)
+    assert spent({}, DELTA) == 0.0
+    assert spent({Release(4.0): 0}, DELTA) == 0.0
+
+
+@given(noise=st.floats(0.5, 20), rounds=st.integers(1, 200))
+@settings(max_examples=30, deadline=None)
+def test_more_rounds_cost_more_and_more_noise_costs_less(noise: float, rounds: int) -> None:
+    cost = spent({Release(noise): rounds}, DELTA)
+    assert spent({Release(noise): rounds + 1}, DELTA) > cost
+    assert spent({Release(noise * 1.01): rounds}, DELTA) < cost
+
+
+def test_sampling_makes_rounds_cheaper() -> None:
+    all_in = spent({Release(2.0): 10}, DELTA, "rdp")
+    poisson = spent({Release(2.0, "poisson", 0.1): 10}, DELTA, "rdp")
+    fixed = spent({Release(2.0, "fixed", 0.1): 10}, DELTA, "rdp")
+    # Exchanging a client for another moves a sum twice as far as taking it away.
+    assert poisson < fixed < spent({Release(1.0): 10}, DELTA, "rdp")
+    assert poisson < all_in
+    with pytest.raises(UserError, match=r"accountant: got 'pld' for cohorts of a fixed size.*'rdp'"):
+        spent({Release(2.0, "fixed", 0.1): 10}, DELTA, "pld")
+
+
+def test_the_noise_for_a_budget_keeps_to_it_and_no_less_noise_does() -> None:
+    found = noise_for(4.9833, DELTA, [(Release(1.0), 20)])
+    assert found == pytest.approx(4.0, rel=3e-4)
+    assert spent({Release(found): 20}, DELTA) <= 4.9833
+    assert spent({Release(found * 0.999): 20}, DELTA) > 4.9833
+    sampled = noise_for(7.0466, DELTA, [(Release(1.0, "poisson", 0.1), 100)])
+    assert sampled == pytest.approx(1.0, rel=1e-3)
+    assert spent({Release(sampled, "poisson", 0.1): 100}, DELTA) <= 7.0466
+
+
+def test_plan_finds_the_noise_on_the_command_line(steelyard: CommandLine) -> None:
+    options = ("--epsilon", "5", "--delta", "1e-5", "--rounds", "20", "--sampling", "1", "--format", "json")
+    done = steelyard("privacy", "plan", *options)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["noise_multiplier"] == pytest.approx(3.98885, rel=3e-4)
+    assert found["epsilon"] <= 5.0
+    assert found["accountant"] == "pld"
+    text = steelyard("privacy", "plan", "--noise", "4", "--rounds", "20").stdout
+    assert "epsilon 4.9833" in text
+    assert "5.3777 by rdp" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "line"),
+    [
+        (("--rounds", "5"), "--epsilon, --noise: got both or neither"),
+        (("--rounds", "5", "--epsilon", "-1"), "--epsilon: got -1"),
+        (("--rounds", "5", "--epsilon", "1", "--delta", "2"), "--delta: got 2"),
+        (("--rounds", "5", "--epsilon", "1", "--sampling", "0"), "--sampling: got 0"),
+        (("--rounds", "5", "--noise", "0"), "--noise: got 0"),
+    ],
+)
+def test_plan_refuses_in_one_line(options: tuple[str, ...], line: str) -> None:
+    from typer.testing import CliRunner
+
+    from steelyard.cli.main import app
+
+    done = CliRunner().invoke(app, ["privacy", "plan", *options])
+    assert isinstance(done.exception, UserError)
+    assert line in str(done.exception)
+
+
+def test_without_dp_accounting_one_line_says_what_to_install() -> None:
+    # None in sys.modules is how Python is told that a module cannot be imported.
+    code = (
+        "import sys, importlib.util as u; find = u.find_spec\n"
+        "u.find_spec = lambda name, *a: None if name == 'dp_accounting' else find(name, *a)\n"
+        "sys.argv = ['steelyard', 'privacy', 'plan', '--epsilon', '1', '--rounds', '3']\n"
+        "from steelyard.cli.main import main; main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=cli_environment(), check=False, timeout=120
+    )
+    assert done.returncode == 2
+    assert "pip install 'steelyard[privacy]'" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,74 @@
+"""The noisy sum: what one client can move, whatever it sends, and what the noise covers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from steelyard.privacy.central import bounded_sum, clip_factors, lengths_of, noisy_sum
+from steelyard.privacy.noised_criteria import noised
+from steelyard.privacy.source import SeededSource
+
+NUMBERS = st.floats(-1e6, 1e6, width=32)
+
+
+@given(
+    models=arrays(np.float32, (5, 7), elements=NUMBERS),
+    start=arrays(np.float32, 7, elements=st.floats(-10, 10, width=32)),
+    weights=arrays(np.float64, 5, elements=st.floats(0, 0.3)),
+    clip=st.floats(0.01, 10),
+    deviation=st.floats(1e-3, 10),
+    who=st.integers(0, 4),
+)
+@settings(max_examples=100, deadline=None)
+def test_no_client_moves_the_sum_by_more_than_clip_times_its_weight(
+    models: np.ndarray, start: np.ndarray, weights: np.ndarray, clip: float, deviation: float, who: int
+) -> None:
+    stacked, parameters, fine = torch.from_numpy(models), torch.from_numpy(start), 2.0**-16 * deviation
+    coefficients = weights * clip_factors(lengths_of(stacked, parameters), clip)
+    whole = bounded_sum(stacked, parameters, coefficients, fine) * fine
+    rest = [row for row in range(5) if row != who]
+    without = bounded_sum(stacked[rest], parameters, coefficients[rest], fine) * fine
+    assert float((whole - without).norm()) <= clip * weights[who]
+
+
+def test_the_sum_is_the_weighted_sum_of_clipped_updates() -> None:
+    models = torch.tensor([[3.0, 4.0], [0.3, 0.4]])
+    # Clipped to 1: (0.6, 0.8) and (0.3, 0.4); weighted 0.5 and 0.25: (0.375, 0.5). Noise is far below.
+    found = noisy_sum(models, torch.zeros(2), np.array([0.5, 0.25]), 1.0, 1e-6, SeededSource(0))
+    assert found.tolist() == pytest.approx([0.375, 0.5], abs=1e-5)
+
+
+def test_noise_has_the_deviation_asked_for_also_where_nobody_came() -> None:
+    start = torch.full((40_000,), 5.0)
+    found = noisy_sum(torch.zeros((0, 40_000)), start, np.zeros(0), 1.0, 0.3, SeededSource(1))
+    assert float(found.mean()) == pytest.approx(5.0, abs=0.01)
+    assert float(found.std()) == pytest.approx(0.3, rel=0.02)
+
+
+def test_what_is_frozen_gets_no_noise() -> None:
+    found = noisy_sum(torch.ones((2, 6)), torch.zeros(6), np.full(2, 0.5), 1.0, 1.0, SeededSource(2), ((1, 3),))
+    assert found[1:3].tolist() == [0.0, 0.0]
+    assert (found[[0, 3, 4, 5]] != 0).all()
+
+
+def test_two_calls_never_draw_the_same_noise() -> None:
+    arguments = (torch.zeros((1, 50)), torch.zeros(50), np.ones(1), 1.0, 1.0)
+    from steelyard.privacy.source import SystemSource
+
+    assert not torch.equal(noisy_sum(*arguments, SystemSource()), noisy_sum(*arguments, SystemSource()))
+
+
+def test_criteria_are_told_within_their_range_with_noise_of_its_size() -> None:
+    raw = np.tile([[0.5, 300.0]], (20_000, 1))
+    told = noised(raw, np.array([1.0, 600.0]), 0.1, SeededSource(3))
+    assert told.min() >= 0
+    assert told[:, 0].max() <= 1.0
+    assert told.mean(axis=0) == pytest.approx([0.5, 300.0], rel=0.02)
+    assert told.std(axis=0) == pytest.approx([0.1, 60.0], rel=0.03)
+    beyond = noised(np.full((1000, 1), 1e9), np.array([1.0]), 0.1, SeededSource(4))
+    assert beyond.max() <= 1.0

@@ -1,0 +1,91 @@
+"""The ledger: on the disk before noise is drawn, never shorter, and the worst-hit client counts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from steelyard.errors import UserError
+from steelyard.privacy.accounting import Release, spent
+from steelyard.privacy.ledger import Account, Charge, Ledger
+
+DELTA = 1e-5
+
+
+def charge(round: int, *clients: str, noise: float = 4.0, what: str = "update", count: int = 1) -> Charge:
+    return Charge("f", round, what, Release(noise), clients, count)
+
+
+def test_charges_are_read_back_as_written(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    made = [
+        charge(1, "a", "b"),
+        Charge("g", 1, "update", Release(1.1, "poisson", 0.01)),
+        Charge("g", 2, "update", Release(1.5, "fixed", 0.1)),
+        charge(2, "b", what="criteria", count=3),
+    ]
+    ledger.charge(made[:3])
+    ledger.charge(made[3:])
+    again = Ledger(tmp_path / "ledger.jsonl")
+    assert again.charges == made
+    assert again.account("f").epsilon(DELTA) == ledger.account("f").epsilon(DELTA)
+
+
+def test_the_client_that_was_hit_worst_counts() -> None:
+    account = Account().plus([charge(1, "a", "b"), charge(2, "b"), charge(3, "b", noise=2.0)])
+    # b: two with noise 4 and one with 2, which is four of noise 4.
+    assert account.epsilon(DELTA) == pytest.approx(spent({Release(4.0): 6}, DELTA))
+    assert Account().epsilon(DELTA) == 0.0
+
+
+def test_a_round_that_is_charged_twice_counts_twice(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "ledger.jsonl")
+    ledger.charge([charge(1, "a")])
+    ledger.charge([charge(1, "a")])
+    assert ledger.account("f").epsilon(DELTA) == pytest.approx(spent({Release(4.0): 2}, DELTA))
+
+
+def test_rules_side_by_side_tell_of_the_same_clients() -> None:
+    ledger = Ledger()
+    ledger.charge([charge(1, "a"), Charge("g", 1, "update", Release(4.0), ("a",))])
+    assert ledger.together().epsilon(DELTA) == pytest.approx(spent({Release(4.0): 2}, DELTA))
+    assert ledger.account("g").epsilon(DELTA) == pytest.approx(spent({Release(4.0): 1}, DELTA))
+    assert ledger.account("unknown").epsilon(DELTA) == 0.0
+
+
+def test_a_line_that_was_cut_is_taken_away_and_the_next_one_stands_alone(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    Ledger(path).charge([charge(1, "a")])
+    with path.open("a") as file:
+        file.write('{"federation": "f", "rou')
+    ledger = Ledger(path)
+    assert ledger.charges == [charge(1, "a")]
+    ledger.charge([charge(2, "a")])
+    assert Ledger(path).charges == [charge(1, "a"), charge(2, "a")]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[]",
+        "nonsense",
+        '{"federation": "f"}',
+        '{"federation": "f", "round": 1, "what": "u", "noise": -1, "sampling": "poisson", "rate": 1, "count": 1}',
+        '{"federation": "f", "round": 1, "what": "u", "noise": 1, "sampling": "all", "rate": 1, "count": 1}',
+        '{"federation": "f", "round": 1, "what": "u", "noise": 1, "sampling": "some", "rate": 1, "count": 1}',
+        '{"federation": "f", "round": 1, "what": "u", "noise": 1, "sampling": "poisson", "rate": 0.1, "count": -5}',
+    ],
+)
+def test_a_line_that_was_changed_is_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "ledger.jsonl"
+    path.write_text(charge(1, "a").line() + line + "\n")
+    with pytest.raises(UserError, match=r"ledger\.jsonl, line 2: no charge of a ledger"):
+        Ledger(path)
+
+
+def test_a_ledger_that_cannot_be_written_stops_the_noise(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "gone" / "ledger.jsonl")
+    with pytest.raises(UserError, match="cannot be written"):
+        ledger.charge([charge(1, "a")])
+    assert ledger.charges == []

@@ -1,0 +1,125 @@
+"""Mechanisms against printed figures, their own probabilities, and the attack on trailing bits."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from steelyard.errors import UserError
+from steelyard.privacy import lattice, mechanisms
+from steelyard.privacy.source import SeededSource, SystemSource, chosen, each_with, laplacians, normals, uniforms
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "noise"), [(0.1, 30.749566), (0.5, 7.031827), (1.0, 3.730632), (4.0, 1.081162), (10.0, 0.499889)]
+)
+def test_the_analytic_gaussian_has_balle_and_wangs_figures(epsilon: float, noise: float) -> None:
+    assert mechanisms.gaussian_noise(epsilon, 1e-5) == pytest.approx(noise, abs=5e-7)
+
+
+@given(epsilon=st.floats(0.01, 50), delta=st.floats(1e-12, 0.2))
+@settings(max_examples=60, deadline=None)
+def test_noise_and_epsilon_are_inverse_and_never_promise_too_much(epsilon: float, delta: float) -> None:
+    noise = mechanisms.gaussian_noise(epsilon, delta)
+    assert mechanisms.gaussian_delta(epsilon, noise) <= delta
+    assert mechanisms.gaussian_delta(epsilon, noise * 0.999) > delta
+    assert mechanisms.gaussian_epsilon(delta, noise) == pytest.approx(epsilon, rel=1e-6)
+
+
+def test_the_classic_formula_is_refused_above_one() -> None:
+    assert mechanisms.classic_noise(1.0, 1e-5) == pytest.approx(4.844805)
+    with pytest.raises(UserError, match=r"epsilon: got 1\.1 .* at most 1"):
+        mechanisms.classic_noise(1.1, 1e-5)
+
+
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.0, 1e-5), (-1.0, 1e-5), (math.inf, 1e-5), (1.0, 0.0), (1.0, 1.0)])
+def test_impossible_budgets_are_refused(epsilon: float, delta: float) -> None:
+    with pytest.raises(UserError, match=r"allowed: numbers"):
+        mechanisms.gaussian_noise(epsilon, delta)
+
+
+def test_normals_and_laplacians_have_their_moments() -> None:
+    drawn = normals(SeededSource(1), 200_001)
+    assert len(drawn) == 200_001
+    assert abs(drawn.mean()) < 0.01
+    assert drawn.std() == pytest.approx(1.0, abs=0.01)
+    assert np.mean(np.abs(drawn) > 1.959964) == pytest.approx(0.05, abs=0.002)
+    double = laplacians(SeededSource(2), 200_000)
+    assert abs(double.mean()) < 0.02
+    assert double.var() == pytest.approx(2.0, abs=0.05)
+
+
+def test_small_uniforms_have_all_their_bits() -> None:
+    class Small:
+        """A source whose words are almost 0: the case that leaves holes in the tails of other generators."""
+
+        asked = 0
+
+        def words(self, count: int) -> np.ndarray:
+            self.asked += 1
+            return np.arange(count, dtype=np.uint64) << np.uint64(0 if self.asked == 1 else 62)
+
+    found = uniforms(Small(), 4)
+    assert found[0] == 0.5 * 2.0**-128  # word 0, then another word 0 for the bits below
+    # What lies below the first word is the second word: 0, 1/4, 1/2, 3/4.
+    assert (found * 2.0**64).tolist() == [0.5 * 2.0**-64, 1.25, 2.5, 3.75]
+
+
+def test_the_system_source_never_repeats_itself() -> None:
+    one, other = SystemSource(), SystemSource()
+    drawn = np.concatenate([one.words(1000), one.words(1000), other.words(1000)])
+    assert len(np.unique(drawn)) == 3000
+
+
+def test_noise_lies_on_a_lattice_that_does_not_tell_the_value() -> None:
+    # Mironov's attack reads the value off the grid that the sum lies on: here the grid is the same for both values.
+    fine = lattice.step(mechanisms.gaussian_noise(1.0, 1e-5))
+    for value in (0.1, 1.0 / 3.0):
+        noisy = mechanisms.gaussian(np.full(500, value)[:1], 1.0, 1.0, 1e-5, SeededSource(3))
+        assert noisy[0] / fine == np.rint(noisy[0] / fine)
+    assert lattice.step(1.0) == 2.0**-16
+    assert lattice.step(3.9) == 2.0**-15
+
+
+def test_laplace_keeps_its_promise_on_two_neighbours() -> None:
+    # Of values 0 and 1 with Δ = 1 and ε = 1, no event is more than e times as likely under one as under the other.
+    source = SeededSource(4)
+    low = mechanisms.laplace(np.zeros(1), 1.0, 1.0, source)
+    assert low.shape == (1,)
+    zeros = np.array([mechanisms.laplace(np.zeros(1), 1.0, 1.0, source)[0] for _ in range(20_000)])
+    ones = np.array([mechanisms.laplace(np.ones(1), 1.0, 1.0, source)[0] for _ in range(20_000)])
+    for threshold in (-1.0, 0.0, 0.5, 1.0, 2.0):
+        assert np.mean(ones > threshold) <= math.e * np.mean(zeros > threshold) + 0.02
+        assert np.mean(zeros < threshold) <= math.e * np.mean(ones < threshold) + 0.02
+    assert zeros.std() == pytest.approx(math.sqrt(2), abs=0.05)
+
+
+def test_the_exponential_mechanism_draws_by_utility() -> None:
+    source = SeededSource(5)
+    drawn = [mechanisms.exponential(np.array([0.0, 1.0, 2.0]), 1.0, 2.0, source) for _ in range(20_000)]
+    powers = np.exp([0.0, 1.0, 2.0])
+    assert np.bincount(drawn) / 20_000 == pytest.approx(powers / powers.sum(), abs=0.015)
+    assert mechanisms.exponential(np.array([0.0, 1e9]), 1.0, 1.0, source) == 1
+    with pytest.raises(UserError, match="utilities"):
+        mechanisms.exponential(np.array([]), 1.0, 1.0, source)
+
+
+def test_gaussian_noise_has_the_calibrated_deviation() -> None:
+    noisy = mechanisms.gaussian(np.full(50_000, 7.0), 1.0, 1.0, 1e-5, SeededSource(6))
+    assert noisy.mean() == pytest.approx(7.0, abs=0.1)
+    assert noisy.std() == pytest.approx(3.730632, rel=0.02)
+
+
+def test_cohorts_are_drawn_with_their_probability() -> None:
+    names = [f"c{number:03d}" for number in range(200)]
+    source = SeededSource(7)
+    assert len(chosen(source, names, 20)) == 20
+    assert chosen(source, names, 20) != chosen(source, names, 20)
+    counts = [len(each_with(source, names, 0.1)) for _ in range(500)]
+    assert np.mean(counts) == pytest.approx(20.0, abs=1.0)
+    assert np.var(counts) == pytest.approx(18.0, rel=0.3)
+    assert each_with(source, names, 1.0) == names
