@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import multiprocessing
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -45,28 +46,28 @@ THESIS = {"knowledge.min_items": 11, "knowledge.counted": "source", "kgflex.othe
 """How the thesis chose features: more than ten items, counted over all that are described; as many others as items."""
 GRIDS: Mapping[str, Mapping[str, Sequence[Any]]] = {
     "yahoo": {
-        "knowledge": (("source", 11), ("data", 10), ("data", 5), ("data", 3), ("data", 2)),
+        "knowledge": (("source", 11), ("data", 5), ("data", 3), ("data", 2)),
         "kgflex.limits": ((100, 100), (200, 200)),
         "kgflex.others": (1.0, 5.0),
-        "fpl.learning_rate": (0.05, 0.1),
+        "fpl.learning_rate": (0.1,),
     },
     "books": {
-        "knowledge": (("source", 11), ("data", 10), ("data", 5), ("data", 3)),
+        "knowledge": (("source", 11), ("data", 5)),
         "kgflex.limits": ((100, 100), (200, 200)),
         "kgflex.others": (1.0, 5.0),
         "fpl.learning_rate": (0.05, 0.1),
     },
     "ml1m": {
-        "knowledge": (("source", 11), ("data", 5)),
+        "knowledge": (("source", 11),),
         "kgflex.limits": ((100, 100),),
         "kgflex.others": (1.0, 5.0),
         "fpl.learning_rate": (0.01, 0.03),
     },
 }
-LOOKS: Mapping[str, tuple[int, ...]] = {"yahoo": (5, 10, 20, 40), "books": (5, 10, 20, 40), "ml1m": (2, 5, 10, 15)}
+LOOKS: Mapping[str, tuple[int, ...]] = {"yahoo": (5, 10, 20, 40), "books": (5, 10, 20, 40), "ml1m": (2, 5, 10)}
 """After how many epochs a cell of the search is looked at; the last is where it ends."""
 HOPS = {"1": [100, 0], "2": [0, 100], "1+2": [100, 100]}
-FACTORS = (1, 10, 100)
+FACTORS = (1, 10, 50)
 SYSTEMS: tuple[tuple[str, Mapping[str, float | int]], ...] = (
     ("random", {}),
     ("popular", {}),
@@ -242,12 +243,14 @@ def main() -> None:
     parser.add_argument("--stages", default="search,test")
     parser.add_argument("--epochs", type=int, help="no more epochs than this in the search, for a trial")
     parser.add_argument("--first", type=int, help="only so many cells of each stage and data set, for a trial")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after this; the next call goes on")
     parser.add_argument("--show", action="store_true")
     chosen = parser.parse_args()
     chosen.out.mkdir(parents=True, exist_ok=True)
     if chosen.show:
         show(read(chosen.out))
         return
+    end = time.monotonic() + chosen.seconds
     with ProcessPoolExecutor(chosen.jobs) as pool, (chosen.out / "cells.jsonl").open("a") as file:
         for stage in chosen.stages.split(","):
             done = read(chosen.out)
@@ -259,9 +262,17 @@ def main() -> None:
                 if key(cell) not in known and (cell["stage"] != "baseline" or cell["system"] in BASELINES)
             ]
             print(f"{stage}: {len(cells)} cells", flush=True)
-            for future in as_completed([pool.submit(work, cell) for cell in cells]):
-                file.write(json.dumps(future.result()) + "\n")
-                file.flush()
+            submitted = [pool.submit(work, cell) for cell in cells]
+            try:
+                for future in as_completed(submitted, max(end - time.monotonic(), 0)):
+                    file.write(json.dumps(future.result()) + "\n")
+                    file.flush()
+            except TimeoutError:
+                print(f"{stage}: out of time, {sum(not each.done() for each in submitted)} cells left", flush=True)
+                # What is being worked at is done anew by the next call.
+                for process in multiprocessing.active_children():
+                    process.terminate()
+                os._exit(0)
 
 
 def show(cells: Sequence[Cell]) -> None:

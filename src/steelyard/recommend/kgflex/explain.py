@@ -106,7 +106,7 @@ def kept(selection: Selection, flags: Flags, top: int | None = None) -> Floats:
 
 def cloud(selection: Selection) -> Floats:
     """Return the prominence of each feature: its information gain summed over all users (Figure 6.4)."""
-    return np.bincount(selection.features, selection.weights, selection.total)
+    return np.bincount(selection.features, selection.weights, selection.total).astype(np.float64)
 
 
 def _listed(lists: Codes, items: int) -> Csr:
