@@ -155,13 +155,35 @@ def _select(
     scale = np.where(drawn > liked, liked / np.maximum(drawn, 1), 1.0)
     negatives = theirs[row, feature] * scale[row]
     gains = information_gain(hers.data, negatives, liked[row], (drawn * scale)[row])
-    hop = features.hops[feature]
-    kept = np.flatnonzero((gains > 0) & (hop <= len(limits)))
-    row, feature, gains, hop = row[kept], feature[kept], gains[kept], hop[kept]
+    table = np.zeros((len(users), features.features))
+    table[row, feature] = gains
+    row, feature = np.nonzero(_candidates(table, features.hops, limits))
+    return _best(row, feature, table[row, feature], features.hops[feature], limits, len(users))
+
+
+def _candidates(gains: Floats, hops: NDArray[np.int8], limits: Sequence[int]) -> NDArray[np.bool_]:
+    """Return which cells of [users, features] reach the border of the limits; ties at the border are all in."""
+    found = np.zeros(gains.shape, dtype=np.bool_)
+    for hop, limit in enumerate(limits, 1):
+        columns = np.flatnonzero(hops == hop)
+        if not limit or not len(columns):
+            continue
+        part = gains[:, columns]
+        border = np.zeros(len(part))
+        if limit < len(columns):
+            border = np.partition(part, len(columns) - limit, axis=1)[:, len(columns) - limit]
+        found[:, columns] = (part > 0) & (part >= border[:, None])
+    return found
+
+
+def _best(
+    row: Codes, feature: Codes, gains: Floats, hop: NDArray[np.int8], limits: Sequence[int], users: int
+) -> tuple[Codes, Codes, Floats]:
+    """Return the best of each user's candidates of each number of hops, ties by ascending feature, and their counts."""
     order = np.lexsort((feature, -gains, hop, row))
-    group = row[order].astype(np.int64) * (len(limits) + 1) + hop[order]
-    fresh = np.flatnonzero(np.concatenate([[True], group[1:] != group[:-1]])) if len(group) else np.zeros(0, np.int64)
+    group = row[order] * (len(limits) + 1) + hop[order]
+    fresh = np.flatnonzero(np.diff(group, prepend=-1))
     rank = np.arange(len(group)) - np.repeat(fresh, np.diff(np.append(fresh, len(group))))
     best = order[rank < np.asarray(limits)[hop[order] - 1]]
     best = best[np.lexsort((feature[best], row[best]))]
-    return np.bincount(row[best], minlength=len(users)), feature[best].astype(np.int64), gains[best]
+    return np.bincount(row[best], minlength=users), feature[best], gains[best]
