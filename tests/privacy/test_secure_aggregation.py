@@ -229,7 +229,12 @@ def test_a_client_opens_no_sum_of_too_few_or_of_others(survivors: str, why: str)
 
 @pytest.mark.parametrize(
     ("members", "why"),
-    [("ab", "2 clients go on; allowed: at least 3"), ("bcd", "leaves it out"), ("abcz", "strangers"), ("aabc", "twice")],
+    [
+        ("ab", "2 clients go on; allowed: at least 3"),
+        ("bcd", "leaves it out"),
+        ("abcz", "strangers"),
+        ("aabc", "twice"),
+    ],
 )
 def test_a_client_hides_nothing_among_too_few_or_strangers(members: str, why: str):
     work = ready()
@@ -303,7 +308,7 @@ def test_a_liar_among_the_helpers_is_noticed_and_nothing_is_opened():
             told["b"] = Opened(told["b"].seeds, {"d": false})
         else:
             told["b"] = Opened({}, told["b"].keys)
-        with pytest.raises(Unopened, match="do not fit|not complete"):
+        with pytest.raises(Unopened, match=r"do not fit|not complete"):
             work.server.open(total, "abcd", "abc", told)
 
 

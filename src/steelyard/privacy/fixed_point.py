@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import floor, log2
+from fractions import Fraction
+from math import floor
 from typing import Any
 
 import numpy as np
@@ -34,9 +35,11 @@ class FixedPoint:
         """Return the most precise encoding in which no sum overflows; refuses one that is left with no precision.
 
         Each of n clients sends |w·Δ| ≤ bound, since weights are at most 1, rounded to a step of 2^-places. Their sum
-        is at most n·(bound·2^places + 1/2), and that must stay below 2^(bits-1), where negative numbers begin.
+        is at most n·(bound·2^places + 1), and that must stay below 2^(bits-1), where negative numbers begin.
         """
-        places = floor(log2((2.0 ** (bits - 1) - 1 - clients / 2) / (clients * bound))) if 2**bits > 4 * clients else -1
+        # In whole numbers: a float rounds 2^63 - 1 up, and then the largest sum is one too many.
+        largest = (2 ** (bits - 1) - 1) // clients - 1
+        places = floor(Fraction(largest) / Fraction(bound)).bit_length() - 1 if largest > 0 else -1
         if places < FEWEST_PLACES:
             wider = next((f"bits = {more}" for more in (32, 64) if more > bits), "a smaller cohort")
             raise UserError(

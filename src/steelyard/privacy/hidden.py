@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from steelyard.errors import UserError
 from steelyard.messages import Failure, Floats
-from steelyard.privacy.aggregation_settings import AggregationSettings
+from steelyard.privacy.aggregation_settings import FEWEST, AggregationSettings
+from steelyard.privacy.fixed_point import FixedPoint
 
 if TYPE_CHECKING:
     import torch  # only for annotations
@@ -113,7 +114,18 @@ def check_weights(clients: Sequence[str], weights: Floats, settings: Aggregation
     # Rounding: a cap of exactly this size must pass.
     if weights[heaviest] > settings.largest_weight + 1e-9:
         raise UserError(
-            f"privacy.aggregation.largest_weight: {clients[heaviest]} would have {weights[heaviest]:.3g} of the weight, "
-            f"and a sum that is nearly one update hides nothing; allowed: at most {settings.largest_weight:g} (set "
-            "weighing.max_weight, or take larger cohorts)"
+            f"privacy.aggregation.largest_weight: {clients[heaviest]} would have {weights[heaviest]:.3g} of the "
+            f"weight, and a sum that is nearly one update hides nothing; allowed: at most {settings.largest_weight:g} "
+            "(set weighing.max_weight, or take larger cohorts)"
         )
+
+
+def check_cohort(settings: AggregationSettings, clients: int) -> None:
+    """Refuse cohorts in which nobody could hide, and numbers of which a sum could overflow; call it before a run."""
+    if clients < FEWEST:
+        raise UserError(
+            f"privacy.aggregation: cohorts of {clients} clients, and in a sum of two each knows the other's update; "
+            f"allowed: at least {FEWEST} (rounds.fraction, rounds.min_clients)"
+        )
+    if settings.kind != "ckks":
+        FixedPoint.of(settings.word_bits, settings.bound, clients)

@@ -1,7 +1,7 @@
 """The masks of a whole simulated cohort: what every client would send, added up as the server adds it.
 
-Each row is exactly what `SecureClient.mask` gives. A pair's stream is made once for both of its ends, and some columns of
-all rows at a time, so that a hundred clients with millions of parameters need little memory.
+Each row is exactly what `SecureClient.mask` gives. A pair's stream is made once for both of its ends, and some columns
+of all rows at a time, so that a hundred clients with millions of parameters need little memory.
 """
 
 from __future__ import annotations
@@ -28,9 +28,7 @@ def pair_keys(clients: Sequence[SecureClient]) -> list[dict[str, bytes]]:
     return [client.mask_keys(names[row + 1 :]) for row, client in enumerate(clients)]
 
 
-def mask_rows(
-    clients: Sequence[SecureClient], keys: Sequence[dict[str, bytes]], rows: Words, begin: int = 0
-) -> None:
+def mask_rows(clients: Sequence[SecureClient], keys: Sequence[dict[str, bytes]], rows: Words, begin: int = 0) -> None:
     """Put the masks of all clients, which are all members and stand in ascending order, on their rows, in place."""
     width = rows.shape[1]
     for row, client in enumerate(clients):

@@ -211,7 +211,11 @@ class SecureClient:
             "name": self.name,
             "context": self.context.hex(),
             "settings": self.settings.model_dump(mode="json"),
-            "secrets": [self._channel.private_bytes_raw().hex(), self._mask.private_bytes_raw().hex(), self._seed.hex()],
+            "secrets": [
+                self._channel.private_bytes_raw().hex(),
+                self._mask.private_bytes_raw().hex(),
+                self._seed.hex(),
+            ],
             "cohort": {n: [k.channel.hex(), k.mask.hex(), k.seed.hex()] for n, k in self._cohort.items()},
             "held": {name: pair.hex() for name, pair in self._held.items()},
             "members": list(self._members),

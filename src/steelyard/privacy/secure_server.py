@@ -1,4 +1,4 @@
-"""The server's part of secure aggregation: it carries messages, adds up hidden words, and opens nothing but their sum."""
+"""The server's part of secure aggregation: it carries messages, adds up hidden words, and opens their sum alone."""
 
 from __future__ import annotations
 
@@ -73,13 +73,17 @@ class SecureServer:
         for name in sorted(survivors):
             seed = self._recover(name, {point[c]: told[c].seeds.get(name) for c in chosen}, factors)
             if not same(seed_hash(seed, self.context), self.keys[name].seed):
-                raise Unopened(f"{self.what}: the shares of {name} do not fit the seed that it named; nothing is opened")
+                raise Unopened(
+                    f"{self.what}: the shares of {name} do not fit the seed that it named; nothing is opened"
+                )
             add_stream(plain, self_key(seed, self.context), sign=-1)
         for name in sorted(set(members) - set(survivors)):
             secret = self._recover(name, {point[c]: told[c].keys.get(name) for c in chosen}, factors)
             key = X25519PrivateKey.from_private_bytes(secret)
             if key.public_key().public_bytes_raw() != self.keys[name].mask:
-                raise Unopened(f"{self.what}: the shares of {name} do not fit the key that it showed; nothing is opened")
+                raise Unopened(
+                    f"{self.what}: the shares of {name} do not fit the key that it showed; nothing is opened"
+                )
             for other in survivors:
                 # The survivor added it with its own sign, and the one that is gone never took it away.
                 add_stream(plain, agree(key, self.keys[other].mask, "mask", self.context), sign=-sign_of(other, name))

@@ -1,12 +1,12 @@
 """Secret sharing: a number is split so that too few shares tell nothing about it.
 
-Arithmetic sharing splits a number into parts that add up to it; all parts are needed, and sums of parts are parts of sums.
+Arithmetic sharing splits a number into parts that add up to it; all are needed, and sums of parts are parts of sums.
 Shamir's scheme hides a secret as the constant term of a random polynomial of degree R - 1; any R of its points give it
 back, and R - 1 of them fit every secret equally well.
 
 Chance comes from the operating system (`secrets`). Shares of Shamir's scheme live in the field of integers modulo the
-prime 2^256 + 297, so that a secret of 256 bits is one element. pycryptodome's implementation takes secrets of 128 bits in
-GF(2^128) and needs 0.25 s for one of them at 100 holders, which are minutes for each round of a federation; this one
+prime 2^256 + 297, so that a secret of 256 bits is one element. pycryptodome's implementation takes secrets of 128 bits
+in GF(2^128) and needs 0.25 s for one of them at 100 holders, which are minutes for each round of a federation; this one
 needs a thousandth of it. Python's integers do not hide their timing: share on machines of your own.
 """
 
