@@ -168,6 +168,7 @@ class LearningDescription(Description):
         # For speed of start, as in `assemble`.
         from steelyard.experiment.learning_node import host
 
+        self.check_federated()
         if self.rounds.fraction < 1 and any(flaw.kind == "stale" for flaw in self.flaws):
             raise UserError(
                 f"flaws: got kind 'stale' with rounds.fraction = {self.rounds.fraction:g}, and a node does not see the "
@@ -195,6 +196,23 @@ class LearningDescription(Description):
         if self.privacy is None or self.privacy.local is None:
             return None
         return noise_of_devices(self.privacy, self.criteria(), self.offers().classes, self.rounds.count)
+
+    def check_federated(self) -> None:
+        """Refuse what across machines would tell of single updates, or what only a simulation can do."""
+        aggregation = None if self.privacy is None else self.privacy.aggregation
+        if aggregation is None:
+            return
+        if aggregation.kind != "secure":
+            raise UserError(
+                f"privacy.aggregation.kind: got '{aggregation.kind}', whose clients share a key that nobody hands out "
+                "across machines; allowed there: secure"
+            )
+        training = [name for name, rule in self.rules().items() if rule.trained_by == "clients"]
+        if len(training) > 1:
+            raise UserError(
+                f"beside: {len(training)} rules with privacy.aggregation: in the first round each would give the "
+                "server another weighted sum of the same updates; allowed across machines: one rule"
+            )
 
     def about_data(self) -> Mapping[str, int | list[int]]:
         """Return the number of classes and the shape of a sample, as far as `[data]` decides them."""

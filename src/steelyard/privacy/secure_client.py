@@ -23,6 +23,10 @@ from steelyard.privacy.aggregation_settings import FEWEST, AggregationSettings
 from steelyard.privacy.fixed_point import Words
 from steelyard.privacy.masks import KEY_BYTES, add_stream, agree, derive
 
+PUBLIC_BYTES = 3 * KEY_BYTES
+"""Length of what a client shows at the start of a round."""
+LETTER_BYTES = 2 * sharing.SHARE_BYTES + 16
+"""Length of the encrypted shares from one client to another."""
 _NONCE = bytes(12)  # every channel key encrypts one message only
 
 
@@ -41,6 +45,15 @@ class PublicKeys:
     seed: bytes
     """SHA-256 of its own mask's seed: who puts the seed together from shares can tell that it is the right one."""
 
+    @classmethod
+    def read(cls, row: bytes) -> PublicKeys:
+        """Return the keys that `write` wrote as 96 bytes."""
+        return cls(row[:KEY_BYTES], row[KEY_BYTES : 2 * KEY_BYTES], row[2 * KEY_BYTES :])
+
+    def write(self) -> bytes:
+        """Return the keys as 96 bytes."""
+        return self.channel + self.mask + self.seed
+
     def __post_init__(self) -> None:
         if any(len(part) != KEY_BYTES for part in (self.channel, self.mask, self.seed)):
             raise ValueError("keys: got another length; allowed: 32 bytes each")
@@ -52,6 +65,11 @@ class Opened:
 
     seeds: Mapping[str, bytes]
     keys: Mapping[str, bytes]
+
+
+def round_context(run: str, federation: str, seed: int, round: int, attempt: str) -> bytes:
+    """Return what keeps the keys of one attempt at a round apart from all others; both sides make it themselves."""
+    return json.dumps([run, federation, seed, round, attempt]).encode()
 
 
 def seed_hash(seed: bytes, context: bytes) -> bytes:
@@ -95,6 +113,16 @@ class SecureClient:
             self._mask.public_key().public_bytes_raw(),
             seed_hash(self._seed, self.context),
         )
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Who goes on after the keys were shared, ascending; empty before that is known."""
+        return self._members
+
+    @property
+    def cohort_size(self) -> int:
+        """How many clients showed keys; numbers are sized by it."""
+        return len(self._cohort)
 
     @property
     def least(self) -> int:

@@ -22,8 +22,9 @@ from steelyard.privacy.aggregation_settings import AggregationSettings
 from steelyard.privacy.fixed_point import FixedPoint, Words
 from steelyard.privacy.hidden import HiddenUpdates, Summed
 from steelyard.privacy.masked_sum import masked_sum
-from steelyard.privacy.secure_client import SecureClient
+from steelyard.privacy.secure_client import PUBLIC_BYTES, SecureClient, round_context
 from steelyard.privacy.secure_server import SecureServer
+from steelyard.privacy.sharing import SHARE_BYTES
 from steelyard.privacy.withdrawals import beyond
 
 Absent = Callable[[str, int], frozenset[str]]
@@ -114,7 +115,7 @@ class MaskedSums:
     ) -> None:
         what = f"round {task.round} of {task.federation}"
         # Keys are fresh in every attempt at a round; the context only keeps keys of different uses apart.
-        context = f"{task.federation}/{task.seed}/{task.round}/".encode() + os.urandom(16)
+        context = round_context("simulation", task.federation, task.seed, task.round, os.urandom(16).hex())
         self._steps = WeightedSteps(task, names, models)
         self._round, self._absent = task.round, absent
         self._clients = {name: SecureClient(name, context, settings) for name in names}
@@ -126,7 +127,7 @@ class MaskedSums:
         for name in sorted(set(names) - absent("share", task.round)):
             letters = self._clients[name].share(self._server.keys)
             self._server.post(name, letters)
-            self._sent[name] += 96 + sum(map(len, letters.values()))
+            self._sent[name] += PUBLIC_BYTES + sum(map(len, letters.values()))
 
     def sum(self, clients: Sequence[str], weights: Floats) -> Summed:
         """Let the clients hide w·Δ, add up what they send, and open the sum with the help of those who stayed."""
@@ -149,7 +150,7 @@ class MaskedSums:
             plain = self._server.open(total, clients, survivors, told)
         for name in survivors:
             self._sent[name] += self._steps.size * self._encoding.dtype.itemsize
-            self._sent[name] += 33 * len(clients) if name in told else 0
+            self._sent[name] += SHARE_BYTES * len(clients) if name in told else 0
         dropped = tuple(Failure(name, "dropped out before its update arrived") for name in clients if name in gone)
         return Summed(self._encoding.decode(plain), survivors, dropped, {name: self._sent[name] for name in survivors})
 
