@@ -83,6 +83,7 @@ CASES = {
         10,
         {"sources": [{"path": "yahoo_movies/map.tsv.gz"}]},
         3,
+        epochs=(5, 15),
     ),
     "ml1m": Case(
         ("movielens_1m/ratings.dat.gz",),
