@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
+import shutil
 import subprocess
 from functools import lru_cache
 from pathlib import Path
@@ -44,9 +45,9 @@ def library(factors: int, folder: Path) -> ctypes.CDLL:
     if not built.exists():
         folder.mkdir(parents=True, exist_ok=True)
         part = built.with_suffix(f".{os.getpid()}")
-        subprocess.run(
-            ["cc", *FLAGS, f"-DFACTORS={factors}", str(SOURCE), "-lm", "-o", str(part)], check=True, capture_output=True
-        )
+        compiler = next((found for name in ("cc", "gcc", "clang") if (found := shutil.which(name))), "cc")
+        command = [compiler, *FLAGS, f"-DFACTORS={factors}", str(SOURCE), "-lm", "-o", str(part)]
+        subprocess.run(command, check=True, capture_output=True)
         part.replace(built)
     return ctypes.CDLL(str(built))
 

@@ -28,6 +28,7 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
+TF32 = ("--set", "compute.precision=tf32")
 BF16 = ("--set", "compute.precision=bfloat16")
 ON_GPU = ("--set", "compute.engine=stacked", "--set", "store.checkpoint_every=50", "--set", "store.clients_every=50")
 AUTHORS = ("--set", "model.name=cnn-mnist-authors")
@@ -47,16 +48,31 @@ PARTS: dict[str, tuple[str, ...]] = {
     "mnist-iid-authors": (*_mnist("mnist-iid", 100, *AUTHORS), *ON_GPU, *BF16),
     "mnist-iid": (*_mnist("mnist-iid", 100), *ON_GPU, *BF16),
 }
-# Seeds apart: the models of all cohorts of a round must fit a third of the memory that a run may use.
+FACES = {
+    "a": "DS,CB,IS,DS>CB>IS,DS>IS>CB",
+    "b": "CB>DS>IS,CB>IS>DS,IS>DS>CB,IS>CB>DS,online(DS>CB>IS)",
+}
+# Seeds, and half of the rules, apart: the models of all cohorts of a round must fit a third of the memory of a run,
+# or they go to the memory of the host, which takes fifty times as long.
 for seed in (1, 2, 3):
-    one = ("--set", f"seed={seed}", *ON_GPU, *BF16)
+    one = ("--set", f"seed={seed}", *ON_GPU)
     PARTS[f"unipen62-seed{seed}"] = (
-        *("unipen62", "--rules", FIFTEEN, "--set", "rounds.count=300", "--set", "compute.memory_gb=42"),
-        *one,
+        *("unipen62", "--rules", FIFTEEN, "--set", "rounds.count=300", "--set", "compute.memory_gb=37"),
+        *(*one, *BF16),
     )
-    PARTS[f"celeba-seed{seed}"] = ("celeba", "--set", "compute.memory_gb=105", *one)
+    for half, rules in FACES.items():
+        PARTS[f"celeba-seed{seed}-{half}"] = (
+            *("celeba", "--rules", rules, "--set", "compute.memory_gb=55"),
+            *(*one, *TF32),
+        )
+# One federation each, the one that stopped the run above, in full precision: is it the precision or the network?
+for name, rule, seed, rounds in (("mnist-iid", "DS", 1, 100), ("mnist-noniid", "LD", 2, 200)):
+    PARTS[f"{name}-authors-float32"] = (
+        *(name, "--rules", rule, "--set", f"seed={seed}", "--set", f"rounds.count={rounds}"),
+        *("--set", "compute.memory_gb=8", *AUTHORS, *ON_GPU),
+    )
 for number in (1, 2, 3):
-    five = (f"adafed-{number}", "--seeds", "5", "--set", "compute.memory_gb=40", *ON_GPU, *BF16)
+    five = (f"adafed-{number}", "--seeds", "5", "--set", "compute.memory_gb=16", *ON_GPU, *BF16)
     PARTS[f"adafed-{number}"] = five
     PARTS[f"adafed-{number}-adam"] = (
         *five, "--set", "training.optimiser=adam", "--set", "training.learning_rate=0.001"
@@ -113,10 +129,12 @@ def keep(folder: Path, archive: Path, told: dict[str, Any]) -> dict[str, Any]:
 
 
 def join(folders: list[Path], into: Path) -> Path:
-    """Join runs of the same rules with different seeds into one store, and return its folder."""
+    """Join runs of other seeds or rules into one store, as far as all of them went, and return its folder."""
     if len(folders) == 1:
         return folders[0]
     shutil.copytree(folders[0], into)
+    told = [json.loads((folder / "told.json").read_text()) for folder in folders]
+    (into / "told.json").write_text(json.dumps(told))
     with sqlite3.connect(into / "run.sqlite") as target:
         target.execute("UPDATE federations SET name = rule || '#' || seed")
         for index, folder in enumerate(folders[1:], 1):
@@ -136,6 +154,11 @@ def join(folders: list[Path], into: Path) -> Path:
                 target.execute(f"INSERT INTO {table} SELECT {shifted} FROM other.{table}", (shift,))
             target.commit()
             target.execute("DETACH other")
+        common = target.execute(
+            "SELECT MIN(last) FROM (SELECT MAX(round) AS last FROM rounds GROUP BY federation)"
+        ).fetchone()[0]
+        for table in ("rounds", "evaluations", "samples", "failures", "untested"):
+            target.execute(f"DELETE FROM {table} WHERE round > ?", (common,))
     return into
 
 
@@ -148,7 +171,10 @@ def write_part(name: str, folder: Path, out: Path) -> None:
     from steelyard.report.tables import write_tables
     from steelyard.report.view import RunView
 
-    rounds = read_experiment(folder).rounds
+    with sqlite3.connect(folder / "run.sqlite") as store:
+        done = int(store.execute("SELECT MAX(round) FROM rounds").fetchone()[0])
+    # Of a run that was stopped, what counts as never reached is the last round that it has.
+    rounds = read_experiment(folder).rounds.model_copy(update={"count": done})
     document = compare_run(folder, rounds) | {"run": name, "told": json.loads((folder / "told.json").read_text())}
     (out / f"{name}.json").write_text(json.dumps(document))
     (out / f"{name}.md").write_text(write_tables(document, "markdown"))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -88,8 +89,9 @@ def main() -> None:
     begun = time.monotonic()
     for cell in options.cells.split(",") if options.cells else cells():
         folder = options.out / cell
-        if folder.exists() or time.monotonic() - begun > 60 * options.minutes:
+        if (options.out / f"{cell}.json").exists() or time.monotonic() - begun > 60 * options.minutes:
             continue
+        shutil.rmtree(folder, ignore_errors=True)  # begun and not ended
         started = time.monotonic()
         described = build(experiment(cell, options.clients, options.rounds, 1), "benchmark")
         try:
@@ -109,7 +111,8 @@ def account(folder: Path) -> dict[str, Any]:
     for (rule, _), mine in history.rounds.groupby(["rule", "seed"], sort=False):
         known = mine[mine["accuracy"].notna()]
         found["accuracy"].setdefault(rule, []).append(float(known["accuracy"].iloc[-1]))
-        found["epsilon"].setdefault(rule, []).append(float(mine["epsilon"].iloc[-1]))
+        spent = mine["epsilon"].iloc[-1]
+        found["epsilon"].setdefault(rule, []).append(None if spent is None else float(spent))
     return found | {"promise": json.loads(history.info.get("privacy", "null"))}
 
 

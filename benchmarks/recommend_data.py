@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.foursquare_groups import group_of
 from steelyard.recommend import filters, splits
 from steelyard.recommend.interactions import Interactions
 from steelyard.recommend.ranking import Ground, memberships
@@ -36,12 +37,11 @@ class Source:
 
 SOURCES: Mapping[str, Source] = {
     "amazon": Source(("amazon_digital_music/AmazonDigitalMusic.tsv.gz",)),
-    "milan": Source(("foursquare_italy/Milan.tsv.gz",), categories="type"),
     "italy": Source(tuple(f"foursquare_italy/{city}.tsv.gz" for city in CITIES), categories="type"),
     "ml1m": Source(("movielens_1m/ratings.dat.gz",), categories="movielens_1m/movies.dat"),
     # A fifth of LibraryThing's ratings, without times: drawn from each user's own stream.
     "librarything": Source(("librarything/ratings_20pct.tsv.gz",), split="random"),
-    **{city.lower(): Source((f"foursquare_italy/{city}.tsv.gz",), categories="type") for city in CITIES[1:]},
+    **{city.lower(): Source((f"foursquare_italy/{city}.tsv.gz",), categories="type") for city in CITIES},
 }
 """Data sets by name, the most important first; "italy" is the six cities together."""
 
@@ -91,9 +91,9 @@ def load(name: str, use: str) -> Data:
 
 def _members(data: Interactions, categories: str) -> list[tuple[str, str]]:
     if categories in data.columns:
-        # An item has the category of its first row.
+        # An item has the type of its first row, and types are put together to the nine groups of the thesis.
         first = dict(zip(data.item[::-1].tolist(), data.columns[categories][::-1].tolist(), strict=True))
-        return memberships([str(data.items[item]) for item in first], list(first.values()))
+        return [(str(data.items[item]), group_of(kind)) for item, kind in first.items()]
     found = read_columns(root() / categories, {"item": 1, "category": 3})
     return memberships(found["item"], found["category"])
 

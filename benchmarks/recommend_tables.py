@@ -81,6 +81,10 @@ def carry_out(progress: Progress, out: Path, jobs: int, until: float) -> None:
                 running[pool.submit(perform, task)] = (task["data"], task)
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 name, task = running.pop(future)
+                if (error := future.exception()) is not None:
+                    # The data set goes no further, but the others do.
+                    print(f"{key(task)}: {error!r}", flush=True)
+                    continue
                 found = future.result()
                 file.writelines(json.dumps(line) + "\n" for line in found)
                 file.flush()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Generator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -61,17 +62,32 @@ state = "state-{name}"
 class Federation:
     """A served folder and its nodes, on this machine."""
 
-    def __init__(self, root: Path) -> None:
-        self.root, self.env = root, environment(root / "home")
+    def __init__(self, root: Path, server: str) -> None:
+        self.root, self.server, self.env = root, server, environment(root / "home")
         (self.port,) = free_ports(1)
         self.processes: list[Process] = []
 
+    @property
+    def server_process(self) -> Process:
+        return self.processes[0]
+
     def steelyard(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "steelyard", "federate", *arguments]
-        return subprocess.run(command, env=self.env, cwd=self.root, capture_output=True, text=True, timeout=200)
+        return subprocess.run(command, env=self.env, cwd=self.root, capture_output=True, text=True, timeout=280)
+
+    def start_and_listen(self, *arguments: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "steelyard", "federate", *arguments]
+        return subprocess.Popen(
+            command, env=self.env, cwd=self.root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
 
     def start(self, name: str, *arguments: str) -> Process:
-        command = [sys.executable, "-m", "steelyard", "federate", *arguments]
+        return self._process(name, [sys.executable, "-m", "steelyard", "federate", *arguments])
+
+    def run_script(self, name: str, *arguments: str) -> Process:
+        return self._process(name, [sys.executable, *arguments])
+
+    def _process(self, name: str, command: list[str]) -> Process:
         process = Process(name, command, self.env, self.root / f"{name}.log", self.root)
         self.processes.append(process)
         return process
@@ -79,27 +95,37 @@ class Federation:
     def node(self, name: str) -> Process:
         return self.start(name, "node", f"{name}.toml")
 
+    def stop(self, name: str) -> None:
+        """Let a node leave."""
+        end_all([process for process in self.processes if process.name == name])
 
-@pytest.fixture(scope="module")
-def federation(tmp_path_factory: pytest.TempPathFactory) -> Generator[Federation]:
-    made = Federation(tmp_path_factory.mktemp("federation"))
-    root, rng = made.root, np.random.default_rng(3)
+
+@contextmanager
+def hospitals(root: Path, server: str = "server") -> Generator[Federation]:
+    """Serve two hospitals, each with its own key, data and process."""
+    made, rng = Federation(root, server), np.random.default_rng(3)
     make_certificates(root / "tls", ["127.0.0.1"])
     for name in ("hospital-a", "hospital-b"):
         features = rng.normal(size=(120, 5)).astype("f4")
         np.savez(root / f"{name}.npz", x=features, y=(features.sum(axis=1) > 0).astype("i8"))
         make_key(root / name)
         (root / f"{name}.toml").write_text(NODE.format(address=f"127.0.0.1:{made.port}", name=name))
-        assert made.steelyard("register", "server", f"{name}.pub", "--client", name).returncode == 0
+        assert made.steelyard("register", server, f"{name}.pub", "--client", name).returncode == 0
     (root / "hospitals.toml").write_text(HOSPITALS)
     try:
-        made.start("serve", "serve", "server", "--tls", "tls", "--listen", f"127.0.0.1:{made.port}")
-        made.processes[0].wait_for_port(made.port, 100)
+        made.start("serve", "serve", server, "--tls", "tls", "--listen", f"127.0.0.1:{made.port}")
+        made.server_process.wait_for_port(made.port, 100)
         made.node("hospital-a")
         made.node("hospital-b")
         yield made
     finally:
         end_all(made.processes[::-1])
+
+
+@pytest.fixture(scope="module")
+def federation(tmp_path_factory: pytest.TempPathFactory) -> Generator[Federation]:
+    with hospitals(tmp_path_factory.mktemp("federation")) as made:
+        yield made
 
 
 @pytest.mark.slow

@@ -11,9 +11,11 @@ from steelyard.errors import UserError, listed, nearest
 
 FILES = ("data", "catalogue", "items", "attributes", "identities")
 """Keys that name a file or folder of the node's own which an experiment may read."""
-KEYS = ("client", "clients", "partition-id", "num-partitions", *FILES, "state", "allow", "kind")
+KEYS = ("client", "clients", "partition-id", "num-partitions", *FILES, "state", "allow", "kind", "require")
 EVERYTHING = "*"
 """`allow="*"`: run and read whatever the experiment names; for a federation of one's own on one machine."""
+PROMISES = ("aggregation",)
+"""What a node can demand of every experiment."""
 PREFIXES = ("device-", "user-")
 
 
@@ -35,6 +37,8 @@ class NodeConfig:
     """Code beyond what is built in that experiments may name on this node: models, losses and files of criteria."""
     kind: str = "learning"
     """The kind of experiment that this node takes part in."""
+    require: tuple[str, ...] = ()
+    """What an experiment must promise, or this node takes no part: "aggregation" (the server sees no single update)."""
     state: Path | None = None
     """Folder in which the node keeps what its clients keep to themselves, so that it outlives the process."""
     device: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -63,6 +67,7 @@ class NodeConfig:
             files={key: path for key in FILES if (path := _path(config, key)) is not None},
             allow=_list(config, "allow"),
             kind=str(config.get("kind", "learning")),
+            require=_required(config),
             state=_path(config, "state"),
             device=_facts(config, "device-"),
             user=_facts(config, "user-"),
@@ -119,6 +124,14 @@ def _list(config: Mapping[str, object], key: str) -> tuple[str, ...]:
     value = config.get(key)
     words = [str(word) for word in value] if isinstance(value, list) else str(value or "").split(",")
     return tuple(dict.fromkeys(word.strip() for word in words if word.strip()))
+
+
+def _required(config: Mapping[str, object]) -> tuple[str, ...]:
+    words = _list(config, "require")
+    for word in words:
+        if word not in PROMISES:
+            raise UserError(f"node config require: got '{word}'{nearest(word, PROMISES)}; allowed: {listed(PROMISES)}")
+    return words
 
 
 def _part(config: Mapping[str, object]) -> tuple[int, int] | None:

@@ -213,6 +213,9 @@ class Description(Section):
         """Build those clients that live on one node of a federation across machines, from the node's own data."""
         raise UserError(f"kind: '{type(self).__name__}' cannot run across machines yet; allowed: steelyard run")
 
+    def check_federated(self) -> None:
+        """Refuse what works in a simulation only; called on the server and on every node, before anything is sent."""
+
     def about_data(self) -> Mapping[str, int | list[int]]:
         """Return what this experiment itself says of the data that nodes hold; what it leaves open, most nodes say."""
         return {}

@@ -14,6 +14,8 @@ from steelyard.data.settings import DataSettings, FlawSettings, PartitionSetting
 from steelyard.errors import UserError, listed
 from steelyard.experiment.description import Description
 from steelyard.learning.settings import ModelSettings, TrainingSettings
+from steelyard.privacy.aggregation_requirements import check_installed
+from steelyard.privacy.hidden import check_cohort
 from steelyard.rounds.settings import cohort_size
 from steelyard.weighing.needs import Offers
 from steelyard.weighing.rule import WeighingSettings, label
@@ -49,6 +51,8 @@ class LearningDescription(Description):
         check_flaws(self.data, self.partition, self.flaws)
         if self.partition.test == "none":
             self._check_untested()
+        if self.privacy is not None and self.privacy.aggregation is not None and self.most_clients is not None:
+            check_cohort(self.privacy.aggregation, self.most_clients)
         return self
 
     def _check_untested(self) -> None:
@@ -145,18 +149,26 @@ class LearningDescription(Description):
         # For speed of start: a description is often only shown or checked, and training imports torch.
         from steelyard.experiment.learning_node import simulate
 
-        return simulate(
+        clients, server = simulate(
             *(self.data, self.partition, self.flaws, self.model, self.training, self.compute, self.criteria()),
             dataset=dataset,
             facts=self.facts,
             noise=self._device_noise(),
         )
+        if self.privacy is None or self.privacy.aggregation is None:
+            return clients, server
+        check_installed(self.privacy.aggregation)
+        # For speed of start, as above; and only what hides updates needs the libraries that do it.
+        from steelyard.clients.local.hidden_simulation import HiddenSimulation
+
+        return HiddenSimulation(clients, self.privacy.aggregation), server
 
     def on_node(self, node: NodeConfig) -> NodeClients:
         """Build the clients that live on one node: their part of the data set, or the node's own file."""
         # For speed of start, as in `assemble`.
         from steelyard.experiment.learning_node import host
 
+        self.check_federated()
         if self.rounds.fraction < 1 and any(flaw.kind == "stale" for flaw in self.flaws):
             raise UserError(
                 f"flaws: got kind 'stale' with rounds.fraction = {self.rounds.fraction:g}, and a node does not see the "
@@ -184,6 +196,23 @@ class LearningDescription(Description):
         if self.privacy is None or self.privacy.local is None:
             return None
         return noise_of_devices(self.privacy, self.criteria(), self.offers().classes, self.rounds.count)
+
+    def check_federated(self) -> None:
+        """Refuse what across machines would tell of single updates, or what only a simulation can do."""
+        aggregation = None if self.privacy is None else self.privacy.aggregation
+        if aggregation is None:
+            return
+        if aggregation.kind != "secure":
+            raise UserError(
+                f"privacy.aggregation.kind: got '{aggregation.kind}', whose clients share a key that nobody hands out "
+                "across machines; allowed there: secure"
+            )
+        training = [name for name, rule in self.rules().items() if rule.trained_by == "clients"]
+        if len(training) > 1:
+            raise UserError(
+                f"beside: {len(training)} rules with privacy.aggregation: in the first round each would give the "
+                "server another weighted sum of the same updates; allowed across machines: one rule"
+            )
 
     def about_data(self) -> Mapping[str, int | list[int]]:
         """Return the number of classes and the shape of a sample, as far as `[data]` decides them."""

@@ -38,7 +38,7 @@ def agreed(document: dict[str, Any], node: NodeConfig) -> Description:
     Call it inside `usercode.only(node.allow)`, so that the experiment cannot name code either.
     """
     if node.trusts:
-        return build(document)
+        return _promised(build(document), node)
     kind = document.get("kind", "learning")
     if kind != node.kind:
         raise NotAllowed(f"kind: got {str(kind)[:40]!r}; this node takes part in '{node.kind}' only")
@@ -54,11 +54,18 @@ def agreed(document: dict[str, Any], node: NodeConfig) -> Description:
             wanted = f"`{key}` in the node's own config" if key else "no such field"
             raise NotAllowed(f"{field}: a server cannot name a file of this node; allowed: {wanted}")
         own[field] = str(node.files[key])
-    if not own:
-        return experiment
     for field, path in own.items():
         put(document, field.split("."), path, field)
-    return build(document)
+    return _promised(build(document) if own else experiment, node)
+
+
+def _promised(experiment: Description, node: NodeConfig) -> Description:
+    """Return an experiment that promises what this node demands, or refuse it."""
+    if "aggregation" in node.require and (experiment.privacy is None or experiment.privacy.aggregation is None):
+        raise NotAllowed(
+            "privacy.aggregation: missing, and this node sends no update that the server could see; allowed: with it"
+        )
+    return experiment
 
 
 def _own_code(code: str, allowed: Sequence[str]) -> str:

@@ -20,10 +20,12 @@ from flwr.clientapp import ClientApp
 from steelyard import __version__
 from steelyard.clients.flower import wire
 from steelyard.clients.flower.forms import AskForm, IntroductionForm, Refused
+from steelyard.clients.flower.hidden_forms import OpenForm, RoundForm, letter_codec
 from steelyard.clients.node import NodeClients, NodeConfig
 from steelyard.errors import UserError
 from steelyard.experiment.description import Description
 from steelyard.experiment.node_rules import agreed, told, told_reason
+from steelyard.federate.hidden_node import HiddenRound, read_letters
 from steelyard.federate.node_state import NodeStates
 from steelyard.messages import Failure
 from steelyard.usercode import only
@@ -120,12 +122,19 @@ def _train(message: Message, context: Context) -> RecordDict:
 
     def work(config: NodeConfig) -> RecordDict:
         experiment, node = node_clients(errand.experiment, config)
+        hides = experiment.privacy is not None and experiment.privacy.aggregation is not None
+        if hides != bool(errand.cohort):
+            raise Refused("cohort: its keys go with a task where updates are hidden, and with no other")
         states = _states(context, config, experiment, errand.run, task.federation)
         node.clients.restore(states.before(task.round))
         (updates,) = node.clients.train([task])
         states.keep(task.round, node.clients.snapshot())
         told = tuple(Failure(failure.client, told_reason(failure.reason)) for failure in updates.failures)
-        return wire.write_updates(replace(updates, failures=told), experiment.codec())
+        updates = replace(updates, failures=told)
+        if hides:
+            letters = _hidden_round(context, experiment, task.federation).trained(errand, task, updates)
+            return wire.write_updates(letters, letter_codec(len(errand.cohort)))
+        return wire.write_updates(updates, experiment.codec())
 
     return on_this_node(context, work, errand.seconds)
 
@@ -144,6 +153,24 @@ def _evaluate(message: Message, context: Context) -> RecordDict:
     return on_this_node(context, work, errand.seconds)
 
 
+def _hidden_round(context: Context, experiment: Description, federation: str) -> HiddenRound:
+    if experiment.privacy is None or experiment.privacy.aggregation is None:
+        raise Refused("privacy.aggregation: this experiment hides no updates; allowed: its task")
+    return HiddenRound(context.state, federation, experiment.privacy.aggregation)
+
+
+def _in_round(context: Context, form: RoundForm, answer: Callable[[HiddenRound], RecordDict]) -> RecordDict:
+    """Answer a message of a round with hidden updates, for the clients that live here."""
+
+    def work(config: NodeConfig) -> RecordDict:
+        experiment, node = node_clients(form.experiment, config)
+        if strangers := set(form.clients) - set(node.names):
+            raise Refused(f"clients: {', '.join(sorted(strangers))[:100]} live elsewhere")
+        return answer(_hidden_round(context, experiment, form.federation))
+
+    return on_this_node(context, work, form.seconds)
+
+
 app = ClientApp()
 
 
@@ -157,6 +184,27 @@ def introduce(message: Message, context: Context) -> Message:
 def train(message: Message, context: Context) -> Message:
     """Train those of this node's clients that the server asks for."""
     return Message(_train(message, context), reply_to=message)
+
+
+@app.query("keys")
+def keys(message: Message, context: Context) -> Message:
+    """Make the keys of a round in which updates are hidden."""
+    form = RoundForm.read(wire.split(message.content)[0])
+    return Message(_in_round(context, form, lambda hidden: hidden.keys(form)), reply_to=message)
+
+
+@app.train("hide")
+def hide(message: Message, context: Context) -> Message:
+    """Send this node's weighted updates, hidden."""
+    form, letters = read_letters(message.content)
+    return Message(_in_round(context, form, lambda hidden: hidden.hide(form, letters)), reply_to=message)
+
+
+@app.query("open")
+def open_sum(message: Message, context: Context) -> Message:
+    """Help to open the sum of a round's hidden updates."""
+    form = OpenForm.read(wire.split(message.content)[0])
+    return Message(_in_round(context, form, lambda hidden: hidden.open(form)), reply_to=message)
 
 
 @app.evaluate("question")

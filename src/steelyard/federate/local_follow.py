@@ -35,7 +35,8 @@ def follow(federation: LocalFederation, rounds: int, *, progress: bool = False) 
             if outcome.get("status") == "finished":
                 return
             if outcome.get("status") == "stopped":
-                raise UserError(f"{outcome.get('line')}{_advice(federation.folder)}")
+                line = str(outcome.get("line"))
+                raise UserError(line if "`steelyard resume" in line else f"{line}{_advice(federation.folder)}")
             _refuse_dead(federation, outcome, time.monotonic() - begun)
 
 

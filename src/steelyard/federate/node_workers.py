@@ -37,21 +37,27 @@ class WorkerDied(Exception):
 
 
 class Workers:
-    """The process that loads the libraries and forks workers; use `worker` for each node, `close` at the end."""
+    """The process that loads the libraries and forks workers; use `worker` for each node, `close` at the end.
+
+    Where it was killed (out of memory, say), another is started for the next worker.
+    """
 
     def __init__(self, spec: WorkersSpec, env: Mapping[str, str] | None = None) -> None:
-        ours, theirs = socket.socketpair()
-        self._control, self._lock = ours, threading.Lock()
-        self._popen = subprocess.Popen(
-            [sys.executable, "-m", "steelyard.federate.node_worker", str(theirs.fileno())],
-            pass_fds=[theirs.fileno()],
-            env=None if env is None else dict(env),
-            stdin=subprocess.DEVNULL,
-            preexec_fn=end_with_parent,
-        )
-        theirs.close()
-        ours.settimeout(_START_SECONDS)
-        ours.sendall(json.dumps(asdict(spec)).encode() + b"\n")
+        self._spec, self._env, self._lock = spec, env, threading.Lock()
+        self._start()
+
+    def _start(self) -> None:
+        self._control, theirs = socket.socketpair()
+        with theirs:
+            self._popen = subprocess.Popen(
+                [sys.executable, "-m", "steelyard.federate.node_worker", str(theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                env=None if self._env is None else dict(self._env),
+                stdin=subprocess.DEVNULL,
+                preexec_fn=end_with_parent,
+            )
+        self._control.settimeout(_START_SECONDS)
+        self._control.sendall(json.dumps(asdict(self._spec)).encode() + b"\n")
         self._ready = False
 
     @property
@@ -64,6 +70,9 @@ class Workers:
         ours, theirs = socket.socketpair()
         with self._lock, theirs:
             try:
+                if self._popen.poll() is not None:
+                    self._control.close()
+                    self._start()
                 if not self._ready:
                     self._read()
                     self._ready = True

@@ -29,8 +29,9 @@ def resume(folder: Path, *, progress: bool = False, ask: Ask | None = None, acce
         return resume_local(folder, progress=progress, ask=ask)
     if _is_federated(folder):
         raise UserError(
-            f"{folder}: this run was started with `flwr run`; go on with it in the same way: "
-            f"flwr run APP --stream --run-config 'out=\"{folder.resolve()}\" resume=true'"
+            f"{folder}: this run is a federation's, which its server goes on with: steelyard federate submit SERVER "
+            f"{folder} (with Flower's own commands: flwr run APP --stream --run-config 'out=\"{folder.resolve()}\" "
+            "resume=true')"
         )
     return resume_simulated(folder, progress=progress, ask=ask, accept_changes=accept_changes)
 

@@ -15,6 +15,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from steelyard.clients.flower.grid import FlowerClients
+from steelyard.clients.flower.hidden_grid import HiddenClients
 from steelyard.clients.flower.register import REGISTER, read_register
 from steelyard.clients.protocol import Clients, Server
 from steelyard.errors import UserError
@@ -78,17 +79,19 @@ def clients_behind(grid: Grid, experiment: Description, run_name: str) -> Flower
     """Return an experiment's clients on the nodes of a grid; waits for as many nodes as the experiment asks for."""
     refusals = {found.name: found.refusal for found in experiment.criteria() if found.measured_by == "client"}
     file = os.environ.get(REGISTER)
-    clients = FlowerClients(
-        grid,
-        refusals,
-        experiment.federate,
-        experiment.score_range,
-        run_name,
-        experiment.codec(),
-        experiment_text(experiment),
-        read_register(Path(file)) if file else None,
-        experiment.about_data(),
-    )
+    experiment.check_federated()
+    further: dict[str, Any] = {
+        "scores": experiment.score_range,
+        "run": run_name,
+        "codec": experiment.codec(),
+        "experiment": experiment_text(experiment),
+        "register": read_register(Path(file)) if file else None,
+        "known": experiment.about_data(),
+    }
+    if experiment.privacy is not None and experiment.privacy.aggregation is not None:
+        clients = HiddenClients(grid, refusals, experiment.federate, experiment.privacy.aggregation, **further)
+    else:
+        clients = FlowerClients(grid, refusals, experiment.federate, **further)
     print(f"steelyard: waiting for {experiment.federate.nodes} nodes", flush=True)
     clients.wait()
     print(f"steelyard: {clients.roster.nodes} nodes, {len(clients.roster.registered)} clients", flush=True)

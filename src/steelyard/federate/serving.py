@@ -164,9 +164,9 @@ def _listening(host: str, port: int) -> Generator[socket.socket]:
     try:
         door = socket.create_server((host, port), family=family, backlog=512)
     except OSError as error:
+        why = os.strerror(error.errno) if error.errno else str(error)  # The error's own text repeats the address.
         raise UserError(
-            f"--listen: {host}:{port} cannot be used: {error.strerror}; allowed: an address of this machine and a free "
-            "port"
+            f"--listen: {host}:{port} cannot be used: {why}; allowed: an address of this machine and a free port"
         ) from error
     with door:
         yield door

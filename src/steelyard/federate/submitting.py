@@ -28,18 +28,24 @@ def submit(server: Path, experiment: Description, *, out: Path | None = None, re
         with subprocess.Popen(
             command, env=environment(flower.resolve()), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         ) as process:
-            last = _show(process)
-    if not exists(run) or History(run).info.get("status") != "finished":
-        raise UserError(f"the run in {run} did not finish: {last or 'no word from the server; is it serving?'}")
+            last = _show(process, f"`steelyard resume {run}`", f"`steelyard federate submit {server} {run}`")
+    if not exists(run):
+        raise UserError(f"the run did not begin: {last or 'no word from the server; is it serving?'}")
+    if History(run).info.get("status") != "finished":
+        again = "" if "`steelyard" in last else f"; `steelyard federate submit {server} {run}` goes on"
+        raise UserError(f"the run did not finish: {last or 'the server stopped without a word'}{again}")
     return run
 
 
-def _show(process: subprocess.Popen[str]) -> str:
-    """Print the lines of a run that are ours; return the last word of an error."""
+def _show(process: subprocess.Popen[str], resume: str, submit: str) -> str:
+    """Print the lines of a run that are ours; return the last word of an error.
+
+    The server speaks of going on with any run; this one goes on by being submitted again.
+    """
     assert process.stdout is not None
     last, ours = "", False
     for line in process.stdout:
-        text = line.strip()
+        text = line.strip().replace(resume, submit)
         if text.startswith(("steelyard: ", "round ")):
             print(text, flush=True)
         if text.startswith("steelyard: ") or (text and not ours):

@@ -58,6 +58,8 @@ def check_combination(privacy: PrivacySettings | None, asked: Asked) -> None:
         _check_central(privacy, asked)
     if privacy.local is not None:
         _check_local(privacy, asked)
+    if privacy.aggregation is not None:
+        _check_aggregation(asked)
 
 
 def _refuse(asked: Asked, field: str, why: str, allowed: str) -> None:
@@ -133,6 +135,41 @@ def _check_own_weights(privacy: PrivacySettings, asked: Asked) -> None:
 def _check_local(privacy: PrivacySettings, asked: Asked) -> None:
     told = tuple(criterion for criterion in asked.criteria if criterion.measured_by == "client")
     _check_releases(privacy, asked, told)
+
+
+def _check_aggregation(asked: Asked) -> None:
+    """Refuse what looks at single updates, or would take several sums of the same ones."""
+    if asked.defence:
+        _refuse(
+            asked,
+            "weighing.defence",
+            f"combines by '{asked.defence}', which looks at single updates, and privacy.aggregation hides them",
+            "no defence (weighing.bound and weighing.max_weight work)",
+        )
+    if asked.fit:
+        _refuse(
+            asked,
+            "weighing.fit",
+            "fits weights to single models, and privacy.aggregation hides them",
+            "weights from criteria alone",
+        )
+    if asked.adjust:
+        _refuse(
+            asked,
+            "weighing.adjust",
+            "tries several weightings of the same updates, and each sum would be one more equation from which the "
+            "server could solve for single updates, which privacy.aggregation hides",
+            "a fixed order",
+        )
+    for criterion in asked.criteria:
+        if criterion.of_models:
+            _refuse(
+                asked,
+                "weighing.criteria",
+                f"uses {criterion.name}, which the server measures on single models, and privacy.aggregation hides "
+                "them",
+                "criteria that clients measure, such as DS and LD",
+            )
 
 
 def _check_releases(privacy: PrivacySettings, asked: Asked, told: tuple[AskedCriterion, ...]) -> None:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from steelyard.errors import UserError
+from steelyard.privacy.aggregation_settings import AggregationSettings
 from steelyard.settings import Section
 
 Positive = Annotated[float, Field(gt=0)]
@@ -60,6 +61,8 @@ class PrivacySettings(Section):
     """The server clips every update and adds noise to their weighted sum."""
     local: LocalSettings | None = None
     """Every device clips its update and adds noise before it sends it."""
+    aggregation: AggregationSettings | None = None
+    """The server learns the weighted sum of the updates only, never a single one; by itself this adds no noise."""
     budget: BudgetSettings = BudgetSettings()
     criteria: Literal["charged", "public"] | None = None
     """Criteria that leave a client, or decide about others' weights, are releases too. charged: they are noised and
@@ -71,13 +74,23 @@ class PrivacySettings(Section):
 
     @model_validator(mode="after")
     def _fits(self) -> PrivacySettings:
-        if self.central is None and self.local is None:
-            raise UserError("central: missing, and every other mechanism too; allowed: central or local")
+        if self.central is None and self.local is None and self.aggregation is None:
+            raise UserError("central: missing, and every other mechanism too; allowed: central, local or aggregation")
         if self.central is not None and self.local is not None:
             raise UserError("local: given with central; allowed: one of the two, since noise of the devices is enough")
+        if self.central is not None and self.aggregation is not None:
+            raise UserError(
+                "central: given with aggregation: the server would have to clip single updates, which aggregation hides"
+                "; allowed: one of the two, or privacy.local with aggregation"
+            )
         self._check_noise()
         self._check_criteria()
         return self
+
+    @property
+    def noise(self) -> bool:
+        """Whether noise is promised, and with it a budget."""
+        return self.central is not None or self.local is not None
 
     def _check_noise(self) -> None:
         for name, section in (("central", self.central), ("local", self.local)):

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import cast
 
+import numpy as np
 import torch
 
 from steelyard.clients.protocol import FittingServer, Server
 from steelyard.defence.robust import RobustRule
 from steelyard.errors import UserError
 from steelyard.messages import DenseModels, Floats, Task, Updates
+from steelyard.privacy.hidden import HiddenUpdates
 from steelyard.rounds.state import Federation
 from steelyard.weighing.view import CohortView
+from steelyard.weighing.weights import Weighing
 
 RADIUS = "defence/radius"
 """Under this name a federation remembers the radius of adaptive clipping from round to round."""
@@ -25,6 +29,8 @@ Combine = Callable[[Floats], torch.Tensor]
 def combiner(federation: Federation, task: Task, updates: Updates, view: CohortView, server: Server) -> Combine:
     """Return what combines this cohort under any weights; call it once a round and federation."""
     settings, payload = federation.rule.settings.defence, updates.payload
+    if isinstance(payload, HiddenUpdates):
+        return partial(payload.aggregate, task.parameters)
     if settings is None or (settings.rule == "none" and not settings.mix):
         return partial(payload.combine, task.parameters)
     if not isinstance(payload, DenseModels):
@@ -40,6 +46,32 @@ def combiner(federation: Federation, task: Task, updates: Updates, view: CohortV
         return found
 
     return combine
+
+
+def as_summed(updates: Updates, weighing: Weighing) -> tuple[Updates, Weighing]:
+    """Return both without the clients that dropped out while a sum was taken, and with the weights that it then has.
+
+    Only hidden updates can be missing from their own sum: those that the server sees are there before it weighs.
+    """
+    summed = updates.payload.summed if isinstance(updates.payload, HiddenUpdates) else None
+    if summed is None:
+        return updates, weighing
+    stayed = set(summed.clients)
+    keep = [row for row, name in enumerate(updates.clients) if name in stayed]
+    if len(keep) < len(updates.clients):
+        updates = updates.select(keep, summed.dropped)
+        weights = weighing.weights[keep]
+        weighing = replace(
+            weighing,
+            raw=weighing.raw[keep],
+            normalised=weighing.normalised[keep],
+            scores=weighing.scores[keep],
+            weights=weights / weights.sum(),
+        )
+    if summed.bytes_sent:
+        sent = np.array([summed.bytes_sent.get(name, 0) for name in updates.clients], dtype=np.int64)
+        updates = replace(updates, bytes_sent=sent)
+    return updates, weighing
 
 
 def _root(federation: Federation, task: Task, server: Server) -> Callable[[], torch.Tensor]:

@@ -12,7 +12,7 @@ from steelyard.clients.protocol import ClassifyingServer, Server
 from steelyard.defence.validate import admit
 from steelyard.errors import UserError
 from steelyard.messages import Task, Updates
-from steelyard.rounds.combining import combiner
+from steelyard.rounds.combining import as_summed, combiner
 from steelyard.rounds.private import PrivateRounds
 from steelyard.rounds.soundness import Exploded, is_sound, without_culprit
 from steelyard.rounds.state import Draft, Federation, Plan, RoundState
@@ -59,6 +59,8 @@ def _weigh(
         return Draft(federation, state, updates, weighing, state.parameters, order, view.remembered, kept_old=True)
     combine = combiner(federation, task, updates, view, server)
     model = combine(weighing.weights)
+    updates, weighing = as_summed(updates, weighing)
+    _require(federation, task, updates, plan.min_clients)
     return Draft(federation, state, updates, weighing, model, order, view.remembered, combine=combine)
 
 
@@ -92,13 +94,18 @@ def _admitted(
 ) -> Updates:
     """Return what can be weighed; fewer clients than `least` stop the run."""
     updates = admit(task, updates, criteria, server.classes if isinstance(server, ClassifyingServer) else None)
+    _require(federation, task, updates, least)
+    return updates
+
+
+def _require(federation: Federation, task: Task, updates: Updates, least: int) -> None:
+    """Stop the run where fewer clients than `least` are left."""
     if len(updates.clients) < least:
         reasons = "; ".join(f"{failure.client}: {failure.reason}" for failure in updates.failures[:3])
         raise TooFewClients(
             f"round {task.round} of {federation.name}: {len(updates.clients)} of {len(task.clients)} clients gave a "
             f"usable update, rounds.min_clients = {least} ({reasons or 'no answers'})"
         )
-    return updates
 
 
 def _view(federation: Federation, state: RoundState, updates: Updates, server: Server) -> CohortView:

@@ -120,3 +120,38 @@ def test_a_nodes_words_are_one_printable_line_of_bounded_length():
     reason = reasons(updates.failures)["c1"]
     assert len(reason) <= checks.LONGEST_REASON
     assert reason.isprintable()
+
+
+def _with_metrics(**metrics: list[float]) -> Any:
+    def test(question: Question, clients: tuple[str, ...]) -> Evaluations:
+        return replace(evaluate(question, clients), metrics={name: np.asarray(v) for name, v in metrics.items()})
+
+    return test
+
+
+def _nobody(question: Question, clients: tuple[str, ...]) -> Evaluations:
+    return evaluate(question, ())
+
+
+def test_one_node_neither_takes_a_metric_from_the_others_nor_adds_one():
+    ours = _with_metrics(ndcg=[0.5, 0.25])
+    question = Question("f", 1, 1, torch.zeros(1, 3), False)
+    for other in (evaluate, _nobody, _with_metrics(mine=[1.0])):
+        nodes = [honest("c1", "c2", evaluate=ours), honest("c3", evaluate=other)]
+        (answer,) = crowd(*nodes).evaluate([question])
+        assert list(answer.metrics) == ["ndcg"]
+        assert answer.metrics["ndcg"][:2].tolist() == [0.5, 0.25]
+        assert np.isnan(answer.metrics["ndcg"][2:]).all()
+        assert len(answer.metrics["ndcg"]) == len(answer.clients)
+
+
+@pytest.mark.parametrize("name", ["a\x1b[2Kb", "x" * 65, ""])
+def test_a_metric_that_cannot_be_shown_refuses_its_answer(name: str):
+    question = Question("f", 1, 1, torch.zeros(1, 3), False)
+    hostile = _with_metrics(**{name: [1.0]})
+    (answer,) = crowd(honest("c1"), honest("c2", evaluate=hostile)).evaluate([question])
+    assert answer.clients == ("c1",)
+    assert reasons(answer.failures)["c2"].startswith("metrics: got 1, such as ")
+    many = _with_metrics(**{f"m{number}": [1.0] for number in range(101)})
+    (answer,) = crowd(honest("c1"), honest("c2", evaluate=many)).evaluate([question])
+    assert "allowed: at most 100" in reasons(answer.failures)["c2"]

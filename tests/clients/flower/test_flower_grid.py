@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.proto.runtime_pb2 import PullAppMessagesResponse
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
+from flwr.supercore.run import RunNotRunningException
 from tests.clients.flower.flower_fakes import (
     FakeGrid,
     evaluate,
@@ -23,12 +30,14 @@ from tests.clients.flower.flower_fakes import (
     until,
 )
 
-from steelyard.clients.flower import wire
-from steelyard.clients.flower.courier import Courier, Letter, RunStopped
+from steelyard.clients.flower import mail, wire
+from steelyard.clients.flower.courier import Courier, Letter
 from steelyard.clients.flower.forms import EVALUATE, INTRODUCE, TRAIN, Form
 from steelyard.clients.flower.grid import FlowerClients, NoAnswers
 from steelyard.clients.flower.payloads import DENSE, Codec
+from steelyard.clients.flower.register import REGISTER
 from steelyard.clients.flower.settings import FederateSettings
+from steelyard.clients.flower.superlink import RunStopped, SuperLinkFault
 from steelyard.errors import UserError
 from steelyard.messages import Question
 
@@ -251,15 +260,73 @@ def test_reading_one_answer_that_hangs_does_not_block_the_others():
 
 
 def test_a_run_that_flower_stopped_ends():
-    class RunNotRunningException(Exception):
-        pass
-
     class Stopped(FakeGrid):
         def pull_messages(self, names: Any) -> list[Message]:
+            raise RunNotRunningException  # Not an Exception: nothing that catches those sees it.
+
+    class StoppedBefore(FakeGrid):
+        def push_messages(self, messages: Any) -> list[str]:
             raise RunNotRunningException
 
-    with pytest.raises(RunStopped):
-        Courier(Stopped({1: honest("c1")})).ask([Letter(1, INTRODUCE, wire.content(Form(), {}))], 1.0)  # type: ignore[arg-type]
+    begun = time.monotonic()
+    for grid in (Stopped({1: honest("c1")}), StoppedBefore({1: honest("c1")})):
+        with pytest.raises(RunStopped, match="the SuperLink stopped this run"):
+            Courier(grid).ask([Letter(1, INTRODUCE, wire.content(Form(), {}))], 20.0)  # type: ignore[arg-type]
+    assert time.monotonic() - begun < 10  # At once, not when the time is over.
+
+
+def _status(code: int) -> httpx.HTTPStatusError:
+    request = httpx.Request("POST", "https://127.0.0.1/v1/runtime/pull-messages")
+    return httpx.HTTPStatusError("no", request=request, response=httpx.Response(code, request=request))
+
+
+@pytest.mark.parametrize(
+    ("raised", "heard"),
+    [
+        ([_status(500)] * 3, "none"),  # The database was locked for a moment.
+        ([_status(500)] * 100, "HTTPStatusError"),
+        ([_status(400)], "HTTPStatusError"),
+        ([RunNotRunningException()], "RunStopped"),
+    ],
+)
+def test_a_superlink_that_fails_for_a_moment_costs_nobody_the_round(
+    raised: list[BaseException], heard: str, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(mail, "_LONGEST_PAUSE", 0.05)
+    looks, arrived, stop = iter(raised), [], threading.Event()
+
+    def pull(request: Any) -> PullAppMessagesResponse:
+        error = next(looks, None)
+        if error is not None:
+            raise error
+        stop.set()
+        return PullAppMessagesResponse()
+
+    grid = SimpleNamespace(_runtime_client=SimpleNamespace(PullMessages=pull))
+    letters = {"a": mail.Outstanding("a", 10), "b": mail.Outstanding("b", 10)}
+    post = mail.Mail(grid, letters, time.monotonic() + 30, lambda name, answer: arrived.append((name, answer)))  # type: ignore[arg-type]
+    post._look(stop)
+    told = {"none"} if not arrived else {type(answer).__name__ for _, answer in arrived}
+    assert told == {heard}
+    assert sorted(name for name, _ in arrived) == ([] if heard == "none" else ["a", "b"])
+
+
+def test_a_full_disk_of_the_server_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    class Full(FakeGrid):
+        def push_messages(self, messages: Any) -> list[str]:
+            raise ObjectPushError("part", 1, "session")
+
+    def ask() -> None:
+        Courier(Full({1: honest("c1")})).ask([Letter(1, INTRODUCE, wire.content(Form(), {}))], 1.0)  # type: ignore[arg-type]
+
+    monkeypatch.setenv(REGISTER, str(tmp_path / "register.json"))
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1000))
+    with pytest.raises(SuperLinkFault, match=f"any more: {tmp_path}: No space left on device$"):
+        ask()
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1 << 30))
+    with pytest.raises(SuperLinkFault, match=r"any more: ObjectPushError: Failed to push object") as caught:
+        ask()
+    assert "\n" not in str(caught.value)
 
 
 def test_nobody_answers_gives_an_empty_update_for_the_loop_to_judge():

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -24,12 +25,13 @@ MOST_GROWTH = 1e6
 """In one round no parameter grows beyond this many times the largest of the model that was sent (or of 1)."""
 SIZE = "DS"
 """The criterion that is the number of samples, which a client says already."""
-_BLOCK = 1 << 18
 LONGEST_REASON = 300
-FORM_BYTES = 65_536
+MOST_METRICS, LONGEST_METRIC = 100, 64
 RECORD_COLUMNS = frozenset({"rule", "seed", "round", "client", "samples", "score", "loss", "metrics"})
 """What the record of a run has for each client and evaluation, beside the metrics that clients add."""
-FORM_BYTES_PER_CLIENT = 4_096
+FORM_BYTES, FORM_BYTES_PER_CLIENT = 65_536, 4_096
+"""Most bytes of the written part of an answer: for all, and beside that for each client."""
+_BLOCK = 1 << 18
 
 
 def clean(reason: str) -> str:
@@ -78,7 +80,7 @@ def refuse_clients(clients: list[str], failures: list[FailureForm], asked: Seque
     if strangers:
         raise Refused(f"clients: got {names(strangers)}; allowed: only those asked, {names(asked)}")
     if len(set(named)) != len(named):
-        twice = sorted({name for name in named if named.count(name) > 1})
+        twice = [name for name, count in Counter(named).items() if count > 1]
         raise Refused(f"clients: {names(twice)} answered twice; allowed: one answer each")
     return len(clients)
 
@@ -90,8 +92,14 @@ def refuse_lengths(count: int, columns: Mapping[str, Sequence[object]]) -> None:
             raise Refused(f"{name}: {len(column)} values; allowed: {count}, one per client")
 
 
-def refuse_metrics(metrics: Iterable[str]) -> None:
-    """Refuse metrics named like a column of the record, which a reader of the run could not tell apart."""
+def refuse_metrics(metrics: Collection[str]) -> None:
+    """Refuse metrics that cannot be stored and shown, or are named like a column of the record."""
+    odd = [name for name in metrics if not (name.isprintable() and 0 < len(name) <= LONGEST_METRIC)]
+    if odd or len(metrics) > MOST_METRICS:
+        raise Refused(
+            f"metrics: got {len(metrics)}, such as {next(iter(odd or metrics))[:40]!r}; allowed: at most "
+            f"{MOST_METRICS}, with printable names of at most {LONGEST_METRIC} letters"
+        )
     clashes = sorted(RECORD_COLUMNS.intersection(metrics))
     if clashes:
         raise Refused(f"metrics: got {names(clashes)}, a name of the record's own; allowed: other names")
@@ -180,7 +188,6 @@ def floats(values: Sequence[Any]) -> Floats:
     return np.asarray(values, dtype=np.float64)
 
 
-def names(names: Any) -> str:
+def names(found: Iterable[str]) -> str:
     """Return names as one line of bounded length, for a reason."""
-    text = ", ".join(sorted(str(name) for name in names)) or "none"
-    return clean(text)
+    return clean(", ".join(sorted(found)) or "none")

@@ -19,6 +19,7 @@ from flwr.serverapp import Grid
 from steelyard.clients.flower.checks import clean, unreadable
 from steelyard.clients.flower.forms import Refused
 from steelyard.clients.flower.mail import UNBOUNDED, Mail, Outstanding
+from steelyard.clients.flower.superlink import RunStopped, reaching_superlink
 
 Read = Callable[[int, RecordDict], Any]
 """Reads the content of the answer to the letter at an index; a text that it returns is why it cannot be used."""
@@ -42,10 +43,6 @@ class Silence(str):
     """Why there is no answer: the node said nothing in time."""
 
     __slots__ = ()
-
-
-class RunStopped(Exception):
-    """The SuperLink no longer runs this run; nothing more can be asked."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,15 +124,16 @@ class Courier:
             Message(letter.content, letter.node, letter.kind, ttl=seconds, group_id=str(letter.round))
             for letter in letters
         ]
-        names = list(self.grid.push_messages(messages)) if messages else []
+        with reaching_superlink():
+            names = list(self.grid.push_messages(messages)) if messages else []
         return [name or "" for name in names] if len(names) == len(letters) else [""] * len(letters)
 
 
 def _judge(letter: Letter, name: str, answer: list[Message] | Exception) -> RecordDict | str:
     """Return the content of the one answer to this letter, or what is wrong with it."""
     if isinstance(answer, Exception):
-        if type(answer).__name__ == "RunNotRunningException":
-            raise RunStopped("the SuperLink stopped this run") from answer
+        if isinstance(answer, RunStopped):
+            raise answer
         return str(answer) if isinstance(answer, Refused) else unreadable(answer)
     try:
         return _opened(letter, name, answer)

@@ -18,7 +18,7 @@ PROTOCOL = 2
 INTRODUCE = "query.introduce"
 TRAIN = "train.task"
 EVALUATE = "evaluate.question"
-"""The three messages that a server sends, by Flower's message type."""
+"""The three messages that a server sends, by Flower's message type; `hidden_forms` has those of hidden updates."""
 
 FormT = TypeVar("FormT", bound="Form")
 
@@ -105,6 +105,10 @@ class TaskForm(Form):
     seconds: float
     """How long the server waits; the node gives up by itself after that, so that it is free for the next round."""
     experiment: str = ""
+    cohort: list[str] = []
+    """Where updates are hidden: all clients of the round, whose keys are in the arrays beside it; else empty."""
+    attempt: str = ""
+    """Where updates are hidden: which attempt at the round the keys were made for."""
 
 
 class FailureForm(BaseModel):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 import torch
-from flwr.app import RecordDict
+from flwr.app import ArrayRecord, RecordDict
 from flwr.serverapp import Grid
 
 from steelyard.clients.flower import merging, wire
@@ -22,7 +22,15 @@ from steelyard.clients.flower.settings import FederateSettings
 from steelyard.errors import UserError
 from steelyard.messages import Evaluations, Failure, Question, Task, Updates
 
-PartT = TypeVar("PartT", Updates, Evaluations)
+
+class Part(Protocol):
+    """What one node answered: of some clients, and why not of others."""
+
+    @property
+    def failures(self) -> Sequence[Failure]: ...
+
+
+PartT = TypeVar("PartT", bound=Part)
 _NAMES = "registered-clients"
 _OWNERS = "client-keys"
 _MOST_EXTRA = 1 << 20
@@ -38,7 +46,7 @@ class NoAnswers(UserError):
 
 
 @dataclass(eq=False)
-class _Errand:
+class Errand:
     """One letter on behalf of one task or question."""
 
     index: int
@@ -46,6 +54,17 @@ class _Errand:
     node: int
     asked: tuple[str, ...]
     letter: Letter
+
+
+@dataclass(frozen=True, eq=False)
+class Sending:
+    """How one task travels: what goes out beside its form, and what its answers are made of."""
+
+    arrays: ArrayRecord
+    codec: Codec
+    cohort: Sequence[str] = ()
+    """Where updates are hidden: all clients of the round, whose keys are among the arrays."""
+    attempt: str = ""
 
 
 class FlowerClients:
@@ -94,45 +113,55 @@ class FlowerClients:
         """Send each task to the nodes of its cohort; who does not answer properly in time is named as a failure."""
         self.roster.round = max((task.round for task in tasks), default=0)
         self.roster.refresh(self._patience)
-        errands: list[_Errand] = []
-        failures: list[list[Failure]] = [[] for _ in tasks]
-        dense = self._codec.kind == DENSE.kind
-        rows = [CohortRows(task.clients, task.parameters) if dense else None for task in tasks]
-        for index, task in enumerate(tasks):
-            arrays = wire.pack_parameters(task)
-            for node, asked in self._group(task.clients, failures[index]).items():
-                content = wire.write_task(task, asked, self._seconds(tasks), arrays, self._run, self._experiment)
-                largest = _MOST_EXTRA + 2 * self._codec.largest(len(asked), task.parameters)
-                letter = Letter(node, TRAIN, content, task.round, largest)
-                errands.append(_Errand(index, node, asked, letter))
+        return self.send_tasks(tasks, [Sending(wire.pack_parameters(task), self._codec) for task in tasks])
 
-        def read(errand: _Errand, content: RecordDict) -> Updates:
+    def send_tasks(self, tasks: Sequence[Task], sendings: Sequence[Sending]) -> list[Updates]:
+        """Send each task as it is to travel, and join what comes back."""
+        errands: list[Errand] = []
+        failures: list[list[Failure]] = [[] for _ in tasks]
+        rows = [
+            CohortRows(task.clients, task.parameters) if sending.codec.kind == DENSE.kind else None
+            for task, sending in zip(tasks, sendings, strict=True)
+        ]
+        for index, (task, sending) in enumerate(zip(tasks, sendings, strict=True)):
+            for node, asked in self.group(task.clients, failures[index]).items():
+                content = wire.write_task(
+                    *(task, asked, self._seconds(tasks), sending.arrays, self._run, self._experiment),
+                    cohort=sending.cohort,
+                    attempt=sending.attempt,
+                )
+                largest = _MOST_EXTRA + 2 * sending.codec.largest(len(asked), task.parameters)
+                letter = Letter(node, TRAIN, content, task.round, largest)
+                errands.append(Errand(index, node, asked, letter))
+
+        def read(errand: Errand, content: RecordDict) -> Updates:
             task, kept = tasks[errand.index], rows[errand.index]
-            part = wire.read_updates(content, task, errand.asked, self._criteria, self._codec)
+            part = wire.read_updates(content, task, errand.asked, self._criteria, sendings[errand.index].codec)
             return part if kept is None else kept.put(part)
 
-        parts = self._exchange(errands, self._seconds(tasks), read, failures)
+        parts = self.exchange(errands, self._seconds(tasks), read, failures)
         return [
-            merging.updates(task, parts.get(i, []), failures[i], self._codec, rows[i]) for i, task in enumerate(tasks)
+            merging.updates(task, parts.get(i, []), failures[i], sendings[i].codec, rows[i])
+            for i, task in enumerate(tasks)
         ]
 
     def evaluate(self, questions: Sequence[Question]) -> list[Evaluations]:
         """Send each question to all nodes; raises `NoAnswers` where not one of them answers."""
         self.roster.refresh(self._patience)
-        errands: list[_Errand] = []
+        errands: list[Errand] = []
         failures: list[list[Failure]] = [[] for _ in questions]
         away: list[Failure] = []
-        homes = self._group(sorted(self.roster.registered), away)
+        homes = self.group(sorted(self.roster.registered), away)
         for index, question in enumerate(questions):
             failures[index] = list(away)
             content = wire.write_question(question, self._seconds(questions), self._run, self._experiment)
             for node, asked in homes.items():
-                errands.append(_Errand(index, node, asked, Letter(node, EVALUATE, content, question.round)))
+                errands.append(Errand(index, node, asked, Letter(node, EVALUATE, content, question.round)))
 
-        def read(errand: _Errand, content: RecordDict) -> Evaluations:
+        def read(errand: Errand, content: RecordDict) -> Evaluations:
             return wire.read_evaluations(content, questions[errand.index], errand.asked, self.scores)
 
-        parts = self._exchange(errands, self._seconds(questions), read, failures)
+        parts = self.exchange(errands, self._seconds(questions), read, failures)
         for index, question in enumerate(questions):
             if not parts.get(index):
                 why = "; ".join(f"{failure.client}: {failure.reason}" for failure in failures[index][:3])
@@ -174,7 +203,7 @@ class FlowerClients:
         # A node does one thing after the other, so several federations side by side share its time.
         return self.settings.timeout * max(1, len(work))
 
-    def _group(self, clients: Sequence[str], failures: list[Failure]) -> dict[int, tuple[str, ...]]:
+    def group(self, clients: Sequence[str], failures: list[Failure]) -> dict[int, tuple[str, ...]]:
         """Return who is to be asked where; a client whose node is away or silent is left out, with the reason."""
         homes = {client: self.roster.holder(client) for client in clients}
         awake = {node for node in homes.values() if node is not None and not self.roster.is_resting(node)}
@@ -188,11 +217,11 @@ class FlowerClients:
                 groups.setdefault(node, []).append(client)
         return {node: tuple(sorted(groups[node])) for node in sorted(groups)}
 
-    def _exchange(
+    def exchange(
         self,
-        errands: list[_Errand],
+        errands: list[Errand],
         seconds: float,
-        read: Callable[[_Errand, RecordDict], PartT],
+        read: Callable[[Errand, RecordDict], PartT],
         failures: list[list[Failure]],
     ) -> dict[int, list[PartT]]:
         """Send all letters, read what comes back, and put the blame where an answer is missing or refused."""

@@ -22,16 +22,20 @@ from flwr.serverapp import Grid
 from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
 from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, pull_objects
+from flwr.supercore.run import RunNotRunningException
 from flwr.superlink.grid import HttpGrid
 
 from steelyard.clients.flower.forms import Refused
 from steelyard.clients.flower.pauses import FIRST_PULL_PAUSE, LONGEST_PULL_PAUSE
+from steelyard.clients.flower.superlink import RunStopped, is_passing
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE, _GROWTH = 0.05, 0.25, 1.3
 """Seconds between looks: quick answers are found quickly, and long work is not asked after all the time."""
 _AT_ONCE, _LARGE = 4, 16 << 20
 """Answers that are fetched side by side, to keep the line busy; large ones one by one, for memory."""
 _MOST_PULL_SECONDS = 300.0
+_MOST_FAULTS = 40
+"""Looks in a row at which the SuperLink may fail, about ten seconds, before all answers are given up."""
 UNBOUNDED = 1 << 40
 """Bytes of an answer of which no bound is known."""
 
@@ -72,6 +76,9 @@ class Mail:
         while not stop.wait(next(pauses)) and time.monotonic() < self._deadline:
             try:
                 answers = list(self._grid.pull_messages([name]))
+            except RunNotRunningException:
+                self._arrived(name, RunStopped())
+                return
             except Exception as error:
                 self._arrived(name, error)
                 return
@@ -82,14 +89,18 @@ class Mail:
     def _look(self, stop: threading.Event) -> None:
         """Look for all letters with one request."""
         waiting = set(self._letters)
-        pauses = _pauses()
+        pauses, faults = _pauses(), 0
         while waiting and not stop.wait(next(pauses)) and time.monotonic() < self._deadline:
             try:
                 found = self._client.PullMessages(PullAppMessagesRequest(message_ids=sorted(waiting)))
-            except Exception as error:
+            except (Exception, RunNotRunningException) as error:
+                faults += 1
+                if is_passing(error) and faults < _MOST_FAULTS:
+                    continue
                 for name in waiting:
-                    self._arrived(name, error)
+                    self._arrived(name, error if isinstance(error, Exception) else RunStopped())
                 return
+            faults = 0
             answers: dict[str, list[tuple[MessageProto, ObjectTree]]] = {}
             for message, tree in zip(found.messages_list, found.message_object_trees, strict=True):
                 answers.setdefault(message.metadata.reply_to_message_id, []).append((message, tree))
@@ -107,6 +118,8 @@ class Mail:
                 continue
             try:
                 answers: list[Message] | Exception = [self._opened(name, *part) for part in parts]
+            except RunNotRunningException:
+                answers = RunStopped()
             except Exception as error:
                 answers = error
             self._arrived(name, answers)

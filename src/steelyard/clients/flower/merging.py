@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
@@ -58,7 +59,7 @@ def evaluations(
     bounded: list[Evaluations] = []
     refused: list[Failure] = []
     for part in parts:
-        found = list(zip(part.clients, faults, strict=False)) if part.clients else []
+        found = list(zip(part.clients, faults, strict=False))  # The faults of the next nodes stay in the iterator.
         refused += [Failure(client, fault) for client, fault in found if fault is not None]
         bounded.append(_kept(part, [row for row, (_, fault) in enumerate(found) if fault is None]))
     return _joined(question, bounded, [*failures, *refused])
@@ -85,8 +86,7 @@ def _kept(part: Evaluations, keep: list[int]) -> Evaluations:
 def _joined(question: Question, parts: Sequence[Evaluations], failures: Sequence[Failure]) -> Evaluations:
     clients = [client for part in parts for client in part.clients]
     order = sorted(range(len(clients)), key=lambda i: clients[i])
-    # A figure that some nodes did not give cannot be told for all clients.
-    names = sorted(set.intersection(*(set(part.metrics) for part in parts)))
+    names = _metrics(parts)
     samples = _column([part.samples for part in parts], _NO_COUNTS)
     right = None
     if question.detailed:
@@ -99,10 +99,23 @@ def _joined(question: Question, parts: Sequence[Evaluations], failures: Sequence
         samples=samples[order],
         scores=np.concatenate([part.scores for part in parts], axis=1)[:, order],
         losses=np.concatenate([part.losses for part in parts], axis=1)[:, order],
-        metrics={name: _column([part.metrics[name] for part in parts], _NO_FLOATS)[order] for name in names},
+        metrics={name: _column([_metric(part, name) for part in parts], _NO_FLOATS)[order] for name in names},
         right=right,
         failures=tuple(sorted(failures, key=lambda failure: failure.client)),
     )
+
+
+def _metrics(parts: Sequence[Evaluations]) -> list[str]:
+    """Return the metrics that were given for most clients: one node can neither add one nor take one away."""
+    given = Counter[str]()
+    for part in parts:
+        given.update(dict.fromkeys(part.metrics, len(part.clients)))
+    most = sum(len(part.clients) for part in parts) / 2
+    return sorted(name for name, clients in given.items() if clients > most)
+
+
+def _metric(part: Evaluations, name: str) -> NDArray[np.float64]:
+    return part.metrics.get(name, np.full(len(part.clients), np.nan))
 
 
 def _pieces(part: Evaluations) -> list[NDArray[np.bool_]]:

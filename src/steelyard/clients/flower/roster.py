@@ -18,6 +18,7 @@ from steelyard.clients.flower.courier import Courier, Letter
 from steelyard.clients.flower.forms import INTRODUCE, AskForm, IntroductionForm, Refused
 from steelyard.clients.flower.introductions import About, client_names, facts, introduction, key_line
 from steelyard.clients.flower.register import Register
+from steelyard.clients.flower.superlink import reaching_superlink
 from steelyard.errors import UserError
 
 _INTRODUCTION_SECONDS = 30.0
@@ -179,11 +180,12 @@ class Roster:
 
     def _present(self) -> set[int]:
         grid = self._courier.grid
-        if self._register is None:
-            return set(grid.get_node_ids())
-        found = {int(info.node_id): key_line(bytes(info.public_key)) for info in grid.get_nodes()}  # type: ignore[attr-defined]
-        self._keys = found
-        return set(found)
+        with reaching_superlink():
+            if self._register is None:
+                return set(grid.get_node_ids())
+            nodes = list(grid.get_nodes())  # type: ignore[attr-defined]
+        self._keys = {int(node.node_id): key_line(bytes(node.public_key)) for node in nodes}
+        return set(self._keys)
 
     def _take(self, node: int, answer: RecordDict | str) -> None:
         try:

@@ -61,9 +61,20 @@ def pack_parameters(task: Task) -> ArrayRecord:
 
 
 def write_task(
-    task: Task, clients: Sequence[str], seconds: float, parameters: ArrayRecord, run: str = "", experiment: str = ""
+    task: Task,
+    clients: Sequence[str],
+    seconds: float,
+    parameters: ArrayRecord,
+    run: str = "",
+    experiment: str = "",
+    *,
+    cohort: Sequence[str] = (),
+    attempt: str = "",
 ) -> RecordDict:
-    """Return a task for those of its cohort that live on one node."""
+    """Return a task for those of its cohort that live on one node.
+
+    Where updates are hidden, `cohort` names all clients of the round, and their keys are in `parameters` too.
+    """
     form = TaskForm(
         run=run,
         federation=task.federation,
@@ -73,6 +84,8 @@ def write_task(
         loss=LossForm.of(task.loss),
         seconds=seconds,
         experiment=experiment,
+        cohort=list(cohort),
+        attempt=attempt,
     )
     return RecordDict({"form": _written(form), "arrays": parameters})
 
@@ -87,17 +100,23 @@ class Errand:
     """The experiment as JSON."""
     seconds: float
     """How long the server waits."""
+    cohort: tuple[str, ...] = ()
+    """Where updates are hidden: all clients of the round."""
+    keys: NDArray[np.uint8] | None = None
+    """Where updates are hidden: the public keys of each of them."""
+    attempt: str = ""
 
 
 def read_task(records: RecordDict) -> tuple[Task, Errand]:
     """Return the task that a node received, and what it needs for it."""
     text, arrays = split(records)
     form = TaskForm.read(text)
-    payloads.only_keys(arrays, ["parameters"])
+    payloads.only_keys(arrays, ["keys", "parameters"] if form.cohort else ["parameters"])
     parameters = packing.tensor(packing.unpack(arrays["parameters"], "parameters", "<f4", (None,)))
     clients = tuple(sorted(form.clients))
     task = Task(form.federation, form.seed, form.round, clients, parameters, form.loss.state())
-    return task, Errand(form.run, form.experiment, form.seconds)
+    keys = packing.unpack(arrays["keys"], "keys", "|u1", (len(form.cohort), None)) if form.cohort else None
+    return task, Errand(form.run, form.experiment, form.seconds, tuple(form.cohort), keys, form.attempt)
 
 
 def write_question(question: Question, seconds: float, run: str = "", experiment: str = "") -> RecordDict:
@@ -221,7 +240,8 @@ def read_evaluations(
     checks.refuse_lengths(count, {"samples": form.samples})
     checks.refuse_lengths(count, form.metrics)
     checks.refuse_metrics(form.metrics)
-    table, losses = (checks.table(name, rows, len(question.models), count) for name, rows in _tables(form))
+    table = checks.table("scores", form.scores, len(question.models), count)
+    losses = checks.table("losses", form.losses, len(question.models), count)
     faults = [checks.sample_fault(form.samples[i]) or checks.score_fault(table[:, i], scores) for i in range(count)]
     keep = [i for i in range(count) if faults[i] is None]
     samples = np.asarray([min(max(n, 0), checks.MOST_SAMPLES) for n in form.samples], dtype=np.int64)
@@ -239,10 +259,6 @@ def read_evaluations(
             *(Failure(form.clients[i], checks.clean(reason)) for i, reason in enumerate(faults) if reason is not None),
         ),
     )
-
-
-def _tables(form: EvaluationForm) -> list[tuple[str, list[list[float]]]]:
-    return [("scores", form.scores), ("losses", form.losses)]
 
 
 def _right(

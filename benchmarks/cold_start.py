@@ -1,0 +1,297 @@
+"""New items, ranked by what is known of them alone: VSM, KGFlex and what needs no learning, on items held out.
+
+    python -m benchmarks.cold_start --out FOLDER --data books,yahoo --draws 5
+
+A fifth of the items is drawn; every interaction with them is the test, all others are the training. A system trains on
+the rest of the catalogue as if the drawn items did not exist yet, then ranks them, and only them, for each user. What a
+collaborative system knows of an item is nothing here. Settings of KGFlex are chosen on a draw of their own (draw 0),
+which is not reported. Each cell is one file under FOLDER; those that are there are not computed again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from steelyard.data.files import find
+from steelyard.randomness import generator
+from steelyard.recommend.baselines.plain import random
+from steelyard.recommend.baselines.vsm import vsm
+from steelyard.recommend.clients import LocalRound
+from steelyard.recommend.filters import keep
+from steelyard.recommend.fpl import Learning
+from steelyard.recommend.interactions import Codes, Interactions, build
+from steelyard.recommend.kgflex.clients import KgflexClients, KgflexParts, KgflexServer
+from steelyard.recommend.kgflex.model import Knowledge
+from steelyard.recommend.kgflex.model import scores as kgflex_scores
+from steelyard.recommend.kgflex.settings import KgflexSettings
+from steelyard.recommend.knowledge.features import ItemFeatures
+from steelyard.recommend.knowledge.loading import load_features
+from steelyard.recommend.knowledge.settings import KnowledgeSettings
+from steelyard.recommend.lists import Scores
+from steelyard.recommend.metrics import NDCG, HitRate, ItemCoverage
+from steelyard.recommend.ranking import Floats, Ground, top
+from steelyard.recommend.reading import read
+from steelyard.recommend.sampling import Histories
+from steelyard.recommend.users import Users
+from steelyard.rounds.loop import one_round
+from steelyard.rounds.state import Federation, Plan
+from steelyard.weighing.rule import Rule, WeighingSettings
+
+CUTOFF, SHARE, FACTORS = 10, 0.2, 10
+RATES, EPOCHS = (0.02, 0.1), (5, 10, 20, 40)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A data set: its files, what is kept of it, what is known of its items, and how many triples make a round."""
+
+    files: tuple[str, ...]
+    core: int
+    knowledge: dict[str, Any]
+    threshold: float | None = None
+    triples: int = 5
+
+
+CASES = {
+    "books": Case(
+        ("facebook_books/dataset.tsv.gz",),
+        5,
+        {
+            "sources": [
+                {
+                    "path": "facebook_books/item_features.tsv.gz",
+                    "predicates": "facebook_books/predicate_mapping.tsv.gz",
+                }
+            ]
+        },
+    ),
+    "yahoo": Case(
+        ("yahoo_movies/trainingset.tsv.gz", "yahoo_movies/testset.tsv.gz"),
+        10,
+        {"sources": [{"path": "yahoo_movies/map.tsv.gz"}]},
+        3,
+    ),
+    "ml1m": Case(
+        ("movielens_1m/ratings.dat.gz",),
+        10,
+        {
+            "inverse": True,
+            "sources": [
+                {
+                    "path": "movielens_1m_dbpedia/dbpedia_triples.tsv.gz",
+                    "links": "movielens_1m_dbpedia/MappingMovielens2DBpedia-1.2.tsv",
+                },
+                {"path": "movielens_1m/movies.dat"},
+            ],
+        },
+        3,
+        20,
+    ),
+}
+"""As in the recipes; features are those of at least 11 items, whether these are held out or not: they are public."""
+
+
+@dataclass(frozen=True, eq=False)
+class Draw:
+    """One draw of new items: the training without them, and the test on them alone, numbered apart."""
+
+    train: Interactions
+    """All items of the catalogue have numbers here; the new ones have no rows."""
+    new: Codes
+    """The numbers of the new items, ascending."""
+    ground: Ground
+    """The test: users as in `train`, items by their index in `new`."""
+    features: ItemFeatures
+
+    @property
+    def old(self) -> Codes:
+        """The numbers of all other items."""
+        return np.setdiff1d(np.arange(len(self.train.items)), self.new)
+
+
+def data_of(case: Case) -> Interactions:
+    """Read and filter a data set's interactions, test files included."""
+    parts = [read(find(Path(name), "interactions", field=name)) for name in case.files]
+    users = [user for part in parts for user in part.users[part.user].tolist()]
+    items = [item for part in parts for item in part.items[part.item].tolist()]
+    rating = np.concatenate([part.rating for part in parts]).tolist()
+    return keep(build(users, items, rating), duplicates="first", k_core=case.core)
+
+
+def draw(data: Interactions, features: ItemFeatures, case: Case, number: int) -> Draw:
+    """Hold a share of the items out of training; users who have nothing left are left out of the test too."""
+    items = len(data.items)
+    count = round(SHARE * items)
+    new = np.sort(generator(number, 0, "", "new items").choice(items, size=count, replace=False))
+    held = np.isin(data.item, new)
+    train = data.select(~held, renumber=False)
+    test = data.select(held & (train.per_user()[data.user] > 0), renumber=False)
+    relevant = np.ones(len(test), dtype=bool) if case.threshold is None else test.rating >= case.threshold
+    pairs = np.unique(test.user[relevant] * count + np.searchsorted(new, test.item[relevant]))
+    nobody = np.zeros(0, dtype=np.int64)
+    ground = Ground(len(data.users), count, nobody, nobody, pairs // count, pairs % count)
+    return Draw(train, new, ground, features)
+
+
+def judged(drawn: Draw, scores: Scores, block: int = 512) -> dict[str, float]:
+    """Rank the new items for each user and return the metrics over users who took one of them."""
+    lists: list[Codes] = []
+    for start in range(0, drawn.ground.users, block):
+        users = np.arange(start, min(start + block, drawn.ground.users))
+        found = np.asarray(scores(users), dtype=np.float64)[:, drawn.new]
+        lists.append(top(found, np.zeros(found.shape, dtype=bool), CUTOFF))
+    view = drawn.ground.view(np.concatenate(lists), CUTOFF)
+    return {"ndcg": NDCG()(view), "hit_rate": HitRate()(view), "coverage": ItemCoverage()(view) / len(drawn.new)}
+
+
+def popular_features(drawn: Draw) -> Scores:
+    """Score an item, for everyone alike, by the mean popularity of the old items that share each of its features."""
+    old = np.zeros(len(drawn.train.items))
+    old[drawn.old] = 1.0
+    marks = drawn.features.matrix.astype(np.float64)
+    taken = np.asarray(marks.T @ drawn.train.per_item()) / np.maximum(np.asarray(marks.T @ old), 1)
+    scores = np.asarray(marks @ taken) / np.maximum(drawn.features.per_item(), 1)
+    return lambda users: np.broadcast_to(scores, (len(users), len(scores)))
+
+
+class Kgflex:
+    """KGFlex on one draw, trained by the rounds of FPL with all users; epochs can be added one by one.
+
+    Negatives are drawn from the old items alone, unless `unseen`: then new items are drawn like any other, as happens
+    where they stand in the catalogue already.
+    """
+
+    def __init__(self, drawn: Draw, case: Case, rate: float, seed: int = 1, *, unseen: bool = False) -> None:
+        rows = np.arange(len(drawn.train.items)) if unseen else drawn.old
+        number = np.full(len(drawn.train.items), -1, dtype=np.int64)
+        number[rows] = np.arange(len(rows))
+        train = drawn.train
+        known = Interactions(train.users, train.items[rows], train.user, number[train.item], train.rating)
+        histories = Histories.of(known)
+        there = ItemFeatures(drawn.features.matrix[rows], drawn.features.names, drawn.features.hops)
+        users = Users(
+            histories, Ground.between(known, known), np.ones(histories.users), histories.items.astype(np.int64)
+        )
+        parts = KgflexParts(there, KgflexSettings(others=5.0))
+        self.clients = KgflexClients(users, Learning(rate, FACTORS), LocalRound(case.triples), parts)
+        self.server = KgflexServer(there.features, FACTORS)
+        self.federation = Federation("EQ", "EQ", seed, Rule(WeighingSettings(criteria=("EQ",))))
+        self.states = {"EQ": self.federation.start(self.server)}
+        self.plan = Plan(rounds=1 << 30, fraction=1.0, evaluate_every=1 << 29)
+        self.rounds_per_epoch = max(1, round(histories.total / (histories.users * case.triples)))
+        self.features, self.seed, self.epochs = drawn.features, seed, 0
+
+    def train_to(self, epochs: int) -> None:
+        """Go on to so many epochs."""
+        for number in range(self.epochs * self.rounds_per_epoch + 1, epochs * self.rounds_per_epoch + 1):
+            one_round([self.federation], self.states, self.clients, self.server, self.plan, number)
+        self.epochs = epochs
+
+    def scores(self, users: Codes) -> Floats:
+        """Score all items, new ones too, by their features."""
+        table = self.clients.table(self.states["EQ"].parameters)
+        known = Knowledge(self.features, self.clients.knowledge(self.seed).selection)
+        return kgflex_scores(table, self.clients.views("EQ", self.seed), known, users).astype(np.float64)
+
+
+def chosen(case: Case, drawn: Draw) -> dict[str, Any]:
+    """Return the rate and the number of epochs that rank the new items of a draw best, and all that were tried."""
+    tried: list[dict[str, Any]] = []
+    for rate in RATES:
+        model = Kgflex(drawn, case, rate)
+        for epochs in EPOCHS:
+            model.train_to(epochs)
+            tried.append({"rate": rate, "epochs": epochs, **judged(drawn, model.scores)})
+    best = max(tried, key=lambda each: each["ndcg"])
+    return {"rate": best["rate"], "epochs": best["epochs"], "tried": tried}
+
+
+def systems(case: Case, best: dict[str, Any]) -> dict[str, Callable[[Draw], Scores]]:
+    """Return the systems by name: each takes a draw and returns scores of all items."""
+
+    def kgflex(unseen: bool) -> Callable[[Draw], Scores]:
+        def make(drawn: Draw) -> Scores:
+            model = Kgflex(drawn, case, best["rate"], unseen=unseen)
+            model.train_to(best["epochs"])
+            return model.scores
+
+        return make
+
+    return {
+        "random": lambda drawn: random(drawn.train),
+        "popular features": popular_features,
+        "VSM": lambda drawn: vsm(drawn.train, drawn.features),
+        "KGFlex": kgflex(False),
+        "KGFlex, new items as negatives": kgflex(True),
+    }
+
+
+def kept_or(path: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Return what a file holds, or make it and write it."""
+    if not path.is_file():
+        begun = time.perf_counter()
+        found = make()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps({**found, "seconds": round(time.perf_counter() - begun, 1)}), encoding="utf-8")
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def measure(name: str, out: Path, draws: int) -> dict[str, list[dict[str, float]]]:
+    """Compute every cell of one data set that is not there yet."""
+    case = CASES[name]
+    data = data_of(case)
+    sources = [
+        {key: str(find(Path(value), "a file", field=key)) for key, value in source.items()}
+        for source in case.knowledge["sources"]
+    ]
+    settings = KnowledgeSettings.model_validate({"min_items": 11, **case.knowledge, "sources": sources})
+    features = load_features(settings, data.items)
+    best = kept_or(out / name / "chosen.json", lambda: chosen(case, draw(data, features, case, 0)))
+    print(f"{name}: {data}; {features}; KGFlex with rate {best['rate']}, {best['epochs']} epochs", flush=True)
+    found: dict[str, list[dict[str, float]]] = {}
+    for number in range(1, draws + 1):
+        drawn = draw(data, features, case, number)
+        for system, make in systems(case, best).items():
+            path = out / name / f"{system.replace(', ', '-').replace(' ', '-')}-{number}.json"
+            found.setdefault(system, []).append(
+                kept_or(path, lambda make=make, drawn=drawn: judged(drawn, make(drawn)))
+            )
+    return found
+
+
+def rows(found: dict[str, list[dict[str, float]]]) -> Iterable[str]:
+    """Yield the lines of a table: mean and standard deviation over the draws."""
+    yield "| | nDCG@10 | HR@10 | share of the new items shown |"
+    yield "|---|---|---|---|"
+    for system, cells in found.items():
+        told = []
+        for metric in ("ndcg", "hit_rate", "coverage"):
+            values = [cell[metric] for cell in cells]
+            spread = statistics.stdev(values) if len(values) > 1 else 0.0
+            told.append(f"{statistics.mean(values):.4f} ± {spread:.4f}")
+        yield f"| {system} | {' | '.join(told)} |"
+
+
+def main() -> None:
+    """Measure the data sets asked for and print a table of each."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--data", default="books,yahoo")
+    parser.add_argument("--draws", type=int, default=5)
+    asked = parser.parse_args()
+    for name in asked.data.split(","):
+        for line in rows(measure(name, asked.out, asked.draws)):
+            print(line)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""Pictures of the thesis' Figures 4.2 to 4.4 from the lines of recommend_tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import altair as alt
+import pandas as pd
+
+from benchmarks.recommend_plan import VARIANTS
+from benchmarks.recommend_systems import Line
+from benchmarks.recommend_thesis import TITLES
+
+SHOWN = ("amazon", "italy", "ml1m", "librarything")
+ORDER = [mode for mode, _ in VARIANTS[:4]]
+COLOURS = alt.Scale(domain=ORDER, range=["#1f4e79", "#6aa6d6", "#2e7d32", "#8bc34a"])
+
+
+def frame(lines: Sequence[Line]) -> pd.DataFrame:
+    """Return the test lines of the modes of FPL over π, with the + modes as the thesis' tables have them, seed 1."""
+    rows: list[dict[str, Any]] = [
+        {
+            "data": TITLES[line["data"]],
+            "mode": line["system"],
+            "π": line["settings"]["pi"],
+            "F1@10": line["f1"],
+            "P@10": line["precision"],
+            "items shown": line["item_coverage"],
+            "updates": line.get("updates", {}),
+        }
+        for line in lines
+        if line["use"] == "test" and line["seed"] == 1 and line["data"] in SHOWN
+        if (line["system"], line["settings"].get("epoch")) in VARIANTS[:4]
+    ]
+    return pd.DataFrame(rows).sort_values(["data", "mode", "π"])
+
+
+def draw(lines: Sequence[Line], folder: Path) -> None:
+    """Write recommend-pi.svg (4.2), recommend-coverage.svg (4.3) and recommend-updates.svg (4.4)."""
+    found = frame(lines)
+    colour = alt.Color("mode:N", scale=COLOURS, sort=ORDER, title=None)
+    base = alt.Chart(found[found["π"] > 0]).properties(width=230, height=150)
+    over = base.mark_line(point=True).encode(x="π:Q", y=alt.Y("F1@10:Q", scale=alt.Scale(zero=False)), color=colour)
+    _save(_facets(over), folder / "recommend-pi.svg")
+    wide = base.mark_line(point=True).encode(
+        x=alt.X("P@10:Q", scale=alt.Scale(zero=False)),
+        y=alt.Y("items shown:Q", scale=alt.Scale(zero=False)),
+        order="π:Q",
+        color=colour,
+    )
+    _save(_facets(wide), folder / "recommend-coverage.svg")
+    ranks = [
+        {"data": row["data"], "mode": row["mode"], "π": row["π"], "rank": int(rank), "share of updates": share}
+        for row in found[found["mode"].isin(["sFPL", "sFPL+"])].to_dict("records")
+        for rank, share in row["updates"].items()
+        if row["π"] in (0, 0.1, 0.5, 1)
+    ]
+    lines_of = alt.Chart(pd.DataFrame(ranks)).mark_line(point=True).properties(width=230, height=150)
+    sent = lines_of.encode(
+        x=alt.X("rank:Q", scale=alt.Scale(type="log"), title="rank of the item by updates"),
+        y=alt.Y("share of updates:Q", scale=alt.Scale(type="log")),
+        color=alt.Color("π:O", scale=alt.Scale(scheme="redblue")),
+        strokeDash="mode:N",
+    )
+    _save(_facets(sent), folder / "recommend-updates.svg")
+
+
+def _facets(chart: alt.Chart) -> alt.FacetChart:
+    facets = chart.facet(facet=alt.Facet("data:N", title=None), columns=2)
+    return facets.resolve_scale(x="independent", y="independent")
+
+
+def _save(chart: alt.FacetChart, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    chart.save(str(path))

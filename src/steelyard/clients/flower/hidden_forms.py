@@ -1,0 +1,117 @@
+"""The messages of a round with hidden updates, beside the task: keys before it, the hidden sum and its opening after.
+
+    keys ──▶ task (with everybody's keys; back come criteria and encrypted shares) ──▶ hide ──▶ open
+
+Bytes travel as arrays: a row of public keys per client, a letter of 82 bytes per pair, a share of 33 bytes per client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from steelyard.clients.flower.arrays import unpack
+from steelyard.clients.flower.forms import FailureForm, Form
+from steelyard.clients.flower.payloads import Codec, only_keys
+from steelyard.errors import UserError
+from steelyard.messages import Floats
+from steelyard.privacy.secure_client import LETTER_BYTES
+
+KEYS = "query.keys"
+HIDE = "train.hide"
+OPEN = "query.open"
+"""The three messages that hiding adds, by Flower's message type."""
+
+Bytes = NDArray[np.uint8]
+
+
+class RoundForm(Form):
+    """Which attempt at which round of which federation a message is about, and which clients of a node are meant."""
+
+    run: str
+    federation: str
+    seed: int
+    round: int
+    attempt: str
+    clients: list[str]
+    seconds: float
+    experiment: str = ""
+
+
+class AnswerForm(Form):
+    """For which of its clients a node answers, and why not for the others; all else is in the arrays."""
+
+    federation: str
+    round: int
+    clients: list[str]
+    failures: list[FailureForm]
+
+
+class HideForm(RoundForm):
+    """The server tells the weights, and who goes on: their letters for the node's clients are in the arrays."""
+
+    members: list[str]
+    weights: list[float]
+    """One for each of `clients`."""
+
+
+class OpenForm(RoundForm):
+    """The server asks for what opens the sum of the clients whose hidden updates arrived."""
+
+    survivors: list[str]
+
+
+def rows(parts: Sequence[bytes], width: int) -> Bytes:
+    """Return equally long pieces of bytes as one array, a row each."""
+    return np.frombuffer(b"".join(parts), dtype=np.uint8).reshape(len(parts), width)
+
+
+@dataclass(frozen=True, eq=False)
+class Letters:
+    """What stands in the place of updates where they are hidden: each client's letters to all others of its cohort.
+
+    `letters[clients, cohort, bytes]`; a client's own row is zeros.
+    """
+
+    letters: Bytes
+
+    def select(self, keep: Sequence[int]) -> Letters:
+        return Letters(self.letters[list(keep)])
+
+    def finite(self) -> NDArray[np.bool_]:
+        return np.ones(len(self.letters), dtype=np.bool_)
+
+    def divergence(self, parameters: torch.Tensor) -> Floats:
+        """Return zeros: nothing is known of how far an update goes, but that its client could write it down."""
+        return np.zeros(len(self.letters))
+
+    def combine(self, parameters: torch.Tensor, weights: Floats) -> NoReturn:
+        raise UserError("privacy.aggregation: letters cannot be combined; allowed: the sum that comes after them")
+
+    def gram(self, parameters: torch.Tensor) -> NoReturn:
+        raise UserError("privacy.aggregation: letters tell nothing of updates; allowed: criteria without them")
+
+
+def letter_codec(cohort: int) -> Codec:
+    """Return how the letters of a cohort travel, in the answer to a task."""
+
+    def join(payloads: Sequence[Any], order: Sequence[int]) -> Letters:
+        return Letters(np.concatenate([payload.letters for payload in payloads])[list(order)])
+
+    def read(arrays: Any, clients: int, parameters: torch.Tensor) -> Letters:
+        only_keys(arrays, ["letters"])
+        return Letters(unpack(arrays["letters"], "letters", "|u1", (clients, cohort, LETTER_BYTES)))
+
+    return Codec(
+        kind="hidden",
+        payload=Letters,
+        pack=lambda payload: {"letters": payload.letters},
+        unpack=read,
+        join=join,
+        largest=lambda clients, parameters: clients * cohort * LETTER_BYTES + 4096,
+    )

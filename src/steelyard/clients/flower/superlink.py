@@ -1,0 +1,61 @@
+"""What the SuperLink itself does to a run: it may stop it, fail, or have no room left; each is told in one line."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
+from flwr.supercore.run import RunNotRunningException
+
+from steelyard.clients.flower.register import REGISTER
+from steelyard.errors import UserError
+
+_LEAST_ROOM = 1 << 20
+"""Bytes; with less, Flower's database cannot take a message."""
+_FAULT = 500
+
+
+class RunStopped(UserError):
+    """The SuperLink no longer runs this run; nothing more can be asked."""
+
+    def __init__(self) -> None:
+        super().__init__("the SuperLink stopped this run (`flwr stop`?)")
+
+
+class SuperLinkFault(UserError):
+    """The SuperLink does not do what it is asked; the run stops and can be resumed."""
+
+
+@contextmanager
+def reaching_superlink() -> Generator[None]:
+    """Turn what the SuperLink does wrong into one line; use it around every call that a run cannot do without."""
+    try:
+        yield
+    except RunNotRunningException:  # Not an Exception in Flower.
+        raise RunStopped from None
+    except (httpx.HTTPError, ObjectPushError) as error:
+        words = lack_of_room() or f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        raise SuperLinkFault(f"the SuperLink does not take messages any more: {words}") from error
+
+
+def is_passing(error: BaseException) -> bool:
+    """Whether an error of the SuperLink may be gone at the next try; Flower tries all others again by itself."""
+    return isinstance(error, httpx.HTTPStatusError) and error.response.status_code == _FAULT
+
+
+def lack_of_room() -> str:
+    """Say that the disk of the server's folder is full, where Flower's database is kept; nothing where it is not."""
+    register = os.environ.get(REGISTER)
+    if not register:
+        return ""
+    folder = Path(register).parent
+    try:
+        free = shutil.disk_usage(folder).free
+    except OSError:
+        return ""
+    return f"{folder}: No space left on device" if free < _LEAST_ROOM else ""

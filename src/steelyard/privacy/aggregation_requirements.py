@@ -1,0 +1,25 @@
+"""What hiding updates needs beyond the core: checked before a run, in one line that says how to get it."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from steelyard.errors import UserError
+from steelyard.privacy.aggregation_settings import AggregationSettings
+
+_NEEDED = {
+    "secure": {"cryptography": "privacy"},
+    "paillier": {"phe": "encryption", "gmpy2": "encryption"},
+    "ckks": {"tenseal": "encryption"},
+}
+"""By kind: the modules that it cannot do without, and the extra that brings each."""
+
+
+def check_installed(settings: AggregationSettings) -> None:
+    """Refuse a kind of aggregation whose library is missing."""
+    for module, extra in _NEEDED[settings.kind].items():
+        if find_spec(module) is None:
+            raise UserError(
+                f"privacy.aggregation.kind: '{settings.kind}' needs {module}, which is not installed; "
+                f"pip install 'steelyard[{extra}]'"
+            )

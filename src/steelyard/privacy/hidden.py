@@ -1,0 +1,131 @@
+"""Updates that the server never sees: it knows whose they are, and may learn one weighted sum of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NoReturn, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steelyard.errors import UserError
+from steelyard.messages import Failure, Floats
+from steelyard.privacy.aggregation_settings import FEWEST, AggregationSettings
+from steelyard.privacy.fixed_point import FixedPoint
+
+if TYPE_CHECKING:
+    import torch  # only for annotations
+
+
+@dataclass(frozen=True, eq=False)
+class Summed:
+    """What came out of summing a cohort's updates."""
+
+    total: Floats
+    """Σ w·Δ over the clients that stayed: one number per parameter."""
+    clients: tuple[str, ...]
+    """Who is in the sum, ascending."""
+    dropped: tuple[Failure, ...] = ()
+    """Who was to be in it and dropped out after the weights were known."""
+    bytes_sent: dict[str, int] = field(default_factory=dict[str, int])
+    """What each client sent in the round for the sum, where it was counted."""
+
+
+class Summing(Protocol):
+    """What sums the updates of a cohort without showing one: an exchange with the clients that hold them."""
+
+    def sum(self, clients: Sequence[str], weights: Floats) -> Summed:
+        """Return Σ w·Δ of these clients, or of those of them that stay; called once a round."""
+        ...
+
+
+@dataclass(eq=False)
+class HiddenUpdates:
+    """The payload of a cohort under [privacy.aggregation]; all that can be done with it is one sum.
+
+    A second sum of the same updates under other weights would be a second equation about them, so there is none.
+    """
+
+    clients: tuple[str, ...]
+    summing: Summing
+    settings: AggregationSettings
+    summed: Summed | None = None
+    """What came out, once `aggregate` was called."""
+
+    def aggregate(self, parameters: torch.Tensor, weights: Floats) -> torch.Tensor:
+        """Return Θ + Σ w·Δ / Σ w over the clients that stayed to the end.
+
+        Where a client drops out after the weights were given, its weight goes to the others in proportion.
+        """
+        import torch  # Late for speed of start.
+
+        if self.summed is not None or weights.ndim != 1:
+            raise UserError(
+                "privacy.aggregation: a second weighted sum of the same updates was asked for, and enough of them show "
+                "single updates; allowed: one a round"
+            )
+        check_weights(self.clients, weights, self.settings)
+        self.summed = self.summing.sum(self.clients, weights)
+        stayed = set(self.summed.clients)
+        whole = sum(weight for name, weight in zip(self.clients, weights.tolist(), strict=True) if name in stayed)
+        if whole <= 0:
+            raise UserError(
+                "privacy.aggregation: every client that stayed to the end has a weight of 0; allowed: at least one "
+                "with a weight"
+            )
+        # Weights that sum to 1 up to rounding are those that were given, so that nothing is divided twice.
+        step = self.summed.total if abs(whole - 1) < 1e-9 else self.summed.total / whole
+        return parameters + torch.from_numpy(step).to(parameters.device, parameters.dtype)
+
+    def combine(self, parameters: torch.Tensor, weights: Floats) -> NoReturn:
+        """Refuse: models of any weights would be further sums."""
+        _hidden()
+
+    def divergence(self, parameters: torch.Tensor) -> NoReturn:
+        """Refuse: nobody but the client knows."""
+        _hidden()
+
+    def gram(self, parameters: torch.Tensor) -> NoReturn:
+        """Refuse: nobody knows."""
+        _hidden()
+
+    def select(self, keep: Sequence[int]) -> HiddenUpdates:
+        """Return the updates of some of the clients only; the others will not be asked to hide theirs."""
+        return HiddenUpdates(tuple(self.clients[row] for row in keep), self.summing, self.settings, self.summed)
+
+    def finite(self) -> NDArray[np.bool_]:
+        """Return that all are: a client whose update is not takes no part, since it cannot be written down."""
+        return np.ones(len(self.clients), dtype=np.bool_)
+
+
+def _hidden() -> NoReturn:
+    raise UserError(
+        "privacy.aggregation: the server sees no single updates in this run, and something asks for them; allowed: "
+        "criteria, rules and defences without them"
+    )
+
+
+def check_weights(clients: Sequence[str], weights: Floats, settings: AggregationSettings) -> None:
+    """Refuse weights under which the sum would be nearly one client's update."""
+    if not len(weights) or not (np.isfinite(weights).all() and (weights >= 0).all()):
+        raise UserError("privacy.aggregation: weights are missing or no numbers; allowed: numbers from 0 to 1")
+    heaviest = int(np.argmax(weights))
+    # Rounding: a cap of exactly this size must pass.
+    if weights[heaviest] > settings.largest_weight + 1e-9:
+        raise UserError(
+            f"privacy.aggregation.largest_weight: {clients[heaviest]} would have {weights[heaviest]:.3g} of the "
+            f"weight, and a sum that is nearly one update hides nothing; allowed: at most {settings.largest_weight:g} "
+            "(set weighing.max_weight, or take larger cohorts)"
+        )
+
+
+def check_cohort(settings: AggregationSettings, clients: int) -> None:
+    """Refuse cohorts in which nobody could hide, and numbers of which a sum could overflow; call it before a run."""
+    if clients < FEWEST:
+        raise UserError(
+            f"privacy.aggregation: cohorts of {clients} clients, and in a sum of two each knows the other's update; "
+            f"allowed: at least {FEWEST} (rounds.fraction, rounds.min_clients)"
+        )
+    if settings.kind != "ckks":
+        FixedPoint.of(settings.word_bits, settings.bound, clients)

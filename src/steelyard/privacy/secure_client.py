@@ -1,0 +1,275 @@
+"""One client's part of one round of secure aggregation; the same code in a simulation and on a node.
+
+The client makes fresh keys, shares what opens its masks among the others, hides its words, and at the end helps to open
+the sum, once. It never tells both kinds of share of the same client: the server says who stayed, and all others count
+as gone. What it refuses, it refuses for good: the round goes on without it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
+
+from steelyard.privacy import sharing
+from steelyard.privacy.aggregation_settings import FEWEST, AggregationSettings
+from steelyard.privacy.fixed_point import Words
+from steelyard.privacy.masks import KEY_BYTES, add_stream, agree, derive
+
+PUBLIC_BYTES = 3 * KEY_BYTES
+"""Length of what a client shows at the start of a round."""
+LETTER_BYTES = 2 * sharing.SHARE_BYTES + 16
+"""Length of the encrypted shares from one client to another."""
+_NONCE = bytes(12)  # every channel key encrypts one message only
+
+
+class Withdrawn(Exception):
+    """A client takes no further part in a round; the text says why, and holds nothing of its data."""
+
+
+@dataclass(frozen=True)
+class PublicKeys:
+    """What a client shows to all others at the start of a round, 32 bytes each."""
+
+    channel: bytes
+    """Public key under which others encrypt shares for it."""
+    mask: bytes
+    """Public key of its pairwise masks."""
+    seed: bytes
+    """SHA-256 of its own mask's seed: who puts the seed together from shares can tell that it is the right one."""
+
+    @classmethod
+    def read(cls, row: bytes) -> PublicKeys:
+        """Return the keys that `write` wrote as 96 bytes."""
+        return cls(row[:KEY_BYTES], row[KEY_BYTES : 2 * KEY_BYTES], row[2 * KEY_BYTES :])
+
+    def write(self) -> bytes:
+        """Return the keys as 96 bytes."""
+        return self.channel + self.mask + self.seed
+
+    def __post_init__(self) -> None:
+        if any(len(part) != KEY_BYTES for part in (self.channel, self.mask, self.seed)):
+            raise ValueError("keys: got another length; allowed: 32 bytes each")
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What a client reveals at the end, by client: shares of seeds of who stayed, of mask keys of who did not."""
+
+    seeds: Mapping[str, bytes]
+    keys: Mapping[str, bytes]
+
+
+def round_context(run: str, federation: str, seed: int, round: int, attempt: str) -> bytes:
+    """Return what keeps the keys of one attempt at a round apart from all others; both sides make it themselves."""
+    return json.dumps([run, federation, seed, round, attempt]).encode()
+
+
+def seed_hash(seed: bytes, context: bytes) -> bytes:
+    """Return the hash by which the seed of a client's own mask is known before it is opened."""
+    return hashlib.sha256(b"steelyard/1/seed/" + context + seed).digest()
+
+
+def self_key(seed: bytes, context: bytes) -> bytes:
+    """Return the key of a client's own mask."""
+    return derive(seed, "self", context)
+
+
+def sign_of(name: str, other: str) -> int:
+    """Return with which sign a client adds the mask that it shares with another: the two cancel in a sum."""
+    return 1 if name < other else -1
+
+
+@dataclass(eq=False)
+class SecureClient:
+    """One client in one round: `keys`, then `share`, `mask` and `open`, each once, in this order.
+
+    `context` names run, federation and round, and is the same for all of a cohort.
+    """
+
+    name: str
+    context: bytes
+    settings: AggregationSettings
+    _channel: X25519PrivateKey = field(default_factory=X25519PrivateKey.generate, repr=False)
+    _mask: X25519PrivateKey = field(default_factory=X25519PrivateKey.generate, repr=False)
+    _seed: bytes = field(default_factory=lambda: os.urandom(KEY_BYTES), repr=False)
+    _cohort: dict[str, PublicKeys] = field(default_factory=dict[str, PublicKeys], repr=False)
+    _held: dict[str, bytes] = field(default_factory=dict[str, bytes], repr=False)
+    """Shares that others gave to this client: a share of the seed and one of the mask key, by client."""
+    _members: tuple[str, ...] = ()
+    _opened: bool = False
+
+    def keys(self) -> PublicKeys:
+        """Return the public keys of this round."""
+        return PublicKeys(
+            self._channel.public_key().public_bytes_raw(),
+            self._mask.public_key().public_bytes_raw(),
+            seed_hash(self._seed, self.context),
+        )
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """Who goes on after the keys were shared, ascending; empty before that is known."""
+        return self._members
+
+    @property
+    def cohort_size(self) -> int:
+        """How many clients showed keys; numbers are sized by it."""
+        return len(self._cohort)
+
+    @property
+    def least(self) -> int:
+        """How many clients must stay, by this client's own reckoning and not by the server's word."""
+        return self.settings.least(len(self._cohort))
+
+    def share(self, cohort: Mapping[str, PublicKeys]) -> dict[str, bytes]:
+        """Return for each other client its shares of this one's seed and mask key, encrypted so that only it can read.
+
+        `cohort` are the keys of all, this client's among them.
+        """
+        if self._cohort:
+            raise Withdrawn("asked twice to share its keys; allowed: once a round")
+        if cohort.get(self.name) != self.keys():
+            raise Withdrawn("its own keys came back changed, or not at all")
+        if len(cohort) < FEWEST:
+            raise Withdrawn(f"{len(cohort)} clients in the round; allowed: at least {FEWEST}")
+        shown = [part for keys in cohort.values() for part in (keys.channel, keys.mask)]
+        if len(set(shown)) != len(shown):
+            raise Withdrawn("two clients show the same key")
+        self._cohort = dict(sorted(cohort.items()))
+        least, count = self.least, len(cohort)
+        seeds = sharing.deal(self._seed, least, count)
+        keys = sharing.deal(self._mask.private_bytes_raw(), least, count)
+        pairs = {name: seed + key for name, seed, key in zip(self._cohort, seeds, keys, strict=True)}
+        self._held[self.name] = pairs.pop(self.name)
+        try:
+            return {
+                name: ChaCha20Poly1305(self._channel_key(name, self.name)).encrypt(_NONCE, pair, None)
+                for name, pair in pairs.items()
+            }
+        except ValueError:
+            raise Withdrawn("another client shows a key that is none") from None
+
+    def _channel_key(self, receiver: str, sender: str) -> bytes:
+        other = receiver if sender == self.name else sender
+        purpose = f"channel/{json.dumps([sender, receiver])}"  # one key for each direction
+        return agree(self._channel, self._cohort[other].channel, purpose, self.context)
+
+    def receive(self, members: Sequence[str], inbox: Mapping[str, bytes]) -> None:
+        """Take the shares of those who go on; call it before masking. `members` are all that go on, this one included.
+
+        Whatever goes wrong here would make the sum impossible to open later, so the client withdraws at once.
+        """
+        if not self._cohort:
+            raise Withdrawn("asked to hide its update before keys were shared")
+        if self._members:
+            raise Withdrawn("asked twice to hide its update; allowed: once a round")
+        strangers = sorted(set(members) - set(self._cohort))
+        if strangers or self.name not in members or len(set(members)) != len(members):
+            raise Withdrawn("the list of clients that go on names strangers, names one twice, or leaves it out")
+        if len(members) < max(self.least, FEWEST):
+            raise Withdrawn(f"{len(members)} clients go on; allowed: at least {max(self.least, FEWEST)}")
+        for sender in members:
+            if sender != self.name:
+                self._held[sender] = self._decrypt(sender, inbox.get(sender, b""))
+        self._members = tuple(sorted(members))
+
+    def _decrypt(self, sender: str, text: bytes) -> bytes:
+        try:
+            pair = ChaCha20Poly1305(self._channel_key(self.name, sender)).decrypt(_NONCE, text, None)
+        except (InvalidTag, ValueError):
+            raise Withdrawn(f"the shares that came from {sender} cannot be read") from None
+        if len(pair) != 2 * sharing.SHARE_BYTES:
+            raise Withdrawn(f"the shares that came from {sender} have another length")
+        return pair
+
+    def mask_keys(self, others: Sequence[str] | None = None) -> dict[str, bytes]:
+        """Return the key of the mask that it shares with each other member; the one under its own name is its own.
+
+        With `others`, only those of them; a simulation has the other end of a pair make the same key.
+        """
+        keys = {
+            other: agree(self._mask, self._cohort[other].mask, "mask", self.context)
+            for other in (self._members if others is None else others)
+            if other != self.name
+        }
+        return {**keys, self.name: self_key(self._seed, self.context)}
+
+    def mask(self, words: Words) -> Words:
+        """Return words with all masks on: its own, and for each other member one that cancels in the sum."""
+        masked = words.copy()
+        for other, key in self.mask_keys().items():
+            add_stream(masked, key, sign=1 if other == self.name else sign_of(self.name, other))
+        return masked
+
+    def open(self, survivors: Sequence[str]) -> Opened:
+        """Return what opens the sum of the survivors: for each member either a share of its seed or of its key.
+
+        Both together would show a single update, so this is done once, for one list of survivors, and who is not in
+        the list counts as gone.
+        """
+        if not self._members:
+            raise Withdrawn("asked to open a sum before its update was hidden")
+        if self._opened:
+            raise Withdrawn("asked twice to open a sum; allowed: once a round")
+        if not set(survivors) <= set(self._members) or len(set(survivors)) != len(survivors):
+            raise Withdrawn("the list of survivors names strangers, or names one twice")
+        if self.name not in survivors:
+            raise Withdrawn("asked to open a sum of which it is no part")
+        if len(survivors) < max(self.least, FEWEST):
+            raise Withdrawn(f"{len(survivors)} clients are left; allowed: at least {max(self.least, FEWEST)}")
+        self._opened = True
+        gone = set(self._members) - set(survivors)
+        size = sharing.SHARE_BYTES
+        return Opened(
+            seeds={name: self._held[name][:size] for name in sorted(survivors)},
+            keys={name: self._held[name][size:] for name in sorted(gone)},
+        )
+
+    def dump(self) -> bytes:
+        """Return everything, secrets included, for a node that is another process at the next message."""
+        document = {
+            "name": self.name,
+            "context": self.context.hex(),
+            "settings": self.settings.model_dump(mode="json"),
+            "secrets": [
+                self._channel.private_bytes_raw().hex(),
+                self._mask.private_bytes_raw().hex(),
+                self._seed.hex(),
+            ],
+            "cohort": {n: [k.channel.hex(), k.mask.hex(), k.seed.hex()] for n, k in self._cohort.items()},
+            "held": {name: pair.hex() for name, pair in self._held.items()},
+            "members": list(self._members),
+            "opened": self._opened,
+        }
+        return json.dumps(document).encode()
+
+    @classmethod
+    def load(cls, text: bytes) -> SecureClient:
+        """Return the client that `dump` wrote."""
+        found = json.loads(text)
+        channel, mask, seed = (bytes.fromhex(part) for part in found["secrets"])
+        return cls(
+            found["name"],
+            bytes.fromhex(found["context"]),
+            AggregationSettings.model_validate(found["settings"]),
+            X25519PrivateKey.from_private_bytes(channel),
+            X25519PrivateKey.from_private_bytes(mask),
+            seed,
+            {name: PublicKeys(*(bytes.fromhex(part) for part in parts)) for name, parts in found["cohort"].items()},
+            {name: bytes.fromhex(pair) for name, pair in found["held"].items()},
+            tuple(found["members"]),
+            found["opened"],
+        )
+
+
+def same(one: bytes, other: bytes) -> bool:
+    """Whether two secrets are equal, in a time that tells nothing about where they differ."""
+    return hmac.compare_digest(one, other)

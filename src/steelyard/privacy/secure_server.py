@@ -1,0 +1,99 @@
+"""The server's part of secure aggregation: it carries messages, adds up hidden words, and opens their sum alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from steelyard.errors import UserError
+from steelyard.privacy import sharing
+from steelyard.privacy.aggregation_settings import FEWEST, AggregationSettings
+from steelyard.privacy.fixed_point import Words
+from steelyard.privacy.masks import add_stream, agree
+from steelyard.privacy.secure_client import Opened, PublicKeys, same, seed_hash, self_key, sign_of
+
+
+class Unopened(UserError):
+    """Too few clients stayed to open a sum, or what they revealed does not fit; the run stops and can be resumed."""
+
+
+@dataclass(eq=False)
+class SecureServer:
+    """One round of one cohort on the server; `context` is that of the clients.
+
+    `keys` and `letters` (receiver, then sender) are what the clients sent in the first two stages.
+    """
+
+    context: bytes
+    settings: AggregationSettings
+    what: str
+    """What is summed, for error lines: "round 3 of DS"."""
+    keys: dict[str, PublicKeys] = field(default_factory=dict[str, PublicKeys])
+    letters: dict[str, dict[str, bytes]] = field(default_factory=dict[str, dict[str, bytes]])
+
+    @property
+    def least(self) -> int:
+        """How many clients must stay to the end."""
+        return max(FEWEST, self.settings.least(len(self.keys)))
+
+    def require(self, count: int, stage: str) -> None:
+        """Give the round up where fewer clients are left than must stay."""
+        if count < self.least:
+            raise Unopened(
+                f"{self.what}: {count} of {len(self.keys)} clients {stage}, and fewer than {self.least} cannot open a "
+                "sum (privacy.aggregation.threshold); allowed: resume the run when more are there"
+            )
+
+    def post(self, sender: str, letters: Mapping[str, bytes]) -> None:
+        """Take the encrypted shares of one client for all others; the server can read none of them."""
+        if set(letters) != set(self.keys) - {sender}:
+            raise ValueError("shares: not one for each other client; allowed: one for each")
+        for receiver, letter in letters.items():
+            self.letters.setdefault(receiver, {})[sender] = letter
+
+    def inbox(self, receiver: str, members: Sequence[str]) -> dict[str, bytes]:
+        """Return the letters for one client from those that go on."""
+        mine = self.letters.get(receiver, {})
+        return {sender: mine[sender] for sender in members if sender != receiver}
+
+    def open(self, total: Words, members: Sequence[str], survivors: Sequence[str], told: Mapping[str, Opened]) -> Words:
+        """Take all masks off the sum of the survivors' hidden words, and return the plain sum, word for word.
+
+        `members` hid their words for each other, `survivors` are those whose words arrived, `told` is what enough of
+        them revealed.
+        """
+        self.require(len(survivors), "sent their hidden update")
+        self.require(len(told), "helped to open the sum")
+        chosen = sorted(told)[: self.least]
+        point = {name: number for number, name in enumerate(sorted(self.keys), start=1)}
+        factors = sharing.lagrange_at_zero([point[name] for name in chosen])
+        plain = total.copy()
+        for name in sorted(survivors):
+            seed = self._recover(name, {point[c]: told[c].seeds.get(name) for c in chosen}, factors)
+            if not same(seed_hash(seed, self.context), self.keys[name].seed):
+                raise Unopened(
+                    f"{self.what}: the shares of {name} do not fit the seed that it named; nothing is opened"
+                )
+            add_stream(plain, self_key(seed, self.context), sign=-1)
+        for name in sorted(set(members) - set(survivors)):
+            secret = self._recover(name, {point[c]: told[c].keys.get(name) for c in chosen}, factors)
+            key = X25519PrivateKey.from_private_bytes(secret)
+            if key.public_key().public_bytes_raw() != self.keys[name].mask:
+                raise Unopened(
+                    f"{self.what}: the shares of {name} do not fit the key that it showed; nothing is opened"
+                )
+            for other in survivors:
+                # The survivor added it with its own sign, and the one that is gone never took it away.
+                add_stream(plain, agree(key, self.keys[other].mask, "mask", self.context), sign=-sign_of(other, name))
+        return plain
+
+    def _recover(self, name: str, shares: Mapping[int, bytes | None], factors: Sequence[int]) -> bytes:
+        found = {point: share for point, share in shares.items() if share is not None}
+        try:
+            if len(found) < len(shares) or any(len(share) != sharing.SHARE_BYTES for share in found.values()):
+                raise ValueError("incomplete")
+            return sharing.recover(found, factors)
+        except ValueError:
+            raise Unopened(f"{self.what}: the shares of {name} are not complete; nothing is opened") from None

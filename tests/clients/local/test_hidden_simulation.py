@@ -1,0 +1,252 @@
+"""A simulation whose clients hide their updates: the same models as in the open, through the same loop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from steelyard.clients.local.hidden_simulation import HiddenSimulation
+from steelyard.errors import UserError
+from steelyard.experiment.loading import build
+from steelyard.experiment.running import resume, run
+from steelyard.messages import DenseModels, Task
+from steelyard.privacy.aggregation_settings import AggregationSettings
+from steelyard.privacy.hidden import HiddenUpdates
+from steelyard.privacy.secure_server import Unopened
+from steelyard.privacy.withdrawals import beyond
+from steelyard.runs.reader import History
+from steelyard.runs.store import Store
+
+SMALL: dict[str, Any] = {
+    "name": "hidden",
+    "seed": 3,
+    "data": {"source": "digits"},
+    "partition": {"scheme": "dirichlet", "clients": 8, "alpha": 0.5, "minimum": 10},
+    "model": {"name": "logistic"},
+    "training": {"learning_rate": 0.1, "epochs": 1, "batch_size": 10},
+    "rounds": {"count": 2, "fraction": 1.0},
+    "weighing": {"criteria": ["DS", "LD"], "normalise": "max"},
+    "compute": {"engine": "loop", "device": "cpu"},
+}
+SECURE: dict[str, Any] = {"aggregation": {"kind": "secure"}}
+
+
+def models(folder: Path) -> torch.Tensor:
+    store = Store(folder)
+    try:
+        return next(iter(store.resume().states.values())).parameters
+    finally:
+        store.close()
+
+
+def test_a_run_with_hidden_updates_gives_the_model_of_one_without(tmp_path: Path):
+    run(build(SMALL), out=tmp_path / "open")
+    run(build({**SMALL, "privacy": SECURE}), out=tmp_path / "hidden")
+    run(build({**SMALL, "privacy": {"aggregation": {"bits": 64}}}), out=tmp_path / "wide")
+    plain = models(tmp_path / "open")
+    # Eight roundings to 2^-23 in each of two rounds, and the second round trains from the first one's model.
+    torch.testing.assert_close(models(tmp_path / "hidden"), plain, rtol=0, atol=1e-5)
+    torch.testing.assert_close(models(tmp_path / "wide"), plain, rtol=0, atol=2e-6)
+    here, there = History(tmp_path / "open"), History(tmp_path / "hidden")
+    assert here.clients["weight"].tolist() == there.clients["weight"].tolist()
+    assert there.info["aggregation"] == "secure"
+    # 650 numbers of 4 bytes, keys, seven letters of 82 bytes, and eight shares of 33.
+    assert set(there.clients["bytes"]) == {650 * 4 + 96 + 7 * 82 + 8 * 33}
+
+
+def test_fresh_keys_change_no_bit_of_the_model_also_on_resume(tmp_path: Path):
+    experiment = build({**SMALL, "privacy": SECURE, "store": {"checkpoint_every": 1}})
+    run(experiment, out=tmp_path / "one")
+
+    class Stop(Exception):
+        pass
+
+    def stop(round: int, _: Any) -> None:
+        if round == 1:
+            raise Stop
+
+    with pytest.raises(Stop):
+        run(experiment, out=tmp_path / "two", progress=stop)
+    resume(tmp_path / "two")
+    assert torch.equal(models(tmp_path / "one"), models(tmp_path / "two"))
+
+
+def absent(**stages: str):
+    return lambda stage, round: frozenset(f"client-{number.zfill(3)}" for number in stages.get(stage, "").split())
+
+
+def hidden(settings: AggregationSettings | None = None, **stages: str) -> tuple[HiddenSimulation, Task]:
+    clients, server = build({**SMALL, "privacy": SECURE}).assemble()
+    assert isinstance(clients, HiddenSimulation)
+    fresh = HiddenSimulation(clients.inner, settings or AggregationSettings(), absent(**stages))
+    return fresh, Task("f", 3, 1, tuple(fresh.names(3)), server.initial(3))
+
+
+@pytest.mark.parametrize(
+    "stages", [{}, {"share": "1 4"}, {"mask": "0 7"}, {"open": "2 3"}, {"share": "1", "mask": "2"},
+               {"mask": "5", "open": "6"}]
+)  # fmt: skip
+def test_the_weighted_mean_of_those_who_stayed_whoever_drops_out(stages: dict[str, str]):
+    clients, task = hidden(**stages)
+    (answer,) = clients.train([task])
+    assert isinstance(answer.payload, HiddenUpdates)
+    (plain,) = clients.inner.train([task])
+    assert isinstance(plain.payload, DenseModels)
+    weights = np.arange(1.0, 9.0)[[plain.clients.index(name) for name in answer.clients]]
+    weights /= weights.sum()
+    model = answer.payload.aggregate(task.parameters, weights)
+    gone = absent(**stages)
+    stayed = [row for row, name in enumerate(plain.clients) if name not in gone("share", 1) | gone("mask", 1)]
+    assert answer.payload.summed is not None
+    assert answer.payload.summed.clients == tuple(plain.clients[row] for row in stayed)
+    wanted = np.arange(1.0, 9.0)[stayed] / np.arange(1.0, 9.0)[stayed].sum()
+    expected = plain.payload.select(stayed).combine(task.parameters, wanted)
+    torch.testing.assert_close(model, expected, rtol=0, atol=2e-6)
+    told = [failure.client for failure in (*answer.failures, *answer.payload.summed.dropped)]
+    assert sorted(told) == sorted(gone("share", 1) | gone("mask", 1))
+
+
+@pytest.mark.parametrize(
+    "stages", [{"share": "0 1 2"}, {"mask": "0 1 2"}, {"open": "0 1 2"}, {"share": "0", "mask": "3 4"}]
+)
+def test_with_more_than_n_minus_t_gone_the_round_is_given_up(stages: dict[str, str]):
+    """Of eight clients six must stay."""
+    clients, task = hidden(**stages)
+    (answer,) = clients.train([task])
+    with pytest.raises(Unopened, match=r"round 1 of f: 5 of 8 clients .* fewer than 6 cannot open a sum"):
+        answer.payload.aggregate(task.parameters, np.full(len(answer.clients), 1 / 8))  # type: ignore[attr-defined]
+
+
+def test_the_record_names_who_dropped_out_and_the_weights_of_the_rest(tmp_path: Path):
+    experiment = build({**SMALL, "privacy": SECURE})
+    clients, server = experiment.assemble()
+    assert isinstance(clients, HiddenSimulation)
+    dropping = HiddenSimulation(clients.inner, clients.settings, absent(mask="2", share="5"))
+    run(experiment, out=tmp_path / "run", assemble=lambda: (dropping, server))
+    history = History(tmp_path / "run")
+    first = history.clients[history.clients["round"] == 1]
+    weighed, left = first[first["failure"].isna()], first[~first["failure"].isna()]
+    assert sorted(weighed["client"]) == [f"client-{n:03d}" for n in (0, 1, 3, 4, 6, 7)]
+    assert weighed["weight"].sum() == pytest.approx(1.0)
+    reasons = dict(zip(left["client"], left["failure"], strict=True))
+    assert reasons == {
+        "client-002": "dropped out before its update arrived",
+        "client-005": "dropped out",
+    }
+
+
+def test_too_few_for_rounds_min_clients_stops_the_run(tmp_path: Path):
+    experiment = build({**SMALL, "privacy": SECURE, "rounds": {"count": 2, "fraction": 1.0, "min_clients": 8}})
+    clients, server = experiment.assemble()
+    assert isinstance(clients, HiddenSimulation)
+    dropping = HiddenSimulation(clients.inner, clients.settings, absent(mask="2"))
+    with pytest.raises(UserError, match=r"7 of 8 clients gave a usable update, rounds.min_clients = 8"):
+        run(experiment, out=tmp_path / "run", assemble=lambda: (dropping, server))
+
+
+def test_a_client_that_cannot_write_its_update_down_says_so_and_stays_away():
+    settings = AggregationSettings(bound=0.05)
+    clients, task = hidden(settings)
+    (plain,) = clients.inner.train([task])
+    assert isinstance(plain.payload, DenseModels)
+    largest = (plain.payload.models - task.parameters).abs().amax(dim=1)
+    over = [name for name, size in zip(plain.clients, largest.tolist(), strict=True) if size > 0.05]
+    (answer,) = HiddenSimulation(clients.inner, AggregationSettings(bound=float(largest.max()) - 1e-6)).train([task])
+    assert [failure.client for failure in answer.failures] == [plain.clients[int(largest.argmax())]]
+    assert "privacy.aggregation.bound" in answer.failures[0].reason
+    assert over  # the digits do move by more than 0.05
+
+
+def test_what_cannot_be_written_down():
+    start = torch.zeros(3)
+    rows = torch.tensor([[0.5, -1.0, 0.0], [0.0, 1.01, 0.0], [float("nan"), 0.0, 0.0], [0.0, 0.0, -float("inf")]])
+    faults = beyond(rows, start, 1.0)
+    assert faults[0] is None
+    assert "by 1.01; allowed: at most 1" in str(faults[1])
+    assert faults[2:] == ["model holds NaN or infinity"] * 2
+
+
+def test_one_sum_a_round_and_nothing_else():
+    clients, task = hidden()
+    (answer,) = clients.train([task])
+    payload = answer.payload
+    assert isinstance(payload, HiddenUpdates)
+    even = np.full(8, 1 / 8)
+    for ask in (
+        lambda: payload.combine(task.parameters, even),
+        lambda: payload.divergence(task.parameters),
+        lambda: payload.gram(task.parameters),
+    ):
+        with pytest.raises(UserError, match="sees no single updates"):
+            ask()
+    with pytest.raises(UserError, match="second weighted sum"):
+        payload.aggregate(task.parameters, np.stack([even, even]))
+    payload.aggregate(task.parameters, even)
+    with pytest.raises(UserError, match="second weighted sum"):
+        payload.aggregate(task.parameters, np.arange(8) / 28)
+    with pytest.raises(UserError, match="second weighted sum"):
+        payload.select([0, 1, 2, 3, 4, 5]).aggregate(task.parameters, np.full(6, 1 / 6))
+    assert payload.finite().all()
+
+
+def test_a_sum_that_is_nearly_one_update_is_not_taken():
+    clients, task = hidden()
+    (answer,) = clients.train([task])
+    heavy = np.array([0.6, *[0.4 / 7] * 7])
+    with pytest.raises(UserError, match=r"largest_weight: client-000 would have 0.6 .*weighing.max_weight"):
+        answer.payload.aggregate(task.parameters, heavy)  # type: ignore[attr-defined]
+    (again,) = HiddenSimulation(clients.inner, AggregationSettings(largest_weight=0.6)).train([task])
+    again.payload.aggregate(task.parameters, heavy)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"weighing": {"criteria": ["DS", "MD"]}}, "uses MD, which the server measures on single models"),
+        (
+            {"weighing": {"criteria": ["VP"]}, "partition": {**SMALL["partition"], "server": "fraction"}},
+            "uses VP, which the server measures on single models, and privacy.aggregation hides them",
+        ),
+        (
+            {"weighing": {"fit": {"steps": 2}}, "partition": {**SMALL["partition"], "server": "fraction"}},
+            "weighing.fit: rule 'fitted.DS.' fits weights to single models",
+        ),
+        ({"weighing": {"defence": {"rule": "median"}}}, "combines by 'median', which looks at single updates"),
+        ({"weighing": {"criteria": ["DS", "LD"], "adjust": {}}}, "one more equation"),
+        ({"rounds": {"fraction": 0.25}}, "cohorts of 2 clients"),
+        ({"privacy": {"aggregation": {"bits": 16}}}, "privacy.aggregation.bound: got 16 with bits = 16 and 8 clients"),
+        (
+            {"privacy": {**SECURE, "central": {"clip": 1.0, "noise": 1.0}}},
+            "the server would have to clip single updates, which aggregation hides",
+        ),
+    ],
+)
+def test_what_cannot_be_combined_is_refused_before_any_data_is_read(changes: dict[str, Any], why: str):
+    with pytest.raises(UserError, match=why):
+        build({**SMALL, "privacy": SECURE, **changes})
+
+
+def test_the_control_without_clients_is_no_contradiction():
+    rule = {"trained_by": "server"}
+    build(
+        {
+            **SMALL,
+            "privacy": SECURE,
+            "beside": {"alone": rule},
+            "partition": {**SMALL["partition"], "server": "fraction"},
+        }
+    )
+
+
+def test_a_missing_library_is_one_line(monkeypatch: pytest.MonkeyPatch):
+    from steelyard.privacy import aggregation_requirements
+
+    monkeypatch.setattr(aggregation_requirements, "find_spec", lambda name: None)
+    with pytest.raises(
+        UserError, match=r"needs cryptography, which is not installed; pip install 'steelyard\[privacy\]'"
+    ):
+        build({**SMALL, "privacy": SECURE}).assemble()

@@ -1,0 +1,64 @@
+"""Fixed-point numbers: no sum of a cohort overflows, and what is written is what is read."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steelyard.errors import UserError
+from steelyard.privacy.fixed_point import FixedPoint
+
+ENCODINGS = st.builds(
+    FixedPoint.of, st.sampled_from([32, 64]), st.sampled_from([0.25, 1.0, 3.7, 16.0, 100.0]), st.integers(1, 1024)
+)
+
+
+def test_by_hand():
+    """Ten clients with up to 16 each: 160·2^p must stay below 2^31, so p = 23."""
+    encoding = FixedPoint.of(32, 16.0, 10)
+    assert (encoding.places, encoding.step) == (23, 2.0**-23)
+    assert encoding.encode(np.array([1.0, -1.0, 0.0, 2.0**-23])).tolist() == [2**23, 2**32 - 2**23, 0, 1]
+    assert encoding.decode(np.array([2**32 - 1, 2**31 - 1], dtype=np.uint32)).tolist() == [
+        -(2.0**-23),
+        (2**31 - 1) / 2**23,
+    ]
+
+
+@given(ENCODINGS)
+def test_the_largest_sum_of_a_cohort_still_fits(encoding: FixedPoint):
+    for sign in (1, -1):
+        largest = encoding.encode(np.full(encoding.clients, sign * encoding.bound))
+        total = encoding.decode(largest.sum(keepdims=True, dtype=encoding.dtype))
+        assert total[0] == pytest.approx(sign * encoding.bound * encoding.clients, rel=1e-3)
+        exact = sum(round(sign * encoding.bound * 2**encoding.places) for _ in range(encoding.clients))
+        assert abs(exact) < 2 ** (encoding.bits - 1)
+
+
+@given(st.integers(1, 2000), st.floats(1e-3, 1e4))
+def test_it_is_the_most_precise_that_fits(clients: int, bound: float):
+    places = FixedPoint.of(64, bound, clients).places
+    assert places == 52 or clients * (bound * 2.0 ** (places + 1) + 1) > 2**63 - 1 - clients
+
+
+@given(ENCODINGS, st.lists(st.floats(-1, 1), min_size=1, max_size=20))
+def test_each_number_is_rounded_to_the_nearest_step(encoding: FixedPoint, shares: list[float]):
+    values = np.array(shares) * encoding.bound
+    back = encoding.decode(encoding.encode(values))
+    assert np.abs(back - values).max() <= encoding.step / 2 * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("value", [16.001, -17.0, np.nan, np.inf])
+def test_what_is_beyond_the_bound_is_never_written(value: float):
+    with pytest.raises(ValueError, match="bound"):
+        FixedPoint.of(32, 16.0, 3).encode(np.array([0.0, value]))
+
+
+@pytest.mark.parametrize(
+    ("bits", "bound", "clients", "allowed"),
+    [(16, 16.0, 10, "bits = 32"), (32, 1e6, 100, "bits = 64"), (64, 1e6, 10**12, "a smaller cohort")],
+)
+def test_no_precision_is_refused_with_what_would_help(bits: int, bound: float, clients: int, allowed: str):
+    with pytest.raises(UserError, match=allowed):
+        FixedPoint.of(bits, bound, clients)

@@ -1,0 +1,339 @@
+"""Secure aggregation end to end, client by client: sums, dropouts at every stage, and what clients refuse."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from steelyard.privacy import masks
+from steelyard.privacy.aggregation_settings import AggregationSettings
+from steelyard.privacy.fixed_point import FixedPoint, Words
+from steelyard.privacy.masked_sum import mask_rows, masked_sum, pair_keys
+from steelyard.privacy.secure_client import Opened, PublicKeys, SecureClient, Withdrawn
+from steelyard.privacy.secure_server import SecureServer, Unopened
+
+CONTEXT = b"run/federation/round 1"
+SETTINGS = AggregationSettings()
+
+
+class Round:
+    """A cohort and its server, one stage after the other; who is not named in a stage has dropped out before it."""
+
+    def __init__(self, names: str, config: AggregationSettings = SETTINGS) -> None:
+        self.clients = {name: SecureClient(name, CONTEXT, config) for name in names}
+        self.server = SecureServer(CONTEXT, config, "round 1 of test")
+
+    def advertise(self, names: str) -> None:
+        self.server.keys = {name: self.clients[name].keys() for name in names}
+
+    def share(self, names: str) -> None:
+        for name in names:
+            self.server.post(name, self.clients[name].share(self.server.keys))
+
+    def mask(self, members: str, stayed: str, rows: dict[str, Words]) -> Words:
+        total = np.zeros_like(next(iter(rows.values())))
+        for name in stayed:
+            self.clients[name].receive(tuple(members), self.server.inbox(name, members))
+            total = total + self.clients[name].mask(rows[name])
+        return total
+
+    def open(self, total: Words, members: str, survivors: str, helpers: str) -> Words:
+        told = {name: self.clients[name].open(tuple(survivors)) for name in helpers}
+        return self.server.open(total, tuple(members), tuple(survivors), told)
+
+
+def rows_of(names: str, size: int = 37, seed: int = 0) -> tuple[dict[str, np.ndarray], dict[str, Words], FixedPoint]:
+    encoding = FixedPoint.of(32, 16.0, len(names))
+    values = {n: np.random.default_rng([seed, ord(n)]).normal(size=size) for n in names}
+    return values, {name: encoding.encode(value) for name, value in values.items()}, encoding
+
+
+@pytest.mark.parametrize(
+    ("advertised", "shared", "sent", "helped"),
+    [
+        ("abcdef", "abcdef", "abcdef", "abcdef"),
+        ("abcdef", "abcdef", "abcdef", "bcde"),
+        ("abcdef", "abcdef", "abde", "abde"),
+        ("abcdef", "bcdef", "bcef", "bcef"),
+        ("abcdef", "abcf", "abcf", "abcf"),
+        ("bcdef", "bcdef", "bdef", "bdef"),
+    ],
+)
+def test_the_sum_is_exact_whoever_drops_out_at_which_stage(advertised: str, shared: str, sent: str, helped: str):
+    """Of six, four must stay (2/3); of five, four too."""
+    values, rows, encoding = rows_of("abcdef")
+    work = Round("abcdef")
+    work.advertise(advertised)
+    work.share(shared)
+    total = work.mask(shared, sent, rows)
+    plain = work.open(total, shared, sent, helped)
+    assert plain.tolist() == sum(rows[name] for name in sent).tolist()  # word for word the sum of the encodings
+    expected = np.sum([values[name] for name in sent], axis=0)
+    np.testing.assert_allclose(encoding.decode(plain), expected, atol=len(sent) * encoding.step / 2)
+
+
+@settings(deadline=None, max_examples=25)
+@given(st.data())
+def test_with_up_to_n_minus_t_gone_the_sum_is_right_and_with_more_it_is_given_up(data: st.DataObject):
+    count = data.draw(st.integers(3, 8), label="clients")
+    config = AggregationSettings(threshold=data.draw(st.sampled_from([0.51, 2 / 3, 0.9, 1.0])))
+    names = "abcdefgh"[:count]
+    least = max(3, config.least(count))
+    values, rows, encoding = rows_of(names, 11, data.draw(st.integers(0, 99)))
+    sent = "".join(sorted(data.draw(st.permutations(names))[: data.draw(st.integers(1, count), label="sent")]))
+    helped = "".join(sorted(data.draw(st.permutations(sent))[: data.draw(st.integers(1, len(sent)), label="helped")]))
+    work = Round(names, config)
+    work.advertise(names)
+    work.share(names)
+    total = work.mask(names, sent, rows)
+    if len(helped) >= least:
+        plain = work.open(total, names, sent, helped)
+        assert plain.tolist() == sum(rows[name] for name in sent).tolist()
+        expected = np.sum([values[name] for name in sent], axis=0)
+        np.testing.assert_allclose(encoding.decode(plain), expected, atol=count * encoding.step)
+    else:
+        with pytest.raises((Unopened, Withdrawn)):
+            work.open(total, names, sent, helped)
+
+
+def test_the_server_says_that_too_few_stayed():
+    work = Round("abcdef")
+    work.advertise("abcdef")
+    with pytest.raises(Unopened, match=r"round 1 of test: 3 of 6 clients sent .*fewer than 4.*threshold"):
+        work.server.open(np.zeros(1, np.uint32), "abcdef", "abc", {})
+    with pytest.raises(Unopened, match="2 of 6 clients helped"):
+        work.server.open(np.zeros(1, np.uint32), "abcdef", "abcd", dict.fromkeys("ab", Opened({}, {})))
+
+
+def test_what_one_client_sends_is_noise():
+    """The hidden words of a client that sends zeros take all values alike, and change from round to round."""
+    work, again = Round("abc"), Round("abc")
+    zeros = {name: np.zeros(60_000, np.uint32) for name in "abc"}
+    sent: list[Words] = []
+    for each in (work, again):
+        each.advertise("abc")
+        each.share("abc")
+        each.clients["a"].receive(("a", "b", "c"), each.server.inbox("a", "abc"))
+        sent.append(each.clients["a"].mask(zeros["a"]))
+    counts = np.bincount(sent[0] >> 28, minlength=16)
+    assert ((counts > 3450) & (counts < 4050)).all()  # 3750 each; 5 standard deviations are 296
+    assert (sent[0] == sent[1]).mean() < 0.001
+
+
+@pytest.mark.parametrize("bits", [16, 32, 64])
+def test_a_simulated_cohort_sends_what_its_clients_would_send_one_by_one(bits: int):
+    names, size = "abcde", 70_000
+    config = AggregationSettings(bits=bits, bound=0.5)  # type: ignore[arg-type]
+    encoding = FixedPoint.of(bits, 0.5, 5)
+    rows = {n: encoding.encode(np.random.default_rng(ord(n)).uniform(-0.5, 0.5, size)) for n in names}
+    work = Round(names, config)
+    work.advertise(names)
+    work.share(names)
+    singly = work.mask(names, "abde", rows)
+    work.clients["c"].receive(tuple(names), work.server.inbox("c", names))
+    clients = [work.clients[name] for name in names]
+    matrix = np.stack([rows[name] for name in names])
+    together = masked_sum(clients, [0, 1, 3, 4], lambda begin, end: matrix[:, begin:end].copy(), size, encoding)
+    assert together.tolist() == singly.tolist()
+    masked = matrix.copy()
+    mask_rows(clients, pair_keys(clients), masked)
+    assert (masked[2] == work.clients["c"].mask(rows["c"])).all()
+    plain = work.open(together, names, "abde", "abde")
+    assert (plain == matrix[[0, 1, 3, 4]].sum(axis=0, dtype=encoding.dtype)).all()
+
+
+def test_a_client_goes_on_in_another_process():
+    _, rows, _ = rows_of("abcd")
+    work = Round("abcd")
+
+    def move() -> None:
+        work.clients = {name: SecureClient.load(client.dump()) for name, client in work.clients.items()}
+
+    work.advertise("abcd")
+    move()
+    work.share("abcd")
+    move()
+    total = work.mask("abcd", "abc", rows)
+    move()
+    plain = work.open(total, "abcd", "abc", "abc")
+    assert plain.tolist() == sum(rows[name] for name in "abc").tolist()
+    move()
+    with pytest.raises(Withdrawn, match="twice"):
+        work.clients["a"].open("abc")
+
+
+def test_a_pair_agrees_on_a_key_for_each_purpose_and_context():
+    one, other = SecureClient("a", CONTEXT, SETTINGS), SecureClient("b", CONTEXT, SETTINGS)
+    left = masks.agree(one._mask, other.keys().mask, "mask", CONTEXT)
+    assert left == masks.agree(other._mask, one.keys().mask, "mask", CONTEXT)
+    assert len(left) == 32
+    assert left != masks.agree(one._mask, other.keys().mask, "channel", CONTEXT)
+    assert left != masks.agree(one._mask, other.keys().mask, "mask", b"another round")
+
+
+def test_a_stream_is_the_same_however_it_is_cut():
+    key = bytes(range(32))
+    whole = masks.stream(key, 1000, np.dtype("<u4"))
+    assert masks.stream(key, 200, np.dtype("<u4"), 400).tolist() == whole[400:600].tolist()
+    with pytest.raises(ValueError, match="multiple of 4"):
+        masks.stream(key, 4, np.dtype("<u4"), 2)
+
+
+def test_the_stream_is_aes_256_in_counter_mode():
+    """NIST SP 800-38A, F.5.5 gives AES-256-CTR; of zeros at counter 0 the first block is AES-256(key, 0^16)."""
+    # FIPS-197's key for AES-256 with the all-zero block, as any implementation of AES gives it.
+    from Crypto.Cipher import AES
+
+    key = bytes(range(32))
+    first = AES.new(key, AES.MODE_ECB).encrypt(bytes(16))
+    second = AES.new(key, AES.MODE_ECB).encrypt((1).to_bytes(16, "big"))
+    assert masks.stream(key, 32, np.dtype("<u1")).tobytes() == first + second
+
+
+# ------------------------------------------------------------------ what clients refuse
+
+
+def ready(names: str = "abcd") -> Round:
+    work = Round(names)
+    work.advertise(names)
+    work.share(names)
+    return work
+
+
+def test_a_client_opens_a_sum_once_and_never_tells_both_kinds_of_share():
+    _, rows, _ = rows_of("abcd")
+    work = ready()
+    work.mask("abcd", "abcd", rows)
+    told = work.clients["a"].open("abc")
+    assert set(told.seeds) == set("abc")
+    assert set(told.keys) == {"d"}
+    with pytest.raises(Withdrawn, match="twice"):
+        work.clients["a"].open("abd")  # with the first answer this would give d's seed and d's key
+
+
+@pytest.mark.parametrize(
+    ("survivors", "why"), [("ab", "2 clients are left; allowed: at least 3"), ("bcd", "no part"), ("abz", "strangers"),
+                           ("aab", "twice")]
+)  # fmt: skip
+def test_a_client_opens_no_sum_of_too_few_or_of_others(survivors: str, why: str):
+    _, rows, _ = rows_of("abcd")
+    work = ready()
+    work.mask("abcd", "abcd", rows)
+    with pytest.raises(Withdrawn, match=why):
+        work.clients["a"].open(survivors)
+
+
+@pytest.mark.parametrize(
+    ("members", "why"),
+    [
+        ("ab", "2 clients go on; allowed: at least 3"),
+        ("bcd", "leaves it out"),
+        ("abcz", "strangers"),
+        ("aabc", "twice"),
+    ],
+)
+def test_a_client_hides_nothing_among_too_few_or_strangers(members: str, why: str):
+    work = ready()
+    with pytest.raises(Withdrawn, match=why):
+        work.clients["a"].receive(tuple(members), work.server.inbox("a", "abcd"))
+
+
+def test_a_client_hides_one_update_in_a_round():
+    work = ready()
+    work.clients["a"].receive(tuple("abcd"), work.server.inbox("a", "abcd"))
+    with pytest.raises(Withdrawn, match="twice"):
+        work.clients["a"].receive(tuple("abc"), work.server.inbox("a", "abc"))
+
+
+def test_shares_that_were_touched_or_put_under_another_name_are_noticed():
+    work = ready()
+    inbox = work.server.inbox("a", "abcd")
+    swapped = {**inbox, "b": inbox["c"], "c": inbox["b"]}
+    with pytest.raises(Withdrawn, match="from b cannot be read"):
+        work.clients["a"].receive(tuple("abcd"), swapped)
+    touched = {**inbox, "d": bytes([inbox["d"][0] ^ 1]) + inbox["d"][1:]}
+    with pytest.raises(Withdrawn, match="from d cannot be read"):
+        work.clients["a"].receive(tuple("abcd"), touched)
+    with pytest.raises(Withdrawn, match="from c cannot be read"):
+        work.clients["a"].receive(tuple("abcd"), {name: inbox[name] for name in "bd"})
+
+
+def test_stages_cannot_be_skipped_or_repeated():
+    work = Round("abcd")
+    with pytest.raises(Withdrawn, match="before keys were shared"):
+        work.clients["a"].receive(tuple("abcd"), {})
+    work.advertise("abcd")
+    work.share("abcd")
+    with pytest.raises(Withdrawn, match="asked twice to share"):
+        work.clients["a"].share(work.server.keys)
+    with pytest.raises(Withdrawn, match="before its update was hidden"):
+        work.clients["a"].open("abcd")
+
+
+def test_a_client_looks_at_the_keys_that_it_is_shown():
+    work = Round("abcd")
+    work.advertise("abcd")
+    keys = work.server.keys
+    with pytest.raises(Withdrawn, match="came back changed"):
+        work.clients["a"].share({**keys, "a": keys["b"]})
+    with pytest.raises(Withdrawn, match="came back changed"):
+        work.clients["a"].share({name: keys[name] for name in "bcd"})
+    with pytest.raises(Withdrawn, match="same key"):
+        work.clients["a"].share({**keys, "c": dataclasses.replace(keys["c"], mask=keys["b"].mask)})
+    with pytest.raises(Withdrawn, match="2 clients in the round; allowed: at least 3"):
+        work.clients["a"].share({name: keys[name] for name in "ab"})
+    with pytest.raises(Withdrawn, match="key that is none"):
+        work.clients["a"].share({**keys, "c": PublicKeys(bytes(32), keys["c"].mask, keys["c"].seed)})
+    with pytest.raises(ValueError, match="32 bytes"):
+        PublicKeys(b"short", bytes(32), bytes(32))
+
+
+# ------------------------------------------------------------------ what the server notices
+
+
+def test_a_liar_among_the_helpers_is_noticed_and_nothing_is_opened():
+    _, rows, _ = rows_of("abcd")
+    for lie in ("seed", "key", "missing"):
+        work = ready()
+        total = work.mask("abcd", "abc", rows)
+        told = {name: work.clients[name].open("abc") for name in "abc"}
+        false = bytes(32) + b"\x05"
+        if lie == "seed":
+            told["b"] = Opened({**told["b"].seeds, "c": false}, told["b"].keys)
+        elif lie == "key":
+            told["b"] = Opened(told["b"].seeds, {"d": false})
+        else:
+            told["b"] = Opened({}, told["b"].keys)
+        with pytest.raises(Unopened, match=r"do not fit|not complete"):
+            work.server.open(total, "abcd", "abc", told)
+
+
+def test_the_server_takes_one_letter_for_each_other_client():
+    work = Round("abc")
+    work.advertise("abc")
+    letters = work.clients["a"].share(work.server.keys)
+    with pytest.raises(ValueError, match="one for each"):
+        work.server.post("a", {"b": letters["b"]})
+
+
+@pytest.mark.parametrize(
+    ("clients", "threshold", "least"), [(3, None, 2), (9, None, 6), (10, None, 7), (10, 0.51, 6), (10, 1.0, 10),
+                                        (4, 0.51, 3)]
+)  # fmt: skip
+def test_the_threshold_by_hand(clients: int, threshold: float | None, least: int):
+    assert AggregationSettings(threshold=threshold).least(clients) == least
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"threshold": 0.5}, {"threshold": 1.1}, {"key_bits": 3072}, {"kind": "paillier", "key_bits": 1024},
+     {"kind": "paillier", "key_bits": 3000}, {"kind": "ckks", "bits": 32}, {"kind": "ckks", "threshold": 0.9},
+     {"bound": 0}, {"bits": 8}, {"largest_weight": 0}],
+)  # fmt: skip
+def test_settings_that_promise_nothing_are_refused(wrong: dict[str, object]):
+    with pytest.raises(ValueError, match=next(name for name in wrong if name != "kind")):
+        AggregationSettings.model_validate(wrong)
