@@ -14,6 +14,7 @@ import typer
 from steelyard.cli.options import FormatOption
 from steelyard.cli.printing import metric_table
 from steelyard.cli.recommend_audit import audit, cost
+from steelyard.cli.recommend_explain import clouds, explain, kept
 from steelyard.cli.recommend_features import features
 from steelyard.cli.recommend_files import baseline, evaluate, split
 from steelyard.cli.recommend_options import RuleOption, RunArgument, parse_cutoffs
@@ -83,5 +84,5 @@ def report(
         typer.echo(f"{name:<24}{value:>22,.0f}")
 
 
-for command in (evaluate, split, features, baseline, top, lists, report, cost, audit):
+for command in (evaluate, split, features, baseline, top, lists, report, explain, kept, clouds, cost, audit):
     app.command()(command)

@@ -17,7 +17,7 @@ def test_a_batch_adds_up_what_each_triple_alone_would_change():
     liked, others = (random.integers(histories.catalogue, size=25).astype(np.int32) for _ in range(2))
     learning = Learning(0.2, FACTORS, 0.03, 0.02, 0.01)
     new_table, new_views = table.copy(), views.copy()
-    margins = _batch(new_table, new_views, knowledge, users, liked, others, learning)
+    margins = _batch(new_table, new_views, knowledge, users, liked, others, learning, own_rate=0.5)
     of, wanted_table, wanted_views = sets_of(knowledge.items), table.astype(float), views.astype(float)
     g, b = table[:, :-1].astype(float).tolist(), table[:, -1].astype(float).tolist()
     for user, i, j, margin in zip(users.tolist(), liked, others, margins, strict=True):
@@ -25,7 +25,7 @@ def test_a_batch_adds_up_what_each_triple_alone_would_change():
         after, changes, found = local_update(k, p, g, b, [(of[i], of[j])], 0.2, [True], [True], learning.decays)
         assert abs(found[0] - margin) < 1e-5
         mine = knowledge.selection.entries(user)
-        wanted_views[mine] += np.array([after[f] for f in sorted(after)]) - views[mine]
+        wanted_views[mine] += (np.array([after[f] for f in sorted(after)]) - views[mine]) * 0.5 / 0.2
         for feature, change in changes.items():
             wanted_table[feature] += 0.2 * np.array(change)
     np.testing.assert_allclose(new_table, wanted_table, atol=5e-6)

@@ -97,6 +97,20 @@ def test_a_pass_is_that_of_the_equations(share: float, decoys: bool, decays: tup
     assert found.changes.clients == len(users)
 
 
+def test_users_own_vectors_may_take_larger_steps_than_the_shared_rows():
+    histories, knowledge = few_known()
+    table, views = start(histories, knowledge)
+    users = np.array([3])
+    triples, sent = draw(histories, users, 1)
+    learning = Learning(0.4, FACTORS, 0.0, 0.0, 0.0)
+    same = local_pass(table, views, knowledge, users, triples, sent, learning)
+    larger = local_pass(table, views, knowledge, users, triples, sent, learning, own_rate=1.2)
+    own = views[same.entries]
+    np.testing.assert_allclose(larger.vectors - own, 3 * (same.vectors - own), atol=1e-6)
+    assert np.abs(same.vectors - own).max() > 0.01
+    assert np.array_equal(same.changes.values, larger.changes.values)
+
+
 def test_blocks_and_threads_change_no_bit(monkeypatch: pytest.MonkeyPatch):
     histories, knowledge = few_known()
     table, views = start(histories, knowledge)

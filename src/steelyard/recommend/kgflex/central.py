@@ -27,6 +27,7 @@ def central_epoch(
     batch: int,
     seed: int,
     epoch: int,
+    own_rate: float | None = None,
 ) -> tuple[Floats32, Floats]:
     """Visit as many triples as there are positives; `views` are moved, the new table and users' mean losses returned.
 
@@ -45,7 +46,7 @@ def central_epoch(
     for begin in range(0, count, batch):
         part = slice(begin, begin + batch)
         pairs = (drawn[part], triples.positives[part, 0], triples.negatives[part, 0])
-        margins = _batch(table, views, knowledge, *pairs, learning)
+        margins = _batch(table, views, knowledge, *pairs, learning, own_rate or learning.rate)
         losses += np.bincount(drawn[part], np.logaddexp(0, -margins), histories.users)
     return table, losses / np.maximum(np.bincount(drawn, minlength=histories.users), 1)
 
@@ -58,6 +59,7 @@ def _batch(
     liked: Items,
     others: Items,
     learning: Learning,
+    own_rate: float,
 ) -> Floats32:
     """Take one batch's step on both sides; return the margins x̂ of its triples."""
     hers, row = np.unique(users, return_inverse=True)
@@ -73,7 +75,7 @@ def _batch(
         rate, (user, positive, negative) = np.float32(learning.rate), learning.decays
         change: Floats32 = step[:, None] * shared[:, :-1]
         change -= np.float32(user) * mine
-        change *= rate
+        change *= np.float32(own_rate)
         _add(views, own, change)
         rows = np.empty_like(shared)
         decay = np.where(sign > 0, np.float32(positive), np.float32(negative))

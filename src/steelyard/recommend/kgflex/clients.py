@@ -105,7 +105,8 @@ class KgflexClients(RecommendClients):
         """Do the local passes of some users on one table; their views are moved, what they send is returned."""
         sent = self._sent(seed, round, users, triples)
         known = self.knowledge(seed)
-        done = local_pass(table, vectors, known, users, triples, sent, self.learning, self.threads)
+        own_rate = self.parts.settings.own_rate
+        done = local_pass(table, vectors, known, users, triples, sent, self.learning, self.threads, own_rate)
         # A pass that ran away is refused by the server; the device goes back to the views it had.
         good = np.isfinite(done.vectors).all(axis=1)
         vectors[done.entries[good]] = done.vectors[good]
@@ -140,6 +141,7 @@ class KgflexClients(RecommendClients):
         after, losses = central_epoch(
             *(table, vectors, self.knowledge(task.seed), histories, cohort, self.learning),
             batch=self.parts.settings.batch or 1,
+            own_rate=self.parts.settings.own_rate,
             seed=task.seed,
             epoch=task.round,
         )

@@ -43,15 +43,19 @@ def local_pass(
     sent: Flags,
     learning: Learning,
     threads: int = 1,
+    own_rate: float | None = None,
 ) -> FeaturePass:
-    """Let each user visit her triples in order; users go through in blocks, whose size does not change the numbers."""
+    """Let each user visit her triples in order; users go through in blocks, whose size does not change the numbers.
+
+    `own_rate` is the step of users' own vectors, the shared rate unless it is given.
+    """
     per_item = knowledge.items.matrix.nnz / max(knowledge.items.items, 1)
     lookups = max(1, int(2 * per_item * triples.positives.shape[1]))
     step = max(16, min(1024, _LOOKUPS // lookups))
 
     def part(start: int) -> FeaturePass:
         rows = slice(start, start + step)
-        work = _Pass(table, views, knowledge, users[rows], learning)
+        work = _Pass(table, views, knowledge, users[rows], learning, learning.rate if own_rate is None else own_rate)
         return work.through(triples.select(rows), sent[rows])
 
     if len(users) <= step:
@@ -82,9 +86,15 @@ class _Pass:
     """The pass of one block; every array has a number per entry of the block, that is per user and feature of hers."""
 
     def __init__(
-        self, table: Floats32, views: Floats32, knowledge: Knowledge, users: Codes, learning: Learning
+        self,
+        table: Floats32,
+        views: Floats32,
+        knowledge: Knowledge,
+        users: Codes,
+        learning: Learning,
+        own_rate: float,
     ) -> None:
-        self.learning = learning
+        self.learning, self.own_rate = learning, own_rate
         self.block = block = Block(knowledge.selection, users, knowledge.items)
         self.features = knowledge.selection.features[block.own]
         self.gains = knowledge.selection.weights[block.own]
@@ -179,8 +189,8 @@ class _Pass:
 
     def _move(self, entries: Items, step: Floats32) -> None:
         """Move the users' own vectors along g_f."""
-        shrinkage = np.float32(1 - self.learning.rate * self.learning.decays[0])
-        change = np.float32(self.learning.rate) * step
+        shrinkage = np.float32(1 - self.own_rate * self.learning.decays[0])
+        change = np.float32(self.own_rate) * step
         self.products[entries] = shrinkage * self.products[entries] + change * self.norms[entries]
         self.scale[entries] *= shrinkage
         self.along[entries] = shrinkage * self.along[entries] + change

@@ -21,5 +21,7 @@ class KgflexSettings(Section):
     """How many features of one hop a user keeps at most, of two hops, and so on: those with the most information."""
     others: float = Field(default=1.0, gt=0, le=1000)
     """Items of others per item of hers that gains are measured on: 1 in the thesis; more make small gains surer."""
+    own_rate: float | None = Field(default=None, gt=0)
+    """Step of users' own vectors, which no server sums over users; default: fpl.learning_rate, as in the thesis."""
     batch: int | None = Field(default=None, ge=1, le=1_000_000)
     """Train centrally, in batches of so many triples with all data in one place; default: the rounds of FPL."""
