@@ -250,3 +250,15 @@ def test_a_missing_library_is_one_line(monkeypatch: pytest.MonkeyPatch):
         UserError, match=r"needs cryptography, which is not installed; pip install 'steelyard\[privacy\]'"
     ):
         build({**SMALL, "privacy": SECURE}).assemble()
+
+
+def test_noise_of_the_devices_comes_first_and_then_the_masks(tmp_path: Path):
+    noise = {"local": {"clip": 1.0, "noise": 0.01}, "criteria": "public"}
+    # Without seeds noise is never the same twice; what can be compared is how far it moves the model.
+    run(build({**SMALL, "privacy": {**SECURE, **noise}}), out=tmp_path / "both")
+    run(build(SMALL), out=tmp_path / "open")
+    distance = (models(tmp_path / "both") - models(tmp_path / "open")).abs().mean()
+    assert 1e-4 < distance < 1.0
+    history = History(tmp_path / "both")
+    assert history.info["aggregation"] == "secure"
+    assert history.clients["failure"].isna().all()

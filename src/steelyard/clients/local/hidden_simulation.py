@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from steelyard.activity import doing
-from steelyard.clients.local.simulation import Simulation
+from steelyard.clients.protocol import CheckedClients, Clients, FingerprintedClients
 from steelyard.messages import DenseModels, Evaluations, Failure, Floats, Question, Task, Updates
 from steelyard.privacy.aggregation_requirements import check_installed
 from steelyard.privacy.aggregation_settings import AggregationSettings
@@ -36,9 +36,12 @@ def _nobody(stage: str, round: int) -> frozenset[str]:
 
 
 class HiddenSimulation:
-    """The clients of a simulation with their updates hidden from the server; implements the `Clients` protocol."""
+    """The clients of a simulation with their updates hidden from the server; implements the `Clients` protocol.
 
-    def __init__(self, inner: Simulation, settings: AggregationSettings, absent: Absent = _nobody) -> None:
+    `inner` trains and tests; where devices add noise, it is what adds it, so that noise comes first and masks after.
+    """
+
+    def __init__(self, inner: Clients, settings: AggregationSettings, absent: Absent = _nobody) -> None:
         self.inner, self.settings = inner, settings
         self._absent = absent
 
@@ -48,10 +51,12 @@ class HiddenSimulation:
     def check(self) -> None:
         """Refuse what the simulation refuses, and a missing library."""
         check_installed(self.settings)
-        self.inner.check()
+        if isinstance(self.inner, CheckedClients):
+            self.inner.check()
 
     def fingerprint(self, seed: int) -> Mapping[str, str]:
-        return self.inner.fingerprint(seed)
+        """Return what tells the clients' data from others, where they can tell."""
+        return self.inner.fingerprint(seed) if isinstance(self.inner, FingerprintedClients) else {}
 
     def train(self, tasks: Sequence[Task]) -> list[Updates]:
         return [self._hidden(task, answer) for task, answer in zip(tasks, self.inner.train(tasks), strict=True)]
