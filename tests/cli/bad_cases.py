@@ -109,7 +109,7 @@ def _fields() -> list[Case]:
         "partition.table=[[1,true]]": "partition.table",
         "partition.test_fraction=1": "partition.test_fraction",
         "model.name=''": "model.name: got ''",
-        "model.name='x:'": "cannot import 'x'",
+        "model.name='x:'": "is not declared for Steelyard",
         "model.name=':x'": "model.name: got ':x'",
         "model.name='os:getcwd'": "'os' is part of Python",
         "model.name='x.py:y'": "there is no file",

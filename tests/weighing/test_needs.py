@@ -173,6 +173,7 @@ def test_decorators_pass_the_needs_on() -> None:
         *("GREEDY", "server", "data", "GREEDY", greedy),
         needs=Needs(task="regression", test_set=True, label_counts=True, first_losses=True),
         uses_claims=True,
+        of_one=False,
     )
 
 

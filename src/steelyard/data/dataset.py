@@ -13,8 +13,6 @@ from numpy.typing import NDArray
 
 Rows = NDArray[np.int64]
 AttackKind = Literal["reversed", "gaussian", "alie", "ipm", "min-max"]
-OMNISCIENT: frozenset[str] = frozenset({"alie", "ipm", "min-max"})
-"""Attacks whose clients see the updates of all others of the cohort."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -35,6 +35,8 @@ FlawKind = Literal[
     "backdoor",
 ]
 
+OMNISCIENT: frozenset[str] = frozenset({"alie", "ipm", "min-max"})
+"""Attacks whose clients see the updates of all others of the cohort."""
 NEEDS_CLASSES: frozenset[str] = frozenset({"labels-flipped", "classes-missing", "backdoor"})
 """Kinds that make no sense for a regression."""
 

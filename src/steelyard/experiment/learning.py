@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal, Self
 from pydantic import model_validator
 
 from steelyard.clients.local import ComputeSettings
-from steelyard.data.dataset import OMNISCIENT
 from steelyard.data.facts import FactSettings
+from steelyard.data.flaw_settings import OMNISCIENT
 from steelyard.data.settings import DataSettings, FlawSettings, PartitionSettings, check_flaws, check_together
 from steelyard.errors import UserError, listed
 from steelyard.experiment.description import Description

@@ -20,7 +20,8 @@ import numpy as np
 import torch
 
 from steelyard import randomness
-from steelyard.data.dataset import HONEST, OMNISCIENT, Behaviour
+from steelyard.data.dataset import HONEST, Behaviour
+from steelyard.data.flaw_settings import OMNISCIENT
 from steelyard.defence.geometry import spans
 from steelyard.messages import DenseModels, Task
 
