@@ -11,12 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
 
 from steelyard.errors import UserError
-from steelyard.messages import DenseModels, Task, Updates
+from steelyard.messages import DenseModels, Payload, Task, Updates
 from steelyard.privacy.accounting import Release, noise_for
 from steelyard.privacy.central import noisy_sum
 from steelyard.privacy.noised_criteria import noised
@@ -44,6 +45,26 @@ def device_noise(settings: PrivacySettings, rounds: int, told: int) -> float:
     return settings.local.noise if settings.local.noise is not None else plain_noise(settings, rounds, told)
 
 
+@runtime_checkable
+class NoisyPayload(Protocol):
+    """Updates of another form than whole models that can carry noise."""
+
+    def noised(self, clip: float, deviation: float, source: Source) -> Payload:
+        """Return what each client sends with its change clipped and noise on every number of the shared table."""
+        ...
+
+
+def noisy_models(
+    payload: DenseModels, parameters: torch.Tensor, clip: float, deviation: float, source: Source
+) -> DenseModels:
+    """Return models as each device sends them: the change clipped, noise on every parameter that is trained."""
+    sent = torch.empty_like(payload.models)
+    for row in range(len(payload.models)):
+        mine = payload.models[row : row + 1]
+        sent[row] = noisy_sum(mine, parameters, np.ones(1), clip, deviation, source, payload.frozen)
+    return DenseModels(sent, payload.frozen)
+
+
 class DeviceNoise:
     """What a device does to its answers before it sends them."""
 
@@ -57,16 +78,14 @@ class DeviceNoise:
         """Return the answers of some devices to a task as they may leave them, each noised by itself."""
         payload, local = updates.payload, self.settings.local
         assert local is not None
-        if not isinstance(payload, DenseModels):
-            raise UserError("privacy.local: these clients send no whole models; allowed: without it")
         deviation = self.noise * 2.0 * local.clip
-        sent = torch.empty_like(payload.models)
-        for row in range(len(payload.models)):
-            sent[row] = noisy_sum(
-                *(payload.models[row : row + 1], task.parameters, np.ones(1), local.clip, deviation, self.source),
-                payload.frozen,
-            )
-        told = self._told(replace(updates, payload=DenseModels(sent, payload.frozen)))
+        if isinstance(payload, DenseModels):
+            noisy: Payload = noisy_models(payload, task.parameters, local.clip, deviation, self.source)
+        elif isinstance(payload, NoisyPayload):
+            noisy = payload.noised(local.clip, deviation, self.source)
+        else:
+            raise UserError("privacy.local: what these clients send cannot carry noise; allowed: without it")
+        told = self._told(replace(updates, payload=noisy, bytes_sent=None))
         nothing = np.full(len(updates.clients), np.nan)
         return replace(told, losses=nothing, first_losses=None, steps=None)
 
