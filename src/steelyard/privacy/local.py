@@ -24,6 +24,9 @@ from steelyard.privacy.noised_criteria import noised
 from steelyard.privacy.settings import PrivacySettings
 from steelyard.privacy.source import Source, SystemSource
 
+SIZE = "DS"
+"""The criterion that is a client's number of samples."""
+
 
 def plain_noise(settings: PrivacySettings, rounds: int, told: int) -> float:
     """Return the least noise with which so many rounds keep to the budget, each with an update and `told` criteria."""
@@ -65,6 +68,11 @@ def noisy_models(
     return DenseModels(sent, payload.frozen)
 
 
+def without_losses(updates: Updates) -> Updates:
+    """Return what devices with noise sent, with losses that are unknown, as they told none; for the record."""
+    return replace(updates, losses=np.full(len(updates.clients), np.nan))
+
+
 class DeviceNoise:
     """What a device does to its answers before it sends them."""
 
@@ -86,8 +94,8 @@ class DeviceNoise:
         else:
             raise UserError("privacy.local: what these clients send cannot carry noise; allowed: without it")
         told = self._told(replace(updates, payload=noisy, bytes_sent=None))
-        nothing = np.full(len(updates.clients), np.nan)
-        return replace(told, losses=nothing, first_losses=None, steps=None)
+        # A loss tells of the data: 0 travels in its place, and the server takes it for unknown (`without_losses`).
+        return replace(told, losses=np.zeros(len(updates.clients)), first_losses=None, steps=None)
 
     def _told(self, updates: Updates) -> Updates:
         """Return the answers with what may be told beside the update: public as it is, charged with noise."""
@@ -101,4 +109,9 @@ class DeviceNoise:
         bounds = np.array([self._bounds[name] for name in names])
         noise = self.settings.criteria_noise or self.noise
         told = noised(raw, bounds, noise, self.source)
-        return replace(hidden, criteria={name: told[:, column] for column, name in enumerate(names)})
+        found = {name: told[:, column] for column, name in enumerate(names)}
+        if SIZE not in found:
+            return replace(hidden, criteria=found)
+        # A size is a whole number, and a server refuses one that differs from the samples that are claimed.
+        size = np.rint(found[SIZE])
+        return replace(hidden, criteria={**found, SIZE: size}, samples=size.astype(np.int64))
