@@ -122,6 +122,32 @@ def test_devices_that_add_noise_tell_neither_losses_nor_sizes(tmp_path: Path) ->
     assert found.rounds["epsilon"].iloc[-1] == pytest.approx(spent({Release(5.0): 2}, 1e-5))
 
 
+@pytest.mark.parametrize("criteria", ["public", "charged"])
+def test_a_nodes_answer_with_noise_passes_the_servers_checks(criteria: str) -> None:
+    from steelyard.clients.flower import wire
+    from steelyard.clients.node import NodeConfig
+    from steelyard.messages import Task
+
+    privacy: dict[str, Any] = {"local": {"clip": 1.0, "noise": 2.0}, "criteria": criteria}
+    if criteria == "charged":
+        privacy["criteria_bounds"] = {"DS": 300.0}
+    described_as = described(privacy=privacy)
+    server = described_as.assemble()[1]
+    node = described_as.on_node(NodeConfig.read({"partition-id": 0, "num-partitions": 5}))
+    task = Task("f", 3, 1, node.names, server.initial(3))
+    (answer,) = node.clients.train([task])
+    known = {"DS": lambda value: None}
+    arrived = wire.read_updates(wire.write_updates(answer), task, node.names, known)
+    assert arrived.clients == node.names
+    assert arrived.failures == ()
+    assert arrived.losses.tolist() == [0.0, 0.0]
+    moved = arrived.payload.divergence(task.parameters)
+    # 650 parameters with noise 2·2C each: a length of about 4·√650 = 102, where the clipped update has at most 1.
+    assert moved == pytest.approx([102.0, 102.0], rel=0.15)
+    exact = {143.0, 144.0}
+    assert (set(arrived.criteria["DS"]) <= exact) == (criteria == "public")
+
+
 # Dies without a word after a round is charged and its noise is used, before the round is written.
 KILLED = """
 import os, sys

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from steelyard.privacy.central import bounded_sum, clip_factors, lengths_of, noisy_sum
+from steelyard.privacy.central import bounded_sum, lengths_of, noisy_sum
+from steelyard.privacy.clipping import clip_factors
 from steelyard.privacy.noised_criteria import noised
 from steelyard.privacy.source import SeededSource
 

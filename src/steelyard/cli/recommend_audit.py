@@ -57,6 +57,10 @@ def audit(
     rounds: Annotated[str, typer.Option(help="After which rounds to look, joined by commas.")] = "1,5,10,20",
     pi: Annotated[float, typer.Option(help="The share π of the protections that use one.")] = 0.5,
     decoys: Annotated[float, typer.Option(help="Decoys per item of the protection that uses them.")] = 1.0,
+    epsilon: Annotated[
+        list[float] | None, typer.Option("--epsilon", help="Also noise on the devices: ε of all rounds; repeatable.")
+    ] = None,
+    clip: Annotated[float, typer.Option("--clip", min=1e-6, help="With --epsilon: length of a user's update.")] = 0.5,
     changes: Annotated[list[str] | None, typer.Option("--set", help="Change a field: fpl.factors=10.")] = None,
     trust: TrustOption = False,
     format: FormatOption = "text",
@@ -76,12 +80,13 @@ def audit(
         raise UserError(f"audit: '{experiment}' is not of kind 'recommend'; allowed: fpl-ml1m and the like")
     if not 0 <= pi <= 1 or not 0 <= decoys <= 100:
         raise UserError(f"--pi, --decoys: got {pi} and {decoys}; allowed: 0 to 1, and 0 to 100")
-    found = play(described, parse_counts(rounds, "--rounds"), pi, decoys)
+    found = play(described, parse_counts(rounds, "--rounds"), pi, decoys, epsilon or (), clip)
     if format == "json":
         typer.echo(json.dumps({"experiment": described.name, "protections": found}, indent=2, ensure_ascii=False))
         return
-    typer.echo(f"{'':<44}{'by sign of the bias':^26}{'by absence of negatives':^26}")
-    typer.echo(f"{'protection':<38}{'round':>6}{'precision':>14}{'recall':>10}{'precision':>16}{'recall':>10}")
+    typer.echo(f"{'':<44}{'by sign of the bias':^26}{'by absence of negatives':^26}{'by sum of changes':^20}")
+    heads = f"{'precision':>14}{'recall':>10}{'precision':>16}{'recall':>10}{'precision':>14}"
+    typer.echo(f"{'protection':<38}{'round':>6}{heads}")
     for entry in found:
         for row in entry["rounds"]:
             cells = [
@@ -89,8 +94,10 @@ def audit(
                 row["sign"]["recall"],
                 row["absence"]["precision"],
                 row["absence"]["recall"],
+                row["sum"]["precision"],
             ]
             shown = ["-" if cell is None else f"{cell:.3f}" for cell in cells]
             typer.echo(
                 f"{entry['protection']:<38}{row['round']:>6}{shown[0]:>14}{shown[1]:>10}{shown[2]:>16}{shown[3]:>10}"
+                f"{shown[4]:>14}"
             )

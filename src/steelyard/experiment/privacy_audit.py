@@ -20,8 +20,8 @@ from steelyard.privacy.mechanisms import gaussian_noise
 from steelyard.privacy.source import Source, SystemSource
 from steelyard.randomness import generator
 
-READ = 0.9
-"""A sample whose correlation with what was found is above this counts as read."""
+READ = 0.99
+"""A sample whose correlation with what was found is above this counts as read; class means reach 0.9 by themselves."""
 DELTA = 1e-5
 
 
@@ -51,7 +51,7 @@ def audit_inversion(
 ) -> list[dict[str, Any]]:
     """Attack clients of digits, a linear model and an MLP; one entry per model, batch and protection.
 
-    `likeness` is the mean correlation of each sample with the nearest one that was found, `read` the share above 0.9;
+    `likeness` is the mean correlation of each sample with the nearest one that was found, `read` the share above 0.99;
     the control "guess" is the mean image of the sample's class, for which nothing need be sent.
     """
     dataset = load(DataSettings(source="digits"))

@@ -27,8 +27,11 @@ from steelyard.weighing.rule import WeighingSettings
 if TYPE_CHECKING:
     from steelyard.clients.flower.payloads import Codec
     from steelyard.clients.node import NodeClients, NodeConfig
+    from steelyard.clients.protocol import Clients
     from steelyard.data.dataset import DatasetOrSeeded
     from steelyard.experiment.recommend_node import AnyServer, ModelSettings
+    from steelyard.privacy.local import DeviceNoise
+    from steelyard.privacy.settings import PrivacySettings
     from steelyard.recommend.clients import LocalRound, RecommendClients
     from steelyard.recommend.prepared import Prepared
 
@@ -93,7 +96,7 @@ class RecommendDescription(Description):
         """Refuse orders that adapt to every round where not every round is tested."""
         super().check_rule(rule)
         if self.privacy is not None:
-            raise UserError("privacy: given, but users of a recommender add no noise yet; allowed: nothing")
+            self._check_noise(self.privacy)
         mode = self.fpl.flags
         every_round = mode is not None and mode.one_round_per_epoch(self.fpl.epoch)
         if rule.adjust is not None and self.rounds.by_epochs and not every_round:
@@ -101,6 +104,27 @@ class RecommendDescription(Description):
                 f"weighing.adjust: compares each round with the last, and '{self.fpl.mode}' tests once an epoch; "
                 "allowed: mode = 'pFPL+' with epoch = 'formula', or rounds.count in place of epochs"
             )
+
+    def _check_noise(self, privacy: PrivacySettings) -> None:
+        if privacy.central is not None:
+            raise UserError(
+                "privacy.central: given, but the rows that users name are seen one by one by the server here; allowed: "
+                "privacy.local, which puts noise on every row"
+            )
+        if privacy.local is not None and (self.one_by_one or self.kgflex is not None):
+            raise UserError(
+                "privacy.local: given with one user in each round or with [kgflex], where it is not built; allowed: "
+                "mode = 'pFPL', 'pFPL+' or 'custom' of FPL"
+            )
+
+    def device_noise(self) -> DeviceNoise | None:
+        """Return what users' devices add to what they send; None where they add nothing."""
+        # For speed of start, as in `prepare`.
+        from steelyard.experiment.promising import noise_of_devices
+
+        if self.privacy is None or self.privacy.local is None:
+            return None
+        return noise_of_devices(self.privacy, self.criteria(), None, self.resolved().rounds.count)
 
     @property
     def measures(self) -> Mapping[str, str]:
@@ -168,13 +192,22 @@ class RecommendDescription(Description):
         sequential = self.schedule().rounds_per_epoch if self.one_by_one else 0 if self.central else None
         return LocalRound(self.triples(), self.fpl.mask, self.fpl.decoys, sequential)
 
-    def assemble(self, dataset: DatasetOrSeeded | None = None) -> tuple[RecommendClients, AnyServer]:
+    def assemble(self, dataset: DatasetOrSeeded | None = None) -> tuple[Clients, AnyServer]:
         """Read the data and build the simulated users and their server."""
         # For speed of start, as in `prepare`.
-        from steelyard.experiment.recommend_node import simulate
+        from steelyard.clients.private import PrivateClients
 
         if dataset is not None:
             raise UserError("dataset: an experiment of kind 'recommend' reads interactions.path; allowed: no dataset")
+        clients, server = self.simulated()
+        noise = self.device_noise()
+        return clients if noise is None else PrivateClients(clients, noise), server
+
+    def simulated(self) -> tuple[RecommendClients, AnyServer]:
+        """Build the simulated users themselves, without the noise that they may add to what they send."""
+        # For speed of start, as in `prepare`.
+        from steelyard.experiment.recommend_node import simulate
+
         return simulate(self.prepare(), self._model(), self.ranking, self.local_round(), self.criteria())
 
     def _model(self) -> ModelSettings:
@@ -188,6 +221,11 @@ class RecommendDescription(Description):
         # For speed of start, as in `prepare`.
         from steelyard.experiment.recommend_node import host
 
+        if self.device_noise() is not None:
+            raise UserError(
+                "privacy.local: given, and a row of every item from every user is more than a message may hold; "
+                "allowed across machines: without it, or `steelyard run`"
+            )
         return host(
             *(self.interactions, self.items, self._model(), self.ranking, self.local_round(), self.criteria()),
             seed=self.seed,

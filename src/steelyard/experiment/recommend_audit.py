@@ -12,9 +12,11 @@ from steelyard.errors import UserError
 from steelyard.experiment.recommend import RecommendDescription
 from steelyard.experiment.running import federations_of, plan_of
 from steelyard.messages import Task, Updates
+from steelyard.privacy.local import DeviceNoise
 from steelyard.recommend.audit import CuriousServer, judge
 from steelyard.recommend.clients import RecommendClients
 from steelyard.recommend.parallel import PairRows
+from steelyard.recommend.sparse import SparseRows
 from steelyard.rounds.loop import one_round
 
 
@@ -22,13 +24,17 @@ class _Watched(RecommendClients):
     """Users whose updates a curious server looks at on the way."""
 
     curious: CuriousServer
+    noise: DeviceNoise | None = None
 
     def train(self, tasks: Sequence[Task]) -> list[Updates]:
         answers = super().train(tasks)
+        if self.noise is not None:
+            answers = [self.noise.applied(task, answer) for task, answer in zip(tasks, answers, strict=True)]
         for answer in answers:
-            if isinstance(answer.payload, PairRows):
-                senders = np.array([self.index_of[name] for name in answer.clients], dtype=np.int64)
-                self.curious.see(senders, answer.payload.sparse())
+            senders = np.array([self.index_of[name] for name in answer.clients], dtype=np.int64)
+            if isinstance(answer.payload, PairRows | SparseRows):
+                rows = answer.payload.sparse() if isinstance(answer.payload, PairRows) else answer.payload
+                self.curious.see(senders, rows)
         return answers
 
 
@@ -48,6 +54,7 @@ def watch(experiment: RecommendDescription, rounds: Sequence[int]) -> list[dict[
     histories = prepared.histories
     clients = _Watched(prepared.users, prepared.learning, experiment.local_round(), threads=experiment.fpl.threads)
     clients.curious = CuriousServer(histories.users, histories.catalogue)
+    clients.noise = experiment.device_noise()
     _, server = experiment.assemble()
     federation = federations_of(experiment)[0]
     states = {federation.name: federation.start(server)}
@@ -57,7 +64,12 @@ def watch(experiment: RecommendDescription, rounds: Sequence[int]) -> list[dict[
     for round in range(1, max(rounds) + 1):
         one_round([federation], states, clients, server, plan, round)
         if round in rounds:
-            guesses = {"sign": clients.curious.by_sign(), "absence": clients.curious.by_absence()}
+            curious = clients.curious
+            guesses = {
+                "sign": curious.by_sign(),
+                "absence": curious.by_absence(),
+                "sum": curious.by_sum(histories.sizes),
+            }
             found.append({"round": round, **{name: vars(judge(g, histories)) for name, g in guesses.items()}})
     return found
 
@@ -77,13 +89,32 @@ def variants(share: float, decoys: float) -> dict[str, Mapping[str, Any]]:
     }
 
 
+def noisy(epsilon: float, rounds: int, clip: float) -> dict[str, Any]:
+    """Return the protection by noise on the device: all rounds together cost ε."""
+    return {"privacy.local.clip": clip, "privacy.budget.epsilon": epsilon, "rounds.count": rounds}
+
+
 def audit(
-    experiment: RecommendDescription, rounds: Sequence[int], share: float = 0.5, decoys: float = 1.0
+    experiment: RecommendDescription,
+    rounds: Sequence[int],
+    share: float = 0.5,
+    decoys: float = 1.0,
+    epsilons: Sequence[float] = (),
+    clip: float = 0.5,
 ) -> list[dict[str, Any]]:
-    """Play the curious server against every protection; one entry per protection with its guesses over rounds."""
+    """Play the curious server against every protection; one entry per protection with its guesses over rounds.
+
+    `epsilons` adds noise on the devices for each of these budgets, over all rounds that are looked at.
+    """
     found: list[dict[str, Any]] = []
     for name, changes in variants(share, decoys).items():
         changed = experiment.changed(changes)
         settings = {key.removeprefix("fpl."): value for key, value in changes.items()}
         found.append({"protection": name, **settings, "rounds": watch(changed, rounds)})
+    for epsilon in epsilons:
+        changed = experiment.changed(
+            {**variants(share, decoys)["everything sent"], **noisy(epsilon, max(rounds), clip)}
+        )
+        name = f"noise, ε = {epsilon:g} over {max(rounds)} rounds"
+        found.append({"protection": name, "epsilon": epsilon, "clip": clip, "rounds": watch(changed, rounds)})
     return found

@@ -46,7 +46,7 @@ def search(
     rows = torch.rand((len(labels), *shape), generator=generator).requires_grad_()
     optimiser = torch.optim.Adam([rows], lr=0.05)
     target = torch.cat([part.reshape(-1) for part in told])
-    parameters = dict(model.named_parameters())
+    parameters: dict[str, torch.Tensor] = dict(model.named_parameters())
     for _ in range(steps):
         optimiser.zero_grad()
         outputs = functional_call(model, parameters, (rows,))

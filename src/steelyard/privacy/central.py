@@ -16,16 +16,10 @@ import torch
 
 from steelyard.messages import Floats
 from steelyard.privacy import lattice
+from steelyard.privacy.clipping import clip_factors
 from steelyard.privacy.source import Source, normals
 
-SLACK = 1e-9
-"""Updates are clipped to C less this share: norms of millions of numbers round, and the bound must hold."""
 _AT_ONCE = 1 << 20
-
-
-def clip_factors(lengths: Floats, clip: float) -> Floats:
-    """Return by how much each update is shortened: min(1, C/‖u‖), a little less so that rounding cannot exceed C."""
-    return np.minimum(1.0, np.divide(clip, lengths, out=np.ones_like(lengths), where=lengths > 0)) * (1.0 - SLACK)
 
 
 def lengths_of(models: torch.Tensor, parameters: torch.Tensor) -> Floats:

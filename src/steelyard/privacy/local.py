@@ -11,17 +11,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
 
 from steelyard.errors import UserError
-from steelyard.messages import DenseModels, Task, Updates
+from steelyard.messages import DenseModels, Payload, Task, Updates
 from steelyard.privacy.accounting import Release, noise_for
 from steelyard.privacy.central import noisy_sum
 from steelyard.privacy.noised_criteria import noised
 from steelyard.privacy.settings import PrivacySettings
 from steelyard.privacy.source import Source, SystemSource
+
+SIZE = "DS"
+"""The criterion that is a client's number of samples."""
 
 
 def plain_noise(settings: PrivacySettings, rounds: int, told: int) -> float:
@@ -44,6 +48,31 @@ def device_noise(settings: PrivacySettings, rounds: int, told: int) -> float:
     return settings.local.noise if settings.local.noise is not None else plain_noise(settings, rounds, told)
 
 
+@runtime_checkable
+class NoisyPayload(Protocol):
+    """Updates of another form than whole models that can carry noise."""
+
+    def noised(self, clip: float, deviation: float, source: Source) -> Payload:
+        """Return what each client sends with its change clipped and noise on every number of the shared table."""
+        ...
+
+
+def noisy_models(
+    payload: DenseModels, parameters: torch.Tensor, clip: float, deviation: float, source: Source
+) -> DenseModels:
+    """Return models as each device sends them: the change clipped, noise on every parameter that is trained."""
+    sent = torch.empty_like(payload.models)
+    for row in range(len(payload.models)):
+        mine = payload.models[row : row + 1]
+        sent[row] = noisy_sum(mine, parameters, np.ones(1), clip, deviation, source, payload.frozen)
+    return DenseModels(sent, payload.frozen)
+
+
+def without_losses(updates: Updates) -> Updates:
+    """Return what devices with noise sent, with losses that are unknown, as they told none; for the record."""
+    return replace(updates, losses=np.full(len(updates.clients), np.nan))
+
+
 class DeviceNoise:
     """What a device does to its answers before it sends them."""
 
@@ -57,18 +86,16 @@ class DeviceNoise:
         """Return the answers of some devices to a task as they may leave them, each noised by itself."""
         payload, local = updates.payload, self.settings.local
         assert local is not None
-        if not isinstance(payload, DenseModels):
-            raise UserError("privacy.local: these clients send no whole models; allowed: without it")
         deviation = self.noise * 2.0 * local.clip
-        sent = torch.empty_like(payload.models)
-        for row in range(len(payload.models)):
-            sent[row] = noisy_sum(
-                *(payload.models[row : row + 1], task.parameters, np.ones(1), local.clip, deviation, self.source),
-                payload.frozen,
-            )
-        told = self._told(replace(updates, payload=DenseModels(sent, payload.frozen)))
-        nothing = np.full(len(updates.clients), np.nan)
-        return replace(told, losses=nothing, first_losses=None, steps=None)
+        if isinstance(payload, DenseModels):
+            noisy: Payload = noisy_models(payload, task.parameters, local.clip, deviation, self.source)
+        elif isinstance(payload, NoisyPayload):
+            noisy = payload.noised(local.clip, deviation, self.source)
+        else:
+            raise UserError("privacy.local: what these clients send cannot carry noise; allowed: without it")
+        told = self._told(replace(updates, payload=noisy, bytes_sent=None))
+        # A loss tells of the data: 0 travels in its place, and the server takes it for unknown (`without_losses`).
+        return replace(told, losses=np.zeros(len(updates.clients)), first_losses=None, steps=None)
 
     def _told(self, updates: Updates) -> Updates:
         """Return the answers with what may be told beside the update: public as it is, charged with noise."""
@@ -82,4 +109,9 @@ class DeviceNoise:
         bounds = np.array([self._bounds[name] for name in names])
         noise = self.settings.criteria_noise or self.noise
         told = noised(raw, bounds, noise, self.source)
-        return replace(hidden, criteria={name: told[:, column] for column, name in enumerate(names)})
+        found = {name: told[:, column] for column, name in enumerate(names)}
+        if SIZE not in found:
+            return replace(hidden, criteria=found)
+        # A size is a whole number, and a server refuses one that differs from the samples that are claimed.
+        size = np.rint(found[SIZE])
+        return replace(hidden, criteria={**found, SIZE: size}, samples=size.astype(np.int64))

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from steelyard.messages import Floats
+from steelyard.privacy.source import Source
 from steelyard.recommend.fpl import Learning, LocalPass, changes, local_pass
 from steelyard.recommend.interactions import Codes, Flags
 from steelyard.recommend.sampling import Items, Triples
@@ -83,6 +84,10 @@ class PairRows:
     def sparse(self) -> SparseRows:
         """Return what the users send, one row per triple and item."""
         return changes(self.table, self.triples, self.sent, self.gradients, self.learning)
+
+    def noised(self, clip: float, deviation: float, source: Source) -> SparseRows:
+        """Return what the users send with local noise on every row of the table."""
+        return self.sparse().noised(len(self.table), clip, deviation, source)
 
     def merged(self) -> SparseRows:
         """Return the rows as each user sends them: every item once, changes summed, in ascending order."""

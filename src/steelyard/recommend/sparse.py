@@ -11,6 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steelyard.messages import Floats
+from steelyard.privacy.clipping import clip_factors
+from steelyard.privacy.lattice import step
+from steelyard.privacy.source import Source, normals
 from steelyard.recommend.sampling import Items
 
 if TYPE_CHECKING:
@@ -101,6 +104,24 @@ class SparseRows:
         for begin in range(0, self.clients, GRAM_BLOCK):
             found[begin : begin + GRAM_BLOCK] = (updates[begin : begin + GRAM_BLOCK] @ updates.T).toarray()
         return np.tril(found) + np.tril(found, -1).T
+
+    def noised(self, items: int, clip: float, deviation: float, source: Source) -> SparseRows:
+        """Return what users send with local noise: each one's change clipped to a length, noise on every row.
+
+        Every item gets a row: which items a user names would tell as much as what she says of them.
+        """
+        whole, width = self._merged, self.values.shape[1]
+        fine = step(deviation)
+        squares = np.square(whole.values.astype(np.float64)).sum(axis=1)
+        factors = clip_factors(np.sqrt(np.bincount(whole.owners, weights=squares, minlength=self.clients)), clip)
+        told = np.rint(normals(source, self.clients * items * width) * (deviation / fine))
+        told = told.reshape(self.clients, items, width)
+        told[whole.owners, whole.rows] += np.trunc(whole.values * (factors[whole.owners, None] / fine))
+        values = (told * fine).astype(np.float32).reshape(-1, width)
+        owners = np.repeat(np.arange(self.clients, dtype=np.int32), items)
+        return SparseRows(
+            self.clients, owners, np.tile(np.arange(items, dtype=np.int32), self.clients), values, self.rate
+        )
 
     def select(self, keep: Sequence[int]) -> SparseRows:
         position = np.full(self.clients, -1, dtype=np.int32)

@@ -114,7 +114,8 @@ def open_run(folder: Path, rule: str | None = None, seed: int | None = None) -> 
             "nodes; allowed: a run of `steelyard run` with at least one round"
         )
     # Lists need no weighing, and reading a run must not load the criteria that its folder names.
-    clients, _ = experiment.model_copy(update={"weighing": WeighingSettings(criteria=("EQ",)), "beside": {}}).assemble()
+    plain = experiment.model_copy(update={"weighing": WeighingSettings(criteria=("EQ",)), "beside": {}})
+    clients, _ = plain.simulated()
     clients.restore(kept)
     state = states[federation.name]
     return Finished(

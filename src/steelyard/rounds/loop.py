@@ -15,6 +15,7 @@ import torch
 from steelyard.activity import doing
 from steelyard.clients.protocol import Clients, ReportingServer, Server
 from steelyard.messages import Evaluations, Question, ServerTest, Task, Updates
+from steelyard.privacy.local import without_losses
 from steelyard.rounds.cohorts import cohort_of
 from steelyard.rounds.drafting import TooFewClients, weigh_soundly
 from steelyard.rounds.private import PrivateRounds, nobody
@@ -154,6 +155,8 @@ def _train(
             private.before_training(federation, task)
     asked = [index for index, task in enumerate(tasks) if task.clients]
     answers = clients.train([tasks[index] for index in asked]) if asked else []
+    if private is not None and not private.central:
+        answers = [without_losses(answer) for answer in answers]
     found = dict(zip(asked, answers, strict=True))
     return [found[index] if index in found else nobody(task) for index, task in enumerate(tasks)]
 
