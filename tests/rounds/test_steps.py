@@ -155,7 +155,7 @@ def test_each_federation_rests_at_its_own_target_and_the_run_ends_with_the_last(
 
 def test_a_round_that_is_not_tested_stops_nothing_and_keeps_the_orders() -> None:
     clients, kept = Clients(scores=lambda _: (1.0, 1.0)), Kept()
-    plan = Plan(rounds=5, fraction=0.1, evaluate_every=2, stop_at=(0.5, 0.5), detailed=True)
+    plan = Plan(rounds=5, fraction=0.1, evaluate_every=2, stop_at=(0.5, 0.5, False), detailed=True)
     orders = OrderState((0,), 0.125)
     states = run_rounds([federation()], {"f": replace(state(2), orders=orders)}, clients, Server(), plan, kept)
     assert kept.rounds == [(3, False), (4, True)]
