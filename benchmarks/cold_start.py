@@ -4,8 +4,8 @@
 
 A fifth of the items is drawn; every interaction with them is the test, all others are the training. A system trains on
 the rest of the catalogue as if the drawn items did not exist yet, then ranks them, and only them, for each user. What a
-collaborative system knows of an item is nothing here. Settings of KGFlex are chosen on a draw of their own (draw 0),
-which is not reported. Each cell is one file under FOLDER; those that are there are not computed again.
+collaborative system knows of an item is nothing here. The length of KGFlex' training is chosen on a draw of its own
+(draw 0), which is not reported. Each cell is one file under FOLDER; those that are there are not computed again.
 """
 
 from __future__ import annotations
@@ -46,8 +46,9 @@ from steelyard.rounds.loop import one_round
 from steelyard.rounds.state import Federation, Plan
 from steelyard.weighing.rule import Rule, WeighingSettings
 
-CUTOFF, SHARE, FACTORS = 10, 0.2, 10
-RATES, EPOCHS = (0.02, 0.1), (5, 10, 20, 40)
+CUTOFF, SHARE, FACTORS, SEED = 10, 0.2, 10, 1
+MOST = (100, 1000)
+"""How many features of each hop a user of KGFlex keeps: as in the thesis, and nearly all."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,9 @@ class Case:
     knowledge: dict[str, Any]
     threshold: float | None = None
     triples: int = 5
+    rate: float = 0.1
+    epochs: tuple[int, ...] = (5, 15, 40)
+    """Among these the length of KGFlex' training is chosen."""
 
 
 CASES = {
@@ -79,6 +83,7 @@ CASES = {
         10,
         {"sources": [{"path": "yahoo_movies/map.tsv.gz"}]},
         3,
+        epochs=(5, 15),
     ),
     "ml1m": Case(
         ("movielens_1m/ratings.dat.gz",),
@@ -94,7 +99,9 @@ CASES = {
             ],
         },
         3,
-        20,
+        triples=20,
+        rate=0.02,
+        epochs=(5, 10),
     ),
 }
 """As in the recipes; features are those of at least 11 items, whether these are held out or not: they are public."""
@@ -170,7 +177,7 @@ class Kgflex:
     where they stand in the catalogue already.
     """
 
-    def __init__(self, drawn: Draw, case: Case, rate: float, seed: int = 1, *, unseen: bool = False) -> None:
+    def __init__(self, drawn: Draw, case: Case, most: int, threads: int, *, unseen: bool = False) -> None:
         rows = np.arange(len(drawn.train.items)) if unseen else drawn.old
         number = np.full(len(drawn.train.items), -1, dtype=np.int64)
         number[rows] = np.arange(len(rows))
@@ -181,14 +188,15 @@ class Kgflex:
         users = Users(
             histories, Ground.between(known, known), np.ones(histories.users), histories.items.astype(np.int64)
         )
-        parts = KgflexParts(there, KgflexSettings(others=5.0))
-        self.clients = KgflexClients(users, Learning(rate, FACTORS), LocalRound(case.triples), parts)
+        parts = KgflexParts(there, KgflexSettings(limits=(most, most), others=5.0))
+        learning = Learning(case.rate, FACTORS)
+        self.clients = KgflexClients(users, learning, LocalRound(case.triples), parts, threads=threads)
         self.server = KgflexServer(there.features, FACTORS)
-        self.federation = Federation("EQ", "EQ", seed, Rule(WeighingSettings(criteria=("EQ",))))
+        self.federation = Federation("EQ", "EQ", SEED, Rule(WeighingSettings(criteria=("EQ",))))
         self.states = {"EQ": self.federation.start(self.server)}
         self.plan = Plan(rounds=1 << 30, fraction=1.0, evaluate_every=1 << 29)
         self.rounds_per_epoch = max(1, round(histories.total / (histories.users * case.triples)))
-        self.features, self.seed, self.epochs = drawn.features, seed, 0
+        self.features, self.epochs = drawn.features, 0
 
     def train_to(self, epochs: int) -> None:
         """Go on to so many epochs."""
@@ -199,39 +207,39 @@ class Kgflex:
     def scores(self, users: Codes) -> Floats:
         """Score all items, new ones too, by their features."""
         table = self.clients.table(self.states["EQ"].parameters)
-        known = Knowledge(self.features, self.clients.knowledge(self.seed).selection)
-        return kgflex_scores(table, self.clients.views("EQ", self.seed), known, users).astype(np.float64)
+        known = Knowledge(self.features, self.clients.knowledge(SEED).selection)
+        return kgflex_scores(table, self.clients.views("EQ", SEED), known, users).astype(np.float64)
 
 
-def chosen(case: Case, drawn: Draw) -> dict[str, Any]:
-    """Return the rate and the number of epochs that rank the new items of a draw best, and all that were tried."""
+def chosen(case: Case, drawn: Draw, most: int, threads: int) -> dict[str, Any]:
+    """Return the number of epochs that ranks the new items of a draw best, and all that were tried."""
+    model = Kgflex(drawn, case, most, threads)
     tried: list[dict[str, Any]] = []
-    for rate in RATES:
-        model = Kgflex(drawn, case, rate)
-        for epochs in EPOCHS:
-            model.train_to(epochs)
-            tried.append({"rate": rate, "epochs": epochs, **judged(drawn, model.scores)})
-    best = max(tried, key=lambda each: each["ndcg"])
-    return {"rate": best["rate"], "epochs": best["epochs"], "tried": tried}
+    for epochs in case.epochs:
+        model.train_to(epochs)
+        tried.append({"epochs": epochs, **judged(drawn, model.scores)})
+    return {"epochs": max(tried, key=lambda each: each["ndcg"])["epochs"], "tried": tried}
 
 
-def systems(case: Case, best: dict[str, Any]) -> dict[str, Callable[[Draw], Scores]]:
+def systems(case: Case, epochs: dict[int, int], threads: int) -> dict[str, Callable[[Draw], Scores]]:
     """Return the systems by name: each takes a draw and returns scores of all items."""
 
-    def kgflex(unseen: bool) -> Callable[[Draw], Scores]:
+    def kgflex(most: int, unseen: bool = False) -> Callable[[Draw], Scores]:
         def make(drawn: Draw) -> Scores:
-            model = Kgflex(drawn, case, best["rate"], unseen=unseen)
-            model.train_to(best["epochs"])
+            model = Kgflex(drawn, case, most, threads, unseen=unseen)
+            model.train_to(epochs[most])
             return model.scores
 
         return make
 
+    few, many = MOST
     return {
         "random": lambda drawn: random(drawn.train),
         "popular features": popular_features,
         "VSM": lambda drawn: vsm(drawn.train, drawn.features),
-        "KGFlex": kgflex(False),
-        "KGFlex, new items as negatives": kgflex(True),
+        f"KGFlex, {few} features a hop": kgflex(few),
+        f"KGFlex, {many} features a hop": kgflex(many),
+        f"KGFlex, {few}, new items as negatives": kgflex(few, unseen=True),
     }
 
 
@@ -245,8 +253,8 @@ def kept_or(path: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8"))
 
 
-def measure(name: str, out: Path, draws: int) -> dict[str, list[dict[str, float]]]:
-    """Compute every cell of one data set that is not there yet."""
+def measure(name: str, out: Path, draws: int, until: float, threads: int) -> dict[str, list[dict[str, float]]]:
+    """Compute every cell of one data set that is not there yet; none is begun after `until`."""
     case = CASES[name]
     data = data_of(case)
     sources = [
@@ -255,16 +263,20 @@ def measure(name: str, out: Path, draws: int) -> dict[str, list[dict[str, float]
     ]
     settings = KnowledgeSettings.model_validate({"min_items": 11, **case.knowledge, "sources": sources})
     features = load_features(settings, data.items)
-    best = kept_or(out / name / "chosen.json", lambda: chosen(case, draw(data, features, case, 0)))
-    print(f"{name}: {data}; {features}; KGFlex with rate {best['rate']}, {best['epochs']} epochs", flush=True)
+    first = draw(data, features, case, 0)
+    epochs: dict[int, int] = {}
+    for most in MOST:
+        path = out / name / f"chosen-{most}.json"
+        epochs[most] = kept_or(path, lambda most=most: chosen(case, first, most, threads))["epochs"]
+    print(f"{name}: {data}; {features}; epochs of KGFlex by features a hop: {epochs}", flush=True)
     found: dict[str, list[dict[str, float]]] = {}
     for number in range(1, draws + 1):
         drawn = draw(data, features, case, number)
-        for system, make in systems(case, best).items():
+        for system, make in systems(case, epochs, threads).items():
             path = out / name / f"{system.replace(', ', '-').replace(' ', '-')}-{number}.json"
-            found.setdefault(system, []).append(
-                kept_or(path, lambda make=make, drawn=drawn: judged(drawn, make(drawn)))
-            )
+            if path.is_file() or time.monotonic() < until:
+                cell = kept_or(path, lambda make=make, drawn=drawn: judged(drawn, make(drawn)))
+                found.setdefault(system, []).append(cell)
     return found
 
 
@@ -287,9 +299,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--data", default="books,yahoo")
     parser.add_argument("--draws", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--minutes", type=float, default=1000.0, help="begin no cell after so many")
     asked = parser.parse_args()
+    until = time.monotonic() + 60 * asked.minutes
     for name in asked.data.split(","):
-        for line in rows(measure(name, asked.out, asked.draws)):
+        for line in rows(measure(name, asked.out, asked.draws, until, asked.threads)):
             print(line)
 
 

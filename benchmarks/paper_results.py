@@ -166,10 +166,14 @@ def write_part(name: str, folder: Path, out: Path) -> None:
     """Write the tables and the figures of one part."""
     from steelyard.experiment.loading import read_experiment
     from steelyard.report.comparison import compare_run
+    from steelyard.report.curves import read_curves
     from steelyard.report.figures.catalogue import draw
     from steelyard.report.figures.writing import write_figure
+    from steelyard.report.grids import render
+    from steelyard.report.groups import group_grids
     from steelyard.report.tables import write_tables
     from steelyard.report.view import RunView
+    from steelyard.runs.reader import History
 
     with sqlite3.connect(folder / "run.sqlite") as store:
         done = int(store.execute("SELECT MAX(round) FROM rounds").fetchone()[0])
@@ -180,8 +184,11 @@ def write_part(name: str, folder: Path, out: Path) -> None:
     (out / f"{name}.md").write_text(write_tables(document, "markdown"))
     above = compare_run(folder, rounds.model_copy(update={"reach": "above"}))
     (out / f"{name}-above.json").write_text(json.dumps(above["rounds_to_target"]))
+    if name == "unipen62":
+        grids = group_grids(read_curves(History(folder)), rounds.all_targets, rounds.count)
+        (out / f"{name}-groups.md").write_text(render(grids, [], "markdown"))
     view = RunView([folder])
-    for figure in ("accuracy", "server", "macro-f1", "targets"):
+    for figure in ("accuracy", "server", "macro-f1", "class-f1", "targets"):
         chart = draw(view, figure)
         if chart is not None:
             write_figure(chart, out / f"{name}-{figure}.svg")

@@ -53,7 +53,7 @@ def draw(lines: Sequence[Line], folder: Path) -> None:
     _save(_facets(wide), folder / "recommend-coverage.svg")
     ranks = [
         {"data": row["data"], "mode": row["mode"], "π": row["π"], "rank": int(rank), "share of updates": share}
-        for row in found[found["mode"].isin(["sFPL", "sFPL+"])].to_dict("records")
+        for row in found[found["mode"].isin(["sFPL", "sFPL+"])].to_dict(orient="records")
         for rank, share in row["updates"].items()
         if row["π"] in (0, 0.1, 0.5, 1)
     ]

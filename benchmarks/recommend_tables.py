@@ -113,7 +113,8 @@ def main() -> None:
     compile_all()
     names = [name for name in SOURCES if name in chosen.data.split(",")]
     for name in names:
-        load(name, "validation"), load(name, "test")
+        load(name, "validation")
+        load(name, "test")
     progress = Progress(names, read_lines(path))
     carry_out(progress, path, chosen.jobs, begun + 60 * chosen.minutes)
     left = len(progress.waiting)

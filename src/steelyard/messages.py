@@ -231,3 +231,5 @@ class ServerTest:
     """Regression errors by name: mape, mae, rmse."""
     losses: Floats = field(default_factory=lambda: np.zeros(0))
     """Mean loss of each model; empty where the server does not say."""
+    by_class: Mapping[str, Floats] = field(default_factory=dict[str, Floats])
+    """[models, classes] each: precision, recall, accuracy and jaccard of every class; empty for regression."""

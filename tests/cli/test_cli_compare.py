@@ -73,7 +73,11 @@ def test_compare_then_table_in_every_format(steelyard: CommandLine, small: Path,
     assert steelyard("table", "run", "--format", "markdown").stdout.count("| --- |") >= 4
     assert r"\toprule" in steelyard("table", "run", "--format", "latex").stdout
     rows = list(csv.DictReader(io.StringIO(steelyard("table", "run", "--format", "csv").stdout)))
-    assert len(rows) == 2 * 4 * 3
+    assert len(rows) == 2 * 4 * 4
+    groups = steelyard("table", "run", "--groups", "--format", "markdown").stdout
+    assert "| Ind | DS |" in groups
+    assert "| MCA | LD>DS>MD |" in groups
+    assert "| Final | online(DS>LD>MD) |" in groups
     other = steelyard("table", "run", "--baseline", "adafed", "--format", "json", "--curves", "curves.svg")
     assert json.loads(other.stdout)["baseline"] == "adafed"
     assert (tmp_path / "curves.svg").read_text().startswith("<svg")

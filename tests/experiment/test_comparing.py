@@ -8,7 +8,7 @@ from steelyard import Experiment, UserError
 from steelyard.experiment.comparing import default_rules, load_comparison, with_rules
 from steelyard.experiment.loading import load, recipes, to_toml
 from steelyard.experiment.rule_words import parse_rules
-from steelyard.weighing.adafed import BarronLoss, ClassF1Loss, loss_rule
+from steelyard.weighing.adafed import BarronLoss, ClassLoss, loss_rule
 
 BASE = Experiment.model_validate({"weighing": {"criteria": ["DS", "LD", "MD"], "priority": "LD>DS>MD"}})
 
@@ -171,7 +171,7 @@ def test_the_tables_of_adafed():
 
 def test_losses_are_wired_from_the_rule():
     rule = load("adafed-2").weighing
-    assert loss_rule(rule.loss, load("adafed-2").local_loss) == ClassF1Loss("auto", 0.1)
+    assert loss_rule(rule.loss, load("adafed-2").local_loss) == ClassLoss("auto", 0.1)
     regression = load("adafed-regression")
     adaptive = loss_rule(regression.weighing.loss)
     assert isinstance(adaptive, BarronLoss)

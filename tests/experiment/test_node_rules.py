@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,13 @@ def test_a_model_that_the_server_names_is_not_run(tmp_path: Path, code: str):
     with only(node.allow), pytest.raises(NotAllowed, match=r"model.name: '.*' is not run here"):
         agreed(sections, node).on_node(node).clients.train([_task()])
     assert not (tmp_path / "owned").exists()
+
+
+def test_a_table_of_facts_that_the_server_names_is_not_even_opened(tmp_path: Path):
+    """Reading the settings reads that table, so it must be refused before; who opens this one waits for ever."""
+    os.mkfifo(tmp_path / "patients.csv")
+    with pytest.raises(NotAllowed, match=r"^facts\.path: a server cannot name a file of this node"):
+        agreed(document(facts={"path": str(tmp_path / "patients.csv")}), config(tmp_path))
 
 
 def _task() -> Any:

@@ -193,8 +193,8 @@ def test_a_sweep_is_read_back_as_it_was_written(tmp_path: Path):
     kept = read_sweep(tmp_path / "sweep")
     assert difference(kept, given) is None
     assert kept.document() == given.document()
-    assert [(run.folder, run.values, run.seeds) for run in read_runs(tmp_path / "sweep")] == [
-        (part.folder, part.values, part.seeds) for part in given.parts
+    assert [(run.folder, run.values, run.rules, run.seeds) for run in read_runs(tmp_path / "sweep")] == [
+        (part.folder, part.values, ("DS",), (5, 6)) for part in given.parts
     ]
 
 

@@ -134,6 +134,24 @@ def test_a_point_that_cannot_run_is_named(tmp_path: Path):
     assert sweep_document(tmp_path / "sweep")["left"] == ["2-minimum=9000"]
 
 
+@pytest.mark.parametrize("rate", [1e12, 1e30])
+def test_a_rate_at_which_training_explodes_is_an_answer(tmp_path: Path, rate: float):
+    base = build({**SMALL, "rounds": {"count": 3}, "model": {"name": "cnn-digits"}})
+    planned = plan(base, {"training.learning_rate": [rate, 0.1]}, seeds=2)
+    folder = sweep(planned, out=tmp_path / "sweep")
+    document = sweep_document(folder)
+    assert document["left"] == []
+    assert document["diverged"] == [planned.parts[0].folder]
+    assert document["best"]["values"] == {"training.learning_rate": 0.1}
+    assert [row["values"]["training.learning_rate"] for row in document["rows"]] == [0.1, rate]
+    assert all(np.isnan(document["rows"][1]["value"]["values"]))
+    reason = folder / f"{planned.parts[0].folder}.diverged"
+    written = reason.stat().st_mtime_ns
+    assert "of DS>LD#" in reason.read_text()
+    resume_sweep(folder)
+    assert reason.stat().st_mtime_ns == written, "it was run again"
+
+
 def test_a_data_set_from_python_stays_in_its_process(tmp_path: Path):
     base = build({**SMALL, "data": {"source": "memory"}})
     with pytest.raises(UserError, match="jobs: got 2 with a data set from Python"):

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from steelyard.learning.evaluation import accuracy, confusion, errors, f1, predictions
+from steelyard.learning.evaluation import accuracy, by_class, confusion, errors, f1, predictions
 
 
 def test_confusion_accuracy_f1_by_hand() -> None:
@@ -31,3 +31,13 @@ def test_errors_by_hand() -> None:
 
 def test_nothing_tested_scores_zero() -> None:
     assert accuracy(np.zeros((1, 2, 2), dtype=np.int64)).tolist() == [0.0]
+
+
+def test_metrics_of_each_class_by_hand() -> None:
+    # Rows are true classes: class 0 has 3 of 4 right, class 1 has 1 of 2, class 2 was neither tested nor predicted.
+    found = by_class(np.array([[[3, 1, 0], [1, 1, 0], [0, 0, 0]]]))
+    assert found["precision"][0].tolist() == [3 / 4, 1 / 2, 0]
+    assert found["recall"][0].tolist() == [3 / 4, 1 / 2, 0]
+    # Told from all others: class 0 is right on 3 + 1 of 6 rows, class 1 on 1 + 3, class 2 on all.
+    assert found["accuracy"][0].tolist() == pytest.approx([4 / 6, 4 / 6, 1])
+    assert found["jaccard"][0].tolist() == pytest.approx([3 / 5, 1 / 3, 0])

@@ -46,6 +46,7 @@ def made(values: dict[int, list[float]], unreached: dict[int, int] | None = None
             "rule": "EQ",
             "value": estimate(figures).as_json(),
             "unreached": (unreached or {}).get(point, 0),
+            "diverged": f"run-{point}" in fields.get("diverged", []),
         }
         for point, figures in values.items()
     ]
@@ -60,6 +61,7 @@ def made(values: dict[int, list[float]], unreached: dict[int, int] | None = None
         "rows": rows,
         "best": rows[0],
         "left": [],
+        "diverged": [],
         "test": None,
     }
     return {**document, **fields}
@@ -105,6 +107,13 @@ def test_the_table_reads_well_in_60_columns():
         "the best is marked *; mean of 2 seeds ± half the 95 %",
         "interval",
     ]
+
+
+def test_a_run_that_diverged_says_so():
+    document = made({2: [0.5], 1: [math.nan]}, diverged=["run-1"])
+    lines = sweep_table(document, "text", 60).splitlines()
+    assert lines[6].split() == ["1", "0.1", "pFPL", "diverged"]
+    assert "diverged: a model exploded" in " ".join(lines[7:])
 
 
 def test_two_fields_of_one_name_are_written_out():

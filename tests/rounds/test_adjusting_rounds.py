@@ -16,7 +16,7 @@ import torch
 from steelyard.messages import DenseModels, Evaluations, Question, ServerTest, Task, Updates
 from steelyard.rounds.loop import run_rounds
 from steelyard.rounds.state import Federation, Plan, RoundRecord, RoundState
-from steelyard.weighing.adafed import ClassF1Loss
+from steelyard.weighing.adafed import ClassLoss
 from steelyard.weighing.adjusting import AdjustSettings, strategy_of
 from steelyard.weighing.rule import Rule, WeighingSettings, show_priority
 
@@ -198,7 +198,7 @@ def test_all_performances_zero_keep_the_old_model():
 def test_the_adaptive_loss_travels_with_the_next_task():
     rule = Rule(WeighingSettings(criteria=("VP",)))
     script = {0: {"start": 0.2}, 1: row(*[0.9] * 6), 2: row(*[0.9] * 6)}
-    records, state, _ = run(script, Federation("f", "f", 0, rule, loss=ClassF1Loss()))
+    records, state, _ = run(script, Federation("f", "f", 0, rule, loss=ClassLoss()))
     assert records[1].loss is not None
     assert records[1].loss.class_weights is None
     assert records[2].loss is not None

@@ -10,7 +10,7 @@ import pytest
 from steelyard.errors import UserError
 from steelyard.messages import LossState, ServerTest
 from steelyard.weighing import criteria as registry
-from steelyard.weighing.adafed import BarronLoss, ClassF1Loss, LossSettings, barron_shape, class_weights
+from steelyard.weighing.adafed import BarronLoss, ClassLoss, LossSettings, barron_shape, class_weights, loss_rule
 from steelyard.weighing.criteria import CohortView
 from steelyard.weighing.rule import Rule, WeighingSettings, label
 
@@ -63,13 +63,32 @@ def test_class_weights_of_the_paper():
 
 
 def test_the_loss_starts_with_equal_classes_and_follows_f1():
-    rule = ClassF1Loss("auto", 0.1)
+    rule = ClassLoss("auto", 0.1)
     assert rule.adapts
     assert rule.first() == LossState("auto", None)
     after = rule.after(rule.first(), TEST)
     assert after.class_weights == pytest.approx((1 / 0.7, 1 / 0.3))
     with pytest.raises(UserError, match="barron"):
         rule.after(after, REGRESSION)
+
+
+@pytest.mark.parametrize(
+    ("adapt", "expected"),
+    [
+        ("class-f1", (1 / 0.7, 1 / 0.3)),
+        ("class-recall", (1 / 0.9, 1 / 0.1)),
+        ("class-precision", (1 / 0.6, 1 / 1.1)),
+        ("class-accuracy", (1 / 0.85, 1 / 0.85)),
+        ("class-jaccard", (1 / 0.35, 1 / 0.2)),
+    ],
+)
+def test_the_loss_follows_any_metric_of_the_classes(adapt: str, expected: tuple[float, float]):
+    metrics = {"recall": [0.8, 0.0], "precision": [0.5, 1.0], "accuracy": [0.75, 0.75], "jaccard": [0.25, 0.1]}
+    test = ServerTest(np.array([0.5]), np.array([[0.6, 0.2]]), by_class={k: np.array([v]) for k, v in metrics.items()})
+    rule = loss_rule(LossSettings(adapt=adapt))
+    assert rule.after(rule.first(), test).class_weights == pytest.approx(expected)
+    with pytest.raises(UserError, match=f"got '{adapt}' for a regression; allowed: barron"):
+        rule.after(rule.first(), REGRESSION)
 
 
 def test_barron_shape_follows_the_tails():
@@ -98,15 +117,18 @@ def test_barron_loss_adapts_shape_and_if_asked_scale():
 
 def test_faults_of_the_loss_are_one_line():
     with pytest.raises(UserError) as found:
-        ClassF1Loss().after(LossState(), REGRESSION)
+        ClassLoss().after(LossState(), REGRESSION)
     assert str(found.value) == "weighing.loss.adapt: got 'class-f1' for a regression; allowed: barron"
     with pytest.raises(UserError) as found:
         BarronLoss().after(LossState(), TEST)
-    assert str(found.value) == "weighing.loss.adapt: got 'barron' for classes; allowed: class-f1"
+    assert str(found.value) == (
+        "weighing.loss.adapt: got 'barron' for classes; allowed: class-f1, class-precision, class-recall, "
+        "class-accuracy, class-jaccard"
+    )
 
 
 def test_the_named_loss_and_epsilon_are_used():
-    after = ClassF1Loss("cross-entropy", 0.5).after(LossState(), TEST)
+    after = ClassLoss("cross-entropy", 0.5).after(LossState(), TEST)
     assert after == LossState("cross-entropy", (1 / 1.1, 1 / 0.7))
     assert class_weights([0, 1], 1).tolist() == [1.0, 0.5]  # type: ignore[arg-type]
 

@@ -125,6 +125,12 @@ def table(
         Path | None,
         typer.Option("--curves", help="Also write the accuracy curves: .svg, .png, .pdf or .csv."),
     ] = None,
+    groups: Annotated[
+        bool,
+        typer.Option(
+            "--groups", help="Absolute rounds in groups of shares (20/30, 40/50, 70/75 %), as paper 003's Table 1."
+        ),
+    ] = False,
 ) -> None:
     """Show a comparison as the papers' tables: rounds to target, gains, intervals, tests, devices, samples, curves."""
     from steelyard.experiment.sweep_plan import is_sweep
@@ -134,7 +140,24 @@ def table(
 
         show_sweep(sweep_document(folder), format)
         return
+    if groups:
+        _print_groups(folder, format)
+        return
     _print_table(folder, baseline, format, curves)
+
+
+def _print_groups(folder: Path, format: TableFormat) -> None:
+    from steelyard.experiment.loading import read_experiment
+    from steelyard.report.curves import read_curves
+    from steelyard.report.grids import render
+    from steelyard.report.groups import group_grids
+    from steelyard.runs.reader import History
+
+    if format in ("json", "csv"):
+        raise UserError(f"--format: got '{format}' with --groups; allowed: text, markdown, latex")
+    rounds = read_experiment(folder).rounds
+    found = group_grids(read_curves(History(folder)), rounds.all_targets, rounds.count, above=rounds.above)
+    print(render(found, [], format, terminal_width()), end="")
 
 
 def _print_table(folder: Path, baseline: str | None, format: TableFormat, curves: Path | None = None) -> None:

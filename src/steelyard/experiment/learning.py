@@ -17,6 +17,7 @@ from steelyard.learning.settings import ModelSettings, TrainingSettings
 from steelyard.privacy.aggregation_requirements import check_installed
 from steelyard.privacy.hidden import check_cohort
 from steelyard.rounds.settings import cohort_size
+from steelyard.weighing.adafed import CLASS_METRICS
 from steelyard.weighing.needs import Offers
 from steelyard.weighing.rule import WeighingSettings, label
 
@@ -93,7 +94,7 @@ class LearningDescription(Description):
             return
         if rule.loss.adapt != "none" and lacking:
             raise UserError(f"weighing.loss: it adapts to the server's test set, {lacking}")
-        fits = ("barron", "none") if self.regression else ("class-f1",)
+        fits = ("barron", "none") if self.regression else CLASS_METRICS
         if rule.loss.adapt not in fits and self.data.offers().task is not None:
             raise UserError(
                 f"weighing.loss.adapt: got '{rule.loss.adapt}' with data.source = '{self.data.source}'; "

@@ -42,6 +42,9 @@ def agreed(document: dict[str, Any], node: NodeConfig) -> Description:
     kind = document.get("kind", "learning")
     if kind != node.kind:
         raise NotAllowed(f"kind: got {str(kind)[:40]!r}; this node takes part in '{node.kind}' only")
+    facts = document.get("facts")
+    if isinstance(facts, dict) and "path" in facts:  # Reading the settings would open it.
+        raise NotAllowed("facts.path: a server cannot name a file of this node; allowed: no such field")
     rename_code(document, lambda code: _own_code(code, node.allow))
     experiment = build(document)
     own: dict[str, str] = {}

@@ -57,10 +57,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Kept:
-    """What a sweep's file says of one of its runs: its folder, the values of its fields, the seeds."""
+    """What a sweep's file says of one of its runs: its folder, the values of its fields, its rules, the seeds."""
 
     folder: str
     values: tuple[Scalar, ...]
+    rules: tuple[str, ...]
     seeds: tuple[int, ...]
 
 
@@ -126,7 +127,13 @@ class Sweep:
             "over": [{"field": axis.field, "values": list(axis.values)} for axis in self.axes],
             # So that reading a sweep needs no building of its points, which may run code that they name.
             "runs": [
-                {"folder": part.folder, "values": list(part.values), "seeds": list(part.seeds)} for part in self.parts
+                {
+                    "folder": part.folder,
+                    "values": list(part.values),
+                    "rules": list(part.experiment.rules()),
+                    "seeds": list(part.seeds),
+                }
+                for part in self.parts
             ],
             "experiment": self.experiment.model_dump(mode="json", exclude_none=True),
         }
@@ -316,7 +323,8 @@ def read_runs(folder: Path) -> list[Kept]:
     path, document = _read(folder)
     try:
         return [
-            Kept(str(run["folder"]), tuple(run["values"]), tuple(map(int, run["seeds"]))) for run in document["runs"]
+            Kept(str(run["folder"]), tuple(run["values"]), tuple(map(str, run["rules"])), tuple(map(int, run["seeds"])))
+            for run in document["runs"]
         ]
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path}: is cut off or changed ({error!r}); allowed: the file as the sweep wrote it") from None

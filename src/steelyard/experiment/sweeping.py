@@ -15,6 +15,9 @@ from steelyard.experiment.loading import read_experiment
 from steelyard.experiment.running import resume, run
 from steelyard.experiment.sweep_jobs import in_processes
 from steelyard.experiment.sweep_plan import Part, Sweep, difference, is_sweep, read_sweep, write_sweep
+from steelyard.rounds.drafting import TooFewClients
+from steelyard.rounds.soundness import Exploded
+from steelyard.runs.durable import write_durably
 from steelyard.runs.reader import History
 from steelyard.runs.store import exists, held
 
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
     from steelyard.data.dataset import DatasetOrSeeded
 
 MOST_JOBS = 256
+DIVERGED = ".diverged"
+"""A file beside a run's folder, of its name with this ending, says why the run has no end: a model exploded."""
 TEST = "test"
 """The folder in a sweep's folder with the run of the best point on the test set."""
 
@@ -76,14 +81,14 @@ def resume_sweep(
         ask(str(folder), code)
     with closing(held(folder)):
         parts = found.parts
-        left = [number for number, part in enumerate(parts) if not finished(folder / part.folder)]
+        left = [number for number, part in enumerate(parts) if not done(folder, part.folder)]
         try:
             if jobs > 1 and len(left) > 1:
                 in_processes(run_part, folder, left, min(jobs, len(left)), lambda number: _told(tell, parts, number))
                 return folder
             for number in left:
                 _told(tell, parts, number)
-                _run(parts[number], folder, dataset, progress, ask, accept_changes)
+                _try(parts[number], folder, dataset, progress, ask, accept_changes)
         except KeyboardInterrupt:
             raise Stopped(folder) from None
     return folder
@@ -91,7 +96,30 @@ def resume_sweep(
 
 def run_part(folder: Path, number: int) -> None:
     """Run one point of a sweep, or go on with it; for the processes of `--jobs`."""
-    _run(read_sweep(folder).parts[number], folder, None, False, None, False)
+    _try(read_sweep(folder).parts[number], folder, None, False, None, False)
+
+
+def diverged(folder: Path, run: str) -> bool:
+    """Whether a run of a sweep has no end because a model exploded."""
+    return (folder / f"{run}{DIVERGED}").is_file()
+
+
+def done(folder: Path, run: str) -> bool:
+    """Whether a run of a sweep has nothing left to do."""
+    return diverged(folder, run) or finished(folder / run)
+
+
+def _try(
+    part: Part, folder: Path, dataset: DatasetOrSeeded | None, progress: bool, ask: Ask | None, accept: bool
+) -> None:
+    """Run a point; a learning rate at which training explodes is an answer, not a reason to stop the sweep."""
+    try:
+        _run(part, folder, dataset, progress, ask, accept)
+    except (Exploded, TooFewClients) as error:
+        try:
+            write_durably(folder / f"{part.folder}{DIVERGED}", f"{error}\n".encode())
+        except OSError as problem:
+            raise UserError(f"{folder}: cannot be written: {problem.strerror}; allowed: a writable folder") from problem
 
 
 def run_on_test(
@@ -125,6 +153,8 @@ def _run(
         if exists(target):
             return resume(target, dataset=dataset, progress=progress, ask=ask, accept_changes=accept)
         return run(part.experiment, out=target, seeds=part.seeds, dataset=dataset, progress=progress)
+    except (Exploded, TooFewClients):
+        raise
     except UserError as error:
         raise UserError(f"{part.folder}: {error}") from None
 

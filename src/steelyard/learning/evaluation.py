@@ -40,6 +40,27 @@ def f1(counts: NDArray[np.int64]) -> Floats:
     return np.divide(2 * true, both, out=np.zeros_like(true), where=both > 0)
 
 
+def by_class(counts: NDArray[np.int64]) -> dict[str, Floats]:
+    """Return precision TP/(TP+FP), recall TP/(TP+FN), accuracy (TP+TN)/all and jaccard TP/(TP+FP+FN) of each class.
+
+    Use it where an adaptive loss goes by another metric than F1; a class for which nothing is to be divided has 0.
+    """
+    true = np.diagonal(counts, axis1=-2, axis2=-1).astype(np.float64)
+    tested, predicted = counts.sum(axis=-1), counts.sum(axis=-2)
+    total = counts.sum(axis=(-2, -1))[..., None]
+
+    def share(part: Floats, whole: Floats) -> Floats:
+        return np.divide(part, whole, out=np.zeros_like(true), where=whole > 0)
+
+    either = tested + predicted - true
+    return {
+        "precision": share(true, predicted),
+        "recall": share(true, tested),
+        "accuracy": share(total - either + true, np.broadcast_to(total, true.shape)),
+        "jaccard": share(true, either),
+    }
+
+
 def errors(predicted: torch.Tensor, labels: torch.Tensor) -> dict[str, Floats]:
     """Return mape, mae and rmse over the last axis; nan where there is nothing to test.
 

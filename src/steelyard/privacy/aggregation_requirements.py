@@ -9,8 +9,8 @@ from steelyard.privacy.aggregation_settings import AggregationSettings
 
 _NEEDED = {
     "secure": {"cryptography": "privacy"},
-    "paillier": {"phe": "encryption", "gmpy2": "encryption"},
-    "ckks": {"tenseal": "encryption"},
+    "paillier": {"cryptography": "privacy", "phe": "encryption", "gmpy2": "encryption"},
+    "ckks": {"cryptography": "privacy", "tenseal": "encryption"},
 }
 """By kind: the modules that it cannot do without, and the extra that brings each."""
 

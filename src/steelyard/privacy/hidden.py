@@ -13,6 +13,7 @@ from steelyard.errors import UserError
 from steelyard.messages import Failure, Floats
 from steelyard.privacy.aggregation_settings import FEWEST, AggregationSettings
 from steelyard.privacy.fixed_point import FixedPoint
+from steelyard.privacy.grid import Grid
 
 if TYPE_CHECKING:
     import torch  # only for annotations
@@ -127,5 +128,7 @@ def check_cohort(settings: AggregationSettings, clients: int) -> None:
             f"privacy.aggregation: cohorts of {clients} clients, and in a sum of two each knows the other's update; "
             f"allowed: at least {FEWEST} (rounds.fraction, rounds.min_clients)"
         )
-    if settings.kind != "ckks":
+    if settings.kind == "ckks":
+        Grid.of(settings.bound, clients)
+    else:
         FixedPoint.of(settings.word_bits, settings.bound, clients)

@@ -95,6 +95,7 @@ def describe(
         "testing": [_testing(rule, [table[rule, seed] for seed in seeds]) for rule in rules],
         "right_wrong": [found for rule in rules[1:] if (found := _matrix(table, baseline, rule, seeds))],
         "server_curves": [_server_curve(rule, [table[rule, seed] for seed in seeds]) for rule in rules],
+        "class_curves": [_class_curve(rule, [table[rule, seed] for seed in seeds]) for rule in rules],
         "curves": [_curve(rule, [table[rule, seed] for seed in seeds]) for rule in rules],
     }
 
@@ -221,6 +222,12 @@ def _server_curve(rule: str, curves: Sequence[Curve]) -> dict[str, Any]:
     """Every figure of the server's tests, per seed and round: what AdaFed's figures are drawn from."""
     names = sorted(set.intersection(*(set(curve.server) for curve in curves)))
     return {"rule": rule, **{name: [list(curve.server[name]) for curve in curves] for name in names}}
+
+
+def _class_curve(rule: str, curves: Sequence[Curve]) -> dict[str, Any]:
+    """Every figure that the server has of single classes, per seed, round and class: F1 over the rounds (paper 001)."""
+    names = sorted(set.intersection(*(set(curve.by_class) for curve in curves)))
+    return {"rule": rule, **{name: [[list(row) for row in curve.by_class[name]] for curve in curves] for name in names}}
 
 
 def _testing(rule: str, curves: Sequence[Curve]) -> dict[str, Any]:

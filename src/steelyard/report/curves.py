@@ -6,7 +6,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
@@ -35,6 +35,8 @@ class Curve:
     """Figures of each round's model on the server's reporting rows, by name."""
     hits: NDArray[np.bool_] | None = None
     """Right or wrong for every test sample in the last round."""
+    by_class: Mapping[str, Sequence[Sequence[float]]] = field(default_factory=dict[str, Sequence[Sequence[float]]])
+    """Figures of each round and class on the server's reporting rows, by name: [rounds][classes]."""
 
 
 def read_curves(history: History) -> list[Curve]:
@@ -52,7 +54,8 @@ def read_curves(history: History) -> list[Curve]:
         kept = Counter(str(row["priority"]) for row in mine if not _missing(row["priority"]))
         tests = sum(int(row["tests"]) for row in mine)
         hits = history.hits(rule, seed)
-        curves.append(Curve(rule, seed, rounds, scores, overall, tests, kept, _server(mine), hits))
+        server, by_class = _server(mine)
+        curves.append(Curve(rule, seed, rounds, scores, overall, tests, kept, server, hits, by_class))
     return curves
 
 
@@ -60,16 +63,19 @@ def _missing(value: object) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
-def _server(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """Return what the server found of each round's model; empty unless it tested every round's."""
+def _server(rows: Sequence[Mapping[str, Any]]) -> tuple[dict[str, list[float]], dict[str, list[list[float]]]]:
+    """Return what the server found of each round's model, whole and class by class; empty unless it tested them all."""
     found: dict[str, list[float]] = {}
+    by_class: dict[str, list[list[float]]] = {}
     for row in rows:
         if not isinstance(row["server_metrics"], str):
-            return {}
+            return {}, {}
         metrics = json.loads(row["server_metrics"])
         if "f1" in metrics:
             metrics |= {"accuracy": row["server_accuracy"], "macro_f1": row["server_macro_f1"]}
         for name, value in metrics.items():
-            if not isinstance(value, list):
+            if isinstance(value, list):
+                by_class.setdefault(name, []).append([float(one) for one in cast("list[float]", value)])
+            else:
                 found.setdefault(name, []).append(float(value))
-    return found
+    return found, by_class

@@ -45,7 +45,7 @@ def _cells(
         f"{row['point']}{' *' if best else ''}",
         *values,
         *rule,
-        show_value(row["value"], document["measure"], document["measured"]),
+        "diverged" if row["diverged"] else show_value(row["value"], document["measure"], document["measured"]),
         *([f"{row['unreached']} of {len(row['value']['values'])}"] if unreached else []),
     )
 
@@ -78,6 +78,10 @@ def _note(document: Mapping[str, Any], several: bool) -> str:
         notes.append("a target that is not reached counts as the last round")
     if len(document["rows"]) > MOST_ROWS:
         notes.append(f"{MOST_ROWS} of {len(document['rows'])} points")
+    if document["diverged"]:
+        notes.append(
+            "diverged: a model exploded, which stops all rules and seeds of its run (--one-by-one runs each by itself)"
+        )
     if document["left"]:
         notes.append(f"not done: {len(document['left'])} runs")
     return "; ".join(notes)

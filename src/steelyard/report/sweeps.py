@@ -18,7 +18,7 @@ from steelyard.experiment.description import Description
 from steelyard.experiment.loading import read_experiment
 from steelyard.experiment.rule_words import plain
 from steelyard.experiment.sweep_plan import LOWER, Sweep, read_runs, read_sweep, show
-from steelyard.experiment.sweeping import TEST, finished
+from steelyard.experiment.sweeping import TEST, diverged, done, finished
 from steelyard.report.measures import rounds_to_target, worst_tenth
 from steelyard.report.statistics import estimate
 from steelyard.runs.durable import write_durably
@@ -41,15 +41,21 @@ def sweep_document(folder: Path | str) -> dict[str, Any]:
     found = read_sweep(folder)
     points: dict[tuple[tuple[Any, ...], str], tuple[str, Figures]] = {}
     left: list[str] = []
+    exploded: set[tuple[tuple[Any, ...], str]] = set()
     for run in read_runs(folder):
-        if not finished(folder / run.folder):
+        if not done(folder, run.folder):
             left.append(run.folder)
             continue
-        for rule, figures in _figures(folder / run.folder, found.measure).items():
+        if diverged(folder, run.folder):
+            exploded |= {(run.values, rule) for rule in run.rules}
+            by_rule: dict[str, Figures] = {rule: dict.fromkeys(run.seeds, (math.nan, True)) for rule in run.rules}
+        else:
+            by_rule = _figures(folder / run.folder, found.measure)
+        for rule, figures in by_rule.items():
             first = points.setdefault((run.values, rule), (run.folder, {}))
             first[1].update(figures)
-    rows = [
-        _row(number, found, values, rule, run, figures)
+    rows: list[dict[str, Any]] = [
+        _row(number, found, values, rule, run, figures) | {"diverged": (values, rule) in exploded}
         for number, ((values, rule), (run, figures)) in enumerate(points.items(), 1)
     ]
     # Sorting is stable: of points that are alike, the one that comes first in the grid is the best.
@@ -65,6 +71,7 @@ def sweep_document(folder: Path | str) -> dict[str, Any]:
         "rows": rows,
         "best": rows[0] if rows and math.isfinite(rows[0]["value"]["mean"]) else None,
         "left": left,
+        "diverged": [run.folder for run in read_runs(folder) if diverged(folder, run.folder)],
         "test": _test(folder, found),
     }
 
@@ -182,7 +189,7 @@ def sweep_csv(document: Mapping[str, Any]) -> str:
     for row in document["rows"]:
         value = row["value"]
         cells = ["" if math.isnan(number) else repr(number) for number in (value["mean"], value["low"], value["high"])]
-        each = [repr(number) for number in value["values"]]
+        each = ["" if math.isnan(number) else repr(number) for number in value["values"]]
         each += [""] * (len(seeds) - len(each))
         writer.writerow(
             [row["point"], *map(show, row["values"].values()), row["rule"], *cells, row["unreached"], *each, row["run"]]

@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from steelyard.report.classes import by_class
 from steelyard.report.grids import Grid, Style, render
 
 BARS = "▁▂▃▄▅▆▇█"
@@ -25,6 +26,7 @@ def grids(document: Mapping[str, Any]) -> list[Grid]:
     found = [_rounds(section, document, several) for section in document["rounds_to_target"]]
     found.append(_devices(document))
     found += _server(document)
+    found += by_class(document)
     found += _flawed(document)
     found += _testing(document)
     found += _samples(document)

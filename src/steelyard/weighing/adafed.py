@@ -6,7 +6,7 @@ Algorithm 1. In every round
     evaluate each client's model w_i on the server's test set        lines 4-6   `view.validation`
     let the evaluation determine its weight p_i                      line 7      criteria VP, VS, VF, VE; score "power"
     w_S ← Σ p_i w_i / Σ p_i                                          line 9      the round loop, as for every rule
-    evaluate w_S, adapt the loss to how it does                      lines 10-11 ClassF1Loss, BarronLoss
+    evaluate w_S, adapt the loss to how it does                      lines 10-11 ClassLoss, BarronLoss
     send w_S and the loss to the clients                             line 12     the next Task
 
 The criteria are measured by the server, so a client cannot lie about them, and combine with all others and with
@@ -98,9 +98,12 @@ def validation_error(view: CohortView) -> Floats:
 # ---------------------------------------------------------------- the loss that adapts (lines 10-12)
 
 
+CLASS_METRICS = ("class-f1", "class-precision", "class-recall", "class-accuracy", "class-jaccard")
+"""Ways to adapt a loss by a metric of each class; the paper leaves the metric open (§3.1) and takes F1 itself."""
+
 # Which parameter belongs to which way of adapting: one given for another is a mistake that must not pass in silence.
 _PARAMETERS = {
-    "epsilon": ("class-f1",),
+    "epsilon": CLASS_METRICS,
     "shape": ("barron", "none"),
     "scale": ("barron", "none"),
     "adapt_scale": ("barron",),
@@ -111,11 +114,15 @@ _PARAMETERS = {
 class LossSettings(Section):
     """[weighing.loss]: the loss adapts between rounds to how the new model does on the server's test set (AdaFed)."""
 
-    adapt: Literal["class-f1", "barron", "none"] = "class-f1"
-    """class-f1: each class counts κ_c = 1/(F1_c + ε); barron: regression with Barron's general loss, whose shape α goes
-    down as the errors get heavier tails; none: Barron's loss with shape and scale as given, to compare with."""
+    adapt: Literal[
+        "class-f1", "class-precision", "class-recall", "class-accuracy", "class-jaccard", "barron", "none"
+    ] = "class-f1"
+    """class-f1: each class counts κ_c = 1/(F1_c + ε), or by another metric of the class: class-precision, class-recall,
+    class-accuracy (its rows told from all others), class-jaccard; barron: regression with Barron's general loss, whose
+    shape α goes down as the errors get heavier tails; none: Barron's loss with shape and scale as given, to compare
+    with."""
     epsilon: float = Field(default=0.1, gt=0)
-    """class-f1: ε, which bounds κ by 1/ε."""
+    """class-…: ε, which bounds κ by 1/ε."""
     shape: float = Field(default=2.0, ge=-10, le=2)
     """barron, none: shape α of the first round; 2 is the squared error, 1 Charbonnier, 0 Cauchy, -2 Geman-McClure."""
     scale: float = Field(default=1.0, gt=0)
@@ -134,17 +141,24 @@ class LossSettings(Section):
         return self
 
 
-def class_weights(f1: Floats, epsilon: float = 0.1) -> Floats:
-    """κ_c = 1 / (F1_c + ε) (paper 001, §3.1): F1 = 0 gives 10, F1 = 1 gives .909091 with ε = 0.1."""
-    return 1.0 / (np.asarray(f1, dtype=np.float64) + epsilon)
+def class_weights(metric: Floats, epsilon: float = 0.1) -> Floats:
+    """κ_c = 1 / (F1_c + ε) (paper 001, §3.1): F1 = 0 gives 10, F1 = 1 gives .909091 with ε = 0.1.
+
+    The metric may be another than F1 that is 1 at best and 0 at worst.
+    """
+    return 1.0 / (np.asarray(metric, dtype=np.float64) + epsilon)
 
 
 @dataclass(frozen=True)
-class ClassF1Loss:
-    """Cross-entropy whose class weights κ_c grow where the new model's F1 is low; the first round has κ = 1."""
+class ClassLoss:
+    """Cross-entropy whose class weights κ_c grow where the new model's F1 (or another metric of each class) is low.
+
+    The first round has κ = 1.
+    """
 
     name: str = "auto"
     epsilon: float = 0.1
+    metric: str = "f1"
     adapts: bool = True
 
     def first(self) -> LossState:
@@ -152,8 +166,9 @@ class ClassF1Loss:
 
     def after(self, loss: LossState, test: ServerTest) -> LossState:
         if test.f1.shape[1] == 0:
-            raise UserError("weighing.loss.adapt: got 'class-f1' for a regression; allowed: barron")
-        return LossState(self.name, tuple(class_weights(test.f1[0], self.epsilon).tolist()))
+            raise UserError(f"weighing.loss.adapt: got 'class-{self.metric}' for a regression; allowed: barron")
+        values = test.f1 if self.metric == "f1" else test.by_class[self.metric]
+        return LossState(self.name, tuple(class_weights(values[0], self.epsilon).tolist()))
 
 
 NORMAL_RATIO = math.sqrt(math.pi / 2)
@@ -189,7 +204,7 @@ class BarronLoss:
 
     def after(self, loss: LossState, test: ServerTest) -> LossState:
         if "mae" not in test.errors:
-            raise UserError("weighing.loss.adapt: got 'barron' for classes; allowed: class-f1")
+            raise UserError(f"weighing.loss.adapt: got 'barron' for classes; allowed: {listed(CLASS_METRICS)}")
         rmse, mae = float(test.errors["rmse"][0]), float(test.errors["mae"][0])
         scale = self.scale
         if self.adapt_scale and math.isfinite(mae) and mae > 0:
@@ -201,7 +216,7 @@ def loss_rule(settings: LossSettings | None, name: str = "auto") -> LossRule:
     """Return what decides the clients' loss: the one named every round, or one that adapts as the settings say."""
     if settings is None:
         return FixedLoss(LossState(name))
-    if settings.adapt == "class-f1":
-        return ClassF1Loss(name, settings.epsilon)
+    if settings.adapt in CLASS_METRICS:
+        return ClassLoss(name, settings.epsilon, settings.adapt.removeprefix("class-"))
     adapts = settings.adapt == "barron"
     return BarronLoss(settings.shape, settings.scale, settings.adapt_scale, settings.lowest, adapts)

@@ -82,7 +82,8 @@ def _or_none(values: NDArray[ArrayT] | None) -> NDArray[ArrayT] | None:
 
 def _read_only_test(test: ServerTest) -> ServerTest:
     errors = {name: read_only(values) for name, values in test.errors.items()}
-    return ServerTest(read_only(test.accuracy), read_only(test.f1), errors, read_only(test.losses))
+    by_class = {name: read_only(values) for name, values in test.by_class.items()}
+    return ServerTest(read_only(test.accuracy), read_only(test.f1), errors, read_only(test.losses), by_class)
 
 
 def _nothing_to_test(weights: Floats) -> ServerTest:

@@ -250,3 +250,37 @@ def test_a_missing_library_is_one_line(monkeypatch: pytest.MonkeyPatch):
         UserError, match=r"needs cryptography, which is not installed; pip install 'steelyard\[privacy\]'"
     ):
         build({**SMALL, "privacy": SECURE}).assemble()
+
+
+def test_noise_of_the_devices_comes_first_and_then_the_masks(tmp_path: Path):
+    noise = {"local": {"clip": 1.0, "noise": 0.01}, "criteria": "public"}
+    # Without seeds noise is never the same twice; what can be compared is how far it moves the model.
+    run(build({**SMALL, "privacy": {**SECURE, **noise}}), out=tmp_path / "both")
+    run(build(SMALL), out=tmp_path / "open")
+    distance = (models(tmp_path / "both") - models(tmp_path / "open")).abs().mean()
+    assert 1e-4 < distance < 1.0
+    history = History(tmp_path / "both")
+    assert history.info["aggregation"] == "secure"
+    assert history.clients["failure"].isna().all()
+
+
+@pytest.mark.parametrize("kind", [{"kind": "paillier", "key_bits": 2048}, {"kind": "ckks"}])
+def test_encrypted_updates_give_the_model_of_open_ones_and_whoever_drops_out_is_missing(kind: dict[str, Any]):
+    settings = AggregationSettings.model_validate(kind)
+    clients, task = hidden(settings, mask="2 5")
+    (answer,) = clients.train([task])
+    (plain,) = clients.inner.train([task])
+    assert isinstance(answer.payload, HiddenUpdates)
+    assert isinstance(plain.payload, DenseModels)
+    model = answer.payload.aggregate(task.parameters, np.full(8, 1 / 8))
+    stayed = [0, 1, 3, 4, 6, 7]
+    expected = plain.payload.select(stayed).combine(task.parameters, np.full(6, 1 / 6))
+    torch.testing.assert_close(model, expected, rtol=0, atol=2e-6)
+    assert answer.payload.summed is not None
+    sent = set(answer.payload.summed.bytes_sent.values())
+    # 650 numbers in eleven ciphertexts of 63 slots and 512 bytes, or in one of CKKS.
+    assert sent == {11 * 512} if settings.kind == "paillier" else max(sent) < 140_000
+    few, again = hidden(settings, mask="0 1 2 3 4 5")
+    (left,) = few.train([again])
+    with pytest.raises(UserError, match=r"2 clients sent their encrypted update; allowed: at least 3"):
+        left.payload.aggregate(again.parameters, np.full(8, 1 / 8))  # type: ignore[attr-defined]

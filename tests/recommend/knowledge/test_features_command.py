@@ -36,8 +36,8 @@ def test_the_account_of_features(tmp_path: Path, steelyard: CommandLine) -> None
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "graph: 6 triples, 7 nodes, 2 predicates",
-        "1 hop: 2 features, dropped: none, kept: 2 in 4 pairs",
-        "2 hops: 1 features, dropped: none, kept: 1 in 4 pairs",
+        "1 hop: 2 found, dropped: none, kept: 2 in 4 pairs",
+        "2 hops: 1 found, dropped: none, kept: 1 in 4 pairs",
         "items: 4, known to the sources: 4, with features: 4",
         "director: mann",
         "director → born: chicago",

@@ -48,8 +48,8 @@ def test_a_graph_gives_features_of_both_hops(folder: Path) -> None:
     assert found.report.lines() == [
         "graph: 7 triples, 7 nodes, 3 predicates",
         "blocked: rdf:type, 2 times",
-        "1 hop: 2 features, dropped: 1 rare, kept: 1 in 2 pairs",
-        "2 hops: 1 features, dropped: none, kept: 1 in 3 pairs",
+        "1 hop: 2 found, dropped: 1 rare, kept: 1 in 2 pairs",
+        "2 hops: 1 found, dropped: none, kept: 1 in 3 pairs",
         "items: 4, known to the sources: 3, with features: 3",
     ]
     assert found.report.document()["hops"][0] == {

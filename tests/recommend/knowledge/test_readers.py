@@ -106,6 +106,10 @@ class TestTriples:
             read_triples(file(tmp_path, "t.tsv", "a\tp\n"))
         with pytest.raises(UserError, match="the file is empty"):
             read_triples(file(tmp_path, "t.tsv", "\n"))
+        for nothing in ("|", "\t\t\n", " , \n\n"):
+            with pytest.raises(UserError, match="the file is empty"):
+                read_links(file(tmp_path, "t.tsv", nothing))
+        assert rows(read_triples(file(tmp_path, "t.tsv", "a\tp\tb\n" + "\n" * 100_000))) == [("a", "p", "b")]
         with pytest.raises(UserError, match="no such file"):
             read_triples(tmp_path / "none.tsv")
 

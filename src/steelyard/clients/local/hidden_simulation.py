@@ -7,15 +7,15 @@ does what a client on a node does; what stays in this process is only what a rea
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from steelyard.activity import doing
-from steelyard.clients.local.simulation import Simulation
+from steelyard.clients.local.weighted_steps import Absent, WeightedSteps
+from steelyard.clients.protocol import CheckedClients, Clients, FingerprintedClients
 from steelyard.messages import DenseModels, Evaluations, Failure, Floats, Question, Task, Updates
 from steelyard.privacy.aggregation_requirements import check_installed
 from steelyard.privacy.aggregation_settings import AggregationSettings
@@ -27,8 +27,9 @@ from steelyard.privacy.secure_server import SecureServer
 from steelyard.privacy.sharing import SHARE_BYTES
 from steelyard.privacy.withdrawals import beyond
 
-Absent = Callable[[str, int], frozenset[str]]
-"""From a stage (share, mask, open) and a round to the clients that have dropped out by then; for tests and trials."""
+if TYPE_CHECKING:
+    from steelyard.privacy.ckks import CkksKeys
+    from steelyard.privacy.paillier import PaillierKeys
 
 
 def _nobody(stage: str, round: int) -> frozenset[str]:
@@ -36,11 +37,15 @@ def _nobody(stage: str, round: int) -> frozenset[str]:
 
 
 class HiddenSimulation:
-    """The clients of a simulation with their updates hidden from the server; implements the `Clients` protocol."""
+    """The clients of a simulation with their updates hidden from the server; implements the `Clients` protocol.
 
-    def __init__(self, inner: Simulation, settings: AggregationSettings, absent: Absent = _nobody) -> None:
+    `inner` trains and tests; where devices add noise, it is what adds it, so that noise comes first and masks after.
+    """
+
+    def __init__(self, inner: Clients, settings: AggregationSettings, absent: Absent = _nobody) -> None:
         self.inner, self.settings = inner, settings
         self._absent = absent
+        self._keys: PaillierKeys | CkksKeys | None = None
 
     def names(self, seed: int) -> Sequence[str]:
         return self.inner.names(seed)
@@ -48,10 +53,12 @@ class HiddenSimulation:
     def check(self) -> None:
         """Refuse what the simulation refuses, and a missing library."""
         check_installed(self.settings)
-        self.inner.check()
+        if isinstance(self.inner, CheckedClients):
+            self.inner.check()
 
     def fingerprint(self, seed: int) -> Mapping[str, str]:
-        return self.inner.fingerprint(seed)
+        """Return what tells the clients' data from others, where they can tell."""
+        return self.inner.fingerprint(seed) if isinstance(self.inner, FingerprintedClients) else {}
 
     def train(self, tasks: Sequence[Task]) -> list[Updates]:
         return [self._hidden(task, answer) for task, answer in zip(tasks, self.inner.train(tasks), strict=True)]
@@ -65,12 +72,29 @@ class HiddenSimulation:
         if left:
             answer = answer.select(keep, left)
             payload = payload.select(keep)
-        summing = MaskedSums(task, answer.clients, payload.models, self.settings, self._absent)
+        steps = WeightedSteps(task, answer.clients, payload.models)
+        if self.settings.kind == "secure":
+            summing = MaskedSums(steps, answer.clients, task.seed, self.settings, self._absent)
+        else:
+            from steelyard.clients.local.encrypted_sums import EncryptedSums  # Late for speed of start; an extra too.
+
+            summing = EncryptedSums(steps, self._shared_keys(task), self.settings, self._absent)
         gone = self._absent("share", task.round)
         if gone:
             keep = [row for row, name in enumerate(answer.clients) if name not in gone]
             answer = answer.select(keep, [Failure(name, "dropped out") for name in answer.clients if name in gone])
         return replace(answer, payload=HiddenUpdates(answer.clients, summing, self.settings))
+
+    def _shared_keys(self, task: Task) -> PaillierKeys | CkksKeys:
+        """Return the keys that the clients share; made when they are first needed, and never part of a checkpoint."""
+        if self._keys is None:
+            from steelyard.clients.local.encrypted_sums import (
+                make_keys,  # Late for speed of start; an extra of its own.
+            )
+
+            with doing("making the clients' keys"):
+                self._keys = make_keys(self.settings, len(self.names(task.seed)))
+        return self._keys
 
     def evaluate(self, questions: Sequence[Question]) -> list[Evaluations]:
         return self.inner.evaluate(questions)
@@ -88,43 +112,23 @@ class HiddenSimulation:
         self.inner.close()
 
 
-class WeightedSteps:
-    """What the simulated clients write down: w·Δ in words, some parameters at a time; each row is one client's own."""
-
-    def __init__(self, task: Task, names: Sequence[str], models: torch.Tensor) -> None:
-        self._row = {name: row for row, name in enumerate(names)}
-        self._start, self._models = task.parameters.to(models.device), models
-
-    @property
-    def size(self) -> int:
-        """Number of parameters."""
-        return self._start.numel()
-
-    def of(self, clients: Sequence[str], weights: Floats, begin: int, end: int) -> NDArray[np.float64]:
-        """Return w·Δ of these clients for a span of parameters: [clients, parameters]."""
-        rows = [self._row[name] for name in clients]
-        step = self._models[:, begin:end][rows].to(torch.float64) - self._start[begin:end].to(torch.float64)
-        return step.cpu().numpy() * weights[:, None]
-
-
 class MaskedSums:
     """Secure aggregation among simulated clients for one task; see `privacy.secure_client` for the stages."""
 
     def __init__(
-        self, task: Task, names: Sequence[str], models: torch.Tensor, settings: AggregationSettings, absent: Absent
+        self, steps: WeightedSteps, names: Sequence[str], seed: int, settings: AggregationSettings, absent: Absent
     ) -> None:
-        what = f"round {task.round} of {task.federation}"
+        what = f"round {steps.round} of {steps.federation}"
         # Keys are fresh in every attempt at a round; the context only keeps keys of different uses apart.
-        context = round_context("simulation", task.federation, task.seed, task.round, os.urandom(16).hex())
-        self._steps = WeightedSteps(task, names, models)
-        self._round, self._absent = task.round, absent
+        context = round_context("simulation", steps.federation, seed, steps.round, os.urandom(16).hex())
+        self._steps, self._round, self._absent = steps, steps.round, absent
         self._clients = {name: SecureClient(name, context, settings) for name in names}
         self._server = SecureServer(context, settings, what)
         self._server.keys = {name: client.keys() for name, client in self._clients.items()}
         self._server.require(len(names), "are in the round")
         self._encoding = FixedPoint.of(settings.word_bits, settings.bound, len(names))
         self._sent = dict.fromkeys(names, 0)
-        for name in sorted(set(names) - absent("share", task.round)):
+        for name in sorted(set(names) - absent("share", steps.round)):
             letters = self._clients[name].share(self._server.keys)
             self._server.post(name, letters)
             self._sent[name] += PUBLIC_BYTES + sum(map(len, letters.values()))

@@ -106,7 +106,8 @@ class SimulationServer:
         mean = each.to(torch.float64).mean(dim=1).cpu().numpy()
         if dataset.classes:
             counts = evaluation.confusion(predictions, labels, dataset.classes)
-            return ServerTest(evaluation.accuracy(counts), evaluation.f1(counts), losses=mean)
+            by_class = evaluation.by_class(counts)
+            return ServerTest(evaluation.accuracy(counts), evaluation.f1(counts), losses=mean, by_class=by_class)
         errors = evaluation.errors(predictions, labels)
         return ServerTest(np.zeros(len(models)), np.zeros((len(models), 0)), errors, mean)
 

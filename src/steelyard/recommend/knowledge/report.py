@@ -53,7 +53,7 @@ class FeatureReport:
             dropped = {"rare": each.rare, "common": each.common, "beyond the cap": each.beyond}
             told = ", ".join(f"{count:,} {why}" for why, count in dropped.items() if count) or "none"
             shown.append(
-                f"{each.hop} hop{'s' if each.hop > 1 else ''}: {each.found:,} features, dropped: {told}, "
+                f"{each.hop} hop{'s' if each.hop > 1 else ''}: {each.found:,} found, dropped: {told}, "
                 f"kept: {each.kept:,} in {each.pairs:,} pairs"
             )
         shown.append(f"items: {self.items:,}, known to the sources: {self.linked:,}, with features: {self.described:,}")

@@ -58,19 +58,18 @@ def read_cells(path: Path, expected: str, mark: str | None = None) -> pd.DataFra
         )
     except (pd.errors.ParserError, pd.errors.EmptyDataError, ValueError) as error:
         raise UserError(f"{path}: {' '.join(str(error).split())}; expected {expected}") from None
-    while len(frame) and _blank(frame.iloc[-1]):
-        frame = frame.iloc[:-1]
-    return frame.map(str.strip)
+    frame = frame.map(str.strip)
+    told = np.flatnonzero((frame != "").any(axis=1))
+    if not len(told):
+        raise UserError(f"{path}: the file is empty; expected {expected}")
+    # Blank lines at the end are no rows.
+    return frame.iloc[: int(told[-1]) + 1]
 
 
 def _mark(first: str, path: Path) -> str:
     """Tell the separator from the first line; in a .csv, bars stand between the values of a cell."""
     marks = [mark for mark in MARKS if mark != "|" or ".csv" not in path.suffixes]
     return next((mark for mark in marks if mark in first), "\t")
-
-
-def _blank(row: pd.Series) -> bool:
-    return not any(cell.strip() for cell in row)
 
 
 def no_empty(path: Path, cells: pd.DataFrame, expected: str, first_line: int = 1) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from steelyard.errors import UserError, listed, nearest
-from steelyard.report.figures import adapting, curves, devices, split, weights
+from steelyard.report.figures import adapting, class_curves, curves, devices, split, weights
 from steelyard.report.view import RunView
 
 Chart = Any
@@ -52,6 +52,14 @@ _LIST = (
         "The server of this run reports no F1 of each class.",
         "view",
         curves.macro_f1,
+    ),
+    Kind(
+        "class-f1",
+        "F1 of each class, rule by rule",
+        "On the server's rows; a class that a rule misses stays low.",
+        "The server of this run reports no F1 of each class.",
+        "view",
+        class_curves.class_f1,
     ),
     Kind(
         "flawed",
