@@ -18,18 +18,20 @@ def clouds(rows: Sequence[Mapping[str, Any]]) -> alt.HConcatChart:
     """
     sides = {when: {str(row["feature"]) for row in rows if row["when"] == when} for when in TITLES}
     both = sides["before"] & sides["after"]
-    frame = pd.DataFrame({**row, "kept": "on both sides" if row["feature"] in both else "on one side"} for row in rows)
-    return alt.hconcat(*(_side(frame[frame["when"] == when], title) for when, title in TITLES.items()))
+    marked = [{**row, "kept": "on both sides" if row["feature"] in both else "on one side"} for row in rows]
+    return alt.hconcat(
+        *(_side([row for row in marked if row["when"] == when], title) for when, title in TITLES.items())
+    )
 
 
-def _side(frame: pd.DataFrame, title: str) -> alt.LayerChart:
-    count = max(len(frame), 1)
+def _side(rows: Sequence[Mapping[str, Any]], title: str) -> alt.LayerChart | alt.FacetChart:
+    count = max(len(rows), 1)
     y = alt.Y("rank:O", axis=None)
     x = alt.X("weight:Q", title="information gain, summed over users", axis=alt.Axis(grid=False))
     colour = alt.Color(
         "kept:N", scale=alt.Scale(domain=["on both sides", "on one side"]), legend=alt.Legend(title=None, orient="top")
     )
-    chart = alt.Chart(frame)
+    chart = alt.Chart(pd.DataFrame(rows))
     bars = chart.mark_bar(opacity=0.35).encode(
         x, y, colour, tooltip=["feature:N", alt.Tooltip("weight:Q", format=".3f")]
     )
