@@ -19,7 +19,9 @@ from steelyard.cli.trust import TrustOption, asking
 from steelyard.errors import printable
 from steelyard.rounds.progress import watching
 
-JobsOption = Annotated[int, typer.Option("--jobs", min=1, help="Runs at a time, each in a process of its own.")]
+JobsOption = Annotated[
+    int, typer.Option("--jobs", min=1, max=256, help="Runs at a time, each in a process of its own.")
+]
 
 
 def sweep(

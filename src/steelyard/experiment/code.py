@@ -6,6 +6,7 @@ is asked first; code that Python or the command line names itself needs no askin
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import shutil
 from collections.abc import Callable, Iterator, Mapping
@@ -47,6 +48,16 @@ def file_name(code: str) -> str | None:
     if source.startswith(SHIPPED):
         return f"{source.removeprefix(SHIPPED)}.py{rest}"
     return f"{Path(source).name}{rest}" if source.endswith(".py") else None
+
+
+def content_name(code: str) -> str:
+    """Return "losses.py:mean" and a digest of the file, by which the same code is known wherever it lies."""
+    source, _ = _split(code)
+    path = Path(_shipped(source) or source)
+    name = file_name(code)
+    if name is None:
+        return code
+    return f"{name} {hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else 'missing'}"
 
 
 def keep_code(document: dict[str, Any], folder: Path, name_of: Callable[[str], str] | None = None) -> None:

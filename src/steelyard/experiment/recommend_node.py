@@ -68,6 +68,11 @@ def users_of(
     if model.kgflex is None or model.knowledge is None:
         return RecommendClients(*known, **options)
     features = load_features(model.knowledge, prepared.data.items)
+    if not features.matrix.shape[1]:
+        raise UserError(
+            f"knowledge: no feature is left for the {len(prepared.data.items)} items; allowed: sources that describe "
+            "them (`steelyard recommend features` shows what was read and dropped)"
+        )
     return KgflexClients(*known, KgflexParts(features, model.kgflex), **options)
 
 

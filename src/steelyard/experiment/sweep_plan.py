@@ -14,7 +14,7 @@ from typing import Any, cast
 import tomli_w
 
 from steelyard.errors import UserError, brief, listed, nearest
-from steelyard.experiment.code import FOLDER, file_name, keep_code, rename_code, resolve_code
+from steelyard.experiment.code import FOLDER, content_name, keep_code, rename_code, resolve_code
 from steelyard.experiment.comparing import CHECKPOINTS, MOST_SEEDS, with_rules
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import build, source_text
@@ -346,7 +346,8 @@ def difference(kept: Sweep, given: Sweep) -> str | None:
 def _comparable(sweep: Sweep) -> dict[str, Any]:
     document = sweep.document()
     experiment = document.pop("experiment")
-    rename_code(experiment, lambda code: file_name(code) or code)
+    # By content: what lies in the folder is run only where it is what was given here.
+    rename_code(experiment, content_name)
     flat = {name: value for name, value in document.items() if name not in ("over", "runs")}
     flat |= {f"over {axis.field}": list(axis.values) for axis in sweep.axes}
     for section, fields in experiment.items():

@@ -115,7 +115,7 @@ def _rdp(release: Release) -> tuple[float, ...]:
         event = dp.PoissonSampledDpEvent(release.rate, event)
     elif release.sampling == "fixed":
         # Only the ratio of the two numbers counts. One client in the place of another moves a sum twice as far.
-        chosen = round(release.rate * 10**9)
+        chosen = min(10**9, math.ceil(release.rate * 10**9))
         event = dp.SampledWithoutReplacementDpEvent(10**9, chosen, dp.GaussianDpEvent(release.noise / 2))
         relation = dp.NeighboringRelation.REPLACE_ONE
     accountant = dp.rdp.RdpAccountant(neighboring_relation=relation)

@@ -41,7 +41,8 @@ class AggregationSettings(Section):
     """No parameter may change by more than this in one round: sums are sized by it. A client whose update is larger
     takes no part in that round."""
     largest_weight: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """A client sends nothing where its weight would be larger: a sum in which one client is nearly all hides it not."""
+    """A client sends nothing where its share of the weight would be larger: a sum that is nearly one update does not
+    hide it."""
     key_bits: Annotated[int, Field(ge=2048, le=8192)] | None = None
     """paillier: bits of the modulus. Default 3072."""
 

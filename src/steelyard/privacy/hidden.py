@@ -70,11 +70,6 @@ class HiddenUpdates:
         self.summed = self.summing.sum(self.clients, weights)
         stayed = set(self.summed.clients)
         whole = sum(weight for name, weight in zip(self.clients, weights.tolist(), strict=True) if name in stayed)
-        if whole <= 0:
-            raise UserError(
-                "privacy.aggregation: every client that stayed to the end has a weight of 0; allowed: at least one "
-                "with a weight"
-            )
         # Weights that sum to 1 up to rounding are those that were given, so that nothing is divided twice.
         step = self.summed.total if abs(whole - 1) < 1e-9 else self.summed.total / whole
         return parameters + torch.from_numpy(step).to(parameters.device, parameters.dtype)
@@ -108,16 +103,28 @@ def _hidden() -> NoReturn:
 
 
 def check_weights(clients: Sequence[str], weights: Floats, settings: AggregationSettings) -> None:
-    """Refuse weights under which the sum would be nearly one client's update."""
+    """Refuse weights under which the sum would be nearly one client's update.
+
+    Call it when the weights are known, and again with those who stayed before their sum is opened: what dropouts leave
+    may be less than what was agreed to.
+    """
     if not len(weights) or not (np.isfinite(weights).all() and (weights >= 0).all()):
         raise UserError("privacy.aggregation: weights are missing or no numbers; allowed: numbers from 0 to 1")
-    heaviest = int(np.argmax(weights))
-    # Rounding: a cap of exactly this size must pass.
-    if weights[heaviest] > settings.largest_weight + 1e-9:
+    # Whoever has no weight is not in the sum, and nobody hides behind it.
+    hiding = int(np.count_nonzero(weights))
+    if hiding < FEWEST:
         raise UserError(
-            f"privacy.aggregation.largest_weight: {clients[heaviest]} would have {weights[heaviest]:.3g} of the "
-            f"weight, and a sum that is nearly one update hides nothing; allowed: at most {settings.largest_weight:g} "
-            "(set weighing.max_weight, or take larger cohorts)"
+            f"privacy.aggregation: {hiding} of {len(weights)} clients have a weight, and in a sum of two each knows "
+            f"the other's update; nothing is opened; allowed: at least {FEWEST}"
+        )
+    shares = weights / weights.sum()
+    heaviest = int(np.argmax(shares))
+    # Rounding: a cap of exactly this size must pass.
+    if shares[heaviest] > settings.largest_weight + 1e-9:
+        raise UserError(
+            f"privacy.aggregation.largest_weight: {clients[heaviest]} would have {shares[heaviest]:.3g} of the "
+            f"weight, and a sum that is nearly one update hides nothing; nothing is opened; allowed: at most "
+            f"{settings.largest_weight:g} (set weighing.max_weight, or take larger cohorts)"
         )
 
 

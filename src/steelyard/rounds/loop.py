@@ -117,6 +117,9 @@ def one_round(
     begun = time.perf_counter()
     asking = [federation for federation in federations if federation.rule.settings.trained_by == "clients"]
     tasks = [make_task(federation, states[federation.name], clients, plan, round, private) for federation in asking]
+    if private is not None:
+        for federation in asking:
+            private.require(federation, round)
     # Looked at before anything is charged: a federation whose last round this is must be tested.
     ending = [f.name for f in asking if private is not None and not private.affords(f, (round, round + 1))]
     with doing(f"training {sum(len(task.clients) for task in tasks):,} clients"):

@@ -171,6 +171,19 @@ class PrivateRounds:
         more = [charge for round in rounds for charge in self.charges(federation, round)]
         return self._within(self.ledger.account(federation.name).plus(more), limit)
 
+    def require(self, federation: Federation, round: int) -> None:
+        """Refuse a round that would pass the budget, before anybody is asked or anything is charged.
+
+        The round before looked ahead; but a round that is run again after a resume was charged twice, and other clients
+        may have come.
+        """
+        if not self.affords(federation, (round,)):
+            raise UserError(
+                f"privacy.budget.epsilon: got {self.settings.budget.epsilon:g}, and round {round} of "
+                f"'{federation.name}' would pass it, since rounds that are run again are charged again and other "
+                "clients may have come; what is done is kept; allowed: a new run with a larger budget"
+            )
+
     def _within(self, account: Account, limit: float) -> bool:
         # The coarse count is never too low: where it is within, so is the fine one.
         if account.epsilon(self.delta, self.accountant, coarse=True) <= limit:

@@ -204,6 +204,28 @@ def test_a_sum_that_is_nearly_one_update_is_not_taken():
 
 
 @pytest.mark.parametrize(
+    ("weights", "why"),
+    [
+        ([0.4, 0.4, 0.05, 0.05, 0.05, 0.05, 0, 0], "largest_weight: client-001 would have 0.667 .*nothing is opened"),
+        ([0.4, 0.3, 0.3, 0, 0, 0, 0, 0], "2 of 7 clients have a weight, .*nothing is opened"),
+    ],
+)
+def test_what_dropouts_leave_must_hide_single_updates_too(weights: list[float], why: str):
+    """The first client drops out with its weight after all agreed to the weights."""
+    clients, task = hidden(mask="0")
+    (answer,) = clients.train([task])
+    with pytest.raises(UserError, match=why):
+        answer.payload.aggregate(task.parameters, np.array(weights))  # type: ignore[attr-defined]
+
+
+def test_clients_without_weight_hide_nobody():
+    clients, task = hidden()
+    (answer,) = clients.train([task])
+    with pytest.raises(UserError, match="2 of 8 clients have a weight"):
+        answer.payload.aggregate(task.parameters, np.array([0.5, 0.5, 0, 0, 0, 0, 0, 0]))  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
     ("changes", "why"),
     [
         ({"weighing": {"criteria": ["DS", "MD"]}}, "uses MD, which the server measures on single models"),
@@ -282,5 +304,5 @@ def test_encrypted_updates_give_the_model_of_open_ones_and_whoever_drops_out_is_
     assert sent == {11 * 512} if settings.kind == "paillier" else max(sent) < 140_000
     few, again = hidden(settings, mask="0 1 2 3 4 5")
     (left,) = few.train([again])
-    with pytest.raises(UserError, match=r"2 clients sent their encrypted update; allowed: at least 3"):
+    with pytest.raises(UserError, match=r"2 of 2 clients have a weight, .*allowed: at least 3"):
         left.payload.aggregate(again.parameters, np.full(8, 1 / 8))  # type: ignore[attr-defined]

@@ -34,7 +34,7 @@ from steelyard.clients.flower.settings import FederateSettings
 from steelyard.messages import Failure, Floats, Task, Updates
 from steelyard.privacy.aggregation_settings import AggregationSettings
 from steelyard.privacy.fixed_point import FixedPoint
-from steelyard.privacy.hidden import HiddenUpdates, Summed
+from steelyard.privacy.hidden import HiddenUpdates, Summed, check_weights
 from steelyard.privacy.secure_client import LETTER_BYTES, PUBLIC_BYTES, Opened, PublicKeys, round_context
 from steelyard.privacy.secure_server import SecureServer
 from steelyard.privacy.sharing import SHARE_BYTES
@@ -250,7 +250,8 @@ class _GridSums:
         work, settings = self._work, self._clients._aggregation
         work.server.require(len(clients), "shared their keys and can be weighed")
         work.failures.clear()
-        answers = self._clients.hide(work, clients, dict(zip(clients, weights.tolist(), strict=True)))
+        given = dict(zip(clients, weights.tolist(), strict=True))
+        answers = self._clients.hide(work, clients, given)
         encoding = FixedPoint.of(settings.word_bits, settings.bound, len(work.server.keys))
         total = np.zeros(work.task.parameters.numel(), dtype=encoding.dtype)
         for answer in answers:
@@ -261,6 +262,7 @@ class _GridSums:
         reasons = {failure.client: failure.reason for failure in work.failures}
         why = "; ".join(f"{client}: {reason}" for client, reason in list(reasons.items())[:3])
         work.server.require(len(survivors), f"sent their hidden update ({why})" if why else "sent their hidden update")
+        check_weights(survivors, np.array([given[client] for client in survivors]), settings)
         told = self._clients.open(work, clients, survivors)
         plain = work.server.open(total, clients, survivors, told)
         dropped = [

@@ -8,13 +8,12 @@ import numpy as np
 
 from steelyard.activity import doing
 from steelyard.clients.local.weighted_steps import Absent, WeightedSteps
-from steelyard.errors import UserError
 from steelyard.messages import Failure, Floats
-from steelyard.privacy.aggregation_settings import FEWEST, AggregationSettings
+from steelyard.privacy.aggregation_settings import AggregationSettings
 from steelyard.privacy.ckks import CkksKeys
 from steelyard.privacy.fixed_point import FixedPoint
 from steelyard.privacy.grid import Grid
-from steelyard.privacy.hidden import Summed
+from steelyard.privacy.hidden import Summed, check_weights
 from steelyard.privacy.paillier import Packing, PaillierKeys
 
 
@@ -33,17 +32,13 @@ class EncryptedSums:
         """Let each client encrypt w·Δ, add up the ciphertexts on the server, and let a client decrypt the sum."""
         gone = self._absent("mask", self._steps.round)
         stayed = [row for row, name in enumerate(clients) if name not in gone]
-        if len(stayed) < FEWEST:
-            raise UserError(
-                f"round {self._steps.round} of {self._steps.federation}: {len(stayed)} clients sent their encrypted "
-                f"update; allowed: at least {FEWEST}, since in a sum of two each knows the other's"
-            )
+        survivors = tuple(clients[row] for row in stayed)
+        check_weights(survivors, weights[stayed], self._settings)
         keys = self._keys
         with doing(f"encrypting {len(stayed)} updates"):
             total, size = (self._paillier if isinstance(keys, PaillierKeys) else self._ckks)(
                 [(clients[row], float(weights[row])) for row in stayed]
             )
-        survivors = tuple(clients[row] for row in stayed)
         dropped = tuple(Failure(name, "dropped out before its update arrived") for name in clients if name in gone)
         return Summed(total, survivors, dropped, dict.fromkeys(survivors, size))
 

@@ -20,7 +20,7 @@ from steelyard.messages import DenseModels, Evaluations, Failure, Floats, Questi
 from steelyard.privacy.aggregation_requirements import check_installed
 from steelyard.privacy.aggregation_settings import AggregationSettings
 from steelyard.privacy.fixed_point import FixedPoint, Words
-from steelyard.privacy.hidden import HiddenUpdates, Summed
+from steelyard.privacy.hidden import HiddenUpdates, Summed, check_weights
 from steelyard.privacy.masked_sum import masked_sum
 from steelyard.privacy.secure_client import PUBLIC_BYTES, SecureClient, round_context
 from steelyard.privacy.secure_server import SecureServer
@@ -149,6 +149,7 @@ class MaskedSums:
             )  # fmt: skip
         with doing("opening their sum"):
             self._server.require(len(survivors), "sent their hidden update")
+            check_weights(survivors, weights[stayed], self._server.settings)
             helpers = sorted(set(survivors) - self._absent("open", self._round))
             told = {name: self._clients[name].open(survivors) for name in helpers}
             plain = self._server.open(total, clients, survivors, told)
