@@ -17,6 +17,7 @@ from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.running import resume, run
 from steelyard.privacy.accounting import Release, spent
 from steelyard.privacy.ledger import FILE, Ledger
+from steelyard.rounds.private import PrivateRounds
 from steelyard.runs.reader import History
 from steelyard.settings import validated
 
@@ -67,6 +68,16 @@ def test_a_run_stops_before_it_would_pass_its_budget_and_says_so(
     assert found["accuracy"].notna().tolist() == [True, False, True]
     assert History(folder).info["status"] == "finished"
     assert "stopped after round 2 of 9: another round would pass the budget" in capfd.readouterr().err
+
+
+def test_a_round_that_turns_out_to_pass_the_budget_is_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where clients come while a run is under way: the round before could not know."""
+    affords = PrivateRounds.affords
+    monkeypatch.setattr(PrivateRounds, "affords", lambda self, of, rounds: rounds != (2,) and affords(self, of, rounds))
+    with pytest.raises(UserError, match=r"privacy\.budget\.epsilon: got 50, and round 2 of .* would pass it"):
+        run(described(privacy={**BASE["privacy"], "budget": {"epsilon": 50}}), out=tmp_path / "run")
+    assert History(tmp_path / "run").rounds["round"].tolist() == [0, 1]
+    assert (tmp_path / "run" / "privacy.jsonl").read_text().count("\n") == 1
 
 
 def test_a_budget_that_allows_no_round_is_refused_before_there_is_a_folder(tmp_path: Path) -> None:

@@ -205,6 +205,21 @@ def test_the_first_difference_is_named():
     assert difference(given, plan(BASE.changed({"rounds.count": 41}), ["training.epochs=1,2"])) == "rounds.count"
 
 
+def test_another_file_of_the_same_name_is_another_sweep(tmp_path: Path):
+    def given(folder: str, text: str) -> Path:
+        file = tmp_path / folder / "model.py"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text)
+        return file
+
+    def planned(file: Path):
+        return plan(BASE.changed({"model.name": f"{file}:make"}), ["training.epochs=1,2"])
+
+    mine = planned(given("mine", "a = 1"))
+    assert difference(mine, planned(given("same", "a = 1"))) is None
+    assert difference(mine, planned(given("other", "a = 2"))) == "model.name"
+
+
 def test_a_cut_off_file_is_named(tmp_path: Path):
     (tmp_path / "sweep.toml").write_text('measure = "score"\n')
     for read in (read_sweep, read_runs):

@@ -173,6 +173,11 @@ def test_what_does_not_fit_is_refused_in_one_line(known: dict, sections: dict, m
     assert "\n" not in str(refused.value)
 
 
+def test_items_without_any_feature_are_no_kgflex(known: dict):
+    with pytest.raises(UserError, match=r"knowledge: no feature is left for the \d+ items"):
+        changed(known, knowledge={"min_items": 1000}).assemble()
+
+
 def test_what_is_for_items_alone_is_refused(known: dict):
     with pytest.raises(UserError, match=r"allowed for an audit: experiments without \[kgflex\]"):
         watch(changed(known), [1])
