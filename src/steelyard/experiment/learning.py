@@ -160,7 +160,7 @@ class LearningDescription(Description):
             return clients, server
         check_installed(self.privacy.aggregation)
         # For speed of start, as above; and only what hides updates needs the libraries that do it.
-        from steelyard.clients.local.hidden_simulation import HiddenSimulation
+        from steelyard.clients.local import HiddenSimulation
 
         return HiddenSimulation(clients, self.privacy.aggregation), server
 

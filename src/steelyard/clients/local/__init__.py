@@ -1,7 +1,7 @@
 """The simulator: all clients of a federation inside this process, a cohort at a time.
 
-This is the one door to it: what lies below is the simulator's own. Importing it costs no torch; `Simulation` and
-`SimulationServer` load it when they are first used.
+This is the one door to it: what lies below is the simulator's own. Importing it costs no torch; the others
+load it when they are first used.
 """
 
 from __future__ import annotations
@@ -11,14 +11,19 @@ from typing import TYPE_CHECKING, Any
 from steelyard.clients.local.settings import ComputeSettings
 
 if TYPE_CHECKING:
+    from steelyard.clients.local.hidden_simulation import HiddenSimulation
     from steelyard.clients.local.server import SimulationServer
     from steelyard.clients.local.simulation import Simulation
 
-__all__ = ["ComputeSettings", "Simulation", "SimulationServer"]
+__all__ = ["ComputeSettings", "HiddenSimulation", "Simulation", "SimulationServer"]
 
 
 def __getattr__(name: str) -> Any:
     # Imported late for speed of start: reading an experiment's settings must not wait for torch.
+    if name == "HiddenSimulation":
+        from steelyard.clients.local.hidden_simulation import HiddenSimulation
+
+        return HiddenSimulation
     if name == "Simulation":
         from steelyard.clients.local.simulation import Simulation
 
