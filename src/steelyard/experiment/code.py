@@ -50,6 +50,11 @@ def file_name(code: str) -> str | None:
     return f"{Path(source).name}{rest}" if source.endswith(".py") else None
 
 
+def digest(path: Path) -> str:
+    """Return the SHA-256 of a file of code, shortened, by which a change of it is known."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+
+
 def content_name(code: str) -> str:
     """Return "losses.py:mean" and a digest of the file, by which the same code is known wherever it lies."""
     source, _ = _split(code)
@@ -57,7 +62,7 @@ def content_name(code: str) -> str:
     name = file_name(code)
     if name is None:
         return code
-    return f"{name} {hashlib.sha256(path.read_bytes()).hexdigest()[:16] if path.is_file() else 'missing'}"
+    return f"{name} {digest(path) if path.is_file() else 'missing'}"
 
 
 def keep_code(document: dict[str, Any], folder: Path, name_of: Callable[[str], str] | None = None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from steelyard.clients.protocol import FingerprintedClients
 from steelyard.errors import UserError, brief, listed
-from steelyard.experiment.code import FOLDER
+from steelyard.experiment.code import FOLDER, digest
 from steelyard.experiment.loading import RUN_FILE, read_experiment
 from steelyard.runs.reader import History
 from steelyard.runs.store import Store
@@ -41,7 +40,7 @@ def begun_with(folder: Path, text: str, clients: Clients, seeds: Sequence[int]) 
 def _code_files(folder: Path) -> dict[str, str]:
     """Return the SHA-256, shortened, of each file of code that a run keeps."""
     files = sorted(path for path in (folder / FOLDER).rglob("*.py") if path.is_file())
-    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()[:16] for path in files}
+    return {str(path.relative_to(folder)): digest(path) for path in files}
 
 
 def changed_experiment(history: History, *, accept: bool) -> list[str]:

@@ -135,7 +135,7 @@ class Description(Section):
 
     def check_privacy(self, rule: WeighingSettings) -> None:
         """Refuse a rule with which what [privacy] promises cannot be kept; called for each before any data is read."""
-        check_combination(self.privacy, asked_of(rule, self.offers(), clients_evaluate=self.clients_evaluate))
+        check_combination(self.privacy, asked_of(rule, self.offers()))
 
     @property
     def clients_evaluate(self) -> bool:

@@ -10,7 +10,7 @@ from steelyard.weighing.needs import Offers
 from steelyard.weighing.rule import WeighingSettings, label
 
 
-def asked_of(rule: WeighingSettings, offers: Offers, *, clients_evaluate: bool = True) -> Asked:
+def asked_of(rule: WeighingSettings, offers: Offers) -> Asked:
     """Return what a rule asks for; criteria that no loaded plugin defines yet are left out and checked once it is."""
     known = registry.known()
     defence = rule.defence
@@ -25,7 +25,6 @@ def asked_of(rule: WeighingSettings, offers: Offers, *, clients_evaluate: bool =
         defence="" if plain or defence is None else defence.rule,
         bound=rule.bound is not None,
         capped=rule.max_weight is not None or rule.max_shares is not None,
-        clients_evaluate=clients_evaluate,
     )
 
 

@@ -29,11 +29,12 @@ if TYPE_CHECKING:
     from steelyard.clients.node import NodeClients, NodeConfig
     from steelyard.clients.protocol import Clients
     from steelyard.data.dataset import DatasetOrSeeded
-    from steelyard.experiment.recommend_node import AnyServer, ModelSettings
+    from steelyard.experiment.recommend_node import ModelSettings
     from steelyard.privacy.local import DeviceNoise
     from steelyard.privacy.settings import PrivacySettings
     from steelyard.recommend.clients import LocalRound, RecommendClients
     from steelyard.recommend.prepared import Prepared
+    from steelyard.recommend.server import RecommendServer
 
 
 class RecommendDescription(Description):
@@ -192,7 +193,7 @@ class RecommendDescription(Description):
         sequential = self.schedule().rounds_per_epoch if self.one_by_one else 0 if self.central else None
         return LocalRound(self.triples(), self.fpl.mask, self.fpl.decoys, sequential)
 
-    def assemble(self, dataset: DatasetOrSeeded | None = None) -> tuple[Clients, AnyServer]:
+    def assemble(self, dataset: DatasetOrSeeded | None = None) -> tuple[Clients, RecommendServer]:
         """Read the data and build the simulated users and their server."""
         # For speed of start, as in `prepare`.
         from steelyard.clients.private import PrivateClients
@@ -203,7 +204,7 @@ class RecommendDescription(Description):
         noise = self.device_noise()
         return clients if noise is None else PrivateClients(clients, noise), server
 
-    def simulated(self) -> tuple[RecommendClients, AnyServer]:
+    def simulated(self) -> tuple[RecommendClients, RecommendServer]:
         """Build the simulated users themselves, without the noise that they may add to what they send."""
         # For speed of start, as in `prepare`.
         from steelyard.experiment.recommend_node import simulate
@@ -232,7 +233,7 @@ class RecommendDescription(Description):
             node=node,
         )
 
-    def at_server(self, about: Mapping[str, int | list[int]]) -> AnyServer:
+    def at_server(self, about: Mapping[str, int | list[int]]) -> RecommendServer:
         """Build the server; it makes the first shared rows and sees sums of sparse rows."""
         # For speed of start, as in `prepare`.
         from steelyard.experiment.recommend_node import serve

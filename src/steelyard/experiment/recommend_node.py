@@ -20,7 +20,6 @@ from steelyard.recommend.settings import FplSettings, InteractionSettings, ItemS
 from steelyard.weighing.criteria import Criterion
 
 _MOST_ROWS = 10**8
-AnyServer = RecommendServer | KgflexServer
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class ModelSettings:
     kgflex: KgflexSettings | None = None
     knowledge: KnowledgeSettings | None = None
 
-    def server(self, rows: int) -> AnyServer:
+    def server(self, rows: int) -> RecommendServer:
         """Return the server of a table with so many rows."""
         kind = RecommendServer if self.kgflex is None else KgflexServer
         return kind(rows, self.fpl.factors, self.fpl.bias_spread)
@@ -43,7 +42,7 @@ def simulate(
     ranking: RankingSettings,
     local_round: LocalRound,
     criteria: Sequence[Criterion],
-) -> tuple[RecommendClients, AnyServer]:
+) -> tuple[RecommendClients, RecommendServer]:
     """Build all users of some prepared data in this process, and their server."""
     clients = users_of(prepared, model, ranking, local_round, criteria)
     return clients, model.server(clients.shared_rows)
@@ -118,7 +117,7 @@ def _own(
     return put_together(data, cut(data, interactions), interactions, items, fpl, ranking)
 
 
-def serve(model: ModelSettings, local_round: LocalRound, about: Mapping[str, int | list[int]]) -> AnyServer:
+def serve(model: ModelSettings, local_round: LocalRound, about: Mapping[str, int | list[int]]) -> RecommendServer:
     """Build the server from what the nodes say; it needs the interactions only to count triples and epochs."""
     _refuse_sequential(model, local_round)
     rows = about.get("rows")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from steelyard.errors import UserError
+from steelyard.errors import UserError, without_controls
 from steelyard.experiment.loading import load, recipes
 from steelyard.page.form import assignments
 from steelyard.page.own_code import own_code
@@ -54,7 +54,7 @@ class Job:
         except OSError:
             return ""
         kept = [line.strip() for line in lines if line.strip()]
-        return "".join(letter for letter in kept[-1] if letter.isprintable())[:500] if kept else ""
+        return without_controls(kept[-1], "")[:500] if kept else ""
 
 
 class Jobs:

@@ -46,8 +46,6 @@ class Asked:
     """Whether what clients say is cut at a multiple of the cohort's median."""
     capped: bool = False
     """Whether no client's weight can pass a cap that is known beforehand."""
-    clients_evaluate: bool = True
-    """Whether clients test the new models, which online adjustment needs."""
 
 
 def check_combination(privacy: PrivacySettings | None, asked: Asked) -> None:

@@ -33,19 +33,13 @@ def gaussian_epsilon(delta: float, noise: float) -> float:
     """Return the least ε of the Gaussian mechanism at δ; composing k of them is one with noise/√k, exactly."""
     if gaussian_delta(0.0, noise) <= delta:
         return 0.0
-    high = 1.0
-    while gaussian_delta(high, noise) > delta:
-        high *= 2.0
-    return _least(lambda epsilon: gaussian_delta(epsilon, noise) <= delta, 0.0, high)
+    return _least(lambda epsilon: gaussian_delta(epsilon, noise) <= delta)
 
 
 def gaussian_noise(epsilon: float, delta: float) -> float:
     """Return the least σ/Δ₂ of the Gaussian mechanism for (ε, δ): the analytic calibration, for any ε > 0."""
     _check(epsilon, delta)
-    high = 1.0
-    while gaussian_delta(epsilon, high) > delta:
-        high *= 2.0
-    return _least(lambda noise: gaussian_delta(epsilon, noise) <= delta, 0.0, high)
+    return _least(lambda noise: gaussian_delta(epsilon, noise) <= delta)
 
 
 def classic_noise(epsilon: float, delta: float) -> float:
@@ -98,8 +92,11 @@ def _on_lattice(values: Floats, noise: Floats, fine: float) -> Floats:
     return (flat * fine).reshape(values.shape)
 
 
-def _least(holds: Callable[[float], bool], low: float, high: float) -> float:
-    """Return the least number between two at which a condition that stays true once true holds; rounded up."""
+def _least(holds: Callable[[float], bool]) -> float:
+    """Return the least number above 0 at which a condition that stays true once true holds; rounded up."""
+    low, high = 0.0, 1.0
+    while not holds(high):
+        high *= 2.0
     for _ in range(200):
         middle = (low + high) / 2
         if middle in (low, high):

@@ -154,6 +154,13 @@ def initial_vector(seed: int, user: str, factors: int, spread: float = 0.1) -> F
     return generator(seed, 0, user, "fpl vector").normal(0.0, spread, factors).astype(np.float32)
 
 
+def descent_weight(margins: Floats32) -> Floats32:
+    """Return s = σ(−x̂) = 1 / (1 + exp x̂) of each margin, in single precision: how much a triple still has to teach."""
+    weight = np.exp(np.minimum(margins, _LARGEST_MARGIN))
+    weight += np.float32(1)
+    return np.reciprocal(weight, out=weight)
+
+
 @dataclass(frozen=True, eq=False)
 class LocalPass:
     """What a local pass leaves: new private vectors, and the gradient and loss of each triple."""
@@ -218,9 +225,7 @@ class _Step:
         np.take(table, negatives, axis=0, out=difference, mode="clip")
         np.subtract(self.liked, difference, out=difference)
         margin = np.einsum("uf,uf->u", extended, difference)  # x̂
-        weight = np.exp(np.minimum(margin, _LARGEST_MARGIN))
-        weight += np.float32(1)
-        np.reciprocal(weight, out=weight)  # s = σ(−x̂) = 1 / (1 + exp x̂)
+        weight = descent_weight(margin)
         np.multiply(extended, weight[:, None], out=gradients)
         weight *= self.rate
         difference *= weight[:, None]

@@ -1,4 +1,4 @@
-"""The server of FPL."""
+"""The server of a recommender."""
 
 from __future__ import annotations
 
@@ -9,20 +9,23 @@ import torch
 from steelyard.errors import UserError
 from steelyard.messages import ServerTest
 from steelyard.recommend.fpl import initial_table
+from steelyard.recommend.sparse import Floats32
 
 
 @dataclass(frozen=True)
 class RecommendServer:
-    """The server of FPL: it holds the shared table and no data of its own."""
+    """The server of FPL: it holds the shared table and no data of its own; derive from it for other tables."""
 
-    items: int
+    rows: int
     factors: int
     bias_spread: float = 0.0
     """Standard deviation of the first biases."""
 
     def initial(self, seed: int) -> torch.Tensor:
-        table = initial_table(seed, self.items, self.factors, bias_spread=self.bias_spread)
-        return torch.from_numpy(table.reshape(-1))
+        return torch.from_numpy(self._first(seed).reshape(-1))
+
+    def _first(self, seed: int) -> Floats32:
+        return initial_table(seed, self.rows, self.factors, bias_spread=self.bias_spread)
 
     def test(self, seed: int, models: torch.Tensor) -> ServerTest:
         raise UserError(

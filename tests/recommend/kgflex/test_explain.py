@@ -41,7 +41,9 @@ def test_what_is_kept_is_counted_as_with_sets(top: int | None):
     lists[3] = -1
     found = explain.kept(selection, explain.shown(knowledge, lists), top)
     for user in range(histories.users):
-        best = selection.ranked(user).tolist()[:top]
+        mine = selection.entries(user)
+        gains = dict(zip(selection.features[mine].tolist(), selection.weights[mine].tolist(), strict=True))
+        best = sorted(gains, key=lambda feature: (-gains[feature], feature))[:top]
         listed = set().union(*(of[item] for item in lists[user] if item >= 0), set())
         assert found[user] == pytest.approx(len(set(best) & listed) / len(best))
     assert found[3] == 0

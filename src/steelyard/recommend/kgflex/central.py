@@ -5,15 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from steelyard.randomness import generator, words_at
-from steelyard.recommend.fpl import Learning
+from steelyard.recommend.fpl import Learning, descent_weight
 from steelyard.recommend.interactions import Codes
 from steelyard.recommend.kgflex.intersections import Block
 from steelyard.recommend.kgflex.model import Knowledge
 from steelyard.recommend.ranking import Floats
 from steelyard.recommend.sampling import Histories, Items, draw_triples, round_keys, user_keys
 from steelyard.recommend.sparse import Floats32
-
-_LARGEST_MARGIN = np.float32(80)
 
 
 def central_epoch(
@@ -35,8 +33,8 @@ def central_epoch(
     are taken together, all from the parameters before it.
     """
     table = table.copy()
-    weights = histories.drawn_from[users] / max(int(histories.drawn_from[users].sum()), 1)
     count = int(histories.drawn_from[users].sum())
+    weights = histories.drawn_from[users] / max(count, 1)
     drawn = users[generator(seed, epoch, "", "kgflex central").choice(len(users), size=count, p=weights)]
     keys = round_keys(user_keys(seed, histories.names, "kgflex central")[drawn], epoch)
     # A user who comes up several times in an epoch draws from another position of her stream each time.
@@ -71,7 +69,7 @@ def _batch(
         mine, shared = views[own], table[feature]
         parts = gain * (np.einsum("ef,ef->e", mine, shared[:, :-1]) + shared[:, -1])
         margins = np.bincount(triple, parts, len(users)).astype(np.float32)
-        step: Floats32 = gain * np.reciprocal(np.float32(1) + np.exp(np.minimum(margins, _LARGEST_MARGIN)))[triple]
+        step: Floats32 = gain * descent_weight(margins)[triple]
         rate, (user, positive, negative) = np.float32(learning.rate), learning.decays
         change: Floats32 = step[:, None] * shared[:, :-1]
         change -= np.float32(user) * mine

@@ -10,8 +10,7 @@ import numpy as np
 import torch
 
 from steelyard.data.fingerprint import digest
-from steelyard.errors import UserError
-from steelyard.messages import Payload, ServerTest, Task
+from steelyard.messages import Payload, Task
 from steelyard.recommend.clients import LocalRound, RecommendClients
 from steelyard.recommend.fpl import Learning
 from steelyard.recommend.interactions import Codes
@@ -26,6 +25,7 @@ from steelyard.recommend.knowledge.features import ItemFeatures
 from steelyard.recommend.ranking import Floats
 from steelyard.recommend.sampling import Histories, Triples, draw_triples, round_keys
 from steelyard.recommend.sequential import TableChange
+from steelyard.recommend.server import RecommendServer
 from steelyard.recommend.sparse import Floats32, SparseRows
 from steelyard.recommend.users import Users
 from steelyard.weighing.criteria import LocalData
@@ -169,20 +169,8 @@ class KgflexClients(RecommendClients):
         return {**super().describe(), **facts}
 
 
-@dataclass(frozen=True)
-class KgflexServer:
-    """The server of KGFlex: it holds a row per feature and no data of its own."""
+class KgflexServer(RecommendServer):
+    """The server of KGFlex: it holds a row per feature."""
 
-    features: int
-    factors: int
-    bias_spread: float = 0.0
-    """Standard deviation of the first biases."""
-
-    def initial(self, seed: int) -> torch.Tensor:
-        table = initial_features(seed, self.features, self.factors, bias_spread=self.bias_spread)
-        return torch.from_numpy(table.reshape(-1))
-
-    def test(self, seed: int, models: torch.Tensor) -> ServerTest:
-        raise UserError(
-            "criterion VP: the server of a recommender has no test set and sees no whole model; allowed: other criteria"
-        )
+    def _first(self, seed: int) -> Floats32:
+        return initial_features(seed, self.rows, self.factors, bias_spread=self.bias_spread)

@@ -8,15 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from steelyard.recommend.fpl import Learning
+from steelyard.recommend.fpl import Learning, descent_weight
 from steelyard.recommend.interactions import Codes, Flags
 from steelyard.recommend.kgflex.intersections import Block, Intersections
 from steelyard.recommend.kgflex.model import Knowledge
 from steelyard.recommend.sampling import Items, Triples
 from steelyard.recommend.sparse import Floats32, SparseRows
 
-_LARGEST_MARGIN = np.float32(80)
-"""exp of more than about 88 overflows in single precision; σ(−80) is 0 for all that matters."""
 _LOOKUPS = 1 << 22
 """About how many features of items are looked up together; it bounds the memory of a block."""
 
@@ -150,11 +148,10 @@ class _Pass:
         # What both items have stands here twice, with sign 0; of the others each entry stands here once.
         differ = np.flatnonzero(signs)
         moved, owner, sign = entries[differ], rows[differ], signs[differ]
-        gain = self.gains[moved] * sign
+        gain: Floats32 = self.gains[moved] * sign
         parts = gain * (self.products[moved] + self.biases[moved])
         margin = np.bincount(owner, parts, len(self.block.users)).astype(np.float32)
-        weight = np.exp(np.minimum(margin, _LARGEST_MARGIN))
-        np.reciprocal(weight + np.float32(1), out=weight)  # s = σ(−x̂)
+        weight = descent_weight(margin)
         step = weight[owner] * gain
         if sent is None:
             self._collect(moved, step, sign)

@@ -55,17 +55,11 @@ class Selection:
         """Return where a user's entries lie."""
         return slice(int(self.starts[user]), int(self.starts[user + 1]))
 
-    def ranked(self, user: int) -> Codes:
-        """Return a user's features, the most informative first, ties by ascending number."""
-        mine = self.entries(user)
-        return self.features[mine][np.argsort(-self.weights[mine], kind="stable")].astype(np.int64)
-
-    def matrix(self, values: Floats32 | None = None) -> Csr:
-        """Return [users, features] with a value per entry, k_uf unless others are given."""
+    def matrix(self) -> Csr:
+        """Return k_uf as [users, features]."""
         from scipy import sparse  # For speed of start.
 
-        found = self.weights if values is None else values
-        return sparse.csr_array((found, self.features, self.starts), shape=(self.users, self.total))
+        return sparse.csr_array((self.weights, self.features, self.starts), shape=(self.users, self.total))
 
 
 def information_gain(positives: Any, negatives: Any, liked: Any, others: Any) -> Floats:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from steelyard.recommend.knowledge.tables import bare, read_pairs
+from steelyard.recommend.knowledge.tables import read_pairs
 from steelyard.recommend.reading import KNOWN
 
 EXPECTED = "an item and its entity on each line (first and last column), as in mappingLinkedData.tsv or a .link file"
@@ -15,5 +15,4 @@ def read_links(path: Path) -> tuple[list[str], list[str]]:
 
     An item may have several entities and an entity several items.
     """
-    items, entities = read_pairs(path, EXPECTED, frozenset(KNOWN["item"]))
-    return items, [bare(entity) for entity in entities]
+    return read_pairs(path, EXPECTED, frozenset(KNOWN["item"]))

@@ -60,7 +60,6 @@ def _load(described: str, item_ids: tuple[str, ...]) -> Loaded:
         told.append(
             f"table: {len(joined):,} pairs of {len(set(joined.item)):,} items and {len(joined.chains):,} features"
         )
-        labels |= joined.labels
         _take(settings, joined, items, sieve, blocked)
     labels |= {name: label for source in sources for name, label in source.names().items()}
     features, counts = sieve.result(labels)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,15 +24,12 @@ class FeatureTable:
     """The predicate chain of each feature."""
     objects: Sequence[str]
     """The object of each feature."""
-    labels: Mapping[str, str] = field(default_factory=dict[str, str])
 
     def __len__(self) -> int:
         return len(self.feature)
 
 
-def from_columns(
-    item: Texts, chain: Codes, chains: Sequence[tuple[str, ...]], value: Texts, labels: Mapping[str, str] | None = None
-) -> FeatureTable:
+def from_columns(item: Texts, chain: Codes, chains: Sequence[tuple[str, ...]], value: Texts) -> FeatureTable:
     """Number the features of three columns: item, chain (as an index into `chains`) and object."""
     # For speed of start: much of the package reads no tables.
     import pandas as pd
@@ -46,7 +43,6 @@ def from_columns(
         feature=np.asarray(feature, dtype=np.int64).reshape(-1),
         chains=[chains[index] for index in (distinct // width).tolist()],
         objects=[str(objects[index]) for index in (distinct % width).tolist()],
-        labels=labels or {},
     )
 
 
@@ -62,5 +58,4 @@ def joined(tables: Sequence[FeatureTable]) -> FeatureTable:
         feature=np.concatenate(shifted),
         chains=[chain for chain, _ in numbers],
         objects=[value for _, value in numbers],
-        labels={name: label for table in tables for name, label in table.labels.items()},
     )

@@ -12,6 +12,7 @@ from math import prod
 import torch
 
 from steelyard.clients.local.convolution import windows
+from steelyard.clients.local.convolution.order import matrix_views
 from steelyard.clients.local.steps.dense import dense, dense_back
 from steelyard.clients.local.steps.gradients import OutputGradient
 from steelyard.clients.local.steps.writers import Views, Writer
@@ -40,12 +41,7 @@ class KerasSteps:
         """Height and width of the image and after each convolution."""
 
     def views(self, native: torch.Tensor) -> dict[str, torch.Tensor]:
-        lead = native.shape[:-1]
-        named: dict[str, torch.Tensor] = {}
-        for slot in self.layout.slots:
-            shape = (slot.shape[0], -1) if len(slot.shape) > 1 else slot.shape
-            named[slot.name] = native.narrow(-1, slot.offset, slot.size).view(*lead, *shape)
-        return named
+        return matrix_views(self.layout, native)
 
     def native(self, flat: torch.Tensor) -> torch.Tensor:
         return self._moved(flat, inward=True)

@@ -53,9 +53,14 @@ class ConvOrder:
 
     def views(self, native: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return named tensors; kernels as matrices [..., channels out, window]."""
-        lead = native.shape[:-1]
-        named: dict[str, torch.Tensor] = {}
-        for slot in self.layout.slots:
-            shape = (slot.shape[0], -1) if len(slot.shape) > 1 else slot.shape
-            named[slot.name] = native.narrow(-1, slot.offset, slot.size).view(*lead, *shape)
-        return named
+        return matrix_views(self.layout, native)
+
+
+def matrix_views(layout: Layout, native: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Return the named tensors of one model or of stacked ones, whatever has several dimensions as a matrix."""
+    lead = native.shape[:-1]
+    named: dict[str, torch.Tensor] = {}
+    for slot in layout.slots:
+        shape = (slot.shape[0], -1) if len(slot.shape) > 1 else slot.shape
+        named[slot.name] = native.narrow(-1, slot.offset, slot.size).view(*lead, *shape)
+    return named
