@@ -65,22 +65,26 @@ class Descent:
 
         `rates` are step sizes per row (0 for a client that is done) instead of η.
         """
-        if self.decay:
-            gradients.add_(parameters, alpha=self.decay)
-        if self.proximal and start is not None:
-            gradients.add_(parameters, alpha=self.proximal).sub_(start, alpha=self.proximal)
+        self.pull(parameters, gradients, start)
         change = self._change(gradients, memory, step)
         if rates is None:
             parameters.sub_(change, alpha=self.rate)
         else:
             parameters.addcmul_(change, rates[:, None], value=-1)
 
+    def pull(self, parameters: torch.Tensor, gradients: torch.Tensor, start: torch.Tensor | None) -> None:
+        """Add λθ + μ(θ − Θ) to the gradients."""
+        if self.decay:
+            gradients.add_(parameters, alpha=self.decay)
+        if self.proximal and start is not None:
+            gradients.add_(parameters, alpha=self.proximal).sub_(start, alpha=self.proximal)
+
     def _change(self, gradients: torch.Tensor, memory: Sequence[torch.Tensor], step: Step) -> torch.Tensor:
         if self.optimiser == "adam":
             mean, square = memory
             mean.mul_(ADAM_DECAY[0]).add_(gradients, alpha=1 - ADAM_DECAY[0])
             square.mul_(ADAM_DECAY[1]).addcmul_(gradients, gradients, value=1 - ADAM_DECAY[1])
-            first, second = (_correction(decay, step) for decay in ADAM_DECAY)
+            first, second = (correction(decay, step) for decay in ADAM_DECAY)
             root = torch.div(square, second, out=gradients).sqrt_().add_(EPSILON).mul_(first)
             return torch.div(mean, root, out=gradients)
         if self.optimiser == "adadelta":
@@ -92,7 +96,7 @@ class Descent:
         return memory[0].mul_(self.momentum).add_(gradients) if memory else gradients
 
 
-def _correction(decay: float, step: Step) -> float | torch.Tensor:
+def correction(decay: float, step: Step) -> float | torch.Tensor:
     """Return 1 − decayᵗ of step t = step + 1; in a captured graph the step lies on the device."""
     if isinstance(step, torch.Tensor):
         return (1 - decay ** (step.double() + 1)).float()

@@ -15,7 +15,7 @@ LANES = 4
 SAMPLE_BITS, WORD_BITS = 16, 20
 LAYERS = 4
 """Where a word stands in its stream: ((step · LAYERS + layer) · 2^16 + sample) · 2^20 + word."""
-_GOLDEN, _MIX_1, _MIX_2 = (
+GOLDEN, MIX_1, MIX_2 = (
     word - (1 << 64) if word >= 1 << 63 else word
     for word in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 )
@@ -39,9 +39,9 @@ def mask(chance: torch.Tensor, layer: int, samples: int, units: int, rate: float
 
 def _words(key: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
     """Word `position` of each key's stream, element by element: `randomness.words_at` on the device."""
-    z = (position + 1).mul_(_GOLDEN).add_(key)
-    z.bitwise_xor_(_shifted(z, 30)).mul_(_MIX_1)
-    z.bitwise_xor_(_shifted(z, 27)).mul_(_MIX_2)
+    z = (position + 1).mul_(GOLDEN).add_(key)
+    z.bitwise_xor_(_shifted(z, 30)).mul_(MIX_1)
+    z.bitwise_xor_(_shifted(z, 27)).mul_(MIX_2)
     return z.bitwise_xor_(_shifted(z, 31))
 
 

@@ -44,6 +44,26 @@ def test_same_seed_same_bits(engine: str, precision: str, how: str) -> None:
     assert clients.describe()["device"].startswith("cuda")
 
 
+@pytest.mark.parametrize("how", list(cases.OPTIMISERS))
+@pytest.mark.parametrize("engine", ["stacked", "graph"])
+def test_optimisers_and_dropout_give_what_the_loop_gives(engine: str, how: str) -> None:
+    model, shape, classes = cases.MODELS["keras"]
+    people = cases.population(shape, classes)
+    expected, start, _ = cases.trained("loop", people, model, cases.OPTIMISERS[how], "cpu")
+    found, _, _ = cases.trained(engine, people, model, cases.OPTIMISERS[how], "cuda")
+    # Both divide a gradient by its own size: what is rounding in the gradient is rounding in the step.
+    cases.assert_alike(found, expected, start, 1e-2)
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("case", ["SMALL", "MNIST"])
+def test_each_pass_against_torchs_operators(case: str, kind: torch.dtype) -> None:
+    from tests.clients.local.kernels import pass_cases
+
+    pass_cases.passes(getattr(pass_cases, case), kind, "cuda")
+    pass_cases.steps("cuda")
+
+
 @pytest.mark.parametrize("how", list(cases.TRAINING))
 def test_without_triton_torchs_operators_do(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(available, "_triton", None)

@@ -4,11 +4,15 @@ import sys
 
 import torch
 from tests.clients.local import engine_cases
-from tests.clients.local.kernels import interpreted, kernel_cases
+from tests.clients.local.kernels import interpreted, kernel_cases, pass_cases
 
+from steelyard.clients.local.convolution.keras import KerasSteps
 from steelyard.clients.local.convolution.stacked import ConvSteps
 from steelyard.clients.local.engines.graph import GraphEngine
+from steelyard.clients.local.engines.graph_steps import HandDerivedStep
 from steelyard.clients.local.kernels import steps
+from steelyard.clients.local.kernels.descent import KernelDescent
+from steelyard.clients.local.kernels.passes import KernelPasses
 from steelyard.learning.descent import Descent
 from steelyard.messages import LossState, Task
 
@@ -16,6 +20,7 @@ assert interpreted
 CASES = {
     "one by one": [],
     "mini": [("cnn-odd", "mini"), ("cnn-digits", "heavy")],
+    "passes": [],
     "full": [("cnn-celeba", "full"), ("cnn-authors", "full"), ("cnn-digits", "full")],
 }
 
@@ -31,6 +36,23 @@ def one_by_one() -> None:
             (kernel, name): size for kernel, errors in found.items() for name, size in errors.items() if size > 3e-6
         }
         assert not wrong, wrong
+
+
+def keras(how: str) -> None:
+    """Keras' network through the passes and the optimisers of our own, against the loop."""
+    model, shape, classes = engine_cases.MODELS["keras"]
+    training = engine_cases.OPTIMISERS[how].model_copy(update={"epochs": 1})
+    people = engine_cases.population(shape, classes, sizes=(4, 2, 3))
+    expected, start, clients = engine_cases.trained("loop", people, model, training)
+    setup = clients.context.setup
+    derived = KerasSteps(setup.module, setup.layout, half=False, passes=KernelPasses())
+    stepper = HandDerivedStep(derived, KernelDescent.like(Descent.of(training)))
+    cohort, _ = clients._cohort([Task("plain", 0, 3, tuple(clients.names(0)), start)])
+    out = torch.zeros(len(cohort), setup.layout.size)
+    GraphEngine(setup, stepper, "stacked").train(cohort, out)
+    wanted = expected[0].payload.models
+    apart = torch.linalg.vector_norm(out - wanted, dim=1) / torch.linalg.vector_norm(wanted - start, dim=1)
+    assert float(apart.max()) < 1e-4, apart
 
 
 def trained(name: str, how: str) -> None:
@@ -66,6 +88,11 @@ if __name__ == "__main__":
     torch.manual_seed(3)
     if sys.argv[1] == "one by one":
         one_by_one()
+    if sys.argv[1] == "passes":
+        pass_cases.passes(pass_cases.SMALL, torch.float32, "cpu")
+        pass_cases.steps("cpu")
+        for optimiser in engine_cases.OPTIMISERS:
+            keras(optimiser)
     if sys.argv[1] == "full":
         steps.FEW = 0  # the dense layers by the library, as for many samples
     for name, how in CASES[sys.argv[1]]:

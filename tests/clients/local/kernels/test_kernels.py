@@ -15,7 +15,7 @@ from steelyard.learning.parameters import Layout
 ROOT = Path(__file__).resolve().parents[4]
 
 
-@pytest.mark.parametrize("part", ["one by one", "mini", "full"])
+@pytest.mark.parametrize("part", ["one by one", "passes", "mini", "full"])
 def test_the_kernels_give_what_torch_gives_in_tritons_interpreter(part: str) -> None:
     pytest.importorskip("triton", reason="Triton comes with torch's CUDA builds")
     environment = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from steelyard.clients.local.convolution.keras import KerasSteps
 from steelyard.clients.local.convolution.stacked import ConvSteps
 from steelyard.clients.local.convolution.winograd import KERNELS as WINOGRAD_KERNELS
 from steelyard.clients.local.engines.engine import Engine, TrainingSetup
@@ -16,7 +17,7 @@ from steelyard.clients.local.engines.sequential import SequentialEngine
 from steelyard.clients.local.engines.stacked import StackedEngine
 from steelyard.clients.local.engines.threads import ThreadsEngine
 from steelyard.clients.local.engines.vmap import VmapEngine
-from steelyard.clients.local.kernels.available import kernel_steps
+from steelyard.clients.local.kernels.available import kernel_descent, kernel_passes, kernel_steps
 from steelyard.clients.local.steps.stacked_steps import StackedSteps
 from steelyard.errors import UserError, listed, nearest
 from steelyard.learning.descent import Descent
@@ -137,7 +138,7 @@ def _make_fused(setup: TrainingSetup, *, winograd: bool) -> Engine:
 
 
 def _make_graph(setup: TrainingSetup, chunk: int | None) -> Engine:
-    return GraphEngine(setup, MappedStep(setup, Descent.of(setup.training)), "graph", chunk)
+    return GraphEngine(setup, MappedStep(setup, _descent(setup)), "graph", chunk)
 
 
 def _make_stacked(setup: TrainingSetup, chunk: int | None) -> Engine:
@@ -150,9 +151,15 @@ def _make_stacked(setup: TrainingSetup, chunk: int | None) -> Engine:
 
 def _on_device(setup: TrainingSetup, steps: StackedSteps) -> GraphStep:
     """Kernels of our own where there are some for this network and Triton to make them; torch's operators else."""
-    descent = Descent.of(setup.training)
+    descent = _descent(setup)
+    if isinstance(steps, KerasSteps):
+        kernel_passes(steps, setup.device)
     own = kernel_steps(steps, descent, setup.precision, setup.device) if isinstance(steps, ConvSteps) else None
     return own or HandDerivedStep(steps, descent)
+
+
+def _descent(setup: TrainingSetup) -> Descent:
+    return kernel_descent(Descent.of(setup.training), setup.device)
 
 
 ENGINES: dict[str, EngineKind] = {

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
+    from steelyard.clients.local.convolution.keras import KerasSteps
     from steelyard.clients.local.convolution.stacked import ConvSteps
     from steelyard.clients.local.kernels.steps import KernelSteps
     from steelyard.learning.descent import Descent
@@ -42,3 +43,20 @@ def kernel_steps(steps: ConvSteps, descent: Descent, precision: str, device: tor
 
     found = KernelSteps(steps, descent, precision)
     return found if found.fits else None
+
+
+def kernel_descent(descent: Descent, device: torch.device) -> Descent:
+    """Return the same local optimiser with its steps in one kernel, or as it is where there is no Triton."""
+    if not ready(device):
+        return descent
+    from steelyard.clients.local.kernels.descent import KernelDescent  # For speed of start; it imports Triton.
+
+    return KernelDescent.like(descent)
+
+
+def kernel_passes(steps: KerasSteps, device: torch.device) -> None:
+    """Let steps go through our own kernels between their products, where there is Triton."""
+    if ready(device):
+        from steelyard.clients.local.kernels.passes import KernelPasses  # For speed of start; it imports Triton.
+
+        steps.passes = KernelPasses()
