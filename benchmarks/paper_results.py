@@ -28,6 +28,8 @@ from itertools import permutations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 TF32 = ("--set", "compute.precision=tf32")
 BF16 = ("--set", "compute.precision=bfloat16")
 ON_GPU = ("--set", "compute.engine=stacked", "--set", "store.checkpoint_every=50", "--set", "store.clients_every=50")
@@ -128,38 +130,86 @@ def keep(folder: Path, archive: Path, told: dict[str, Any]) -> dict[str, Any]:
     return facts
 
 
+RECORDED = ("rounds", "evaluations", "samples", "failures", "untested", "ended")
+
+
 def join(folders: list[Path], into: Path) -> Path:
-    """Join runs of other seeds or rules into one store, as far as all of them went, and return its folder."""
+    """Join runs of other seeds or rules into one store, as far as all of them went, and return its folder.
+
+    A federation that ended early because its model exploded holds the others up no more than it did in its run.
+    """
     if len(folders) == 1:
         return folders[0]
     shutil.copytree(folders[0], into)
     told = [json.loads((folder / "told.json").read_text()) for folder in folders]
     (into / "told.json").write_text(json.dumps(told))
     with sqlite3.connect(into / "run.sqlite") as target:
+        target.execute(ENDED)
         target.execute("UPDATE federations SET name = rule || '#' || seed")
         for index, folder in enumerate(folders[1:], 1):
             target.execute("ATTACH ? AS other", (str(folder / "run.sqlite"),))
-            assert [*target.execute("SELECT id, name FROM clients")] == [
-                *target.execute("SELECT id, name FROM other.clients")
-            ], f"{folder} has other clients than {folders[0]}"
-            shift = 1000 * index
-            target.execute(
-                "INSERT INTO federations SELECT id + ?, rule || '#' || seed, rule, seed, settings "
-                "FROM other.federations",
-                (shift,),
-            )
-            for table in ("rounds", "evaluations", "samples", "failures", "untested"):
-                columns = [row[1] for row in target.execute(f"PRAGMA table_info({table})")]
-                shifted = ", ".join("federation + ?" if column == "federation" else column for column in columns)
-                target.execute(f"INSERT INTO {table} SELECT {shifted} FROM other.{table}", (shift,))
+            add(target, 1000 * index)
             target.commit()
             target.execute("DETACH other")
         common = target.execute(
-            "SELECT MIN(last) FROM (SELECT MAX(round) AS last FROM rounds GROUP BY federation)"
+            "SELECT MIN(last) FROM (SELECT MAX(round) AS last FROM rounds "
+            "WHERE federation NOT IN (SELECT federation FROM ended) GROUP BY federation)"
         ).fetchone()[0]
-        for table in ("rounds", "evaluations", "samples", "failures", "untested"):
+        for table in RECORDED:
             target.execute(f"DELETE FROM {table} WHERE round > ?", (common,))
+        left_out = ragged([*target.execute("SELECT id, rule, seed FROM federations ORDER BY id")])
+        for key, name in left_out.items():
+            print(f"{into.name}: {name} is left out, other seeds or rules do not have it", flush=True)
+            target.execute("DELETE FROM federations WHERE id = ?", (key,))
     return into
+
+
+def ragged(federations: list[tuple[int, str, int]]) -> dict[int, str]:
+    """Return the federations to leave out so that every seed has every rule, as tables need it: number and name.
+
+    Where a part is missing, seeds that lack a rule go; where no seed has all of them, rules that a seed lacks.
+    """
+    rules = {rule for _, rule, _ in federations}
+    by_seed: dict[int, set[str]] = {}
+    for _, rule, seed in federations:
+        by_seed.setdefault(seed, set()).add(rule)
+    whole = [seed for seed, found in by_seed.items() if found == rules]
+    common = rules if whole else set.intersection(*by_seed.values())
+    return {
+        key: f"{rule}, seed {seed}"
+        for key, rule, seed in federations
+        if rule not in common or (whole and seed not in whole)
+    }
+
+
+ENDED = (
+    "CREATE TABLE IF NOT EXISTS ended (federation INTEGER PRIMARY KEY, round INTEGER NOT NULL, reason TEXT NOT NULL)"
+)
+"""A store of an earlier version has no such table."""
+
+
+def add(target: sqlite3.Connection, shift: int) -> None:
+    """Add what the attached store `other` recorded: its federations' numbers are shifted, its clients' translated."""
+    target.execute("INSERT OR IGNORE INTO clients (name) SELECT name FROM other.clients ORDER BY id")
+    keys = dict(target.execute("SELECT o.id, c.id FROM other.clients o JOIN clients c ON c.name = o.name"))
+    target.create_function("mine", 1, keys.__getitem__)
+    target.create_function("all_mine", 1, lambda blob: translated(blob, keys))
+    target.execute(
+        "INSERT INTO federations SELECT id + ?, rule || '#' || seed, rule, seed, settings FROM other.federations",
+        (shift,),
+    )
+    there = {name for (name,) in target.execute("SELECT name FROM other.sqlite_master")}
+    changed = {"federation": "federation + ?", "client": "mine(client)", "clients": "all_mine(clients)"}
+    for table in RECORDED:
+        if table in there:
+            columns = [row[1] for row in target.execute(f"PRAGMA table_info({table})")]
+            taken = ", ".join(changed.get(column, column) for column in columns)
+            target.execute(f"INSERT INTO {table} SELECT {taken} FROM other.{table}", (shift,))
+
+
+def translated(blob: bytes, keys: dict[int, int]) -> bytes:
+    """Return a column of clients with their numbers in another store."""
+    return np.array([keys[number] for number in np.frombuffer(blob, dtype="<i4").tolist()], dtype="<i4").tobytes()
 
 
 def write_part(name: str, folder: Path, out: Path) -> None:

@@ -13,7 +13,8 @@ from benchmarks.recommend_plan import VARIANTS
 from benchmarks.recommend_systems import Line
 from benchmarks.recommend_thesis import TITLES
 
-SHOWN = ("amazon", "italy", "ml1m", "librarything")
+SHOWN = ("italy", "milan", "rome", "amazon", "librarything", "ml1m")
+"""Data sets in the order of the pictures; those without lines are left out."""
 ORDER = [mode for mode, _ in VARIANTS[:4]]
 COLOURS = alt.Scale(domain=ORDER, range=["#1f4e79", "#6aa6d6", "#2e7d32", "#8bc34a"])
 
@@ -34,23 +35,26 @@ def frame(lines: Sequence[Line]) -> pd.DataFrame:
         if line["use"] == "test" and line["seed"] == 1 and line["data"] in SHOWN
         if (line["system"], line["settings"].get("epoch")) in VARIANTS[:4]
     ]
-    return pd.DataFrame(rows).sort_values(["data", "mode", "π"])
+    return pd.DataFrame(rows).sort_values(["data", "mode", "π"]) if rows else pd.DataFrame()
 
 
 def draw(lines: Sequence[Line], folder: Path) -> None:
     """Write recommend-pi.svg (4.2), recommend-coverage.svg (4.3) and recommend-updates.svg (4.4)."""
     found = frame(lines)
+    if found.empty:
+        return
     colour = alt.Color("mode:N", scale=COLOURS, sort=ORDER, title=None)
     base = alt.Chart(found[found["π"] > 0]).properties(width=230, height=150)
     over = base.mark_line(point=True).encode(x="π:Q", y=alt.Y("F1@10:Q", scale=alt.Scale(zero=False)), color=colour)
     _save(_facets(over), folder / "recommend-pi.svg")
-    wide = base.mark_line(point=True).encode(
-        x=alt.X("P@10:Q", scale=alt.Scale(zero=False)),
-        y=alt.Y("items shown:Q", scale=alt.Scale(zero=False)),
-        order="π:Q",
+    # As in the thesis: coverage to the right, precision upwards, a white point where everything is sent.
+    wide = base.encode(
+        x=alt.X("items shown:Q", scale=alt.Scale(zero=False)),
+        y=alt.Y("P@10:Q", scale=alt.Scale(zero=False)),
         color=colour,
     )
-    _save(_facets(wide), folder / "recommend-coverage.svg")
+    ends = wide.mark_point(filled=False, fill="white", size=45, opacity=1).transform_filter("datum['π'] == 1")
+    _save(_facets(alt.layer(wide.mark_line(point=True).encode(order="π:Q"), ends)), folder / "recommend-coverage.svg")
     ranks = [
         {"data": row["data"], "mode": row["mode"], "π": row["π"], "rank": int(rank), "share of updates": share}
         for row in found[found["mode"].isin(["sFPL", "sFPL+"])].to_dict(orient="records")
@@ -67,8 +71,8 @@ def draw(lines: Sequence[Line], folder: Path) -> None:
     _save(_facets(sent), folder / "recommend-updates.svg")
 
 
-def _facets(chart: alt.Chart) -> alt.FacetChart:
-    facets = chart.facet(facet=alt.Facet("data:N", title=None), columns=2)
+def _facets(chart: alt.Chart | alt.LayerChart) -> alt.FacetChart:
+    facets = chart.facet(facet=alt.Facet("data:N", title=None, sort=[TITLES[name] for name in SHOWN]), columns=2)
     return facets.resolve_scale(x="independent", y="independent")
 
 

@@ -3,9 +3,9 @@
     STEELYARD_DATA=DATA python -m benchmarks.recommend_tables OUT --jobs 16 --minutes 8
 
 Many processes with one core each; lines of JSON go to OUT/lines.jsonl as tasks end, and a run that was stopped goes on
-where it was. Data sets in the order of their importance (--data amazon,milan for some of them); what has not begun
-after --minutes is left for the next call. Needs a C compiler (see fpl_compiled). `python -m benchmarks.recommend_pages
-OUT` writes the tables of the page from the lines.
+where it was. Data sets in the order of their importance (--data italy,amazon for some of them, in that order); what
+has not begun after --minutes is left for the next call. Needs a C compiler (see fpl_compiled).
+`python -m benchmarks.recommend_pages OUT` writes the tables of the page from the lines.
 """
 
 from __future__ import annotations
@@ -111,7 +111,9 @@ def main() -> None:
     chosen.out.mkdir(parents=True, exist_ok=True)
     path = chosen.out / "lines.jsonl"
     compile_all()
-    names = [name for name in SOURCES if name in chosen.data.split(",")]
+    names = list(dict.fromkeys(chosen.data.split(",")))
+    if unknown := [name for name in names if name not in SOURCES]:
+        parser.error(f"--data: {', '.join(unknown)} is none of {', '.join(SOURCES)}")
     for name in names:
         load(name, "validation")
         load(name, "test")

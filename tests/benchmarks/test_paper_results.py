@@ -7,8 +7,13 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from tests.benchmarks.made_archives import make_archive
 
 from benchmarks import paper_results
+from steelyard.experiment.loading import read_experiment
+from steelyard.report.comparison import compare_run
+from steelyard.report.curves import read_curves
+from steelyard.report.groups import group_grids
 from steelyard.runs.reader import History
 
 SHORT = ("--set", "compute.device=cpu", "--set", "model.name=logistic")
@@ -48,3 +53,65 @@ def test_runs_of_other_seeds_and_rules_are_joined_as_far_as_all_went(
             assert rounds.tolist() == [1, 2]
             assert scores.tolist() == History(folder).scores(rule, seed)[1][:2].tolist()
     assert [told["part"] for told in json.loads((tmp_path / "joined" / "told.json").read_text())] == list(parts)
+
+
+def unpacked(out: Path) -> list[Path]:
+    for archive in sorted(out.glob("*.tar.xz")):
+        with tarfile.open(archive) as packed:
+            packed.extractall(out / "unpacked", filter="data")
+    return sorted((out / "unpacked").iterdir())
+
+
+def test_halves_of_the_rules_and_seeds_become_one_comparison(tmp_path: Path) -> None:
+    for seed in (1, 2, 3):
+        for half in "ab":
+            ended = "IS>CB>DS" if (seed, half) == (2, "b") else ""
+            rounds = 5 if (seed, half) == (3, "a") else 6
+            # The last half has seen its clients in another order: their numbers differ, their names do not.
+            order = -1 if (seed, half) == (3, "b") else 1
+            make_archive(f"celeba-seed{seed}-{half}", tmp_path, rounds, 20, ended=ended, order=order)
+    folders = unpacked(tmp_path)
+    joined = paper_results.join(folders, tmp_path / "joined")
+    history = History(joined)
+    assert history.ended == {("IS>CB>DS", 2): (3, "it exploded")}
+    document = compare_run(history, read_experiment(joined).rounds)
+    assert document["baseline"] == "DS"
+    assert set(document["rules"]) == {rule for half in paper_results.FACES.values() for rule in half.split(",")}
+    assert document["seeds"] == [1, 2, 3]
+    assert document["rounds"] == 5  # as far as all went, but for the one that exploded
+    for folder in folders:
+        single = History(folder)
+        for rule, seed in zip(single.federations["rule"], single.federations["seed"], strict=True):
+            kept = min(6, single.tested(rule, seed).round.max() + 1)
+            assert history.scores(rule, seed, -1)[1].tolist() == single.scores(rule, seed, -1)[1][:kept].tolist()
+
+
+def test_a_part_that_is_missing_leaves_out_its_seed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for part in ("celeba-seed1-a", "celeba-seed1-b", "celeba-seed2-a"):
+        make_archive(part, tmp_path, 2, 5)
+    joined = History(paper_results.join(unpacked(tmp_path), tmp_path / "joined"))
+    assert set(joined.federations["seed"]) == {1}
+    assert len(joined.federations) == 10
+    assert "joined: DS, seed 2 is left out" in capsys.readouterr().out
+    assert paper_results.ragged([(1, "DS", 1), (2, "LD", 1), (3, "DS", 2), (4, "MD", 2)]) == {
+        2: "LD, seed 1",
+        4: "MD, seed 2",
+    }
+
+
+def test_fifteen_rules_and_three_seeds_come_out_as_the_papers_table(tmp_path: Path) -> None:
+    for seed in (1, 2, 3):
+        make_archive(f"unipen62-seed{seed}", tmp_path, 12, 40, leads=1.0)
+    joined = paper_results.join(unpacked(tmp_path), tmp_path / "joined")
+    (grid,) = group_grids(read_curves(History(joined)), [0.5], 12)
+    assert [row[0] for row in grid.rows] == ["Ind"] * 3 + ["MCA"] * 7 + ["Final"] * 7
+    assert [row[1] for row in grid.rows if row[1] == "Mean"] == ["Mean", "Mean"]
+    assert grid.headings[2:] == (
+        *("Low 20%", "Low 30%", "Low mean", "Mid 40%", "Mid 50%", "Mid mean", "High 70%", "High 75%", "High mean"),
+    )
+    # DS goes twice as fast; clients have a pace of 10 to 49 rounds, one of each, and are at 50 % after half of it:
+    # 8 of 40 (pace 10 to 17) after 8.5 rounds, so round 5 at double speed; 12 (to 21) after 10.5, so round 6.
+    assert grid.rows[0][:5] == ("Ind", "DS", "5.0", "6.0", "5.5")
+    # 28 of 40 (to 37) after 18.5 rounds and 30 (to 39) after 19.5: round 10 at double speed, too late for the others.
+    assert grid.rows[0][8:] == ("10.0", "10.0", "10.0")
+    assert grid.rows[1][8:] == ("—", "—", "—")

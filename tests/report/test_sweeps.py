@@ -113,7 +113,7 @@ def test_a_run_that_diverged_says_so():
     document = made({2: [0.5], 1: [math.nan]}, diverged=["run-1"])
     lines = sweep_table(document, "text", 60).splitlines()
     assert lines[6].split() == ["1", "0.1", "pFPL", "diverged"]
-    assert "diverged: a model exploded" in " ".join(lines[7:])
+    assert "diverged: the model exploded in one seed or more" in " ".join(lines[7:])
 
 
 def test_two_fields_of_one_name_are_written_out():

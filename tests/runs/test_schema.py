@@ -24,6 +24,7 @@ def test_a_writer_makes_the_tables_once_and_readers_do_not_block_it(tmp_path: Pa
         "untested",
         "evaluations",
         "samples",
+        "ended",
         "checkpoints",
     }
     assert tables == wanted

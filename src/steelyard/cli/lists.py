@@ -44,6 +44,8 @@ def show_runs(folder: Path, found: Sequence[Glance]) -> None:
     for run in found:
         if run.problem:
             console.print(plain(run.problem), style="red", soft_wrap=True)
+        if run.ended:
+            console.print(plain(f"{run.name}: {run.ended}"), style="yellow", soft_wrap=True)
 
 
 def nothing(folder: Path) -> str:

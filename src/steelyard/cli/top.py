@@ -51,7 +51,7 @@ class Board:
         blocks: list[RenderableType] = [head]
         lines = 1
         for count, (run, block) in enumerate(shown):
-            lines += 2 + min(len(run.lines), RULES + 1) + 1
+            lines += 2 + min(len(run.lines), RULES + 1) + 1 + bool(run.ended)
             if height is not None and lines > height - 1 and count:
                 blocks.append(Text(f"and {len(names) - count} more: steelyard ls {self.folder}", style="dim"))
                 break
@@ -95,6 +95,8 @@ def _body(run: Glance, width: int) -> list[RenderableType]:
     blocks: list[RenderableType] = [body]
     if len(run.lines) > RULES:
         blocks.append(Text(f"  and {len(run.lines) - RULES} more rules", style="dim"))
+    if run.ended:
+        blocks.append(plain(f"  {run.ended}"))
     counts = heaviest(run.folder)
     if counts is not None:
         told = ", ".join(f"{client} {share:.0%}" for client, share in counts.clients)

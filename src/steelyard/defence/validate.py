@@ -7,6 +7,9 @@ from typing import Protocol
 
 from steelyard.messages import Failure, Task, Updates
 
+NOT_FINITE = "model holds NaN or infinity"
+"""Why an update is refused whose numbers are no numbers: its training has diverged, or it was made to look so."""
+
 
 class Checked(Protocol):
     """What admission asks of a criterion: its name, who measures it, and what cannot be true of it."""
@@ -50,7 +53,7 @@ def _refusal(
     if not asked:
         return "was not asked this round"
     if not finite:
-        return "model holds NaN or infinity"
+        return NOT_FINITE
     if updates.samples[index] < 0:
         return f"samples = {updates.samples[index]}; allowed: 0 or more"
     for criterion in criteria:

@@ -268,6 +268,9 @@ def _go(
         store.note(privacy=told_of)
         for line in ended_early(told_of, plan.rounds):
             print(f"steelyard: {line}", file=sys.stderr, flush=True)
+    for name, state in states.items():
+        if state.ended:
+            print(f"steelyard: {name}: ended in round {state.round + 1}: {state.ended}", file=sys.stderr, flush=True)
     store.finish(**told(experiment, clients))
     tracked.end(finished=True)
     return folder

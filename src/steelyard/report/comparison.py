@@ -44,6 +44,10 @@ def compare_run(run: History | Path | str, settings: RoundSettings, baseline: st
         "last": settings.last,
         "reach": settings.reach,
         "flawed": _flawed(history, curves),
+        "ended": [
+            {"rule": rule, "seed": seed, "round": round, "reason": reason}
+            for (rule, seed), (round, reason) in history.ended.items()
+        ],
         **describe(curves, chosen, settings.all_targets, settings.shares, limit, settings.last, above=settings.above),
     }
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steelyard.messages import Floats
-from steelyard.runs.reader import History
+from steelyard.runs.reader import START, History
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,15 +42,24 @@ class Curve:
 def read_curves(history: History) -> list[Curve]:
     """Return every federation of a run as a curve, rules in the order in which the run lists them."""
     recorded: dict[tuple[str, int], list[dict[str, Any]]] = {}
+    first: dict[tuple[str, int], float] = {}
     for row in cast("list[dict[str, Any]]", history.rounds.to_dict("records")):
+        key = (str(row["rule"]), int(row["seed"]))
         if row["round"] > 0:
-            recorded.setdefault((str(row["rule"]), int(row["seed"])), []).append(row)
+            recorded.setdefault(key, []).append(row)
+        else:
+            first[key] = row["accuracy"]
     curves: list[Curve] = []
     for federation in history.federations.to_dict("records"):
         rule, seed = str(federation["rule"]), int(federation["seed"])
         mine = recorded.get((rule, seed), [])
         rounds, scores = history.scores(rule, seed)
-        overall = np.array([row["accuracy"] for row in mine if not _missing(row["accuracy"])], dtype=np.float64)
+        measured = [row["accuracy"] for row in mine if not _missing(row["accuracy"])]
+        if not measured and (rule, seed) in history.ended:
+            # Its model exploded before any was tested: the first model is the only one that it has.
+            rounds, scores = history.scores(rule, seed, START)
+            measured = [first[rule, seed]]
+        overall = np.array(measured, dtype=np.float64)
         kept = Counter(str(row["priority"]) for row in mine if not _missing(row["priority"]))
         tests = sum(int(row["tests"]) for row in mine)
         hits = history.hits(rule, seed)

@@ -8,6 +8,7 @@ from steelyard.report.baseline import asks_clients
 from steelyard.report.flawed import SMALL
 from steelyard.report.statistics import estimate, paired_p, verdict
 from steelyard.report.view import RunView, flawed_means
+from steelyard.runs.reader import History
 
 
 def headline(view: RunView) -> list[str]:
@@ -19,7 +20,7 @@ def headline(view: RunView) -> list[str]:
     state = _state(view)
     if not finals:
         return [*state, "No round has been evaluated yet: there is nothing to tell so far."]
-    return [*state, *_result(view, finals, what), *_flawed(view, finals)]
+    return [*state, *_result(view, finals, what), *ended_lines(view.histories[0]), *_flawed(view, finals)]
 
 
 def _finals(view: RunView) -> tuple[dict[str, dict[int, float]], str]:
@@ -30,7 +31,8 @@ def _finals(view: RunView) -> tuple[dict[str, dict[int, float]], str]:
         found: dict[str, dict[int, float]] = {}
         for (rule, seed), rows in frame.groupby(["rule", "seed"], sort=False):
             found.setdefault(str(rule), {})[int(seed)] = float(rows[column].iloc[-1])
-        if found and set(found) == set(view.labels):
+        missing = set(view.labels) - set(found)
+        if found and all(missing <= {rule for rule, _ in history.ended} for history in view.histories):
             return found, what
     return {}, ""
 
@@ -45,6 +47,14 @@ def _state(view: RunView) -> list[str]:
     return told
 
 
+def ended_lines(history: History) -> list[str]:
+    """Return a sentence for each rule and seed that ended before the others because its model exploded."""
+    return [
+        f"{rule}, seed {seed}, ended in round {round}: {reason}. Its figures are those of its last tested model."
+        for (rule, seed), (round, reason) in history.ended.items()
+    ]
+
+
 def _score(view: RunView, value: float) -> str:
     return f"{value:.1%}" if view.measure == "accuracy" else f"{view.measure} {value:.4g}"
 
@@ -54,7 +64,7 @@ def _result(view: RunView, finals: dict[str, dict[int, float]], what: str) -> li
     base = view.baseline
     where = f" {what}" if what else " over all clients' test samples"
     asking = {part.label for part in view.parts if asks_clients(part.settings)}
-    others = [label for label in view.labels if label != base and label in asking]
+    others = [label for label in view.labels if label != base and label in asking and label in means]
     if not others or base not in means:
         only = next(iter(means))
         return [f"{only} ended at {_score(view, means[only])}{where}; there is no other rule to hold it against."]

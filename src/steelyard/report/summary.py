@@ -47,6 +47,7 @@ def summarise(folder: Path, settings: RoundSettings, measure: str = "accuracy") 
                 "testing_rounds": int(mine["tests"].to_numpy().sum()),
                 "orders": _orders(list(mine["priority"]), list(mine["tried"])),
                 "server": _server(list(mine["server_metrics"]), list(mine["server_accuracy"])),
+                "ended": _ended(history, rule, seed),
                 "left_out": int((mine["cohort"] - mine["answered"]).to_numpy().sum()),
                 "seconds": float(mine["seconds"].to_numpy().sum()),
                 "heaviest_clients": _heaviest(history, rule, seed),
@@ -92,6 +93,12 @@ def _orders(kept: list[str | None], tried: list[str]) -> dict[str, Any]:
     seen = [order for order in kept if isinstance(order, str)]
     tested = [order for text in tried for order, _ in json.loads(text)]
     return {"last": seen[-1] if seen else None, "kept": dict(Counter(seen)), "tried": dict(Counter(tested))}
+
+
+def _ended(history: History, rule: str, seed: int) -> dict[str, Any] | None:
+    """Return in which round a rule's model exploded, and why; None for one that went on to its end."""
+    round, reason = history.ended.get((rule, seed), (0, ""))
+    return {"round": round, "reason": reason} if reason else None
 
 
 def _server(metrics: list[str | None], accuracies: list[float]) -> dict[str, Any]:

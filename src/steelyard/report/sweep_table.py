@@ -78,10 +78,8 @@ def _note(document: Mapping[str, Any], several: bool) -> str:
         notes.append("a target that is not reached counts as the last round")
     if len(document["rows"]) > MOST_ROWS:
         notes.append(f"{MOST_ROWS} of {len(document['rows'])} points")
-    if document["diverged"]:
-        notes.append(
-            "diverged: a model exploded, which stops all rules and seeds of its run (--one-by-one runs each by itself)"
-        )
+    if any(row["diverged"] for row in document["rows"]):
+        notes.append("diverged: the model exploded in one seed or more")
     if document["left"]:
         notes.append(f"not done: {len(document['left'])} runs")
     return "; ".join(notes)

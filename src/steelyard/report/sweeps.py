@@ -51,6 +51,7 @@ def sweep_document(folder: Path | str) -> dict[str, Any]:
             by_rule: dict[str, Figures] = {rule: dict.fromkeys(run.seeds, (math.nan, True)) for rule in run.rules}
         else:
             by_rule = _figures(folder / run.folder, found.measure)
+            exploded |= {(run.values, rule) for rule, _ in History(folder / run.folder).ended}
         for rule, figures in by_rule.items():
             first = points.setdefault((run.values, rule), (run.folder, {}))
             first[1].update(figures)
@@ -107,7 +108,9 @@ def _figures(folder: Path, measure: str) -> dict[str, Figures]:
     found: dict[str, Figures] = {}
     for federation in history.federations.to_dict("records"):
         rule, seed = str(federation["rule"]), int(federation["seed"])
-        found.setdefault(rule, {})[seed] = _figure(history, experiment, rule, seed, measure)
+        ended = (rule, seed) in history.ended
+        figure = (math.nan, True) if ended else _figure(history, experiment, rule, seed, measure)
+        found.setdefault(rule, {})[seed] = figure
     return found
 
 

@@ -27,6 +27,7 @@ def grids(document: Mapping[str, Any]) -> list[Grid]:
     found.append(_devices(document))
     found += _server(document)
     found += by_class(document)
+    found += _ended(document)
     found += _flawed(document)
     found += _testing(document)
     found += _samples(document)
@@ -94,6 +95,16 @@ def _server(document: Mapping[str, Any]) -> list[Grid]:
     ]
     headings = ("rule", *(f"{name.replace('_', ' ')}{' (%)' if name in percent else ''}" for name in names))
     return [Grid("The last model on the server's reporting rows", headings, tuple(rows))]
+
+
+def _ended(document: Mapping[str, Any]) -> list[Grid]:
+    """Which federations ended early because their model exploded, so that nobody takes their figures for final ones."""
+    ended = document.get("ended", [])
+    if not ended:
+        return []
+    rows = [(row["rule"], str(row["seed"]), str(row["round"]), row["reason"]) for row in ended]
+    note = "Their last tested model stands in the other tables; a target that it had not reached is not reached."
+    return [Grid("Ended early, without a sound model", ("rule", "seed", "round", "why"), tuple(rows), note)]
 
 
 def _flawed(document: Mapping[str, Any]) -> list[Grid]:

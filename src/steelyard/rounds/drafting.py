@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 
 from steelyard.clients.protocol import ClassifyingServer, Server
-from steelyard.defence.validate import admit
+from steelyard.defence.validate import NOT_FINITE, admit
 from steelyard.errors import UserError
 from steelyard.messages import Task, Updates
 from steelyard.rounds.combining import as_summed, combiner
@@ -82,10 +82,7 @@ def _weigh_privately(
     weighing = private.weigh(federation, task, raw, order)
     model = private.combine(federation, task, updates, weighing)
     if not is_sound(model):
-        raise Exploded(
-            f"round {task.round} of {federation.name}: noise has carried the model away; the model before this round "
-            "is kept (allowed: a smaller privacy.central.clip, or less noise)"
-        )
+        raise Exploded(task, "noise has carried the model away", "a smaller privacy.central.clip, or less noise")
     return Draft(federation, state, updates, weighing, model, order, view.remembered)
 
 
@@ -99,8 +96,10 @@ def _admitted(
 
 
 def _require(federation: Federation, task: Task, updates: Updates, least: int) -> None:
-    """Stop the run where fewer clients than `least` are left."""
+    """Stop the run where fewer clients than `least` are left; where every model is broken, this federation alone."""
     if len(updates.clients) < least:
+        if updates.failures and all(failure.reason == NOT_FINITE for failure in updates.failures):
+            raise Exploded(task, f"after local training no model of its {len(task.clients)} clients is finite any more")
         reasons = "; ".join(f"{failure.client}: {failure.reason}" for failure in updates.failures[:3])
         raise TooFewClients(
             f"round {task.round} of {federation.name}: {len(updates.clients)} of {len(task.clients)} clients gave a "

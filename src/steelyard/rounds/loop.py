@@ -21,6 +21,7 @@ from steelyard.rounds.drafting import TooFewClients, weigh_soundly
 from steelyard.rounds.private import PrivateRounds, nobody
 from steelyard.rounds.progress import SPENT
 from steelyard.rounds.server_rows import fit_to_server, train_alone
+from steelyard.rounds.soundness import Exploded
 from steelyard.rounds.state import Draft, Federation, Plan, Recorder, RoundRecord, RoundState, first_like
 from steelyard.rounds.targets import reached
 from steelyard.weighing.priorities import Order
@@ -41,7 +42,8 @@ def run_rounds(
     """Run all federations from their states to the last round, in lock step, and return their final states.
 
     With an empty `states` the run starts anew: the first models are evaluated and recorded as round 0. `private` keeps
-    what the run promises to its clients; a federation whose budget does not reach for another round rests.
+    what the run promises to its clients; a federation whose budget does not reach for another round rests, and so does
+    one whose model exploded, unless there is no other: then the run stops.
     """
     if not states:
         states = _begin(federations, clients, server, plan, recorder)
@@ -124,13 +126,20 @@ def one_round(
     ending = [f.name for f in asking if private is not None and not private.affords(f, (round, round + 1))]
     with doing(f"training {sum(len(task.clients) for task in tasks):,} clients"):
         answers = iter(zip(tasks, _train(asking, tasks, clients, private), strict=True))
+    drafts: list[Draft] = []
+    exploded: dict[str, Exploded] = {}
     with doing("weighing"):
-        drafts = [
-            weigh_soundly(federation, states[federation.name], *next(answers), server, plan, private)
-            if federation in asking
-            else train_alone(federation, states[federation.name], server, round)
-            for federation in federations
-        ]
+        for federation in federations:
+            state = states[federation.name]
+            if federation not in asking:
+                drafts.append(train_alone(federation, state, server, round))
+                continue
+            task, answer = next(answers)
+            try:
+                drafts.append(weigh_soundly(federation, state, task, answer, server, plan, private))
+            except Exploded as error:
+                exploded[federation.name] = error
+        _end(exploded, states)
         fit_to_server([draft for draft in drafts if draft.federation.rule.settings.fit is not None], server)
     last = round == plan.rounds
     tested = drafts if last or round % plan.evaluate_every == 0 else [d for d in drafts if d.federation.name in ending]
@@ -147,6 +156,14 @@ def one_round(
         states[name] = state
         records.append(record)
     return records
+
+
+def _end(exploded: Mapping[str, Exploded], states: dict[str, RoundState]) -> None:
+    """Let federations rest whose model exploded, with the last good one; where all have ended so, the run stops."""
+    for name, error in exploded.items():
+        states[name] = replace(states[name], finished=True, ended=error.reason)
+    if exploded and all(state.ended for state in states.values()):
+        raise next(iter(exploded.values()))
 
 
 def _train(

@@ -13,7 +13,17 @@ LARGEST = 1e15
 
 
 class Exploded(UserError):
-    """No sound global model came out of a round; the run stops before it is stored, and the last good one stays."""
+    """No sound global model came out of a round: the federation ends before it, and the last good model stays.
+
+    The loop goes on with the others; a run that has no other stops with this line.
+    """
+
+    def __init__(self, task: Task, reason: str, allowed: str = "a smaller training.learning_rate") -> None:
+        self.reason = reason
+        super().__init__(
+            f"round {task.round} of {task.federation}: {reason}; the model before this round is kept "
+            f"(allowed: {allowed})"
+        )
 
 
 def is_sound(model: torch.Tensor) -> bool:
@@ -26,10 +36,7 @@ def without_culprit(task: Task, updates: Updates) -> Updates:
     distances = updates.payload.divergence(task.parameters)
     culprit = int(np.argmax(np.where(np.isfinite(distances), distances, np.inf)))
     if len(updates.clients) == 1:
-        raise Exploded(
-            f"round {task.round} of {task.federation}: the global model is no longer finite, whoever is left out; the "
-            "model before this round is kept (allowed: a smaller training.learning_rate)"
-        )
+        raise Exploded(task, "the global model is no longer finite, whoever is left out")
     keep = [row for row in range(len(updates.clients)) if row != culprit]
     reason = f"left out: with its update ({distances[culprit]:.3g} away) the global model explodes"
     return updates.select(keep, [Failure(updates.clients[culprit], reason)])

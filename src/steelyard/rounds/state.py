@@ -26,9 +26,11 @@ class RoundState:
     loss: LossState
     orders: OrderState
     finished: bool = False
-    """True once an early stop at the target was reached; the federation then rests."""
+    """True once the federation rests: at an early stop, at the end of its budget, or because its model exploded."""
     memory: Mapping[str, Memory] = field(default_factory=dict[str, "Memory"])
     """What criteria remembered for the rounds to come, by name: plain JSON values."""
+    ended: str = ""
+    """Why the round after this one gave no sound model, so that the federation ended here; empty for all others."""
 
 
 @dataclass(frozen=True, eq=False)

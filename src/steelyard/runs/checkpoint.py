@@ -72,6 +72,7 @@ def pack(states: Mapping[str, RoundState], clients: Mapping[str, torch.Tensor]) 
             "orders": asdict(state.orders),
             "finished": state.finished,
             "memory": state.memory,
+            "ended": state.ended,
         }
         for name, state in states.items()
     }
@@ -88,6 +89,7 @@ class _Rest(BaseModel):
     orders: OrderState
     finished: bool
     memory: dict[str, Any]
+    ended: str = ""
 
 
 _RESTS = TypeAdapter(dict[str, _Rest])
@@ -107,7 +109,7 @@ def unpack(tensors: Mapping[str, torch.Tensor], text: str) -> tuple[dict[str, Ro
         model = tensors.get(MODELS + name)
         if model is None or model.dim() != 1 or not model.is_floating_point():
             raise ValueError(f"no model of {name!r}")
-        states[name] = RoundState(rest.round, model, rest.loss, rest.orders, rest.finished, rest.memory)
+        states[name] = RoundState(rest.round, model, rest.loss, rest.orders, rest.finished, rest.memory, rest.ended)
     kept = {name.removeprefix(CLIENTS): tensor for name, tensor in tensors.items() if name.startswith(CLIENTS)}
     return states, kept
 

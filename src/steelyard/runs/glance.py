@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from steelyard.errors import UserError
 from steelyard.runs.process import Writer, read_writer
-from steelyard.runs.schema import DATABASE, connect
+from steelyard.runs.schema import DATABASE, connect, read_ended
 
 State = Literal["running", "finished", "stopped", "killed", "unknown", "unreadable"]
 DEPTH = 4
@@ -27,6 +27,8 @@ class Line:
     round: int
     accuracy: float | None
     """Of the last round that was tested."""
+    ended: str = ""
+    """In which round it ended because its model exploded, and why; empty where it did not."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,15 @@ class Glance:
         """The accuracy of the main rule, with the first seed."""
         return self.lines[0].accuracy if self.lines else None
 
+    @property
+    def ended(self) -> str:
+        """One line on the rules that ended because their model exploded: the first of them, and how many more."""
+        found = [line for line in self.lines if line.ended]
+        if not found:
+            return ""
+        more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+        return f"{found[0].rule}, seed {found[0].seed}, {found[0].ended}{more}"
+
     def document(self) -> dict[str, Any]:
         """Return it for programs."""
         return {
@@ -67,12 +78,19 @@ class Glance:
             "measure": self.measure,
             "accuracy": self.accuracy,
             "rules": [
-                {"rule": line.rule, "seed": line.seed, "round": line.round, "accuracy": line.accuracy}
+                {
+                    "rule": line.rule,
+                    "seed": line.seed,
+                    "round": line.round,
+                    "accuracy": line.accuracy,
+                    "ended": line.ended,
+                }
                 for line in self.lines
             ],
             "changed": self.changed,
             "bytes": self.bytes,
             "problem": self.problem,
+            "ended": self.ended,
             "flower": self.flower,
         }
 
@@ -198,6 +216,7 @@ def glance(root: Path, name: str) -> Glance:
 def _lines(connection: sqlite3.Connection) -> tuple[Line, ...]:
     federations = connection.execute("SELECT id, rule, seed FROM federations ORDER BY id").fetchall()
     lines: list[Line] = []
+    ended = read_ended(connection)
     for key, rule, seed in federations:
         # Both look at the end of the primary key alone.
         last = connection.execute("SELECT max(round) FROM rounds WHERE federation = ?", (key,)).fetchone()[0]
@@ -205,7 +224,9 @@ def _lines(connection: sqlite3.Connection) -> tuple[Line, ...]:
             "SELECT accuracy FROM rounds WHERE federation = ? AND accuracy IS NOT NULL ORDER BY round DESC LIMIT 1",
             (key,),
         ).fetchone()
-        lines.append(Line(str(rule), int(seed), int(last or 0), None if tested is None else float(tested[0])))
+        score = None if tested is None else float(tested[0])
+        said = f"ended in round {ended[key][0]}: {ended[key][1]}" if key in ended else ""
+        lines.append(Line(str(rule), int(seed), int(last or 0), score, said))
     return tuple(lines)
 
 

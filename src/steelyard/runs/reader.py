@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from steelyard.errors import UserError
 from steelyard.messages import Counts, Floats
 from steelyard.runs.columns import KEYS, WHOLE, Cohorts, Tested, ranked, spread, unpack
-from steelyard.runs.schema import connect
+from steelyard.runs.schema import connect, read_ended
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from steelyard.rounds.state import RoundState
 
+_FEDERATIONS = "SELECT id, rule, seed FROM federations ORDER BY id"
 START = -1
 """The round before the first: what comes after it is everything."""
 
@@ -99,6 +100,19 @@ class History:
         except (ValueError, TypeError, AttributeError) as error:
             raise self._unreadable(f"info, flaws: {error}") from error
         return pd.DataFrame(rows, columns=["seed", "client", "flaw"])
+
+    @cached_property
+    def ended(self) -> dict[tuple[str, int], tuple[int, str]]:
+        """Which rules ended early because their model exploded: by (rule, seed), the round and the reason."""
+        connection = connect(self.folder, write=False)
+        try:
+            found = read_ended(connection)
+            names = {key: (str(rule), int(seed)) for key, rule, seed in connection.execute(_FEDERATIONS)}
+            return {names[key]: said for key, said in found.items()}
+        except (sqlite3.Error, KeyError, ValueError, TypeError) as error:
+            raise self._unreadable(error) from error
+        finally:
+            connection.close()
 
     def labels(self, seed: int) -> dict[str, list[int]]:
         """Return by client how many training samples it has of each class; empty where the run does not know it."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 import numpy as np
 
 from steelyard.messages import Evaluations, Updates
-from steelyard.rounds.state import Federation, RoundRecord
+from steelyard.rounds.state import Federation, RoundRecord, RoundState
 from steelyard.runs.columns import KEYS, WHOLE, pack
 from steelyard.weighing.rule import show_priority
 
@@ -78,6 +78,13 @@ class RoundRows:
             self._write_updates(federation, record, updates)
         if record.evaluations is not None:
             self._write_evaluations(federation, record.round, record.evaluations)
+
+    def end(self, states: Mapping[str, RoundState]) -> None:
+        """Write which federations ended because their model exploded, in the round after their last."""
+        self._db.executemany(
+            "INSERT OR IGNORE INTO ended VALUES (?, ?, ?)",
+            [(self._federations[name], s.round + 1, s.ended) for name, s in states.items() if s.ended],
+        )
 
     def _write_updates(self, federation: int, record: RoundRecord, updates: Updates) -> None:
         weighing, sent = record.weighing, updates.bytes_sent

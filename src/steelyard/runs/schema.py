@@ -69,6 +69,11 @@ CREATE TABLE IF NOT EXISTS samples (
     federation INTEGER NOT NULL, round INTEGER NOT NULL, hits BLOB NOT NULL, -- packed bits, clients in order
     count INTEGER NOT NULL, PRIMARY KEY (federation, round)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS ended (                   -- federations that ended early because a model exploded, and why
+    federation INTEGER PRIMARY KEY REFERENCES federations(id),
+    round INTEGER NOT NULL,      -- the round that gave no sound model; the one before is the last there is
+    reason TEXT NOT NULL
+);
 CREATE TABLE IF NOT EXISTS checkpoints (
     round INTEGER PRIMARY KEY, file TEXT NOT NULL, states TEXT NOT NULL,
     checksum TEXT NOT NULL       -- SHA-256 of the file and the states
@@ -150,3 +155,11 @@ def put_to_rest(connection: sqlite3.Connection) -> None:
         except sqlite3.OperationalError:
             pass
         time.sleep(0.05)
+
+
+def read_ended(connection: sqlite3.Connection) -> dict[int, tuple[int, str]]:
+    """Return by federation the round in which its model exploded, and why; a run of an older version knows none."""
+    if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'ended'").fetchone():
+        return {}
+    rows = connection.execute("SELECT federation, round, reason FROM ended ORDER BY federation")
+    return {int(federation): (int(round), str(reason)) for federation, round, reason in rows}

@@ -18,7 +18,7 @@ from steelyard.runs import checkpoint
 from steelyard.runs.round_rows import RoundRows
 from steelyard.runs.schema import DATABASE, connect, put_to_rest
 
-_TABLES = ("rounds", "updates", "failures", "untested", "evaluations", "samples", "checkpoints")
+_TABLES = ("rounds", "updates", "failures", "untested", "evaluations", "samples", "ended", "checkpoints")
 
 
 class Store:
@@ -90,6 +90,7 @@ class Store:
             with self._db:
                 for record in records:
                     self._rows.write(record, single=last or round % self.clients_every == 0)
+                self._rows.end(states)
                 if kept is not None:
                     self._db.execute("INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?, ?)", kept)
                     self._db.execute(

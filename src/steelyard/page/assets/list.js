@@ -68,6 +68,7 @@ function entry(run, chosen) {
       run.bytes ? h("span", { class: "soft" }, size(run.bytes)) : null,
     ),
     run.problem ? h("span", { class: "problem" }, run.problem) : null,
+    run.ended ? h("span", { class: "problem" }, run.ended) : null,
   );
   const item = h("li", {}, box, link);
   item.dataset.run = run.name;

@@ -111,7 +111,9 @@ export class RunView {
       const named = runs.length > 1 ? h("strong", {}, run.label) : null;
       return h("div", { class: "line" }, named, stateOf(run), h("span", { class: "rounds" }, rounds), beam(run), this.verbs(run));
     });
-    const problems = runs.filter((run) => run.problem).map((run) => h("p", { class: "problem" }, run.problem));
+    // A run that is over tells in its headline which rules ended early; one that goes on tells it here.
+    const told = runs.flatMap((run) => [run.problem, this.found.headline.length ? "" : run.ended]).filter(Boolean);
+    const problems = told.map((line) => h("p", { class: "problem" }, line));
     this.message ??= h("p", { class: "problem", role: "alert" });
     const said = this.found.headline.map((line) => h("p", { class: "headline" }, line));
     this.head.replaceChildren(h("h1", {}, title), ...lines, ...said, ...problems, this.message);

@@ -1,0 +1,168 @@
+"""One rule whose model explodes ends there and says so; the others go on as if it had never been."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steelyard.clients.local import Simulation
+from steelyard.experiment.loading import build
+from steelyard.experiment.running import resume, run
+from steelyard.messages import DenseModels, Task, Updates
+from steelyard.report.comparison import compare_run
+from steelyard.report.headline import headline
+from steelyard.report.summary import summarise
+from steelyard.report.tables import write_tables
+from steelyard.report.view import RunView
+from steelyard.rounds.soundness import Exploded
+from steelyard.runs.glance import glance
+from steelyard.runs.reader import History
+from steelyard.runs.store import Store
+
+ROUNDS = 4
+SMALL: dict[str, Any] = {
+    "name": "small",
+    "seed": 1,
+    "data": {"source": "digits"},
+    "partition": {"scheme": "dirichlet", "clients": 4, "alpha": 0.5, "test": "local"},
+    "model": {"name": "logistic"},
+    "rounds": {"count": ROUNDS, "fraction": 1.0, "samples": True},
+    "store": {"checkpoint_every": 2},
+    "weighing": {"criteria": ["LD"]},
+    "beside": {"fedavg": {"criteria": ["DS"]}},
+    "compute": {"engine": "loop", "device": "cpu"},
+}
+WHY = "after local training no model of its 4 clients is finite any more"
+
+
+def broken_from(monkeypatch: pytest.MonkeyPatch, federation: str, first: int) -> None:
+    """From a round on, what the clients of one federation train holds NaN, as after a learning rate too large."""
+    honest = Simulation.train
+
+    def train(self: Simulation, tasks: list[Task]) -> list[Updates]:
+        found = honest(self, tasks)
+        for number, updates in enumerate(found):
+            if updates.federation == federation and updates.round >= first:
+                assert isinstance(updates.payload, DenseModels)
+                models = updates.payload.models.clone()
+                models[:, 0] = float("nan")
+                found[number] = replace(updates, payload=DenseModels(models))
+        return found
+
+    monkeypatch.setattr(Simulation, "train", train)
+
+
+def called(*arguments: str) -> str:
+    command = [sys.executable, "-m", "steelyard", *arguments]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def without_seconds(history: History) -> list[dict[str, Any]]:
+    return history.rounds.drop(columns="seconds").to_dict("records")
+
+
+def test_the_others_go_on_and_everyone_who_looks_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = History(run(build(SMALL), out=tmp_path / "whole"))
+    broken_from(monkeypatch, "fedavg", 3)
+    folder = run(build(SMALL), out=tmp_path / "run")
+    history = History(folder)
+    assert history.info["status"] == "finished"
+    assert capsys.readouterr().err.splitlines()[-1] == f"steelyard: fedavg: ended in round 3: {WHY}"
+    assert history.ended == {("fedavg", 1): (3, WHY)}
+    expected = [row for row in without_seconds(whole) if row["rule"] != "fedavg" or row["round"] < 3]
+    assert without_seconds(history) == expected
+    states, _ = history.last_checkpoint()
+    assert (states["fedavg"].round, states["fedavg"].ended) == (2, WHY)
+    assert states["fedavg"].parameters.isfinite().all()
+    main = next(name for name in states if name != "fedavg")
+    assert states[main].round == ROUNDS
+    assert not states[main].ended
+
+    rounds = build(SMALL).rounds
+    document = compare_run(folder, rounds)
+    assert document["ended"] == [{"rule": "fedavg", "seed": 1, "round": 3, "reason": WHY}]
+    assert document["devices"][0]["final"]["values"] == [
+        whole.rounds[whole.rounds["rule"] == "fedavg"].accuracy.iloc[2]
+    ]
+    assert "Ended early, without a sound model" in write_tables(document, "markdown")
+    ends = {rule["rule"]: rule["ended"] for rule in summarise(folder, rounds)["rules"]}
+    assert ends == {main: None, "fedavg": {"round": 3, "reason": WHY}}
+    assert any(line.startswith(f"fedavg, seed 1, ended in round 3: {WHY}.") for line in headline(RunView([folder])))
+    assert glance(tmp_path, "run").ended == f"fedavg, seed 1, ended in round 3: {WHY}"
+    assert f"ended in round 3: {WHY}" in called("ls", str(tmp_path))
+    told = json.loads(called("ls", str(tmp_path), "--format", "json"))
+    assert [run["ended"] for run in told if run["name"] == "whole"] == [""]
+    assert "Ended early, without a sound model" in called("table", str(folder))
+
+
+@pytest.mark.parametrize("stopped", [3, 4])
+def test_a_run_that_is_resumed_after_or_before_the_end_of_a_rule_has_the_same_bits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped: int
+) -> None:
+    broken_from(monkeypatch, "fedavg", 3)
+    whole = History(run(build(SMALL), out=tmp_path / "whole"))
+    if stopped == 4:  # the checkpoint of round 3 then holds the rule that has ended
+        monkeypatch.setitem(SMALL, "store", {"checkpoint_every": 1})
+
+    class Cut(Exception): ...
+
+    def stop(round: int, _: object) -> None:
+        if round == stopped:
+            raise Cut
+
+    with pytest.raises(Cut):
+        run(build(SMALL), out=tmp_path / "cut", progress=stop)
+    assert History(tmp_path / "cut").ended == whole.ended
+    again = History(resume(tmp_path / "cut"))
+    assert again.info["status"] == "finished"
+    assert without_seconds(again) == without_seconds(whole)
+    assert again.ended == whole.ended
+    ours, theirs = again.last_checkpoint()[0], whole.last_checkpoint()[0]
+    for name, state in ours.items():
+        assert state.parameters.numpy().tobytes() == theirs[name].parameters.numpy().tobytes()
+        assert (state.round, state.ended) == (theirs[name].round, theirs[name].ended)
+
+
+def test_a_rule_that_explodes_at_once_is_shown_with_its_first_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken_from(monkeypatch, "fedavg", 1)
+    folder = run(build(SMALL), out=tmp_path / "run")
+    history = History(folder)
+    document = compare_run(folder, build(SMALL).rounds)
+    untrained = history.rounds[(history.rounds["rule"] == "fedavg") & (history.rounds["round"] == 0)]
+    assert document["devices"][0]["rule"] == "fedavg"
+    assert document["devices"][0]["final"]["values"] == untrained.accuracy.tolist()
+    assert headline(RunView([folder]))[0].startswith("LD ended at")
+
+
+def test_where_every_rule_explodes_the_run_stops_with_one_line_and_can_be_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken_from(monkeypatch, "fedavg", 2)
+    main = next(iter(build(SMALL).rules()))
+    broken_from(monkeypatch, main, 3)
+    with pytest.raises(Exploded, match=rf"^round 3 of {main}: {WHY}; the model before this round is kept \(allowed: "):
+        run(build(SMALL), out=tmp_path / "run")
+    history = History(tmp_path / "run")
+    assert history.info["status"] == "stopped"
+    assert history.ended == {("fedavg", 1): (2, WHY)}
+    with pytest.raises(Exploded, match=r"^round 3 of "):
+        resume(tmp_path / "run")
+
+
+def test_a_run_of_an_older_version_knows_of_no_such_end(tmp_path: Path) -> None:
+    folder = run(build(SMALL), out=tmp_path / "run")
+    store = Store(folder)
+    store._db.execute("DROP TABLE ended")
+    store.close()
+    assert History(folder).ended == {}
+    assert glance(tmp_path, "run").ended == ""
