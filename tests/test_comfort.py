@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from tests.conftest import CommandLine, cli_environment
+from tests.conftest import CommandLine
+from tests.warm import command_environment
 
 import steelyard
 from steelyard import Experiment, Result, UserError, in_memory
@@ -25,7 +26,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> Result:
 def test_all_names_are_shown_before_they_are_loaded() -> None:
     assert set(steelyard.__all__) <= set(dir(steelyard))
     code = "import sys, steelyard; assert 'in_memory' in dir(steelyard); assert 'torch' not in sys.modules"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=cli_environment(), check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=command_environment(), check=False)
     assert done.returncode == 0, done.stderr
     assert not {"Any", "TYPE_CHECKING", "import_module", "annotations"} & set(dir(steelyard))
     for name in steelyard.__all__:

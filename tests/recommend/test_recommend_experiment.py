@@ -1,15 +1,14 @@
 """FPL through the one loop: modes, weights on users, resume, commands."""
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.warm import warm_command
 
 from steelyard.api import Result, resume
 from steelyard.errors import UserError
@@ -260,17 +259,7 @@ def test_recipes_load_and_come_back_from_toml():
 
 
 def steelyard(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    source = str(Path(__file__).parents[2] / "src")
-    environment = {**os.environ, "PYTHONPATH": source}
-    return subprocess.run(
-        [sys.executable, "-m", "steelyard", *arguments],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return warm_command(*arguments, folder=folder, timeout=120)
 
 
 def test_from_the_command_line(description, tmp_path):
