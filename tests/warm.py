@@ -28,7 +28,7 @@ PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(
     [
         "tests.warm",
-        "steelyard.cli.main",
+        "tests.built_app",
         "steelyard.api",
         "steelyard.cli.tables",
         "steelyard.clients.local.clients",

@@ -52,7 +52,7 @@ COMMANDS = {
     "recommend cost --users 10 --items 20 --interactions 30": "TCC",
     "recommend audit fpl.toml --rounds 1": "full",
 }
-# These serve until they are stopped, or need such a server: tests/federate, tests/page and test_lists.py start them cold.
+# These serve until they are stopped, or need such a server: tests/federate, tests/page and test_lists.py have them.
 SERVING = {"watch", "top", "federate serve", "federate register", "federate submit", "federate local", "federate node"}
 
 
