@@ -112,6 +112,22 @@ def test_data_that_were_not_built_with_in_memory_are_named(tmp_path: Path) -> No
     assert not (tmp_path / "out").exists()
 
 
+def test_data_handed_over_are_not_said_to_be_others(tmp_path: Path) -> None:
+    data = steelyard.in_memory([[0.0], [1.0]] * 20, [0, 1] * 20)
+    with pytest.raises(UserError, match=r"data\.source: got 'digits' together with dataset=\.\.\.; allowed: 'memory'"):
+        Experiment().run(tmp_path / "out", dataset=data)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_section_built_in_python_names_its_mistake_in_one_line() -> None:
+    with pytest.raises(UserError) as found:
+        steelyard.WeighingSettings(scores="mean")  # type: ignore[call-arg]
+    assert str(found.value).startswith(
+        "WeighingSettings: scores: unknown field (did you mean 'score'?); allowed here: "
+    )
+    assert "\n" not in str(found.value)
+
+
 def test_a_data_set_prints_as_one_line() -> None:
     images = in_memory(np.zeros((1200, 1, 8, 8)), np.arange(1200) % 3, ["ann", "bob"] * 600, name="mine")
     assert repr(images) == "Dataset('mine': 1,200 samples of 1×8×8, 3 classes, 2 owners)"

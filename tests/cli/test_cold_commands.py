@@ -37,7 +37,7 @@ COMMANDS = {
     "privacy plan --rounds 10 --noise 1": "noise multiplier",
     "privacy audit --tries 1 --steps 0 --trials 20": "gradient inversion on digits",
     "federate init app": "app/pyproject.toml",
-    "federate certificates tls": "tls",
+    "federate certificates tls --host localhost": "tls/ca.pem",
     "federate key node-a": "node-a.pub",
     "recommend split tastes.tsv --out cut": "cut/train.tsv",
     "recommend baseline popular --train tastes.tsv --out popular.tsv": "popular.tsv",
@@ -61,7 +61,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a finished run, a run of KGFlex, and a few small files of data."""
     folder = tmp_path_factory.mktemp("cold")
     (folder / "clients.csv").write_text("client,DS,LD\nAlice,.9,.2\nBob,.1,.8\n")
-    (folder / "people.csv").write_text("x,y\n" + "".join(f"{n},{n % 2}\n" for n in range(200)))
+    (folder / "people.csv").write_text("x,y\n" + "".join(f"{n % 7},{n % 2}\n" for n in range(200)))
     rows = [f"{user}\t{item}\t{rating}\t{time}" for user, item, rating, time in two_tastes()]
     (folder / "tastes.tsv").write_text("user\titem\trating\ttime\n" + "\n".join(rows) + "\n")
     (folder / "lists.tsv").write_text("user\titem\tscore\nu02\ti07\t1\n")

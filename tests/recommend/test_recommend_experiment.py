@@ -269,7 +269,7 @@ def test_from_the_command_line(description, tmp_path):
     assert json.loads(ran.stdout)["status"] == "finished"
     shown = steelyard("recommend", "top", "here", "--user", "u01", "--format", "json", folder=tmp_path)
     assert shown.returncode == 0, shown.stderr
-    assert len(json.loads(shown.stdout)["list"]) == 10
+    assert [row["rank"] for row in json.loads(shown.stdout)["list"]] == list(range(1, 11))
     report = steelyard("recommend", "report", "here", "--cutoff", "10,1", "--format", "json", folder=tmp_path)
     document = json.loads(report.stdout)
     assert list(document["metrics"]) == ["10", "1"]
