@@ -40,16 +40,16 @@ COMMANDS = {
     "federate key node-a": "node-a.pub",
     "recommend split tastes.tsv --out cut": "cut/train.tsv",
     "recommend baseline popular --train tastes.tsv --out popular.tsv": "popular.tsv",
-    "recommend evaluate --train tastes.tsv --test tastes.tsv --recommendations lists.tsv": "nDCG",
-    "recommend features kgflex.toml": "half",
+    "recommend evaluate --train before.tsv --test tastes.tsv --recommendations lists.tsv": "hit_rate",
+    "recommend features kgflex.toml": "known to the sources: 40",
     "recommend top kgflex --user u02": "i0",
     "recommend lists kgflex --out of-kgflex.tsv": "of-kgflex.tsv",
-    "recommend report kgflex": "nDCG",
+    "recommend report kgflex": "ndcg",
     "recommend explain kgflex --user u02 --item i07": "half 0",
     "recommend kept kgflex": "median",
     "recommend clouds kgflex --out clouds.svg": "clouds.svg",
-    "recommend cost --users 10 --items 20 --interactions 30": "TCC",
-    "recommend audit fpl.toml --rounds 1": "full",
+    "recommend cost --users 10 --items 20 --interactions 30": "tcc_vectors",
+    "recommend audit fpl.toml --rounds 1": "everything sent",
 }
 # Others start these cold: test_plain_answers.py, test_lists.py, tests/page and tests/federate.
 ELSEWHERE = {
@@ -72,6 +72,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "people.csv").write_text("x,y\n" + "".join(f"{n % 7},{n % 2}\n" for n in range(200)))
     rows = [f"{user}\t{item}\t{rating}\t{time}" for user, item, rating, time in two_tastes()]
     (folder / "tastes.tsv").write_text("user\titem\trating\ttime\n" + "\n".join(rows) + "\n")
+    (folder / "before.tsv").write_text("user\titem\trating\ttime\nu02\ti30\t5\t1\n")
     (folder / "lists.tsv").write_text("user\titem\tscore\nu02\ti07\t1\n")
     about = [f"i{item:02d}\thalf {item // 20}" for item in range(40)]
     (folder / "about.tsv").write_text("item\thalf\n" + "\n".join(about) + "\n")
