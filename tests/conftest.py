@@ -71,10 +71,23 @@ def refused(steelyard: CommandLine) -> Callable[..., str]:
     return call
 
 
+# By processor time. Without `--no-loadscope-reorder` (pyproject.toml) xdist would order files by their number of tests.
+LONG_FILES = (
+    "test_snippets",
+    "test_cold_commands",
+    "test_federate_processes",
+    "test_resume",
+    "test_recipes_run",
+    "test_engines",
+    "test_jobs",
+    "test_bad_input",
+)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Start the files that take longest first, so that two workers end at about the same time."""
-    long = ("test_federate_processes", "test_resume", "test_recipes_run")
-    items.sort(key=lambda item: not any(name in item.nodeid for name in long))
+    places = {name: place for place, name in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
 
 
 @pytest.hookimpl(tryfirst=True)
