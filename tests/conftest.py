@@ -12,8 +12,8 @@ from typing import Any
 
 import hypothesis
 import pytest
+from tests.warm import command_environment, warm_command
 
-ROOT = Path(__file__).resolve().parent.parent
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 # Tests run in two workers on two cores: operator threads that wait for each other would only slow both down.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -27,15 +27,19 @@ hypothesis.settings.register_profile("mutation", max_examples=20, database=None,
 CommandLine = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def cli_environment() -> dict[str, str]:
-    """The environment of a subprocess that runs this checkout's code."""
-    paths = [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path), "COLUMNS": "160"}
+@pytest.fixture
+def steelyard(tmp_path: Path) -> CommandLine:
+    """Run `steelyard ...` in a warm process of its own, in an empty folder; returns the completed process."""
+
+    def call(*arguments: str | Path, timeout: float = 240, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+        return warm_command(*arguments, folder=cwd or tmp_path, timeout=timeout)
+
+    return call
 
 
 @pytest.fixture
-def steelyard(tmp_path: Path) -> CommandLine:
-    """Run `steelyard ...` in a subprocess, in an empty folder; returns the completed process."""
+def cold(tmp_path: Path) -> CommandLine:
+    """Run `python -m steelyard ...` from nothing: for what a warm process cannot show, and once for each command."""
 
     def call(*arguments: str | Path, timeout: float = 240, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -44,7 +48,7 @@ def steelyard(tmp_path: Path) -> CommandLine:
             text=True,
             timeout=timeout,
             cwd=cwd or tmp_path,
-            env=cli_environment(),
+            env=command_environment(),
             check=False,
         )
 
@@ -67,10 +71,23 @@ def refused(steelyard: CommandLine) -> Callable[..., str]:
     return call
 
 
+# By processor time. Without `--no-loadscope-reorder` (pyproject.toml) xdist would order files by their number of tests.
+LONG_FILES = (
+    "test_snippets",
+    "test_cold_commands",
+    "test_federate_processes",
+    "test_resume",
+    "test_recipes_run",
+    "test_engines",
+    "test_jobs",
+    "test_bad_input",
+)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Start the files that take longest first, so that two workers end at about the same time."""
-    long = ("test_federate_processes", "test_resume", "test_recipes_run")
-    items.sort(key=lambda item: not any(name in item.nodeid for name in long))
+    places = {name: place for place, name in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from tests.conftest import CommandLine, cli_environment
+from tests.conftest import CommandLine
+from tests.warm import command_environment
 
 import steelyard
 from steelyard import Experiment, Result, UserError, in_memory
@@ -25,7 +26,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> Result:
 def test_all_names_are_shown_before_they_are_loaded() -> None:
     assert set(steelyard.__all__) <= set(dir(steelyard))
     code = "import sys, steelyard; assert 'in_memory' in dir(steelyard); assert 'torch' not in sys.modules"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=cli_environment(), check=False)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, env=command_environment(), check=False)
     assert done.returncode == 0, done.stderr
     assert not {"Any", "TYPE_CHECKING", "import_module", "annotations"} & set(dir(steelyard))
     for name in steelyard.__all__:
@@ -109,6 +110,22 @@ def test_data_that_were_not_built_with_in_memory_are_named(tmp_path: Path) -> No
     with pytest.raises(UserError, match="dataset: got DataFrame; allowed: a data set built"):
         Experiment(data={"source": "memory"}).run(tmp_path / "out", dataset=frame)
     assert not (tmp_path / "out").exists()
+
+
+def test_data_handed_over_are_not_said_to_be_others(tmp_path: Path) -> None:
+    data = steelyard.in_memory([[0.0], [1.0]] * 20, [0, 1] * 20)
+    with pytest.raises(UserError, match=r"data\.source: got 'digits' together with dataset=\.\.\.; allowed: 'memory'"):
+        Experiment().run(tmp_path / "out", dataset=data)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_section_built_in_python_names_its_mistake_in_one_line() -> None:
+    with pytest.raises(UserError) as found:
+        steelyard.WeighingSettings(scores="mean")  # type: ignore[call-arg]
+    assert str(found.value).startswith(
+        "WeighingSettings: scores: unknown field (did you mean 'score'?); allowed here: "
+    )
+    assert "\n" not in str(found.value)
 
 
 def test_a_data_set_prints_as_one_line() -> None:

@@ -7,7 +7,7 @@ import tomllib
 import types
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
@@ -22,7 +22,24 @@ LARGEST_REAL = 1e30
 """No other number of an experiment is larger: above about 1e38 single precision has no numbers."""
 
 
-class Section(BaseModel):
+if TYPE_CHECKING:
+    from pydantic._internal._model_construction import ModelMetaclass as _OneLine
+else:  # type checkers see what pydantic declares
+
+    class _OneLine(type(BaseModel)):
+        """Has a section that is built in Python, `WeighingSettings(...)`, name its first mistake in one line.
+
+        Sections inside others are not built by a call, and are named by the whole that they are part of.
+        """
+
+        def __call__(cls, *positional: Any, **fields: Any) -> Any:
+            try:
+                return super().__call__(*positional, **fields)
+            except ValidationError as error:
+                raise UserError(f"{cls.__name__}: {explain(error, cls)}") from None
+
+
+class Section(BaseModel, metaclass=_OneLine):
     """One table of an experiment file: frozen, every field checked, unknown fields refused.
 
     Derive from it in the package that the section configures; a string under a field is its documentation and

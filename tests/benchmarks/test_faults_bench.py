@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from tests.conftest import ROOT, cli_environment
+from tests.warm import ROOT, command_environment
 
 pytestmark = [
     pytest.mark.slow,
@@ -25,7 +25,7 @@ def test_every_fault_leaves_a_run_that_goes_on_or_none(words: tuple[str, ...]) -
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.faults", *words],
         cwd=ROOT,
-        env=cli_environment(),
+        env=command_environment(),
         capture_output=True,
         text=True,
         timeout=800,

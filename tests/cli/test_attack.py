@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.conftest import CommandLine, cli_environment
+from tests.conftest import CommandLine
+from tests.warm import command_environment, warm_command
 
 from steelyard.report.hostile import attack_lines
 
@@ -92,14 +91,7 @@ def test_several_attacks_in_one_call(steelyard: CommandLine, small: Path, tmp_pa
 
 def test_the_table_fits_a_narrow_terminal(small: Path, tmp_path: Path) -> None:
     arguments = ["attack", str(small), "--attack", "backdoor", "--set", "rounds.count=1", "--out", "narrow", "-q"]
-    done = subprocess.run(
-        [sys.executable, "-m", "steelyard", *arguments],
-        env={**cli_environment(), "COLUMNS": "60"},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = warm_command(*arguments, folder=tmp_path, environment=command_environment(COLUMNS="60"))
     assert (done.returncode, done.stderr) == (0, "")
     *lines, stored = done.stdout.splitlines()
     assert stored.startswith("runs stored in ")

@@ -6,9 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests import built_app  # noqa: F401  (faster)
 from tests.cli.bad_cases import BASE, CASES, Case
 from tests.conftest import CommandLine
 
+import steelyard.api  # noqa: F401  (torch is read here: a time limit in the first case would cut an import short)
 from steelyard.cli.main import main
 
 LIBRARY_WORDS = ("constrained", "instance of", "pathlib", "pickle", "pydantic", "dtype", "ndarray", "unable to parse")

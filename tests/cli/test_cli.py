@@ -11,7 +11,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.conftest import CommandLine, cli_environment
+from tests.conftest import CommandLine
+from tests.warm import command_environment
 
 Refused = Callable[..., str]
 TABLE = "client,DS,CD,IS\nAlice,.9,.2,.4\nBob,.1,.8,.5\n"
@@ -153,13 +154,13 @@ def test_help_does_not_wait_for_what_is_heavy() -> None:
         "print([name for name in ('torch', 'numpy', 'pandas', 'pydantic', 'flwr', 'sklearn') if name in sys.modules])"
     )
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, env=cli_environment(), check=True, capture_output=True, text=True)
+    done = subprocess.run(command, env=command_environment(), check=True, capture_output=True, text=True)
     assert done.stdout.strip() == "[]"
 
 
 def test_a_closed_pipe_is_no_error(steelyard: CommandLine) -> None:
     done = subprocess.run(
-        f"{sys.executable} -m steelyard show --schema | head -1", shell=True, env=os.environ | cli_environment(),
+        f"{sys.executable} -m steelyard show --schema | head -1", shell=True, env=os.environ | command_environment(),
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert "Traceback" not in done.stderr

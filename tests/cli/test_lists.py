@@ -11,8 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.conftest import CommandLine, cli_environment
+from tests.conftest import CommandLine
 from tests.runs.records import federation, record, state
+from tests.warm import command_environment, warm_command
 
 from steelyard.cli.lists import age, in_bytes, plain, sparkline
 from steelyard.runs.process import this_process
@@ -32,14 +33,8 @@ def make_run(folder: Path, name: str = "DS>LD", clients: tuple[str, str] = ("a",
 
 
 def narrow(*arguments: str, cwd: Path, columns: int = 60) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "steelyard", *arguments],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        env={**cli_environment(), "COLUMNS": str(columns)},
-        check=True,
-    )
+    done = warm_command(*arguments, folder=cwd, environment=command_environment(COLUMNS=str(columns)))
+    assert done.returncode == 0, done.stderr
     return done.stdout
 
 
@@ -111,7 +106,7 @@ def test_top_leaves_on_q(tmp_path: Path) -> None:
         stdout=theirs,
         stderr=theirs,
         cwd=tmp_path,
-        env={**cli_environment(), "TERM": "xterm"},
+        env={**command_environment(), "TERM": "xterm"},
         start_new_session=True,
     )
     os.close(theirs)

@@ -91,6 +91,14 @@ def idx(values: Any) -> bytes:
     return bytes([0, 0, 8, array.ndim]) + sizes + array.tobytes()
 
 
+def test_idx_files_by_other_names_are_told_the_way(tmp_path: Path, refused: Callable[..., str]) -> None:
+    (tmp_path / "emnist-letters-train-images-idx3-ubyte").write_bytes(idx(np.zeros((1, 2, 2))))
+    line = refused("new", "my.toml", "--idx", tmp_path)
+    assert "--idx: " in line
+    assert "holds no train-images-idx3-ubyte or train-images-idx3-ubyte.gz" in line
+    assert line.endswith("save their arrays with numpy.savez and use --npz")
+
+
 def write_idx(folder: Path) -> list[str | Path]:
     digits: Any = load_digits()
     inner = folder / "mnist"

@@ -12,7 +12,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from tests.conftest import CommandLine, cli_environment
+from tests.conftest import CommandLine
+from tests.warm import command_environment, warm_command
 
 QUICK = ["--set", "rounds.count=1", "--set", "compute.engine=loop", "--set", "model.name=logistic"]
 TABLE = "client,[/b]DS,\x1b[31mLD\n[/b]ann,.9,.2\n\x1b[31mbob,.1,.8\n"
@@ -37,7 +38,7 @@ def test_light_commands_do_not_wait_for_torch(arguments: str, tmp_path: Path) ->
         "print([name for name in ('torch', 'pandas', 'flwr', 'sklearn', 'scipy') if name in sys.modules])"
     )
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, env=cli_environment(), cwd=tmp_path, check=True, capture_output=True, text=True)
+    done = subprocess.run(command, env=command_environment(), cwd=tmp_path, check=True, capture_output=True, text=True)
     assert done.stdout.strip().splitlines()[-1] == "[]"
 
 
@@ -49,7 +50,7 @@ def test_bash_completes_commands_and_recipes(words: str, expected: str, tmp_path
     asked = {"_STEELYARD_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(line.split()) - 1)}
     done = subprocess.run(
         [sys.executable, "-m", "steelyard"],
-        env={**cli_environment(), **asked},
+        env={**command_environment(), **asked},
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -62,7 +63,7 @@ def test_the_completion_script_is_shown(tmp_path: Path) -> None:
     asked = {"_STEELYARD_COMPLETE": "source_bash"}
     done = subprocess.run(
         [sys.executable, "-m", "steelyard"],
-        env={**cli_environment(), **asked},
+        env={**command_environment(), **asked},
         capture_output=True,
         text=True,
         check=False,
@@ -72,7 +73,7 @@ def test_the_completion_script_is_shown(tmp_path: Path) -> None:
         "--show-completion"
         in subprocess.run(
             [sys.executable, "-m", "steelyard", "--help"],
-            env=cli_environment(),
+            env=command_environment(),
             capture_output=True,
             text=True,
             check=True,
@@ -81,14 +82,9 @@ def test_the_completion_script_is_shown(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("arguments", ["criteria", "recipes", "models"])
-def test_lists_fit_narrow_terminals(arguments: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "steelyard", arguments],
-        env={**cli_environment(), "COLUMNS": "60"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+def test_lists_fit_narrow_terminals(arguments: str, tmp_path: Path) -> None:
+    done = warm_command(arguments, folder=tmp_path, environment=command_environment(COLUMNS="60"))
+    assert done.returncode == 0
     assert max(map(len, done.stdout.splitlines())) <= 60
 
 
@@ -143,7 +139,7 @@ def test_a_stop_names_the_folder_and_the_command(tmp_path: Path) -> None:
     started = subprocess.Popen(
         [*command, "--out", "a run"],
         cwd=tmp_path,
-        env=cli_environment(),
+        env=command_environment(),
         stderr=subprocess.PIPE,
         text=True,
         # Where the tests run in the background, the shell has them ignore Ctrl-C, and the run would inherit that.

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from tests.recommend.conftest import two_tastes
+from tests.warm import warm_command
 
 from steelyard.experiment import running
 from steelyard.experiment.loading import build
 
 
 def _cli(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "steelyard", "recommend", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return warm_command("recommend", *map(str, arguments), folder=Path.cwd())
 
 
 @pytest.fixture(scope="module")

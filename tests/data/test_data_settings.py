@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from pydantic import ValidationError
 
 from steelyard.data import DataSettings, FlawSettings, PartitionSettings, check_together
 from steelyard.data.loading import load
@@ -39,7 +38,7 @@ IID = {"scheme": "iid", "clients": 4}
     ],
 )
 def test_data_settings_name_the_field_and_what_is_allowed(fields, message):
-    with pytest.raises(ValidationError) as caught:
+    with pytest.raises(UserError) as caught:
         DataSettings(**fields)
     assert message in str(caught.value)
 
@@ -74,7 +73,7 @@ def test_data_settings_name_the_field_and_what_is_allowed(fields, message):
     ],
 )
 def test_partition_settings_name_the_field_and_what_is_allowed(fields, message):
-    with pytest.raises(ValidationError) as caught:
+    with pytest.raises(UserError) as caught:
         PartitionSettings(**fields)
     assert message in str(caught.value)
 

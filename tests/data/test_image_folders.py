@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
 
 from steelyard.data import Dataset, DataSettings, PartitionSettings, check_together, load, share_out
 from steelyard.data.image_folders import Folders
@@ -140,7 +139,7 @@ def test_what_the_folders_do_not_say_is_refused(
 
 
 def test_only_folders_mark_the_test_part_of_images(tmp_path: Path) -> None:
-    with pytest.raises(ValidationError, match="allowed with images: folder"):
+    with pytest.raises(UserError, match="allowed with images: folder"):
         DataSettings(source="images", path=tmp_path, held_out="part")
     plain = DataSettings(source="images", path=tmp_path, labels="folder")
     with pytest.raises(UserError, match="no test part of its own"):

@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from steelyard.data import Dataset, DataSettings, PartitionSettings, check_together, load, share_out
 from steelyard.data.dataset import RawColumns
@@ -357,7 +356,7 @@ def test_other_bytes_and_other_paths_are_refused(tmp_path: Path):
     ],
 )
 def test_settings_that_do_not_fit_are_refused_before_reading(fields, message):
-    with pytest.raises(ValidationError) as caught:
+    with pytest.raises(UserError) as caught:
         DataSettings(**{"source": "csv", **fields})
     assert message in str(caught.value)
 

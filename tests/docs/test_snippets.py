@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
-import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from tests.docs.snippets import commands, snippets
+from tests.warm import ROOT, command_environment, warm_module
 
-ROOT = Path(__file__).parents[2]
 PAGES = sorted(
     path.relative_to(ROOT).as_posix()
     for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md"))
@@ -35,25 +32,12 @@ def data_folder() -> Path | None:
 @pytest.mark.parametrize("page", WITH_SNIPPETS)
 def test_every_snippet_of_the_page_runs(page: str, tmp_path: Path):
     data = data_folder()
-    environment = {**os.environ, "FLWR_TELEMETRY_ENABLED": "0", "COLUMNS": "100"}
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = command_environment(FLWR_TELEMETRY_ENABLED="0", COLUMNS="100")
     environment["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     if data is not None:
         environment["STEELYARD_DATA"] = str(data)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "tests.docs.snippets", str(ROOT / page)],
-        cwd=tmp_path,
-        env=environment,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,  # so that what a page started ends with it
-    )
-    try:
-        _, errors = process.communicate(timeout=280)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-    assert process.returncode == 0, errors[-3000:]
+    done = warm_module("tests.docs.snippets", str(ROOT / page), folder=tmp_path, timeout=280, environment=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
     problems = json.loads((tmp_path / "problems.json").read_text(encoding="utf-8"))
     assert not problems, f"{page}\n" + "\n\n".join(problems)
 

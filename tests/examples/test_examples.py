@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from tests.conftest import ROOT, cli_environment
+from tests.warm import ROOT, warm_script
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
@@ -18,14 +16,6 @@ def test_there_are_examples() -> None:
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_example(path: Path, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, str(path)],
-        cwd=tmp_path,
-        env=cli_environment(),
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
+    done = warm_script(path, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "accuracy" in done.stdout

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.conftest import cli_environment
 from tests.runs.commands import steelyard
 from tests.runs.contents import assert_same_bits, query
+from tests.warm import command_environment
 
 import steelyard as package
 from steelyard.errors import UserError
@@ -180,7 +180,7 @@ def test_sigterm_stops_as_an_interrupt_does(tmp_path: Path) -> None:
     document, part = experiment(tmp_path, rounds=100_000), tmp_path / "part"
     process = subprocess.Popen(
         [sys.executable, "-m", "steelyard", "run", str(document), "--out", str(part)],
-        env=cli_environment(),
+        env=command_environment(),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.warm import warm_command
 
 import steelyard
 from steelyard import Experiment, Result, UserError
@@ -70,9 +71,8 @@ def marks(tmp_path: Path) -> list[str]:
     return mark.read_text().split() if mark.exists() else []
 
 
-def command(*words: object, **more: object) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "steelyard", *map(str, words)]
-    return subprocess.run(line, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=120, **more)  # type: ignore[call-overload]
+def command(*words: object) -> subprocess.CompletedProcess[str]:
+    return warm_command(*map(str, words), folder=Path.cwd(), timeout=120)
 
 
 def stopped(experiment: Experiment, out: Path) -> Path:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.conftest import CommandLine, cli_environment
+from tests.conftest import CommandLine
+from tests.warm import warm_command
 
 from steelyard.errors import UserError
 from steelyard.experiment.learning import LearningDescription
@@ -160,20 +160,17 @@ def test_a_nodes_answer_with_noise_passes_the_servers_checks(criteria: str) -> N
 
 
 # Dies without a word after a round is charged and its noise is used, before the round is written.
-KILLED = """
-import os, sys
-from pathlib import Path
-from steelyard.experiment.loading import load
-from steelyard.experiment.running import run
-from steelyard.runs.store import Store
-commit = Store.commit
-def dying(self, round, *rest, **more):
-    if round == 2:
-        os._exit(9)
-    commit(self, round, *rest, **more)
-Store.commit = dying
-run(load(sys.argv[1]), out=Path(sys.argv[2]))
-"""
+def die_in_the_second_round() -> None:
+    from steelyard.runs.store import Store
+
+    commit = Store.commit
+
+    def dying(self: Store, round: int, *rest: Any, **more: Any) -> None:
+        if round == 2:
+            os._exit(9)
+        commit(self, round, *rest, **more)
+
+    Store.commit = dying  # type: ignore[method-assign]
 
 
 def written(path: Path) -> Path:
@@ -185,8 +182,7 @@ def written(path: Path) -> Path:
 
 def test_a_round_that_is_run_again_after_a_kill_is_charged_again(tmp_path: Path) -> None:
     document, folder = written(tmp_path / "e.toml"), tmp_path / "run"
-    command = [sys.executable, "-c", KILLED, str(document), str(folder)]
-    killed = subprocess.run(command, capture_output=True, text=True, env=cli_environment(), check=False, timeout=240)
+    killed = warm_command("run", document, "--out", folder, folder=tmp_path, before=die_in_the_second_round)
     assert killed.returncode == 9, killed.stderr
     assert [charge.round for charge in Ledger(folder / FILE).charges] == [1, 2]
     resume(folder)
@@ -221,8 +217,7 @@ def test_a_resume_whose_budget_is_used_up_ends_at_once(tmp_path: Path, capfd: py
     written(document)
     with document.open("a") as file:
         file.write(f"\n[privacy.budget]\nepsilon = {limit}\n")
-    command = [sys.executable, "-c", KILLED, str(document), str(folder)]
-    killed = subprocess.run(command, capture_output=True, text=True, env=cli_environment(), check=False, timeout=240)
+    killed = warm_command("run", document, "--out", folder, folder=tmp_path, before=die_in_the_second_round)
     assert killed.returncode == 9, killed.stderr
     resume(folder)
     assert History(folder).rounds["round"].max() == 1

@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key, load_ssh_public_key
 from cryptography.x509.verification import PolicyBuilder
 from cryptography.x509.verification import Store as Trusted
+from tests.warm import warm_command
 
 from steelyard.clients.node import NodeConfig
 from steelyard.data import load as load_data
@@ -30,9 +31,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def steelyard(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    command = [sys.executable, "-m", "steelyard", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, env=env, cwd=cwd, timeout=120)
+    return warm_command(*arguments, folder=cwd or Path.cwd(), timeout=120)
 
 
 def test_an_app_folder_is_a_flower_app_with_the_experiment_in_it(tmp_path: Path):

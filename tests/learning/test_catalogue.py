@@ -7,7 +7,8 @@ import subprocess
 import sys
 
 import pytest
-from tests.conftest import CommandLine, cli_environment
+from tests.conftest import CommandLine
+from tests.warm import command_environment
 
 from steelyard.learning.catalogue import BUILT_IN, NAMES, BuiltIn, count
 from steelyard.learning.models import build
@@ -47,6 +48,6 @@ def test_reading_the_table_needs_no_torch() -> None:
         "assert not {'torch', 'pandas'} & set(sys.modules)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=cli_environment(), check=False
+        [sys.executable, "-c", code], capture_output=True, text=True, env=command_environment(), check=False
     )
     assert done.returncode == 0, done.stderr

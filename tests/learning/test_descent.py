@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from pydantic import ValidationError
 from torch import nn
 
+from steelyard.errors import UserError
 from steelyard.learning.descent import Descent
 from steelyard.learning.parameters import Layout
 from steelyard.learning.training import TrainingSettings, train_client
@@ -77,5 +77,5 @@ def test_a_row_with_rate_0_stays_and_the_step_may_lie_on_the_device(optimiser: s
 
 
 def test_momentum_is_for_sgd_alone() -> None:
-    with pytest.raises(ValidationError, match=r"momentum: got 0\.5 with optimiser 'adam'; allowed with: sgd"):
+    with pytest.raises(UserError, match=r"momentum: got 0\.5 with optimiser 'adam'; allowed with: sgd"):
         TrainingSettings(optimiser="adam", momentum=0.5)

@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 import torch
-from pydantic import ValidationError
 from torch import nn
 
+from steelyard.errors import UserError
 from steelyard.learning.parameters import Layout
 from steelyard.learning.training import TrainingSettings, orders, train_client
 from steelyard.messages import LossState
@@ -92,5 +92,5 @@ def test_layers_that_draw_do_not_disturb_the_global_generator() -> None:
     "wrong", [{"learning_rate": 0}, {"momentum": 1.0}, {"epochs": 0}, {"batch_size": "all"}, {"batchsize": 3}]
 )
 def test_wrong_settings_are_refused(wrong: dict[str, object]) -> None:
-    with pytest.raises(ValidationError):
+    with pytest.raises(UserError):
         TrainingSettings(**wrong)  # type: ignore[arg-type]

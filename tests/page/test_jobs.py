@@ -12,8 +12,8 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.conftest import cli_environment
 from tests.page.page_server import Page, Written, finished, serving, until
+from tests.warm import command_environment
 
 from steelyard.page.form import FIELDS, form
 from steelyard.page.own_code import own_code
@@ -197,7 +197,7 @@ def test_watch_serves_and_ends(tmp_path: Path) -> None:
         stderr=subprocess.PIPE,
         text=True,
         cwd=tmp_path,
-        env=cli_environment(),
+        env=command_environment(),
     )
     try:
         assert process.stdout is not None

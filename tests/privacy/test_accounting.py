@@ -9,7 +9,8 @@ import sys
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.conftest import CommandLine, cli_environment
+from tests.conftest import CommandLine
+from tests.warm import command_environment
 
 from steelyard.errors import UserError
 from steelyard.privacy.accounting import Release, noise_for, spent, together
@@ -109,7 +110,12 @@ def test_without_dp_accounting_one_line_says_what_to_install() -> None:
         "from steelyard.cli.main import main; main()"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=cli_environment(), check=False, timeout=120
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env=command_environment(),
+        check=False,
+        timeout=120,
     )
     assert done.returncode == 2
     assert "pip install 'steelyard[privacy]'" in done.stderr

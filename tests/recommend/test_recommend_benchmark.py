@@ -5,8 +5,8 @@ import subprocess
 import sys
 
 import pytest
-from tests.conftest import ROOT, cli_environment
 from tests.recommend.test_golden_lists import shared
+from tests.warm import ROOT, command_environment
 
 
 @pytest.mark.slow
@@ -16,7 +16,7 @@ def test_benchmark_keeps_its_promise():
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.recommend", "--format", "json", "--repeats", "3"],
         cwd=ROOT,
-        env=cli_environment(),
+        env=command_environment(),
         capture_output=True,
         text=True,
         timeout=280,

@@ -1,15 +1,14 @@
 """FPL through the one loop: modes, weights on users, resume, commands."""
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.warm import warm_command
 
 from steelyard.api import Result, resume
 from steelyard.errors import UserError
@@ -260,17 +259,7 @@ def test_recipes_load_and_come_back_from_toml():
 
 
 def steelyard(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    source = str(Path(__file__).parents[2] / "src")
-    environment = {**os.environ, "PYTHONPATH": source}
-    return subprocess.run(
-        [sys.executable, "-m", "steelyard", *arguments],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return warm_command(*arguments, folder=folder, timeout=120)
 
 
 def test_from_the_command_line(description, tmp_path):
@@ -280,7 +269,7 @@ def test_from_the_command_line(description, tmp_path):
     assert json.loads(ran.stdout)["status"] == "finished"
     shown = steelyard("recommend", "top", "here", "--user", "u01", "--format", "json", folder=tmp_path)
     assert shown.returncode == 0, shown.stderr
-    assert len(json.loads(shown.stdout)["list"]) == 10
+    assert [row["rank"] for row in json.loads(shown.stdout)["list"]] == list(range(1, 11))
     report = steelyard("recommend", "report", "here", "--cutoff", "10,1", "--format", "json", folder=tmp_path)
     document = json.loads(report.stdout)
     assert list(document["metrics"]) == ["10", "1"]

@@ -1,10 +1,9 @@
 """A validation split: settings are chosen on a part of the training rows, and the test set stays unseen."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.warm import warm_command
 
 from steelyard.api import Result
 from steelyard.errors import UserError
@@ -74,16 +73,14 @@ def test_validation_that_leaves_nobody_to_test_is_refused(description):
 
 
 def test_the_split_command_writes_the_validation_rows_apart(tastes, tmp_path):
-    command = [sys.executable, "-m", "steelyard", "recommend", "split", str(tastes), "--out", str(tmp_path / "cut")]
-    done = subprocess.run([*command, "--validation", "0.25"], capture_output=True, text=True)
+    command = ["recommend", "split", str(tastes), "--out", str(tmp_path / "cut")]
+    done = warm_command(*command, "--validation", "0.25", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "train: 144, validation: 48, test: 48 interactions" in done.stdout
     rows = {name: (tmp_path / "cut" / f"{name}.tsv").read_text().splitlines() for name in ("train", "validation")}
     times = {name: {line.split("\t")[3] for line in lines[1:]} for name, lines in rows.items()}
     assert times == {"train": {f"100{k}" for k in range(6)}, "validation": {"1006", "1007"}}
-    refused = subprocess.run(
-        [*command[:-1], str(tmp_path / "other"), "--validation", "1.5"], capture_output=True, text=True
-    )
+    refused = warm_command(*command[:-1], tmp_path / "other", "--validation", "1.5", folder=tmp_path)
     assert refused.returncode == 2
     assert refused.stderr.count("\n") == 1
     assert "1.5" in refused.stderr

@@ -1,33 +1,13 @@
-"""The real command line in processes of its own that can be killed by the clock of the run itself.
-
-A server process imports the libraries once and forks a fresh process for each command: what a command does is what
-`python -m steelyard` does, without the seconds that the imports take.
-"""
+"""The real command line in processes of its own that can be killed by the clock of the run itself."""
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
+import functools
 import os
 import signal
-import sys
 from pathlib import Path
 
-_PROCESSES = multiprocessing.get_context("forkserver")
-_PROCESSES.set_forkserver_preload(
-    [
-        "steelyard.cli.main",
-        "steelyard.api",
-        "steelyard.cli.tables",
-        "steelyard.clients.local.clients",
-        "steelyard.experiment.learning_node",
-        "steelyard.experiment.recommend_node",
-        "sklearn.datasets",
-        "pandas",
-        "safetensors.torch",
-        "scipy.stats",
-    ]
-)
+from tests.warm import warm_command
 
 
 def steelyard(
@@ -42,28 +22,11 @@ def steelyard(
     With `killed_after`, the process gets a SIGKILL of its own making right after that round was committed, or, with
     during = "checkpoint", after the round's checkpoint file was written and before its rows were.
     """
-    # The server of the processes was started some time ago: the environment of now is handed over.
     handed = {**os.environ, **(environment or {})}
-    texts = [str(argument) for argument in arguments]
-    process = _PROCESSES.Process(target=_command, args=(texts, folder, killed_after, during, handed))
-    process.start()
-    process.join(120)
-    assert process.exitcode is not None, "the command hangs"
-    return process.exitcode
-
-
-def _command(
-    arguments: list[str], folder: Path, killed_after: int | None, during: str, environment: dict[str, str]
-) -> None:
-    os.chdir(folder)
-    os.environ.update(environment)
-    if killed_after is not None:
-        _kill_after(killed_after, during)
-    from steelyard.cli.main import main
-
-    sys.argv = ["steelyard", *arguments]
-    with Path("output").open("w") as output, contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
-        main()
+    before = None if killed_after is None else functools.partial(_kill_after, killed_after, during)
+    done = warm_command(*arguments, folder=folder, timeout=120, environment=handed, before=before)
+    (folder / "output").write_text(done.stdout + done.stderr, encoding="utf-8")
+    return done.returncode
 
 
 def _kill_after(last: int, during: str) -> None:

@@ -20,9 +20,9 @@ import numpy as np
 import pytest
 import tomli_w
 import torch
-from tests.conftest import cli_environment
 from tests.runs.commands import steelyard
 from tests.runs.contents import assert_same_bits, checkpoint, last_round, query, rows
+from tests.warm import command_environment
 
 ROUNDS, EVERY, KILLED_AFTER = 7, 3, 5
 
@@ -237,7 +237,7 @@ def test_killed_from_outside_at_any_moment(tmp_path: Path) -> None:
     assert steelyard("run", document, "--out", whole, folder=tmp_path) == 0
     process = subprocess.Popen(
         [sys.executable, "-m", "steelyard", "run", str(document), "--out", str(part)],
-        env=cli_environment(),
+        env=command_environment(),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from pydantic import ValidationError
 
 from steelyard.errors import UserError
 from steelyard.weighing.criteria import LocalData
@@ -16,7 +15,7 @@ from steelyard.weighing.rule import Rule, WeighingSettings, criteria_of, label, 
 
 
 def settings(**given: Any) -> WeighingSettings:
-    return WeighingSettings.model_validate({"criteria": ["DS", "LD"], **given})
+    return WeighingSettings(**{"criteria": ["DS", "LD"], **given})
 
 
 @pytest.mark.parametrize(
@@ -85,9 +84,9 @@ def test_a_rule_is_named_by_what_it_does(given: dict[str, Any], name: str) -> No
     ],
 )
 def test_a_wrong_parameter_is_one_line(given: dict[str, Any], line: str) -> None:
-    with pytest.raises(ValidationError) as found:
+    with pytest.raises(UserError) as found:
         settings(**given)
-    assert [str(error["ctx"]["error"]) for error in found.value.errors()] == [line]
+    assert str(found.value) == f"WeighingSettings: {line}"
 
 
 def test_some_weights_may_be_zero() -> None:

@@ -22,7 +22,10 @@ def new(
         Path | None, typer.Option("--images", help="A folder or .zip of images, in a folder for each class.")
     ] = None,
     npz: Annotated[Path | None, typer.Option("--npz", help="NumPy arrays in one .npz file.")] = None,
-    idx: Annotated[Path | None, typer.Option("--idx", help="A folder with four IDX files, as MNIST's.")] = None,
+    idx: Annotated[
+        Path | None,
+        typer.Option("--idx", help="A folder with four IDX files by MNIST's names, classes 0 to 9."),
+    ] = None,
     label: Annotated[str | None, typer.Option("--label", help="The column or array to predict.")] = None,
     owner: Annotated[
         str | None, typer.Option("--owner", help="The column or array that says whose row it is; images: folder.")

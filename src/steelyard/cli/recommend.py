@@ -39,7 +39,7 @@ def top(
         return
     for row in rows:
         mark = "*" if row["in_test"] else " "
-        typer.echo(f"{row['place']:>3} {mark} {row['score']:>8.3f}  {printable(row['title'])}")
+        typer.echo(f"{row['rank']:>3} {mark} {row['score']:>8.3f}  {printable(row['title'])}")
     typer.echo("* taken by the user later (in her test set)")
 
 

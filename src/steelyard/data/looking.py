@@ -115,7 +115,11 @@ def _look_at_idx(path: Path, label: str | None, owner: str | None) -> Seen:
         if given is not None:
             raise UserError(f"--{option}: got '{shown(given)}' with --idx, whose files say that; allowed: nothing")
     folder = path if path.is_dir() else path.parent
-    dataset = load(DataSettings(source="mnist", path=folder))
+    try:
+        dataset = load(DataSettings(source="mnist", path=folder))
+    except UserError as error:
+        others = "IDX files by other names or with other classes: save their arrays with numpy.savez and use --npz"
+        raise UserError(f"--idx: {error}; {others}") from None
     seen = of_dataset(dataset, "mnist", {}, [f"{folder.name}: four IDX files"])
     return _accounted(seen, "labels", "writers")
 

@@ -60,6 +60,11 @@ def simulate(
             f"dataset: got {type(given).__name__}; allowed: a data set built with steelyard.in_memory, or a function "
             "that returns one for a seed"
         )
+    if dataset is not None and data.source != "memory":
+        raise UserError(
+            f"data.source: got '{data.source}' together with dataset=...; allowed: 'memory', so that the run says "
+            "where its data are from"
+        )
     samples = (
         _Seeded(given, data) if callable(given) else _always(given if dataset is None else normalised(given, data))
     )

@@ -83,7 +83,7 @@ class Finished:
         titles = titles_of(self.prepared, mine)
         return [
             {
-                "place": rank,
+                "rank": rank,
                 "item": str(self.prepared.data.items[item]),
                 "title": title,
                 "score": float(scores[number, rank - 1]),

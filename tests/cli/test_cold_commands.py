@@ -1,0 +1,123 @@
+"""Every command once in a process that has read nothing yet: the other tests fork theirs from a warm one."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+import tomli_w
+import typer
+from tests.recommend.conftest import two_tastes
+from tests.warm import command_environment, warm_command
+
+from steelyard.cli.main import app
+
+QUICK = "--set rounds.count=1 --set compute.engine=loop"
+# What each command must have printed or written.
+COMMANDS = {
+    f"compare quickstart {QUICK} --rules DS,EQ --out both": "both/run.sqlite",
+    f"sweep quickstart {QUICK} --over training.epochs=1 --out grid": "grid/best.toml",
+    f"attack quickstart {QUICK} --attack inflation --rules DS --out hostile": "inflation: 20% of the clients hostile",
+    "resume done": "accuracy",
+    "report done -o done.html": "done.html",
+    "ls .": "done",
+    "table done": "accuracy",
+    "weigh clients.csv": "Alice",
+    "export done --to csv": "done/export",
+    "new mine.toml --csv people.csv --label y": "mine.toml",
+    "recipes": "quickstart",
+    "show quickstart": "[partition]",
+    "criteria": "label diversity",
+    "models": "cnn-digits",
+    "privacy plan --rounds 10 --noise 1": "noise multiplier",
+    "privacy audit --tries 1 --steps 0 --trials 20": "gradient inversion on digits",
+    "federate init app": "app/pyproject.toml",
+    "federate certificates tls --host localhost": "tls/ca.pem",
+    "federate key node-a": "node-a.pub",
+    "recommend split tastes.tsv --out cut": "cut/train.tsv",
+    "recommend baseline popular --train tastes.tsv --out popular.tsv": "popular.tsv",
+    "recommend evaluate --train before.tsv --test tastes.tsv --recommendations lists.tsv": "hit_rate",
+    "recommend features kgflex.toml": "known to the sources: 40",
+    "recommend top kgflex --user u02": "i0",
+    "recommend lists kgflex --out of-kgflex.tsv": "of-kgflex.tsv",
+    "recommend report kgflex": "ndcg",
+    "recommend explain kgflex --user u02 --item i07": "half 0",
+    "recommend kept kgflex": "median",
+    "recommend clouds kgflex --out clouds.svg": "clouds.svg",
+    "recommend cost --users 10 --items 20 --interactions 30": "tcc_vectors",
+    "recommend audit fpl.toml --rounds 1": "everything sent",
+}
+# Others start these cold: test_plain_answers.py, test_lists.py, tests/page and tests/federate.
+ELSEWHERE = {
+    "run",
+    "watch",
+    "top",
+    "federate serve",
+    "federate register",
+    "federate submit",
+    "federate local",
+    "federate node",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a finished run, a run of KGFlex, and a few small files of data."""
+    folder = tmp_path_factory.mktemp("cold")
+    (folder / "clients.csv").write_text("client,DS,LD\nAlice,.9,.2\nBob,.1,.8\n")
+    (folder / "people.csv").write_text("x,y\n" + "".join(f"{n % 7},{n % 2}\n" for n in range(200)))
+    rows = [f"{user}\t{item}\t{rating}\t{time}" for user, item, rating, time in two_tastes()]
+    (folder / "tastes.tsv").write_text("user\titem\trating\ttime\n" + "\n".join(rows) + "\n")
+    (folder / "before.tsv").write_text("user\titem\trating\ttime\nu02\ti30\t5\t1\n")
+    (folder / "lists.tsv").write_text("user\titem\tscore\nu02\ti07\t1\n")
+    about = [f"i{item:02d}\thalf {item // 20}" for item in range(40)]
+    (folder / "about.tsv").write_text("item\thalf\n" + "\n".join(about) + "\n")
+    fpl = {
+        "kind": "recommend",
+        "interactions": {"path": "tastes.tsv"},
+        "fpl": {"factors": 4, "learning_rate": 0.2},
+        "rounds": {"epochs": 1},
+    }
+    source = {"path": "about.tsv", "format": "attributes", "columns": {"item": "item", "half": "half"}}
+    kgflex = {**fpl, "knowledge": {"sources": [source], "min_items": 2}, "kgflex": {}}
+    (folder / "fpl.toml").write_text(tomli_w.dumps(fpl))
+    (folder / "kgflex.toml").write_text(tomli_w.dumps(kgflex))
+    for words in (f"run quickstart {QUICK} --out done", "run kgflex.toml --out kgflex"):
+        made = warm_command(*shlex.split(words), folder=folder)
+        assert made.returncode == 0, made.stderr
+    return folder
+
+
+def test_every_command_is_here() -> None:
+    """A new command needs a line above: what it imports is seen by no warm process."""
+
+    def paths(command: click.Command, before: str = "") -> set[str]:
+        inside: dict[str, click.Command] = getattr(command, "commands", {})
+        deeper = [paths(each, f"{before} {name}".strip()) for name, each in inside.items()]
+        return set().union(*deeper) if inside else {before}
+
+    told = {
+        path for path in paths(typer.main.get_command(app)) for line in COMMANDS if f"{line} ".startswith(f"{path} ")
+    }
+    assert told | ELSEWHERE == paths(typer.main.get_command(app))
+
+
+@pytest.mark.parametrize("words", COMMANDS)
+def test_a_command_starts_from_nothing(words: str, folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "steelyard", *shlex.split(words)],
+        cwd=folder,
+        env=command_environment(),
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    expected = COMMANDS[words]
+    assert (folder / expected).exists() or expected in done.stdout, done.stdout + done.stderr

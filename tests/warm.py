@@ -1,0 +1,141 @@
+"""Processes that need not read the heavy packages again.
+
+Most of what a short command costs is the reading of torch, pandas and scikit-learn. A server process of each test
+worker reads them once and forks a fresh process for each command, with arguments, folder, environment, output and exit
+code as those of `python -m steelyard`. What a fork cannot show (what a cold start imports, another hash seed) is shown
+by the fixture `cold`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import multiprocessing
+import os
+import runpy
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from multiprocessing import forkserver
+from pathlib import Path
+from unittest import mock
+
+ROOT = Path(__file__).resolve().parent.parent
+PROCESSES = multiprocessing.get_context("forkserver")
+# Nothing here may start threads when it is imported: a process that has some cannot be forked.
+PROCESSES.set_forkserver_preload(
+    [
+        "tests.warm",
+        "tests.built_app",
+        "steelyard.api",
+        "steelyard.cli.tables",
+        "steelyard.clients.local.clients",
+        "steelyard.experiment.learning_node",
+        "steelyard.experiment.recommend_node",
+        "steelyard.report.html",
+        "sklearn.datasets",
+        "pandas",
+        "safetensors.torch",
+        "scipy.stats",
+    ]
+)
+
+
+def command_environment(**changes: str) -> dict[str, str]:
+    """The environment of a process that runs this checkout's code."""
+    paths = [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    paths = os.pathsep.join(path for path in paths if path)
+    return {**os.environ, "PYTHONPATH": paths, "COLUMNS": "160", **changes}
+
+
+def warm_command(
+    *arguments: str | Path,
+    folder: Path,
+    timeout: float = 240,
+    environment: dict[str, str] | None = None,
+    before: Callable[[], None] | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Run `steelyard ...` as `subprocess.run` would; `before` is called in the new process, ahead of the command."""
+    words = ["steelyard", *map(str, arguments)]
+    return _warm_process(functools.partial(_command, before), words, folder, environment, timeout)
+
+
+def warm_script(
+    path: Path, folder: Path, timeout: float = 240, environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a script as `python PATH` would."""
+    script = functools.partial(runpy.run_path, str(path), run_name="__main__")
+    return _warm_process(script, [str(path)], folder, environment, timeout)
+
+
+def warm_module(
+    name: str, *arguments: str, folder: Path, timeout: float = 240, environment: dict[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run a module as `python -m NAME` would."""
+    module = functools.partial(runpy.run_module, name, run_name="__main__")
+    return _warm_process(module, [name, *arguments], folder, environment, timeout)
+
+
+def _warm_process(
+    target: Callable[[], object], words: list[str], folder: Path, environment: dict[str, str] | None, timeout: float
+) -> subprocess.CompletedProcess[str]:
+    environment = command_environment() if environment is None else environment
+    with mock.patch.dict(os.environ, command_environment()):
+        forkserver.ensure_running()  # it reads this checkout's code, not that of an installed package
+    with tempfile.TemporaryDirectory() as written:
+        outputs = [Path(written) / "output", Path(written) / "errors"]
+        process = PROCESSES.Process(target=_inside, args=(target, words, folder, environment, outputs))
+        process.start()
+        process.join(timeout)
+        code = process.exitcode
+        if process.pid is not None and _group_is_left(process.pid):
+            os.killpg(process.pid, signal.SIGKILL)  # what the command started ends with it
+        process.join()
+        shown = [path.read_text(encoding="utf-8") if path.exists() else "" for path in outputs]
+    if code is None:
+        raise subprocess.TimeoutExpired(words, timeout, *shown)
+    return subprocess.CompletedProcess(words, code, *shown)
+
+
+def _group_is_left(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def _inside(
+    target: Callable[[], object], words: list[str], folder: Path, environment: dict[str, str], outputs: list[Path]
+) -> None:
+    os.setsid()
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    _redirect(*outputs)
+    sys.argv = words
+    sys.path.insert(0, str(folder))  # as `python -m` does
+    try:
+        target()
+    finally:
+        atexit._run_exitfuncs()
+
+
+def _command(before: Callable[[], None] | None) -> None:
+    if before is not None:
+        before()
+    from steelyard.cli.main import main
+
+    main()
+
+
+def _redirect(output: Path, errors: Path) -> None:
+    """Send what this process and its children write to files, and give them nothing to read."""
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for number, path in ((1, output), (2, errors)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), number)
+    sys.stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", encoding="utf-8", closefd=False, buffering=1)  # noqa: SIM115
