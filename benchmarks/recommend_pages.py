@@ -88,6 +88,18 @@ def accuracy(data: str, lines: Lines) -> str:
     return table([*header, "thesis P", "R", "coverage", "Gini"], rows)
 
 
+def grid(lines: Lines) -> str:
+    """The thesis' grid (§4.5.3): BPR-MF on the validation rows, P@10 at the best epoch, by rate and factors."""
+    mine = pick(lines, "bpr-mf", "validation")
+    rates = sorted({line["settings"]["rate"] for line in mine})
+    sizes = sorted({line["settings"]["factors"] for line in mine})
+    rows: list[list[str]] = []
+    for rate in rates:
+        cells = [best(mine, "bpr-mf", rate=rate, factors=size) for size in sizes]
+        rows.append([f"α = {rate:g}", *(f"{line['precision']:.5f} ({line['epoch']})" for line in cells)])
+    return table(["validation P@10 (epoch)", *(f"{size} factors" for size in sizes)], rows) if rows else ""
+
+
 def hits(lines: Lines) -> np.ndarray:
     """Return P@10 of each user, the mean over seeds."""
     return np.mean([[int(mark, 11) / 10 for mark in line["hits"]] for line in lines], axis=0)
@@ -189,7 +201,7 @@ def main() -> None:
         mine = [line for line in lines if line["data"] == data]
         if not any(line["use"] == "test" for line in mine):
             continue
-        print(f"## {title}\n\n{accuracy(data, mine)}\n{paired(mine)}\n{curves(mine)}")
+        print(f"## {title}\n\n{accuracy(data, mine)}\n{grid(mine)}\n{paired(mine)}\n{curves(mine)}")
         print(spread_of(mine, "updates", UPDATED), spread_of(mine, "shown", SHOWN), bias(mine), one_out(mine), sep="\n")
     if chosen.figures is not None:
         from benchmarks.recommend_figures import draw

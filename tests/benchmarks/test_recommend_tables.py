@@ -11,7 +11,7 @@ from benchmarks.recommend_data import Source
 from tests.recommend.conftest import two_tastes
 from tests.recommend.test_golden_lists import shared
 
-from benchmarks import recommend_data, recommend_plan, recommend_tables
+from benchmarks import recommend_data, recommend_figures, recommend_pages, recommend_plan, recommend_tables
 from steelyard.experiment.loading import load
 
 
@@ -66,6 +66,39 @@ def test_settings_are_chosen_on_validation_rows_and_a_second_call_finds_nothing_
     again = tables(monkeypatch, toy / "out")
     kept = {line["task"]: line["precision"] for line in lines if line["use"] == "test"}
     assert {line["task"]: line["precision"] for line in again if line["use"] == "test"} == kept
+
+
+def test_the_grid_shows_the_best_epoch_of_each_cell():
+    lines = [
+        {"use": "validation", "system": "bpr-mf", "settings": {"rate": rate, "factors": 10}, "seed": 1, "epoch": epoch}
+        | {"precision": value, "task": f"{rate}"}
+        for rate, epoch, value in ((0.05, 10, 0.25), (0.05, 20, 0.5), (0.5, 10, 0.125), (0.5, 20, 0.125))
+    ]
+    assert recommend_pages.grid(lines).splitlines()[2:] == ["| α = 0.05 | 0.50000 (20) |", "| α = 0.5 | 0.12500 (10) |"]
+
+
+def test_pictures_take_the_test_rows_or_else_the_best_of_the_validation_rows():
+    def line(use: str, precision: float, coverage: float = 5.0, pi: float = 1.0) -> dict:
+        settings = {"pi": pi, "epoch": "formula"}
+        found = {"data": "amazon", "use": use, "seed": 1, "system": "sFPL", "settings": settings}
+        return found | {"precision": precision, "f1": precision, "item_coverage": coverage, "updates": {}}
+
+    chosen = [line("validation", 0.1), line("validation", 0.3), line("validation", 0.2), line("validation", 0, 0, 0.5)]
+    assert recommend_figures.frame(chosen)[["data", "P@10"]].values.tolist() == [
+        ["Amazon Digital Music, validation rows", 0.3]
+    ]
+    found = recommend_figures.frame([*chosen, line("test", 0.25)])
+    assert found[["data", "P@10"]].values.tolist() == [["Amazon Digital Music", 0.25]]
+
+
+def test_data_sets_are_done_in_the_order_in_which_they_are_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["recommend_tables", str(tmp_path), "--data", "italy,nowhere"])
+    monkeypatch.setattr(recommend_tables, "compile_all", lambda: None)
+    with pytest.raises(SystemExit):
+        recommend_tables.main()
+    assert "--data: nowhere is none of amazon, italy, ml1m" in capsys.readouterr().err
+    progress = recommend_tables.Progress(["venice", "amazon"], [])
+    assert [entry[3]["data"] for entry in progress.waiting][:1] == ["venice"]
 
 
 def test_no_time_means_no_task(toy, monkeypatch):

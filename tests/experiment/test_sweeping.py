@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import tomli_w
 from tests.recommend.conftest import description, tastes  # noqa: F401
+from tests.rounds.test_ended import broken_from
 from tests.runs.commands import steelyard
 from tests.runs.contents import assert_same_bits, query
 
@@ -16,6 +17,7 @@ from steelyard import Experiment, UserError, in_memory
 from steelyard.experiment.loading import build, load
 from steelyard.experiment.sweep_plan import plan
 from steelyard.experiment.sweeping import finished, resume_sweep, sweep
+from steelyard.report.sweep_table import sweep_table
 from steelyard.report.sweeps import RESULTS, sweep_document
 from steelyard.runs.store import held
 
@@ -150,6 +152,22 @@ def test_a_rate_at_which_training_explodes_is_an_answer(tmp_path: Path, rate: fl
     assert "of DS>LD#" in reason.read_text()
     resume_sweep(folder)
     assert reason.stat().st_mtime_ns == written, "it was run again"
+
+
+def test_one_seed_that_explodes_makes_its_point_diverge_and_stops_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    broken_from(monkeypatch, "DS#4", 2)
+    planned = plan(build({**SMALL, "rounds": {"count": 2}}), {"training.epochs": [1]}, rules=["DS", "LD>DS"], seeds=2)
+    document = sweep_document(sweep(planned, out=tmp_path / "sweep"))
+    assert document["diverged"] == document["left"] == []
+    first, second = document["rows"]
+    assert (first["rule"], first["diverged"]) == ("LD>DS", False)
+    assert np.isfinite(first["value"]["values"]).all()
+    assert (second["rule"], second["diverged"]) == ("DS", True)
+    assert np.isnan(second["value"]["values"]).tolist() == [False, True]
+    assert document["best"] == first
+    assert "diverged: the model exploded in one seed or more" in sweep_table(document, "text", None)
 
 
 def test_a_data_set_from_python_stays_in_its_process(tmp_path: Path):

@@ -99,7 +99,7 @@ def _require(federation: Federation, task: Task, updates: Updates, least: int) -
     """Stop the run where fewer clients than `least` are left; where every model is broken, this federation alone."""
     if len(updates.clients) < least:
         if updates.failures and all(failure.reason == NOT_FINITE for failure in updates.failures):
-            raise Exploded(task, f"after local training no model of its {len(task.clients)} clients is finite any more")
+            raise Exploded(task, f"no client's model is finite after local training ({len(task.clients)} asked)")
         reasons = "; ".join(f"{failure.client}: {failure.reason}" for failure in updates.failures[:3])
         raise TooFewClients(
             f"round {task.round} of {federation.name}: {len(updates.clients)} of {len(task.clients)} clients gave a "
