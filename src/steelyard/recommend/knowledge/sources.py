@@ -8,7 +8,7 @@ from pathlib import Path
 
 from steelyard.data.files import find
 from steelyard.errors import UserError, listed
-from steelyard.recommend.knowledge import attributes, id_files, links, map_files, rdf, recbole, tables, triples
+from steelyard.recommend.knowledge import attributes, id_files, links, map_files, rdf, recbole, table, tables, triples
 from steelyard.recommend.knowledge.graph import Triples
 from steelyard.recommend.knowledge.settings import FormatName, SourceSettings
 from steelyard.recommend.knowledge.table import FeatureTable
@@ -40,9 +40,14 @@ class Source:
         path = find(settings.path, "a file of triples, features or attributes", field=f"path ({field}.path)")
         form = recognised(settings, path) if settings.format == "auto" else settings.format
         for name in ("links", "predicates", "columns"):
+            if name == "links" and settings.entities is not None:
+                continue
             if getattr(settings, name) and _READS[form] != name:
                 fitting = [each for each, reads in _READS.items() if reads == name]
                 raise UserError(f"{field}.{name}: given with format '{form}'; allowed with: {listed(fitting)}")
+        if settings.entities is not None and (_READS[form] == "links" or settings.links is None):
+            wrong = f"with format '{form}'" if settings.links is not None else "without links"
+            raise UserError(f"{field}.entities: given {wrong}; allowed with: links, and a file of features or attributes")
         if form == "kgflex" and settings.predicates is None:
             raise UserError(f"{field}.predicates: missing; format 'kgflex' needs the file predicate_mapping")
         return Source(settings, field, path, form)
@@ -67,7 +72,14 @@ class Source:
         return recbole.read_kg(self.path) if self.format == "recbole" else triples.read_triples(self.path)
 
     def table(self) -> FeatureTable:
-        """Read features or attributes."""
+        """Read features or attributes; those of another data set stand under the items of this one."""
+        if self.settings.entities is None or self.settings.links is None:
+            return self._table()
+        mine = find(self.settings.links, links.EXPECTED, field=f"links ({self.field}.links)")
+        others = find(self.settings.entities, links.EXPECTED, field=f"entities ({self.field}.entities)")
+        return table.renamed(self._table(), links.joined(mine, others))
+
+    def _table(self) -> FeatureTable:
         if self.format == "kgflex" and self.settings.predicates is not None:
             mapping = find(self.settings.predicates, id_files.EXPECTED_NAMES, field=f"predicates ({self.field})")
             return id_files.read_ids(self.path, mapping)
@@ -92,7 +104,7 @@ def recognised(settings: SourceSettings, path: Path) -> FormatName:
         return "recbole"
     if settings.predicates is not None:
         return "kgflex"
-    if settings.links is not None:
+    if settings.links is not None and settings.entities is None:
         return "triples"
     if settings.columns or plain.endswith((".dat", ".item")):
         return "attributes"
