@@ -74,15 +74,6 @@ class ItemFeatures:
         hops, counts = np.unique(self.hops, return_counts=True)
         return {int(hop): int(count) for hop, count in zip(hops, counts, strict=True)}
 
-    def restricted(self, features: Codes) -> ItemFeatures:
-        """Return these features alone, numbered anew in the order given; rows stay those of all items.
-
-        Use it to leave out hops (`np.flatnonzero(found.hops == 1)`) or features that are too rare.
-        """
-        columns = self.matrix[:, features]
-        columns.sort_indices()
-        return ItemFeatures(columns, tuple(self.names[f] for f in features.tolist()), self.hops[features])
-
 
 def build(
     items: Codes, features: Codes, count: int, names: Sequence[str], hops: Sequence[int] | Hops | None = None

@@ -47,7 +47,9 @@ class Source:
                 raise UserError(f"{field}.{name}: given with format '{form}'; allowed with: {listed(fitting)}")
         if settings.entities is not None and (_READS[form] == "links" or settings.links is None):
             wrong = f"with format '{form}'" if settings.links is not None else "without links"
-            raise UserError(f"{field}.entities: given {wrong}; allowed with: links, and a file of features or attributes")
+            raise UserError(
+                f"{field}.entities: given {wrong}; allowed with: links, and a file of features or attributes"
+            )
         if form == "kgflex" and settings.predicates is None:
             raise UserError(f"{field}.predicates: missing; format 'kgflex' needs the file predicate_mapping")
         return Source(settings, field, path, form)
@@ -65,10 +67,8 @@ class Source:
         near = recbole.beside(self.path) if self.format == "recbole" else None
         return links.read_links(near) if near is not None else (list(item_ids), list(item_ids))
 
-    def triples(self, start: set[str], hops: int, inverse: bool) -> Triples:
-        """Read a graph; of RDF only what can be reached from `start`."""
-        if self.format == "rdf":
-            return rdf.read_rdf(self.path, start, hops, inverse)
+    def triples(self) -> Triples:
+        """Read a graph that is no RDF."""
         return recbole.read_kg(self.path) if self.format == "recbole" else triples.read_triples(self.path)
 
     def table(self) -> FeatureTable:
@@ -112,3 +112,10 @@ def recognised(settings: SourceSettings, path: Path) -> FormatName:
     if len(first) > 2 and all(cell.strip().isdigit() for cell in first):
         return "map"
     return "triples" if len(first) == 3 and "://" in first[1] else "attributes"
+
+
+def read_graphs(sources: Sequence[Source], start: set[str], hops: int, inverse: bool) -> list[Triples]:
+    """Read the graphs among the sources, which are one: of RDF only what can be reached from `start`, over any file."""
+    whole = [source.triples() for source in sources if source.is_graph and source.format != "rdf"]
+    streamed = [source.path for source in sources if source.format == "rdf"]
+    return [*whole, rdf.read_rdf(streamed, start, hops, inverse, whole)] if streamed else whole
