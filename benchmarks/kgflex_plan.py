@@ -39,8 +39,8 @@ LISTED: Mapping[str, Sequence[Settings]] = {
     "ml1m": [
         {**THESIS, "kgflex.limits": LIMITS, **_SMALL, "fpl.learning_rate": 0.2},
         {**THESIS, "kgflex.limits": [200, 0], **_SMALL, "fpl.learning_rate": 0.2},
-        {**THESIS, "kgflex.limits": LIMITS, **_SMALL, "fpl.learning_rate": 0.6},
-        {**THESIS, "kgflex.limits": [200, 0], **_SMALL, "fpl.learning_rate": 0.6},
+        {**THESIS, "kgflex.limits": LIMITS, **_SMALL, "fpl.learning_rate": 0.05},
+        {**THESIS, "kgflex.limits": [200, 0], **_SMALL, "fpl.learning_rate": 0.05},
         {**THESIS, "kgflex.limits": [400, 0], **_SMALL, "fpl.learning_rate": 0.2},
         {**THESIS, "kgflex.limits": [200, 0], "kgflex.own_rate": 2.0, **_SMALL, "fpl.learning_rate": 0.2},
         {**THESIS, "knowledge.counted": "data", "knowledge.min_items": 3, "kgflex.others": 5.0}
