@@ -74,8 +74,9 @@ def test_a_file_that_was_edited_by_hand_is_one_line(
     assert line in refused("table", "swept")
 
 
-def test_the_help_names_every_measure(steelyard: CommandLine) -> None:
-    told = " ".join(steelyard("sweep", "--help").stdout.replace("│", " ").split())
+def test_the_help_names_every_measure(steelyard: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    told = steelyard("sweep", "--help").stdout
     kinds = ("quickstart", "fpl-ml1m", "kgflex-books")
     known = {measure for name in kinds for measure in measures_of(Experiment.load(name))}
     known |= {"accuracy", "server-mape", "server-macro-f1", "rmse", "mae", "mape"}

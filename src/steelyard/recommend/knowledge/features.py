@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steelyard.recommend.interactions import Codes
+from steelyard.recommend.knowledge.naming import counted
 
 Hops = NDArray[np.int8]
 Csr = Any
@@ -40,8 +41,9 @@ class ItemFeatures:
 
     def __str__(self) -> str:
         items, features = self.matrix.shape
-        by_hop = ", ".join(f"{count:,} of {hop} hop{'s' if hop > 1 else ''}" for hop, count in self.by_hop().items())
-        return f"{features:,} features ({by_hop or 'none'}) of {items:,} items in {self.matrix.nnz:,} pairs"
+        by_hop = ", ".join(f"{count:,} of {counted(hop, 'hop')}" for hop, count in self.by_hop().items())
+        shown = f"{counted(features, 'feature')} ({by_hop})" if features else "no features"
+        return f"{shown} of {counted(items, 'item')} in {counted(self.matrix.nnz, 'pair')}"
 
     @property
     def items(self) -> int:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steelyard.recommend.interactions import Codes
+from steelyard.recommend.knowledge.naming import counted
 
 Texts = Sequence[str] | NDArray[np.object_]
 
@@ -30,7 +31,8 @@ class Graph:
         return len(self.subject)
 
     def __str__(self) -> str:
-        return f"{len(self):,} triples, {len(self.nodes):,} nodes, {len(self.predicates):,} predicates"
+        counts = {"triple": len(self), "node": len(self.nodes), "predicate": len(self.predicates)}
+        return ", ".join(counted(count, word) for word, count in counts.items())
 
 
 @dataclass(frozen=True, eq=False)

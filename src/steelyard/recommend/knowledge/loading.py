@@ -13,6 +13,7 @@ import numpy as np
 from steelyard.recommend.interactions import Names, numbered
 from steelyard.recommend.knowledge import explore, graph, table
 from steelyard.recommend.knowledge.features import ItemFeatures
+from steelyard.recommend.knowledge.naming import counted
 from steelyard.recommend.knowledge.report import FeatureReport
 from steelyard.recommend.knowledge.settings import KnowledgeSettings
 from steelyard.recommend.knowledge.sieve import Limits, Sieve
@@ -59,9 +60,8 @@ def _load(described: str, item_ids: tuple[str, ...]) -> Loaded:
         there |= _explore(settings, whole, linked, items, sieve, blocked)
     if found:
         joined = table.joined(found)
-        told.append(
-            f"table: {len(joined):,} pairs of {len(set(joined.item)):,} items and {len(joined.chains):,} features"
-        )
+        sizes = (counted(len(set(joined.item)), "item"), counted(len(joined.chains), "feature"))
+        told.append(f"table: {counted(len(joined), 'pair')} of {sizes[0]} and {sizes[1]}")
         there |= set(np.unique(np.asarray(joined.item, dtype=object)).tolist())
         _take(settings, joined, items, sieve, blocked)
     labels |= {name: label for source in sources for name, label in source.names().items()}
