@@ -40,7 +40,15 @@ def pages(cells: Sequence[Cell]) -> Iterator[str]:
         mine = [cell for cell in cells if cell["data"] == data]
         if mine:
             yield from (f"## {title}", "")
-            for table in (main_table(mine, data), seeds(mine), search(mine), hops(mine), kept(mine), cold(mine)):
+            for table in (
+                main_table(mine, data),
+                entropy(mine),
+                seeds(mine),
+                search(mine),
+                hops(mine),
+                kept(mine),
+                cold(mine),
+            ):
                 lines = list(table)
                 yield from [*lines, ""] if lines else []
 
@@ -98,6 +106,19 @@ def tested(cells: Sequence[Cell], name: str) -> dict[str, list[_FIGURES]]:
             last = cell["found"].get(str(max(cell["epochs"])))
             found.setdefault("", []).extend([last] if last else [])
     return {settings: figures for settings, figures in found.items() if figures}
+
+
+def entropy(cells: Sequence[Cell]) -> Iterator[str]:
+    """Yield Figure 6.2 as a table: hit rate against Shannon entropy, both at 10."""
+    lines: list[str] = []
+    for name, words in {**WORDS, **KGFLEX}.items():
+        for figures in tested(cells, name).values():
+            ten = [each["10"] for each in figures]
+            if all({"hit_rate", "shannon_entropy"} <= each.keys() for each in ten):
+                rate = statistics.mean(each["hit_rate"] for each in ten)
+                lines.append(f"| {words} | {rate:.4f} | {statistics.mean(e['shannon_entropy'] for e in ten):.3f} |")
+    if lines:
+        yield from ("| | HR@10 | Shannon entropy@10 |", "|---|---|---|", *lines)
 
 
 def seeds(cells: Sequence[Cell]) -> Iterator[str]:

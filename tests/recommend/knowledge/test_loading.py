@@ -121,11 +121,11 @@ def test_features_of_another_data_set_come_over_the_entity(folder: Path) -> None
 
 
 def test_one_of_a_thing_is_told_in_the_singular(tmp_path: Path) -> None:
-    (tmp_path / "t.tsv").write_text("a\tp\tb\na\trdf:kind\tc\n")
+    (tmp_path / "t.tsv").write_text("a\tp\tb\na\tkind\tc\n")
     (tmp_path / "map.tsv").write_text("a\t10\n")
     sources = [{"path": tmp_path / "t.tsv", "format": "triples"}, {"path": tmp_path / "map.tsv", "format": "map"}]
-    found = load(settings(sources=sources, min_items=1, hops=1, blocked=["rdf:kind"]), ["a"])
-    assert found.report.lines()[1:3] == ["table: 1 pair of 1 item and 1 feature", "blocked: rdf:kind, 1 time"]
+    found = load(settings(sources=sources, min_items=1, hops=1, blocked=["kind"]), ["a"])
+    assert found.report.lines()[1:3] == ["table: 1 pair of 1 item and 1 feature", "blocked: kind, 1 time"]
     assert str(found.features) == "2 features (2 of 1 hop) of 1 item in 2 pairs"
     (tmp_path / "t.tsv").write_text("a\tp\tb\n")
     one = load(settings(sources=sources[:1], min_items=1, hops=1), ["a"])
