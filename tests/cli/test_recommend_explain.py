@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -50,9 +51,29 @@ def test_explain_says_which_features_made_the_score(runs: Path):
     assert shown.get("i07", found["score"]) == pytest.approx(found["score"], abs=1e-5)
     assert "half 0" in found["reasons"][0]["feature"]
     assert sum(abs(each["share"]) for each in found["reasons"]) == pytest.approx(1)
-    text = _cli("explain", runs / "kgflex", "--user", "u02", "--item", "i07", "--top", 1).stdout
-    assert text.splitlines()[0].startswith("i07 for u02: score")
-    assert "half 0" in text
+    lines = _cli("explain", runs / "kgflex", "--user", "u02", "--item", "i07", "--top", 1).stdout.splitlines()
+    assert lines[0].startswith("i07 for user u02: score")
+    assert lines[1] == f"2 features shared: the user has {found['features_of_user']}, the item 2"
+    assert lines[2].split() == ["share", "part", "gain", "hers", "common", "feature"]
+    assert lines[3].endswith("half: half 0")
+    assert lines[4].endswith("in 1 further feature")
+
+
+def test_explain_on_a_narrow_terminal_breaks_no_line(runs: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "50")
+    lines = _cli("explain", runs / "kgflex", "--user", "u02", "--item", "i07").stdout.splitlines()
+    assert max(map(len, lines)) <= 60
+    assert lines[2].endswith("%  half: half 0")
+    part, gain, personal, common = (float(number) for number in re.findall(r"-?\d+\.\d+", lines[3]))
+    assert part == pytest.approx(gain * (personal + common), abs=0.01)
+
+
+def test_an_item_that_shares_nothing_is_said_to(runs: Path):
+    """u02 takes of the first half of the items; the second half has another half and digits that she may not select."""
+    found = [_cli("explain", runs / "kgflex", "--user", "u02", "--item", f"i{item}").stdout for item in range(20, 40)]
+    none = [text.splitlines() for text in found if "no feature shared" in text]
+    assert none
+    assert all(len(lines) == 2 and lines[0].endswith("score 0.0000") for lines in none)
 
 
 def test_kept_and_clouds(runs: Path, tmp_path: Path):
@@ -60,7 +81,13 @@ def test_kept_and_clouds(runs: Path, tmp_path: Path):
     assert found["kept"].keys() == {"shown", "informative"}
     for quartiles in (each for shares in found["kept"].values() for each in shares.values()):
         assert 0 <= quartiles[0] <= quartiles[1] <= quartiles[2] <= 1
-    assert "would select it again" in _cli("kept", runs / "kgflex").stdout
+    lines = _cli("kept", runs / "kgflex").stdout.splitlines()
+    assert "a feature is kept if the list would select it again:" in lines
+    # Two halves and ten digits are all there is, so no hundred can be the most prominent.
+    assert 1 < found["prominent"] <= 12
+    share = f"{found['prominent_kept']:.0%}"
+    assert lines[-2] == f"of the {found['prominent']} most prominent features in what users took, {share}"
+    assert lines[-1] == f"are among the {found['prominent_after']} most prominent in what they are shown"
     picture = tmp_path / "clouds.svg"
     assert _cli("clouds", runs / "kgflex", "--out", picture).returncode == 0
     assert "half 0" in picture.read_text()

@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 from tests.conftest import CommandLine
 
+from steelyard import Experiment
+from steelyard.experiment.sweep_file import write_sweep
+from steelyard.experiment.sweep_plan import measures_of, plan
+
 QUICK = ("--set", "rounds.count=2", "--set", "compute.engine=loop", "--quiet")
 
 
@@ -47,3 +51,33 @@ def test_a_sweep_on_digits(steelyard: CommandLine, tmp_path: Path) -> None:
 )
 def test_slips_are_one_line(refused: Callable[..., str], arguments: tuple[str, ...], line: str) -> None:
     assert line in refused("sweep", "quickstart", *arguments)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "line"),
+    [
+        ("values = [\n    1,\n]\nrules", "values = []\nrules", "sweep.toml: is cut off or changed (ValueError"),
+        ("values = [\n    1,\n]\nrules", "values = [[1]]\nrules", "sweep.toml: is cut off or changed (ValueError"),
+        ('measure = "score"', 'measure = "speed"', "sweep.toml: measure: got 'speed'; allowed: score, worst10"),
+        ('measure = "score"', "measure = 3", "sweep.toml: measure: got '3'; allowed: score"),
+        ("field =", "feld =", "sweep.toml: is cut off or changed (KeyError('field'))"),
+    ],
+)
+def test_a_file_that_was_edited_by_hand_is_one_line(
+    refused: Callable[..., str], tmp_path: Path, before: str, after: str, line: str
+) -> None:
+    folder = tmp_path / "swept"
+    write_sweep(plan(Experiment.load("quickstart"), ["training.epochs=1,2"]), folder)
+    text = (folder / "sweep.toml").read_text()
+    assert before in text
+    (folder / "sweep.toml").write_text(text.replace(before, after))
+    assert line in refused("table", "swept")
+
+
+def test_the_help_names_every_measure(steelyard: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    told = steelyard("sweep", "--help").stdout
+    kinds = ("quickstart", "fpl-ml1m", "kgflex-books")
+    known = {measure for name in kinds for measure in measures_of(Experiment.load(name))}
+    known |= {"accuracy", "server-mape", "server-macro-f1", "rmse", "mae", "mape"}
+    assert [measure for measure in sorted(known) if measure not in told] == []

@@ -9,17 +9,8 @@ import pytest
 
 from steelyard import Experiment, UserError
 from steelyard.experiment.loading import build
-from steelyard.experiment.sweep_plan import (
-    Axis,
-    alone,
-    difference,
-    measures_of,
-    plan,
-    read_axes,
-    read_runs,
-    read_sweep,
-    write_sweep,
-)
+from steelyard.experiment.sweep_file import difference, read_runs, read_sweep, write_sweep
+from steelyard.experiment.sweep_plan import Axis, alone, measures_of, plan, read_axes
 
 BASE = Experiment.model_validate(
     {

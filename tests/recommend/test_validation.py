@@ -45,6 +45,16 @@ def test_validation_without_times_is_drawn_and_differs_from_the_test_draw():
     assert first.test.item.tolist() != splits.random(data, 0.5, 42).test.item.tolist()
 
 
+def test_where_test_rows_are_drawn_validation_rows_are_drawn_too(description):
+    """A user's latest rows are another task than rows from anywhere; settings are chosen on the task of the test."""
+    newest = changed(description, validation=0.25, split="temporal").prepare().split
+    drawn = changed(description, validation=0.25, split="shuffled").prepare().split
+    assert (newest.test.time.min(), newest.train.time.max()) == (1006, 1005)
+    assert drawn.test.time.min() < drawn.train.time.max()
+    again = changed(description, validation=0.25, split="shuffled").prepare().split
+    assert drawn.test.item.tolist() == again.test.item.tolist()
+
+
 def test_a_validation_run_neither_trains_on_nor_sees_the_test_set(description, tastes, tmp_path):
     description["ranking"] = {"threshold": 3}
     usual = changed(description).prepare().split

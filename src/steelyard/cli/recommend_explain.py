@@ -6,14 +6,20 @@ What is heavy is imported inside the commands, for speed of start.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from steelyard.cli.options import FormatOption
+from steelyard.cli.printing import terminal_width
 from steelyard.cli.recommend_options import RuleOption, RunArgument, parse_counts, parse_cutoffs
 from steelyard.errors import new_file, printable
+from steelyard.recommend.knowledge.naming import counted
+
+_HEADER = f"{'share':>7}{'part':>10}{'gain':>8}{'hers':>9}{'common':>9}  "
+"""The columns of a reason before the feature's name: part = gain x (hers + common)."""
 
 
 def explain(
@@ -32,20 +38,33 @@ def explain(
     if format == "json":
         typer.echo(json.dumps(found, indent=2, ensure_ascii=False))
         return
+    for line in _told(found, count, terminal_width()):
+        typer.echo(printable(line))
+
+
+def _told(found: Mapping[str, Any], count: int, width: int | None) -> Iterator[str]:
+    """Yield why an item has its score; where the terminal is too narrow for a table, two lines for each feature."""
     reasons = found["reasons"]
-    typer.echo(
-        f"{printable(found['title'])} for {printable(user)}: score {found['score']:.4f} from {len(reasons)} features "
-        f"that her {found['features_of_user']} and its {found['features_of_item']} share"
-    )
-    typer.echo(f"{'share':>7}{'part':>10}{'gain':>8}{'hers':>9}{'common':>9}  feature")
-    for row in reasons[:count]:
-        numbers = (
-            f"{row['share']:>7.1%}{row['part']:>10.4f}{row['gain']:>8.3f}{row['personal']:>9.4f}{row['common']:>9.4f}"
-        )
-        typer.echo(f"{numbers}  {printable(row['feature'])}")
+    yield f"{found['title']} for user {found['user']}: score {found['score']:.4f}"
+    shared = counted(len(reasons), "feature") if reasons else "no feature"
+    yield f"{shared} shared: the user has {found['features_of_user']}, the item {found['features_of_item']}"
+    if not reasons:
+        return
+    shown = reasons[:count]
+    wide = width is None or max(len(row["feature"]) for row in shown) + len(_HEADER) <= width
+    if wide:
+        yield f"{_HEADER}feature"
+    for row in shown:
+        if wide:
+            numbers = f"{row['part']:>10.4f}{row['gain']:>8.3f}{row['personal']:>9.4f}{row['common']:>9.4f}"
+            yield f"{row['share']:>7.1%}{numbers}  {row['feature']}"
+            continue
+        yield f"{row['share']:>7.1%}  {row['feature']}"
+        inner = f"{row['personal']:.4f} hers + {row['common']:.4f} common"
+        yield f"{'':>9}{row['part']:.4f} = {row['gain']:.3f} x ({inner})"
     if len(reasons) > count:
         rest = sum(abs(row["share"]) for row in reasons[count:])
-        typer.echo(f"{rest:>7.1%} in {len(reasons) - count} further features")
+        yield f"{rest:>7.1%}  in {counted(len(reasons) - count, 'further feature')}"
 
 
 def kept(
@@ -62,11 +81,16 @@ def kept(
         typer.echo(json.dumps(found, indent=2))
         return
     for name, words in (("shown", "an item of the list has it"), ("informative", "the list would select it again")):
-        typer.echo(f"kept: {words}")
-        typer.echo(f"{'top':>8}{'Q1':>9}{'median':>9}{'Q3':>9}")
+        typer.echo(f"a feature is kept if {words}:")
+        typer.echo(f"{'best':>8}{'Q1':>9}{'median':>9}{'Q3':>9}")
         for top, quartiles in found["kept"][name].items():
             typer.echo(f"{top:>8}" + "".join("        -" if q is None else f"{q:>9.1%}" for q in quartiles))
-    typer.echo(f"of the 100 most prominent features before, {found['prominent_kept']:.0%} are among those after")
+    if found["prominent_kept"] is None:
+        typer.echo("no user has a feature that tells her items from others, so there is nothing to keep")
+        return
+    prominent = counted(found["prominent"], "most prominent feature")
+    typer.echo(f"of the {prominent} in what users took, {found['prominent_kept']:.0%}")
+    typer.echo(f"are among the {found['prominent_after']:,} most prominent in what they are shown")
 
 
 def clouds(

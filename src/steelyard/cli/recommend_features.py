@@ -32,6 +32,7 @@ def features(
     from steelyard.data.files import find
     from steelyard.experiment.loading import load
     from steelyard.recommend.knowledge.loading import load as load_knowledge
+    from steelyard.recommend.knowledge.naming import counted
     from steelyard.recommend.prepared import kept
 
     described = load(experiment, changes or [])
@@ -48,8 +49,12 @@ def features(
         document = {"experiment": described.name, **found.report.document()}
         typer.echo(json.dumps(document | ({} if names is None else {"item": names}), indent=2, ensure_ascii=False))
         return
-    for line in [*found.report.lines(), *(names or ())]:
+    for line in found.report.lines():
         typer.echo(printable(line))
+    if names is not None:
+        typer.echo(printable(f"{item} has {counted(len(names), 'feature')}{':' if names else ''}"))
+        for name in names:
+            typer.echo(printable(f"  {name}"))
 
 
 def features_of(experiment: str, items: Sequence[str] | Names) -> ItemFeatures:

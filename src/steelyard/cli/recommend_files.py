@@ -106,7 +106,7 @@ def split(
     halves = splits.split(table, kind.value, share=share, count=count, seed=seed)
     sides = {"train": halves.train, "test": halves.test}
     if validation is not None:
-        again = splits.validation(halves.train, validation, seed)
+        again = splits.validation(halves.train, validation, seed, drawn=kind.value in splits.DRAWN)
         sides = {"train": again.train, "validation": again.test, "test": halves.test}
     for name, side in sides.items():
         if not len(side):

@@ -65,7 +65,7 @@ def resume(
     with watching(not quiet):
         with doing("starting"):
             from steelyard.api import Result
-            from steelyard.experiment.sweep_plan import is_sweep
+            from steelyard.experiment.sweep_file import is_sweep
             from steelyard.federate.resuming import resume as resume_run
 
         if is_sweep(folder):
@@ -133,7 +133,7 @@ def table(
     ] = False,
 ) -> None:
     """Show a comparison as the papers' tables: rounds to target, gains, intervals, tests, devices, samples, curves."""
-    from steelyard.experiment.sweep_plan import is_sweep
+    from steelyard.experiment.sweep_file import is_sweep
 
     if is_sweep(folder):
         from steelyard.report.sweeps import sweep_document

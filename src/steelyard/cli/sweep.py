@@ -39,8 +39,9 @@ def sweep(
         str,
         typer.Option(
             "--measure",
-            help="What to choose by: score (the experiment's own), worst10, rounds-to-target, loss, server-accuracy, "
-            "server-macro-f1, and, of recommenders, ndcg, precision, recall, hit_rate.",
+            help="What to choose by: score (the experiment's own), worst10, rounds-to-target, loss; of classes also "
+            "accuracy, server-accuracy, server-macro-f1; of numbers rmse, mae, mape, server-mape; of recommenders "
+            "ndcg, precision, recall, hit_rate, f1_per_user.",
         ),
     ] = "score",
     validation: Annotated[

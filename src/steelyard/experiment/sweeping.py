@@ -13,8 +13,9 @@ from steelyard.experiment.code import Ask
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import read_experiment
 from steelyard.experiment.running import resume, run
+from steelyard.experiment.sweep_file import difference, is_sweep, read_sweep, write_sweep
 from steelyard.experiment.sweep_jobs import in_processes
-from steelyard.experiment.sweep_plan import Part, Sweep, difference, is_sweep, read_sweep, write_sweep
+from steelyard.experiment.sweep_plan import Part, Sweep
 from steelyard.rounds.drafting import TooFewClients
 from steelyard.rounds.soundness import Exploded
 from steelyard.runs.durable import write_durably

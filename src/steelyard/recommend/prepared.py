@@ -128,14 +128,15 @@ def _numbered_by(data: Interactions, catalogue: Path) -> Interactions:
 
 
 def cut(data: Interactions, settings: InteractionSettings) -> Split:
-    """Split as the settings say; with a validation share, the test side is each user's latest training rows."""
+    """Split as the settings say; with a validation share, the test side is a part of each user's training rows."""
     if settings.split == "fixed":
         whole = splits.by_flag(data, data.columns[SECOND_FILE] == "yes")
     else:
         whole = splits.split(data, settings.split, share=settings.share, count=settings.count, seed=settings.split_seed)
     if settings.validation is None:
         return whole
-    return splits.validation(whole.train, settings.validation, settings.split_seed)
+    drawn = settings.split in splits.DRAWN
+    return splits.validation(whole.train, settings.validation, settings.split_seed, drawn=drawn)
 
 
 def _about_items(

@@ -48,8 +48,8 @@ class InteractionSettings(Section):
     count: int = Field(default=1, ge=1)
     """For split = "newest": how many rows of each user are tested on."""
     validation: float | None = Field(default=None, gt=0, lt=1)
-    """Share of each user's training part, her latest, to be tested on in place of the test set, which is then not
-    touched: for choosing settings. Default: train on all of it and use the test set."""
+    """Share of each user's training part to be tested on in place of the test set, which is then not touched: for
+    choosing settings. Her latest rows, or drawn where the split is random or shuffled. Default: use the test set."""
     split_seed: int = Field(default=42, ge=0)
     """Seed of the random and shuffled splits; kept apart from the experiment's seed, so that seeds share a split."""
     category_column: str | None = None

@@ -12,6 +12,8 @@ from steelyard.randomness import stream_keys, words
 from steelyard.recommend.interactions import Flags, Interactions
 
 SplitKind = Literal["temporal", "random", "shuffled", "newest"]
+DRAWN = frozenset({"random", "shuffled"})
+"""The kinds that draw rows without a look at their times."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,13 +48,14 @@ def split(data: Interactions, kind: SplitKind, *, share: float = 0.2, count: int
             return newest(data, count)
 
 
-def validation(train: Interactions, share: float, seed: int = 42) -> Split:
+def validation(train: Interactions, share: float, seed: int = 42, *, drawn: bool = False) -> Split:
     """Split a training part again: its newest int(share · n) rows of each user are what settings are chosen on.
 
-    Use it for every choice that must not see the test set. Without times, the rows are drawn from each user's own
-    stream.
+    Use it for every choice that must not see the test set. Without times, and where the test rows themselves were
+    `drawn`, they are drawn from each user's own stream: to foretell what a user takes later is another task than to
+    fill gaps, so settings chosen on one need not suit the other.
     """
-    return random(train, share, seed, "validation") if train.time is None else temporal(train, share)
+    return random(train, share, seed, "validation") if drawn or train.time is None else temporal(train, share)
 
 
 def by_flag(data: Interactions, test: Flags) -> Split:

@@ -91,8 +91,15 @@ class Explained:
             name: {"all" if top is None else str(top): _quartiles(explain.kept(selection, flag, top)) for top in TOPS}
             for name, flag in flags.items()
         }
+        # Fewer than a hundred where fewer are selected by anyone.
         before, then = (set(_prominent(each, 100)) for each in (selection, after))
-        return {"cutoff": cutoff, "kept": shares, "prominent_kept": len(before & then) / max(len(before), 1)}
+        return {
+            "cutoff": cutoff,
+            "kept": shares,
+            "prominent": len(before),
+            "prominent_after": len(then),
+            "prominent_kept": len(before & then) / len(before) if before else None,
+        }
 
     def clouds(self, cutoff: int, top: int) -> list[dict[str, Any]]:
         """Return the most prominent features before and after: in what users took, and in what they are shown."""

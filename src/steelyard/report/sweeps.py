@@ -17,7 +17,8 @@ from steelyard.errors import UserError
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import read_experiment
 from steelyard.experiment.rule_words import plain
-from steelyard.experiment.sweep_plan import LOWER, Sweep, read_runs, read_sweep, show
+from steelyard.experiment.sweep_file import read_runs, read_sweep
+from steelyard.experiment.sweep_plan import LOWER, Sweep, show
 from steelyard.experiment.sweeping import TEST, diverged, done, finished
 from steelyard.report.measures import rounds_to_target, worst_tenth
 from steelyard.report.statistics import estimate

@@ -102,7 +102,7 @@ def test_a_resumed_run_ends_in_the_same_bits(known: dict, tmp_path: Path):
     assert any(key.startswith("vectors/") for key in mine)
 
 
-def test_five_nodes_equal_the_simulation(known: dict, tmp_path: Path, tastes: Path):
+def test_four_nodes_equal_the_simulation(known: dict, tmp_path: Path, tastes: Path):
     rows = [
         line for line in tastes.read_text().splitlines() if line[:4] in ("user", "u00\t", "u01\t", "u02\t", "u03\t")
     ]
@@ -130,14 +130,27 @@ def test_five_nodes_equal_the_simulation(known: dict, tmp_path: Path, tastes: Pa
 
 
 def test_expertise_counts_features_that_chance_does_not_explain():
-    """With 8 items and 8 others, 2 ln 2 · 16 · k is above 10.828 from k = 0.488 on."""
-    pairs = [(f"u{u}", str(i)) for u, count in enumerate((8, 8, 100)) for i in range(count)]
+    """With 8 items and 8 others, 2 ln 2 · 16 · k is above 10.828 from k = 0.488 on; with 80 and 20, from 0.0781 on."""
+    pairs = [(f"u{u}", str(i)) for u, count in enumerate((8, 8, 80)) for i in range(count)]
+    pairs += [("u3", str(i)) for i in range(80, 100)]
     from steelyard.recommend.interactions import build as interactions
 
     histories = Histories.of(interactions([u for u, _ in pairs], [i for _, i in pairs]))
-    gains = np.array([0.5, 0.48, 0.49, 0.1, 0.05, 0.03], dtype=np.float32)
-    selection = Selection(np.array([0, 2, 3, 6]), np.zeros(6, dtype=np.int32), gains, 3)
-    assert expertise(selection, histories).tolist() == [1, 1, 2]
+    gains = np.array([0.5, 0.48, 0.49, 0.1, 0.07, 0.03], dtype=np.float32)
+    selection = Selection(np.array([0, 2, 3, 6, 6]), np.zeros(6, dtype=np.int32), gains, 3)
+    assert expertise(selection, histories).tolist() == [1, 1, 1, 0]
+    # More others weigh no more; with half as many, D_u has 12, 12 and 100: from k = 0.651 and 0.0781 on.
+    assert expertise(selection, histories, 5.0).tolist() == [1, 1, 1, 0]
+    assert expertise(selection, histories, 0.5).tolist() == [0, 0, 1, 0]
+
+
+def test_with_too_few_others_to_compare_with_nobody_is_an_expert(known: dict):
+    experiment = changed(known, kgflex={"others": 0.01})
+    clients, _ = experiment.assemble()
+    assert isinstance(clients, KgflexClients)
+    selection = clients.knowledge(experiment.seed).selection
+    assert selection.sizes.tolist() == [0] * selection.users
+    assert expertise(selection, clients.users.histories, 0.01).tolist() == [0.0] * selection.users
 
 
 def test_expertise_weighs_users_and_is_measured_by_their_devices(known: dict, tmp_path: Path):

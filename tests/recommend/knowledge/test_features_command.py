@@ -39,8 +39,9 @@ def test_the_account_of_features(tmp_path: Path, steelyard: CommandLine) -> None
         "1 hop: 2 found, dropped: none, kept: 2 in 4 pairs",
         "2 hops: 1 found, dropped: none, kept: 1 in 4 pairs",
         "items: 4, known to the sources: 4, with features: 4",
-        "director: mann",
-        "director → born: chicago",
+        "w has 2 features:",
+        "  director: mann",
+        "  director → born: chicago",
     ]
     once = steelyard("recommend", "features", "films.toml", "--set", "knowledge.hops=1", "--format", "json")
     assert [hop["kept"] for hop in json.loads(once.stdout)["hops"]] == [2]

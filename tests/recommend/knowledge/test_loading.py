@@ -72,6 +72,67 @@ def test_files_are_joined_and_ids_may_be_entities(folder: Path) -> None:
     assert own.names_of(0) == ["director: e:kubrick", "type: e:Film"]
 
 
+def test_chains_lead_from_one_file_of_rdf_into_another(tmp_path: Path) -> None:
+    def line(subject: str, predicate: str, value: str) -> str:
+        return f"<http://e/{subject}> <http://e/{predicate}> <http://e/{value}> .\n"
+
+    (tmp_path / "films.nt").write_text(line("a", "director", "mann") + line("b", "director", "lee"))
+    (tmp_path / "people.nt").write_text(line("mann", "born", "usa") + line("lee", "born", "usa"))
+    (tmp_path / "links.tsv").write_text("1\thttp://e/a\n2\thttp://e/b\n")
+    sources = [{"path": tmp_path / f"{name}.nt", "links": tmp_path / "links.tsv"} for name in ("people", "films")]
+    found = load(settings(sources=sources, min_items=2), ["1", "2"])
+    assert found.features.names == ("director → born: usa",)
+    assert found.report.lines()[0] == "graph: 4 triples, 5 nodes, 2 predicates"
+
+
+def test_items_that_the_graph_does_not_have_are_not_known(folder: Path) -> None:
+    """Without links ids are entities, but not every id is in the graph; nor is every linked entity."""
+    unlinked = load(settings(sources=[{"path": folder / "t.tsv"}], min_items=1), ["e:a", "e:c", "e:nowhere"])
+    assert unlinked.report.lines()[-1] == "items: 3, known to the sources: 2, with features: 2"
+    linked = load(settings(sources=[graph(folder)], min_items=1), ["1", "9"])
+    assert linked.report.lines()[-1] == "items: 2, known to the sources: 1, with features: 1"
+
+
+def test_only_triples_that_are_left_out_count_as_blocked(folder: Path) -> None:
+    """`born` is two triples, both of people; at the first hop none of them is left out, for they begin at no film."""
+    born = {"sources": [graph(folder)], "min_items": 1, "blocked": ["http://e/born"]}
+    items = ["1", "2", "3"]
+    assert load(settings(**born), items).report.blocked == {}
+    assert load(settings(**born, blocked_at="any"), items).report.blocked == {"http://e/born": 2}
+    kind = {**born, "blocked": ["rdf:type"]}
+    rdf_type = "http://www.w3.org/1999/02/22-rdf-syntax-ns#type"
+    # Of the two films that have a type, one is no item of the data.
+    assert load(settings(**kind), ["1", "3"]).report.blocked == {rdf_type: 1}
+    (folder / "t.tsv").write_text(TRIPLES + TRIPLES)
+    assert load(settings(**kind, inverse=True, hops=1), items).report.blocked == {rdf_type: 2}
+
+
+def test_features_of_another_data_set_come_over_the_entity(folder: Path) -> None:
+    """Item 1 is the entity e:a, which the map calls 7; of the rest of the map only 2 is linked, as both b and c."""
+    (folder / "theirs.tsv").write_text("7\te:a\n2\te:b\n2\te:c\n1\te:elsewhere\n")
+    source = {"path": folder / "map.tsv", "links": folder / "l.tsv", "entities": folder / "theirs.tsv"}
+    found = load_features(settings(sources=[source], min_items=1), ["1", "2", "3", "4"])
+    assert [found.names_of(item) for item in range(4)] == [
+        ["feature: 11", "feature: 12"],
+        ["feature: 10", "feature: 12"],
+        ["feature: 10", "feature: 12"],
+        [],
+    ]
+
+
+def test_one_of_a_thing_is_told_in_the_singular(tmp_path: Path) -> None:
+    (tmp_path / "t.tsv").write_text("a\tp\tb\na\tkind\tc\n")
+    (tmp_path / "map.tsv").write_text("a\t10\n")
+    sources = [{"path": tmp_path / "t.tsv", "format": "triples"}, {"path": tmp_path / "map.tsv", "format": "map"}]
+    found = load(settings(sources=sources, min_items=1, hops=1, blocked=["kind"]), ["a"])
+    assert found.report.lines()[1:3] == ["table: 1 pair of 1 item and 1 feature", "blocked: kind, 1 time"]
+    assert str(found.features) == "2 features (2 of 1 hop) of 1 item in 2 pairs"
+    (tmp_path / "t.tsv").write_text("a\tp\tb\n")
+    one = load(settings(sources=sources[:1], min_items=1, hops=1), ["a"])
+    assert one.report.lines()[0] == "graph: 1 triple, 2 nodes, 1 predicate"
+    assert one.report.lines()[1] == "1 hop: 1 found, dropped: none, kept: 1 in 1 pair"
+
+
 def test_the_limits(folder: Path) -> None:
     every = {"sources": [graph(folder)], "blocked": [], "hops": 1}
     items = ["1", "2", "3"]
@@ -138,6 +199,18 @@ def test_id_files_with_blocked_chains_and_fewer_hops(tmp_path: Path) -> None:
         (
             {"path": "t.tsv", "format": "map", "columns": {"a": 1}},
             "columns: given with format 'map'; allowed",
+        ),
+        (
+            {"path": "map.tsv", "entities": "l.tsv"},
+            r"sources.0.entities: given without links; allowed with: links, and",
+        ),
+        (
+            {"path": "t.tsv", "links": "l.tsv", "entities": "l.tsv", "format": "triples"},
+            "entities: given with format 'triples'",
+        ),
+        (
+            {"path": "map.tsv", "links": "l.tsv", "entities": "none"},
+            r"entities \(knowledge.sources.0.entities\): found",
         ),
         ({"path": "t.tsv", "links": "none.tsv"}, r"links \(knowledge.sources.0.links\): found no"),
     ],

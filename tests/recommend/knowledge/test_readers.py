@@ -74,6 +74,32 @@ class TestRdf:
             (E + "mann", E + "born", E + "chicago"),
         }
 
+    def test_several_files_are_one_graph(self, tmp_path: Path) -> None:
+        """A chain goes from file to file and over triples beside, labels stand apart, blank nodes are not mixed up."""
+        head = f"@prefix e: <{E}> .\n"
+        films = file(tmp_path, "films.ttl", head + "e:heat e:director e:mann ; e:part [ e:of e:box ] .\n")
+        people = file(tmp_path, "people.ttl", head + "e:mann e:spouse [ e:born e:rome ] .\ne:mann e:knows e:anna .\n")
+        named = f'<{E}mann> <http://www.w3.org/2000/01/rdf-schema#label> "Mann" .\n<{E}bern> <{E}in> <{E}swiss> .\n'
+        labels = file(tmp_path, "labels.nt", named)
+        table = Triples([E + "anna"], [E + "born"], [E + "bern"])
+        found = rdf.read_rdf([films, people, labels], {E + "heat"}, 4, beside=[table])
+        assert set(rows(found)) == {
+            (E + "heat", E + "director", E + "mann"),
+            (E + "heat", E + "part", "_:0"),
+            ("_:0", E + "of", E + "box"),
+            (E + "mann", E + "spouse", "_:1.0"),
+            ("_:1.0", E + "born", E + "rome"),
+            (E + "mann", E + "knows", E + "anna"),
+            (E + "bern", E + "in", E + "swiss"),
+        }
+        assert found.labels == {E + "mann": "Mann"}
+        assert (E + "bern", E + "in", E + "swiss") not in rows(rdf.read_rdf([films, people, labels], {E + "heat"}, 4))
+
+    def test_a_triple_that_is_met_again_counts_once(self, tmp_path: Path) -> None:
+        path = file(tmp_path, "g.ttl", TURTLE)
+        back = rdf.read_rdf([path, path], {E + "heat"}, 3, inverse=True)
+        assert len(rows(back)) == len(set(rows(back)))
+
     @pytest.mark.parametrize("pack", [gzip.compress, bz2.compress], ids=["gz", "bz2"])
     def test_packed_n_triples(self, tmp_path: Path, pack) -> None:
         text = f'<{E}a> <{E}p> "x y"@en .\n<{E}a> <{E}q> <{E}b> .\n'.encode()
@@ -102,6 +128,8 @@ class TestTriples:
             read_triples(file(tmp_path, "t.tsv", "a\tp\tb\nc\td\n"))
         with pytest.raises(UserError, match=r"t.tsv: line 2: an empty cell"):
             read_triples(file(tmp_path, "t.tsv", "a\tp\tb\nc\t\td\n"))
+        with pytest.raises(UserError, match=r"t.tsv: line 3: an empty cell"):
+            read_triples(file(tmp_path, "t.tsv", "head\trelation\ttail\na\tp\tb\nc\t\td\n"))
         with pytest.raises(UserError, match="2 columns; expected subject"):
             read_triples(file(tmp_path, "t.tsv", "a\tp\n"))
         with pytest.raises(UserError, match="the file is empty"):

@@ -150,7 +150,9 @@ class KgflexClients(RecommendClients):
 
     def _local(self, user: int, seed: int) -> LocalData:
         if seed not in self._expertise:
-            self._expertise[seed] = expertise(self.knowledge(seed).selection, self.users.histories)
+            self._expertise[seed] = expertise(
+                self.knowledge(seed).selection, self.users.histories, self.parts.settings.others
+            )
         local = super()._local(user, seed)
         return replace(local, user={"expertise": float(self._expertise[seed][user]), **local.user})
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from steelyard.recommend.kgflex.selection import Selection
+from steelyard.recommend.kgflex.selection import Selection, others_drawn
 from steelyard.recommend.ranking import Floats
 from steelyard.recommend.sampling import Histories
 
@@ -18,12 +18,12 @@ BEYOND_CHANCE = 10.828
 """χ² with one degree of freedom is above this once in a thousand."""
 
 
-def expertise(selection: Selection, histories: Histories) -> Floats:
+def expertise(selection: Selection, histories: Histories, ratio: float = 1.0) -> Floats:
     """Return for each user the number of her features whose gain is beyond chance; her own device measures it.
 
-    Use it as criterion EX. With the usual limits it is at most 200.
+    Use it as criterion EX. `ratio` is that of the selection, with the usual limits a user has at most 200.
     """
-    # Others weigh as much as her own items, however many were drawn: |D_u| is twice her number of items.
-    samples = 2 * histories.sizes[selection.owners]
-    sure = 2 * np.log(2) * samples * selection.weights > BEYOND_CHANCE
+    # Others weigh at most as much as her own items, however many were drawn; where fewer were, D_u is smaller.
+    samples = histories.sizes + np.minimum(others_drawn(histories, ratio), histories.sizes)
+    sure = 2 * np.log(2) * samples[selection.owners] * selection.weights > BEYOND_CHANCE
     return np.bincount(selection.owners[sure], minlength=selection.users).astype(np.float64)

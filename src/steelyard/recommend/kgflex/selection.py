@@ -93,11 +93,15 @@ def draw_others(histories: Histories, users: Codes, keys: NDArray[np.uint64], ra
     words = words_at(keys[users][:, None], items)
     seen = histories.seen(users)
     words[seen] = np.iinfo(np.uint64).max
-    left = histories.catalogue - histories.sizes[users]
-    counts = np.minimum(np.rint(histories.sizes[users] * ratio).astype(np.int64), left)
+    counts = others_drawn(histories, ratio)[users]
     order = np.sort(words, axis=1)
     border = np.take_along_axis(order, np.maximum(counts - 1, 0)[:, None], axis=1)
     return (words <= border) & (counts > 0)[:, None] & ~seen
+
+
+def others_drawn(histories: Histories, ratio: float = 1.0) -> Codes:
+    """Return how many others each user draws: her items times `ratio`, or all that are left where those are fewer."""
+    return np.minimum(np.rint(histories.sizes * ratio).astype(np.int64), histories.catalogue - histories.sizes)
 
 
 def select(

@@ -68,6 +68,20 @@ def explore(graph: Graph, links: Csr, walk: Walk) -> Iterator[Reached]:
     yield from _follow(links, nodes, (), first, later, links, walk.hops)
 
 
+def blocked_triples(graph: Graph, entities: Codes, walk: Walk) -> dict[str, int]:
+    """Return how many triples of each blocked predicate are left out: those at the items' `entities`, or all.
+
+    Use it for the account of features. Where a predicate is blocked at the first hop alone, its other triples count.
+    """
+    out = np.array([name in walk.blocked for name in graph.predicates], dtype=bool)[graph.predicate]
+    if not walk.blocked_at_any:
+        there = np.zeros(len(graph.nodes), dtype=bool)
+        there[entities] = True
+        out &= there[graph.subject] | (there[graph.object] & walk.inverse)
+    times = np.bincount(graph.predicate[out], minlength=len(graph.predicates)).tolist()
+    return {name: count for name, count in zip(graph.predicates, times, strict=True) if count}
+
+
 def _follow(
     reached: Csr, nodes: Codes, chain: tuple[str, ...], steps: _Steps, later: _Steps, links: Csr, hops: int
 ) -> Iterator[Reached]:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steelyard.recommend.interactions import Codes
+from steelyard.recommend.knowledge.naming import counted
 
 Hops = NDArray[np.int8]
 Csr = Any
@@ -40,8 +41,9 @@ class ItemFeatures:
 
     def __str__(self) -> str:
         items, features = self.matrix.shape
-        by_hop = ", ".join(f"{count:,} of {hop} hop{'s' if hop > 1 else ''}" for hop, count in self.by_hop().items())
-        return f"{features:,} features ({by_hop or 'none'}) of {items:,} items in {self.matrix.nnz:,} pairs"
+        by_hop = ", ".join(f"{count:,} of {counted(hop, 'hop')}" for hop, count in self.by_hop().items())
+        shown = f"{counted(features, 'feature')} ({by_hop})" if features else "no features"
+        return f"{shown} of {counted(items, 'item')} in {counted(self.matrix.nnz, 'pair')}"
 
     @property
     def items(self) -> int:
@@ -73,15 +75,6 @@ class ItemFeatures:
         """Return how many features there are of each number of hops."""
         hops, counts = np.unique(self.hops, return_counts=True)
         return {int(hop): int(count) for hop, count in zip(hops, counts, strict=True)}
-
-    def restricted(self, features: Codes) -> ItemFeatures:
-        """Return these features alone, numbered anew in the order given; rows stay those of all items.
-
-        Use it to leave out hops (`np.flatnonzero(found.hops == 1)`) or features that are too rare.
-        """
-        columns = self.matrix[:, features]
-        columns.sort_indices()
-        return ItemFeatures(columns, tuple(self.names[f] for f in features.tolist()), self.hops[features])
 
 
 def build(

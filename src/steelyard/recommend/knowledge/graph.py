@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steelyard.recommend.interactions import Codes
+from steelyard.recommend.knowledge.naming import counted
 
 Texts = Sequence[str] | NDArray[np.object_]
 
@@ -30,7 +31,8 @@ class Graph:
         return len(self.subject)
 
     def __str__(self) -> str:
-        return f"{len(self):,} triples, {len(self.nodes):,} nodes, {len(self.predicates):,} predicates"
+        counts = {"triple": len(self), "node": len(self.nodes), "predicate": len(self.predicates)}
+        return ", ".join(counted(count, word) for word, count in counts.items())
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,7 +46,10 @@ class Triples:
 
 
 def build(parts: Sequence[Triples]) -> Graph:
-    """Join the triples of one or more files into one graph, so that a chain may lead from one file into another."""
+    """Join the triples of one or more files into one graph, so that a chain may lead from one file into another.
+
+    A triple that stands there several times is one.
+    """
     # For speed of start: much of the package reads no tables.
     import pandas as pd
 
@@ -54,11 +59,13 @@ def build(parts: Sequence[Triples]) -> Graph:
     subjects, objects = column("subjects"), column("objects")
     codes, nodes = pd.factorize(np.concatenate([subjects, objects]), sort=True)
     predicate, predicates = pd.factorize(column("predicates"), sort=True)
+    triples = pd.DataFrame({"s": codes[: len(subjects)], "p": predicate, "o": codes[len(subjects) :]}).drop_duplicates()
+    subject, predicate, target = (triples[name].to_numpy(dtype=np.int64) for name in "spo")
     return Graph(
         nodes=[str(node) for node in nodes],
         predicates=[str(name) for name in predicates],
-        subject=np.asarray(codes[: len(subjects)], dtype=np.int64),
-        predicate=np.asarray(predicate, dtype=np.int64),
-        object=np.asarray(codes[len(subjects) :], dtype=np.int64),
+        subject=subject,
+        predicate=predicate,
+        object=target,
         labels={name: label for part in parts for name, label in part.labels.items()},
     )

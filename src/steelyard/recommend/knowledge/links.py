@@ -16,3 +16,17 @@ def read_links(path: Path) -> tuple[list[str], list[str]]:
     An item may have several entities and an entity several items.
     """
     return read_pairs(path, EXPECTED, frozenset(KNOWN["item"]))
+
+
+def joined(path: Path, others: Path) -> dict[str, list[str]]:
+    """Return for each item of another data set the items that are the same entity.
+
+    `path` links the items, `others` those of the other data set; use it to read what is known of the latter.
+    """
+    of_entity: dict[str, list[str]] = {}
+    for item, entity in zip(*read_links(path), strict=True):
+        of_entity.setdefault(entity, []).append(item)
+    found: dict[str, dict[str, None]] = {}
+    for other, entity in zip(*read_links(others), strict=True):
+        found.setdefault(other, {}).update(dict.fromkeys(of_entity.get(entity, ())))
+    return {other: list(items) for other, items in found.items()}

@@ -13,10 +13,11 @@ import numpy as np
 from steelyard.recommend.interactions import Names, numbered
 from steelyard.recommend.knowledge import explore, graph, table
 from steelyard.recommend.knowledge.features import ItemFeatures
+from steelyard.recommend.knowledge.naming import counted
 from steelyard.recommend.knowledge.report import FeatureReport
 from steelyard.recommend.knowledge.settings import KnowledgeSettings
 from steelyard.recommend.knowledge.sieve import Limits, Sieve
-from steelyard.recommend.knowledge.sources import Source
+from steelyard.recommend.knowledge.sources import Source, read_graphs
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,31 +51,26 @@ def _load(described: str, item_ids: tuple[str, ...]) -> Loaded:
     told: list[str] = []
     blocked: Counter[str] = Counter()
     labels: dict[str, str] = {}
+    there: set[str] = set()
     if linked:
-        whole = _graph(settings, [source for source in sources if source.is_graph], linked)
+        start = {entity for _, entities in linked for entity in entities}
+        whole = graph.build(read_graphs(sources, start, settings.hops, settings.inverse))
         told.append(f"graph: {whole}")
         labels |= whole.labels
-        _explore(settings, whole, linked, items, sieve, blocked)
+        there |= _explore(settings, whole, linked, items, sieve, blocked)
     if found:
         joined = table.joined(found)
-        told.append(
-            f"table: {len(joined):,} pairs of {len(set(joined.item)):,} items and {len(joined.chains):,} features"
-        )
+        sizes = (counted(len(set(joined.item)), "item"), counted(len(joined.chains), "feature"))
+        told.append(f"table: {counted(len(joined), 'pair')} of {sizes[0]} and {sizes[1]}")
+        there |= set(np.unique(np.asarray(joined.item, dtype=object)).tolist())
         _take(settings, joined, items, sieve, blocked)
     labels |= {name: label for source in sources for name, label in source.names().items()}
     features, counts = sieve.result(labels)
     described_items = int((features.per_item() > 0).sum())
     report = FeatureReport(
-        told, len(item_ids), len(set(known) & set(item_ids)), described_items, counts, dict(sorted(blocked.items()))
+        told, len(item_ids), len(there & set(item_ids)), described_items, counts, dict(sorted(blocked.items()))
     )
     return Loaded(features, report)
-
-
-def _graph(
-    settings: KnowledgeSettings, sources: Sequence[Source], linked: Sequence[tuple[list[str], list[str]]]
-) -> graph.Graph:
-    start = {entity for _, entities in linked for entity in entities}
-    return graph.build([source.triples(start, settings.hops, settings.inverse) for source in sources])
 
 
 def _explore(
@@ -84,7 +80,8 @@ def _explore(
     items: list[str],
     sieve: Sieve,
     blocked: Counter[str],
-) -> None:
+) -> set[str]:
+    """Hand the graph's features to the sieve; return the items that the graph has."""
     from scipy import sparse  # For speed of start: much of the package needs no SciPy.
 
     row = numbered(np.array([item for names, _ in linked for item in names], dtype=object), items)
@@ -93,12 +90,12 @@ def _explore(
     ones = np.ones(int(inside.sum()), dtype=bool)
     marked = sparse.coo_array((ones, (row[inside], node[inside])), shape=(len(items), len(whole.nodes))).tocsr()
     left_out = settings.blocked_iris()
-    times = np.bincount(whole.predicate, minlength=len(whole.predicates)).tolist()
-    blocked.update({name: count for name, count in zip(whole.predicates, times, strict=True) if name in left_out})
     walk = explore.Walk(settings.hops, left_out, settings.blocked_at == "any", settings.inverse)
+    blocked.update(explore.blocked_triples(whole, np.unique(node[inside]), walk))
     for reached in explore.explore(whole, marked, walk):
         chains = [reached.chain] * len(reached.objects)
         sieve.add(chains, _Named(whole.nodes, reached.objects), reached.matrix)
+    return {items[each] for each in np.unique(row[inside]).tolist()}
 
 
 class _Named(Sequence[str]):

@@ -76,3 +76,8 @@ def readable(
 
 def _step(step: str, names: Mapping[str, str]) -> str:
     return names[step.removesuffix(INVERSE)] + (INVERSE if step.endswith(INVERSE) else "")
+
+
+def counted(count: int, word: str) -> str:
+    """Return a number with its noun: "1 triple", "2,000 triples"."""
+    return f"{count:,} {word}{'' if count == 1 else 's'}"

@@ -10,7 +10,7 @@ import bz2
 import gzip
 import io
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -33,38 +33,69 @@ def format_of(path: Path) -> str | None:
     return FORMATS.get(suffixes[-1]) if suffixes else None
 
 
-def read_rdf(path: Path, start: Collection[str] | None = None, hops: int = 1, inverse: bool = False) -> Triples:
+def read_rdf(
+    paths: Path | Sequence[Path],
+    start: Collection[str] | None = None,
+    hops: int = 1,
+    inverse: bool = False,
+    beside: Sequence[Triples] = (),
+) -> Triples:
     """Read the triples that can be reached from the entities in `start` in so many hops; all without `start`.
 
-    With `inverse`, triples are followed from object to subject too. Names of entities (rdfs:label, English before
-    others) become labels, not triples.
+    Several files are one graph: a chain may lead from one into another, or over the triples `beside` them, which are
+    not returned. Blank nodes of different files are different. With `inverse`, triples are followed from object to
+    subject too. Names of entities (rdfs:label, English before others) become labels, not triples.
     """
-    form = format_of(path)
-    if form is None:
-        raise UserError(f"{path}: no known form of RDF; allowed: {listed(FORMATS)}, plain or with .gz or .bz2")
-    kept: list[tuple[str, str, str]] = []
+    files = _forms([paths] if isinstance(paths, Path) else paths)
+    # A triple that is met again, in another pass or file, is the same one.
+    kept: dict[tuple[str, str, str], None] = {}
     frontier, reached, labelled = None if start is None else set(start), set(start or ()), False
     for _ in range(1 if start is None else hops):
         found: set[str] = set()
-        for subject, predicate, value, _language in _stream(path, form):
+        for subject, predicate, value, _language in _streams(files):
             if predicate in LABELS:
                 labelled = True
             elif frontier is None or subject in frontier or (inverse and value in frontier):
-                kept.append((subject, predicate, value))
+                kept[subject, predicate, value] = None
                 found.update((subject, value))
+        if frontier is not None:
+            found |= _led_to(beside, frontier, inverse)
         frontier = found - reached
         reached |= found
         if not frontier:
             break
     subjects, predicates, objects = zip(*kept, strict=True) if kept else ((), (), ())
-    named = _labels(path, form, reached.union(predicates)) if labelled else {}
+    named = _labels(files, reached.union(predicates)) if labelled else {}
     return Triples(list(subjects), list(predicates), list(objects), named)
 
 
-def _labels(path: Path, form: str, wanted: Collection[str]) -> dict[str, str]:
+def _forms(paths: Sequence[Path]) -> list[tuple[Path, str]]:
+    """Return files with the form of RDF that their names tell."""
+    found: list[tuple[Path, str]] = []
+    for path in paths:
+        form = format_of(path)
+        if form is None:
+            raise UserError(f"{path}: no known form of RDF; allowed: {listed(FORMATS)}, plain or with .gz or .bz2")
+        found.append((path, form))
+    return found
+
+
+def _led_to(beside: Sequence[Triples], frontier: Collection[str], inverse: bool) -> set[str]:
+    """Return where triples that are in memory already lead from these entities."""
+    found: set[str] = set()
+    for triples in beside:
+        for subject, value in zip(triples.subjects, triples.objects, strict=True):
+            if subject in frontier:
+                found.add(value)
+            if inverse and value in frontier:
+                found.add(subject)
+    return found
+
+
+def _labels(files: Sequence[tuple[Path, str]], wanted: Collection[str]) -> dict[str, str]:
     """Return the names of these entities: English before text without a language, before any other language."""
     found: dict[str, tuple[int, str]] = {}
-    for subject, predicate, value, language in _stream(path, form):
+    for subject, predicate, value, language in _streams(files):
         if predicate in LABELS and subject in wanted and value.strip():
             rank = _LANGUAGES.get(language, 2)
             if subject not in found or rank < found[subject][0]:
@@ -72,14 +103,21 @@ def _labels(path: Path, form: str, wanted: Collection[str]) -> dict[str, str]:
     return {subject: name for subject, (_, name) in found.items()}
 
 
-def _stream(path: Path, form: str) -> Iterator[Told]:
+def _streams(files: Sequence[tuple[Path, str]]) -> Iterator[Told]:
+    """Yield the triples of all files, one file after the other."""
+    for number, (path, form) in enumerate(files):
+        # The first file's blank nodes have plain numbers; a node of the same number in another file is another one.
+        yield from _stream(path, form, f"{number}." if number else "")
+
+
+def _stream(path: Path, form: str, own: str = "") -> Iterator[Told]:
     library = _library()
     blanks: dict[str, str] = {}
 
     def text(term: Any) -> str:
         if isinstance(term, library.BlankNode):
             # The library draws names for those that have none; numbered as they come, each pass names them alike.
-            return blanks.setdefault(term.value, f"_:{len(blanks)}")
+            return blanks.setdefault(term.value, f"_:{own}{len(blanks)}")
         if isinstance(term, library.Triple):
             return str(term)
         return term.value

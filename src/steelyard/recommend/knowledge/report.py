@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from steelyard.recommend.knowledge.naming import prefixed
+from steelyard.recommend.knowledge.naming import counted, prefixed
 
 
 @dataclass(frozen=True)
@@ -48,13 +48,13 @@ class FeatureReport:
     def lines(self) -> list[str]:
         """Return the account for people, one line each."""
         shown = [*self.sources]
-        shown += [f"blocked: {prefixed(name)}, {count:,} times" for name, count in self.blocked.items()]
+        shown += [f"blocked: {prefixed(name)}, {counted(count, 'time')}" for name, count in self.blocked.items()]
         for each in self.hops:
             dropped = {"rare": each.rare, "common": each.common, "beyond the cap": each.beyond}
             told = ", ".join(f"{count:,} {why}" for why, count in dropped.items() if count) or "none"
             shown.append(
-                f"{each.hop} hop{'s' if each.hop > 1 else ''}: {each.found:,} found, dropped: {told}, "
-                f"kept: {each.kept:,} in {each.pairs:,} pairs"
+                f"{counted(each.hop, 'hop')}: {each.found:,} found, dropped: {told}, "
+                f"kept: {each.kept:,} in {counted(each.pairs, 'pair')}"
             )
         shown.append(f"items: {self.items:,}, known to the sources: {self.linked:,}, with features: {self.described:,}")
         return shown

@@ -27,6 +27,9 @@ class SourceSettings(Section):
     """What the file is: RDF, triples as TSV, RecBole, KGFlex's ids, a map of ids, attributes; "auto": by its name."""
     links: Path | None = None
     """Which entity of the graph each item is: item in the first column, entity in the last; default: ids are equal."""
+    entities: Path | None = None
+    """For files of features or attributes of another data set: which entity each of *its* items is, as `links` says it
+    of yours; items of the same entity share their features."""
     predicates: Path | None = None
     """For "kgflex": the file predicate_mapping."""
     names: Path | None = None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from steelyard.data.files import find
 from steelyard.errors import UserError, listed
-from steelyard.recommend.knowledge import attributes, id_files, links, map_files, rdf, recbole, tables, triples
+from steelyard.recommend.knowledge import attributes, id_files, links, map_files, rdf, recbole, table, tables, triples
 from steelyard.recommend.knowledge.graph import Triples
 from steelyard.recommend.knowledge.settings import FormatName, SourceSettings
 from steelyard.recommend.knowledge.table import FeatureTable
@@ -40,9 +40,16 @@ class Source:
         path = find(settings.path, "a file of triples, features or attributes", field=f"path ({field}.path)")
         form = recognised(settings, path) if settings.format == "auto" else settings.format
         for name in ("links", "predicates", "columns"):
+            if name == "links" and settings.entities is not None:
+                continue
             if getattr(settings, name) and _READS[form] != name:
                 fitting = [each for each, reads in _READS.items() if reads == name]
                 raise UserError(f"{field}.{name}: given with format '{form}'; allowed with: {listed(fitting)}")
+        if settings.entities is not None and (_READS[form] == "links" or settings.links is None):
+            wrong = f"with format '{form}'" if settings.links is not None else "without links"
+            raise UserError(
+                f"{field}.entities: given {wrong}; allowed with: links, and a file of features or attributes"
+            )
         if form == "kgflex" and settings.predicates is None:
             raise UserError(f"{field}.predicates: missing; format 'kgflex' needs the file predicate_mapping")
         return Source(settings, field, path, form)
@@ -60,14 +67,19 @@ class Source:
         near = recbole.beside(self.path) if self.format == "recbole" else None
         return links.read_links(near) if near is not None else (list(item_ids), list(item_ids))
 
-    def triples(self, start: set[str], hops: int, inverse: bool) -> Triples:
-        """Read a graph; of RDF only what can be reached from `start`."""
-        if self.format == "rdf":
-            return rdf.read_rdf(self.path, start, hops, inverse)
+    def triples(self) -> Triples:
+        """Read a graph that is no RDF."""
         return recbole.read_kg(self.path) if self.format == "recbole" else triples.read_triples(self.path)
 
     def table(self) -> FeatureTable:
-        """Read features or attributes."""
+        """Read features or attributes; those of another data set stand under the items of this one."""
+        if self.settings.entities is None or self.settings.links is None:
+            return self._table()
+        mine = find(self.settings.links, links.EXPECTED, field=f"links ({self.field}.links)")
+        others = find(self.settings.entities, links.EXPECTED, field=f"entities ({self.field}.entities)")
+        return table.renamed(self._table(), links.joined(mine, others))
+
+    def _table(self) -> FeatureTable:
         if self.format == "kgflex" and self.settings.predicates is not None:
             mapping = find(self.settings.predicates, id_files.EXPECTED_NAMES, field=f"predicates ({self.field})")
             return id_files.read_ids(self.path, mapping)
@@ -92,7 +104,7 @@ def recognised(settings: SourceSettings, path: Path) -> FormatName:
         return "recbole"
     if settings.predicates is not None:
         return "kgflex"
-    if settings.links is not None:
+    if settings.links is not None and settings.entities is None:
         return "triples"
     if settings.columns or plain.endswith((".dat", ".item")):
         return "attributes"
@@ -100,3 +112,10 @@ def recognised(settings: SourceSettings, path: Path) -> FormatName:
     if len(first) > 2 and all(cell.strip().isdigit() for cell in first):
         return "map"
     return "triples" if len(first) == 3 and "://" in first[1] else "attributes"
+
+
+def read_graphs(sources: Sequence[Source], start: set[str], hops: int, inverse: bool) -> list[Triples]:
+    """Read the graphs among the sources, which are one: of RDF only what can be reached from `start`, over any file."""
+    whole = [source.triples() for source in sources if source.is_graph and source.format != "rdf"]
+    streamed = [source.path for source in sources if source.format == "rdf"]
+    return [*whole, rdf.read_rdf(streamed, start, hops, inverse, whole)] if streamed else whole

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +44,14 @@ def from_columns(item: Texts, chain: Codes, chains: Sequence[tuple[str, ...]], v
         chains=[chains[index] for index in (distinct // width).tolist()],
         objects=[str(objects[index]) for index in (distinct % width).tolist()],
     )
+
+
+def renamed(table: FeatureTable, names: Mapping[str, Sequence[str]]) -> FeatureTable:
+    """Return the pairs of a table with its items under the names given: none, one or several for each."""
+    items = [names.get(str(item), ()) for item in table.item]
+    times = np.array([len(each) for each in items], dtype=np.int64)
+    fresh = np.array([name for each in items for name in each], dtype=object)
+    return replace(table, item=fresh, feature=np.repeat(table.feature, times))
 
 
 def joined(tables: Sequence[FeatureTable]) -> FeatureTable:

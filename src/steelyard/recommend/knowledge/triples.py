@@ -17,8 +17,8 @@ def read_triples(path: Path) -> Triples:
     cells = read_cells(path, EXPECTED, mark="\t")
     if cells.shape[1] != 3:
         raise UserError(f"{path}: {cells.shape[1]} columns; expected {EXPECTED}")
-    if str(cells.iloc[0, 0]).lower() in _HEADER:
-        cells = cells.iloc[1:]
-    no_empty(path, cells, EXPECTED)
+    skip = 1 if str(cells.iloc[0, 0]).lower() in _HEADER else 0
+    cells = cells.iloc[skip:]
+    no_empty(path, cells, EXPECTED, 1 + skip)
     subjects, predicates, objects = ([bare(text) for text in cells[column].tolist()] for column in range(3))
     return Triples(subjects, predicates, objects)

@@ -19,9 +19,9 @@ def clouds(rows: Sequence[Mapping[str, Any]]) -> alt.HConcatChart:
     sides = {when: {str(row["feature"]) for row in rows if row["when"] == when} for when in TITLES}
     both = sides["before"] & sides["after"]
     marked = [{**row, "kept": "on both sides" if row["feature"] in both else "on one side"} for row in rows]
-    return alt.hconcat(
-        *(_side([row for row in marked if row["when"] == when], title) for when, title in TITLES.items())
-    )
+    charts = [_side([row for row in marked if row["when"] == when], title) for when, title in TITLES.items()]
+    # Lists are shorter than histories, so their gains are larger: words are sized on each side by themselves.
+    return alt.hconcat(*charts).resolve_scale(size="independent")
 
 
 def _side(rows: Sequence[Mapping[str, Any]], title: str) -> alt.LayerChart | alt.FacetChart:

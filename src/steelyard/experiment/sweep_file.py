@@ -1,0 +1,121 @@
+"""The file of a sweep's folder: what is swept, written once, read by whatever shows or goes on with the sweep."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import tomli_w
+
+from steelyard.errors import UserError, brief, listed, nearest
+from steelyard.experiment.code import FOLDER, content_name, keep_code, rename_code, resolve_code
+from steelyard.experiment.loading import build, source_text
+from steelyard.experiment.sweep_plan import Axis, Scalar, Sweep, measures_of
+from steelyard.runs.durable import write_durably
+from steelyard.settings import parse
+
+SWEEP_FILE = "sweep.toml"
+"""The file in a sweep's folder that says what is swept."""
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a sweep's file says of one of its runs: its folder, the values of its fields, its rules, the seeds."""
+
+    folder: str
+    values: tuple[Scalar, ...]
+    rules: tuple[str, ...]
+    seeds: tuple[int, ...]
+
+
+def write_sweep(sweep: Sweep, folder: Path) -> None:
+    """Make a folder that of a sweep; the code that its experiment names is copied into it."""
+    document = sweep.document()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        keep_code(document["experiment"], folder / FOLDER)
+        write_durably(folder / SWEEP_FILE, tomli_w.dumps(document).encode())
+    except OSError as error:
+        raise UserError(
+            f"{folder}: cannot be written: {error.strerror or error}; allowed: a writable folder"
+        ) from error
+
+
+def is_sweep(folder: Path) -> bool:
+    """Whether a folder holds a sweep."""
+    return (folder / SWEEP_FILE).is_file()
+
+
+def read_sweep(folder: Path) -> Sweep:
+    """Return the sweep that a folder holds; none of the code that it names is run."""
+    path, document = _read(folder)
+    try:
+        described = document["experiment"]
+        resolve_code(described, folder.resolve())
+        axes = tuple(Axis(str(axis["field"]), _scalars(axis["values"])) for axis in document["over"])
+        rules, seeds = tuple(map(str, document["rules"])), tuple(map(int, document["seeds"]))
+        measure, share, stacked = str(document["measure"]), float(document["validation"]), bool(document["stacked"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{path}: is cut off or changed ({error!r}); allowed: the file as the sweep wrote it") from None
+    experiment = build(described, str(path), reading=True)
+    known = measures_of(experiment)
+    if measure not in known:
+        raise UserError(f"{path}: measure: got {brief(measure)}{nearest(measure, known)}; allowed: {listed(known)}")
+    return Sweep(experiment, axes, rules, seeds, measure, share, stacked)
+
+
+def read_runs(folder: Path) -> list[Kept]:
+    """Return the runs of a sweep as its file lists them; unlike its parts, without building their experiments."""
+    path, document = _read(folder)
+    try:
+        fields = len(document["over"])
+        return [
+            Kept(
+                str(run["folder"]),
+                _scalars(run["values"], fields),
+                tuple(map(str, run["rules"])),
+                tuple(map(int, run["seeds"])),
+            )
+            for run in document["runs"]
+        ]
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: is cut off or changed ({error!r}); allowed: the file as the sweep wrote it") from None
+
+
+def _scalars(values: Any, count: int | None = None) -> tuple[Scalar, ...]:
+    """Return the values of a file's list: single ones, and where it is known as many as there are fields."""
+    found = cast("list[Any]", values)
+    if not isinstance(values, list) or not all(isinstance(each, Scalar) for each in found):
+        raise ValueError(f"values: {brief(values)}")
+    if len(found) != (len(found) if count is None else count):
+        raise ValueError(f"values: {brief(values)} for {count} field{'s' if count != 1 else ''}")
+    return tuple(found)
+
+
+def _read(folder: Path) -> tuple[Path, dict[str, Any]]:
+    path = folder / SWEEP_FILE
+    if not path.is_file():
+        raise UserError(f"{folder}: no {SWEEP_FILE} here; allowed: a folder that `steelyard sweep` made")
+    return path, parse(source_text(path), str(path))
+
+
+def difference(kept: Sweep, given: Sweep) -> str | None:
+    """Return the first field in which a sweep differs from the one that its folder holds; None where they agree."""
+    before, now = _comparable(kept), _comparable(given)
+    return next((name for name in {**before, **now} if before.get(name) != now.get(name)), None)
+
+
+def _comparable(sweep: Sweep) -> dict[str, Any]:
+    document = sweep.document()
+    experiment = document.pop("experiment")
+    # By content: what lies in the folder is run only where it is what was given here.
+    rename_code(experiment, content_name)
+    flat = {name: value for name, value in document.items() if name not in ("over", "runs")}
+    flat |= {f"over {axis.field}": list(axis.values) for axis in sweep.axes}
+    for section, fields in experiment.items():
+        if isinstance(fields, dict):
+            flat |= {f"{section}.{name}": value for name, value in cast("dict[str, Any]", fields).items()}
+        else:
+            flat[section] = fields
+    return flat
