@@ -59,9 +59,10 @@ def plan_budget(
         return
     print(f"noise multiplier {found.noise_multiplier:.4f} (noise = multiplier x clip x largest weight)")
     cohorts = "all clients" if sampling == 1 else f"{sampling:.3g} of the clients ({sampled})"
+    besides = f" ({found.epsilon_rdp:.4f} by rdp)" if found.accountant != "rdp" else ""
     print(
-        f"{rounds:,} rounds with {cohorts}: epsilon {found.epsilon:.4f} at delta {delta:g} by {found.accountant}, "
-        f"{found.epsilon_rdp:.4f} by rdp; after one round {found.epsilon_after_first:.4f}"
+        f"{rounds:,} rounds with {cohorts}: epsilon {found.epsilon:.4f} at delta {delta:g} by {found.accountant}"
+        f"{besides}; after one round {found.epsilon_after_first:.4f}"
     )
 
 
