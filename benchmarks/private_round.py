@@ -19,6 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from steelyard.experiment.loading import build
@@ -85,7 +86,8 @@ def measure(folder: Path, model: str, protection: str, clients: int, seed: int, 
     run(build(experiment(model, protection, clients, seed, samples), "benchmark"), out=folder)
     history = History(folder)
     last = history.rounds.iloc[-1]
-    sent = history.clients[history.clients["round"] == 1]["bytes"]
+    (rule,) = history.rounds["rule"].unique()
+    sent = history.cohorts(str(rule), seed).bytes
     noise = json.loads(history.info.get("privacy", "null"))
     found = {
         "model": model,
@@ -94,7 +96,7 @@ def measure(folder: Path, model: str, protection: str, clients: int, seed: int, 
         "seed": seed,
         "accuracy": float(last["accuracy"]),
         "seconds": float(last["seconds"]),
-        "bytes": float(sent.max()) if sent.notna().any() else 4.0 * PARAMETERS[model],
+        "bytes": float(sent.max()) if np.isfinite(sent).any() else 4.0 * PARAMETERS[model],
         "epsilon": None if last["epsilon"] is None else float(last["epsilon"]),
         "promise": noise,
         "samples": samples,

@@ -42,7 +42,7 @@ def test_protections_over_rounds(description):
     absence = {entry["protection"]: entry["rounds"][1]["absence"] for entry in found}
     assert absence["π = 0"]["precision"] > 0.9  # what she never pushes down is hers, whatever π
     assert absence["π = 0"]["recall"] == 1.0
-    assert absence["π = 0.5 persistent, 1 decoys per item"]["precision"] < 0.6
+    assert absence["π = 0.5 persistent, 1 decoy per item"]["precision"] < 0.6
 
 
 def test_noise_on_the_devices_leaves_little_to_read(description):
