@@ -181,7 +181,7 @@ def _print_audit(document: dict[str, Any]) -> None:
     cohorts = "all clients" if canary["rate"] == 1 else f"{canary['rate']:.3g} of the clients"
     print(f"canary: noise {canary['noise']:g}, {rounds} with {cohorts}, {canary['trials']:,} plays each")
     print(f"  epsilon is at least {canary['lower']:.3f} ({canary['confidence']:.0%} confidence)")
-    print(f"  and at most         {canary['accounted']:.3f} by the accountant, at delta {canary['delta']:g}")
+    print(f"  and at most         {canary['accounted']:.3f} by the accountant (delta {canary['delta']:g})")
     print("\ngradient inversion on digits: how alike (correlation) each")
     print("sample is to what is found, and the share that is read")
     print(f"{'model':7}{'samples':>7}  {'attack':10}{'protection':21}{'alike':>6}{'read':>6}")
