@@ -61,13 +61,12 @@ def plan_budget(
     if format == "json":
         print_json({name: value for name, value in asdict(found).items() if value is not None})
         return
-    print(f"noise multiplier {found.noise_multiplier:.4f} (noise = multiplier x clip x largest weight)")
+    print(f"noise multiplier {found.noise_multiplier:.4f} (times clip and largest weight)")
     cohorts = "all clients" if sampling == 1 else f"{sampling:.3g} of the clients ({sampled})"
     besides = f" ({found.epsilon_rdp:.4f} by rdp)" if found.accountant != "rdp" else ""
-    print(
-        f"{rounds:,} rounds with {cohorts}: epsilon {found.epsilon:.4f} at delta {delta:g} by {found.accountant}"
-        f"{besides}; after one round {found.epsilon_after_first:.4f}"
-    )
+    print(f"{rounds:,} rounds with {cohorts}, delta {delta:g}")
+    print(f"  epsilon {found.epsilon:.4f} by {found.accountant}{besides}")
+    print(f"  epsilon {found.epsilon_after_first:.4f} after one round")
 
 
 @app.command("audit")

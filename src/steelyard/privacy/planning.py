@@ -59,7 +59,7 @@ def plan(
     def release(z: float) -> Release:
         return Release(z, sampled if sampling < 1 or sampled == "fixed" else "all", sampling)
 
-    found = noise if noise is not None else noise_for(epsilon or 0.0, delta, [(release(1.0), rounds)], chosen)
+    found = noise if noise is not None else _noise(epsilon or 0.0, delta, release(1.0), rounds, chosen)
     return BudgetPlan(
         noise_multiplier=found,
         epsilon=spent({release(found): rounds}, delta, chosen),
@@ -72,3 +72,10 @@ def plan(
         accountant=chosen,
         epsilon_rdp=spent({release(found): rounds}, delta, "rdp"),
     )
+
+
+def _noise(epsilon: float, delta: float, release: Release, rounds: int, accountant: AccountantName) -> float:
+    try:
+        return noise_for(epsilon, delta, [(release, rounds)], accountant)
+    except UserError as error:
+        raise UserError(f"--{error}") from None  # what is wrong is the option of that name
