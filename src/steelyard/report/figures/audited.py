@@ -85,7 +85,7 @@ def canaries(results: Sequence[Mapping[str, Any]]) -> Chart:
         for name, key in ((upper, "accounted"), (lower, "lower"))
     ]
     first = results[0]
-    x = alt.X("noise:Q", title="noise multiplier z", scale=alt.Scale(type="log", nice=False), axis=_axis())
+    x = alt.X("noise:Q", title="noise multiplier z", scale=alt.Scale(type="log", nice=False), axis=_axis("~g"))
     y = alt.Y(
         "epsilon:Q", title=f"ε at δ = {first['delta']:g}", scale=alt.Scale(type="symlog", constant=0.5, nice=False)
     )
@@ -130,5 +130,5 @@ def reconstruction(entries: Sequence[Mapping[str, Any]], chance: float) -> Chart
     )
 
 
-def _axis() -> alt.Axis:
-    return alt.Axis(format="~s", tickCount=5, grid=False)
+def _axis(form: str = "~s") -> alt.Axis:
+    return alt.Axis(format=form, tickCount=5, grid=False)
