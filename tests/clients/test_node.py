@@ -21,6 +21,13 @@ from steelyard.errors import UserError
         ({"partition-id": "0", "num-partitions": 2}, "node config partition-id: got '0'"),
         ({"klient": "a"}, "node config klient: unknown (did you mean 'client'?)"),
         ({"client": "a", "data": 3}, "node config data: got 3; allowed: a path in quotes"),
+        ({"client": "a", "epsilon": 4}, 'node config epsilon: given without require="local"'),
+        (
+            {"client": "a", "require": "local", "epsilon": "4"},
+            "node config epsilon: got '4'; allowed: a number above 0",
+        ),
+        ({"client": "a", "require": "local", "epsilon": 0}, "node config epsilon: got 0"),
+        ({"client": "a", "require": "locl"}, "node config require: got 'locl' (did you mean 'local'?)"),
         ({"client": "a", "device-battery": "full"}, "node config device-battery: got 'full'; allowed: a number"),
     ],
 )

@@ -116,6 +116,41 @@ def test_data_come_from_the_nodes_own_config_alone(tmp_path: Path):
         agreed(document(data=included), bare)
 
 
+def noisy(noise: float, rounds: int = 10) -> dict[str, Any]:
+    return document(
+        privacy={"criteria": "public", "local": {"clip": 1.0, "noise": noise}},
+        rounds={"count": rounds, "fraction": 1.0},
+    )
+
+
+def test_a_node_that_requires_noise_takes_part_in_no_experiment_without_it(tmp_path: Path):
+    node = config(tmp_path, require="local")
+    with pytest.raises(NotAllowed, match=r"privacy\.local: missing, and this node sends nothing without noise"):
+        agreed(document(), node)
+    central = {"central": {"clip": 1.0, "noise": 1.0, "references": {"DS": 10.0}}}
+    with pytest.raises(NotAllowed, match=r"privacy\.local: missing"):
+        agreed(document(privacy=central, weighing={"max_shares": 2.0}), node)
+    assert agreed(noisy(1e-6), node).privacy is not None  # how much noise is another demand
+
+
+def test_a_node_reckons_for_itself_what_the_noise_tells(tmp_path: Path):
+    """Four rounds with noise 2 are one with noise 1: ε = 4.3775 at δ = 1e-5."""
+    node = config(tmp_path, require="local", epsilon=4.38)
+    assert agreed(noisy(2.0, rounds=4), node).privacy is not None
+    with pytest.raises(NotAllowed, match=r"tells epsilon 4\.9.* over 5 rounds, and this node tells at most 4\.38"):
+        agreed(noisy(2.0, rounds=5), node)
+    # A criterion with noise is a release of its own: five instead of four.
+    charged = noisy(2.0, rounds=4)
+    charged["privacy"] |= {"criteria": "charged", "criteria_noise": 4.0, "criteria_bounds": {"DS": 100.0}}
+    with pytest.raises(NotAllowed, match=r"tells epsilon 4\.9"):
+        agreed(charged, node)
+    # A δ of the server's own choice changes nothing.
+    loose = noisy(2.0, rounds=5)
+    loose["privacy"]["budget"] = {"delta": 0.5}
+    with pytest.raises(NotAllowed, match=r"tells epsilon 4\.9"):
+        agreed(loose, node)
+
+
 def test_the_kind_is_the_agreed_one(tmp_path: Path):
     with pytest.raises(NotAllowed, match=r"kind: got 'recommend'; this node takes part in 'learning' only"):
         agreed({"kind": "recommend", "interactions": {"path": "/etc/passwd"}}, config(tmp_path))

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
+import numpy as np
+import pytest
 from tests.conftest import CommandLine
+from typer.testing import CliRunner
 
+from steelyard.cli.main import app
+from steelyard.errors import UserError
 from steelyard.experiment.privacy_audit import audit_inversion
+from steelyard.experiment.privacy_sweeps import show_inversion, sweep_canaries, sweep_inversion
 from steelyard.privacy.source import SeededSource
+from steelyard.report.figures.audited import reconstruction
+from steelyard.report.figures.writing import svg
 
 
 def test_a_lone_sample_is_read_and_noise_hides_it() -> None:
@@ -29,3 +38,60 @@ def test_the_audit_on_the_command_line(steelyard: CommandLine) -> None:
     text = steelyard("privacy", "audit", "--tries", "1", "--steps", "0", "--trials", "50").stdout
     assert "epsilon is at least" in text
     assert "local noise, ε = 10" in text
+    assert max(map(len, text.splitlines())) <= 60
+
+
+def test_a_recommender_that_is_none_is_named() -> None:
+    done = CliRunner().invoke(app, ["privacy", "audit", "--recommender", "quickstart"])
+    assert isinstance(done.exception, UserError)
+    assert "--recommender: 'quickstart' is not of kind 'recommend'" in str(done.exception)
+
+
+def test_more_noise_and_larger_sums_hide_more() -> None:
+    found = sweep_inversion(tries=6, steps=0, source=SeededSource(3), epsilons=(1.0, 1e6), cohorts=(1, 100))
+    alike = {(row["attack"], row["protection"], row["value"]): row["likeness"] for row in found["rows"]}
+    for attack in ("linear, 1 sample, read off", "MLP, 1 sample, read off"):
+        assert alike[attack, "sum", 1.0] == pytest.approx(1.0, abs=1e-4)
+        assert alike[attack, "sum", 100.0] < found["guess"]
+        assert alike[attack, "noise", 1e6] > 0.9
+        assert abs(alike[attack, "noise", 1.0]) < 0.3
+    assert 0.75 < found["guess"] < 0.9
+
+
+def test_the_images_show_the_sample_and_what_the_update_tells_of_it() -> None:
+    shown = show_inversion(steps=0, source=SeededSource(1), each=1)
+    assert [entry["seen"] for entry in shown[:3]] == ["sample", "the update", "sum of 10"]
+    sample, told, *_, noisy = (np.array(entry["pixels"]) for entry in shown)
+    assert sample.shape == (8, 8)
+    np.testing.assert_allclose(told, sample, atol=1e-3)
+    assert np.abs(noisy - sample).max() > 0.3
+    assert shown[1]["likeness"] == pytest.approx(1.0, abs=1e-4)
+
+
+def test_canaries_never_pass_the_accountant() -> None:
+    first, second = sweep_canaries(noises=(0.5, 5.0), trials=300, source=SeededSource(2))
+    assert first.lower > second.lower
+    assert first.lower <= first.accounted
+    assert second.lower <= second.accounted
+
+
+def test_the_figures_of_an_audit_are_written(tmp_path: Path) -> None:
+    few = ["--tries", "1", "--steps", "0", "--trials", "20"]
+    done = CliRunner().invoke(app, ["privacy", "audit", *few, "--figures", str(tmp_path / "figures")])
+    assert done.exception is None
+    made = {path.name: path.read_text(encoding="utf-8") for path in (tmp_path / "figures").iterdir()}
+    assert set(made) == {"inverted-images.svg", "inversion.svg", "canaries.svg"}
+    assert "mean image of the class" in made["inversion.svg"]
+    assert "accountant: at most" in made["canaries.svg"]
+    assert "sum of 100" in made["inverted-images.svg"]
+
+
+def test_the_figure_of_a_recommender_names_each_protection() -> None:
+    entries = [
+        {"protection": name, "rounds": [{"round": round, "sum": {"precision": share}} for round in (1, 5)]}
+        for name, share in (("everything sent", 1.0), ("noise, ε = 10", 0.1), ("π = 0", None))
+    ]
+    text = svg(reconstruction(entries, 0.096))
+    assert "everything sent" in text
+    assert "claimed at random" in text
+    assert "π = 0" not in text  # where nothing can be claimed there is no line

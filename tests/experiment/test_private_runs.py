@@ -14,9 +14,11 @@ from tests.warm import warm_command
 
 from steelyard.errors import UserError
 from steelyard.experiment.learning import LearningDescription
+from steelyard.experiment.promising import promise_notes
 from steelyard.experiment.running import resume, run
 from steelyard.privacy.accounting import Release, spent
 from steelyard.privacy.ledger import FILE, Ledger
+from steelyard.privacy.settings import PrivacySettings
 from steelyard.rounds.private import PrivateRounds
 from steelyard.runs.reader import History
 from steelyard.settings import validated
@@ -223,6 +225,17 @@ def test_a_resume_whose_budget_is_used_up_ends_at_once(tmp_path: Path, capfd: py
     assert History(folder).rounds["round"].max() == 1
     assert len(Ledger(folder / FILE).charges) == 2
     assert "stopped after round 1 of 3" in capfd.readouterr().err
+
+
+def test_a_run_with_hidden_updates_says_what_is_hidden_and_promises_no_more() -> None:
+    (note,) = promise_notes(PrivacySettings.model_validate({"aggregation": {}}), ["DS"])
+    assert (
+        note == "updates are hidden by masks: the server sees their weighted sum, and criteria and losses in the open"
+    )
+    local = {"aggregation": {"kind": "ckks"}, "local": {"clip": 1.0, "noise": 1.0}}
+    hidden, scores = promise_notes(PrivacySettings.model_validate(local), ["EQ"])
+    assert "hidden by ckks" in hidden
+    assert "not covered by the promise" in scores
 
 
 def test_the_command_line_shows_what_was_spent(tmp_path: Path, steelyard: CommandLine) -> None:

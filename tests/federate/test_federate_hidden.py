@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from flwr.app import Error, Message
+from flwr.app import Array, ArrayRecord, Error, Message
 from tests.federate.test_federate_apps import described, grid_of, weights
 
 from steelyard.clients.flower import wire
@@ -107,6 +107,27 @@ def test_a_node_that_drops_out_at_any_stage_is_left_out_and_named(
     if stage != HIDE:  # there the weights were given before it was gone
         for name, ours in weights(tmp_path / "run").items():
             torch.testing.assert_close(ours, weights(tmp_path / "plain")[name], rtol=0, atol=1e-5)
+
+
+def test_a_node_that_shows_a_key_of_low_order_is_left_out_and_the_others_go_on(tmp_path: Path):
+    document = hidden()
+    document["rounds"] = {"count": 1, "fraction": 1.0}
+    grid, config = grid_of(document, 6, out=str(tmp_path / "run"))
+
+    def tamper(question: Message, answer: Message) -> list[Message]:
+        if question.metadata.message_type == KEYS and question.metadata.dst_node_id == 42:
+            _, arrays = wire.split(answer.content)
+            shown = arrays["keys"].numpy().copy()
+            shown[:, 32:64] = 0
+            answer.content["arrays"] = ArrayRecord({"keys": Array(shown)})
+        return [answer]
+
+    grid.tamper = tamper
+    federate(grid, config, "9")  # type: ignore[arg-type]
+    there = History(tmp_path / "run").clients
+    left = there[~there["failure"].isna()]
+    assert left[["client", "failure"]].to_numpy().tolist() == [["client-002", "shows a key that is none"]]
+    assert there[there["failure"].isna()]["weight"].sum() == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("stage", [TRAIN, HIDE, OPEN])

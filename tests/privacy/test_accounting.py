@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 
@@ -14,6 +15,7 @@ from tests.warm import command_environment
 
 from steelyard.errors import UserError
 from steelyard.privacy.accounting import Release, noise_for, spent, together
+from steelyard.privacy.mechanisms import gaussian_epsilon, gaussian_noise
 
 DELTA = 1e-5
 
@@ -60,7 +62,7 @@ def test_sampling_makes_rounds_cheaper() -> None:
 
 def test_the_noise_for_a_budget_keeps_to_it_and_no_less_noise_does() -> None:
     found = noise_for(4.9833, DELTA, [(Release(1.0), 20)])
-    assert found == pytest.approx(4.0, rel=3e-4)
+    assert found == pytest.approx(4.0, rel=2e-5)  # exactly so that 4.9833 was rounded
     assert spent({Release(found): 20}, DELTA) <= 4.9833
     assert spent({Release(found * 0.999): 20}, DELTA) > 4.9833
     sampled = noise_for(7.0466, DELTA, [(Release(1.0, "poisson", 0.1), 100)])
@@ -73,12 +75,33 @@ def test_plan_finds_the_noise_on_the_command_line(steelyard: CommandLine) -> Non
     done = steelyard("privacy", "plan", *options)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
-    assert found["noise_multiplier"] == pytest.approx(3.98885, rel=3e-4)
+    assert found["noise_multiplier"] == pytest.approx(gaussian_noise(5.0, 1e-5) * math.sqrt(20), rel=1e-6)
     assert found["epsilon"] <= 5.0
     assert found["accountant"] == "pld"
     text = steelyard("privacy", "plan", "--noise", "4", "--rounds", "20").stdout
     assert "epsilon 4.9833" in text
     assert "5.3777 by rdp" in text
+
+
+def test_plan_names_each_accountant_once(steelyard: CommandLine) -> None:
+    text = steelyard("privacy", "plan", "--noise", "4", "--rounds", "20", "--accountant", "rdp").stdout
+    assert "20 rounds with all clients, delta 1e-05\n  epsilon 5.3777 by rdp\n" in text
+    assert text.count("rdp") == 1
+    assert max(map(len, text.splitlines())) <= 60
+
+
+@pytest.mark.parametrize(("noise", "rate", "rounds"), [(0.001, 0.1, 100), (0.05, 0.1, 100)])
+def test_very_little_noise_costs_much_and_is_still_counted(noise: float, rate: float, rounds: int) -> None:
+    """No more than the same releases without sampling, no less than one of them with probability of `rate`."""
+    found = spent({Release(noise, "poisson", rate): rounds}, DELTA)
+    assert found <= spent({Release(noise): rounds}, DELTA) * (1 + 1e-9)
+    # With probability q the one release is in the open: ε at δ is at least that of the plain one at δ/q, less ln(1/q).
+    assert found >= gaussian_epsilon(DELTA / rate, noise) + math.log(rate)
+
+
+def test_many_rounds_of_few_clients_are_not_taken_for_many_of_all() -> None:
+    """By rdp 0.23; without sampling it would be 2,000 and more."""
+    assert 0.1 < spent({Release(5.0, "poisson", 0.001): 100_000}, DELTA, coarse=True) < 1
 
 
 @pytest.mark.parametrize(
@@ -89,6 +112,12 @@ def test_plan_finds_the_noise_on_the_command_line(steelyard: CommandLine) -> Non
         (("--rounds", "5", "--epsilon", "1", "--delta", "2"), "--delta: got 2"),
         (("--rounds", "5", "--epsilon", "1", "--sampling", "0"), "--sampling: got 0"),
         (("--rounds", "5", "--noise", "0"), "--noise: got 0"),
+        (("--rounds", "100000", "--epsilon", "1e-7"), "--epsilon: 1e-07 at delta 1e-05 needs noise beyond any use"),
+        (("--rounds", "5", "--noise", "1", "--delta", "1e-30"), "--delta: got 1e-30; allowed: numbers from 1e-12"),
+        (
+            ("--rounds", "5", "--noise", "1", "--sampled", "fixed", "--accountant", "pld"),
+            "--accountant: got pld with --sampled fixed, which it cannot add up; allowed: rdp, or --sampled poisson",
+        ),
     ],
 )
 def test_plan_refuses_in_one_line(options: tuple[str, ...], line: str) -> None:

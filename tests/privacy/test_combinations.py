@@ -8,6 +8,7 @@ import pytest
 
 from steelyard.errors import UserError
 from steelyard.experiment.learning import LearningDescription
+from steelyard.experiment.loading import build
 from steelyard.settings import validated
 
 CENTRAL = {"central": {"clip": 1.0, "noise": 1.0, "references": {"DS": 100.0}}}
@@ -47,6 +48,59 @@ def test_a_promise_that_cannot_be_kept_is_refused(privacy: dict[str, Any], weigh
         described(privacy, **weighing)
     assert "\n" not in str(raised.value)
     assert "allowed:" in str(raised.value)
+
+
+HIDDEN: dict[str, Any] = {"aggregation": {"kind": "secure"}}
+POISSON = {"sampling": "poisson", "fraction": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("privacy", "rounds", "line"),
+    [
+        (HIDDEN, POISSON, r"rounds\.min_clients: got 1 .* chance may draw a cohort of one or two"),
+        (HIDDEN, {**POISSON, "min_clients": 2}, r"rounds\.min_clients: got 2"),
+        # 16 bits: a cohort of the 10 expected clients would fit, one of all 20 does not.
+        (
+            {"aggregation": {"bits": 16, "bound": 8.0}},
+            {**POISSON, "min_clients": 3},
+            r"privacy\.aggregation\.bound: got 8 with bits = 16 and 20 clients",
+        ),
+        (
+            {**CENTRAL, "budget": {"accountant": "pld"}},
+            {"sampling": "fixed"},
+            r"privacy\.budget\.accountant: got 'pld' for secret cohorts of a fixed size",
+        ),
+    ],
+)
+def test_rounds_that_cannot_keep_a_promise_are_refused(
+    privacy: dict[str, Any], rounds: dict[str, Any], line: str
+) -> None:
+    document = {"privacy": privacy, "rounds": rounds, "weighing": {"max_shares": 2.0}, "partition": {"clients": 20}}
+    with pytest.raises(UserError, match=line) as raised:
+        validated(LearningDescription, document, "experiment")
+    assert "\n" not in str(raised.value)
+    assert "allowed:" in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("privacy", "rounds"),
+    [
+        (HIDDEN, {**POISSON, "min_clients": 3}),
+        ({"aggregation": {"bits": 16, "bound": 8.0}}, {"fraction": 0.25}),
+        ({**CENTRAL, "budget": {"accountant": "pld"}}, POISSON),
+        ({**CENTRAL, "budget": {"accountant": "rdp"}}, {}),
+        ({**COHORT, "criteria": "public", "budget": {"accountant": "pld"}}, {}),
+    ],
+)
+def test_rounds_that_can_are_allowed(privacy: dict[str, Any], rounds: dict[str, Any]) -> None:
+    document = {"privacy": privacy, "rounds": rounds, "weighing": {"max_shares": 2.0}, "partition": {"clients": 20}}
+    assert validated(LearningDescription, document, "experiment").privacy is not None
+
+
+def test_a_recommender_promises_no_hidden_updates() -> None:
+    document = {"kind": "recommend", "interactions": {"path": "ratings.csv"}, "privacy": HIDDEN}
+    with pytest.raises(UserError, match=r"privacy\.aggregation: .* rows of single items"):
+        build(document, "experiment")
 
 
 @pytest.mark.parametrize(

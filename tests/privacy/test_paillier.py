@@ -23,6 +23,14 @@ def test_sums_of_ciphertexts(keys: PaillierKeys):
     assert keys.decrypt(keys.public.add(keys.encrypt(int(keys.public.n) - 1), keys.encrypt(5))) == 4
 
 
+def test_many_at_once_are_the_same_in_order(keys: PaillierKeys):
+    plains = [*range(40), int(keys.public.n) - 1]
+    ciphers = keys.encrypt_all(plains)
+    assert len(set(ciphers)) == len(plains)
+    assert keys.decrypt_all(ciphers) == plains == [keys._private.raw_decrypt(cipher) for cipher in ciphers]
+    assert keys.encrypt_all([]) == []
+
+
 def test_the_same_number_never_looks_the_same(keys: PaillierKeys):
     assert keys.encrypt(7) != keys.encrypt(7)
 
@@ -36,7 +44,7 @@ def test_phe_reads_what_is_encrypted_here_and_the_other_way_round(keys: Paillier
 
 def test_the_random_factor_is_an_nth_residue(keys: PaillierKeys):
     """n-th residues are the ciphertexts of 0, and x^λ = 1 modulo n² tells them."""
-    factor = int(keys._random_residue())
+    factor = int(keys._random_residues(1)[0])
     p, q = int(keys._private.p), int(keys._private.q)
     square = int(keys.public.square)
     assert 0 < factor < square

@@ -292,6 +292,24 @@ def test_a_client_looks_at_the_keys_that_it_is_shown():
         PublicKeys(b"short", bytes(32), bytes(32))
 
 
+@pytest.mark.parametrize("point", [bytes(32), bytes([1]) + bytes(31), (2**255 - 20).to_bytes(32, "little")])
+def test_a_mask_key_that_is_none_makes_a_client_withdraw(point: bytes):
+    """0, 1 and p - 1 are points of low order: with them X25519 gives everybody the same secret."""
+    work = Round("abcd")
+    work.advertise("abcd")
+    work.server.keys["c"] = dataclasses.replace(work.server.keys["c"], mask=point)
+    assert not work.server.keys["c"].usable()
+    assert work.server.keys["a"].usable()
+    for name in "abd":
+        work.server.post(name, work.clients[name].share(work.server.keys))
+    client = work.clients["a"]
+    work.server.post("c", dict.fromkeys("abd", bytes(82)))
+    client._cohort["c"] = work.server.keys["c"]
+    client._members = ("a", "b", "c", "d")
+    with pytest.raises(Withdrawn, match="c shows a mask key that is none"):
+        client.mask(np.zeros(3, dtype=np.uint32))
+
+
 # ------------------------------------------------------------------ what the server notices
 
 

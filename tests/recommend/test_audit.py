@@ -5,7 +5,7 @@ import pytest
 
 from steelyard.errors import UserError
 from steelyard.experiment.loading import build
-from steelyard.experiment.recommend_audit import audit, watch
+from steelyard.experiment.recommend_audit import audit, chance, watch
 from steelyard.recommend.audit import CuriousServer, judge
 from steelyard.recommend.interactions import build as table
 from steelyard.recommend.sampling import Histories
@@ -42,7 +42,7 @@ def test_protections_over_rounds(description):
     absence = {entry["protection"]: entry["rounds"][1]["absence"] for entry in found}
     assert absence["π = 0"]["precision"] > 0.9  # what she never pushes down is hers, whatever π
     assert absence["π = 0"]["recall"] == 1.0
-    assert absence["π = 0.5 persistent, 1 decoys per item"]["precision"] < 0.6
+    assert absence["π = 0.5 persistent, 1 decoy per item"]["precision"] < 0.6
 
 
 def test_noise_on_the_devices_leaves_little_to_read(description):
@@ -68,3 +68,11 @@ def test_sequential_modes_are_not_watched(description):
     experiment = build({**description, "fpl": {"mode": "sFPL"}})
     with pytest.raises(UserError, match="allowed for an audit"):
         watch(experiment, [1])
+
+
+def test_claims_at_random_by_hand(description):
+    """24 users with 8 items each of their own: a claim at random is right with 8 over the catalogue."""
+    described = build(description)
+    histories = described.prepare().histories
+    assert histories.sizes.tolist() == [8] * 24
+    assert chance(described) == pytest.approx(8 / histories.catalogue)

@@ -6,16 +6,20 @@ What is heavy is imported inside the commands, for speed of start.
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import typer
 
 from steelyard.activity import doing
 from steelyard.cli.options import FormatOption
 from steelyard.cli.printing import print_json
+from steelyard.cli.trust import TrustOption, asking
 from steelyard.errors import UserError
 from steelyard.rounds.progress import watching
 
+_WAYS = {"analytic": "read off"}
+"""Attacks whose name in a table is another than in JSON."""
 app = typer.Typer(help="Differential privacy: plan a budget, audit what attacks find out.", no_args_is_help=True)
 
 
@@ -57,12 +61,12 @@ def plan_budget(
     if format == "json":
         print_json({name: value for name, value in asdict(found).items() if value is not None})
         return
-    print(f"noise multiplier {found.noise_multiplier:.4f} (noise = multiplier x clip x largest weight)")
+    print(f"noise multiplier {found.noise_multiplier:.4f} (times clip and largest weight)")
     cohorts = "all clients" if sampling == 1 else f"{sampling:.3g} of the clients ({sampled})"
-    print(
-        f"{rounds:,} rounds with {cohorts}: epsilon {found.epsilon:.4f} at delta {delta:g} by {found.accountant}, "
-        f"{found.epsilon_rdp:.4f} by rdp; after one round {found.epsilon_after_first:.4f}"
-    )
+    besides = f" ({found.epsilon_rdp:.4f} by rdp)" if found.accountant != "rdp" else ""
+    print(f"{rounds:,} rounds with {cohorts}, delta {delta:g}")
+    print(f"  epsilon {found.epsilon:.4f} by {found.accountant}{besides}")
+    print(f"  epsilon {found.epsilon_after_first:.4f} after one round")
 
 
 @app.command("audit")
@@ -82,15 +86,19 @@ def audit(
         int, typer.Option("--trials", min=20, max=1_000_000, help="Plays with a canary, and as many without.")
     ] = 1000,
     delta: Annotated[float, typer.Option("--delta", help="δ of the promise that canaries audit.")] = 1e-5,
+    recommender: Annotated[
+        str | None,
+        typer.Option("--recommender", help="Also a recipe or file of kind recommend: its users' items, with noise."),
+    ] = None,
+    figures: Annotated[
+        Path | None,
+        typer.Option("--figures", help="Draw the audit over many protections into this folder; takes minutes."),
+    ] = None,
+    trust: TrustOption = False,
     format: FormatOption = "text",
 ) -> None:
     """Attack clients of digits by gradient inversion, and the noise itself by canaries: what is still found out?"""
-    if not 1e-3 <= noise <= 1e6:
-        raise UserError(f"--noise: got {noise:g}; allowed: numbers from 0.001 to 1e6")
-    if not 0 < sampling <= 1:
-        raise UserError(f"--sampling: got {sampling:g}; allowed: numbers above 0, up to 1")
-    if not 0 < delta < 1:
-        raise UserError(f"--delta: got {delta:g}; allowed: numbers between 0 and 1")
+    _check_audit(noise, sampling, delta)
     with watching():
         with doing("starting"):
             from steelyard.experiment.privacy_audit import audit_inversion
@@ -98,23 +106,97 @@ def audit(
             from steelyard.privacy.requirements import check_accounting
 
         check_accounting()
+        document: dict[str, Any] = {}
+        if recommender is not None:
+            document["recommender"] = _audit_recommender(recommender, trust)
         with doing("playing the mechanism with and without a canary"):
-            canary = audit_canary(noise, sampling, rounds, trials, delta)
+            document["canary"] = asdict(audit_canary(noise, sampling, rounds, trials, delta))
         with doing("inverting gradients"):
-            found = audit_inversion(tries=tries, steps=steps)
+            document["inversion"] = audit_inversion(tries=tries, steps=steps)
+        made: list[Path] = []
+        if figures is not None:
+            sweep = {"rate": sampling, "rounds": rounds, "trials": trials, "delta": delta}
+            made = _draw_audit(figures, document, tries, steps, sweep)
     if format == "json":
-        print_json({"canary": asdict(canary), "inversion": found})
+        print_json(document)
         return
-    print(
-        f"canary, noise {noise:g}, {rounds:,} rounds with {sampling:.3g} of the clients: epsilon is at least "
-        f"{canary.lower:.3f} ({canary.confidence:.0%} confidence, {trials:,} plays each), at most "
-        f"{canary.accounted:.3f} by the accountant, at delta {delta:g}"
-    )
-    print("\ngradient inversion on digits: correlation of each sample with what is found, share that is read")
-    width = max(len(entry["protection"]) for entry in found)
-    print(f"{'model':8}{'samples':>8}  {'attack':10}{'protection':{width + 2}}{'likeness':>9}{'read':>7}")
+    _print_audit(document)
+    if made:
+        print(f"\n{figures}: {', '.join(path.name for path in made)}")
+
+
+def _check_audit(noise: float, sampling: float, delta: float) -> None:
+    from steelyard.privacy.settings import LEAST_DELTA
+
+    if not 1e-3 <= noise <= 1e6:
+        raise UserError(f"--noise: got {noise:g}; allowed: numbers from 0.001 to 1e6")
+    if not 0 < sampling <= 1:
+        raise UserError(f"--sampling: got {sampling:g}; allowed: numbers above 0, up to 1")
+    if not LEAST_DELTA <= delta < 1:
+        raise UserError(f"--delta: got {delta:g}; allowed: numbers from {LEAST_DELTA:g} to below 1")
+
+
+def _audit_recommender(name: str, trust: bool) -> dict[str, Any]:
+    """Play the curious server against a recommender, without protection and with noise on the devices."""
+    with doing("reading the recommender"):
+        from steelyard.experiment.loading import load
+        from steelyard.experiment.recommend import RecommendDescription
+        from steelyard.experiment.recommend_audit import audit as play
+        from steelyard.experiment.recommend_audit import chance
+
+        described = load(name, [], ask=asking(trust))
+    if not isinstance(described, RecommendDescription):
+        raise UserError(f"--recommender: '{name}' is not of kind 'recommend'; allowed: fpl-ml1m and the like")
+    with doing("reading users' items out of their updates"):
+        found = play(described, (1, 5, 10), epsilons=(1000.0, 100.0, 10.0))
+        return {"experiment": described.name, "chance": chance(described), "protections": found}
+
+
+def _draw_audit(folder: Path, document: dict[str, Any], tries: int, steps: int, canaries: dict[str, Any]) -> list[Path]:
+    """Repeat the audit over a range of protections, draw it, and keep its numbers in the document."""
+    from steelyard.experiment.privacy_sweeps import show_inversion, sweep_canaries, sweep_inversion
+    from steelyard.report.figures import audited
+    from steelyard.report.figures.writing import write_figure
+
+    with doing("drawing what is found in a sample's place"):
+        charts = {"inverted-images": audited.pictures(show_inversion(steps))}
+    with doing("inverting gradients under more and more noise"):
+        document["inversion_sweep"] = sweep_inversion(tries, steps)
+        charts["inversion"] = audited.inversion(document["inversion_sweep"])
+    with doing("playing the mechanism with more and more noise"):
+        document["canary_sweep"] = [asdict(result) for result in sweep_canaries(**canaries)]
+        charts["canaries"] = audited.canaries(document["canary_sweep"])
+    if (users := document.get("recommender")) is not None:
+        charts["recommender"] = audited.reconstruction(users["protections"], users["chance"])
+    made = [folder / f"{name}.svg" for name in charts]
+    for chart, path in zip(charts.values(), made, strict=True):
+        write_figure(chart, path)
+    return made
+
+
+def _print_audit(document: dict[str, Any]) -> None:
+    canary, found = document["canary"], document["inversion"]
+    rounds = "1 round" if canary["rounds"] == 1 else f"{canary['rounds']:,} rounds"
+    cohorts = "all clients" if canary["rate"] == 1 else f"{canary['rate']:.3g} of the clients"
+    print(f"canary: noise {canary['noise']:g}, {rounds} with {cohorts}, {canary['trials']:,} plays each")
+    print(f"  epsilon is at least {canary['lower']:.3f} ({canary['confidence']:.0%} confidence)")
+    print(f"  and at most         {canary['accounted']:.3f} by the accountant (delta {canary['delta']:g})")
+    print("\ngradient inversion on digits: how alike (correlation) each")
+    print("sample is to what is found, and the share that is read")
+    print(f"{'model':7}{'samples':>7}  {'attack':10}{'protection':21}{'alike':>6}{'read':>6}")
     for entry in found:
         print(
-            f"{entry['model']:8}{entry['samples']:>8}  {entry['attack']:10}{entry['protection']:{width + 2}}"
-            f"{entry['likeness']:>9.3f}{entry['read']:>7.0%}"
+            f"{entry['model']:7}{entry['samples']:>7}  {_WAYS.get(entry['attack'], entry['attack']):10}"
+            f"{entry['protection']:21}"
+            f"{entry['likeness']:>6.2f}{entry['read']:>6.0%}"
         )
+    users = document.get("recommender")
+    if users is not None:
+        print(f"\n{users['experiment']}: share of claimed items that are the user's")
+        heads = "".join(f"{row['round']:>7}" for row in users["protections"][0]["rounds"])
+        print(f"{'protection':32}{'round':>6}{heads}")
+        for entry in users["protections"]:
+            shares = [row["sum"]["precision"] for row in entry["rounds"]]
+            cells = "".join(f"{'-' if share is None else format(share, '.3f'):>7}" for share in shares)
+            print(f"{entry['protection']:38}{cells}")
+        print(f"claimed at random: {users['chance']:.3f}")

@@ -11,10 +11,10 @@ from steelyard.errors import UserError, listed, nearest
 
 FILES = ("data", "catalogue", "items", "attributes", "identities")
 """Keys that name a file or folder of the node's own which an experiment may read."""
-KEYS = ("client", "clients", "partition-id", "num-partitions", *FILES, "state", "allow", "kind", "require")
+KEYS = ("client", "clients", "partition-id", "num-partitions", *FILES, "state", "allow", "kind", "require", "epsilon")
 EVERYTHING = "*"
 """`allow="*"`: run and read whatever the experiment names; for a federation of one's own on one machine."""
-PROMISES = ("aggregation",)
+PROMISES = ("aggregation", "local")
 """What a node can demand of every experiment."""
 PREFIXES = ("device-", "user-")
 
@@ -38,7 +38,10 @@ class NodeConfig:
     kind: str = "learning"
     """The kind of experiment that this node takes part in."""
     require: tuple[str, ...] = ()
-    """What an experiment must promise, or this node takes no part: "aggregation" (the server sees no single update)."""
+    """What an experiment must promise, or this node takes no part: "aggregation" (the server sees no single update),
+    "local" (what leaves this node carries noise)."""
+    epsilon: float | None = None
+    """With "local": the most that all rounds of an experiment together may tell of a client, at δ = 1e-5."""
     state: Path | None = None
     """Folder in which the node keeps what its clients keep to themselves, so that it outlives the process."""
     device: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -68,6 +71,7 @@ class NodeConfig:
             allow=_list(config, "allow"),
             kind=str(config.get("kind", "learning")),
             require=_required(config),
+            epsilon=_epsilon(config),
             state=_path(config, "state"),
             device=_facts(config, "device-"),
             user=_facts(config, "user-"),
@@ -132,6 +136,17 @@ def _required(config: Mapping[str, object]) -> tuple[str, ...]:
         if word not in PROMISES:
             raise UserError(f"node config require: got '{word}'{nearest(word, PROMISES)}; allowed: {listed(PROMISES)}")
     return words
+
+
+def _epsilon(config: Mapping[str, object]) -> float | None:
+    value = config.get("epsilon")
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1e6:
+        raise UserError(f"node config epsilon: got {value!r}; allowed: a number above 0, up to 1e6")
+    if "local" not in _required(config):
+        raise UserError('node config epsilon: given without require="local"; allowed: with it')
+    return float(value)
 
 
 def _part(config: Mapping[str, object]) -> tuple[int, int] | None:

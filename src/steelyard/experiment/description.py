@@ -10,7 +10,7 @@ from pydantic import Field, ModelWrapValidatorHandler, ValidationError, Validati
 from steelyard.clients.flower.settings import FederateSettings
 from steelyard.errors import UserError
 from steelyard.experiment.code import named_code
-from steelyard.experiment.privacy_words import asked_of
+from steelyard.experiment.privacy_words import asked_of, check_accountant
 from steelyard.privacy.combinations import check_combination
 from steelyard.privacy.settings import PrivacySettings
 from steelyard.rounds.settings import RoundSettings
@@ -85,6 +85,8 @@ class Description(Section):
             if info.context != READING:
                 self.check_privacy(rule)
         self._check_caps()
+        if self.privacy is not None:
+            check_accountant(self.privacy, self.rounds)
         return self
 
     def _check_criteria(self, rule: WeighingSettings) -> None:

@@ -13,9 +13,9 @@ from steelyard.data.flaw_settings import OMNISCIENT
 from steelyard.data.settings import DataSettings, FlawSettings, PartitionSettings, check_flaws, check_together
 from steelyard.errors import UserError, listed
 from steelyard.experiment.description import Description
+from steelyard.experiment.privacy_words import check_cohorts
 from steelyard.learning.settings import ModelSettings, TrainingSettings
 from steelyard.privacy.aggregation_requirements import check_installed
-from steelyard.privacy.hidden import check_cohort
 from steelyard.rounds.settings import cohort_size
 from steelyard.weighing.adafed import CLASS_METRICS
 from steelyard.weighing.needs import Offers
@@ -52,8 +52,8 @@ class LearningDescription(Description):
         check_flaws(self.data, self.partition, self.flaws)
         if self.partition.test == "none":
             self._check_untested()
-        if self.privacy is not None and self.privacy.aggregation is not None and self.most_clients is not None:
-            check_cohort(self.privacy.aggregation, self.most_clients)
+        if self.privacy is not None and self.privacy.aggregation is not None:
+            check_cohorts(self.privacy.aggregation, self.rounds, self._all_clients)
         return self
 
     def _check_untested(self) -> None:
@@ -124,10 +124,13 @@ class LearningDescription(Description):
     @property
     def most_clients(self) -> int | None:
         """The cohort that the partition and `rounds.fraction` give, where the number of clients is known."""
-        count = self.partition.client_count
-        if count is None or any(flaw.kind == "copy" for flaw in self.flaws):
-            return None
-        return cohort_size(count, self.rounds.fraction, self.rounds.min_clients)
+        count = self._all_clients
+        return None if count is None else cohort_size(count, self.rounds.fraction, self.rounds.min_clients)
+
+    @property
+    def _all_clients(self) -> int | None:
+        """The number of clients where the partition says it."""
+        return None if any(flaw.kind == "copy" for flaw in self.flaws) else self.partition.client_count
 
     def _lacks_test_set(self) -> str:
         """Say why the server has no rows to weigh on: none at all, or those that clients report on; empty if it has."""

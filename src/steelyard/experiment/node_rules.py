@@ -16,6 +16,7 @@ from steelyard.experiment.description import Description
 from steelyard.experiment.loading import build
 from steelyard.settings import put
 from steelyard.usercode import NotAllowed
+from steelyard.weighing import criteria as registry
 
 _FILES = {
     "data.path": "data",
@@ -68,7 +69,29 @@ def _promised(experiment: Description, node: NodeConfig) -> Description:
         raise NotAllowed(
             "privacy.aggregation: missing, and this node sends no update that the server could see; allowed: with it"
         )
+    if "local" in node.require and (experiment.privacy is None or experiment.privacy.local is None):
+        raise NotAllowed("privacy.local: missing, and this node sends nothing without noise; allowed: with it")
+    if node.epsilon is not None:
+        _check_epsilon(experiment, node.epsilon)
     return experiment
+
+
+def _check_epsilon(experiment: Description, most: float) -> None:
+    """Refuse noise that would tell more of a client than the owner of this node allows."""
+    from steelyard.privacy.local import device_epsilon  # Late for speed of start: it imports torch.
+
+    assert experiment.privacy is not None
+    names = {name for rule in experiment.rules().values() for name in rule.criteria}
+    known = registry.known()
+    # One that is not loaded yet counts as told: no code runs for this check.
+    told = sum(name not in known or known[name].measured_by == "client" for name in names)
+    rounds = experiment.resolved().rounds.count
+    costs = device_epsilon(experiment.privacy, rounds, told)
+    if costs > most:
+        raise NotAllowed(
+            f"privacy.local: its noise tells epsilon {costs:.4g} at delta 1e-05 over {rounds:,} rounds, and this node "
+            f"tells at most {most:g}; allowed: more noise, or fewer rounds"
+        )
 
 
 def _own_code(code: str, allowed: Sequence[str]) -> str:

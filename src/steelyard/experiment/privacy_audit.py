@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -15,13 +15,16 @@ from steelyard.data.settings import DataSettings
 from steelyard.learning.inversion import gradient, likeness, read_off, search
 from steelyard.learning.models import build
 from steelyard.learning.settings import ModelSettings
+from steelyard.messages import Floats
 from steelyard.privacy.central import noisy_sum
 from steelyard.privacy.mechanisms import gaussian_noise
 from steelyard.privacy.source import Source, SystemSource
 from steelyard.randomness import generator
 
+Way = Literal["analytic", "search"]
 READ = 0.99
-"""A sample whose correlation with what was found is above this counts as read; class means reach 0.9 by themselves."""
+"""A sample whose correlation with what was found is above this counts as read; the mean image of a class, which nobody
+need send, has 0.82 with its samples on average."""
 DELTA = 1e-5
 
 
@@ -46,6 +49,30 @@ PROTECTIONS = (
 )
 
 
+@dataclass(frozen=True, eq=False)
+class Victims:
+    """The digits that clients hold, between 0 and 1, and the models that they train; make it with `victims`."""
+
+    rows: torch.Tensor
+    labels: torch.Tensor
+    models: Mapping[str, nn.Module]
+
+    def means(self) -> torch.Tensor:
+        """Return the mean image of each class, which anybody can guess without seeing an update."""
+        count = int(self.labels.max()) + 1
+        return torch.stack([self.rows[self.labels == label].mean(dim=0) for label in range(count)])
+
+
+def victims(seed: int = 0) -> Victims:
+    """Load digits and build a linear model and an MLP with their first parameters."""
+    dataset = load(DataSettings(source="digits"))
+    rows = dataset.features.reshape(len(dataset), -1).to(torch.float32)
+    rows = (rows - rows.min()) / (rows.max() - rows.min()).clamp(min=1e-12)
+    kinds = {"linear": ModelSettings(name="logistic"), "MLP": ModelSettings(name="mlp", hidden=(32,))}
+    models = {name: build(kind, torch.Size(rows.shape[1:]), dataset.classes, seed) for name, kind in kinds.items()}
+    return Victims(rows, dataset.labels.to(torch.int64), models)
+
+
 def audit_inversion(
     batches: Sequence[int] = (1, 4), tries: int = 20, steps: int = 300, seed: int = 0, source: Source | None = None
 ) -> list[dict[str, Any]]:
@@ -54,88 +81,88 @@ def audit_inversion(
     `likeness` is the mean correlation of each sample with the nearest one that was found, `read` the share above 0.99;
     the control "guess" is the mean image of the sample's class, for which nothing need be sent.
     """
-    dataset = load(DataSettings(source="digits"))
-    rows = dataset.features.reshape(len(dataset), -1).to(torch.float32)
-    rows = (rows - rows.min()) / (rows.max() - rows.min()).clamp(min=1e-12)
-    labels = dataset.labels.to(torch.int64)
+    held = victims(seed)
     found: list[dict[str, Any]] = []
-    for name, settings in (
-        ("linear", ModelSettings(name="logistic")),
-        ("MLP", ModelSettings(name="mlp", hidden=(32,))),
-    ):
-        model = build(settings, torch.Size(rows.shape[1:]), dataset.classes, seed)
+    for name in held.models:
         for batch in batches:
-            found.append(_guess(name, rows, labels, batch, tries, seed))
+            found.append(_entry(name, batch, "guess", "nothing is sent", guess(held, batch, tries, seed), tries))
             for protection in PROTECTIONS:
                 # The search costs seconds a try; what is read off costs nothing.
-                ways = ("analytic", "search") if name == "MLP" and steps else ("analytic",)
+                ways: tuple[Way, ...] = ("analytic", "search") if name == "MLP" and steps else ("analytic",)
                 for way in ways:
                     count = tries if way == "analytic" else max(1, tries // 5)
-                    values = [
-                        _attack(model, rows, labels, batch, protection, way, steps, seed + number, source)
-                        for number in range(count)
-                    ]
-                    together = np.concatenate(values)
-                    found.append(
-                        {
-                            "model": name,
-                            "samples": batch,
-                            "attack": way,
-                            "protection": protection.name,
-                            "likeness": float(together.mean()),
-                            "read": float((together > READ).mean()),
-                            "tries": count,
-                        }
-                    )
+                    values = attack_many(held, name, batch, protection, way, count, steps, seed, source)
+                    found.append(_entry(name, batch, way, protection.name, values, count))
     return found
 
 
-def _guess(model: str, rows: torch.Tensor, labels: torch.Tensor, batch: int, tries: int, seed: int) -> dict[str, Any]:
-    """Return the control: the mean image of a sample's class, which anybody can guess without seeing an update."""
-    means = torch.stack([rows[labels == label].mean(dim=0) for label in range(int(labels.max()) + 1)])
-    values: list[np.ndarray] = []
-    for number in range(tries):
-        picked = torch.from_numpy(
-            generator(seed + number, purpose="audit").choice(len(rows), size=batch, replace=False)
-        )
-        pairs = [likeness(means[labels[row]][None], rows[row][None]) for row in picked]
-        values.append(torch.cat(pairs).numpy())
-    together = np.concatenate(values)
+def _entry(model: str, batch: int, attack: str, protection: str, values: Floats, tries: int) -> dict[str, Any]:
     return {
         "model": model,
         "samples": batch,
-        "attack": "guess",
-        "protection": "nothing is sent",
-        "likeness": float(together.mean()),
-        "read": float((together > READ).mean()),
+        "attack": attack,
+        "protection": protection,
+        "likeness": float(values.mean()),
+        "read": float((values > READ).mean()),
         "tries": tries,
     }
 
 
-def _attack(
-    model: nn.Module,
-    rows: torch.Tensor,
-    labels: torch.Tensor,
+def guess(held: Victims, batch: int, tries: int, seed: int) -> Floats:
+    """Return the control: how alike each sample is to the mean image of its class."""
+    means = held.means()
+    values: list[Floats] = []
+    for number in range(tries):
+        picked = _picked(held, batch, seed + number)
+        pairs = [likeness(means[held.labels[row]][None], held.rows[row][None]) for row in picked]
+        values.append(torch.cat(pairs).numpy())
+    return np.concatenate(values)
+
+
+def attack_many(
+    held: Victims,
+    model: str,
     batch: int,
     protection: Protection,
-    way: str,
+    way: Way,
+    tries: int,
     steps: int,
     seed: int,
-    source: Source | None,
-) -> np.ndarray:
-    """Return the likeness of each of a client's samples to what the server finds."""
-    picked = generator(seed, purpose="audit").choice(len(rows), size=batch * protection.clients, replace=False)
-    chosen = torch.from_numpy(picked)
-    each = [gradient(model, rows[mine], labels[mine]) for mine in chosen.split(batch)]
+    source: Source | None = None,
+) -> Floats:
+    """Attack several clients and return the likeness of each of their samples to what the server finds."""
+    values: list[Floats] = []
+    for number in range(tries):
+        found, mine = attack(held, model, batch, protection, way, steps, seed + number, source)
+        values.append(likeness(found, mine).numpy())
+    return np.concatenate(values)
+
+
+def attack(
+    held: Victims,
+    model: str,
+    batch: int,
+    protection: Protection,
+    way: Way,
+    steps: int,
+    seed: int,
+    source: Source | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what the server finds from one client's update, and the client's samples: [samples, pixels] each."""
+    net, rows, labels = held.models[model], held.rows, held.labels
+    chosen = _picked(held, batch * protection.clients, seed)
+    each = [gradient(net, rows[mine], labels[mine]) for mine in chosen.split(batch)]
     told = [torch.stack(parts).mean(dim=0) for parts in zip(*each, strict=True)]
     if protection.epsilon is not None:
         told = _noised(told, protection.epsilon, source or SystemSource())
-    mine = rows[chosen[:batch]]
+    mine = chosen[:batch]
     if way == "search":
-        found = search(model, told, tuple(rows.shape[1:]), labels[chosen[:batch]], steps, seed)
-    else:
-        found = read_off(told[0], told[1])[None]
-    return likeness(found, mine).numpy()
+        return search(net, told, tuple(rows.shape[1:]), labels[mine], steps, seed), rows[mine]
+    return read_off(told[0], told[1])[None], rows[mine]
+
+
+def _picked(held: Victims, count: int, seed: int) -> torch.Tensor:
+    return torch.from_numpy(generator(seed, purpose="audit").choice(len(held.rows), size=count, replace=False))
 
 
 def _noised(parts: list[torch.Tensor], epsilon: float, source: Source) -> list[torch.Tensor]:

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import math
 
+from steelyard.errors import UserError
+from steelyard.privacy.aggregation_settings import FEWEST, AggregationSettings
 from steelyard.privacy.combinations import Asked, AskedCriterion
+from steelyard.privacy.hidden import check_cohort
+from steelyard.privacy.settings import PrivacySettings
+from steelyard.rounds.settings import RoundSettings, cohort_size
 from steelyard.weighing import criteria as registry
 from steelyard.weighing.needs import Offers
 from steelyard.weighing.rule import WeighingSettings, label
@@ -26,6 +31,34 @@ def asked_of(rule: WeighingSettings, offers: Offers) -> Asked:
         bound=rule.bound is not None,
         capped=rule.max_weight is not None or rule.max_shares is not None,
     )
+
+
+def check_cohorts(aggregation: AggregationSettings, rounds: RoundSettings, clients: int | None) -> None:
+    """Refuse rounds whose cohorts could be too small to hide in, or too large for the words; `clients` where known.
+
+    By Poisson sampling a cohort may have any size from `rounds.min_clients` to all clients.
+    """
+    if rounds.sampling == "poisson" and rounds.min_clients < FEWEST:
+        raise UserError(
+            f"rounds.min_clients: got {rounds.min_clients} with rounds.sampling = 'poisson' and privacy.aggregation, "
+            "where chance may draw a cohort of one or two, in which nobody can hide; allowed: at least "
+            f"{FEWEST} (a smaller cohort is then drawn again with so many), or rounds.sampling = 'fixed'"
+        )
+    if clients is None:
+        return
+    most = clients if rounds.sampling == "poisson" else cohort_size(clients, rounds.fraction, rounds.min_clients)
+    check_cohort(aggregation, most)
+
+
+def check_accountant(privacy: PrivacySettings, rounds: RoundSettings) -> None:
+    """Refuse an accountant that cannot add up the cohorts of these rounds."""
+    central = privacy.central
+    secret = central is not None and central.cohorts == "secret"
+    if secret and rounds.sampling == "fixed" and privacy.budget.accountant == "pld":
+        raise UserError(
+            "privacy.budget.accountant: got 'pld' for secret cohorts of a fixed size, which it cannot add up; allowed: "
+            "'rdp', rounds.sampling = 'poisson', or privacy.central.cohorts = 'public'"
+        )
 
 
 def _asked(criterion: registry.Criterion, offers: Offers) -> AskedCriterion:

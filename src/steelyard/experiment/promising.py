@@ -118,9 +118,15 @@ def promise_notes(privacy: PrivacySettings, criteria: Sequence[str]) -> list[str
         notes.append(f"criteria ({names}) are declared public: the promise does not cover them")
     if privacy.criteria == "charged" and names:
         notes.append(f"criteria ({names}) carry noise and are charged to the budget")
+    if privacy.aggregation is not None:
+        kind = "masks" if privacy.aggregation.kind == "secure" else privacy.aggregation.kind
+        notes.append(
+            f"updates are hidden by {kind}: the server sees their weighted sum, and criteria and losses in the open"
+        )
     if privacy.central is not None:
         notes.append("the server is trusted, and so is this run's folder: it holds figures of single clients")
-    notes.append("scores that clients report of their test rows are not covered by the promise")
+    if privacy.noise:
+        notes.append("scores that clients report of their test rows are not covered by the promise")
     return notes
 
 

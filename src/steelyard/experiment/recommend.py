@@ -107,6 +107,11 @@ class RecommendDescription(Description):
             )
 
     def _check_noise(self, privacy: PrivacySettings) -> None:
+        if privacy.aggregation is not None:
+            raise UserError(
+                "privacy.aggregation: given, but users send the rows of single items here, and which rows they are "
+                "would tell what masks hide; allowed: privacy.local, which puts noise on every row"
+            )
         if privacy.central is not None:
             raise UserError(
                 "privacy.central: given, but the rows that users name are seen one by one by the server here; allowed: "

@@ -74,13 +74,20 @@ def watch(experiment: RecommendDescription, rounds: Sequence[int]) -> list[dict[
     return found
 
 
+def chance(experiment: RecommendDescription) -> float:
+    """Return the precision of a server that claims as many items of each user as it has, at random: Σs²/(I·Σs)."""
+    histories = experiment.prepare().histories
+    sizes = histories.sizes.astype(np.float64)
+    return float((sizes**2).sum() / (histories.catalogue * sizes.sum()))
+
+
 def variants(share: float, decoys: float) -> dict[str, Mapping[str, Any]]:
     """Return the protections that are compared, as changes of an experiment's [fpl] section."""
     return {
         "everything sent": {"fpl.pi": 1.0, "fpl.mask": "round", "fpl.decoys": 0.0},
         f"π = {share:g} drawn each round": {"fpl.pi": share, "fpl.mask": "round", "fpl.decoys": 0.0},
         f"π = {share:g} persistent": {"fpl.pi": share, "fpl.mask": "persistent", "fpl.decoys": 0.0},
-        f"π = {share:g} persistent, {decoys:g} decoys per item": {
+        f"π = {share:g} persistent, {decoys:g} {'decoy' if decoys == 1 else 'decoys'} per item": {
             "fpl.pi": share,
             "fpl.mask": "persistent",
             "fpl.decoys": decoys,

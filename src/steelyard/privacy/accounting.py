@@ -29,6 +29,12 @@ FINE, COARSE = 1e-4, 1e-3
 """Steps in which privacy losses are counted; the coarse one is ten times faster and says a little more than is true."""
 
 
+_MOST_STEPS = 1e6
+"""Losses that reach far, as of very little noise, are counted in coarser steps, so that they fit into memory."""
+_FARTHEST = 1e5
+"""Losses that reach farther are no promise at all, and are bounded by other means instead of counted."""
+
+
 @dataclass(frozen=True, order=True)
 class Release:
     """One noisy release: Gaussian noise of `noise` times its sensitivity, about a cohort drawn from all clients."""
@@ -67,17 +73,28 @@ def together(spending: Spending) -> float:
 def _spent(counted: tuple[tuple[Release, int], ...], delta: float, accountant: AccountantName, fine: float) -> float:
     check_accounting()
     if accountant == "pld":
+        if any(release.sampling == "fixed" for release, _ in counted):
+            raise UserError(
+                "privacy.budget.accountant: got 'pld' for cohorts of a fixed size, which it cannot add up; "
+                "allowed: 'rdp', or rounds.sampling = 'poisson'"
+            )
         total: Any = None
+        reach = _reach(counted)
+        if reach > _FARTHEST:
+            # Both are never too low: sampling only makes a release cheaper.
+            return min(gaussian_epsilon(delta, together(dict(counted))), _by_rdp(counted, delta))
+        fine = max(fine, reach / _MOST_STEPS)
         for release, count in counted:
-            if release.sampling == "fixed":
-                raise UserError(
-                    "privacy.budget.accountant: got 'pld' for cohorts of a fixed size, which it cannot add up; "
-                    "allowed: 'rdp', or rounds.sampling = 'poisson'"
-                )
             mine = _loss(release, fine).self_compose(count)
             total = mine if total is None else total.compose(mine)
         return float(total.get_epsilon_for_delta(delta))
     return _by_rdp(counted, delta)
+
+
+def _reach(counted: tuple[tuple[Release, int], ...]) -> float:
+    """Return how far privacy losses reach, roughly: those of one release, or, by rdp, those of all together."""
+    single = max(0.5 / release.noise**2 + 10.0 / release.noise for release, _ in counted)
+    return max(single, 2.0 * _by_rdp(counted, 1e-15))
 
 
 @lru_cache(maxsize=64)
@@ -140,7 +157,8 @@ def noise_for(
     """Return the least noise multiplier with which these releases keep to (ε, δ); their own noise is not looked at.
 
     `beside` is what else is released, with its noise as it is.
-    Found from above to within some ten-thousandths, with the coarse steps, so that the result keeps to the budget.
+    Found from above, so that the result keeps to the budget: exactly where no cohort is sampled, else to within some
+    ten-thousandths, with the coarse steps.
     """
     asked = list(releases)
 
@@ -157,7 +175,9 @@ def noise_for(
         low, high = high, high * 2
         if high > 1e6:
             raise UserError(f"epsilon: {epsilon:g} at delta {delta:g} needs noise beyond any use; allowed: more ε")
-    while high / low > 1.0002:
+    # Plain releases are counted exactly and at once; distributions of losses take seconds and round by more than this.
+    exact = accountant == "pld" and all(release.plain for release, _ in [*asked, *(beside or {}).items()])
+    while high / low > (1 + 1e-9 if exact else 1.0002):
         middle = math.sqrt(low * high)
         low, high = (low, middle) if cost(middle) <= epsilon else (middle, high)
     return high

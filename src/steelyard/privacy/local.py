@@ -9,6 +9,7 @@ and charged as well; its losses are not told.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Protocol, runtime_checkable
@@ -18,7 +19,7 @@ import torch
 
 from steelyard.errors import UserError
 from steelyard.messages import DenseModels, Payload, Task, Updates
-from steelyard.privacy.accounting import Release, noise_for
+from steelyard.privacy.accounting import Release, noise_for, spent
 from steelyard.privacy.central import noisy_sum
 from steelyard.privacy.noised_criteria import noised
 from steelyard.privacy.settings import PrivacySettings
@@ -46,6 +47,16 @@ def device_noise(settings: PrivacySettings, rounds: int, told: int) -> float:
     assert settings.local is not None
     told = told if settings.criteria == "charged" else 0
     return settings.local.noise if settings.local.noise is not None else plain_noise(settings, rounds, told)
+
+
+def device_epsilon(settings: PrivacySettings, rounds: int, told: int, delta: float = 1e-5) -> float:
+    """Return what a device tells in so many rounds with an update and `told` criteria each; public ones count nothing.
+
+    For the owner of a device, who need not take the server's δ: 1e-5 unless another is given.
+    """
+    noise = device_noise(settings, rounds, told)
+    criteria = {Release(settings.criteria_noise or noise): told * rounds} if settings.criteria == "charged" else {}
+    return spent(Counter({Release(noise): rounds}) + Counter(criteria), delta)
 
 
 @runtime_checkable

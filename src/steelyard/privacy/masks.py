@@ -21,6 +21,7 @@ from steelyard.privacy.fixed_point import Words
 KEY_BYTES = 32
 _BLOCK = 16  # bytes of an AES block
 _ZEROS = bytes(1 << 20)
+_PROBE = X25519PrivateKey.from_private_bytes(bytes(range(1, 33)))  # nobody's: what it agrees on is thrown away
 
 
 def agree(own: X25519PrivateKey, other: bytes, purpose: str, context: bytes) -> bytes:
@@ -32,6 +33,18 @@ def agree(own: X25519PrivateKey, other: bytes, purpose: str, context: bytes) -> 
     secret = own.exchange(X25519PublicKey.from_public_bytes(other))
     first, second = sorted((own.public_key().public_bytes_raw(), other))
     return derive(secret, purpose, context + first + second)
+
+
+def is_key(public: bytes) -> bool:
+    """Whether 32 bytes are a public key with which a secret can be agreed on: no point of low order.
+
+    With such a point X25519 gives zero whoever asks, so that everybody knows the "secret" (RFC 7748, section 6.1).
+    """
+    try:
+        _PROBE.exchange(X25519PublicKey.from_public_bytes(public))
+    except ValueError:
+        return False
+    return True
 
 
 def derive(secret: bytes, purpose: str, context: bytes) -> bytes:

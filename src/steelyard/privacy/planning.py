@@ -7,6 +7,7 @@ from typing import Literal
 
 from steelyard.errors import UserError
 from steelyard.privacy.accounting import AccountantName, Release, noise_for, spent
+from steelyard.privacy.settings import LEAST_DELTA
 
 
 @dataclass(frozen=True)
@@ -41,20 +42,24 @@ def plan(
     """Find the least noise for a budget, or, with `noise` given, what it costs."""
     if (epsilon is None) == (noise is None):
         raise UserError("--epsilon, --noise: got both or neither; allowed: one of the two")
-    if not 0 < delta < 1:
-        raise UserError(f"--delta: got {delta:g}; allowed: numbers between 0 and 1")
+    if not LEAST_DELTA <= delta < 1:
+        raise UserError(f"--delta: got {delta:g}; allowed: numbers from {LEAST_DELTA:g} to below 1")
     if epsilon is not None and not 0 < epsilon <= 1e6:
         raise UserError(f"--epsilon: got {epsilon:g}; allowed: numbers above 0, up to 1e6")
     if noise is not None and not 1e-3 <= noise <= 1e6:
         raise UserError(f"--noise: got {noise:g}; allowed: numbers from 0.001 to 1e6")
     if not 0 < sampling <= 1:
         raise UserError(f"--sampling: got {sampling:g}; allowed: numbers above 0, up to 1")
+    if sampled == "fixed" and accountant == "pld":
+        raise UserError(
+            "--accountant: got pld with --sampled fixed, which it cannot add up; allowed: rdp, or --sampled poisson"
+        )
     chosen: AccountantName = accountant or ("pld" if sampled == "poisson" else "rdp")
 
     def release(z: float) -> Release:
         return Release(z, sampled if sampling < 1 or sampled == "fixed" else "all", sampling)
 
-    found = noise if noise is not None else noise_for(epsilon or 0.0, delta, [(release(1.0), rounds)], chosen)
+    found = noise if noise is not None else _noise(epsilon or 0.0, delta, release(1.0), rounds, chosen)
     return BudgetPlan(
         noise_multiplier=found,
         epsilon=spent({release(found): rounds}, delta, chosen),
@@ -67,3 +72,10 @@ def plan(
         accountant=chosen,
         epsilon_rdp=spent({release(found): rounds}, delta, "rdp"),
     )
+
+
+def _noise(epsilon: float, delta: float, release: Release, rounds: int, accountant: AccountantName) -> float:
+    try:
+        return noise_for(epsilon, delta, [(release, rounds)], accountant)
+    except UserError as error:
+        raise UserError(f"--{error}") from None  # what is wrong is the option of that name

@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from steelyard.privacy import sharing
 from steelyard.privacy.aggregation_settings import FEWEST, AggregationSettings
 from steelyard.privacy.fixed_point import Words
-from steelyard.privacy.masks import KEY_BYTES, add_stream, agree, derive
+from steelyard.privacy.masks import KEY_BYTES, add_stream, agree, derive, is_key
 
 PUBLIC_BYTES = 3 * KEY_BYTES
 """Length of what a client shows at the start of a round."""
@@ -53,6 +53,10 @@ class PublicKeys:
     def write(self) -> bytes:
         """Return the keys as 96 bytes."""
         return self.channel + self.mask + self.seed
+
+    def usable(self) -> bool:
+        """Whether a secret can be agreed on with both keys; points of low order give everybody the same."""
+        return is_key(self.channel) and is_key(self.mask)
 
     def __post_init__(self) -> None:
         if any(len(part) != KEY_BYTES for part in (self.channel, self.mask, self.seed)):
@@ -195,12 +199,15 @@ class SecureClient:
 
         With `others`, only those of them; a simulation has the other end of a pair make the same key.
         """
-        keys = {
-            other: agree(self._mask, self._cohort[other].mask, "mask", self.context)
-            for other in (self._members if others is None else others)
-            if other != self.name
-        }
+        chosen = [other for other in (self._members if others is None else others) if other != self.name]
+        keys = {other: self._mask_key(other) for other in chosen}
         return {**keys, self.name: self_key(self._seed, self.context)}
+
+    def _mask_key(self, other: str) -> bytes:
+        try:
+            return agree(self._mask, self._cohort[other].mask, "mask", self.context)
+        except ValueError:
+            raise Withdrawn(f"{other} shows a mask key that is none") from None
 
     def mask(self, words: Words) -> Words:
         """Return words with all masks on: its own, and for each other member one that cancels in the sum."""

@@ -10,6 +10,8 @@ from steelyard.errors import UserError
 from steelyard.privacy.aggregation_settings import AggregationSettings
 from steelyard.settings import Section
 
+LEAST_DELTA = 1e-12
+"""Below this, distributions of losses are mostly rounding; no federation has so many clients that it would matter."""
 Positive = Annotated[float, Field(gt=0)]
 
 
@@ -18,7 +20,7 @@ class BudgetSettings(Section):
 
     epsilon: Annotated[float, Field(gt=0, le=1e6)] | None = None
     """The run stops before it would pass this ε; default: nothing stops it, and what was spent is shown."""
-    delta: Annotated[float, Field(gt=0, lt=1)] = 1e-5
+    delta: Annotated[float, Field(ge=LEAST_DELTA, lt=1)] = 1e-5
     """δ of the promise; well below one over the number of clients."""
     accountant: Literal["pld", "rdp"] | None = None
     """How rounds are added up: pld (privacy loss distributions, tighter) or rdp (Rényi divergences). Default: pld, or

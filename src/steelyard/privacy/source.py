@@ -16,7 +16,8 @@ Floats = NDArray[np.float64]
 Words = NDArray[np.uint64]
 
 _FEW = np.uint64(1 << 40)
-_HALF_WORD = 2.0**-64
+_PER_WORD = 2.0**-64
+"""A word times this is a number below 1."""
 
 
 class Source(Protocol):
@@ -50,11 +51,11 @@ def uniforms(source: Source, count: int) -> Floats:
     Numbers that are multiples of 2⁻⁵³ would leave holes in the tails of what is made from them.
     """
     words = source.words(count)
-    found = (words.astype(np.float64) + 0.5) * _HALF_WORD
+    found = (words.astype(np.float64) + 0.5) * _PER_WORD
     small = np.flatnonzero(words < _FEW)
     if len(small):
-        below = (source.words(len(small)).astype(np.float64) + 0.5) * _HALF_WORD
-        found[small] = (words[small].astype(np.float64) + below) * _HALF_WORD
+        below = (source.words(len(small)).astype(np.float64) + 0.5) * _PER_WORD
+        found[small] = (words[small].astype(np.float64) + below) * _PER_WORD
     return np.minimum(found, 1.0 - 2.0**-53)
 
 

@@ -121,7 +121,12 @@ class HiddenClients(FlowerClients):
         for work, answers in zip(begun, self._ask(KEYS, "keys", begun, groups, form, shape), strict=True):
             for answer in answers:
                 for client, row in zip(answer.clients, answer.found, strict=True):
-                    work.server.keys[client] = PublicKeys.read(row.tobytes())
+                    keys = PublicKeys.read(row.tobytes())
+                    if not keys.usable():
+                        # All others would withdraw because of it; the one that shows it is left out instead.
+                        work.failures.append(Failure(client, "shows a key that is none"))
+                        continue
+                    work.server.keys[client] = keys
                     work.sent[client] = answer.sent
             why = "; ".join(f"{failure.client}: {failure.reason}" for failure in work.failures[:3])
             work.server.require(len(work.server.keys), f"showed keys ({why})" if why else "showed keys")

@@ -52,9 +52,9 @@ class EncryptedSums:
         packing = Packing(encoding, self._settings.modulus_bits)
         totals: list[int] = []
         for client, weight in parts:
-            sent = [keys.encrypt(plain) for plain in packing.pack(self._values(client, weight))]
+            sent = keys.encrypt_all(packing.pack(self._values(client, weight)))
             totals = [keys.public.add(a, b) for a, b in zip(totals, sent, strict=True)] if totals else sent
-        opened = [keys.decrypt(cipher) for cipher in totals]
+        opened = keys.decrypt_all(totals)
         return packing.unpack(opened, self._steps.size, len(parts)), len(totals) * keys.public.cipher_bytes
 
     def _ckks(self, parts: Sequence[tuple[str, float]]) -> tuple[Floats, int]:

@@ -39,8 +39,13 @@ def rule_colour(labels: Sequence[str], shown: Sequence[str] | None = None) -> al
 
 def rule_dash(labels: Sequence[str], shown: Sequence[str] | None = None) -> alt.StrokeDash:
     """Dash the lines of later rules, so that two that coincide are both seen and colour is not the only sign."""
-    dashes = [_DASHES[index % len(_DASHES)] for index in range(len(labels))]
-    return alt.StrokeDash("rule:N", scale=alt.Scale(domain=list(labels), range=dashes), legend=_legend(shown or labels))
+    scale = alt.Scale(domain=list(labels), range=dashes(len(labels)))
+    return alt.StrokeDash("rule:N", scale=scale, legend=_legend(shown or labels))
+
+
+def dashes(count: int) -> list[list[int]]:
+    """Return the dashes of so many lines, the first of them none."""
+    return [_DASHES[index % len(_DASHES)] for index in range(count)]
 
 
 def _legend(shown: Sequence[str]) -> alt.Legend:

@@ -1,0 +1,110 @@
+"""Audits over a range of protections, for figures: what is found out the more noise there is, or the larger the sum."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from steelyard.experiment.privacy_audit import Protection, Way, attack, attack_many, guess, victims
+from steelyard.learning.inversion import likeness
+from steelyard.privacy.canaries import CanaryResult, audit_canary
+from steelyard.privacy.source import Source
+
+EPSILONS = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 10_000.0)
+COHORTS = (1, 2, 3, 5, 10, 20, 50, 100)
+NOISES = (0.5, 0.7, 1.0, 1.5, 2.0, 3.0, 5.0)
+SHOWN = (
+    Protection("the update"),
+    Protection("sum of 10", clients=10),
+    Protection("sum of 100", clients=100),
+    Protection("ε = 1000", epsilon=1000.0),
+    Protection("ε = 100", epsilon=100.0),
+    Protection("ε = 10", epsilon=10.0),
+)
+
+
+@dataclass(frozen=True)
+class Attack:
+    """One way to attack one kind of client."""
+
+    model: str
+    samples: int
+    way: Way
+
+    @property
+    def name(self) -> str:
+        """The attack in words."""
+        count = "1 sample" if self.samples == 1 else f"{self.samples} samples"
+        return f"{self.model}, {count}, {'read off' if self.way == 'analytic' else 'search'}"
+
+
+ATTACKS = (Attack("linear", 1, "analytic"), Attack("MLP", 1, "analytic"), Attack("MLP", 4, "search"))
+
+
+def sweep_inversion(
+    tries: int = 20,
+    steps: int = 300,
+    seed: int = 0,
+    source: Source | None = None,
+    epsilons: Sequence[float] = EPSILONS,
+    cohorts: Sequence[int] = COHORTS,
+) -> dict[str, Any]:
+    """Attack clients under more and more noise, and in larger and larger sums; `guess` is the control's likeness."""
+    held = victims(seed)
+    rows: list[dict[str, Any]] = []
+    wanted = [(Protection("noise", epsilon=epsilon), epsilon) for epsilon in epsilons]
+    wanted += [(Protection("sum", clients=count), float(count)) for count in cohorts]
+    for each in ATTACKS if steps else ATTACKS[:2]:
+        count = tries if each.way == "analytic" else max(1, tries // 5)
+        for protection, value in wanted:
+            found = attack_many(held, each.model, each.samples, protection, each.way, count, steps, seed, source)
+            rows.append(
+                {"attack": each.name, "protection": protection.name, "value": value, "likeness": float(found.mean())}
+            )
+    return {"rows": rows, "guess": float(guess(held, 1, max(tries, 50), seed).mean())}
+
+
+def show_inversion(
+    steps: int = 300, seed: int = 0, source: Source | None = None, each: int = 2
+) -> list[dict[str, Any]]:
+    """Return pictures of samples and of what the server finds in their place: one entry a picture.
+
+    An image is stretched to the range from 0 to 1, since what is read off noise has any size.
+    """
+    held = victims(seed)
+    found: list[dict[str, Any]] = []
+    for kind in (ATTACKS[0], ATTACKS[2]) if steps else ATTACKS[:1]:
+        for number in range(each):
+            case = f"{kind.name} ({number + 1})"
+            for index, protection in enumerate(SHOWN):
+                images, samples = attack(
+                    held, kind.model, kind.samples, protection, kind.way, steps, seed + number, source
+                )
+                if index == 0:
+                    found.append(_picture(case, "sample", samples[0], 1.0))
+                alike = likeness(images, samples[:1])
+                best = max(images, key=lambda image: float(likeness(image[None], samples[:1])[0]))
+                found.append(_picture(case, protection.name, best, float(alike[0])))
+    return found
+
+
+def _picture(case: str, title: str, image: torch.Tensor, alike: float) -> dict[str, Any]:
+    side = round(image.numel() ** 0.5)
+    low, high = float(image.min()), float(image.max())
+    pixels = ((image - low) / max(high - low, 1e-12)).reshape(side, side)
+    return {"case": case, "seen": title, "likeness": alike, "pixels": pixels.tolist()}
+
+
+def sweep_canaries(
+    noises: Sequence[float] = NOISES,
+    rate: float = 1.0,
+    rounds: int = 1,
+    trials: int = 1000,
+    delta: float = 1e-5,
+    source: Source | None = None,
+) -> list[CanaryResult]:
+    """Play the mechanism at several noise multipliers: the bound from below beside what the accountant says."""
+    return [audit_canary(noise, rate, rounds, trials, delta, source=source) for noise in noises]
