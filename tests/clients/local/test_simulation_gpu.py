@@ -45,12 +45,13 @@ def test_same_seed_same_bits(engine: str, precision: str, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", list(cases.OPTIMISERS))
-@pytest.mark.parametrize("engine", ["stacked", "graph"])
-def test_optimisers_and_dropout_give_what_the_loop_gives(engine: str, how: str) -> None:
-    model, shape, classes = cases.MODELS["keras"]
+@pytest.mark.parametrize(("engine", "name"), [("stacked", "keras"), ("graph", "own")])
+def test_optimisers_give_what_the_loop_gives(engine: str, name: str, how: str) -> None:
+    model, shape, classes = cases.MODELS[name]
     people = cases.population(shape, classes)
     expected, start, _ = cases.trained("loop", people, model, cases.OPTIMISERS[how], "cpu")
-    found, _, _ = cases.trained(engine, people, model, cases.OPTIMISERS[how], "cuda")
+    found, _, clients = cases.trained(engine, people, model, cases.OPTIMISERS[how], "cuda")
+    assert clients.describe()["engine_choice"].partition(":")[0] == engine
     # Both divide a gradient by its own size: what is rounding in the gradient is rounding in the step.
     cases.assert_alike(found, expected, start, 1e-2)
 
