@@ -64,6 +64,17 @@ def test_two_calls_never_draw_the_same_noise() -> None:
     assert not torch.equal(noisy_sum(*arguments, SystemSource()), noisy_sum(*arguments, SystemSource()))
 
 
+def test_simulated_devices_draw_noise_of_their_own_each() -> None:
+    """Forty devices in threads: noise of the deviation asked for, never the same, and each around its own update."""
+    models = torch.zeros(40, 500)
+    models[7] += 0.01
+    sent = noisy_models(DenseModels(models), torch.zeros(500), 1.0, 0.5, SystemSource()).models
+    assert float(sent.std()) == pytest.approx(0.5, rel=0.05)
+    assert torch.unique(sent[:, 0]).numel() == 40
+    quiet = noisy_models(DenseModels(models), torch.zeros(500), 1.0, 1e-6, SystemSource()).models
+    torch.testing.assert_close(quiet, models, rtol=0, atol=1e-5)
+
+
 def test_criteria_are_told_within_their_range_with_noise_of_its_size() -> None:
     raw = np.tile([[0.5, 300.0]], (20_000, 1))
     told = noised(raw, np.array([1.0, 600.0]), 0.1, SeededSource(3))
