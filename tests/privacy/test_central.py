@@ -9,10 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from steelyard.messages import DenseModels
 from steelyard.privacy.central import bounded_sum, lengths_of, noisy_sum
 from steelyard.privacy.clipping import clip_factors
+from steelyard.privacy.local import noisy_models
 from steelyard.privacy.noised_criteria import noised
-from steelyard.privacy.source import SeededSource
+from steelyard.privacy.source import SeededSource, SystemSource
 
 NUMBERS = st.floats(-1e6, 1e6, width=32)
 
