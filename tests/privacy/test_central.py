@@ -9,10 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from steelyard.messages import DenseModels
 from steelyard.privacy.central import bounded_sum, lengths_of, noisy_sum
 from steelyard.privacy.clipping import clip_factors
+from steelyard.privacy.local import noisy_models
 from steelyard.privacy.noised_criteria import noised
-from steelyard.privacy.source import SeededSource
+from steelyard.privacy.source import SeededSource, SystemSource
 
 NUMBERS = st.floats(-1e6, 1e6, width=32)
 
@@ -62,6 +64,17 @@ def test_two_calls_never_draw_the_same_noise() -> None:
     from steelyard.privacy.source import SystemSource
 
     assert not torch.equal(noisy_sum(*arguments, SystemSource()), noisy_sum(*arguments, SystemSource()))
+
+
+def test_simulated_devices_draw_noise_of_their_own_each() -> None:
+    """Forty devices in threads: noise of the deviation asked for, never the same, and each around its own update."""
+    models = torch.zeros(40, 500)
+    models[7] += 0.01
+    sent = noisy_models(DenseModels(models), torch.zeros(500), 1.0, 0.5, SystemSource()).models
+    assert float(sent.std()) == pytest.approx(0.5, rel=0.05)
+    assert torch.unique(sent[:, 0]).numel() == 40
+    quiet = noisy_models(DenseModels(models), torch.zeros(500), 1.0, 1e-6, SystemSource()).models
+    torch.testing.assert_close(quiet, models, rtol=0, atol=1e-5)
 
 
 def test_criteria_are_told_within_their_range_with_noise_of_its_size() -> None:

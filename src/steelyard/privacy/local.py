@@ -9,8 +9,10 @@ and charged as well; its losses are not told.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Protocol, runtime_checkable
 
@@ -73,9 +75,19 @@ def noisy_models(
 ) -> DenseModels:
     """Return models as each device sends them: the change clipped, noise on every parameter that is trained."""
     sent = torch.empty_like(payload.models)
-    for row in range(len(payload.models)):
+
+    def device(row: int) -> None:
         mine = payload.models[row : row + 1]
         sent[row] = noisy_sum(mine, parameters, np.ones(1), clip, deviation, source, payload.frozen)
+
+    rows = range(len(payload.models))
+    if not isinstance(source, SystemSource):
+        for row in rows:  # a source of a test gives its words in order
+            device(row)
+        return DenseModels(sent, payload.frozen)
+    # Drawing noise is what simulated devices take longest for, and each draws its own.
+    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+        list(pool.map(device, rows))
     return DenseModels(sent, payload.frozen)
 
 
