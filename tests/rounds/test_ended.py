@@ -16,11 +16,13 @@ from steelyard.clients.local import Simulation
 from steelyard.experiment.loading import build
 from steelyard.experiment.running import resume, run
 from steelyard.messages import DenseModels, Task, Updates
+from steelyard.privacy.accounting import Release, spent
 from steelyard.report.comparison import compare_run
 from steelyard.report.headline import headline
 from steelyard.report.summary import summarise
 from steelyard.report.tables import write_tables
 from steelyard.report.view import RunView
+from steelyard.rounds.drafting import TooFewClients
 from steelyard.rounds.soundness import Exploded
 from steelyard.runs.glance import glance
 from steelyard.runs.reader import History
@@ -42,8 +44,8 @@ SMALL: dict[str, Any] = {
 WHY = "no client's model is finite after local training (4 asked)"
 
 
-def broken_from(monkeypatch: pytest.MonkeyPatch, federation: str, first: int) -> None:
-    """From a round on, what the clients of one federation train holds NaN, as after a learning rate too large."""
+def broken_from(monkeypatch: pytest.MonkeyPatch, federation: str, first: int, most: int | None = None) -> None:
+    """From a round on, what (so many) clients of one federation train holds NaN, as after a learning rate too large."""
     honest = Simulation.train
 
     def train(self: Simulation, tasks: list[Task]) -> list[Updates]:
@@ -52,7 +54,7 @@ def broken_from(monkeypatch: pytest.MonkeyPatch, federation: str, first: int) ->
             if updates.federation == federation and updates.round >= first:
                 assert isinstance(updates.payload, DenseModels)
                 models = updates.payload.models.clone()
-                models[:, 0] = float("nan")
+                models[:most, 0] = float("nan")
                 found[number] = replace(updates, payload=DenseModels(models))
         return found
 
@@ -160,6 +162,52 @@ def test_where_every_rule_explodes_the_run_stops_with_one_line_and_can_be_looked
     assert history.ended == {("fedavg", 1): (2, WHY)}
     with pytest.raises(Exploded, match=r"^round 3 of "):
         resume(tmp_path / "run")
+
+
+def test_one_broken_model_of_too_few_clients_stops_the_run_and_says_nothing_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three of four clients are well: no model exploded, there are only fewer than the experiment asks for."""
+    broken_from(monkeypatch, "fedavg", 2, most=1)
+    strict = {**SMALL, "rounds": {**SMALL["rounds"], "min_clients": 4}}
+    with pytest.raises(TooFewClients, match=r"^round 2 of fedavg: 3 of 4 clients gave a usable update, .*min_clients"):
+        run(build(strict), out=tmp_path / "run")
+    assert History(tmp_path / "run").ended == {}
+
+
+def test_a_rule_that_ended_before_its_first_test_has_no_place_among_the_best(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside = {name: {"criteria": [name]} for name in ("DS", "EQ", "MD")}
+    broken_from(monkeypatch, "MD", 2)
+    flawed = {
+        **SMALL,
+        "beside": beside,
+        "flaws": [{"kind": "labels-flipped", "pick": "random", "count": 1}],
+        "rounds": {**SMALL["rounds"], "evaluate_every": ROUNDS},
+    }
+    folder = run(build(flawed), out=tmp_path / "run")
+    assert History(folder).ended == {("MD", 1): (2, WHY)}
+    told = headline(RunView([folder]))
+    assert any(line.startswith("MD, seed 1, ended in round 2") for line in told)
+    assert "1 of 4 clients were flawed" in told[-1]
+    assert "MD" not in told[-1]
+
+
+def test_a_budget_is_not_blamed_for_a_model_that_exploded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broken_from(monkeypatch, "fedavg", 2)
+    limit = spent({Release(2.0): 2}, 1e-5) + 0.01
+    privacy = {"local": {"clip": 1.0, "noise": 2.0}, "criteria": "public", "budget": {"epsilon": limit}}
+    folder = run(build({**SMALL, "privacy": privacy}), out=tmp_path / "run")
+    promise = json.loads(History(folder).info["privacy"])
+    main = next(name for name in promise["epsilon"] if name != "fedavg")
+    assert promise["ended"] == {main: 2}
+    # The round without a sound model was sent all the same, and is charged.
+    assert promise["epsilon"]["fedavg"] == pytest.approx(limit - 0.01)
+    lines = [line for line in capsys.readouterr().err.splitlines() if "fedavg" in line]
+    assert lines == [f"steelyard: fedavg: ended in round 2: {WHY}"]
 
 
 def test_a_run_of_an_older_version_knows_of_no_such_end(tmp_path: Path) -> None:

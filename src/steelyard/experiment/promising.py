@@ -107,7 +107,8 @@ def promise(
 
 def _ended(private: PrivateRounds, federation: Federation, state: RoundState) -> bool:
     """Whether the budget ended a federation before its last planned round."""
-    return state.finished and state.round < private.plan.rounds and not private.affords(federation, (state.round + 1,))
+    rests = state.finished and not state.ended and state.round < private.plan.rounds
+    return rests and not private.affords(federation, (state.round + 1,))
 
 
 def promise_notes(privacy: PrivacySettings, criteria: Sequence[str]) -> list[str]:

@@ -100,7 +100,8 @@ def _flawed(view: RunView, finals: dict[str, dict[int, float]]) -> list[str]:
     clients = view.evaluations(part)["client"].nunique() or view.clients(part)["client"].nunique()
     common = Counter(flaw for found in flaws.values() for flaw in found).most_common(1)[0][0]
     shown = list(known)
-    others = [label for label in known if label != view.baseline]
+    # A rule that ended before its first test has weights, but no score.
+    others = [label for label in known if label != view.baseline and label in finals]
     if len(shown) > 3 and others:
         best = max(others, key=lambda label: estimate(list(finals[label].values())).mean)
         shown = [label for label in (view.baseline, best) if label in known]

@@ -98,7 +98,8 @@ def _admitted(
 def _require(federation: Federation, task: Task, updates: Updates, least: int) -> None:
     """Stop the run where fewer clients than `least` are left; where every model is broken, this federation alone."""
     if len(updates.clients) < least:
-        if updates.failures and all(failure.reason == NOT_FINITE for failure in updates.failures):
+        broken = bool(updates.failures) and all(failure.reason == NOT_FINITE for failure in updates.failures)
+        if broken and not updates.clients:
             raise Exploded(task, f"no client's model is finite after local training ({len(task.clients)} asked)")
         reasons = "; ".join(f"{failure.client}: {failure.reason}" for failure in updates.failures[:3])
         raise TooFewClients(
