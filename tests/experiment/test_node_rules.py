@@ -144,6 +144,10 @@ def test_a_node_reckons_for_itself_what_the_noise_tells(tmp_path: Path):
     charged["privacy"] |= {"criteria": "charged", "criteria_noise": 4.0, "criteria_bounds": {"DS": 100.0}}
     with pytest.raises(NotAllowed, match=r"tells epsilon 4\.9"):
         agreed(charged, node)
+    # Rules side by side ask for an update each: two in two rounds are four releases, in three they are six.
+    assert agreed({**noisy(2.0, rounds=2), "beside": {"EQ": {"criteria": ["EQ"]}}}, node).privacy is not None
+    with pytest.raises(NotAllowed, match=r"tells epsilon 5\.\d+ at delta 1e-05 over 3 rounds of 2 rules, and"):
+        agreed({**noisy(2.0, rounds=3), "beside": {"EQ": {"criteria": ["EQ"]}}}, node)
     # A δ of the server's own choice changes nothing.
     loose = noisy(2.0, rounds=5)
     loose["privacy"]["budget"] = {"delta": 0.5}

@@ -41,7 +41,8 @@ class NodeConfig:
     """What an experiment must promise, or this node takes no part: "aggregation" (the server sees no single update),
     "local" (what leaves this node carries noise)."""
     epsilon: float | None = None
-    """With "local": the most that all rounds of an experiment together may tell of a client, at δ = 1e-5."""
+    """With "local": the most that all rounds and rules of an experiment, as it describes itself, may tell of a client, at
+    δ = 1e-5."""
     state: Path | None = None
     """Folder in which the node keeps what its clients keep to themselves, so that it outlives the process."""
     device: Mapping[str, float] = field(default_factory=dict[str, float])

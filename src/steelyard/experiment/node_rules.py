@@ -81,16 +81,19 @@ def _check_epsilon(experiment: Description, most: float) -> None:
     from steelyard.privacy.local import device_epsilon  # Late for speed of start: it imports torch.
 
     assert experiment.privacy is not None
-    names = {name for rule in experiment.rules().values() for name in rule.criteria}
+    rules = list(experiment.rules().values())
+    names = {name for rule in rules for name in rule.criteria}
+    asking = sum(rule.trained_by == "clients" for rule in rules)
     known = registry.known()
     # One that is not loaded yet counts as told: no code runs for this check.
     told = sum(name not in known or known[name].measured_by == "client" for name in names)
     rounds = experiment.resolved().rounds.count
-    costs = device_epsilon(experiment.privacy, rounds, told)
+    costs = device_epsilon(experiment.privacy, rounds, told, asking)
     if costs > most:
+        beside = f" of {asking} rules" if asking > 1 else ""
         raise NotAllowed(
-            f"privacy.local: its noise tells epsilon {costs:.4g} at delta 1e-05 over {rounds:,} rounds, and this node "
-            f"tells at most {most:g}; allowed: more noise, or fewer rounds"
+            f"privacy.local: its noise tells epsilon {costs:.4g} at delta 1e-05 over {rounds:,} rounds{beside}, and "
+            f"this node tells at most {most:g}; allowed: more noise, or fewer rounds or rules"
         )
 
 

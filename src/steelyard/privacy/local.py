@@ -51,14 +51,16 @@ def device_noise(settings: PrivacySettings, rounds: int, told: int) -> float:
     return settings.local.noise if settings.local.noise is not None else plain_noise(settings, rounds, told)
 
 
-def device_epsilon(settings: PrivacySettings, rounds: int, told: int, delta: float = 1e-5) -> float:
+def device_epsilon(settings: PrivacySettings, rounds: int, told: int, rules: int = 1, delta: float = 1e-5) -> float:
     """Return what a device tells in so many rounds with an update and `told` criteria each; public ones count nothing.
 
-    For the owner of a device, who need not take the server's δ: 1e-5 unless another is given.
+    For the owner of a device, who need not take the server's δ: 1e-5 unless another is given. Rules side by side ask
+    for an update each, while noise that is found from a budget is found for one of them.
     """
     noise = device_noise(settings, rounds, told)
-    criteria = {Release(settings.criteria_noise or noise): told * rounds} if settings.criteria == "charged" else {}
-    return spent(Counter({Release(noise): rounds}) + Counter(criteria), delta)
+    times = rounds * rules
+    criteria = {Release(settings.criteria_noise or noise): told * times} if settings.criteria == "charged" else {}
+    return spent(Counter({Release(noise): times}) + Counter(criteria), delta)
 
 
 @runtime_checkable
