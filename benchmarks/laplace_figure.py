@@ -9,7 +9,6 @@ largest ratio of the two densities in each panel, which ε-differential privacy 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import altair as alt
 import numpy as np
@@ -62,7 +61,7 @@ def main() -> None:
     )
     dots = base.transform_filter("isValid(datum.share)").mark_circle(size=14).encode(x=x, y="share:Q", color=colour)
     chart = alt.layer(lines, dots).facet(facet=alt.Facet("panel:N", title=None), columns=2)
-    chart.save(sys.argv[1] if len(sys.argv) > 1 else str(Path("laplace.svg")))
+    chart.save(sys.argv[1] if len(sys.argv) > 1 else "laplace.svg")
     for (title, *_), (_, ratio) in zip(PANELS, made, strict=True):
         print(f"{title}: densities differ by a factor of at most {ratio:.4f}; exp(ε) = {np.exp(EPSILON):.4f}")
 

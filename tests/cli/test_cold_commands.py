@@ -24,7 +24,7 @@ COMMANDS = {
     f"attack quickstart {QUICK} --attack inflation --rules DS --out hostile": "inflation: 20% of the clients hostile",
     "resume done": "accuracy",
     "report done -o done.html": "done.html",
-    "ls .": "done",
+    "ls .": "finished",
     "table done": "accuracy",
     "weigh clients.csv": "Alice",
     "export done --to csv": "done/export",

@@ -312,7 +312,7 @@ def test_the_hostile_clients_of_adafed_3_are_what_they_were():
         (only("noisy", how="pairs"), "how: got 'pairs' with kind 'noisy'; allowed with: labels-flipped"),
         (only("noisy", of="client-001"), "of: got 'client-001' with kind 'noisy'; allowed with: copy"),
         ({"kind": "copy", "clients": ["client-001"]}, "clients: got names with kind 'copy'; allowed: of"),
-        ({"kind": "noisy"}, "pick: got neither clients and pick; allowed: one of the two"),
+        ({"kind": "noisy"}, "pick: got neither clients nor pick; allowed: one of the two"),
         (only("noisy", pick="random", count=1), "pick: got both clients and pick"),
         ({"kind": "noisy", "pick": "random"}, "share: got neither share and count with pick"),
         ({"kind": "noisy", "pick": "random", "share": 0.5, "count": 1}, "share: got both share and count"),

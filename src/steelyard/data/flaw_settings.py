@@ -189,7 +189,8 @@ class FlawSettings(Section):
         named = self.of is not None if self.kind == "copy" else bool(self.clients)
         if named == (self.pick is not None):
             field = "of" if self.kind == "copy" else "clients"
-            raise ValueError(f"pick: got {'both' if named else 'neither'} {field} and pick; allowed: one of the two")
+            got = f"both {field} and pick" if named else f"neither {field} nor pick"
+            raise ValueError(f"pick: got {got}; allowed: one of the two")
         if self.pick is None:
             for field in ("share", "count"):
                 if getattr(self, field) is not None:

@@ -21,7 +21,7 @@ BEYOND_CHANCE = 10.828
 def expertise(selection: Selection, histories: Histories, ratio: float = 1.0) -> Floats:
     """Return for each user the number of her features whose gain is beyond chance; her own device measures it.
 
-    Use it as criterion EX. `ratio` is that of the selection, with the usual limits a user has at most 200.
+    Use it as criterion EX. `ratio` is that of the selection; with its usual limits a user has at most 200.
     """
     # Others weigh at most as much as her own items, however many were drawn; where fewer were, D_u is smaller.
     samples = histories.sizes + np.minimum(others_drawn(histories, ratio), histories.sizes)
