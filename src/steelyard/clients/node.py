@@ -41,7 +41,7 @@ class NodeConfig:
     """What an experiment must promise, or this node takes no part: "aggregation" (the server sees no single update),
     "local" (what leaves this node carries noise)."""
     epsilon: float | None = None
-    """With "local": the most that all rounds and rules of an experiment, as it describes itself, may tell of a client, at
+    """With "local": the most that all rounds and rules which an experiment says it has may tell of a client, at
     δ = 1e-5."""
     state: Path | None = None
     """Folder in which the node keeps what its clients keep to themselves, so that it outlives the process."""
