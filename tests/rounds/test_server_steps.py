@@ -13,6 +13,7 @@ from tests.rounds.scripted import NAMES, Clients, Kept, Server, federation, stat
 from steelyard.errors import UserError
 from steelyard.messages import Task, Updates
 from steelyard.rounds.loop import run_rounds
+from steelyard.rounds.soundness import Exploded
 from steelyard.rounds.state import Plan
 from steelyard.weighing.fitted import fit_weights
 
@@ -145,6 +146,24 @@ def test_the_server_alone_trains_its_own_model_and_asks_nobody() -> None:
     assert alone.updates.payload.finite().tolist() == []
     assert other.updates is not None
     assert len(other.updates.clients) == 4
+
+
+def test_a_server_whose_own_model_explodes_ends_alone_with_its_last_good_one() -> None:
+    class Diverging(Fitting):
+        def train(self, seed: int, round: int, parameters: torch.Tensor) -> torch.Tensor:
+            return parameters + (1.0 if round == 1 else float("nan"))
+
+    kept = Kept()
+    made = [federation("alone", trained_by="server"), federation("f")]
+    states = {"alone": state(0), "f": state(0)}
+    done = run_rounds(made, states, Clients(), Diverging(), Plan(rounds=3, fraction=0.4), kept)
+    why = "the server's own model is no longer finite"
+    assert (done["alone"].round, done["alone"].ended, done["alone"].finished) == (1, why, True)
+    assert done["alone"].parameters.tolist() == (state(0).parameters + 1).tolist()
+    assert done["f"].round == 3
+    assert [record.federation for record in kept.records] == ["alone", "f", "f", "f"]
+    with pytest.raises(Exploded, match=rf"^round 2 of alone: {why}; the model before this round is kept"):
+        run_rounds(made[:1], {"alone": state(0)}, Clients(), Diverging(), Plan(rounds=3, fraction=0.4), Kept())
 
 
 def test_without_other_rules_no_task_is_given_out() -> None:

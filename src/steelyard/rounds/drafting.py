@@ -82,7 +82,8 @@ def _weigh_privately(
     weighing = private.weigh(federation, task, raw, order)
     model = private.combine(federation, task, updates, weighing)
     if not is_sound(model):
-        raise Exploded(task, "noise has carried the model away", "a smaller privacy.central.clip, or less noise")
+        reason, allowed = "noise has carried the model away", "a smaller privacy.central.clip, or less noise"
+        raise Exploded(task.federation, task.round, reason, allowed)
     return Draft(federation, state, updates, weighing, model, order, view.remembered)
 
 
@@ -100,7 +101,8 @@ def _require(federation: Federation, task: Task, updates: Updates, least: int) -
     if len(updates.clients) < least:
         broken = bool(updates.failures) and all(failure.reason == NOT_FINITE for failure in updates.failures)
         if broken and not updates.clients:
-            raise Exploded(task, f"no client's model is finite after local training ({len(task.clients)} asked)")
+            reason = f"no client's model is finite after local training ({len(task.clients)} asked)"
+            raise Exploded(task.federation, task.round, reason)
         reasons = "; ".join(f"{failure.client}: {failure.reason}" for failure in updates.failures[:3])
         raise TooFewClients(
             f"round {task.round} of {federation.name}: {len(updates.clients)} of {len(task.clients)} clients gave a "

@@ -131,12 +131,12 @@ def one_round(
     with doing("weighing"):
         for federation in federations:
             state = states[federation.name]
-            if federation not in asking:
-                drafts.append(train_alone(federation, state, server, round))
-                continue
-            task, answer = next(answers)
             try:
-                drafts.append(weigh_soundly(federation, state, task, answer, server, plan, private))
+                if federation in asking:
+                    task, answer = next(answers)
+                    drafts.append(weigh_soundly(federation, state, task, answer, server, plan, private))
+                else:
+                    drafts.append(train_alone(federation, state, server, round))
             except Exploded as error:
                 exploded[federation.name] = error
         _end(exploded, states)

@@ -11,6 +11,7 @@ import torch
 from steelyard.clients.protocol import FittingServer, Server
 from steelyard.errors import UserError
 from steelyard.messages import DenseModels, Updates
+from steelyard.rounds.soundness import Exploded, is_sound
 from steelyard.rounds.state import Draft, Federation, RoundState
 from steelyard.weighing.fitted import FitSettings, fit_weights
 
@@ -20,6 +21,8 @@ def train_alone(federation: Federation, state: RoundState, server: Server, round
     if not isinstance(server, FittingServer):
         raise UserError("weighing.trained_by: got 'server', but this server cannot train; allowed: clients")
     model = server.train(federation.seed, round, state.parameters)
+    if not is_sound(model):
+        raise Exploded(federation.name, round, "the server's own model is no longer finite")
     none = np.zeros(0)
     nobody = Updates(federation.name, round, (), np.zeros(0, np.int64), {}, none, DenseModels(model[None][:0]))
     return Draft(federation, state, nobody, None, model, state.orders.order, state.memory)

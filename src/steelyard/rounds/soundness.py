@@ -18,11 +18,12 @@ class Exploded(UserError):
     The loop goes on with the others; a run that has no other stops with this line.
     """
 
-    def __init__(self, task: Task, reason: str, allowed: str = "a smaller training.learning_rate") -> None:
+    def __init__(
+        self, federation: str, round: int, reason: str, allowed: str = "a smaller training.learning_rate"
+    ) -> None:
         self.reason = reason
         super().__init__(
-            f"round {task.round} of {task.federation}: {reason}; the model before this round is kept "
-            f"(allowed: {allowed})"
+            f"round {round} of {federation}: {reason}; the model before this round is kept (allowed: {allowed})"
         )
 
 
@@ -36,7 +37,7 @@ def without_culprit(task: Task, updates: Updates) -> Updates:
     distances = updates.payload.divergence(task.parameters)
     culprit = int(np.argmax(np.where(np.isfinite(distances), distances, np.inf)))
     if len(updates.clients) == 1:
-        raise Exploded(task, "the global model is no longer finite, whoever is left out")
+        raise Exploded(task.federation, task.round, "the global model is no longer finite, whoever is left out")
     keep = [row for row in range(len(updates.clients)) if row != culprit]
     reason = f"left out: with its update ({distances[culprit]:.3g} away) the global model explodes"
     return updates.select(keep, [Failure(updates.clients[culprit], reason)])
