@@ -55,19 +55,7 @@ class TorchPasses:
     """The passes in torch's operators; use it where there are no kernels."""
 
     def windows(self, images: torch.Tensor, kernel: int, width: int, *, ones: bool = False) -> torch.Tensor:
-        images = images.contiguous()
-        count, height, columns, channels = images.shape
-        steps = images.stride()
-        shape = (count, height - kernel + 1, columns - kernel + 1, kernel, kernel, channels)
-        seen = images.as_strided(shape, (steps[0], steps[1], steps[2], steps[1], steps[2], 1))
-        taps = kernel**2 * channels
-        if taps == width:
-            return seen.reshape(-1, width)
-        out = images.new_zeros((*shape[:3], width))
-        out[..., :taps] = seen.reshape(*shape[:3], taps)
-        if ones:
-            out[..., taps] = 1
-        return out.view(-1, width)
+        return windows.inner_windows(images, kernel, width, ones=ones)
 
     def pool(self, raw: torch.Tensor, bias: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return windows.pool(raw, bias)

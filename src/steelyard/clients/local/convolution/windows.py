@@ -1,10 +1,12 @@
 """Pooling, with or without ReLU, its way back, and gathering of windows, in torch, for convolutions of stacked clients.
 
-Images stand channels last: [images, height, width, channels]. On a GPU with Triton the package `kernels` does all this
-without writing windows out.
+Images stand channels last: [images, height, width, channels]. On a GPU with Triton the package `kernels` does all this:
+for convolutions that keep their border without writing windows out, for Keras' in one pass each.
 """
 
 from __future__ import annotations
+
+from math import prod
 
 import torch
 from torch.nn import functional
@@ -46,21 +48,32 @@ def unpool(slope: torch.Tensor, codes: torch.Tensor, height: int, width: int) ->
 def windows(images: torch.Tensor, kernel: int, width: int, *, ones: bool = False, turned: bool = False) -> torch.Tensor:
     """Gather the kernel×kernel window around every position: [images · positions, width].
 
-    Numbers beyond kernel² · channels are 0, except that `ones` puts a 1 right after them (a bias then is one more
-    weight). `turned` takes the windows back to front, which is what the way back through a convolution needs.
+    Beyond the border are zeros; the rest is as in `inner_windows`. `turned` takes the windows back to front, which is
+    what the way back through a convolution needs.
     """
+    edge = kernel // 2
+    padded = functional.pad(images, (0, 0, edge, edge, edge, edge))
+    return inner_windows(padded, kernel, width, ones=ones, turned=turned)
+
+
+def inner_windows(
+    images: torch.Tensor, kernel: int, width: int, *, ones: bool = False, turned: bool = False
+) -> torch.Tensor:
+    """Gather the kernel×kernel windows that lie inside the images: [images · positions, width].
+
+    Numbers beyond kernel² · channels are 0, except that `ones` puts a 1 right after them: a bias then is one more
+    weight.
+    """
+    images = images.contiguous()
     count, height, columns, channels = images.shape
     taps = kernel * kernel * channels
-    edge = kernel // 2
-    padded = functional.pad(images, (0, 0, edge, edge, edge, edge)).contiguous()
-    steps = padded.stride()
-    seen = padded.as_strided(
-        (count, height, columns, kernel, kernel, channels), (steps[0], steps[1], steps[2], steps[1], steps[2], 1)
-    )
+    steps = images.stride()
+    shape = (count, height - kernel + 1, columns - kernel + 1, kernel, kernel, channels)
+    seen = images.as_strided(shape, (steps[0], steps[1], steps[2], steps[1], steps[2], 1))
     seen = seen.flip(3, 4) if turned else seen
     if taps == width:
         return seen.reshape(-1, width)
-    out = images.new_zeros((count * height * columns, width))
+    out = images.new_zeros((prod(shape[:3]), width))
     out[:, :taps] = seen.reshape(-1, taps)
     if ones:
         out[:, taps] = 1
