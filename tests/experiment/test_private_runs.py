@@ -121,7 +121,8 @@ def test_charged_criteria_are_noised_and_cost_as_much_as_updates(tmp_path: Path)
     folder = run(described(privacy=privacy, rounds=rounds), out=tmp_path / "run")
     told = History(folder).clients["raw_DS"].dropna()
     assert told.between(0, 200).all()
-    assert told.nunique() > 2  # IID clients hold 143 or 144 rows; told are noisy numbers
+    # IID clients hold 143 or 144 rows; noise of twice the range tells mostly its ends, at times of all of them.
+    assert not told.isin([143.0, 144.0]).all()
     assert History(folder).rounds["epsilon"].iloc[-1] == pytest.approx(spent({Release(2.0): 2}, 1e-5))
 
 
