@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import click
 import pytest
 import tomli_w
 import typer
+from tests.conftest import CommandLine
 from tests.recommend.conftest import two_tastes
-from tests.warm import command_environment, warm_command
+from tests.warm import warm_command
 
 from steelyard.cli.main import app
 
@@ -107,16 +106,8 @@ def test_every_command_is_here() -> None:
 
 
 @pytest.mark.parametrize("words", COMMANDS)
-def test_a_command_starts_from_nothing(words: str, folder: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "steelyard", *shlex.split(words)],
-        cwd=folder,
-        env=command_environment(),
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+def test_a_command_starts_from_nothing(words: str, folder: Path, cold: CommandLine) -> None:
+    done = cold(*shlex.split(words), cwd=folder)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     expected = COMMANDS[words]

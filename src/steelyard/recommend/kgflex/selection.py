@@ -113,8 +113,8 @@ def select(
 ) -> Selection:
     """Return F_u and k_uf of all users; `limits` are the most features of one hop, of two, and so on.
 
-    Features of more hops than there are limits are left out. With `ratio` other than 1 positives and others weigh the
-    same all the same: counts of others are divided by it.
+    Features of more hops than there are limits are left out. Where more others are drawn than she has items, they weigh
+    as much as these together; where fewer are, each of them counts as one.
     """
     keys = stream_keys(seed, 0, histories.names, "kgflex others")
     step = max(1, _CELLS // max(histories.catalogue, features.features, 1))
@@ -149,7 +149,7 @@ def _select(
     theirs = (sparse.csr_array(others.astype(np.float32)) @ marks).toarray()
     row, feature = hers.coords
     liked = histories.sizes[users].astype(np.float64)
-    # Others weigh as much as positives, however many were drawn; whole numbers stay whole where they are as many.
+    # A larger sample of others is no more evidence; whole numbers stay whole where they are as many.
     scale = np.where(drawn > liked, liked / np.maximum(drawn, 1), 1.0)
     negatives = theirs[row, feature] * scale[row]
     gains = information_gain(hers.data, negatives, liked[row], (drawn * scale)[row])

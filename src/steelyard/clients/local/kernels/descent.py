@@ -22,6 +22,7 @@ class KernelDescent(Descent):
 
     @classmethod
     def like(cls, descent: Descent) -> KernelDescent:
+        """Return the same optimiser with its steps in kernels."""
         return cls(**asdict(descent))
 
     def apply(
