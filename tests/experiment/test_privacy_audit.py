@@ -47,6 +47,14 @@ def test_a_recommender_that_is_none_is_named() -> None:
     assert "--recommender: 'quickstart' is not of kind 'recommend'" in str(done.exception)
 
 
+def test_figures_that_cannot_be_written_are_refused_before_the_audit(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = CliRunner().invoke(app, ["privacy", "audit", "--figures", str(tmp_path / "file")])
+    assert isinstance(done.exception, UserError)
+    assert str(done.exception).startswith("--figures: ")
+    assert "allowed: " in str(done.exception)
+
+
 def test_more_noise_and_larger_sums_hide_more() -> None:
     found = sweep_inversion(tries=6, steps=0, source=SeededSource(3), epsilons=(1.0, 1e6), cohorts=(1, 100))
     alike = {(row["attack"], row["protection"], row["value"]): row["likeness"] for row in found["rows"]}

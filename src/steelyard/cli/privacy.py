@@ -15,7 +15,7 @@ from steelyard.activity import doing
 from steelyard.cli.options import FormatOption
 from steelyard.cli.printing import print_json
 from steelyard.cli.trust import TrustOption, asking
-from steelyard.errors import UserError
+from steelyard.errors import UserError, writable
 from steelyard.rounds.progress import watching
 
 _WAYS = {"analytic": "read off"}
@@ -98,7 +98,7 @@ def audit(
     format: FormatOption = "text",
 ) -> None:
     """Attack clients of digits by gradient inversion, and the noise itself by canaries: what is still found out?"""
-    _check_audit(noise, sampling, delta)
+    _check_audit(noise, sampling, delta, figures)
     with watching():
         with doing("starting"):
             from steelyard.experiment.privacy_audit import audit_inversion
@@ -125,7 +125,7 @@ def audit(
         print(f"\n{figures}: {', '.join(path.name for path in made)}")
 
 
-def _check_audit(noise: float, sampling: float, delta: float) -> None:
+def _check_audit(noise: float, sampling: float, delta: float, figures: Path | None) -> None:
     from steelyard.privacy.settings import LEAST_DELTA
 
     if not 1e-3 <= noise <= 1e6:
@@ -134,6 +134,8 @@ def _check_audit(noise: float, sampling: float, delta: float) -> None:
         raise UserError(f"--sampling: got {sampling:g}; allowed: numbers above 0, up to 1")
     if not LEAST_DELTA <= delta < 1:
         raise UserError(f"--delta: got {delta:g}; allowed: numbers from {LEAST_DELTA:g} to below 1")
+    if figures is not None:
+        writable(figures, "--figures")
 
 
 def _audit_recommender(name: str, trust: bool) -> dict[str, Any]:
