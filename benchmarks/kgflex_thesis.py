@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-NAMES = (*("random", "popular", "vsm", "item-knn", "vae", "bpr-mf", "mf", "neumf", "kahfm", "KGFlex"),)
+NAMES = ("random", "popular", "vsm", "item-knn", "vae", "bpr-mf", "mf", "neumf", "kahfm", "KGFlex")
 METRICS = ("ndcg", "item_coverage", "gini", "aclt", "pop_reo", "pop_rsp")
 """The columns; each stands there at 10 and at 1."""
 

@@ -144,7 +144,8 @@ def test_a_rule_that_explodes_at_once_is_shown_with_its_first_model(
     untrained = history.rounds[(history.rounds["rule"] == "fedavg") & (history.rounds["round"] == 0)]
     assert document["devices"][0]["rule"] == "fedavg"
     assert document["devices"][0]["final"]["values"] == untrained.accuracy.tolist()
-    assert headline(RunView([folder]))[0].startswith("LD ended at")
+    (first,) = untrained.accuracy.tolist()
+    assert f", fedavg at {first:.1%}: " in headline(RunView([folder]))[0]
 
 
 def test_where_every_rule_explodes_the_run_stops_with_one_line_and_can_be_looked_at(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
+
 from steelyard.report.baseline import asks_clients
 from steelyard.report.flawed import SMALL
 from steelyard.report.statistics import estimate, paired_p, verdict
@@ -24,15 +26,20 @@ def headline(view: RunView) -> list[str]:
 
 
 def _finals(view: RunView) -> tuple[dict[str, dict[int, float]], str]:
-    """Return the last score of each rule and seed: on clean rows where all have them, else the clients' own."""
+    """Return the last score of each rule and seed: on clean rows where all have them, else the clients' own.
+
+    One that ended before its first test has that of its first model, as in the tables.
+    """
+    ended = {key for history in view.histories for key in history.ended}
     for column, what in (("server_accuracy", "on clean rows"), ("accuracy", "")):
         frame = view.rounds
-        frame = frame[frame[column].notna() & (frame["round"] > 0)]
+        early = np.array([key in ended for key in zip(frame["rule"], frame["seed"], strict=True)], dtype=bool)
+        frame = frame[frame[column].notna() & ((frame["round"] > 0) | early)]
         found: dict[str, dict[int, float]] = {}
         for (rule, seed), rows in frame.groupby(["rule", "seed"], sort=False):
             found.setdefault(str(rule), {})[int(seed)] = float(rows[column].iloc[-1])
         missing = set(view.labels) - set(found)
-        if found and all(missing <= {rule for rule, _ in history.ended} for history in view.histories):
+        if found and missing <= {rule for rule, _ in ended}:
             return found, what
     return {}, ""
 
@@ -100,7 +107,7 @@ def _flawed(view: RunView, finals: dict[str, dict[int, float]]) -> list[str]:
     clients = view.evaluations(part)["client"].nunique() or view.clients(part)["client"].nunique()
     common = Counter(flaw for found in flaws.values() for flaw in found).most_common(1)[0][0]
     shown = list(known)
-    # A rule that ended before its first test has weights, but no score.
+    # A rule that ended before the server first tested it has weights, but no score there.
     others = [label for label in known if label != view.baseline and label in finals]
     if len(shown) > 3 and others:
         best = max(others, key=lambda label: estimate(list(finals[label].values())).mean)
