@@ -56,6 +56,8 @@ CHOSEN: Mapping[tuple[str, str], tuple[Settings, int]] = {
     ("yahoo", "thesis"): ({**THESIS, "kgflex.limits": LIMITS}, 20),
     ("books", "chosen"): ({"kgflex.limits": [200, 200], "fpl.learning_rate": 0.05}, 40),
     ("books", "thesis"): ({}, 20),
+    ("ml1m", "chosen"): ({}, 2),
+    ("ml1m", "thesis"): ({"kgflex.limits": LIMITS}, 2),
 }
 """What the search of 2026 chose on validation parts (docs/results/kgflex.md), as changes of the recipes, and epochs."""
 HOPS = {"1": [100, 0], "2": [0, 100], "1+2": [100, 100]}

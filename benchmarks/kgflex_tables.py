@@ -1,14 +1,15 @@
 """The tables of docs/results/kgflex.md: settings chosen on a validation part, then the test with three seeds.
 
     python -m benchmarks.kgflex_tables OUT --jobs 16 --parts search:ml1m,test:ml1m,hops:ml1m [--seconds 1200]
-    python -m benchmarks.kgflex_tables OUT --tables
+    python -m benchmarks.kgflex_tables OUT --tables --figures docs/results
 
 A part is a stage and a data set (yahoo, books, ml1m); parts are done in the order given as far as what they need is
 there. `search` runs settings on each user's validation part and looks after some numbers of epochs; `test` takes the
 best of them by nDCG@10, and the best of those with the thesis' own limits, trains on the whole training part and tests
 with three seeds; `weighed` gives users a say by expertise or size; `baselines`, `hops` (Figure 6.3; `last`: its last
 cell alone) and `cold` (new items) stand beside. What a cell finds is a line of OUT/cells.jsonl at once, so that a run
-that is cut loses nothing; a cell that is there is not done again. `--tables` prints the page's tables.
+that is cut loses nothing; a cell that is there is not done again. `--tables` prints the page's tables,
+`--figures FOLDER` draws its pictures.
 """
 
 from __future__ import annotations
@@ -135,10 +136,17 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1e9, help="end after this; the next call goes on")
     parser.add_argument("--search-seconds", type=float, default=1e9, help="choose from what the search has by then")
     parser.add_argument("--tables", action="store_true", help="print the page's tables of what is there")
+    parser.add_argument("--figures", type=Path, metavar="FOLDER", help="draw Figures 6.2 and 6.3 of what is there")
     chosen = parser.parse_args()
     chosen.out.mkdir(parents=True, exist_ok=True)
     if chosen.tables:
         print("\n".join(pages(read(chosen.out))))
+    if chosen.figures:
+        # For speed of start: only pictures need altair and pandas.
+        from benchmarks.kgflex_figures import draw
+
+        draw(read(chosen.out), chosen.figures)
+    if chosen.tables or chosen.figures:
         return
     go(chosen.out, parts_of(chosen.parts), chosen.jobs, chosen.seconds, chosen.search_seconds)
 

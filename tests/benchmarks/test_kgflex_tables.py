@@ -6,10 +6,15 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+from benchmarks.kgflex_figures import ablated, draw, spread
 from benchmarks.kgflex_pages import main_table, number, pages
-from benchmarks.kgflex_plan import LISTED, PARTS, Cell, best, key
+from benchmarks.kgflex_plan import CHOSEN, LISTED, PARTS, Cell, best, key, settled
 from benchmarks.kgflex_tables import append, open_cells, read
 from benchmarks.kgflex_thesis import METRICS, NAMES, TABLE
+
+from steelyard.experiment.loading import load
+from steelyard.experiment.recommend import RecommendDescription
 
 
 def figures(ndcg: float) -> dict[str, Any]:
@@ -82,3 +87,38 @@ def test_the_tables_stand_beside_the_thesis() -> None:
         ".1235",
         "1403",
     ]
+
+
+def test_without_a_search_movielens_is_tested_as_the_recipe_stands() -> None:
+    assert settled([], "ml1m", "chosen") == ({}, 2)
+    recipe = load("kgflex-ml1m")
+    assert isinstance(recipe, RecommendDescription)
+    assert recipe.kgflex is not None
+    assert (recipe.kgflex.limits, recipe.fpl.learning_rate) == ((400, 0), 0.2)
+    assert (recipe.rounds.epochs, recipe.rounds.fraction) == (2, 0.005)
+    changed = recipe.changed(CHOSEN["ml1m", "thesis"][0])
+    assert isinstance(changed, RecommendDescription)
+    assert changed.kgflex is not None
+    assert changed.kgflex.limits == (100, 100)
+
+
+def test_pictures_show_means_over_seeds_and_each_cell_of_the_ablation(tmp_path: Path) -> None:
+    test = {"stage": "test", "data": "ml1m", "set": {}, "epochs": [2], "name": "chosen"}
+    shares = {1: 0.4, 2: 0.8}
+    seeds = [
+        looked({**test, "seed": seed}, {"2": {"10": {"hit_rate": share, "shannon_entropy": 5.0 + seed}, "1": {}}})
+        for seed, share in shares.items()
+    ]
+    cell = {"stage": "ablation", "data": "ml1m", "set": {}, "epochs": [2], "factors": 10}
+    cells = [looked({**cell, "hops": hops}, {"2": figures(0.1)}) for hops in ("1", "1+2")]
+    cells.append(looked({**cell, "hops": "2"}, {}, end=False))
+    (row,) = spread([*seeds, *cells]).to_dict(orient="records")
+    assert row == {
+        "data": "MovieLens 1M",
+        "system": "KGFlex, chosen",
+        "HR@10": pytest.approx(0.6),
+        "Shannon entropy@10": 6.5,
+    }
+    assert ablated(cells, "ml1m")["hops"].tolist() == ["one hop", "both"]
+    draw([*seeds, *cells], tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["kgflex-hops.svg", "kgflex-spread.svg"]
