@@ -92,7 +92,7 @@ class Looker:
             name: {str(top): _quartiles(known.selection, flag, top) for top in TOPS} for name, flag in flags.items()
         }
         features = known.selection.sizes.mean()
-        return {**quartiles, "cloud": len(before & then) / 100, "features_per_user": round(float(features), 1)}
+        return {**quartiles, "cloud": len(before & then) / len(before), "features_per_user": round(float(features), 1)}
 
 
 def _quartiles(selection: Selection, flags: np.ndarray, top: int | None) -> list[float]:

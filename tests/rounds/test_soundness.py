@@ -80,7 +80,10 @@ def test_the_culprit_is_the_one_farthest_away_and_nan_counts_as_farthest():
     task = Task("f", 0, 1, ("a", "b", "c"), torch.zeros(2))
     models = torch.tensor([[1.0, 0.0], [9e37, 0.0], [0.0, 2.0]])
     updates = Updates("f", 1, task.clients, np.ones(3, dtype=np.int64), {}, np.zeros(3), DenseModels(models))
-    left = without_culprit(task, updates)
+    left = without_culprit(task, updates, 1)
     assert left.clients == ("a", "c")
     assert left.failures[0].client == "b"
-    assert without_culprit(task, left).clients == ("a",)
+    assert without_culprit(task, left, 1).clients == ("a",)
+    # Two must stay: leaving out one more would look like a lack of clients, which stops a whole comparison.
+    with pytest.raises(Exploded, match="whoever is left out"):
+        without_culprit(task, left, 2)

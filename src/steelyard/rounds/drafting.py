@@ -39,7 +39,7 @@ def weigh_soundly(
         return _weigh_privately(federation, state, task, updates, server, plan, private)
     draft = _weigh(federation, state, task, updates, server, plan)
     while not draft.kept_old and not is_sound(draft.model):
-        draft = _weigh(federation, state, task, without_culprit(task, draft.updates), server, plan)
+        draft = _weigh(federation, state, task, without_culprit(task, draft.updates, plan.min_clients), server, plan)
     return draft
 
 

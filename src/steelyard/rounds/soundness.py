@@ -32,11 +32,14 @@ def is_sound(model: torch.Tensor) -> bool:
     return bool((model.abs() <= LARGEST).all())  # A comparison with NaN is false.
 
 
-def without_culprit(task: Task, updates: Updates) -> Updates:
-    """Return the updates without the one farthest from the model that was sent; the client and why are noted."""
+def without_culprit(task: Task, updates: Updates, least: int) -> Updates:
+    """Return the updates without the one farthest from the model that was sent; the client and why are noted.
+
+    Where fewer than `least` would be left, the model is beyond repair, and that is no lack of clients.
+    """
     distances = updates.payload.divergence(task.parameters)
     culprit = int(np.argmax(np.where(np.isfinite(distances), distances, np.inf)))
-    if len(updates.clients) == 1:
+    if len(updates.clients) <= max(1, least):
         raise Exploded(task.federation, task.round, "the global model is no longer finite, whoever is left out")
     keep = [row for row in range(len(updates.clients)) if row != culprit]
     reason = f"left out: with its update ({distances[culprit]:.3g} away) the global model explodes"
