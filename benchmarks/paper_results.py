@@ -133,6 +133,13 @@ def keep(folder: Path, archive: Path, told: dict[str, Any]) -> dict[str, Any]:
 RECORDED = ("rounds", "evaluations", "samples", "failures", "untested", "ended")
 
 
+def unpack(archive: Path, into: Path) -> None:
+    """Unpack an archive of `keep`; the first Pythons 3.11 know no filter."""
+    guarded = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+    with tarfile.open(archive) as packed:
+        packed.extractall(into, **guarded)
+
+
 def join(folders: list[Path], into: Path) -> Path:
     """Join runs of other seeds or rules into one store, as far as all of them went, and return its folder.
 
@@ -250,8 +257,7 @@ def tables(out: Path) -> None:
     with tempfile.TemporaryDirectory() as place:
         for archive in sorted(out.glob("*.tar.xz")):
             name = archive.name.removesuffix(".tar.xz")
-            with tarfile.open(archive) as packed:
-                packed.extractall(place, filter="data")
+            unpack(archive, Path(place))
             found.setdefault(name.split("-seed")[0], []).append(Path(place) / name)
         for name, folders in found.items():
             write_part(name, join(folders, Path(place) / f"{name}-joined"), out)

@@ -43,6 +43,6 @@ measured = result.history.rounds[["round", "accuracy"]].dropna()
 print("accuracy of a recommender is nDCG@10, the mean over users:")
 print(measured.to_string(index=False))
 for row in open_run(folder / "run").top("u00", 3):
-    print(f"u00, place {row['place']}: {row['title']}{' (taken later)' if row['in_test'] else ''}")
+    print(f"u00, rank {row['rank']}: {row['title']}{' (taken later)' if row['in_test'] else ''}")
 for seen in watch(experiment, [1, 20]):  # type: ignore[arg-type]
     print(f"after {seen['round']} rounds the server has read {seen['sign']['recall']:.0%} of all likes")

@@ -114,6 +114,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Path
     monkeypatch.setenv("MARK", str(tmp_path / "mark"))
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'lib'}:{os.environ.get('PYTHONPATH', '')}")
     monkeypatch.syspath_prepend(str(tmp_path / "lib"))
+    monkeypatch.delitem(sys.modules, "steelyard_app", raising=False)  # a test before may have run it in this process
     yield tmp_path / "mark"
     for name in [name for name in sys.modules if name.partition(".")[0] == "ward"]:
         del sys.modules[name]

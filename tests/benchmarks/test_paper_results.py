@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -41,8 +40,7 @@ def test_runs_of_other_seeds_and_rules_are_joined_as_far_as_all_went(
     again = paper_results.run_part("toy-seed1", tmp_path, tmp_path / "runs", 120, [])
     assert again["rounds"] == 3
     for name in parts:
-        with tarfile.open(tmp_path / f"{name}.tar.xz") as packed:
-            packed.extractall(tmp_path / "unpacked", filter="data")
+        paper_results.unpack(tmp_path / f"{name}.tar.xz", tmp_path / "unpacked")
     folders = [tmp_path / "unpacked" / name for name in parts]
     joined = History(paper_results.join(folders, tmp_path / "joined"))
     pairs = set(zip(joined.federations["rule"], joined.federations["seed"], strict=True))
@@ -57,8 +55,7 @@ def test_runs_of_other_seeds_and_rules_are_joined_as_far_as_all_went(
 
 def unpacked(out: Path) -> list[Path]:
     for archive in sorted(out.glob("*.tar.xz")):
-        with tarfile.open(archive) as packed:
-            packed.extractall(out / "unpacked", filter="data")
+        paper_results.unpack(archive, out / "unpacked")
     return sorted((out / "unpacked").iterdir())
 
 

@@ -9,14 +9,15 @@ from pathlib import Path
 
 import pytest
 from tests.recommend.conftest import two_tastes
-from tests.warm import warm_command
+from tests.warm import command_environment, warm_command
 
 from steelyard.experiment import running
 from steelyard.experiment.loading import build
 
 
-def _cli(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return warm_command("recommend", *map(str, arguments), folder=Path.cwd())
+def _cli(*arguments: object, columns: int = 160) -> subprocess.CompletedProcess[str]:
+    environment = command_environment(COLUMNS=str(columns))
+    return warm_command("recommend", *map(str, arguments), folder=Path.cwd(), environment=environment)
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +60,8 @@ def test_explain_says_which_features_made_the_score(runs: Path):
     assert lines[4].endswith("in 1 further feature")
 
 
-def test_explain_on_a_narrow_terminal_breaks_no_line(runs: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("COLUMNS", "50")
-    lines = _cli("explain", runs / "kgflex", "--user", "u02", "--item", "i07").stdout.splitlines()
+def test_explain_on_a_narrow_terminal_breaks_no_line(runs: Path):
+    lines = _cli("explain", runs / "kgflex", "--user", "u02", "--item", "i07", columns=50).stdout.splitlines()
     assert max(map(len, lines)) <= 60
     assert lines[2].endswith("%  half: half 0")
     part, gain, personal, common = (float(number) for number in re.findall(r"-?\d+\.\d+", lines[3]))
