@@ -65,19 +65,26 @@ class Descent:
 
         `rates` are step sizes per row (0 for a client that is done) instead of η.
         """
-        self.pull(parameters, gradients, start)
+        if self.decay:
+            gradients.add_(parameters, alpha=self.decay)
+        if self.proximal and start is not None:
+            gradients.add_(parameters, alpha=self.proximal).sub_(start, alpha=self.proximal)
+        self._move(parameters, gradients, memory, step, rates)
+
+    def _move(
+        self,
+        parameters: torch.Tensor,
+        gradients: torch.Tensor,
+        memory: Sequence[torch.Tensor],
+        step: Step,
+        rates: torch.Tensor | None,
+    ) -> None:
+        """Take the step along gradients that are whole."""
         change = self._change(gradients, memory, step)
         if rates is None:
             parameters.sub_(change, alpha=self.rate)
         else:
             parameters.addcmul_(change, rates[:, None], value=-1)
-
-    def pull(self, parameters: torch.Tensor, gradients: torch.Tensor, start: torch.Tensor | None) -> None:
-        """Add λθ + μ(θ − Θ) to the gradients."""
-        if self.decay:
-            gradients.add_(parameters, alpha=self.decay)
-        if self.proximal and start is not None:
-            gradients.add_(parameters, alpha=self.proximal).sub_(start, alpha=self.proximal)
 
     def _change(self, gradients: torch.Tensor, memory: Sequence[torch.Tensor], step: Step) -> torch.Tensor:
         if self.optimiser == "adam":

@@ -33,8 +33,12 @@ def mask(chance: torch.Tensor, layer: int, samples: int, units: int, rate: float
     word = torch.arange(-(-units // LANES), device=device)
     position = (((step * LAYERS + layer) << SAMPLE_BITS) + sample << WORD_BITS) + word
     lanes = _words(key, position).view(torch.int16)[..., :units]
-    kept = lanes >= round(rate * 65_536) - 32_768
-    return kept.to(torch.float32).mul_(1 / (1 - rate))
+    return (lanes >= threshold(rate)).to(torch.float32).mul_(1 / (1 - rate))
+
+
+def threshold(rate: float) -> int:
+    """Return the least of a unit's sixteen bits, as a signed number, with which it is kept."""
+    return round(rate * 65_536) - 32_768
 
 
 def _words(key: torch.Tensor, position: torch.Tensor) -> torch.Tensor:

@@ -25,19 +25,17 @@ class KernelDescent(Descent):
         """Return the same optimiser with its steps in kernels."""
         return cls(**asdict(descent))
 
-    def apply(
+    def _move(
         self,
         parameters: torch.Tensor,
         gradients: torch.Tensor,
         memory: Sequence[torch.Tensor],
-        start: torch.Tensor | None,
         step: Step,
-        rates: torch.Tensor | None = None,
+        rates: torch.Tensor | None,
     ) -> None:
         if self.optimiser == "sgd" or rates is None:
-            super().apply(parameters, gradients, memory, start, step, rates)
+            super()._move(parameters, gradients, memory, step, rates)
             return
-        self.pull(parameters, gradients, start)
         clients, size = parameters.shape
         grid = (-(-size // BLOCK), clients)
         if self.optimiser == "adadelta":

@@ -63,7 +63,7 @@ class KernelPasses:
         clients, block = len(chance), BLOCK // dropout.LANES
         out = torch.empty((clients, samples, units), device=chance.device)
         elementwise.mask[(clients * samples, -(-units // BLOCK))](
-            chance, out, samples, layer, round(rate * 65_536) - 32_768, 1 / (1 - rate), units=units,
+            chance, out, samples, layer, dropout.threshold(rate), 1 / (1 - rate), units=units,
             lanes=dropout.LANES, layers=dropout.LAYERS, sample_bits=dropout.SAMPLE_BITS, word_bits=dropout.WORD_BITS,
             golden=dropout.GOLDEN, mix_1=dropout.MIX_1, mix_2=dropout.MIX_2, block=block,
         )  # fmt: skip
