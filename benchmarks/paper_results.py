@@ -97,13 +97,22 @@ def run_part(name: str, out: Path, work: Path, seconds: float, extra: list[str])
         try:
             process.wait(timeout=seconds)
         except subprocess.TimeoutExpired:
-            os.kill(process.pid, signal.SIGINT)
-            process.wait(timeout=60)
+            stop(process)
     told = {"part": name, "seconds": round(time.perf_counter() - begun, 1), "command": " ".join(command)}
     try:
         return told | keep(folder, out / f"{name}.tar.xz", told)
     except Exception as error:
         return {**told, "error": f"{type(error).__name__}: {error}"}
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """End a run as Ctrl-C would; one that does not listen is killed, which loses no round that was committed."""
+    os.kill(process.pid, signal.SIGINT)
+    try:
+        process.wait(timeout=60)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def keep(folder: Path, archive: Path, told: dict[str, Any]) -> dict[str, Any]:
@@ -125,8 +134,11 @@ def keep(folder: Path, archive: Path, told: dict[str, Any]) -> dict[str, Any]:
         facts = {key: known[key] for key in ("status", "device", "engine_choice", "notes") if key in known}
         facts |= {"rounds": done[0], "federations": done[1]}
         (copied / "told.json").write_text(json.dumps(told | facts))
-        with tarfile.open(archive, "w:xz") as packed:
+        # Under its own name only when it is whole: others wait for it to be there.
+        part = archive.with_suffix(".part")
+        with tarfile.open(part, "w:xz") as packed:
             packed.add(copied, archive.name.removesuffix(".tar.xz"))
+        part.replace(archive)
     return facts
 
 
@@ -280,6 +292,8 @@ def main() -> None:
     if options.tables:
         tables(options.out)
         return
+    # A shell's background job ignores Ctrl-C and hands that on: the runs must hear it, or they cannot be stopped.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     names = options.parts.split(",")
     limits = [float(part) for part in options.seconds.split(",")]
     limits = limits * len(names) if len(limits) == 1 else limits

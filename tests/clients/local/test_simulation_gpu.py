@@ -87,7 +87,7 @@ def test_wide_networks_go_through_torchs_operators() -> None:
 @pytest.mark.parametrize("how", list(cases.TRAINING))
 def test_devices_with_less_fast_memory_take_small_tiles(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tiles = pytest.importorskip("steelyard.clients.local.kernels.tiles")
-    monkeypatch.setattr(tiles, "roomy", lambda: False)
+    monkeypatch.setattr(tiles, "enough_shared_memory", lambda: False)
     model, shape, classes = cases.MODELS["cnn-digits"]
     people = cases.population(shape, classes)
     expected, start, _ = cases.trained("loop", people, model, cases.TRAINING[how])
