@@ -1,13 +1,12 @@
 """Run the papers' image experiments, part by part, and keep what their tables and figures are made of.
 
-    python benchmarks/paper_results.py results --parts mnist-noniid,mnist-iid --seconds 300
-    python benchmarks/paper_results.py results --tables
+    python -m benchmarks.paper_results results --parts mnist-noniid,mnist-iid --seconds 300
+    python -m benchmarks.paper_pages results
 
 Each part is one `steelyard compare`, printed before it runs, in a run folder of its own under --work. A part that
 outlasts its time is stopped as a user would stop it; the same command goes on where it stopped, as long as its run
 folder is there. What a part has recorded so far is left in the results folder as one small archive: the run's store
-without models and without what single clients sent. `--tables` unpacks the archives, joins the seeds that were run
-apart (NAME-seed1, NAME-seed2, ...) and writes tables (Markdown, JSON) and figures (SVG), without running anything.
+without models and without what single clients sent; `paper_pages` makes tables and figures of the archives.
 """
 
 from __future__ import annotations
@@ -27,8 +26,6 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import permutations
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 TF32 = ("--set", "compute.precision=tf32")
 BF16 = ("--set", "compute.precision=bfloat16")
@@ -142,140 +139,6 @@ def keep(folder: Path, archive: Path, told: dict[str, Any]) -> dict[str, Any]:
     return facts
 
 
-RECORDED = ("rounds", "evaluations", "samples", "failures", "untested", "ended")
-
-
-def unpack(archive: Path, into: Path) -> None:
-    """Unpack an archive of `keep`; the first Pythons 3.11 know no filter."""
-    guarded = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
-    with tarfile.open(archive) as packed:
-        packed.extractall(into, **guarded)
-
-
-def join(folders: list[Path], into: Path) -> Path:
-    """Join runs of other seeds or rules into one store, as far as all of them went, and return its folder.
-
-    A federation that ended early because its model exploded holds the others up no more than it did in its run.
-    """
-    if len(folders) == 1:
-        return folders[0]
-    shutil.copytree(folders[0], into)
-    told = [json.loads((folder / "told.json").read_text()) for folder in folders]
-    (into / "told.json").write_text(json.dumps(told))
-    with sqlite3.connect(into / "run.sqlite") as target:
-        target.execute(ENDED)
-        target.execute("UPDATE federations SET name = rule || '#' || seed")
-        for index, folder in enumerate(folders[1:], 1):
-            target.execute("ATTACH ? AS other", (str(folder / "run.sqlite"),))
-            add(target, 1000 * index)
-            target.commit()
-            target.execute("DETACH other")
-        common = target.execute(
-            "SELECT MIN(last) FROM (SELECT MAX(round) AS last FROM rounds "
-            "WHERE federation NOT IN (SELECT federation FROM ended) GROUP BY federation)"
-        ).fetchone()[0]
-        for table in RECORDED:
-            target.execute(f"DELETE FROM {table} WHERE round > ?", (common,))
-        left_out = ragged([*target.execute("SELECT id, rule, seed FROM federations ORDER BY id")])
-        for key, name in left_out.items():
-            print(f"{into.name}: {name} is left out, other seeds or rules do not have it", flush=True)
-            target.execute("DELETE FROM federations WHERE id = ?", (key,))
-    return into
-
-
-def ragged(federations: list[tuple[int, str, int]]) -> dict[int, str]:
-    """Return the federations to leave out so that every seed has every rule, as tables need it: number and name.
-
-    Where a part is missing, seeds that lack a rule go; where no seed has all of them, rules that a seed lacks.
-    """
-    rules = {rule for _, rule, _ in federations}
-    by_seed: dict[int, set[str]] = {}
-    for _, rule, seed in federations:
-        by_seed.setdefault(seed, set()).add(rule)
-    whole = [seed for seed, found in by_seed.items() if found == rules]
-    common = rules if whole else set.intersection(*by_seed.values())
-    return {
-        key: f"{rule}, seed {seed}"
-        for key, rule, seed in federations
-        if rule not in common or (whole and seed not in whole)
-    }
-
-
-ENDED = (
-    "CREATE TABLE IF NOT EXISTS ended (federation INTEGER PRIMARY KEY, round INTEGER NOT NULL, reason TEXT NOT NULL)"
-)
-"""A store of an earlier version has no such table."""
-
-
-def add(target: sqlite3.Connection, shift: int) -> None:
-    """Add what the attached store `other` recorded: its federations' numbers are shifted, its clients' translated."""
-    target.execute("INSERT OR IGNORE INTO clients (name) SELECT name FROM other.clients ORDER BY id")
-    keys = dict(target.execute("SELECT o.id, c.id FROM other.clients o JOIN clients c ON c.name = o.name"))
-    target.create_function("mine", 1, keys.__getitem__)
-    target.create_function("all_mine", 1, lambda blob: translated(blob, keys))
-    target.execute(
-        "INSERT INTO federations SELECT id + ?, rule || '#' || seed, rule, seed, settings FROM other.federations",
-        (shift,),
-    )
-    there = {name for (name,) in target.execute("SELECT name FROM other.sqlite_master")}
-    changed = {"federation": "federation + ?", "client": "mine(client)", "clients": "all_mine(clients)"}
-    for table in RECORDED:
-        if table in there:
-            columns = [row[1] for row in target.execute(f"PRAGMA table_info({table})")]
-            taken = ", ".join(changed.get(column, column) for column in columns)
-            target.execute(f"INSERT INTO {table} SELECT {taken} FROM other.{table}", (shift,))
-
-
-def translated(blob: bytes, keys: dict[int, int]) -> bytes:
-    """Return a column of clients with their numbers in another store."""
-    return np.array([keys[number] for number in np.frombuffer(blob, dtype="<i4").tolist()], dtype="<i4").tobytes()
-
-
-def write_part(name: str, folder: Path, out: Path) -> None:
-    """Write the tables and the figures of one part."""
-    from steelyard.experiment.loading import read_experiment
-    from steelyard.report.comparison import compare_run
-    from steelyard.report.curves import read_curves
-    from steelyard.report.figures.catalogue import draw
-    from steelyard.report.figures.writing import write_figure
-    from steelyard.report.grids import render
-    from steelyard.report.groups import group_grids
-    from steelyard.report.tables import write_tables
-    from steelyard.report.view import RunView
-    from steelyard.runs.reader import History
-
-    with sqlite3.connect(folder / "run.sqlite") as store:
-        done = int(store.execute("SELECT MAX(round) FROM rounds").fetchone()[0])
-    # Of a run that was stopped, what counts as never reached is the last round that it has.
-    rounds = read_experiment(folder).rounds.model_copy(update={"count": done})
-    document = compare_run(folder, rounds) | {"run": name, "told": json.loads((folder / "told.json").read_text())}
-    (out / f"{name}.json").write_text(json.dumps(document))
-    (out / f"{name}.md").write_text(write_tables(document, "markdown"))
-    above = compare_run(folder, rounds.model_copy(update={"reach": "above"}))
-    (out / f"{name}-above.json").write_text(json.dumps(above["rounds_to_target"]))
-    if name == "unipen62":
-        grids = group_grids(read_curves(History(folder)), rounds.all_targets, rounds.count)
-        (out / f"{name}-groups.md").write_text(render(grids, [], "markdown"))
-    view = RunView([folder])
-    for figure in ("accuracy", "server", "macro-f1", "class-f1", "targets"):
-        chart = draw(view, figure)
-        if chart is not None:
-            write_figure(chart, out / f"{name}-{figure}.svg")
-
-
-def tables(out: Path) -> None:
-    """Unpack every archive of the results folder, join seeds that were run apart, and write their tables."""
-    found: dict[str, list[Path]] = {}
-    with tempfile.TemporaryDirectory() as place:
-        for archive in sorted(out.glob("*.tar.xz")):
-            name = archive.name.removesuffix(".tar.xz")
-            unpack(archive, Path(place))
-            found.setdefault(name.split("-seed")[0], []).append(Path(place) / name)
-        for name, folders in found.items():
-            write_part(name, join(folders, Path(place) / f"{name}-joined"), out)
-            print(name, flush=True)
-
-
 def main() -> None:
     """Read the options, run the parts, print a line for each."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -286,12 +149,8 @@ def main() -> None:
     parser.add_argument("--total", type=float, default=86400.0, help="time limit of everything, in seconds")
     parser.add_argument("--jobs", type=int, default=1, help="parts that run at the same time")
     parser.add_argument("--set", action="append", default=[], help="further changes, as for steelyard compare")
-    parser.add_argument("--tables", action="store_true", help="only write the tables of what is there")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    if options.tables:
-        tables(options.out)
-        return
     # A shell's background job ignores Ctrl-C and hands that on: the runs must hear it, or they cannot be stopped.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     names = options.parts.split(",")

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from tests.benchmarks.made_archives import make_archive
 
-from benchmarks import paper_results
+from benchmarks import paper_pages, paper_results
 from steelyard.experiment.loading import read_experiment
 from steelyard.report.comparison import compare_run
-from steelyard.report.curves import read_curves
+from steelyard.report.curves import Curve, read_curves
 from steelyard.report.groups import group_grids
 from steelyard.runs.reader import History
 
@@ -40,9 +41,9 @@ def test_runs_of_other_seeds_and_rules_are_joined_as_far_as_all_went(
     again = paper_results.run_part("toy-seed1", tmp_path, tmp_path / "runs", 120, [])
     assert again["rounds"] == 3
     for name in parts:
-        paper_results.unpack(tmp_path / f"{name}.tar.xz", tmp_path / "unpacked")
+        paper_pages.unpack(tmp_path / f"{name}.tar.xz", tmp_path / "unpacked")
     folders = [tmp_path / "unpacked" / name for name in parts]
-    joined = History(paper_results.join(folders, tmp_path / "joined"))
+    joined = History(paper_pages.join(folders, tmp_path / "joined"))
     pairs = set(zip(joined.federations["rule"], joined.federations["seed"], strict=True))
     assert pairs == {("DS", 1), ("LD", 1), ("DS", 2), ("LD", 2)}
     for rule in ("DS", "LD"):
@@ -55,7 +56,7 @@ def test_runs_of_other_seeds_and_rules_are_joined_as_far_as_all_went(
 
 def unpacked(out: Path) -> list[Path]:
     for archive in sorted(out.glob("*.tar.xz")):
-        paper_results.unpack(archive, out / "unpacked")
+        paper_pages.unpack(archive, out / "unpacked")
     return sorted((out / "unpacked").iterdir())
 
 
@@ -68,7 +69,7 @@ def test_halves_of_the_rules_and_seeds_become_one_comparison(tmp_path: Path) -> 
             order = -1 if (seed, half) == (3, "b") else 1
             make_archive(f"celeba-seed{seed}-{half}", tmp_path, rounds, 20, ended=ended, order=order)
     folders = unpacked(tmp_path)
-    joined = paper_results.join(folders, tmp_path / "joined")
+    joined = paper_pages.join(folders, tmp_path / "joined")
     history = History(joined)
     assert history.ended == {("IS>CB>DS", 2): (3, "it exploded")}
     document = compare_run(history, read_experiment(joined).rounds)
@@ -86,11 +87,11 @@ def test_halves_of_the_rules_and_seeds_become_one_comparison(tmp_path: Path) -> 
 def test_a_part_that_is_missing_leaves_out_its_seed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for part in ("celeba-seed1-a", "celeba-seed1-b", "celeba-seed2-a"):
         make_archive(part, tmp_path, 2, 5)
-    joined = History(paper_results.join(unpacked(tmp_path), tmp_path / "joined"))
+    joined = History(paper_pages.join(unpacked(tmp_path), tmp_path / "joined"))
     assert set(joined.federations["seed"]) == {1}
     assert len(joined.federations) == 10
     assert "joined: DS, seed 2 is left out" in capsys.readouterr().out
-    assert paper_results.ragged([(1, "DS", 1), (2, "LD", 1), (3, "DS", 2), (4, "MD", 2)]) == {
+    assert paper_pages.ragged([(1, "DS", 1), (2, "LD", 1), (3, "DS", 2), (4, "MD", 2)]) == {
         2: "LD, seed 1",
         4: "MD, seed 2",
     }
@@ -99,7 +100,7 @@ def test_a_part_that_is_missing_leaves_out_its_seed(tmp_path: Path, capsys: pyte
 def test_fifteen_rules_and_three_seeds_come_out_as_the_papers_table(tmp_path: Path) -> None:
     for seed in (1, 2, 3):
         make_archive(f"unipen62-seed{seed}", tmp_path, 12, 40, leads=1.0)
-    joined = paper_results.join(unpacked(tmp_path), tmp_path / "joined")
+    joined = paper_pages.join(unpacked(tmp_path), tmp_path / "joined")
     (grid,) = group_grids(read_curves(History(joined)), [0.5], 12)
     assert [row[0] for row in grid.rows] == ["Ind"] * 3 + ["MCA"] * 7 + ["Final"] * 7
     assert [row[1] for row in grid.rows if row[1] == "Mean"] == ["Mean", "Mean"]
@@ -112,3 +113,27 @@ def test_fifteen_rules_and_three_seeds_come_out_as_the_papers_table(tmp_path: Pa
     # 28 of 40 (to 37) after 18.5 rounds and 30 (to 39) after 19.5: round 10 at double speed, too late for the others.
     assert grid.rows[0][8:] == ("10.0", "10.0", "10.0")
     assert grid.rows[1][8:] == ("—", "—", "—")
+
+
+def test_the_distance_to_ds_is_paired_by_seed_and_averaged_over_rounds_nearby() -> None:
+    def curve(rule: str, seed: int, overall: list[float]) -> Curve:
+        scores = np.array(overall)
+        return Curve(rule, seed, np.arange(1, len(scores) + 1), scores[:, None], scores, 0, {}, {})
+
+    rounds = 24
+    curves = [
+        *(curve("DS", seed, [0.5 * seed] * rounds) for seed in (1, 2)),
+        # One point ahead in seed 1, three in seed 2; a round that jumps counts for a part of its neighbourhood.
+        *(curve("online(DS>LD)", seed, [0.5 * seed + 0.01 + 0.02 * (seed == 2)] * rounds) for seed in (1, 2)),
+        *(curve("LD>DS", seed, [0.5 * seed] * 11 + [0.5 * seed + 0.21] + [0.5 * seed] * 12) for seed in (1, 2)),
+    ]
+    found = paper_pages.distances(curves)
+    assert set(zip(found["rule"], found["bundle"], strict=True)) == {
+        ("online(DS>LD)", "online adjustment"),
+        ("LD>DS", "LD first"),
+    }
+    online = found[found["rule"] == "online(DS>LD)"]
+    # Ten rounds on either side are needed: 11 to 14 of 24, a third of them.
+    assert online["round"].tolist() == [11, 14]
+    assert online["points"].to_numpy() == pytest.approx([2.0, 2.0])
+    assert found[found["rule"] == "LD>DS"]["points"].to_numpy() == pytest.approx([1.0, 1.0])

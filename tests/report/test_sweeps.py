@@ -13,7 +13,9 @@ import pytest
 
 from steelyard import Experiment, Result, SweepResult, UserError
 from steelyard.experiment.loading import load
+from steelyard.report.figures.shared import HEIGHT
 from steelyard.report.figures.sweep import sweep_chart
+from steelyard.report.figures.writing import svg
 from steelyard.report.statistics import estimate
 from steelyard.report.sweep_table import next_lines, short_names, show_value, sweep_table
 from steelyard.report.sweeps import _figure, _rank, sweep_csv, sweep_document
@@ -229,6 +231,48 @@ def test_fields_of_words_and_a_single_point_are_drawn_too():
     assert document["layer"][0]["encoding"]["x"]["type"] == "nominal"
     assert sweep_chart(made({1: [0.5]})) is not None
     assert sweep_chart(made({1: [math.nan]})) is None
+
+
+def test_a_point_that_exploded_is_a_cross_on_the_side_of_the_worst():
+    words = made({1: [0.5, 0.7], 2: [0.6, math.nan], 3: [0.4, 0.5]}, diverged=["run-2"])
+    for less, edge in ((True, 0), (False, HEIGHT)):
+        document = sweep_chart(words | {"less_is_better": less}).to_dict(validate=True)
+        (crosses,) = [layer for layer in document["layer"] if layer["mark"].get("shape") == "cross"]
+        assert crosses["encoding"]["y"] == {"value": edge}
+        assert [row["x"] for row in document["datasets"][crosses["data"]["name"]]] == [0.01]
+        # It keeps its place on the axis, between the two that went well.
+        assert document["layer"][0]["encoding"]["x"]["axis"]["values"] == [0.001, 0.01, 0.1]
+        assert "Cross: the model exploded" in document["usermeta"]["note"]
+    well = sweep_chart(made({1: [0.5], 2: [0.6]})).to_dict(validate=True)
+    assert not [layer for layer in well["layer"] if layer["mark"].get("shape") == "cross"]
+
+
+@pytest.mark.parametrize(
+    ("values", "kind"),
+    [
+        ([0.0215, 0.0464, 0.1], "log"),
+        ([10, 20, 50], "log"),
+        ([0.5, 5], "log"),
+        ([10, 20, 30, 40, 50], "linear"),
+        ([0, 0.01, 1], "linear"),
+        ([1, 2], "linear"),
+        ([3], "linear"),
+    ],
+)
+def test_values_that_grow_by_factors_are_a_factor_apart_on_the_axis(values: list[float], kind: str):
+    words = made({point: [0.5] for point in range(len(values))})
+    for row, value in zip(words["rows"], values, strict=True):
+        row["values"] = {"fpl.learning_rate": value, "fpl.mode": "pFPL"}
+    axis = sweep_chart(words).to_dict(validate=True)["layer"][0]["encoding"]["x"]
+    assert axis["scale"]["type"] == kind
+
+
+def test_values_stand_at_the_axis_as_they_were_given():
+    words = made({1: [0.5], 2: [0.6], 3: [0.7]})
+    for row, value in zip(words["rows"], (0.0215, 0.0464, 0.1), strict=True):
+        row["values"] = {"fpl.learning_rate": value, "fpl.mode": "pFPL"}
+    drawn = svg(sweep_chart(words))
+    assert all(f">{value}</text>" in drawn for value in ("0.0215", "0.0464", "0.1"))
 
 
 def test_a_result_prints_as_its_table(result: SweepResult):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import altair as alt
@@ -19,17 +20,19 @@ MOST_LINES = 12
 def sweep_chart(document: Mapping[str, Any]) -> alt.LayerChart | None:
     """Draw a sweep: means over seeds as lines, single seeds as small points, a ring around the best point.
 
-    The first field with several numbers is the axis; None where no point has a figure.
+    A cross at the edge is a point whose model exploded. The first field with several numbers is the axis; None where
+    no point has a figure.
     """
-    rows = [row for row in document["rows"] if math.isfinite(row["value"]["mean"])]
+    every = document["rows"]
+    rows = [row for row in every if math.isfinite(row["value"]["mean"])]
     if not rows:
         return None
-    across = _across(rows, document["fields"])
-    numeric = all(_is_number(_value(row, across)) for row in rows)
-    others = _others(rows, [*document["fields"], "rule"], across)
+    across = _across(every, document["fields"])
+    others = _others(every, [*document["fields"], "rule"], across)
     lines = list(dict.fromkeys(_line(row, others) for row in rows))[:MOST_LINES]  # rows come best first
-    data = pd.DataFrame([_entry(row, across, others) for row in rows if _line(row, others) in lines])
-    x = _x_axis(across, data, numeric=numeric)
+    shown = [_entry(row, across, others) for row in every if _line(row, others) in lines]
+    x = _x_axis(across, [entry["x"] for entry in shown])
+    data = pd.DataFrame([entry for entry in shown if math.isfinite(entry["mean"])])
     measured = document["measured"]
     title, form = score_axis(measured)
     scale = alt.Scale(domain=_limits(data), nice=True, zero=False)
@@ -41,6 +44,11 @@ def sweep_chart(document: Mapping[str, Any]) -> alt.LayerChart | None:
     if len(document["seeds"]) > 1:
         single = base.transform_flatten(["values"]).mark_point(size=14, filled=True, opacity=0.45)
         layers.append(single.encode(x, alt.Y("values:Q", title=title, scale=scale), *colour))
+    exploded = pd.DataFrame([entry for entry in shown if entry["diverged"]])
+    if len(exploded):
+        crosses = alt.Chart(exploded).mark_point(shape="cross", angle=45, size=70, filled=True, style="ink")
+        worst = alt.value(0 if document["less_is_better"] else HEIGHT)
+        layers.append(crosses.encode(x, y=worst, tooltip=alt.Tooltip("setting:N", title="diverged")))
     if document["best"] is not None:
         best = base.transform_filter(alt.datum.point == document["best"]["point"])
         layers.append(best.mark_point(size=260, style="ink", filled=False, strokeWidth=1.6).encode(x, y))
@@ -52,6 +60,10 @@ def _note(document: Mapping[str, Any], lines: Sequence[str], others: Sequence[st
     notes = [f"Ring: the best point, {'less' if document['less_is_better'] else 'more'} is better."]
     if len(document["seeds"]) > 1:
         notes.append(f"Line: mean of {len(document['seeds'])} seeds; small points: each of them.")
+    if any(row["diverged"] for row in document["rows"]):
+        notes.append("Cross: the model exploded in one seed or more.")
+    if any(row["unreached"] for row in document["rows"]):
+        notes.append("A target that was not reached counts as the last round.")
     every = {_line(row, others) for row in document["rows"]}
     if len(every) > len(lines):
         notes.append(f"{len(lines)} of {len(every)} lines: those of the best points.")
@@ -105,18 +117,27 @@ def _entry(row: Mapping[str, Any], across: str, others: Sequence[str]) -> dict[s
         "line": _line(row, others),
         "setting": ", ".join(part for part in (f"{across} {show(found)}", _line(row, others)) if part != "all"),
         "mean": value["mean"],
+        "diverged": row["diverged"],
         "values": [number for number in value["values"] if math.isfinite(number)],
     }
 
 
-def _x_axis(across: str, data: pd.DataFrame, *, numeric: bool) -> alt.X:
-    if not numeric:
+def _x_axis(across: str, shown: Sequence[Any]) -> alt.X:
+    if not all(_is_number(value) for value in shown):
         return alt.X("x:N", title=across, sort=None, axis=alt.Axis(labelAngle=0))
-    values = sorted(set(data["x"].tolist()))
-    # Learning rates and their like: equal steps are equal factors.
-    factors = values[0] > 0 and values[-1] / values[0] >= 10
-    scale = alt.Scale(type="log" if factors else "linear", zero=False, padding=12, nice=False)
-    return alt.X("x:Q", title=across, scale=scale, axis=alt.Axis(values=values, format="~g"))
+    values = sorted(set(shown))
+    scale = alt.Scale(type="log" if _by_factors(values) else "linear", zero=False, padding=12, nice=False)
+    # Six digits are asked for: without a number of digits a linear scale shows as many as its own steps would need.
+    return alt.X("x:Q", title=across, scale=scale, axis=alt.Axis(values=values, format=".6~g"))
+
+
+def _by_factors(values: Sequence[float]) -> bool:
+    """Whether the values grow by factors, as learning rates do, rather than by steps."""
+    if values[0] <= 0:
+        return False
+    steps = [after - before for before, after in pairwise(values)]
+    factors = [after / before for before, after in pairwise(values)]
+    return values[-1] / values[0] >= 10 or (len(steps) > 1 and max(steps) / min(steps) > max(factors) / min(factors))
 
 
 def _legend(lines: Sequence[str]) -> alt.Legend | None:
