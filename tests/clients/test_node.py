@@ -27,6 +27,7 @@ from steelyard.errors import UserError
             "node config epsilon: got '4'; allowed: a number above 0",
         ),
         ({"client": "a", "require": "local", "epsilon": 0}, "node config epsilon: got 0"),
+        ({"client": "a", "require": "local", "epsilon": 4}, "node config epsilon: given without state, the folder of"),
         ({"client": "a", "require": "locl"}, "node config require: got 'locl' (did you mean 'local'?)"),
         ({"client": "a", "device-battery": "full"}, "node config device-battery: got 'full'; allowed: a number"),
     ],

@@ -134,8 +134,8 @@ def test_a_node_that_requires_noise_takes_part_in_no_experiment_without_it(tmp_p
 
 
 def test_a_node_reckons_for_itself_what_the_noise_tells(tmp_path: Path):
-    """Four rounds with noise 2 are one with noise 1: ε = 4.3775 at δ = 1e-5."""
-    node = config(tmp_path, require="local", epsilon=4.38)
+    """Four rounds with noise 2 are one with noise 1: ε = 4.3772 at δ = 1e-5."""
+    node = config(tmp_path, require="local", epsilon=4.38, state=str(tmp_path))
     assert agreed(noisy(2.0, rounds=4), node).privacy is not None
     with pytest.raises(NotAllowed, match=r"tells epsilon 4\.9.* over 5 rounds, and this node tells at most 4\.38"):
         agreed(noisy(2.0, rounds=5), node)

@@ -13,7 +13,8 @@ import typer
 
 from steelyard.cli import federate_server
 from steelyard.cli.completion import recipe_names
-from steelyard.cli.printing import finish
+from steelyard.cli.options import FormatOption
+from steelyard.cli.printing import finish, print_json
 from steelyard.cli.trust import TrustOption, asking
 from steelyard.errors import printable
 
@@ -96,6 +97,32 @@ def node(file: Annotated[Path, typer.Argument(help="The node's own TOML file.")]
     from steelyard.federate.node import run_node
 
     run_node(file)
+
+
+@app.command("ledger")
+def ledger(
+    file: Annotated[Path, typer.Argument(help="The node's own TOML file.")], format: FormatOption = "text"
+) -> None:
+    """Show what a node's answers with noise have told so far, by run and rule, from the ledger in its state folder."""
+    from steelyard.federate.requirements import require_flower
+
+    require_flower()
+    from steelyard.federate.node import ledger_of
+    from steelyard.federate.node_ledger import epsilon_of, standing
+    from steelyard.privacy.settings import OWNERS_DELTA
+
+    kept = ledger_of(file)
+    entries = kept.entries()
+    if format == "json":
+        answers = [entry.model_dump() for entry in entries]
+        told = {"epsilon": epsilon_of(entries), "limit": kept.most, "delta": OWNERS_DELTA, "answers": answers}
+        print_json({"ledger": str(kept.path), **told})
+        return
+    for run, federation in dict.fromkeys((entry.run, entry.federation) for entry in entries):
+        mine = [entry for entry in entries if (entry.run, entry.federation) == (run, federation)]
+        words = printable(f"{federation} of run {run}")
+        print(f"epsilon {epsilon_of(mine):.4g} in {len(mine):,} answers to {words}")
+    print(f"in all: {standing(entries, kept.most)}")
 
 
 @app.command("certificates")

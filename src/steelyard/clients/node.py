@@ -41,10 +41,10 @@ class NodeConfig:
     """What an experiment must promise, or this node takes no part: "aggregation" (the server sees no single update),
     "local" (what leaves this node carries noise)."""
     epsilon: float | None = None
-    """With "local": the most that all rounds and rules which an experiment says it has may tell of a client, at
-    δ = 1e-5."""
+    """With "local": the most that this node tells of a client in all its answers, whoever asks, at δ = 1e-5."""
     state: Path | None = None
-    """Folder in which the node keeps what its clients keep to themselves, so that it outlives the process."""
+    """Folder in which the node keeps what its clients keep to themselves, so that it outlives the process; with "local"
+    also the ledger of what was told."""
     device: Mapping[str, float] = field(default_factory=dict[str, float])
     """Facts about the device for criteria: device-battery=0.7."""
     user: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -147,6 +147,10 @@ def _epsilon(config: Mapping[str, object]) -> float | None:
         raise UserError(f"node config epsilon: got {value!r}; allowed: a number above 0, up to 1e6")
     if "local" not in _required(config):
         raise UserError('node config epsilon: given without require="local"; allowed: with it')
+    if config.get("state") is None:
+        raise UserError(
+            'node config epsilon: given without state, the folder of its ledger; allowed: with it, as in state="state"'
+        )
     return float(value)
 
 

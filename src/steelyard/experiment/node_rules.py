@@ -14,6 +14,7 @@ from steelyard.errors import UserError
 from steelyard.experiment.code import file_name, rename_code
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import build
+from steelyard.privacy.settings import OWNERS_DELTA
 from steelyard.settings import put
 from steelyard.usercode import NotAllowed
 from steelyard.weighing import criteria as registry
@@ -92,8 +93,8 @@ def _check_epsilon(experiment: Description, most: float) -> None:
     if costs > most:
         beside = f" of {asking} rules" if asking > 1 else ""
         raise NotAllowed(
-            f"privacy.local: its noise tells epsilon {costs:.4g} at delta 1e-05 over {rounds:,} rounds{beside}, and "
-            f"this node tells at most {most:g}; allowed: more noise, or fewer rounds or rules"
+            f"privacy.local: its noise tells epsilon {costs:.4g} at delta {OWNERS_DELTA:g} over {rounds:,} "
+            f"rounds{beside}, and this node tells at most {most:g}; allowed: more noise, or fewer rounds or rules"
         )
 
 

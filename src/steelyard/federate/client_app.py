@@ -22,12 +22,14 @@ from steelyard.clients.flower import wire
 from steelyard.clients.flower.forms import AskForm, IntroductionForm, Refused
 from steelyard.clients.flower.hidden_forms import OpenForm, RoundForm, letter_codec
 from steelyard.clients.node import NodeClients, NodeConfig
-from steelyard.errors import UserError
+from steelyard.clients.private import PrivateClients
+from steelyard.errors import UserError, one_line, printable
 from steelyard.experiment.description import Description
 from steelyard.experiment.node_rules import agreed, told, told_reason
 from steelyard.federate.hidden_node import HiddenRound, read_letters
+from steelyard.federate.node_ledger import NodeLedger, Told, told_name
 from steelyard.federate.node_state import NodeStates
-from steelyard.messages import Failure
+from steelyard.messages import Failure, Task
 from steelyard.usercode import only
 
 ResultT = TypeVar("ResultT")
@@ -78,7 +80,11 @@ def on_this_node(context: Context, work: Callable[[NodeConfig], ResultT], second
     except Refused as error:  # About what the server sent, so it may know.
         raise NodeFault(f"refused: {error}") from None
     except Exception as error:
-        traceback.print_exc()  # The owner of the node reads what happened in its own log.
+        # The owner of the node reads what happened in its own log.
+        if isinstance(error, UserError):
+            print(f"steelyard: not answered: {one_line(str(error))}", flush=True)
+        else:
+            traceback.print_exc()
         raise NodeFault(told(error)) from None
 
 
@@ -125,9 +131,14 @@ def _train(message: Message, context: Context) -> RecordDict:
         hides = experiment.privacy is not None and experiment.privacy.aggregation is not None
         if hides != bool(errand.cohort):
             raise Refused("cohort: its keys go with a task where updates are hidden, and with no other")
+        if len(set(task.clients)) != len(task.clients):  # Each time would be an answer of its own.
+            raise Refused("clients: one is named twice; allowed: each once")
+        charge = _ledger(config, node, task, errand.run)
         states = _states(context, config, experiment, errand.run, task.federation)
         node.clients.restore(states.before(task.round))
         (updates,) = node.clients.train([task])
+        if updates.clients:
+            charge()  # Only now: work that fails or takes too long tells nothing.
         states.keep(task.round, node.clients.snapshot())
         told = tuple(Failure(failure.client, told_reason(failure.reason)) for failure in updates.failures)
         updates = replace(updates, failures=told)
@@ -137,6 +148,35 @@ def _train(message: Message, context: Context) -> RecordDict:
         return wire.write_updates(updates, experiment.codec())
 
     return on_this_node(context, work, errand.seconds)
+
+
+def _ledger(config: NodeConfig, node: NodeClients, task: Task, run: str) -> Callable[[], None]:
+    """Refuse a task whose answer would tell more than the owner allows; return what writes the answer down."""
+    ledger = NodeLedger.of(config)
+    if ledger is None:
+        return lambda: None
+    assert isinstance(node.clients, PrivateClients), "an experiment without noise is refused"
+    noise = node.clients.noise
+    assert noise.settings.local is not None
+    told = Told(
+        run=told_name(run),
+        federation=told_name(task.federation),
+        round=task.round,
+        clients=len(task.clients),
+        clip=noise.settings.local.clip,
+        noise=noise.noise,
+        criteria=noise.told,
+        criteria_noise=noise.criteria_noise if noise.told else None,
+    )
+    ledger.check(told)
+
+    def charge() -> None:
+        entry = ledger.charge(told)
+        limit = "" if config.epsilon is None else f" of {config.epsilon:g}"
+        words = f"answer {entry.number} (run {entry.run}, {entry.federation}, round {entry.round})"
+        print(f"steelyard: ledger: {printable(words)} takes epsilon to {entry.epsilon:.4g}{limit}", flush=True)
+
+    return charge
 
 
 def _evaluate(message: Message, context: Context) -> RecordDict:

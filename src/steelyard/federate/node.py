@@ -12,6 +12,7 @@ from typing import Any
 
 from steelyard.clients.node import FILES, KEYS, NodeConfig
 from steelyard.errors import UserError, listed, nearest
+from steelyard.federate.node_ledger import NodeLedger
 from steelyard.federate.node_link import NodeLink, Server
 from steelyard.federate.node_workers import Workers, WorkersSpec
 
@@ -101,9 +102,20 @@ def run_nodes(
         raise UserError(faults[0])
 
 
+def ledger_of(file: Path) -> NodeLedger:
+    """Return the ledger of the node that a file describes; what `steelyard federate ledger` shows."""
+    found = NodeLedger.of(NodeConfig.read(read_node(file)[1]))
+    if found is None:
+        raise UserError(f'{file}: keeps no ledger; allowed: require = "local" with state = "FOLDER"')
+    return found
+
+
 def run_node(file: Path) -> None:
     """Take part as a node's file says; what `steelyard federate node` does."""
     server, config = read_node(file)
     os.umask(0o077)  # What a node writes is its owner's alone.
+    ledger = NodeLedger.of(NodeConfig.read(config))
+    if ledger is not None:
+        print(f"steelyard: ledger: {ledger.open()}", flush=True)
     print(f"steelyard: taking part at {server.address}; Ctrl-C leaves", flush=True)
     run_nodes([server], [config])

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from steelyard.errors import UserError
 from steelyard.runs.checkpoint import read_tensors, write_tensors
+from steelyard.runs.durable import owners_only
 
 State = Mapping[str, torch.Tensor]
 _INDEX = "steelyard"
@@ -87,12 +87,8 @@ class NodeStates:
         text = json.dumps({"run": self._run, "stamps": sorted(self._states), "index": index})
         tensors["about"] = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
         try:
-            file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            before = os.umask(0o077)  # Only the node's owner may read what its clients keep to themselves.
-            try:
+            with owners_only(file.parent):
                 write_tensors(file, tensors)
-            finally:
-                os.umask(before)
         except OSError as error:
             raise UserError(f"node config state: {file} cannot be written: {error.strerror}") from error
 

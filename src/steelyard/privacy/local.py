@@ -24,7 +24,7 @@ from steelyard.messages import DenseModels, Payload, Task, Updates
 from steelyard.privacy.accounting import Release, noise_for, spent
 from steelyard.privacy.central import noisy_sum
 from steelyard.privacy.noised_criteria import noised
-from steelyard.privacy.settings import PrivacySettings
+from steelyard.privacy.settings import OWNERS_DELTA, PrivacySettings
 from steelyard.privacy.source import Source, SystemSource
 
 SIZE = "DS"
@@ -51,16 +51,16 @@ def device_noise(settings: PrivacySettings, rounds: int, told: int) -> float:
     return settings.local.noise if settings.local.noise is not None else plain_noise(settings, rounds, told)
 
 
-def device_epsilon(settings: PrivacySettings, rounds: int, told: int, rules: int = 1, delta: float = 1e-5) -> float:
+def device_epsilon(settings: PrivacySettings, rounds: int, told: int, rules: int = 1) -> float:
     """Return what a device tells in so many rounds with an update and `told` criteria each; public ones count nothing.
 
-    For the owner of a device, who need not take the server's δ: 1e-5 unless another is given. Rules side by side ask
-    for an update each, while noise that is found from a budget is found for one of them.
+    For the owner of a device, who need not take the server's δ. Rules side by side ask for an update each, while noise
+    that is found from a budget is found for one of them.
     """
     noise = device_noise(settings, rounds, told)
     times = rounds * rules
     criteria = {Release(settings.criteria_noise or noise): told * times} if settings.criteria == "charged" else {}
-    return spent(Counter({Release(noise): times}) + Counter(criteria), delta)
+    return spent(Counter({Release(noise): times}) + Counter(criteria), OWNERS_DELTA)
 
 
 @runtime_checkable
@@ -107,6 +107,16 @@ class DeviceNoise:
         self.settings, self.noise, self.source = settings, noise, source or SystemSource()
         self._bounds = dict(bounds)
 
+    @property
+    def told(self) -> int:
+        """How many criteria a device tells with noise beside its update."""
+        return len(self._bounds) if self.settings.criteria == "charged" else 0
+
+    @property
+    def criteria_noise(self) -> float:
+        """The noise on a criterion that is told, in units of its bound."""
+        return self.settings.criteria_noise or self.noise
+
     def applied(self, task: Task, updates: Updates) -> Updates:
         """Return the answers of some devices to a task as they may leave them, each noised by itself."""
         payload, local = updates.payload, self.settings.local
@@ -132,8 +142,7 @@ class DeviceNoise:
             return hidden
         raw = np.stack([updates.criteria[name] for name in names], axis=1)
         bounds = np.array([self._bounds[name] for name in names])
-        noise = self.settings.criteria_noise or self.noise
-        told = noised(raw, bounds, noise, self.source)
+        told = noised(raw, bounds, self.criteria_noise, self.source)
         found = {name: told[:, column] for column, name in enumerate(names)}
         if SIZE not in found:
             return replace(hidden, criteria=found)

@@ -12,6 +12,8 @@ from steelyard.settings import Section
 
 LEAST_DELTA = 1e-12
 """Below this, distributions of losses are mostly rounding; no federation has so many clients that it would matter."""
+OWNERS_DELTA = 1e-5
+"""δ by which the owner of a device counts what it tells, whatever δ a server names."""
 Positive = Annotated[float, Field(gt=0)]
 
 

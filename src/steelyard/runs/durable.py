@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -39,3 +40,14 @@ def sync_tree(path: Path) -> None:
     for inner in path.iterdir() if path.is_dir() else ():
         sync_tree(inner)
     sync_folder(path)
+
+
+@contextmanager
+def owners_only(folder: Path) -> Generator[None]:
+    """Make a folder, and what is written meanwhile readable by its owner alone; for all that a node keeps."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)

@@ -1,0 +1,190 @@
+"""A node's ledger: every answer that left it with noise, whoever asked, and the ε that all of them have told together.
+
+A server names its own rounds, rules and runs, so a node that limits what it tells counts for itself. Each answer counts
+as one more release about all data here, whichever clients were asked: under another name, seed or split a row may
+belong to another client, and within one answer it belongs to one. An answer that is asked for twice is noised anew, and
+counts twice. The file is replaced as a whole before an answer leaves, so a cut or changed one was damaged later.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import math
+from collections import Counter
+from collections.abc import Generator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from steelyard.clients.node import NodeConfig
+from steelyard.errors import UserError, printable, writable
+from steelyard.privacy.accounting import Release, spent
+from steelyard.privacy.settings import OWNERS_DELTA, Positive
+from steelyard.runs.durable import owners_only, write_durably
+from steelyard.usercode import NotAllowed
+
+FILE = "ledger.jsonl"
+"""The ledger's file in a node's `state` folder."""
+_LONGEST_NAME = 200
+
+
+class Told(BaseModel):
+    """What one answer of a node tells, and to whom; names are the server's own and are cut to a length."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+    run: str
+    federation: str
+    """The rule, with its seed where there are several."""
+    round: int
+    clients: int
+    """How many clients of this node were asked."""
+    clip: Positive
+    noise: Positive
+    """Noise on the update, in units of its sensitivity 2·clip."""
+    criteria: Annotated[int, Field(ge=0)] = 0
+    """How many criteria were told with noise beside each update."""
+    criteria_noise: Positive | None = None
+    """Noise on a criterion, in units of its bound; None where none was told."""
+
+    def releases(self) -> Counter[Release]:
+        """Return what it tells about any one client."""
+        found = Counter({Release(self.noise): 1})
+        if self.criteria and self.criteria_noise is not None:
+            found[Release(self.criteria_noise)] += self.criteria
+        return found
+
+
+class Entry(Told):
+    """One line of the ledger."""
+
+    number: int
+    time: str
+    delta: Annotated[float, Field(gt=0, lt=1)]
+    epsilon: Annotated[float, Field(ge=0)]
+    """What all entries up to this one have told together, at δ."""
+
+
+class NodeLedger:
+    """The ledger of one node; ask `check` before work is done, and `charge` before its answer leaves.
+
+    `most` is the owner's ε; without it the ledger only records. Any number of processes may use one folder.
+    """
+
+    def __init__(self, folder: Path, most: float | None = None) -> None:
+        self.path, self.most = folder / FILE, most
+
+    @classmethod
+    def of(cls, config: NodeConfig) -> NodeLedger | None:
+        """Return the ledger of a node whose every answer carries noise, in its state folder; None for all others."""
+        if config.state is None or "local" not in config.require:
+            return None
+        return cls(config.state, config.epsilon)
+
+    def open(self) -> str:
+        """Return in words what was told so far; a ledger that cannot be read or written is refused. For the start."""
+        writable(self.path.parent, "node config state")
+        return standing(self.entries(), self.most)
+
+    def entries(self) -> list[Entry]:
+        """Return everything that was told, in order; a damaged file is refused."""
+        return self._parsed(self._content())
+
+    def check(self, told: Told) -> None:
+        """Refuse an answer that would take the total over the owner's ε; nothing is written."""
+        self._next(told, self.entries())
+
+    def charge(self, told: Told) -> Entry:
+        """Write an answer down, or refuse it; when this returns it is on the disk, and only then may it leave."""
+        try:
+            with self._locked():
+                content = self._content()
+                entry = self._next(told, self._parsed(content))
+                write_durably(self.path, content + entry.model_dump_json().encode() + b"\n")
+        except OSError as error:
+            raise UserError(
+                f"node config state: {self.path} cannot be written ({error.strerror}), so nothing is answered; "
+                "allowed: room and the right to write"
+            ) from error
+        return entry
+
+    def _next(self, told: Told, entries: Sequence[Entry]) -> Entry:
+        total = epsilon_of([*entries, told])
+        if self.most is not None and total > self.most:
+            # The server is told so; what others were told before is none of its business.
+            raise NotAllowed(
+                f"privacy.local: round {told.round} would take what this node has told in all over its epsilon "
+                f"{self.most:g}; allowed: nothing more"
+            )
+        return Entry(
+            **told.model_dump(),
+            number=len(entries) + 1,
+            time=datetime.now(UTC).isoformat(timespec="seconds"),
+            delta=OWNERS_DELTA,
+            epsilon=total,
+        )
+
+    @contextmanager
+    def _locked(self) -> Generator[None]:
+        """Keep other processes from writing between our reading and our writing."""
+        with owners_only(self.path.parent), self.path.with_name("ledger.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def _content(self) -> bytes:
+        try:
+            content = self.path.read_bytes()
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            raise UserError(f"node config state: {self.path} cannot be read: {error.strerror}") from error
+        if not content.endswith(b"\n"):
+            raise self._damaged("it is empty" if not content else "its last line is cut")
+        return content
+
+    def _parsed(self, content: bytes) -> list[Entry]:
+        entries: list[Entry] = []
+        for number, line in enumerate(content.splitlines(), 1):
+            try:
+                entries.append(Entry.model_validate_json(line))
+            except ValidationError as error:
+                first = error.errors(include_url=False, include_input=False)[0]
+                where = ".".join(str(part) for part in first["loc"])
+                raise self._damaged(printable(f"line {number}: {where and where + ': '}{first['msg']}")) from None
+            if entries[-1].number != number:
+                raise self._damaged(f"line {number} is number {entries[-1].number}")
+        if entries:
+            last = entries[-1]
+            total = epsilon_of(entries, last.delta)
+            if not math.isclose(total, last.epsilon, rel_tol=1e-6):
+                raise self._damaged(f"it says epsilon {last.epsilon:.6g} and its lines add up to {total:.6g}")
+        return entries
+
+    def _damaged(self, what: str) -> UserError:
+        return UserError(
+            f"node config state: {self.path} is damaged ({what}), so what was told is unknown; allowed: the file as "
+            "it was"
+        )
+
+
+def told_name(name: str) -> str:
+    """Return a name that a server gave as the ledger keeps it."""
+    return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 3]}..."
+
+
+def epsilon_of(entries: Sequence[Told], delta: float = OWNERS_DELTA) -> float:
+    """Return the ε at δ that these answers have told together of any one client."""
+    spending: Counter[Release] = Counter()
+    for entry in entries:
+        spending.update(entry.releases())
+    return spent(spending, delta)
+
+
+def standing(entries: Sequence[Entry], most: float | None) -> str:
+    """Return in one line what was told so far, and of how much."""
+    total = epsilon_of(entries)
+    limit = "" if most is None else f" of {most:g}"
+    return f"epsilon {total:.4g}{limit} told in {len(entries):,} answers (delta {OWNERS_DELTA:g})"

@@ -1,0 +1,293 @@
+"""A node's ledger: what it told in all, whoever asked, survives everything but its owner."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Context, Error, Message, RecordDict
+from tests.clients.flower.flower_fakes import FakeGrid
+from tests.federate.test_federate_apps import described
+
+from steelyard.clients.flower import wire
+from steelyard.clients.flower.forms import TRAIN
+from steelyard.clients.node import NodeConfig
+from steelyard.errors import UserError
+from steelyard.experiment.loading import build
+from steelyard.federate import client_app, node_ledger
+from steelyard.federate.node_ledger import FILE, NodeLedger, Told
+from steelyard.federate.node_worker import answer
+from steelyard.federate.run_config import experiment_text
+from steelyard.federate.server_app import federate
+from steelyard.messages import LossState, Task
+from steelyard.runs.reader import History
+from steelyard.usercode import NotAllowed
+
+ONE = 4.37718
+"""ε at δ = 1e-5 of one Gaussian release with noise 1: Σ 1/z² = 1 of several together."""
+
+
+def told(round: int = 1, noise: float = 2.0, run: str = "run", **more: Any) -> Told:
+    return Told(**{"run": run, "federation": "fed", "round": round, "clients": 1, "clip": 0.5, "noise": noise, **more})
+
+
+def filled(folder: Path, answers: int) -> NodeLedger:
+    ledger = NodeLedger(folder, 8.0)
+    for round in range(1, answers + 1):
+        ledger.charge(told(round))
+    return ledger
+
+
+def test_answers_add_up_as_by_hand_whoever_asked(tmp_path: Path):
+    """Noise 2 is 1/4, four criteria with noise 4 are 1/4 together: 1/4 + 1/4 + (1/4 + 1/4) = 1."""
+    ledger = NodeLedger(tmp_path / "state", 4.38)
+    ledger.charge(told(1, run="a"))
+    ledger.charge(told(1, run="b", federation="other"))
+    last = ledger.charge(told(2, run="a", criteria=4, criteria_noise=4.0))
+    assert last.epsilon == pytest.approx(ONE, abs=1e-5)
+    assert (last.number, last.delta, last.run, last.round, last.clip, last.noise) == (3, 1e-5, "a", 2, 0.5, 2.0)
+    again = NodeLedger(tmp_path / "state", 4.38)  # A node that was started anew.
+    assert again.entries() == ledger.entries()
+    assert again.entries()[-1] == last
+    assert again.open() == "epsilon 4.377 of 4.38 told in 3 answers (delta 1e-05)"
+    assert (tmp_path / "state" / FILE).stat().st_mode & 0o777 == 0o600
+
+
+def test_what_would_pass_the_owners_epsilon_is_refused_and_costs_nothing(tmp_path: Path):
+    ledger = NodeLedger(tmp_path, 4.38)
+    for round in (1, 2, 3):
+        ledger.charge(told(round))
+    ledger.check(told(4))
+    ledger.charge(told(3))  # The same round once more is one more.
+    before = (tmp_path / FILE).read_bytes()
+    for refused in (told(4), told(1), told(1, run="other"), told(5, noise=10.0)):
+        for ask in (ledger.check, ledger.charge):
+            with pytest.raises(NotAllowed, match=r"^privacy\.local: round \d would .* over its epsilon 4\.38; allowed"):
+                ask(refused)
+    assert (tmp_path / FILE).read_bytes() == before
+    assert NodeLedger(tmp_path, 4.5).charge(told(5, noise=10.0)).number == 5
+    assert NodeLedger(tmp_path).charge(told(6)).number == 6  # Without an ε it only records.
+
+
+def _replaced(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
+    return lambda content: content.replace(old, new, 1)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda content: b"", "it is empty"),
+        (lambda content: content[:-1], "its last line is cut"),
+        (lambda content: content[:-20], "its last line is cut"),
+        (lambda content: b"\x00" * 100 + b"\n", "line 1: Invalid JSON"),
+        (lambda content: content.split(b"\n", 1)[1], "line 1 is number 2"),
+        (lambda content: b"\n".join(content.split(b"\n")[::2]) + b"\n", "line 2 is number 3"),
+        (lambda content: content + content, "line 4 is number 1"),
+        (lambda content: content + b"\n", "line 4: Invalid JSON"),
+        (_replaced(b'"noise":2.0', b'"noise":9.0'), "it says epsilon 3.70863"),
+        (_replaced(b'"noise":2.0', b'"noise":-2.0'), "line 1: noise: Input should be greater than 0"),
+        (_replaced(b'"noise":2.0,', b""), "line 1: noise: Field required"),
+        (_replaced(b"run", b"r\xff\x1bn"), "line 1: "),
+    ],
+)
+def test_a_damaged_ledger_is_refused_and_never_taken_for_an_empty_one(
+    tmp_path: Path, damage: Callable[[bytes], bytes], words: str
+):
+    ledger = filled(tmp_path, 3)
+    broken = damage((tmp_path / FILE).read_bytes())
+    (tmp_path / FILE).write_bytes(broken)
+    for ask in (ledger.open, ledger.entries, lambda: ledger.check(told()), lambda: ledger.charge(told())):
+        with pytest.raises(UserError) as caught:
+            ask()
+        line = str(caught.value)
+        assert line.startswith(f"node config state: {tmp_path / FILE} is damaged ({words}")
+        assert line.isprintable()
+    assert (tmp_path / FILE).read_bytes() == broken
+
+
+def test_a_ledger_that_cannot_be_kept_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "file").touch()
+    blocked = NodeLedger(tmp_path / "file" / "state", 8.0)
+    with pytest.raises(UserError, match=r"node config state: .* is a file; allowed: a folder"):
+        blocked.open()
+    with pytest.raises(UserError, match="node config state: "):
+        blocked.charge(told())
+    (tmp_path / "folder" / FILE).mkdir(parents=True)
+    with pytest.raises(UserError, match=r"node config state: .*ledger\.jsonl cannot be read: Is a directory"):
+        NodeLedger(tmp_path / "folder", 8.0).open()
+    ledger = filled(tmp_path / "full", 1)
+
+    def full(handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(UserError, match=r"cannot be written \(No space left on device\), so nothing is answered"):
+        ledger.charge(told(2))
+    monkeypatch.undo()
+    assert [entry.round for entry in ledger.entries()] == [1]
+
+
+def _charges(folder: str, run: str, gate: Any) -> None:
+    gate.wait(60)
+    for round in range(20):
+        NodeLedger(Path(folder)).charge(told(round, run=run))
+
+
+def test_two_processes_of_a_node_lose_no_entry(tmp_path: Path):
+    context = multiprocessing.get_context("spawn")
+    gate = context.Barrier(2)
+    both = [context.Process(target=_charges, args=(str(tmp_path), run, gate)) for run in ("a", "b")]
+    for process in both:
+        process.start()
+    for process in both:
+        process.join(120)
+        assert process.exitcode == 0
+    found = [(entry.run, entry.round) for entry in NodeLedger(tmp_path).entries()]
+    assert sorted(found) == [(run, round) for run in ("a", "b") for round in range(20)]
+
+
+def test_names_of_a_server_cannot_fill_the_disk():
+    assert node_ledger.told_name("run") == "run"
+    assert len(node_ledger.told_name("x" * 10**6)) == 200
+
+
+@pytest.mark.parametrize(("config", "keeps"), [({"require": "local"}, True), ({}, False)])
+def test_a_ledger_is_kept_where_every_answer_carries_noise(tmp_path: Path, config: dict[str, Any], keeps: bool):
+    read = NodeConfig.read({"client": "a", "state": str(tmp_path), **config})
+    assert (NodeLedger.of(read) is not None) == keeps
+    assert NodeLedger.of(NodeConfig.read({"client": "a", "require": "local"})) is None
+
+
+# ---------------------------------------------------------------- the node's app
+
+
+def private(rounds: int = 4, noise: float = 2.0, **more: Any) -> dict[str, Any]:
+    local = {"criteria": "public", "local": {"clip": 1.0, "noise": noise}}
+    return described(
+        rounds={"count": rounds, "fraction": 1.0},
+        weighing={"criteria": ["DS"], "score": "prioritized", "priority": "DS"},
+        privacy=local,
+        federate={"nodes": 2, "timeout": 60.0},
+        **more,
+    )
+
+
+def node(number: int, state: Path, **own: Any) -> Callable[[Message], RecordDict | Error]:
+    """A node that runs the real ClientApp, as `steelyard federate node` does, by rules of its own."""
+    config = {"partition-id": number, "num-partitions": 2, "require": "local", "state": str(state), **own}
+    context = Context(1, 1, config, RecordDict(), {})
+
+    def answered(message: Message) -> RecordDict | Error:
+        reply = answer(message, context)
+        return reply.error if reply.has_error() else reply.content
+
+    return answered
+
+
+def ask(
+    asked: Callable[[Message], RecordDict | Error], document: dict[str, Any], round: int, **changes: Any
+) -> RecordDict | Error:
+    """Ask a node for a round of its own accord, as a server can that keeps to no plan."""
+    described = {"federation": "DS", "clients": ("client-000",), "run": "run", **changes}
+    task = Task(described["federation"], 5, round, described["clients"], torch.zeros(650), LossState("cross-entropy"))
+    experiment = experiment_text(build(document))
+    content = wire.write_task(
+        task, task.clients, 60.0, wire.pack_parameters(task), described["run"], experiment=experiment
+    )
+    message = Message(content, 40, TRAIN, ttl=60.0, group_id=str(round))
+    message.metadata.__dict__["_message_id"] = "asked"
+    return asked(message)
+
+
+def reason(found: RecordDict | Error) -> str:
+    assert isinstance(found, Error)
+    return str(found.reason)
+
+
+def test_a_server_that_asks_again_beyond_or_under_another_name_is_refused_at_the_limit(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    asked, document = node(0, tmp_path, epsilon=4.38), private(rounds=1)
+    assert isinstance(ask(asked, document, 1), RecordDict)
+    assert isinstance(ask(asked, document, 1), RecordDict)  # Noised anew, and counted again.
+    assert isinstance(ask(asked, document, 99, federation="other"), RecordDict)  # Never named.
+    assert isinstance(ask(asked, private(rounds=2), 1, run="other", clients=("client-002",)), RecordDict)
+    log = capfd.readouterr().out.splitlines()
+    assert log[-1] == "steelyard: ledger: answer 4 (run other, DS, round 1) takes epsilon to 4.377 of 4.38"
+    monkeypatch.setattr("steelyard.clients.private.PrivateClients.train", _nobody_trains)
+    restarted = node(0, tmp_path, epsilon=4.38)
+    line = "privacy.local: round 1 would take what this node has told in all over its epsilon 4.38; allowed: nothing"
+    for changes in ({}, {"run": "third"}, {"federation": "fourth"}, {"clients": ("client-004",)}):
+        assert reason(ask(restarted, document, 1, **changes)).startswith(f"NotAllowed: {line}")
+    out, err = capfd.readouterr()
+    assert [each.startswith(f"steelyard: not answered: {line}") for each in out.splitlines()] == [True] * 4
+    assert err == ""
+    assert len(NodeLedger(tmp_path).entries()) == 4
+
+
+def _nobody_trains(*_: object) -> Any:
+    raise AssertionError("trained before it was refused")
+
+
+def test_one_answer_tells_of_a_client_once_and_failed_work_tells_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    asked, document = node(0, tmp_path, epsilon=4.38), private(rounds=1)
+    twice = ("client-000", "client-000")
+    assert reason(ask(asked, document, 1, clients=twice)) == "refused: clients: one is named twice; allowed: each once"
+    assert isinstance(ask(asked, document, 1, clients=("client-001",)), RecordDict)  # It lives elsewhere.
+    with monkeypatch.context() as patched:
+        patched.setattr("steelyard.clients.private.PrivateClients.train", _nobody_trains)
+        assert reason(ask(asked, document, 1)) == "AssertionError"
+    assert NodeLedger(tmp_path).entries() == []
+    assert isinstance(ask(asked, document, 1, clients=("client-000", "client-002")), RecordDict)
+    assert [entry.clients for entry in NodeLedger(tmp_path).entries()] == [2]
+
+
+def test_charged_criteria_are_counted_as_they_are_noised(tmp_path: Path):
+    document = private(rounds=1)
+    document["privacy"] |= {"criteria": "charged", "criteria_noise": 4.0, "criteria_bounds": {"DS": 100.0}}
+    assert isinstance(ask(node(0, tmp_path, epsilon=8.0), document, 1), RecordDict)
+    (entry,) = NodeLedger(tmp_path).entries()
+    assert (entry.noise, entry.criteria, entry.criteria_noise, entry.clip) == (2.0, 1, 4.0, 1.0)
+    assert entry.epsilon == pytest.approx(node_ledger.epsilon_of([told(noise=(1 / 4 + 1 / 16) ** -0.5)]))
+
+
+def test_a_node_whose_ledger_is_damaged_or_cannot_be_written_answers_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    asked, document = node(0, tmp_path / "state"), private(rounds=1)  # Also where it only records.
+    assert isinstance(ask(asked, document, 1), RecordDict)
+    (tmp_path / "state" / FILE).write_text("")
+    capfd.readouterr()
+    assert reason(ask(asked, document, 2)) == "UserError: node config state"
+    out, err = capfd.readouterr()
+    assert out.endswith(f"{FILE} is damaged (it is empty), so what was told is unknown; allowed: the file as it was\n")
+    assert (out.count("\n"), err) == (1, "")
+    (tmp_path / "file").touch()
+    assert reason(ask(node(0, tmp_path / "file" / "x", epsilon=8.0), document, 1)) == "UserError: node config state"
+
+
+def test_a_run_goes_on_without_a_node_that_has_told_what_it_may(tmp_path: Path):
+    """A whole run fits; the next one, under its own name, has the other node alone."""
+    client_app._built.clear()
+    nodes = {40: node(0, tmp_path / "a", epsilon=4.38), 41: node(1, tmp_path / "b", epsilon=100.0)}
+    for name in ("first", "second"):
+        config = {"experiment": experiment_text(build(private())), "set": "", "out": str(tmp_path / name)}
+        federate(FakeGrid(dict(nodes)), config, name)  # type: ignore[arg-type, dict-item]
+    first, second = (History(tmp_path / name).clients for name in ("first", "second"))
+    assert first["failure"].isna().all()
+    left = second[second["failure"].notna()]
+    assert sorted(set(left["client"])) == ["client-000", "client-002", "client-004"]
+    assert set(left["round"]) == {1, 2, 3, 4}
+    assert left["failure"].str.contains("over its epsilon 4.38").all()
+    lines = [json.loads(line) for line in (tmp_path / "a" / FILE).read_text().splitlines()]
+    assert [(line["round"], line["clients"]) for line in lines] == [(round, 3) for round in (1, 2, 3, 4)]
+    assert lines[-1]["epsilon"] == pytest.approx(ONE, abs=1e-5)
+    assert len(NodeLedger(tmp_path / "b").entries()) == 8
