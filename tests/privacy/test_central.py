@@ -77,6 +77,22 @@ def test_simulated_devices_draw_noise_of_their_own_each() -> None:
     torch.testing.assert_close(quiet, models, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("broken", [float("nan"), float("inf"), -float("inf")])
+def test_an_update_that_is_no_number_somewhere_is_noise_and_nothing_else(broken: float) -> None:
+    """Its length is unknown, so nothing clips the rest of it; and where it is broken would show through any noise."""
+    models = torch.full((2, 500), 1e6)
+    models[0, 3] = broken
+    sent = noisy_models(DenseModels(models), torch.zeros(500), 1.0, 0.5, SystemSource()).models
+    assert float(sent[0].abs().max()) < 5
+    assert float(sent[1].norm()) == pytest.approx((1 + 500 * 0.25) ** 0.5, rel=0.2)
+    # A server may break the model that it sends, where that disturbs no training.
+    start = torch.zeros(500)
+    start[3] = broken
+    models[:, 3] = broken
+    told = noisy_models(DenseModels(models), start, 1.0, 0.5, SystemSource()).models
+    assert float(told[:, 4:].abs().max()) < 5
+
+
 def test_criteria_are_told_within_their_range_with_noise_of_its_size() -> None:
     raw = np.tile([[0.5, 300.0]], (20_000, 1))
     told = noised(raw, np.array([1.0, 600.0]), 0.1, SeededSource(3))
@@ -86,3 +102,5 @@ def test_criteria_are_told_within_their_range_with_noise_of_its_size() -> None:
     assert told.std(axis=0) == pytest.approx([0.1, 60.0], rel=0.03)
     beyond = noised(np.full((1000, 1), 1e9), np.array([1.0]), 0.1, SeededSource(4))
     assert beyond.max() <= 1.0
+    unknown = noised(np.full((1000, 1), np.nan), np.array([1.0]), 0.1, SeededSource(5))
+    assert np.isfinite(unknown).all()

@@ -34,6 +34,9 @@ def test_a_users_change_is_clipped_and_lies_under_noise_on_every_row() -> None:
     wide = rows_of().noised(5000, 1.0, 0.5, SeededSource(2))
     assert wide.values.std() == pytest.approx(0.5, rel=0.02)
     assert (wide.values != 0).all()
+    broken = rows_of()
+    broken.values[0, 1] = np.nan  # Then nothing clips the rest of user 0's change: it is not told.
+    assert np.abs(broken.noised(5, 1.0, 1e-6, SeededSource(1)).values.reshape(2, 5, 2)[0]).max() < 1e-4
 
 
 def test_a_run_with_noise_shows_what_it_spends(description: dict, tmp_path: Path) -> None:

@@ -55,11 +55,14 @@ def noisy_sum(
 ) -> torch.Tensor:
     """Return Θ + Σ w_a clip_C(Θ_a − Θ) + noise of that standard deviation; what is frozen stays as it is.
 
-    With no client at all it is Θ and noise: whether anybody was there must not show.
+    With no client at all it is Θ and noise: whether anybody was there must not show. An update that holds NaN or an
+    infinite number is left out: no clipping bounds it, and where it holds them would tell of the data without noise.
     """
     fine = lattice.step(deviation)
-    coefficients = weights * clip_factors(lengths_of(models, parameters), clip)
-    steps = bounded_sum(models, parameters, coefficients, fine)
+    factors = clip_factors(lengths_of(models, parameters), clip)
+    if not factors.all():
+        models, weights, factors = models[torch.from_numpy(factors > 0)], weights[factors > 0], factors[factors > 0]
+    steps = bounded_sum(models, parameters, weights * factors, fine)
     noise = np.rint(normals(source, len(steps)) * (deviation / fine))
     steps += torch.from_numpy(noise).to(steps.device)
     for begin, end in frozen:

@@ -116,7 +116,10 @@ class SparseRows:
         factors = clip_factors(np.sqrt(np.bincount(whole.owners, weights=squares, minlength=self.clients)), clip)
         told = np.rint(normals(source, self.clients * items * width) * (deviation / fine))
         told = told.reshape(self.clients, items, width)
-        told[whole.owners, whole.rows] += np.trunc(whole.values * (factors[whole.owners, None] / fine))
+        # A change without a length is not told at all: where it is NaN would tell of the user without noise.
+        sound = factors[whole.owners] > 0
+        owners, changes = whole.owners[sound], whole.values[sound]
+        told[owners, whole.rows[sound]] += np.trunc(changes * (factors[owners, None] / fine))
         values = (told * fine).astype(np.float32).reshape(-1, width)
         owners = np.repeat(np.arange(self.clients, dtype=np.int32), items)
         return SparseRows(
