@@ -574,6 +574,7 @@ def _commands() -> list[Case]:
     untested = ("--set", "partition.test=none")
     adjusted = "weighing={criteria=['DS','LD'],adjust={strategy='online'}}"
     init = ("federate", "init", "app", "learn.toml")
+    node, limited = 'server = "h:1"\ninsecure = true\nclient = "a"\n', 'require = "local"\nepsilon = 8\n'
     pem = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
     return [
         case("Missing argument", "run"),
@@ -640,6 +641,14 @@ def _commands() -> list[Case]:
         case("'--host'", "federate", "certificates", "certs"),
         case("file", "federate", "key", "."),
         case("exists already", "federate", "key", "train.tsv"),
+        case("keeps no ledger", "federate", "ledger", "n.toml", **{"n.toml": f'{node}state = "x"\n'}),
+        case("given without state", "federate", "node", "n.toml", **{"n.toml": f"{node}{limited}"}),
+        case("is a file", "federate", "node", "n.toml", **{"n.toml": f'{node}{limited}state = "n.toml"\n'}),
+        case(
+            "is damaged (it is empty)",
+            *("federate", "node", "n.toml"),
+            **{"n.toml": f'{node}{limited}state = "."\n', "ledger.jsonl": ""},
+        ),
         case("got 0 sources", "new", "n.toml"),
         case("got 2 sources", "new", "n.toml", "--csv", "clients.csv", "--npz", "x.npz"),
         case("found no 'no.csv'", "new", "n.toml", "--csv", "no.csv"),

@@ -37,6 +37,7 @@ COMMANDS = {
     "federate init app": "app/pyproject.toml",
     "federate certificates tls --host localhost": "tls/ca.pem",
     "federate key node-a": "node-a.pub",
+    "federate ledger node.toml": "epsilon 0 of 8 in 0 answers in all (delta 1e-05)",
     "recommend split tastes.tsv --out cut": "cut/train.tsv",
     "recommend baseline popular --train tastes.tsv --out popular.tsv": "popular.tsv",
     "recommend evaluate --train before.tsv --test tastes.tsv --recommendations lists.tsv": "hit_rate",
@@ -72,6 +73,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows = [f"{user}\t{item}\t{rating}\t{time}" for user, item, rating, time in two_tastes()]
     (folder / "tastes.tsv").write_text("user\titem\trating\ttime\n" + "\n".join(rows) + "\n")
     (folder / "before.tsv").write_text("user\titem\trating\ttime\nu02\ti30\t5\t1\n")
+    (folder / "node.toml").write_text(
+        'server = "h:1"\ninsecure = true\nclient = "a"\nrequire = "local"\nepsilon = 8\nstate = "state"\n'
+    )
     (folder / "lists.tsv").write_text("user\titem\tscore\nu02\ti07\t1\n")
     about = [f"i{item:02d}\thalf {item // 20}" for item in range(40)]
     (folder / "about.tsv").write_text("item\thalf\n" + "\n".join(about) + "\n")

@@ -13,6 +13,7 @@ import pytest
 import torch
 from flwr.app import Context, Error, Message, RecordDict
 from tests.clients.flower.flower_fakes import FakeGrid
+from tests.conftest import CommandLine
 from tests.federate.test_federate_apps import described
 
 from steelyard.clients.flower import wire
@@ -55,7 +56,7 @@ def test_answers_add_up_as_by_hand_whoever_asked(tmp_path: Path):
     again = NodeLedger(tmp_path / "state", 4.38)  # A node that was started anew.
     assert again.entries() == ledger.entries()
     assert again.entries()[-1] == last
-    assert again.open() == "epsilon 4.377 of 4.38 told in 3 answers (delta 1e-05)"
+    assert again.open() == "epsilon 4.377 of 4.38 in 3 answers so far (delta 1e-05)"
     assert (tmp_path / "state" / FILE).stat().st_mode & 0o777 == 0o600
 
 
@@ -162,6 +163,23 @@ def test_a_ledger_is_kept_where_every_answer_carries_noise(tmp_path: Path, confi
     read = NodeConfig.read({"client": "a", "state": str(tmp_path), **config})
     assert (NodeLedger.of(read) is not None) == keeps
     assert NodeLedger.of(NodeConfig.read({"client": "a", "require": "local"})) is None
+
+
+def test_the_owner_sees_what_was_told(tmp_path: Path, steelyard: CommandLine):
+    (tmp_path / "node.toml").write_text(
+        'server = "h:1"\ninsecure = true\nclient = "a"\nrequire = "local"\nepsilon = 8\nstate = "state"\n'
+    )
+    ledger = filled(tmp_path / "state", 3)
+    ledger.charge(told(1, run="oth\x1ber", noise=4.0))
+    done = steelyard("federate", "ledger", "node.toml", cwd=tmp_path)
+    assert done.stdout.splitlines() == [
+        "epsilon 3.709 in 3 answers to fed of run run",
+        "epsilon 0.9263 in 1 answer to fed of run oth\\x1ber",
+        "epsilon 3.883 of 8 in 4 answers in all (delta 1e-05)",
+    ]
+    found = json.loads(steelyard("federate", "ledger", "node.toml", "--format", "json", cwd=tmp_path).stdout)
+    assert found["answers"] == [entry.model_dump() for entry in ledger.entries()]
+    assert (found["limit"], found["delta"], found["epsilon"]) == (8, 1e-5, pytest.approx(3.883, abs=1e-3))
 
 
 # ---------------------------------------------------------------- the node's app

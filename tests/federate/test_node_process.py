@@ -168,6 +168,39 @@ def test_code_that_a_server_names_does_not_run_on_a_node(federation: Federation)
         assert "is not run here" in node.log.read_text() or node.code is not None
 
 
+@pytest.mark.slow
+def test_a_node_counts_what_it_tells_over_runs_and_restarts(tmp_path: Path):
+    """With noise 2, three rounds tell epsilon 3.709 and four 4.377: the second run has two rounds and gets one."""
+    noise = ("--set", "privacy={criteria='public',local={clip=0.5,noise=2.0}}", "--set", "rounds.count=2")
+    with hospitals(tmp_path) as made:
+        made.stop("hospital-a")
+        file = tmp_path / "hospital-a.toml"
+        file.write_text(file.read_text() + 'require = "local"\nepsilon = 3.8\n')
+        for number, run in enumerate(("first", "second")):
+            node = made.start(f"counting-{number}", "node", "hospital-a.toml")
+            done = made.steelyard("submit", "server", "hospitals.toml", *noise, "--out", f"runs/{run}")
+            assert done.returncode == 0, done.stdout + done.stderr
+            made.stop(f"counting-{number}")
+        lines = node.log.read_text().splitlines()
+        assert lines[0] == "steelyard: ledger: epsilon 2.943 of 3.8 in 2 answers so far (delta 1e-05)"
+        assert [line.partition("takes ")[2] for line in lines if "answer 3 " in line] == ["epsilon to 3.709 of 3.8"]
+        (refused,) = [line for line in lines if "not answered: " in line]
+        assert "round 2 would take what this node has told in all over its epsilon 3.8" in refused
+        rows = History(tmp_path / "runs" / "second").clients
+        left = rows[rows["failure"].notna()]
+        assert left[["client", "round"]].to_numpy().tolist() == [["hospital-a", 2]]
+        shown = made.steelyard("ledger", "hospital-a.toml").stdout.splitlines()
+        assert [line.partition(" to ")[0] for line in shown] == [
+            "epsilon 2.943 in 2 answers",
+            "epsilon 1.993 in 1 answer",
+            "epsilon 3.709 of 3.8 in 3 answers in all (delta 1e-05)",
+        ]
+        (tmp_path / "state-hospital-a" / "ledger.jsonl").write_text("")
+        again = made.steelyard("node", "hospital-a.toml")
+        assert (again.returncode, again.stderr.count("\n")) == (2, 1)
+        assert "is damaged (it is empty)" in again.stderr
+
+
 @pytest.mark.parametrize(
     ("text", "line"),
     [

@@ -120,9 +120,8 @@ def ledger(
         return
     for run, federation in dict.fromkeys((entry.run, entry.federation) for entry in entries):
         mine = [entry for entry in entries if (entry.run, entry.federation) == (run, federation)]
-        words = printable(f"{federation} of run {run}")
-        print(f"epsilon {epsilon_of(mine):.4g} in {len(mine):,} answers to {words}")
-    print(f"in all: {standing(entries, kept.most)}")
+        print(printable(f"{standing(mine)} to {federation} of run {run}"))
+    print(f"{standing(entries, kept.most)} in all (delta {OWNERS_DELTA:g})")
 
 
 @app.command("certificates")

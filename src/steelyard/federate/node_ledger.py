@@ -1,9 +1,9 @@
 """A node's ledger: every answer that left it with noise, whoever asked, and the ε that all of them have told together.
 
 A server names its own rounds, rules and runs, so a node that limits what it tells counts for itself. Each answer counts
-as one more release about all data here, whichever clients were asked: under another name, seed or split a row may
-belong to another client, and within one answer it belongs to one. An answer that is asked for twice is noised anew, and
-counts twice. The file is replaced as a whole before an answer leaves, so a cut or changed one was damaged later.
+as one more release about all data here, whichever clients were asked: within one answer a row is one client's, but
+under another name, seed or split it may be another's. An answer that is asked for twice is noised anew, and counts
+twice. The file is replaced as a whole before an answer leaves, so a cut or changed one was damaged later.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class NodeLedger:
     def open(self) -> str:
         """Return in words what was told so far; a ledger that cannot be read or written is refused. For the start."""
         writable(self.path.parent, "node config state")
-        return standing(self.entries(), self.most)
+        return f"{standing(self.entries(), self.most)} so far (delta {OWNERS_DELTA:g})"
 
     def entries(self) -> list[Entry]:
         """Return everything that was told, in order; a damaged file is refused."""
@@ -183,8 +183,8 @@ def epsilon_of(entries: Sequence[Told], delta: float = OWNERS_DELTA) -> float:
     return spent(spending, delta)
 
 
-def standing(entries: Sequence[Entry], most: float | None) -> str:
-    """Return in one line what was told so far, and of how much."""
-    total = epsilon_of(entries)
+def standing(entries: Sequence[Entry], most: float | None = None) -> str:
+    """Return in words what some answers have told together, and of how much."""
     limit = "" if most is None else f" of {most:g}"
-    return f"epsilon {total:.4g}{limit} told in {len(entries):,} answers (delta {OWNERS_DELTA:g})"
+    answers = "1 answer" if len(entries) == 1 else f"{len(entries):,} answers"
+    return f"epsilon {epsilon_of(entries):.4g}{limit} in {answers}"
