@@ -14,6 +14,7 @@ from steelyard.report.comparison import describe
 from steelyard.report.curves import Curve
 from steelyard.report.figures.curves_file import write_curves
 from steelyard.report.tables import curves_csv, spark, write_csv, write_tables
+from steelyard.report.verdicts import verdicts
 
 SHARES = (0.25, 0.5, 1.0)
 
@@ -86,6 +87,13 @@ def test_above_asks_for_more_than_the_target():
     # No share of either was reached, so there is nothing to print an average of.
     assert strict["rows"][1]["printed"]["values"] == []
     assert "–" in table.splitlines()[5]
+
+
+def test_what_rounding_leaves_of_nothing_is_written_as_nothing():
+    # Thirds that cancel: 0.1 + 0.2 - 0.3 is 5.6e-17 in binary.
+    (found,) = verdicts({"gain": {"LD": [0.1 + 0.2 - 0.3, 1 / 3, -1 / 3]}}, "DS", ["DS", "LD"])
+    assert 0 < abs(found["gain"]["mean"]) < 1e-16
+    assert "(+0 rounds gained on average" in found["sentence"]
 
 
 def test_a_target_nobody_reaches_gains_nothing():

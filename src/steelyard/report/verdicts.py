@@ -50,15 +50,20 @@ def sentence(rule: str, baseline: str, tests: Mapping[str, Mapping[str, Any]], l
         what = what.replace("last rounds", f"last {last} rounds")
         if measure in ("final", "late") and "server_mape" in tests:
             what, unit, factor = what.replace("score", "score (−RMSE)"), "", 1.0
-        amount = f"{test['mean'] * factor:+.3g} {unit}".strip()
+        amount = f"{_signed(test['mean'] * factor)} {unit}".strip()
         if test["verdict"] == "untested":
             parts.append(f"{what} {amount}")
             continue
         low, high = test["low"] * factor, test["high"] * factor
         parts.append(
-            f"{test['verdict']} in {what} ({amount}, 95 % interval {low:+.3g} to {high:+.3g}, "
+            f"{test['verdict']} in {what} ({amount}, 95 % interval {_signed(low)} to {_signed(high)}, "
             f"p = {test['p_holm']:.2g} after Holm's correction)"
         )
     text = f"{rule} against {baseline}: {'; '.join(parts)}."
     single = any(test["verdict"] == "untested" for test in tests.values())
     return f"{text} One seed: chance cannot be told from effect." if single else text
+
+
+def _signed(value: float) -> str:
+    """Write a difference with its sign; one that is only rounding of sums, such as -9.25e-18 rounds, is 0."""
+    return f"{0.0 if abs(value) < 1e-12 else value:+.3g}"
