@@ -46,6 +46,7 @@ def made(values: dict[int, list[float]], unreached: dict[int, int] | None = None
             "run": f"run-{point}",
             "values": {"fpl.learning_rate": 10.0**-point, "fpl.mode": "pFPL"},
             "rule": "EQ",
+            "seeds": list(range(len(figures))),
             "value": estimate(figures).as_json(),
             "unreached": (unreached or {}).get(point, 0),
             "diverged": f"run-{point}" in fields.get("diverged", []),
@@ -111,6 +112,14 @@ def test_the_table_reads_well_in_60_columns():
     ]
 
 
+def test_a_point_of_a_stopped_sweep_may_lack_any_of_its_seeds():
+    document = made({2: [0.5, 0.6], 1: [0.4]}, left=["run-3"])
+    document["rows"][1]["seeds"] = [1]
+    assert "0.40000 (1 of 2 seeds)" in sweep_table(document)
+    rows = list(csv.DictReader(io.StringIO(sweep_csv(document))))
+    assert [(row["seed 0"], row["seed 1"]) for row in rows] == [("0.5", "0.6"), ("", "0.4")]
+
+
 def test_a_run_that_diverged_says_so():
     document = made({2: [0.5], 1: [math.nan]}, diverged=["run-1"])
     lines = sweep_table(document, "text", 60).splitlines()
@@ -129,7 +138,13 @@ def test_two_fields_of_one_name_are_written_out():
 def test_what_to_do_next_depends_on_what_is_done():
     document = made({1: [0.5]})
     assert next_lines(document)[-1] == "the best on the test set: steelyard run sweeps/one/best.toml"
-    assert next_lines({**document, "left": ["run-2"]})[-1] == "go on with: steelyard resume sweeps/one"
+    assert next_lines(document)[0] == "sweep stored in sweeps/one; its picture: sweep.svg"
+    # The picture is drawn at the end, and only of points that have a figure.
+    assert next_lines({**document, "left": ["run-2"]}) == [
+        "sweep stored in sweeps/one",
+        "go on with: steelyard resume sweeps/one",
+    ]
+    assert next_lines({**document, "best": None}) == ["sweep stored in sweeps/one"]
     tested = {"value": estimate([0.25]).as_json()}
     assert next_lines({**document, "test": tested})[-1] == "the best on the test set: ndcg@10 0.25000"
 

@@ -41,11 +41,14 @@ def _cells(
     values = [printable(show(row["values"][field])) for field in names]
     rule = [printable(row["rule"])] if with_rule else []
     unreached = any(other["unreached"] for other in document["rows"])
+    shown = "diverged" if row["diverged"] else show_value(row["value"], document["measure"], document["measured"])
+    if not row["diverged"] and len(row["seeds"]) < len(document["seeds"]):
+        shown += f" ({len(row['seeds'])} of {len(document['seeds'])} seeds)"
     return (
         f"{row['point']}{' *' if best else ''}",
         *values,
         *rule,
-        "diverged" if row["diverged"] else show_value(row["value"], document["measure"], document["measured"]),
+        shown,
         *([f"{row['unreached']} of {len(row['value']['values'])}"] if unreached else []),
     )
 
@@ -89,9 +92,11 @@ def next_lines(document: Mapping[str, Any]) -> list[str]:
     """Say where the sweep lies, and how to run the best point on the test set, or what it did there."""
     folder = document["folder"]
     quoted = printable(shlex.quote(folder))
-    lines = [f"sweep stored in {printable(folder)}; its picture: {PICTURE}"]
+    stored = f"sweep stored in {printable(folder)}"
     if document["left"]:
-        return [*lines, f"go on with: steelyard resume {quoted}"]
+        # The picture is drawn when all runs are done, and where a point has a figure.
+        return [stored, f"go on with: steelyard resume {quoted}"]
+    lines = [f"{stored}; its picture: {PICTURE}" if document["best"] is not None else stored]
     if document["test"] is not None:
         shown = show_value(document["test"]["value"], document["measure"], document["measured"])
         return [*lines, f"the best on the test set: {document['measured']} {shown}"]

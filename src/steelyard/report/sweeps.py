@@ -84,12 +84,14 @@ def measured_name(experiment: Description, measure: str) -> str:
 
 
 def _row(number: int, sweep: Sweep, values: tuple[Any, ...], rule: str, run: str, figures: Figures) -> dict[str, Any]:
-    kept = [figures[seed] for seed in sweep.seeds if seed in figures]
+    done = [seed for seed in sweep.seeds if seed in figures]
+    kept = [figures[seed] for seed in done]
     return {
         "point": number,
         "run": run,
         "values": dict(zip((axis.field for axis in sweep.axes), values, strict=True)),
         "rule": rule,
+        "seeds": done,
         "value": estimate([value for value, _ in kept]).as_json(),
         "unreached": sum(not reached for _, reached in kept),
     }
@@ -193,8 +195,10 @@ def sweep_csv(document: Mapping[str, Any]) -> str:
     for row in document["rows"]:
         value = row["value"]
         cells = ["" if math.isnan(number) else repr(number) for number in (value["mean"], value["low"], value["high"])]
-        each = ["" if math.isnan(number) else repr(number) for number in value["values"]]
-        each += [""] * (len(seeds) - len(each))
+        # A sweep of one run for each seed that was stopped may lack any of them.
+        by_seed = dict(zip(row["seeds"], value["values"], strict=True))
+        figures = [by_seed.get(seed, math.nan) for seed in document["seeds"]]
+        each = ["" if math.isnan(number) else repr(number) for number in figures]
         writer.writerow(
             [row["point"], *map(show, row["values"].values()), row["rule"], *cells, row["unreached"], *each, row["run"]]
         )
