@@ -119,5 +119,5 @@ def test_every_item_beside_the_test_item_gives_the_full_ranking():
 
 def test_scores_that_the_protocol_does_not_have_are_refused(description):
     description["ranking"] = {"protocol": "sampled", "score": "recall"}
-    with pytest.raises(UserError, match=r"ranking.score: got 'recall'.*ndcg, hit_rate"):
+    with pytest.raises(UserError, match=r"^experiment: ranking\.score: got 'recall'.*ndcg, hit_rate"):
         described(description)

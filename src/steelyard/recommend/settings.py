@@ -60,9 +60,7 @@ class InteractionSettings(Section):
     @model_validator(mode="after")
     def _test_file(self) -> Self:
         if self.split == "fixed" and self.test is None:
-            raise UserError(
-                "interactions.split: got 'fixed' without a file of test rows; allowed: with interactions.test"
-            )
+            raise UserError("split: got 'fixed' without a file of test rows; allowed: with interactions.test")
         return self
 
 
@@ -134,9 +132,7 @@ class RankingSettings(Section):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         if self.protocol == "sampled" and self.score not in ("ndcg", "hit_rate"):
-            raise UserError(
-                f"ranking.score: got '{self.score}' with protocol = 'sampled'; allowed with it: ndcg, hit_rate"
-            )
+            raise UserError(f"score: got '{self.score}' with protocol = 'sampled'; allowed with it: ndcg, hit_rate")
         return self
 
 

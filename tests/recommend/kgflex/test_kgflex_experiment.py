@@ -214,5 +214,5 @@ def test_rows_of_two_files_are_one_table_and_a_fixed_split_tests_on_the_second(d
     anew = changed(description, interactions={**files, "split": "shuffled"}).prepare()
     assert len(anew.split.test) == len(anew.data.users) * 2
     assert len(anew.split.train) + len(anew.split.test) == 240
-    with pytest.raises(UserError, match=r"interactions\.split: got 'fixed' without a file of test rows"):
+    with pytest.raises(UserError, match=r"^experiment: interactions\.split: got 'fixed' without a file of test rows"):
         changed(description, interactions={"split": "fixed"})
