@@ -198,6 +198,18 @@ def is_handed_over(name: str) -> bool:
     return name in _given
 
 
+def refuse_unknown(name: str, field: str, known: Sequence[str]) -> None:
+    """Refuse a name that is neither built in nor written like code of the user's own; nothing is imported for it.
+
+    Use it when settings are read, so that a slip is told before any data is loaded or any point of a grid has run.
+    """
+    if name not in known and not name.rpartition(":")[0]:
+        raise UserError(
+            f"{field}: got '{name}'{nearest(name, known)}; allowed: {listed(known)}, "
+            "'package.module:name' or 'path/to/file.py:name'"
+        )
+
+
 def find_code(
     name: str, field: str, known: Sequence[str], fits: Callable[[Any], bool] = lambda found: False
 ) -> Callable[..., Any]:
@@ -218,12 +230,8 @@ def find_code(
             f"{field}: '{name}' was handed over from Python and is not known to this process; allowed: go on in "
             "Python, with steelyard.resume(folder, given=[the function])"
         )
-    source, colon, attribute = name.rpartition(":")
-    if not colon or not source:
-        raise UserError(
-            f"{field}: got '{name}'{nearest(name, known)}; allowed: {listed(known)}, "
-            "'package.module:name' or 'path/to/file.py:name'"
-        )
+    refuse_unknown(name, field, known)
+    source, _, attribute = name.rpartition(":")
     kind, group = ("loss", LOSSES) if field.endswith("loss") else ("model", MODELS)
     module = load_code(source, field, group, attribute)
     found = _attribute(module, attribute)

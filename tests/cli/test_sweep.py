@@ -45,6 +45,9 @@ def test_a_sweep_on_digits(steelyard: CommandLine, tmp_path: Path) -> None:
     [
         (("--over", "training.learning_rat=1"), "unknown field (did you mean 'learning_rate'?)"),
         (("--over", "training.epochs=1", "--measure", "speed"), "--measure: got 'speed'; allowed: score"),
+        # The first point would run; the second is named before it does.
+        (("--over", "model.name=mlp,logstic"), "--over: model.name: got 'logstic' (did you mean 'logistic'?)"),
+        (("--over", "training.loss=auto,crossentropy"), "--over: training.loss: got 'crossentropy' (did you mean"),
         ((), "--over: got nothing; allowed: a field and its values"),
         (("--over", "training.epochs=1", "--out", "."), "--out: got nothing or the folder that you are in"),
     ],

@@ -131,7 +131,6 @@ def test_own_model_from_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (ModelSettings(name="cnn-mnits"), "did you mean 'cnn-mnist'"),
         (ModelSettings(name="no_such_package:make"), "'no_such_package:make' is not declared for Steelyard"),
         (ModelSettings(name="no/such/file.py:make"), "no file 'no/such/file.py'"),
         (ModelSettings(name=f"{__name__}:NoSuchLayer"), "no function or class 'NoSuchLayer'"),
@@ -145,6 +144,11 @@ def test_own_model_from_file(tmp_path: Path) -> None:
 def test_mistakes_are_named(settings: ModelSettings, message: str) -> None:
     with pytest.raises(UserError, match=message):
         build(settings, (8, 8), 10, 0)
+
+
+def test_a_misspelt_name_is_refused_when_it_is_given() -> None:
+    with pytest.raises(UserError, match=r"name: got 'cnn-mnits' .did you mean 'cnn-mnist'"):
+        ModelSettings(name="cnn-mnits")
 
 
 def test_a_convolution_needs_an_image() -> None:

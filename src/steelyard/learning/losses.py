@@ -12,12 +12,12 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional
 
-from steelyard.errors import UserError, listed, nearest
+from steelyard.errors import UserError
+from steelyard.learning.settings import LOSSES
 from steelyard.messages import LossState
-from steelyard.usercode import find_code
+from steelyard.usercode import find_code, refuse_unknown
 
 PerSample = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-NAMES = ("auto", "cross-entropy", "binary-cross-entropy", "squared-error", "barron")
 
 
 def resolve(state: LossState, classes: int, outputs: int) -> LossState:
@@ -28,11 +28,7 @@ def resolve(state: LossState, classes: int, outputs: int) -> LossState:
     name = state.name
     if name == "auto":
         name = "squared-error" if classes == 0 else ("binary-cross-entropy" if outputs == 1 else "cross-entropy")
-    if name not in NAMES and ":" not in name:
-        raise UserError(
-            f"training.loss: got '{name}'{nearest(name, NAMES)}; allowed: {listed(NAMES)}, 'module:function' "
-            "or 'path/to/file.py:function'"
-        )
+    refuse_unknown(name, "training.loss", LOSSES)
     if name == "cross-entropy" and (classes == 0 or outputs < 2):
         raise UserError(
             f"training.loss: got 'cross-entropy' for {classes} classes and {outputs} outputs; allowed: "
@@ -73,7 +69,7 @@ def per_sample(state: LossState) -> PerSample:
 
 def own(name: str) -> PerSample:
     """Return the user's function that a name such as "losses.py:per_sample" stands for."""
-    return find_code(name, "training.loss", NAMES)
+    return find_code(name, "training.loss", LOSSES)
 
 
 def _checked(function: PerSample, name: str) -> PerSample:
@@ -106,7 +102,7 @@ def _checked(function: PerSample, name: str) -> PerSample:
 
 def check_own(state: LossState, outputs: torch.Tensor, labels: torch.Tensor) -> None:
     """Refuse a loss of the user's that cannot be trained with; call it once, with a few samples, before a run."""
-    if state.name in NAMES:
+    if state.name in LOSSES:
         return
     leaf = outputs.detach().clone().requires_grad_()
     with torch.enable_grad():

@@ -6,8 +6,12 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, model_validator
 
+from steelyard.learning.catalogue import NAMES
 from steelyard.settings import Section
-from steelyard.usercode import hand_over
+from steelyard.usercode import hand_over, refuse_unknown
+
+LOSSES = ("auto", "cross-entropy", "binary-cross-entropy", "squared-error", "barron")
+"""The losses by name."""
 
 Width = Annotated[int, Field(ge=1, le=1_000_000)]
 """Units of a layer; what all layers together may have is checked when the data are known."""
@@ -35,6 +39,11 @@ class ModelSettings(Section):
     arguments: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments for your own factory."""
 
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        refuse_unknown(self.name, "name", NAMES)
+        return self
+
 
 class TrainingSettings(Section):
     """[training]: how each client trains on its own data."""
@@ -60,7 +69,8 @@ class TrainingSettings(Section):
     steelyard.losses, called with (outputs, labels); from Python, the function itself."""
 
     @model_validator(mode="after")
-    def _fits_optimiser(self) -> Self:
+    def _fits(self) -> Self:
+        refuse_unknown(self.loss, "loss", LOSSES)
         if self.momentum and self.optimiser != "sgd":
             raise ValueError(f"momentum: got {self.momentum} with optimiser '{self.optimiser}'; allowed with: sgd")
         return self

@@ -161,7 +161,7 @@ class SimulationContext:
         if state.name == "auto" and self.training.loss != "auto":
             state = LossState(self.training.loss, state.class_weights, state.shape, state.scale)
         resolved = losses.resolve(state, self.setup.classes, self.outputs)
-        if resolved.name not in losses.NAMES and resolved.name not in self._checked_losses:
+        if resolved.name not in losses.LOSSES and resolved.name not in self._checked_losses:
             losses.check_own(resolved, self._first_outputs, self._first_dataset().labels[self._first_rows()].cpu())
             self._checked_losses.add(resolved.name)
         return resolved

@@ -33,7 +33,7 @@ def of_module(module: nn.Module) -> list[Any]:
 
 def of_loss(name: str) -> str:
     """Return what tells one loss from another; for a loss of the user's its source counts, not only its name."""
-    return name if name in losses.NAMES else f"{name} {of_code(losses.own(name))}"
+    return name if name in losses.LOSSES else f"{name} {of_code(losses.own(name))}"
 
 
 def of_code(code: type | Callable[..., Any]) -> str:
