@@ -31,7 +31,7 @@ def test_mnist_counts(mnist):
     assert np.bincount(train).tolist() == [5923, 6742, 5958, 6131, 5842, 5421, 5918, 6265, 5851, 5949]
 
 
-def test_mnist_non_iid_as_in_the_papers(mnist):
+def test_mnist_in_shards_with_tests_of_the_clients_own_labels(mnist):
     settings = PartitionSettings(scheme="shard", clients=100, shard_size=300, test="held-out", test_samples=100)
     population = share_out(mnist, settings, 1)
     labels = mnist.labels.numpy()
@@ -48,7 +48,7 @@ def test_mnist_non_iid_as_in_the_papers(mnist):
     assert len(np.unique(np.concatenate([client.train for client in population.clients]))) == 60000
 
 
-def test_mnist_iid_as_in_the_papers(mnist):
+def test_mnist_iid_is_dealt_out_whole(mnist):
     settings = PartitionSettings(scheme="iid", clients=100, samples=600, test="held-out", test_samples=100)
     population = share_out(mnist, settings, 1)
     assert len(np.unique(np.concatenate([client.train for client in population.clients]))) == 60000

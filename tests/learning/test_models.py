@@ -50,21 +50,38 @@ def test_the_authors_network_has_no_activation_after_its_convolutions_and_glorot
 
 
 def test_keras_network_computes_what_its_layers_say() -> None:
-    module = build(ModelSettings(name="cnn-keras", channels=(3, 4), hidden=(5,)), (2, 9, 8), 3, 1)
+    module = build(ModelSettings(name="cnn-keras", channels=(3, 4), hidden=(5,)), (2, 9, 8), 3, 3)
     by_layers = nn.Sequential(
         nn.Conv2d(2, 3, 3), nn.ReLU(), nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.25)
     ).eval()
     with torch.no_grad():
         for index, name in ((0, "conv1"), (2, "conv2")):
             by_layers[index].load_state_dict(getattr(module, name).state_dict())
-    x = torch.rand(6, 2, 9, 8)
+    x = torch.randn(6, 2, 9, 8)
     flat = by_layers(x).permute(0, 2, 3, 1).flatten(1)
+    assert (flat == 0).any()  # where the second ReLU had something to cut
     expected = module.dense2(torch.relu(module.dense1(flat)))  # type: ignore[union-attr, operator]
     # Float32 sums in another order.
     assert torch.allclose(module.eval()(x), expected, atol=1e-6)
     assert not torch.allclose(module.train()(x), expected, atol=1e-3)
     with pytest.raises(UserError, match=r"model.kernel: got 5 for images of 9×8; allowed: at most half a side"):
         build(ModelSettings(name="cnn-keras", kernel=5), (2, 9, 8), 3, 1)
+
+
+def test_keras_network_drops_a_quarter_after_the_pooling_and_half_after_the_dense_layer() -> None:
+    module = build(ModelSettings(name="cnn-keras", hidden=(400,)), (28, 28), 10, 1)
+    entered: dict[str, torch.Tensor] = {}
+    with torch.no_grad():
+        for layer in ("conv1", "conv2", "dense1"):
+            getattr(module, layer).weight.zero_()
+            getattr(module, layer).bias.fill_(1)  # every unit is 1, so a 0 is one that was dropped
+        for layer in ("dense1", "dense2"):
+            getattr(module, layer).register_forward_pre_hook(lambda _, x, layer=layer: entered.update({layer: x[0]}))
+        module.train()(torch.rand(50, 28, 28))
+    shares = {layer: float((x == 0).double().mean()) for layer, x in entered.items()}
+    # 460,800 and 20,000 draws: four standard deviations are 0.003 and 0.014.
+    assert shares["dense1"] == pytest.approx(0.25, abs=0.003)
+    assert shares["dense2"] == pytest.approx(0.5, abs=0.014)
 
 
 def test_mlp_has_the_hidden_layers_asked_for() -> None:
