@@ -8,7 +8,7 @@ largest ratio of the two densities in each panel, which ε-differential privacy 
 
 from __future__ import annotations
 
-import sys
+import argparse
 
 import altair as alt
 import numpy as np
@@ -48,6 +48,9 @@ def panel(title: str, other: int, sensitivity: float) -> tuple[pd.DataFrame, flo
 
 def main() -> None:
     """Draw the panels and print the ratios."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("picture", nargs="?", default="laplace.svg", help="the file to draw to")
+    picture = parser.parse_args().picture
     made = [panel(*each) for each in PANELS]
     base = alt.Chart(pd.concat([frame for frame, _ in made], ignore_index=True)).properties(width=260, height=160)
     colour = alt.Color(
@@ -61,7 +64,7 @@ def main() -> None:
     )
     dots = base.transform_filter("isValid(datum.share)").mark_circle(size=14).encode(x=x, y="share:Q", color=colour)
     chart = alt.layer(lines, dots).facet(facet=alt.Facet("panel:N", title=None), columns=2)
-    chart.save(sys.argv[1] if len(sys.argv) > 1 else "laplace.svg")
+    chart.save(picture)
     for (title, *_), (_, ratio) in zip(PANELS, made, strict=True):
         print(f"{title}: densities differ by a factor of at most {ratio:.4f}; exp(ε) = {np.exp(EPSILON):.4f}")
 

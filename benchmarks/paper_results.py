@@ -154,6 +154,8 @@ def main() -> None:
     # A shell's background job ignores Ctrl-C and hands that on: the runs must hear it, or they cannot be stopped.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     names = options.parts.split(",")
+    if unknown := [name for name in names if name not in PARTS]:
+        parser.error(f"--parts: got {', '.join(unknown)}; allowed: {', '.join(PARTS)}")
     limits = [float(part) for part in options.seconds.split(",")]
     limits = limits * len(names) if len(limits) == 1 else limits
     work = options.work or options.out / "runs"
