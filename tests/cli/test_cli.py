@@ -148,6 +148,10 @@ def test_unknown_words_are_refused(steelyard: CommandLine, refused: Refused) -> 
     assert "no experiment named" in refused("show")
 
 
+def test_a_misspelt_command_is_guessed_once(refused: Refused) -> None:
+    assert refused("swep").count("Did you mean 'sweep'?") == 1
+
+
 def test_help_does_not_wait_for_what_is_heavy() -> None:
     code = (
         "import sys; import steelyard.cli.main; "

@@ -5,6 +5,7 @@ What is heavy is imported inside the commands, for speed of start: `steelyard --
 
 from __future__ import annotations
 
+import re
 import sys
 from typing import Annotated, NoReturn
 
@@ -75,7 +76,8 @@ def _explain_usage(error: click.UsageError) -> NoReturn:
         error.show()
         sys.exit(2)
     path = error.ctx.command_path if error.ctx is not None else "steelyard"
-    message = error.format_message().rstrip(".")
+    # Both click and typer say what was meant.
+    message = re.sub(r"( Did you mean [^?]*\?)\1+", r"\1", error.format_message().rstrip("."))
     fail(one_line(f"{message}{'' if message.endswith('?') else ';'} see `{path} --help`"))
 
 
