@@ -642,6 +642,7 @@ def _commands() -> list[Case]:
         case("file", "federate", "key", "."),
         case("exists already", "federate", "key", "train.tsv"),
         case("keeps no ledger", "federate", "ledger", "n.toml", **{"n.toml": f'{node}state = "x"\n'}),
+        case("node config tests: got 'no'", "federate", "node", "n.toml", **{"n.toml": f'{node}tests = "no"\n'}),
         case("given without state", "federate", "node", "n.toml", **{"n.toml": f"{node}{limited}"}),
         case("is a file", "federate", "node", "n.toml", **{"n.toml": f'{node}{limited}state = "n.toml"\n'}),
         case(

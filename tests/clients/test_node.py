@@ -29,6 +29,9 @@ from steelyard.errors import UserError
         ({"client": "a", "require": "local", "epsilon": 0}, "node config epsilon: got 0"),
         ({"client": "a", "require": "local", "epsilon": 4}, "node config epsilon: given without state, the folder of"),
         ({"client": "a", "require": "locl"}, "node config require: got 'locl' (did you mean 'local'?)"),
+        ({"client": "a", "tests": "false"}, "node config tests: got 'false'; allowed: true, or false"),
+        ({"client": "a", "tests": 0}, "node config tests: got 0; allowed: true, or false"),
+        ({"client": "a", "test": False}, "node config test: unknown (did you mean 'tests'?)"),
         ({"client": "a", "device-battery": "full"}, "node config device-battery: got 'full'; allowed: a number"),
     ],
 )
@@ -47,6 +50,12 @@ def test_every_client_lives_on_exactly_one_node():
     assert NodeConfig.read({"clients": "b, a"}).choose(["a", "b", "c"]) == ("a", "b")
     with pytest.raises(UserError, match=r"no client 'c1'.*did you mean"):
         NodeConfig.read({"client": "c1"}).choose(names)
+
+
+def test_clients_are_tested_unless_their_owner_says_no():
+    assert NodeConfig.read({"client": "a"}).tests
+    assert NodeConfig.read({"client": "a", "tests": True}).tests
+    assert not NodeConfig.read({"client": "a", "tests": False}).tests
 
 
 def test_facts_about_device_and_user_are_kept_apart():

@@ -124,7 +124,7 @@ def test_the_sentence_on_top_says_who_won(run: Path, tmp_path: Path) -> None:
 def test_a_run_that_has_only_begun_says_so(tmp_path: Path) -> None:
     page = html(RunView([make_run(tmp_path / "begun", rounds=0, clients=3, seeds=(1,), status="running")]))
     assert "begun is running: round 0 of 5" in page
-    assert "there is nothing to tell so far" in page
+    assert "No round has been tested on clients: no accuracy is known." in page
     assert re.findall(r'<section id="([^"]+)">', page) == ["result", "tables", "experiment"]
 
 

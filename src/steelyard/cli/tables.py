@@ -30,7 +30,8 @@ def show_summary(summary: dict[str, Any]) -> None:
     console = Console(markup=False, highlight=False)
     _show_results(summary, console)
     if all(rule["accuracy"] is None for rule in summary["rules"]):
-        console.print("the clients have no test rows (partition.test = 'none'): no accuracy is known")
+        why = "partition.test = 'none', or nodes with tests = false"
+        console.print(f"no client tested the models ({why}): no accuracy is known")
     if summary["sentence"]:
         console.print(printable(summary["sentence"]))
     _show_flaws(summary, console)

@@ -11,7 +11,8 @@ from steelyard.errors import UserError, listed, nearest
 
 FILES = ("data", "catalogue", "items", "attributes", "identities")
 """Keys that name a file or folder of the node's own which an experiment may read."""
-KEYS = ("client", "clients", "partition-id", "num-partitions", *FILES, "state", "allow", "kind", "require", "epsilon")
+_CLIENTS = ("client", "clients", "partition-id", "num-partitions")
+KEYS = (*_CLIENTS, *FILES, "state", "allow", "kind", "require", "epsilon", "tests")
 EVERYTHING = "*"
 """`allow="*"`: run and read whatever the experiment names; for a federation of one's own on one machine."""
 PROMISES = ("aggregation", "local")
@@ -42,6 +43,8 @@ class NodeConfig:
     "local" (what leaves this node carries noise)."""
     epsilon: float | None = None
     """With "local": the most that this node tells of a client in all its answers, whoever asks, at δ = 1e-5."""
+    tests: bool = True
+    """Whether this node's clients test models; False: no score, loss or count of test rows leaves it."""
     state: Path | None = None
     """Folder in which the node keeps what its clients keep to themselves, so that it outlives the process; with "local"
     also the ledger of what was told."""
@@ -73,6 +76,7 @@ class NodeConfig:
             kind=str(config.get("kind", "learning")),
             require=_required(config),
             epsilon=_epsilon(config),
+            tests=_tests(config),
             state=_path(config, "state"),
             device=_facts(config, "device-"),
             user=_facts(config, "user-"),
@@ -152,6 +156,13 @@ def _epsilon(config: Mapping[str, object]) -> float | None:
             'node config epsilon: given without state, the folder of its ledger; allowed: with it, as in state="state"'
         )
     return float(value)
+
+
+def _tests(config: Mapping[str, object]) -> bool:
+    value = config.get("tests", True)
+    if not isinstance(value, bool):
+        raise UserError(f"node config tests: got {value!r}; allowed: true, or false, which answers no test of a model")
+    return value
 
 
 def _part(config: Mapping[str, object]) -> tuple[int, int] | None:

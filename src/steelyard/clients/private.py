@@ -14,7 +14,8 @@ from steelyard.privacy.local import DeviceNoise
 class PrivateClients:
     """Clients whose devices clip and noise their updates; wrap them where they are built, before anything is sent.
 
-    Tests of models are answered as they are: they are figures of the experiment, not of the promise.
+    Tests of models are answered as they are: they are figures of the experiment, not of the promise. The owner of a
+    node can refuse them there (`NodeConfig.tests`).
     """
 
     def __init__(self, clients: Clients, noise: DeviceNoise) -> None:

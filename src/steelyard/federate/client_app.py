@@ -9,10 +9,11 @@ from __future__ import annotations
 import json
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -29,8 +30,8 @@ from steelyard.experiment.node_rules import agreed, told, told_reason
 from steelyard.federate.hidden_node import HiddenRound, read_letters
 from steelyard.federate.node_ledger import NodeLedger, Told, told_name
 from steelyard.federate.node_state import NodeStates
-from steelyard.messages import Failure, Task
-from steelyard.usercode import only
+from steelyard.messages import Evaluations, Failure, Question, Task
+from steelyard.usercode import NotAllowed, only
 
 ResultT = TypeVar("ResultT")
 
@@ -184,6 +185,8 @@ def _evaluate(message: Message, context: Context) -> RecordDict:
 
     def work(config: NodeConfig) -> RecordDict:
         experiment, node = node_clients(errand.experiment, config)
+        if not config.tests:
+            return wire.write_evaluations(_untested(question, node.names))
         states = _states(context, config, experiment, errand.run, question.federation)
         node.clients.restore(states.before(question.round + 1))
         with torch.no_grad():
@@ -191,6 +194,26 @@ def _evaluate(message: Message, context: Context) -> RecordDict:
         return wire.write_evaluations(answer)
 
     return on_this_node(context, work, errand.seconds)
+
+
+def _untested(question: Question, names: Sequence[str]) -> Evaluations:
+    """Return the answer of a node whose owner lets nobody test there: of each client why there is no test.
+
+    An answer and no error: the server knows that the node is there, and a run in which nobody is tested goes on.
+    """
+    reason = told(NotAllowed("tests: this node's clients are never tested; allowed: training"))
+    print(f"steelyard: not answered: {reason.partition(': ')[2]}", flush=True)
+    none = np.zeros((len(question.models), 0))
+    return Evaluations(
+        federation=question.federation,
+        round=question.round,
+        clients=(),
+        samples=np.zeros(0, dtype=np.int64),
+        scores=none,
+        losses=none,
+        right=np.zeros(0, dtype=np.bool_) if question.detailed else None,
+        failures=tuple(Failure(client, reason) for client in names),
+    )
 
 
 def _hidden_round(context: Context, experiment: Description, federation: str) -> HiddenRound:

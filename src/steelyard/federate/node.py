@@ -19,6 +19,9 @@ from steelyard.federate.node_workers import Workers, WorkersSpec
 _OWN = ("server", "ca", "key", "insecure")
 """Keys of a node's file that say where the server is; all others are its `NodeConfig`."""
 
+_TESTED = "tests of models are answered without noise, and epsilon does not cover them; tests = false answers none"
+"""What the owner of a node with a limit should know when it starts."""
+
 
 def read_node(file: Path) -> tuple[Server, dict[str, Any]]:
     """Return the server and the configuration that a node's TOML file describes; paths are meant from that file."""
@@ -114,8 +117,11 @@ def run_node(file: Path) -> None:
     """Take part as a node's file says; what `steelyard federate node` does."""
     server, config = read_node(file)
     os.umask(0o077)  # What a node writes is its owner's alone.
-    ledger = NodeLedger.of(NodeConfig.read(config))
+    own = NodeConfig.read(config)
+    ledger = NodeLedger.of(own)
     if ledger is not None:
         print(f"steelyard: ledger: {ledger.open()}", flush=True)
+    if own.epsilon is not None and own.tests:
+        print(f"steelyard: {_TESTED}", flush=True)
     print(f"steelyard: taking part at {server.address}; Ctrl-C leaves", flush=True)
     run_nodes([server], [config])

@@ -31,8 +31,8 @@ def compare_run(run: History | Path | str, settings: RoundSettings, baseline: st
     chosen = find_baseline(history, baseline)
     if not curves or not all(len(curve.rounds) for curve in curves):
         raise UserError(
-            f"{folder}: no round has been tested on clients, either not yet or because they have no test rows "
-            "(partition.test = 'none'); allowed: a run with at least one"
+            f"{folder}: no round has been tested on clients, either not yet or because none is ever tested "
+            "(partition.test = 'none', or nodes with tests = false); allowed: a run with at least one"
         )
     # A recommender may count epochs in place of rounds; its limit is then the last round there is.
     limit = settings.count or max(int(curve.rounds[-1]) for curve in curves)

@@ -21,7 +21,7 @@ def headline(view: RunView) -> list[str]:
     finals, what = _finals(view)
     state = _state(view)
     if not finals:
-        return [*state, "No round has been evaluated yet: there is nothing to tell so far."]
+        return [*state, "No round has been tested on clients: no accuracy is known."]
     return [*state, *_result(view, finals, what), *ended_lines(view.histories[0]), *_flawed(view, finals)]
 
 

@@ -170,7 +170,7 @@ def result_grid(view: RunView, index: int) -> Grid:
     document = view.documents[index]
     name = f"{view.names[index]}: " if len(view.histories) > 1 else ""
     if document is None:
-        return Grid(f"{name}no round has been evaluated yet", ("rule",), ())
+        return Grid(f"{name}no round has been tested on clients", ("rule",), ())
     percent = 100.0 if all(row["p10"]["mean"] >= 0 for row in document["devices"]) else 1.0
     unit = " (%)" if percent == 100.0 else ""
     measure = view.experiments[index].score_name

@@ -24,6 +24,7 @@ from steelyard.rounds.server_rows import fit_to_server, train_alone
 from steelyard.rounds.soundness import Exploded
 from steelyard.rounds.state import Draft, Federation, Plan, Recorder, RoundRecord, RoundState, first_like
 from steelyard.rounds.targets import reached
+from steelyard.rounds.tested import check_tested
 from steelyard.weighing.priorities import Order
 
 Progress = Callable[[int, Mapping[str, float | None]], None]
@@ -97,6 +98,7 @@ def _begin(
     records: list[RoundRecord] = []
     for federation, like in zip(federations, asked, strict=True):
         answer = replace(answers[like.name], federation=federation.name)
+        check_tested(federation, plan, answer)
         accuracy = float(answer.overall()[0])
         state = states[federation.name]
         states[federation.name] = replace(state, orders=replace(state.orders, reference=accuracy))

@@ -33,7 +33,7 @@ _LIST = (
         "accuracy",
         "Score, round by round",
         "Over the test samples of all clients.",
-        "No round has been evaluated yet.",
+        "No round has been tested on clients.",
         "view",
         curves.accuracy,
     ),
