@@ -200,15 +200,33 @@ def test_a_budget_is_not_blamed_for_a_model_that_exploded(
 ) -> None:
     broken_from(monkeypatch, "fedavg", 2)
     limit = spent({Release(2.0): 2}, 1e-5) + 0.01
-    privacy = {"local": {"clip": 1.0, "noise": 2.0}, "criteria": "public", "budget": {"epsilon": limit}}
-    folder = run(build({**SMALL, "privacy": privacy}), out=tmp_path / "run")
+    central = {"clip": 1.0, "noise": 2.0, "weights": "cohort", "cohorts": "public"}
+    privacy = {"central": central, "criteria": "public", "budget": {"epsilon": limit}}
+    capped = {
+        "weighing": {"criteria": ["LD"], "max_weight": 0.5},
+        "beside": {"fedavg": {"criteria": ["DS"], "max_weight": 0.5}},
+    }
+    folder = run(build({**SMALL, **capped, "privacy": privacy}), out=tmp_path / "run")
     promise = json.loads(History(folder).info["privacy"])
     main = next(name for name in promise["epsilon"] if name != "fedavg")
     assert promise["ended"] == {main: 2}
-    # The round without a sound model was sent all the same, and is charged.
-    assert promise["epsilon"]["fedavg"] == pytest.approx(limit - 0.01)
+    # The server told nobody of the round in which no model was sound: one round was told.
+    assert promise["epsilon"]["fedavg"] == pytest.approx(spent({Release(2.0): 1}, 1e-5))
     lines = [line for line in capsys.readouterr().err.splitlines() if "fedavg" in line]
     assert lines == [f"steelyard: fedavg: ended in round 2: {WHY}"]
+
+
+def test_devices_with_noise_tell_nobody_that_their_models_broke(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken_from(monkeypatch, "fedavg", 2)
+    limit = spent({Release(2.0): 2}, 1e-5) + 0.01
+    privacy = {"local": {"clip": 1.0, "noise": 2.0}, "criteria": "public", "budget": {"epsilon": limit}}
+    folder = run(build({**SMALL, "privacy": privacy}), out=tmp_path / "run")
+    assert History(folder).ended == {}  # What they sent was noise alone.
+    promise = json.loads(History(folder).info["privacy"])
+    assert promise["ended"] == dict.fromkeys(promise["epsilon"], 2)
+    assert promise["epsilon"]["fedavg"] == pytest.approx(limit - 0.01)
 
 
 def test_a_run_of_an_older_version_knows_of_no_such_end(tmp_path: Path) -> None:
