@@ -18,7 +18,7 @@ from steelyard.cli.trust import asking
 from steelyard.errors import UserError
 from steelyard.learning import models
 from steelyard.learning.settings import ModelSettings
-from steelyard.usercode import NotAllowed, find_code, hand_over, hand_over_as, is_handed_over, only
+from steelyard.usercode import NotAllowed, find_code, hand_over, hand_over_as, is_handed_over, load_code, only
 from steelyard.weighing.plugins import load_module
 
 
@@ -245,3 +245,18 @@ def test_what_a_file_would_run_is_shown_without_control_characters(
     shown = capsys.readouterr().err
     assert "evil.py:net\\x1b[2K\\rgood.py:net" in shown
     assert "\x1b" not in shown
+
+
+def test_work_that_ends_late_takes_no_rules_of_others_along(tmp_path: Path) -> None:
+    file = tmp_path / "late.py"
+    file.write_text("ran = True")
+    late = only(["a:net"])
+    late.__enter__()  # It outlasts its time, and goes on in its thread,
+    with only(["a:net", "b:net"]):  # while the next task has begun.
+        late.__exit__(None, None, None)
+        with pytest.raises(NotAllowed, match="is not run here"):
+            load_code(str(file), "plugin", "steelyard.criteria")
+        nested = only(None)
+        with nested, pytest.raises(NotAllowed):  # A task that trusts its server frees no other.
+            load_code(str(file), "plugin", "steelyard.criteria")
+    assert load_code(str(file), "plugin", "steelyard.criteria").ran

@@ -15,7 +15,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
-from threading import RLock
+from threading import Lock, RLock
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -36,6 +36,9 @@ LOSSES = "steelyard.losses"
 _loading = RLock()
 _given: dict[str, Callable[..., Any]] = {}
 """What was handed over from Python, by the name that stands for it in settings."""
+_ruling = Lock()
+_rules: list[frozenset[str]] = []
+"""The names that each piece of work under way allows; what all of them allow is run."""
 _MARK = "__steelyard__"
 FactoryT = TypeVar("FactoryT", bound=Callable[..., Any])
 
@@ -44,25 +47,31 @@ class NotAllowed(UserError):
     """An experiment names code that this process does not run; the line holds only what the experiment itself says."""
 
 
-class _Rules:
-    """What code this process runs: None for any that was written for it, or exactly these names."""
-
-    allowed: frozenset[str] | None = None
+def _allowed() -> frozenset[str] | None:
+    """Return None for any code that was written for this process, or exactly these names."""
+    with _ruling:
+        return frozenset.intersection(*_rules) if _rules else None
 
 
 @contextmanager
 def only(names: Iterable[str] | None) -> Generator[None]:
     """Run no user code but what these names stand for; use it on a node, where an experiment is data from elsewhere."""
-    before, _Rules.allowed = _Rules.allowed, None if names is None else frozenset(names)
+    mine = [] if names is None else [frozenset(names)]
+    with _ruling:
+        _rules.extend(mine)
     try:
         yield
     finally:
-        _Rules.allowed = before
+        # Work that outlasted its time ends while other work is under way: it takes its own rules along, no others.
+        with _ruling:
+            for rule in mine:
+                _rules.remove(rule)
 
 
 def _is_allowed_by_name(code: str) -> bool:
     """Whether the owner of this process named exactly this code as allowed; never so where no rules are set."""
-    return _Rules.allowed is not None and code in _Rules.allowed
+    allowed = _allowed()
+    return allowed is not None and code in allowed
 
 
 def model(factory: FactoryT) -> FactoryT:
@@ -79,7 +88,7 @@ def loss(function: FactoryT) -> FactoryT:
 
 def _refuse_forbidden(code: str, field: str) -> None:
     """Refuse code that the rules of this process leave out, and modules that nobody wrote for an experiment."""
-    allowed = _Rules.allowed
+    allowed = _allowed()
     if allowed is not None and code not in allowed and code not in {name.rpartition(":")[0] for name in allowed}:
         raise NotAllowed(
             f"{field}: '{code[:80]}' is not run here; allowed: what is built in, and the node's own `allow`"
@@ -219,7 +228,8 @@ def find_code(
     `loss`, or of a class that `fits`; in a file of the user's own, it must be defined there. So no experiment can
     import any module, or call any function of any library.
     """
-    if _Rules.allowed is not None and ":" in name and name not in _Rules.allowed:
+    allowed = _allowed()
+    if allowed is not None and ":" in name and name not in allowed:
         raise NotAllowed(
             f"{field}: '{name[:80]}' is not run here; allowed: {listed(known)}, and the node's own `allow`"
         )
