@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -66,36 +69,69 @@ def _score(view: RunView, value: float) -> str:
     return f"{value:.1%}" if view.measure == "accuracy" else f"{view.measure} {value:.4g}"
 
 
-def _result(view: RunView, finals: dict[str, dict[int, float]], what: str) -> list[str]:
-    means = {label: estimate(list(values.values())).mean for label, values in finals.items()}
+Finals = Mapping[str, Mapping[int, float]]
+"""The last score of each rule, by its seeds."""
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """A rule and the baseline on the seeds that both have a score of; one that ended early may lack one."""
+
+    label: str
+    seeds: list[int]
+    ours: list[float]
+    theirs: list[float]
+
+    @classmethod
+    def of(cls, finals: Finals, label: str, base: str) -> _Pair:
+        """Return the rule's scores beside the baseline's, seed by seed."""
+        seeds = sorted(finals[label].keys() & finals.get(base, {}).keys())
+        return cls(label, seeds, [finals[label][seed] for seed in seeds], [finals[base][seed] for seed in seeds])
+
+    @property
+    def gain(self) -> float:
+        """How far the rule is ahead in the mean; minus infinity without a seed to tell from."""
+        return estimate(self.ours).mean - estimate(self.theirs).mean if self.seeds else -math.inf
+
+
+def _result(view: RunView, finals: Finals, what: str) -> list[str]:
     base = view.baseline
     where = f" {what}" if what else " over all clients' test samples"
     asking = {part.label for part in view.parts if asks_clients(part.settings)}
-    others = [label for label in view.labels if label != base and label in asking and label in means]
-    if not others or base not in means:
-        only = next(iter(means))
-        return [f"{only} ended at {_score(view, means[only])}{where}; there is no other rule to hold it against."]
-    best = max(others, key=lambda label: means[label])
-    seeds = sorted(set(finals[best]) & set(finals[base]))
-    gains = [finals[best][seed] - finals[base][seed] for seed in seeds]
-    gain = means[best] - means[base]
-    unit = f"{100 * gain:+.1f} points" if view.measure == "accuracy" else f"{gain:+.4g}"
-    pair = f"{best} ended at {_score(view, means[best])}{where}, {base} at {_score(view, means[base])}: {unit}"
-    if len(seeds) < 2:
-        close = view.measure == "accuracy" and abs(gain) < SMALL
+    others = [label for label in view.labels if label != base and label in asking and label in finals]
+    pairs = [pair for label in others if (pair := _Pair.of(finals, label, base)).seeds]
+    if not pairs:
+        only, values = next(iter(finals.items()))
+        score = _score(view, estimate(list(values.values())).mean)
+        return [f"{only} ended at {score}{where}; there is no other rule to hold it against."]
+    best = max(pairs, key=lambda pair: pair.gain)
+    ours, theirs = (_score(view, estimate(values).mean) for values in (best.ours, best.theirs))
+    unit = f"{100 * best.gain:+.1f} points" if view.measure == "accuracy" else f"{best.gain:+.4g}"
+    pair = f"{best.label} ended at {ours}{where}, {base} at {theirs}: {unit}"
+    every = {part.seed for part in view.parts}
+    if len(best.seeds) < len(every):
+        pair += f", on the {len(best.seeds)} of {len(every)} seeds in which both were tested"
+    return [_told(view, best, pair)]
+
+
+def _told(view: RunView, best: _Pair, pair: str) -> str:
+    """Finish the sentence on the best rule with what its seeds can tell."""
+    if len(best.seeds) < 2:
+        close = view.measure == "accuracy" and abs(best.gain) < SMALL
         tail = "too close to call" if close else "one seed, so chance cannot be told from effect"
-        return [f"{pair} ({tail}; steelyard compare with --seeds 10 tells)."]
+        return f"{pair} ({tail}; steelyard compare with --seeds 10 tells)."
+    gains = [one - other for one, other in zip(best.ours, best.theirs, strict=True)]
     won = sum(value > 0 for value in gains)
     p = paired_p(gains)
     words = {
-        "better": f"{best} is better",
-        "worse": f"{base} is better",
+        "better": f"{best.label} is better",
+        "worse": f"{view.baseline} is better",
         "not distinguishable": "the seeds cannot tell them apart",
-    }[verdict(gain, p)]
-    return [f"{pair}; ahead in {won} of {len(seeds)} seeds, and {words} (paired test, p = {p:.2g})."]
+    }[verdict(best.gain, p)]
+    return f"{pair}; ahead in {won} of {len(best.seeds)} seeds, and {words} (paired test, p = {p:.2g})."
 
 
-def _flawed(view: RunView, finals: dict[str, dict[int, float]]) -> list[str]:
+def _flawed(view: RunView, finals: Finals) -> list[str]:
     """Say what flawed clients weighed under the baseline and under the best other rule, as means over the seeds."""
     part = view.part()
     flaws = view.flaws(part)
@@ -110,7 +146,9 @@ def _flawed(view: RunView, finals: dict[str, dict[int, float]]) -> list[str]:
     # A rule that ended before the server first tested it has weights, but no score there.
     others = [label for label in known if label != view.baseline and label in finals]
     if len(shown) > 3 and others:
-        best = max(others, key=lambda label: estimate(list(finals[label].values())).mean)
+        pairs = [_Pair.of(finals, label, view.baseline) for label in others]
+        # Where the baseline itself has no score, the means decide.
+        best = max(pairs, key=lambda pair: (pair.gain, estimate(list(finals[pair.label].values())).mean)).label
         shown = [label for label in (view.baseline, best) if label in known]
     first, *rest = [f"{label} gave them {known[label]:.0%}" for label in shown]
     told = ", ".join([f"{first} of all weight", *rest])
