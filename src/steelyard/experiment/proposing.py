@@ -199,6 +199,8 @@ def _weighing(seen: Seen, partition: Part) -> tuple[Part, str]:
     if seen.empty > 0.01:
         criteria["CR"] = "how complete its records are"
     if len(criteria) < 2 and seen.classes:
+        # Of two classes nearly every client knows both: LD tells nobody apart. CB grows with LE, but steeply: it
+        # rewards wrong labels, which even a mix out, and lost to size alone (docs/results/celeba.md). LE is milder.
         name = "LE" if len(seen.classes) == 2 else "LD"
         criteria[name] = "how evenly it holds the classes" if name == "LE" else "how many classes it knows"
     elif not criteria:
