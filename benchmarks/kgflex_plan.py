@@ -11,7 +11,8 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from benchmarks.cold_start import CASES, MOST, names_of
+from benchmarks.cold_start import MOST, names_of
+from benchmarks.cold_start_data import CASES
 
 Cell = dict[str, Any]
 Settings = dict[str, Any]

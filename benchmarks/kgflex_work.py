@@ -13,7 +13,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 import torch
 
-from benchmarks import cold_start
+from benchmarks import cold_start, cold_start_data
 from benchmarks.kgflex_plan import Cell
 from steelyard.errors import UserError
 from steelyard.experiment.loading import load
@@ -111,12 +111,12 @@ def work(cell: Cell, tell: Tell, until: float) -> None:
         case "baseline":
             tell(baseline(describe(cell), cell))
         case "cold-choice":
-            case, data, features = cold_start.prepared(cell["data"])
-            drawn = cold_start.draw(data, features, case, 0)
+            case, data, features = cold_start_data.prepared(cell["data"])
+            drawn = cold_start_data.draw(data, features, case, 0)
             tell(cold_start.chosen(case, drawn, cell["most"], 1))
         case "cold":
-            case, data, features = cold_start.prepared(cell["data"])
-            drawn = cold_start.draw(data, features, case, cell["draw"])
+            case, data, features = cold_start_data.prepared(cell["data"])
+            drawn = cold_start_data.draw(data, features, case, cell["draw"])
             epochs = {int(most): count for most, count in cell["epochs"].items()}
             make = cold_start.systems(case, epochs, 1)[cell["system"]]
             tell({"0": rounded(cold_start.judged(drawn, make(drawn)))})

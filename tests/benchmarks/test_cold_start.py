@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from benchmarks.cold_start import Case, Draw, Kgflex, draw, judged, popular_features
+from benchmarks.cold_start import Kgflex, judged, popular_features
+from benchmarks.cold_start_data import Case, Draw, draw
 from tests.recommend.conftest import two_tastes
 
 from steelyard.recommend.baselines.plain import random
