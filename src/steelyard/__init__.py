@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from steelyard.api import Experiment, RecommendExperiment, Result, SweepResult, resume
+    from steelyard.api import Experiment, RecommendExperiment, SweepResult, resume
     from steelyard.data import Dataset, Population, in_memory
     from steelyard.errors import UserError
+    from steelyard.result import Result
     from steelyard.runs.reader import History
     from steelyard.usercode import loss, model
     from steelyard.weighing.criteria import CohortView, LocalData, client_criterion, server_criterion
@@ -52,7 +53,7 @@ _HOMES = {
     "LocalData": "steelyard.weighing.criteria",
     "Population": "steelyard.data",
     "RecommendExperiment": "steelyard.api",
-    "Result": "steelyard.api",
+    "Result": "steelyard.result",
     "Rule": "steelyard.weighing.rule",
     "SweepResult": "steelyard.api",
     "UserError": "steelyard.errors",

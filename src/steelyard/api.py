@@ -1,11 +1,10 @@
-"""What users see: an Experiment that is loaded, run and compared, and the Result of a run."""
+"""What users call: an Experiment that is loaded, run, compared and swept, and a run that is resumed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +18,10 @@ from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.loading import load, read_experiment
 from steelyard.experiment.recommend import RecommendDescription
 from steelyard.experiment.sweep_plan import Scalar, plan
-from steelyard.report.comparison import compare_run
-from steelyard.report.short import short_account
-from steelyard.report.summary import summarise
 from steelyard.report.sweep_table import sweep_table
 from steelyard.report.sweeps import BEST, sweep_document, write_sweep_files
+from steelyard.result import Result
 from steelyard.rounds.progress import shown_by_default, watching
-from steelyard.runs.reader import History
 from steelyard.settings import Section, explain
 from steelyard.usercode import hand_over_as, is_handed_over
 
@@ -33,78 +29,6 @@ if TYPE_CHECKING:
     import altair as alt
 
     from steelyard.data.dataset import DatasetOrSeeded
-
-
-@dataclass(frozen=True, repr=False)
-class Result:
-    """A run that has ended: its folder and everything recorded in it; printed, it is a short table."""
-
-    folder: Path
-
-    @cached_property
-    def experiment(self) -> Description:
-        """The experiment that the run's folder describes, with every field resolved."""
-        return read_experiment(self.folder)
-
-    @cached_property
-    def history(self) -> History:
-        """Data frames of the run: rounds, clients, evaluations."""
-        return History(self.folder)
-
-    @cached_property
-    def summary(self) -> dict[str, Any]:
-        """The final figures as one document; the same that `steelyard run --format json` prints."""
-        return summarise(self.folder, self.experiment.rounds, self.experiment.score_name)
-
-    @cached_property
-    def table(self) -> dict[str, Any]:
-        """The rules compared, as one document; the same that `steelyard table --format json` prints."""
-        return compare_run(self.folder, self.experiment.rounds)
-
-    def plot(
-        self, kind: str = "accuracy", *, rule: str | None = None, seed: int | None = None, client: str | None = None
-    ) -> alt.TopLevelMixin:
-        """Draw a figure of the run as an Altair chart; `steelyard.report.figures.KINDS` lists the kinds.
-
-        Figures of one rule take the main one unless `rule` (and `seed`) name another; "client" needs a client's name.
-        """
-        # For speed of start: only those who look at figures need what draws them.
-        from steelyard.report.figures import KINDS, draw
-        from steelyard.report.view import RunView
-
-        chart = draw(RunView([self.history]), kind, rule=rule, seed=seed, client=client)
-        if chart is None:
-            raise UserError(f"plot: nothing to show for '{kind}'. {KINDS[kind].empty}")
-        return chart
-
-    def report(self, path: str | Path | None = None) -> Path:
-        """Write the report as one HTML file that opens without a network, and return where; default: in the folder."""
-        # For speed of start: only those who look at figures need what draws them.
-        from steelyard.report.html import write_report
-        from steelyard.report.view import RunView
-
-        target = self.folder / "report.html" if path is None else Path(path)
-        write_report(RunView([self.history]), target)
-        return target
-
-    def _repr_html_(self) -> str:
-        """What a notebook shows: the result in a sentence, the main table, the curves; no scripts, no network."""
-        # For speed of start: only those who look at figures need what draws them.
-        from steelyard.report.notebook import notebook_html
-        from steelyard.report.view import RunView
-
-        try:
-            return notebook_html(RunView([self.history]))
-        except (UserError, OSError) as problem:
-            return f"<p>{escape(str(problem))}</p>"
-
-    def __repr__(self) -> str:
-        """The rules and their figures as a short table; what a notebook or a prompt shows."""
-        try:
-            return short_account(self.summary)
-        except (UserError, OSError) as problem:
-            # A folder that was moved or emptied is no reason for a traceback at a prompt.
-            return f"Result({str(self.folder)!r}): {problem}"
 
 
 @dataclass(frozen=True, repr=False)

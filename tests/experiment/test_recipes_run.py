@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from steelyard.api import Experiment, Result
+from steelyard.api import Experiment
+from steelyard.result import Result
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 SHORT = ("rounds.count=2", "training.epochs=1", "compute.device=cpu", "compute.engine=loop", "model.name=logistic")

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.warm import warm_command
 
-from steelyard.api import Result, resume
+from steelyard.api import resume
 from steelyard.errors import UserError
 from steelyard.experiment import running
 from steelyard.experiment.loading import build, load, to_toml
@@ -20,6 +20,7 @@ from steelyard.messages import Question, Task
 from steelyard.recommend.fpl import Schedule
 from steelyard.recommend.parallel import PairRows
 from steelyard.report.recommender import open_run
+from steelyard.result import Result
 from steelyard.runs.reader import History
 
 USERS, TRAIN = 24, 24 * 8

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steelyard.api import Result
 from steelyard.errors import UserError
 from steelyard.experiment import running
 from steelyard.experiment.loading import build as described
@@ -20,6 +19,7 @@ from steelyard.recommend.sampled import Sampled, draw_negatives, per_user, ranks
 from steelyard.recommend.sampling import Histories
 from steelyard.recommend.users import Users
 from steelyard.report.recommender import open_run
+from steelyard.result import Result
 
 
 def ground_of(train: list[tuple[str, int]], test: list[tuple[str, int]], users: list[str], items: int) -> Ground:

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 from tests.warm import warm_command
 
-from steelyard.api import Result
 from steelyard.errors import UserError
 from steelyard.experiment import running
 from steelyard.experiment.loading import build as described
 from steelyard.experiment.recommend import RecommendDescription
 from steelyard.recommend import splits
 from steelyard.recommend.interactions import build
+from steelyard.result import Result
 
 USERS = 24
 

@@ -11,12 +11,12 @@ import pytest
 from tests.conftest import CommandLine
 from tests.report.made_run import make_run
 
-from steelyard.api import Result
 from steelyard.errors import UserError
 from steelyard.report.headline import headline
 from steelyard.report.html import embedded, html, write_report
 from steelyard.report.sign import sign, tilt
 from steelyard.report.view import RunView
+from steelyard.result import Result
 
 
 @pytest.fixture(scope="module")

@@ -81,8 +81,8 @@ def local(
     from steelyard.federate.requirements import require_flower
 
     require_flower()
-    from steelyard.api import Result
     from steelyard.federate.local import run_local
+    from steelyard.result import Result
 
     described = load(experiment, changes or [], seed, asking(trust))
     finish(lambda: Result(run_local(described, nodes=nodes, tls=tls, out=out, progress=True)), format)

@@ -19,7 +19,7 @@ from steelyard.activity import doing
 from steelyard.errors import Stopped, printable
 
 if TYPE_CHECKING:
-    from steelyard.api import Result
+    from steelyard.result import Result
 
 
 DoneT = TypeVar("DoneT")

@@ -64,9 +64,9 @@ def resume(
     """Continue a run or a sweep, bit for bit as if it had not been stopped."""
     with watching(not quiet):
         with doing("starting"):
-            from steelyard.api import Result
             from steelyard.experiment.sweep_file import is_sweep
             from steelyard.federate.resuming import resume as resume_run
+            from steelyard.result import Result
 
         if is_sweep(folder):
             resume_sweep(folder, trust, accept_changes, quiet, format)

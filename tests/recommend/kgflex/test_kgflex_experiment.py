@@ -10,7 +10,7 @@ from tests.clients.flower.flower_fakes import FakeGrid
 from tests.federate.test_federate_apps import node, weights
 from tests.recommend.conftest import two_tastes
 
-from steelyard.api import Result, resume
+from steelyard.api import resume
 from steelyard.errors import UserError
 from steelyard.experiment import running
 from steelyard.experiment.loading import build
@@ -23,6 +23,7 @@ from steelyard.recommend.kgflex.expertise import expertise
 from steelyard.recommend.kgflex.selection import Selection
 from steelyard.recommend.sampling import Histories
 from steelyard.report.recommender import open_run
+from steelyard.result import Result
 from steelyard.runs.reader import History
 
 
