@@ -16,7 +16,7 @@ from tests.runs.records import RAW, evaluations, federation, record, state, upda
 
 from steelyard.errors import UserError
 from steelyard.rounds.state import RoundRecord
-from steelyard.runs import reader, schema
+from steelyard.runs import schema
 from steelyard.runs.reader import History
 from steelyard.runs.store import Store
 from steelyard.weighing.rule import Rule, WeighingSettings
@@ -189,12 +189,13 @@ def test_a_run_is_read_while_it_is_written_and_a_frame_is_read_once(tmp_path: Pa
 def test_a_reader_never_opens_a_run_for_writing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written(tmp_path)
     opened: list[bool] = []
+    connect = schema.connect
 
     def spied(folder: Path, *, write: bool) -> sqlite3.Connection:
         opened.append(write)
-        return schema.connect(folder, write=write)
+        return connect(folder, write=write)
 
-    monkeypatch.setattr(reader, "connect", spied)
+    monkeypatch.setattr(schema, "connect", spied)
     history = History(tmp_path)
     assert history.info
     assert history.hits("both", 1) is not None

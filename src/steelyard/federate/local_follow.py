@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sqlite3
 import time
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -12,7 +11,7 @@ from typing import Any
 from steelyard.errors import UserError
 from steelyard.federate.local_federation import LocalFederation, is_server_app
 from steelyard.rounds.progress import show_progress
-from steelyard.runs.schema import connect
+from steelyard.runs.schema import reading
 
 _LOOK_SECONDS = 0.25
 _BEGIN_SECONDS = 120.0
@@ -62,16 +61,13 @@ def _advice(folder: Path) -> str:
 def rounds_of(folder: Path) -> tuple[int, dict[str, float | None]]:
     """Return the last whole round of a run folder and each rule's accuracy there; (-1, {}) before the first."""
     try:
-        connection = connect(folder, write=False)
-    except (UserError, sqlite3.Error):
+        with reading(folder) as connection:
+            (last,) = connection.execute("SELECT max(round) FROM rounds").fetchone()
+            if last is None:
+                return -1, {}
+            query = (
+                "SELECT f.name, r.accuracy FROM rounds r JOIN federations f ON f.id = r.federation WHERE r.round = ?"
+            )
+            return last, dict(connection.execute(query, (last,)).fetchall())
+    except UserError:
         return -1, {}
-    try:
-        row = connection.execute("SELECT max(round) FROM rounds").fetchone()
-        if row is None or row[0] is None:
-            return -1, {}
-        query = "SELECT f.name, r.accuracy FROM rounds r JOIN federations f ON f.id = r.federation WHERE r.round = ?"
-        return row[0], dict(connection.execute(query, (row[0],)).fetchall())
-    except sqlite3.Error:
-        return -1, {}
-    finally:
-        connection.close()

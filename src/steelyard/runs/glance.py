@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from steelyard.errors import UserError
 from steelyard.runs.process import Writer, read_writer
-from steelyard.runs.schema import DATABASE, connect, read_ended
+from steelyard.runs.schema import DATABASE, read_ended, reading
 
 State = Literal["running", "finished", "stopped", "killed", "unknown", "unreadable"]
 DEPTH = 4
@@ -183,17 +183,11 @@ def glance(root: Path, name: str) -> Glance:
     folder = run_folder(root, name)
     size, changed = size_of(folder), _changed(folder)
     try:
-        connection = connect(folder, write=False)
+        with reading(folder) as connection:
+            info: dict[str, str] = dict(connection.execute("SELECT key, value FROM info WHERE key != 'labels'"))
+            lines = _lines(connection)
     except UserError as error:
         return Glance(name, folder, "unreadable", 0, None, "accuracy", (), changed, size, None, str(error))
-    try:
-        info: dict[str, str] = dict(connection.execute("SELECT key, value FROM info WHERE key != 'labels'"))
-        lines = _lines(connection)
-    except sqlite3.DatabaseError as error:
-        reason = f"{folder}: the run's database cannot be read: {error}"
-        return Glance(name, folder, "unreadable", 0, None, "accuracy", (), changed, size, None, reason)
-    finally:
-        connection.close()
     writer = read_writer(info.get("writer"))
     rounds = int(info["rounds"]) if info.get("rounds", "").isdigit() else None
     reached = max((line.round for line in lines), default=0)
@@ -251,17 +245,12 @@ def glances(root: Path) -> list[Glance]:
 
 def accuracies(folder: Path, after: int = -1) -> dict[tuple[str, int], list[tuple[int, float]]]:
     """Return (round, accuracy) of the tested rounds after one, per rule and seed; what small curves are drawn from."""
-    connection = connect(folder, write=False)
-    try:
+    with reading(folder) as connection:
         rows = connection.execute(
             "SELECT f.rule, f.seed, r.round, r.accuracy FROM federations f JOIN rounds r ON r.federation = f.id "
             "WHERE r.round > ? AND r.accuracy IS NOT NULL ORDER BY f.id, r.round",
             (after,),
         ).fetchall()
-    except sqlite3.DatabaseError as error:
-        raise UserError(f"{folder}: the run's database cannot be read: {error}") from error
-    finally:
-        connection.close()
     found: dict[tuple[str, int], list[tuple[int, float]]] = {}
     for rule, seed, round, accuracy in rows:
         found.setdefault((str(rule), int(seed)), []).append((int(round), float(accuracy)))

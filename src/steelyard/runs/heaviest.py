@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sqlite3
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from steelyard.errors import UserError
 from steelyard.runs.reader import History
-from steelyard.runs.schema import connect
+from steelyard.runs.schema import reading
 
 SHOWN = 3
 
@@ -46,14 +44,9 @@ def heaviest(folder: Path, shown: int = SHOWN) -> Heaviest | None:
 
 
 def _newest(folder: Path) -> tuple[str, int, int] | None:
-    connection = connect(folder, write=False)
-    try:
+    with reading(folder) as connection:
         row = connection.execute(
             "SELECT f.rule, f.seed, u.round FROM federations f JOIN updates u ON u.federation = f.id "
             "WHERE f.id = (SELECT min(id) FROM federations) ORDER BY u.round DESC LIMIT 1"
         ).fetchone()
-    except sqlite3.DatabaseError as error:
-        raise UserError(f"{folder}: the run's database cannot be read: {error}") from error
-    finally:
-        connection.close()
     return None if row is None else (str(row[0]), int(row[1]), int(row[2]))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 from steelyard.errors import UserError
 from steelyard.messages import Counts, Floats
 from steelyard.runs.columns import KEYS, WHOLE, Cohorts, Tested, ranked, spread, unpack
-from steelyard.runs.schema import connect, read_ended
+from steelyard.runs.schema import read_ended, reading, unreadable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -38,39 +37,30 @@ class History:
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder)
-        connect(self.folder, write=False).close()
+        with reading(self.folder):
+            pass  # a folder without a run is refused here, not when something is asked
 
     def _rows(self, query: str, values: tuple[str | int, ...] = ()) -> list[tuple[Any, ...]]:
-        connection = connect(self.folder, write=False)
-        try:
+        with reading(self.folder) as connection:
             return connection.execute(query, values).fetchall()
-        except sqlite3.Error as error:
-            raise self._unreadable(error) from error
-        finally:
-            connection.close()
-
-    def _unreadable(self, reason: object) -> UserError:
-        return UserError(f"{self.folder}: the run's database cannot be read: {reason}")
 
     def _read(self, query: str, values: tuple[str | int, ...] = ()) -> pd.DataFrame:
         # For speed of start: not everyone who opens a run reads its data frames.
         import pandas as pd
 
-        connection = connect(self.folder, write=False)
         try:
-            return pd.read_sql_query(query, connection, params=list(values))
-        except (sqlite3.DatabaseError, pd.errors.DatabaseError) as error:
+            with reading(self.folder) as connection:
+                return pd.read_sql_query(query, connection, params=list(values))
+        except pd.errors.DatabaseError as error:
             # pandas puts the whole query before what SQLite says; its cause is what a user can read.
-            raise self._unreadable(error.__cause__ or error) from error
-        finally:
-            connection.close()
+            raise unreadable(self.folder, error.__cause__ or error) from error
 
     def json(self, text: str, what: str) -> Any:
         """Return what a stored JSON text holds; use it for the JSON columns, so that a damaged one is named."""
         try:
             return json.loads(text)
         except (ValueError, TypeError, RecursionError) as error:
-            raise self._unreadable(f"{what} holds no JSON ({error})") from error
+            raise unreadable(self.folder, f"{what} holds no JSON ({error})") from error
 
     @cached_property
     def info(self) -> dict[str, str]:
@@ -98,21 +88,19 @@ class History:
                 for words in every
             ]
         except (ValueError, TypeError, AttributeError) as error:
-            raise self._unreadable(f"info, flaws: {error}") from error
+            raise unreadable(self.folder, f"info, flaws: {error}") from error
         return pd.DataFrame(rows, columns=["seed", "client", "flaw"])
 
     @cached_property
     def ended(self) -> dict[tuple[str, int], tuple[int, str]]:
         """Which rules ended early because their model exploded: by (rule, seed), the round and the reason."""
-        connection = connect(self.folder, write=False)
-        try:
-            found = read_ended(connection)
-            names = {key: (str(rule), int(seed)) for key, rule, seed in connection.execute(_FEDERATIONS)}
-            return {names[key]: said for key, said in found.items()}
-        except (sqlite3.Error, KeyError, ValueError, TypeError) as error:
-            raise self._unreadable(error) from error
-        finally:
-            connection.close()
+        with reading(self.folder) as connection:
+            try:
+                found = read_ended(connection)
+                names = {key: (str(rule), int(seed)) for key, rule, seed in connection.execute(_FEDERATIONS)}
+                return {names[key]: said for key, said in found.items()}
+            except (KeyError, ValueError, TypeError) as error:
+                raise unreadable(self.folder, error) from error
 
     def labels(self, seed: int) -> dict[str, list[int]]:
         """Return by client how many training samples it has of each class; empty where the run does not know it."""
@@ -134,7 +122,7 @@ class History:
                 for rule, seed, key, text in found
             }
         except (ValueError, TypeError, KeyError) as error:
-            raise self._unreadable(f"federations, settings: no criteria ({error!r})") from error
+            raise unreadable(self.folder, f"federations, settings: no criteria ({error!r})") from error
 
     def _federation(self, rule: str, seed: int) -> tuple[int, tuple[str, ...]]:
         found = self._keys.get((rule, seed))
@@ -214,7 +202,7 @@ class History:
             samples = unpack(columns[2], counts, WHOLE)[order]
             raw, normalised = (unpack(column, counts, width=len(criteria))[order] for column in columns[7:])
         except ValueError as error:
-            raise self._unreadable(f"updates of {rule}, seed {seed}: {error}") from error
+            raise unreadable(self.folder, f"updates of {rule}, seed {seed}: {error}") from error
         size, loss, score, weight = numbers
         return Cohorts(clients, criteria, round, client, samples, loss, score, weight, size, raw, normalised)
 
@@ -250,7 +238,7 @@ class History:
             score, loss = (unpack(column, counts)[order] for column in columns[3:5])
             metrics = self._metrics(columns[5], columns[6], counts)
         except (ValueError, TypeError) as error:
-            raise self._unreadable(f"evaluations of {rule}, seed {seed}: {error}") from error
+            raise unreadable(self.folder, f"evaluations of {rule}, seed {seed}: {error}") from error
         further = {name: values[order] for name, values in metrics.items()}
         return Tested(clients, round, client, samples, score, loss, further)
 
@@ -284,7 +272,7 @@ class History:
             return None
         bits, count = rows[0]
         if type(bits) is not bytes or type(count) is not int or not 0 <= count <= 8 * len(bits):
-            raise self._unreadable(f"samples of {rule}, seed {seed}: not the bits of their count")
+            raise unreadable(self.folder, f"samples of {rule}, seed {seed}: not the bits of their count")
         return np.unpackbits(np.frombuffer(bits, np.uint8), count=count).astype(np.bool_)
 
     def last_checkpoint(self) -> tuple[dict[str, RoundState], dict[str, Tensor]]:
@@ -292,11 +280,6 @@ class History:
         # For speed of start: most readers of a run never look at its models, and those need torch.
         from steelyard.runs.checkpoint import last_checkpoint
 
-        connection = connect(self.folder, write=False)
-        try:
+        with reading(self.folder) as connection:
             found = last_checkpoint(connection, self.folder)
-        except sqlite3.Error as error:
-            raise self._unreadable(error) from error
-        finally:
-            connection.close()
         return found.states, found.kept

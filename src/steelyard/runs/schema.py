@@ -6,7 +6,8 @@ import shutil
 import sqlite3
 import tempfile
 import time
-from contextlib import suppress
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
 
@@ -95,6 +96,23 @@ def connect(folder: Path, *, write: bool) -> sqlite3.Connection:
         connection.close()
         raise UserError(f"{path}: schema {row and row[0]}; this version reads schema {VERSION}")
     return connection
+
+
+@contextmanager
+def reading(folder: Path) -> Generator[sqlite3.Connection]:
+    """Open the database of a run folder for some questions; what goes wrong with one is told in one line."""
+    connection = connect(folder, write=False)
+    try:
+        yield connection
+    except sqlite3.Error as error:
+        raise unreadable(folder, error) from error
+    finally:
+        connection.close()
+
+
+def unreadable(folder: Path, reason: object) -> UserError:
+    """Return what a user is told of a database that is not as a run wrote it."""
+    return UserError(f"{folder}: the run's database cannot be read: {reason}")
 
 
 def _for_writing(path: Path) -> sqlite3.Connection:
