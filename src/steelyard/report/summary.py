@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from steelyard.messages import Counts, Floats
 from steelyard.report.baseline import asks_clients, is_fedavg
 from steelyard.report.flawed import flawed_shares, flaws_of, sentence
 from steelyard.report.measures import rounds_to_target, worst_tenth
@@ -27,43 +28,15 @@ def summarise(folder: Path, settings: RoundSettings, measure: str = "accuracy") 
     table: list[dict[str, Any]] = []
     for federation in history.federations.to_dict("records"):
         rule, seed = str(federation["rule"]), int(federation["seed"])
-        rounds, scores = history.scores(rule, seed)
-        last = scores[-1] if len(scores) else np.zeros(0)
-        mine: Any = history.rounds[(history.rounds["rule"] == rule) & (history.rounds["seed"] == seed)]
-        measured = mine[mine["accuracy"].notna()]
-        flawed = flawed_shares(history, rule, seed)
-        rules.append(
-            {
-                "rule": rule,
-                "seed": seed,
-                "rounds": int(mine["round"].to_numpy().max()),
-                "accuracy": float(measured["accuracy"].iloc[-1]) if len(measured) else None,
-                "worst_tenth": worst_tenth(last) if len(last) else None,
-                "p10": float(np.percentile(last, 10)) if len(last) else None,
-                "p90": float(np.percentile(last, 90)) if len(last) else None,
-                "rounds_to_target": rounds_to_target(
-                    rounds, scores, settings.target, settings.share, above=settings.above
-                ),
-                "testing_rounds": int(mine["tests"].to_numpy().sum()),
-                "orders": _orders(list(mine["priority"]), list(mine["tried"])),
-                "server": _server(list(mine["server_metrics"]), list(mine["server_accuracy"])),
-                "ended": _ended(history, rule, seed),
-                "left_out": int((mine["cohort"] - mine["answered"]).to_numpy().sum()),
-                "seconds": float(mine["seconds"].to_numpy().sum()),
-                "heaviest_clients": _heaviest(history, rule, seed),
-                "criteria": _criteria(rule, str(federation["settings"]), history),
-                **_kind(str(federation["settings"])),
-                "flawed": flawed,
-                "flawed_weight": None if flawed is None else flawed["weight"],
-            }
-        )
+        found = history.scores(rule, seed)
+        rules.append(_account(history, rule, seed, str(federation["settings"]), found, settings))
         table += [
             {
                 "rule": rule,
                 "seed": seed,
                 "target": target,
                 "share": share,
-                "round": rounds_to_target(rounds, scores, target, share, above=settings.above),
+                "round": _reached(found, target, share, settings),
             }
             for target in settings.all_targets
             for share in settings.shares
@@ -71,6 +44,7 @@ def summarise(folder: Path, settings: RoundSettings, measure: str = "accuracy") 
     seeds = list(dict.fromkeys(int(seed) for seed in history.federations["seed"]))
     flaws = {str(seed): flaws_of(history, seed) for seed in seeds}
     first = [rule for rule in rules if rule["seed"] == seeds[0]]
+    clients = _clients(history, [rule["rule"] for rule in first], seeds[0])
     return {
         "run": str(folder),
         "status": history.info.get("status", "unknown"),
@@ -79,13 +53,47 @@ def summarise(folder: Path, settings: RoundSettings, measure: str = "accuracy") 
         "measure": measure,
         "target": settings.target,
         "share": settings.share,
-        "sentence": sentence(
-            first, flaws[str(seeds[0])], _clients(history, [rule["rule"] for rule in first], seeds[0])
-        ),
+        "sentence": sentence(first, flaws[str(seeds[0])], clients),
         "flaws": flaws,
         "rules": rules,
         "rounds_to_target": table,
     }
+
+
+def _account(
+    history: History, rule: str, seed: int, given: str, found: tuple[Counts, Floats], settings: RoundSettings
+) -> dict[str, Any]:
+    """Return the figures of one rule with one seed: `given` are its settings as stored, `found` rounds and scores."""
+    scores = found[1]
+    last = scores[-1] if len(scores) else np.zeros(0)
+    mine: Any = history.rounds[(history.rounds["rule"] == rule) & (history.rounds["seed"] == seed)]
+    measured = mine[mine["accuracy"].notna()]
+    flawed = flawed_shares(history, rule, seed)
+    return {
+        "rule": rule,
+        "seed": seed,
+        "rounds": int(mine["round"].to_numpy().max()),
+        "accuracy": float(measured["accuracy"].iloc[-1]) if len(measured) else None,
+        "worst_tenth": worst_tenth(last) if len(last) else None,
+        "p10": float(np.percentile(last, 10)) if len(last) else None,
+        "p90": float(np.percentile(last, 90)) if len(last) else None,
+        "rounds_to_target": _reached(found, settings.target, settings.share, settings),
+        "testing_rounds": int(mine["tests"].to_numpy().sum()),
+        "orders": _orders(list(mine["priority"]), list(mine["tried"])),
+        "server": _server(list(mine["server_metrics"]), list(mine["server_accuracy"])),
+        "ended": _ended(history, rule, seed),
+        "left_out": int((mine["cohort"] - mine["answered"]).to_numpy().sum()),
+        "seconds": float(mine["seconds"].to_numpy().sum()),
+        "heaviest_clients": _heaviest(history, rule, seed),
+        "criteria": _criteria(rule, given, history),
+        **_kind(given),
+        "flawed": flawed,
+        "flawed_weight": None if flawed is None else flawed["weight"],
+    }
+
+
+def _reached(found: tuple[Counts, Floats], target: float, share: float, settings: RoundSettings) -> int | None:
+    return rounds_to_target(*found, target, share, above=settings.above)
 
 
 def _orders(kept: list[str | None], tried: list[str]) -> dict[str, Any]:
