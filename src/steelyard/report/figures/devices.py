@@ -17,25 +17,7 @@ DOTS = 120
 
 def devices(view: RunView) -> alt.LayerChart | None:
     """Draw the scores of the devices after the last round: dots, a bar for the middle half, a median."""
-    bars: list[dict[str, Any]] = []
-    dots: list[dict[str, Any]] = []
-    sampled_any = False
-    for label in view.labels:
-        found = [_last(view, part) for part in view.parts if part.label == label]
-        frames = [frame for frame in found if len(frame)]
-        if not frames:
-            continue
-        scores = pd.concat(frames, ignore_index=True).sort_values("score", kind="stable")
-        values = scores["score"].to_numpy(np.float64)
-        marks = np.percentile(values, [10, 25, 50, 75, 90])
-        names = ("p10", "p25", "p50", "p75", "p90")
-        bars.append({"rule": label, **{name: float(mark) for name, mark in zip(names, marks, strict=True)}})
-        chosen = scores.iloc[sampled(len(scores), DOTS)]
-        sampled_any = sampled_any or len(chosen) < len(scores)
-        dots += [
-            {"rule": label, "score": float(score), "client": str(client)}
-            for score, client in zip(chosen["score"], chosen["client"], strict=True)
-        ]
+    bars, dots, all_drawn = _after_last_round(view)
     if not bars:
         return None
     labels = [bar["rule"] for bar in bars]
@@ -73,9 +55,32 @@ def devices(view: RunView) -> alt.LayerChart | None:
         ],
     )
     note = "Line: 10th to 90th percentile; bar: middle half; tick: median; dots: devices"
-    note += f", {DOTS} for each rule, evenly spaced." if sampled_any else "."
+    note += "." if all_drawn else f", {DOTS} for each rule, evenly spaced."
     chart = alt.layer(whisker, box, middle, points).properties(width=WIDTH, height=max(90, 44 * len(labels)))
     return told(chart, "Distribution of the devices' own scores after the last round, by rule.", note)
+
+
+def _after_last_round(view: RunView) -> tuple[list[dict[str, Any]], list[dict[str, Any]], bool]:
+    """Return the percentiles of each rule, some of its devices one by one, and whether these are all of them."""
+    bars: list[dict[str, Any]] = []
+    dots: list[dict[str, Any]] = []
+    all_drawn = True
+    for label in view.labels:
+        found = [_last(view, part) for part in view.parts if part.label == label]
+        frames = [frame for frame in found if len(frame)]
+        if not frames:
+            continue
+        scores = pd.concat(frames, ignore_index=True).sort_values("score", kind="stable")
+        marks = np.percentile(scores["score"].to_numpy(np.float64), [10, 25, 50, 75, 90])
+        names = ("p10", "p25", "p50", "p75", "p90")
+        bars.append({"rule": label, **{name: float(mark) for name, mark in zip(names, marks, strict=True)}})
+        chosen = scores.iloc[sampled(len(scores), DOTS)]
+        all_drawn = all_drawn and len(chosen) == len(scores)
+        dots += [
+            {"rule": label, "score": float(score), "client": str(client)}
+            for score, client in zip(chosen["score"], chosen["client"], strict=True)
+        ]
+    return bars, dots, all_drawn
 
 
 def _last(view: RunView, part: Part) -> Frame:

@@ -28,13 +28,8 @@ def weights(view: RunView, part: Part) -> alt.LayerChart | None:
         return None
     flawed = view.flaws(part)
     kept = interesting(table.sum(axis=1), flawed, CLIENTS)
-    notes = [] if len(kept) == len(table) else [f"{len(kept)} of {len(table)} clients: {_chosen(flawed)}."]
     grid, width = _binned(table.loc[kept])
     gap = _gap(grid.columns) if width == 1 else 1
-    if width > 1:
-        notes.append(f"Each column is the mean of {width} rounds.")
-    if gap > 1:
-        notes.append(f"Recorded every {gap} rounds: a cell stands for the round at its right edge.")
     names = [f"{MARK if client in flawed else ''}{client}" for client in kept]
     rows = [
         {
@@ -47,27 +42,40 @@ def weights(view: RunView, part: Part) -> alt.LayerChart | None:
         }
         for name, client, values in zip(names, kept, grid.to_numpy(np.float64), strict=True)
     ]
+    height = max(120, 16 * len(names) if len(names) <= 40 else 13 * len(names))
+    chart = alt.layer(_cells(rows, names, width)).properties(width=WIDTH, height=height)
+    notes = [] if len(kept) == len(table) else [f"{len(kept)} of {len(table)} clients: {_chosen(flawed)}."]
+    if width > 1:
+        notes.append(f"Each column is the mean of {width} rounds.")
+    if gap > 1:
+        notes.append(f"Recorded every {gap} rounds: a cell stands for the round at its right edge.")
+    if flawed:
+        notes.append(f"{MARK.strip()} marks flawed clients.")
+    return told(chart, f"Weight of each client in each round under {part.label}.", " ".join(notes))
+
+
+def _cells(rows: list[dict[str, Any]], names: list[str], width: int) -> alt.Chart:
+    """Return the cells of the heat map; a column is `width` rounds wide."""
     base = alt.Chart(lists(rows)).transform_flatten(["round", "start", "end", "weight"])
-    y = alt.Y("client:N", sort=names, title=None, axis=alt.Axis(ticks=False, domain=False))
     tips = [
         alt.Tooltip("client:N"),
         alt.Tooltip("round:Q", title="round" if width == 1 else "from round"),
         alt.Tooltip("weight:Q", format=".1%"),
         alt.Tooltip("flaw:N"),
     ]
-    first, last = int(grid.columns[0]) + 0.5 - gap, int(grid.columns[-1]) + width - 0.5
-    cells = (
+    ends = [rows[0]["start"][0], rows[0]["end"][-1]]
+    return (
         base.transform_filter("isValid(datum.weight)")
         .mark_rect(aria=False)  # a description of each of thousands of cells helps nobody and takes seconds
         .encode(
             alt.X(
                 "start:Q",
                 title="round",
-                scale=alt.Scale(domain=[first, last], nice=False, zero=False),
+                scale=alt.Scale(domain=ends, nice=False, zero=False),
                 axis=alt.Axis(grid=False, tickMinStep=1),
             ),
             alt.X2("end:Q"),
-            y,
+            alt.Y("client:N", sort=names, title=None, axis=alt.Axis(ticks=False, domain=False)),
             alt.Color(
                 "weight:Q",
                 scale=alt.Scale(domainMin=0),
@@ -76,11 +84,6 @@ def weights(view: RunView, part: Part) -> alt.LayerChart | None:
             tooltip=tips,
         )
     )
-    height = max(120, 16 * len(names) if len(names) <= 40 else 13 * len(names))
-    if flawed:
-        notes.append(f"{MARK.strip()} marks flawed clients.")
-    chart = alt.layer(cells).properties(width=WIDTH, height=height)
-    return told(chart, f"Weight of each client in each round under {part.label}.", " ".join(notes))
 
 
 def interesting(totals: Frame, flawed: dict[str, list[str]], most: int) -> list[str]:
