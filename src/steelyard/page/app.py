@@ -47,10 +47,17 @@ def create_app(root: Path, host: str, keys: Keys, jobs: Jobs, ended: Callable[[]
     """Return the application over the runs under `root`; `ended` says when open streams must close."""
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(Guard, host=host, keys=keys)
-    listing, figures = feed.Listing(root, jobs), Figures(root)
-    open_streams: list[object] = []
     _errors(app)
     _static(app, keys, root, jobs)
+    _listed(app, feed.Listing(root, jobs), ended)
+    _shown(app, Figures(root))
+    _started(app, jobs)
+    return app
+
+
+def _listed(app: FastAPI, listing: feed.Listing, ended: Callable[[], bool]) -> None:
+    """Which runs there are, and what happens in them as it happens."""
+    open_streams: list[object] = []
 
     @app.get("/api/runs")
     def runs() -> list[dict[str, Any]]:
@@ -71,6 +78,10 @@ def create_app(root: Path, host: str, keys: Keys, jobs: Jobs, ended: Callable[[]
                 open_streams.remove(mark)
 
         return StreamingResponse(told(), media_type="text/event-stream")
+
+
+def _shown(app: FastAPI, figures: Figures) -> None:
+    """What is shown of a run."""
 
     @app.get("/api/view")
     def view(run: Runs) -> dict[str, Any]:
@@ -94,6 +105,10 @@ def create_app(root: Path, host: str, keys: Keys, jobs: Jobs, ended: Callable[[]
     def experiment(run: Annotated[str, Query(max_length=1000)]) -> PlainTextResponse:
         return PlainTextResponse(figures.experiment(run))
 
+
+def _started(app: FastAPI, jobs: Jobs) -> None:
+    """Starting, stopping and resuming runs; a page that only shows runs refuses it."""
+
     @app.get("/api/recipes")
     def recipes() -> list[dict[str, str]]:
         return list_recipes()
@@ -115,8 +130,6 @@ def create_app(root: Path, host: str, keys: Keys, jobs: Jobs, ended: Callable[[]
     def resume(run: Annotated[str, Body(embed=True, max_length=1000)]) -> dict[str, str]:
         jobs.resume(run)
         return {"run": run}
-
-    return app
 
 
 def _errors(app: FastAPI) -> None:
