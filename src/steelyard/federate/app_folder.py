@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import ssl
+from collections.abc import Mapping
 from pathlib import Path
 
 from steelyard import __version__
@@ -132,33 +133,13 @@ def write_app(
         raise UserError(f"{folder}: exists and is not empty; allowed: a new or an empty folder")
     if ship:
         experiment = _with_code(experiment, folder / PACKAGE / CODE)
-    name = re.sub(r"[^a-z0-9]+", "-", experiment.name.lower()).strip("-")[:_LONGEST_NAME].strip("-") or "experiment"
-    description = experiment.description or f"The experiment {experiment.name}."
-    words = {
-        "name": name,
-        "description": description,
-        "version": __version__,
-        "package": PACKAGE,
-        "connection": CONNECTION,
-        "nodes": str(experiment.federate.nodes),
-    }
     settings = {
         **DEFAULTS,
         "out": "" if out is None else str(out),
         "resume": resume,
         "experiment": experiment_text(experiment),
     }
-    quoted = {key: _toml(value) for key, value in settings.items()}
-    pyproject = {**words, **quoted, "name": _toml(name), "description": _toml(_one_line(description))}
-    files = {
-        "pyproject.toml": _PYPROJECT.format(**pyproject),
-        "experiment.toml": to_toml(experiment),
-        "README.md": _README.format(**words),
-        f"{PACKAGE}/__init__.py": '"""The two entries of the Flower app."""\n',
-        f"{PACKAGE}/client_app.py": _entry("client"),
-        f"{PACKAGE}/server_app.py": _entry("server"),
-        ".flwr/config.toml": connection_file(address, authority),
-    }
+    files = {**_texts(experiment, settings), ".flwr/config.toml": connection_file(address, authority)}
     written = sorted((folder / PACKAGE / CODE).glob("*.py")) if ship else []
     if written:
         files[f"{PACKAGE}/{CODE}/__init__.py"] = '"""Code that the experiment names."""\n'
@@ -171,6 +152,30 @@ def write_app(
     except OSError as error:
         raise UserError(f"{folder}: cannot be written: {error.strerror}; allowed: a writable folder") from error
     return written
+
+
+def _texts(experiment: Description, settings: Mapping[str, str | bool]) -> dict[str, str]:
+    """Return the app's own files by name; `settings` are those that the app's run configuration holds."""
+    name = re.sub(r"[^a-z0-9]+", "-", experiment.name.lower()).strip("-")[:_LONGEST_NAME].strip("-") or "experiment"
+    description = experiment.description or f"The experiment {experiment.name}."
+    words = {
+        "name": name,
+        "description": description,
+        "version": __version__,
+        "package": PACKAGE,
+        "connection": CONNECTION,
+        "nodes": str(experiment.federate.nodes),
+    }
+    quoted = {key: _toml(value) for key, value in settings.items()}
+    pyproject = {**words, **quoted, "name": _toml(name), "description": _toml(_one_line(description))}
+    return {
+        "pyproject.toml": _PYPROJECT.format(**pyproject),
+        "experiment.toml": to_toml(experiment),
+        "README.md": _README.format(**words),
+        f"{PACKAGE}/__init__.py": '"""The two entries of the Flower app."""\n',
+        f"{PACKAGE}/client_app.py": _entry("client"),
+        f"{PACKAGE}/server_app.py": _entry("server"),
+    }
 
 
 def _with_code(experiment: Description, folder: Path) -> Description:
