@@ -225,25 +225,18 @@ def _go(
     *,
     accept: bool = False,
 ) -> Path:
+    """Do all rounds that are left, from the last checkpoint or the first round, and say how it ended."""
     store.register(federations)
     restored = store.resume(accept=accept)
     for problem in restored.problems:
-        print(f"steelyard: {problem}; going on from round {max(restored.round, 0)}", file=sys.stderr, flush=True)
+        _say(f"{problem}; going on from round {max(restored.round, 0)}")
     if accept:
         check_models(restored.states, federations, server)
     clients.restore(restored.kept)
     plan = plan_of(experiment)
     private = private_rounds(experiment, plan, federations, clients, folder, begun=restored.round > 0)
     tracked = Tracked(Noting(store, experiment, clients), experiment.tracking)
-    # What lists and pages of runs show, and how they tell a run that goes on from one that was killed.
-    store.note(
-        status="running",
-        rounds=plan.rounds,
-        measure=experiment.score_name,
-        writer=this_process().text(),
-        measured_by={found.name: found.measured_by for found in experiment.criteria()},
-        trust={name: trusted(rule, criteria_of([rule])) for name, rule in experiment.rules().items()},
-    )
+    _note_begun(store, experiment, plan)
     for seed in dict.fromkeys(federation.seed for federation in federations):
         # So that what is noted of the clients tells of every seed, also of one that had finished before a resume.
         with doing(f"sharing out the data, seed {seed}"):
@@ -263,17 +256,32 @@ def _go(
         if isinstance(error, KeyboardInterrupt):
             raise Stopped(folder) from error
         raise
+    ends = [f"{name}: ended in round {state.round + 1}: {state.ended}" for name, state in states.items() if state.ended]
     if private is not None:
         told_of = promise(private, federations, states)
         store.note(privacy=told_of)
-        for line in ended_early(told_of, plan.rounds):
-            print(f"steelyard: {line}", file=sys.stderr, flush=True)
-    for name, state in states.items():
-        if state.ended:
-            print(f"steelyard: {name}: ended in round {state.round + 1}: {state.ended}", file=sys.stderr, flush=True)
+        ends = [*ended_early(told_of, plan.rounds), *ends]
+    for line in ends:
+        _say(line)
     store.finish(**told(experiment, clients))
     tracked.end(finished=True)
     return folder
+
+
+def _note_begun(store: Store, experiment: Description, plan: Plan) -> None:
+    """Note what lists and pages of runs show, and how they tell a run that goes on from one that was killed."""
+    store.note(
+        status="running",
+        rounds=plan.rounds,
+        measure=experiment.score_name,
+        writer=this_process().text(),
+        measured_by={found.name: found.measured_by for found in experiment.criteria()},
+        trust={name: trusted(rule, criteria_of([rule])) for name, rule in experiment.rules().items()},
+    )
+
+
+def _say(line: str) -> None:
+    print(f"steelyard: {line}", file=sys.stderr, flush=True)
 
 
 def _shown(progress: bool | Progress, rounds: int) -> AbstractContextManager[Progress | None]:
