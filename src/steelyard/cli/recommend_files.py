@@ -6,6 +6,7 @@ What is heavy is imported inside the commands, for speed of start.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -83,14 +84,7 @@ def split(
     from steelyard.recommend.lists import write_interactions
     from steelyard.recommend.reading import read
 
-    writable(out, "--out")
-    if out == Path():
-        raise UserError("--out: got nothing or the folder that you are in; allowed: a folder of its own")
-    names = ("train", "test", "catalogue", *(() if validation is None else ("validation",)))
-    files = {name: out / f"{name}.tsv" for name in names}
-    for file in files.values():
-        if file.exists():
-            raise UserError(f"--out: {brief(str(file))} exists already; allowed: a folder without it")
+    files = _new_files(out, ("train", "test", "catalogue", *(() if validation is None else ("validation",))))
     table = filters.keep(
         read(data),
         duplicates=duplicates.value,
@@ -120,6 +114,18 @@ def split(
     files["catalogue"].write_text("item\n" + "\n".join(table.items) + "\n", encoding="utf-8")
     counts = ", ".join(f"{name}: {len(side):,}" for name, side in sides.items())
     typer.echo(f"{counts} interactions in {out}")
+
+
+def _new_files(out: Path, names: Sequence[str]) -> dict[str, Path]:
+    """Return the files to write by name, before anything is read; none of them may be there already."""
+    writable(out, "--out")
+    if out == Path():
+        raise UserError("--out: got nothing or the folder that you are in; allowed: a folder of its own")
+    files = {name: out / f"{name}.tsv" for name in names}
+    for file in files.values():
+        if file.exists():
+            raise UserError(f"--out: {brief(str(file))} exists already; allowed: a folder without it")
+    return files
 
 
 def baseline(
