@@ -54,6 +54,17 @@ def writable(folder: Path, option: str) -> Path:
     return folder
 
 
+def own_folder(folder: Path, option: str) -> Path:
+    """Return a folder in which one may write and that is not the one that the user is in.
+
+    Use it where a command fills a folder of its own.
+    """
+    if folder == Path():
+        # An empty name is the same path as ".".
+        raise UserError(f"{option}: got nothing or the folder that you are in; allowed: a folder of its own")
+    return writable(folder, option)
+
+
 def new_file(path: Path, option: str) -> Path:
     """Return the path of a file that is not there yet, in a folder in which one may write; others are refused.
 

@@ -50,8 +50,8 @@ def attack(
             from steelyard.api import runnable
             from steelyard.experiment.attacking import CLEAN, attack_names, rules_for, under_attack
             from steelyard.experiment.comparing import load_comparison
+            from steelyard.experiment.folders import new_folder
             from steelyard.experiment.loading import load
-            from steelyard.experiment.running import new_folder
             from steelyard.report.hostile import attack_document, attack_lines, outcome
 
         names = attack_names(attacks)

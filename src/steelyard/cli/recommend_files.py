@@ -17,7 +17,7 @@ from steelyard.cli.options import FormatOption
 from steelyard.cli.printing import metric_table
 from steelyard.cli.recommend_features import features_of
 from steelyard.cli.recommend_options import parse_cutoffs
-from steelyard.errors import UserError, brief, new_file, writable
+from steelyard.errors import UserError, brief, new_file, own_folder
 
 
 class Repeated(StrEnum):
@@ -118,9 +118,7 @@ def split(
 
 def _new_files(out: Path, names: Sequence[str]) -> dict[str, Path]:
     """Return the files to write by name, before anything is read; none of them may be there already."""
-    writable(out, "--out")
-    if out == Path():
-        raise UserError("--out: got nothing or the folder that you are in; allowed: a folder of its own")
+    own_folder(out, "--out")
     files = {name: out / f"{name}.tsv" for name in names}
     for file in files.values():
         if file.exists():

@@ -5,17 +5,17 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from steelyard.activity import doing
 from steelyard.clients.protocol import CheckedClients
-from steelyard.errors import Stopped, UserError, writable
+from steelyard.errors import Stopped, UserError
 from steelyard.experiment.code import FOLDER as CODE
 from steelyard.experiment.code import Ask
 from steelyard.experiment.continuing import begun_with, changed_data, changed_experiment, check_models, check_rules
 from steelyard.experiment.description import Description
+from steelyard.experiment.folders import new_folder
 from steelyard.experiment.loading import RUN_FILE, read_experiment, run_file
 from steelyard.experiment.noting import Noting, told, versions, why
 from steelyard.experiment.promising import ended_early, private_rounds, promise, rest_of
@@ -25,7 +25,7 @@ from steelyard.rounds.state import Federation, Plan
 from steelyard.runs.process import this_process
 from steelyard.runs.reader import History
 from steelyard.runs.setup import discard, set_up
-from steelyard.runs.store import Store, exists, tidy
+from steelyard.runs.store import Store, tidy
 from steelyard.tracking.recording import Tracked
 from steelyard.tracking.trackers import check as check_tracker
 from steelyard.weighing.adafed import loss_rule
@@ -72,27 +72,6 @@ def plan_of(experiment: Description) -> Plan:
         report=experiment.reports_on_server,
         poisson=rounds.sampling == "poisson",
     )
-
-
-def new_folder(experiment: Description, out: str | Path | None) -> Path:
-    """Return the folder of a new run; one that holds a run already is refused, so that nothing is lost."""
-    if out is not None:
-        if Path(out) == Path():
-            # An empty name is the same path as ".".
-            raise UserError("--out: got nothing or the folder that you are in; allowed: a folder of its own")
-        folder = writable(Path(out), "--out")
-        if exists(folder):
-            raise UserError(
-                f"--out: {folder} holds a run already; allowed: a new folder, or `steelyard resume {folder}`"
-            )
-        return folder
-    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-    first = writable(experiment.store.folder / f"{experiment.name}-{stamp}", "store.folder")
-    folder, count = first, 1
-    while folder.exists():
-        count += 1
-        folder = first.with_name(f"{first.name}-{count}")
-    return folder
 
 
 def run(

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from steelyard.errors import Stopped, UserError, brief, writable
+from steelyard.errors import Stopped, UserError, brief, own_folder
 from steelyard.experiment.code import Ask
 from steelyard.experiment.description import Description
+from steelyard.experiment.folders import unnamed_folder
 from steelyard.experiment.loading import read_experiment
 from steelyard.experiment.running import resume, run
 from steelyard.experiment.sweep_file import difference, is_sweep, read_sweep, write_sweep
@@ -168,16 +168,8 @@ def _told(tell: Callable[[str], None] | None, parts: list[Part], number: int) ->
 def _folder(planned: Sweep, out: str | Path | None) -> Path:
     """Return the folder of a sweep: that of an earlier one, or one without anything in it."""
     if out is None:
-        stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-        first = writable(planned.experiment.store.folder / f"{planned.experiment.name}-sweep-{stamp}", "store.folder")
-        folder, count = first, 1
-        while folder.exists():
-            count += 1
-            folder = first.with_name(f"{first.name}-{count}")
-        return folder
-    if Path(out) == Path():
-        raise UserError("--out: got nothing or the folder that you are in; allowed: a folder of its own")
-    folder = writable(Path(out), "--out")
+        return unnamed_folder(planned.experiment, f"{planned.experiment.name}-sweep")
+    folder = own_folder(Path(out), "--out")
     if folder.is_dir() and any(folder.iterdir()) and not is_sweep(folder):
         raise UserError(f"--out: {brief(str(folder))} is not empty and holds no sweep; allowed: a new folder")
     return folder

@@ -8,8 +8,8 @@ from steelyard.clients.node import NodeConfig
 from steelyard.errors import Stopped, UserError
 from steelyard.experiment.code import Ask
 from steelyard.experiment.description import Description
+from steelyard.experiment.folders import new_folder
 from steelyard.experiment.loading import load, read_experiment
-from steelyard.experiment.running import new_folder
 from steelyard.federate.local_federation import started
 from steelyard.federate.local_follow import follow
 from steelyard.federate.local_launch import FOLDER, Launch, read_launch

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from steelyard.errors import UserError
 from steelyard.experiment.description import Description
-from steelyard.experiment.running import new_folder
+from steelyard.experiment.folders import new_folder
 from steelyard.federate.app_folder import CONNECTION, write_app
 from steelyard.federate.processes import environment
 from steelyard.runs.reader import History
