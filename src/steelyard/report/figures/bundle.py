@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
-
-def _folder() -> Path:
-    """Return where the bundle is kept: $STEELYARD_CACHE, else steelyard/ in the user's cache folder."""
-    given = os.environ.get("STEELYARD_CACHE")
-    if given:
-        return Path(given)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "steelyard"
+from steelyard.cache import cache_folder
 
 
 def bundle() -> str:
@@ -21,7 +14,7 @@ def bundle() -> str:
 
     Putting it together takes some seconds, so it is kept in the user's cache folder, under vl-convert's version.
     """
-    path = _folder() / f"vega-{version('vl-convert-python')}.js"
+    path = cache_folder() / f"vega-{version('vl-convert-python')}.js"
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):

@@ -9,22 +9,14 @@ import os
 import platform
 from collections.abc import Generator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import torch
 
+from steelyard.cache import cache_folder
 from steelyard.clients.local.device_data.cohort import Cohort
 from steelyard.clients.local.engines import fingerprint
 from steelyard.clients.local.engines.engine import TrainingSetup
-
-
-def folder() -> Path:
-    """Return where choices are kept: $STEELYARD_CACHE, else steelyard/ in the user's cache folder."""
-    given = os.environ.get("STEELYARD_CACHE")
-    if given:
-        return Path(given)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "steelyard"
 
 
 def key(setup: TrainingSetup, cohort: Cohort, engines: Sequence[str]) -> str:
@@ -67,7 +59,7 @@ def write(name: str, engine: str, why: str) -> str:
             if name in known:
                 return str(known[name]["engine"])
             known[name] = {"engine": engine, "why": why}
-            target = folder() / "engines.json"
+            target = cache_folder() / "engines.json"
             fresh = target.with_suffix(f".{os.getpid()}")
             fresh.write_text(json.dumps(known, indent=1, sort_keys=True))
             fresh.replace(target)
@@ -78,7 +70,7 @@ def write(name: str, engine: str, why: str) -> str:
 
 def _load() -> dict[str, Any]:
     try:
-        known = json.loads((folder() / "engines.json").read_text())
+        known = json.loads((cache_folder() / "engines.json").read_text())
     except (OSError, ValueError):
         return {}
     return known if isinstance(known, dict) else {}
@@ -86,7 +78,7 @@ def _load() -> dict[str, Any]:
 
 @contextmanager
 def _locked() -> Generator[None]:
-    folder().mkdir(parents=True, exist_ok=True)
-    with open(folder() / "engines.lock", "w") as lock:
+    cache_folder().mkdir(parents=True, exist_ok=True)
+    with open(cache_folder() / "engines.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
