@@ -1,10 +1,12 @@
-"""The errors that a user can cause."""
+"""The errors that a user can cause, and stops by a user."""
 
 from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterable
+import signal
+from collections.abc import Generator, Iterable
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -22,6 +24,23 @@ class Stopped(KeyboardInterrupt):
     def __init__(self, folder: Path) -> None:
         super().__init__(str(folder))
         self.folder = folder
+
+
+@contextmanager
+def ends_as_interrupted() -> Generator[None]:
+    """Being asked to end (SIGTERM, as a page or a service manager sends it) stops what is done inside as Ctrl-C does.
+
+    Use it around work that tidies up when it is interrupted.
+    """
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

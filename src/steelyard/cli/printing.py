@@ -6,7 +6,6 @@ import json
 import os
 import shlex
 import shutil
-import signal
 import sys
 import textwrap
 from collections.abc import Callable, Mapping
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import typer
 
 from steelyard.activity import doing
-from steelyard.errors import Stopped, printable
+from steelyard.errors import Stopped, ends_as_interrupted, printable
 
 if TYPE_CHECKING:
     from steelyard.result import Result
@@ -84,13 +83,9 @@ def metric_table(document: Mapping[str, Mapping[str, Any]]) -> str:
 
 def watched(work: Callable[[], DoneT]) -> DoneT:
     """Do the work of a run; a stop by the user (Ctrl-C, or SIGTERM as a page sends it) is reported in one line."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
     try:
-        return work()
+        with ends_as_interrupted():
+            return work()
     except Stopped as stop:
         folder = str(stop.folder)
         print(
@@ -102,8 +97,6 @@ def watched(work: Callable[[], DoneT]) -> DoneT:
     except KeyboardInterrupt:
         print("steelyard: stopped before the run began; nothing was written", file=sys.stderr)
         raise typer.Exit(130) from None
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def write_own_report(result: Result) -> None:

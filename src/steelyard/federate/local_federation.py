@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from steelyard.clients.node import EVERYTHING
-from steelyard.errors import UserError
+from steelyard.errors import UserError, ends_as_interrupted
 from steelyard.experiment.description import Description
 from steelyard.federate.app_folder import CONNECTION, write_app
 from steelyard.federate.certificates import make_certificates, make_key
@@ -212,13 +212,8 @@ def started(
     folder: Path, experiment: Description, launch: Launch, *, resume: bool = False, apart: bool = False
 ) -> Generator[LocalFederation]:
     """Start a federation; being asked to end (SIGTERM) ends it as orderly as an interrupt does."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        with LocalFederation(folder, experiment, launch, resume=resume, apart=apart) as federation:
-            yield federation
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    with (
+        ends_as_interrupted(),
+        LocalFederation(folder, experiment, launch, resume=resume, apart=apart) as federation,
+    ):
+        yield federation

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import socket
 import threading
 from collections.abc import Generator
@@ -21,7 +20,7 @@ from flwr.supercore.control import ControlHttpClient
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
 from steelyard.clients.flower.register import FILE, REGISTER, Entry, bare
-from steelyard.errors import UserError
+from steelyard.errors import UserError, ends_as_interrupted
 from steelyard.federate.app_folder import connection_file
 from steelyard.federate.bounded import BoundedLoop, BoundedProtocol, allow_many_files
 from steelyard.federate.door import Door, RegisteredKeys
@@ -188,14 +187,9 @@ def _superlink(home: ServerFolder) -> Generator[tuple[Process, str]]:
     env = environment(home.flower, **{REGISTER: str(home.register)})
     # Relative paths of a run are meant from where the server was started.
     process = Process("superlink", command, env, home.folder / "superlink.log", Path.cwd())
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
     try:
-        process.wait_for_port(port, _START_SECONDS)
-        yield process, address
+        with ends_as_interrupted():
+            process.wait_for_port(port, _START_SECONDS)
+            yield process, address
     finally:
-        signal.signal(signal.SIGTERM, before)
         end_all([process])
