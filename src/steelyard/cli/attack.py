@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from steelyard.activity import doing
-from steelyard.cli.options import ExperimentArgument, FormatOption, QuietOption, SetOption
+from steelyard.cli.options import ExperimentArgument, FirstSeedOption, FormatOption, QuietOption, SeedsOption, SetOption
 from steelyard.cli.printing import print_json, terminal_width, watched
 from steelyard.cli.trust import TrustOption, asking
 from steelyard.errors import UserError, printable
@@ -36,9 +36,9 @@ def attack(
             "--rules", help="Rules as in `steelyard compare`; default: fedavg, EQ, each robust rule, and guarded."
         ),
     ] = None,
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Number of seeds, counted from the first.")] = 1,
+    seeds: SeedsOption = 1,
     changes: SetOption = None,
-    seed: Annotated[int | None, typer.Option("--seed", help="The first seed; default: the experiment's.")] = None,
+    seed: FirstSeedOption = None,
     out: Annotated[Path | None, typer.Option("--out", help="Folder that gets one run for each attack.")] = None,
     trust: TrustOption = False,
     quiet: QuietOption = False,

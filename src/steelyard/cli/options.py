@@ -28,3 +28,5 @@ BaselineOption = Annotated[
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 ReportOption = Annotated[bool, typer.Option("--report", help="Also write the report: report.html in the run's folder.")]
 SeedOption = Annotated[int | None, typer.Option("--seed", help="Seed of everything; in place of the experiment's.")]
+FirstSeedOption = Annotated[int | None, typer.Option("--seed", help="The first seed; default: the experiment's.")]
+SeedsOption = Annotated[int, typer.Option("--seeds", min=1, help="Number of seeds, counted from the first.")]

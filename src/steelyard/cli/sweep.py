@@ -13,7 +13,15 @@ from typing import Annotated, Any
 import typer
 
 from steelyard.activity import doing
-from steelyard.cli.options import ExperimentArgument, QuietOption, SeedOption, SetOption, TableFormat, TableFormatOption
+from steelyard.cli.options import (
+    ExperimentArgument,
+    QuietOption,
+    SeedOption,
+    SeedsOption,
+    SetOption,
+    TableFormat,
+    TableFormatOption,
+)
 from steelyard.cli.printing import print_json, terminal_width, watched
 from steelyard.cli.trust import TrustOption, asking
 from steelyard.errors import printable
@@ -34,7 +42,7 @@ def sweep(
         list[str] | None,
         typer.Option("--rules", help="Rules as in `steelyard compare`; default: the experiment's main rule."),
     ] = None,
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Number of seeds, counted from the first.")] = 1,
+    seeds: SeedsOption = 1,
     measure: Annotated[
         str,
         typer.Option(
