@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from steelyard.errors import UserError, listed, nearest
 from steelyard.report.baseline import asks_clients, find_baseline
 from steelyard.report.comparison import compare_run
-from steelyard.report.flawed import flawed_shares
+from steelyard.report.flawed import flawed_shares, flaws_of
 from steelyard.runs.frames import clients_frame, evaluations_frame
 from steelyard.runs.reader import History
 
@@ -165,11 +165,7 @@ class RunView:
 
     def flaws(self, part: Part) -> dict[str, list[str]]:
         """Return what is wrong with each flawed client of a part's seed; empty for a run without flaws."""
-        found: dict[str, list[str]] = {}
-        frame: Frame = part.history.flaws
-        for row in frame[frame["seed"] == part.seed].to_dict("records"):
-            found.setdefault(str(row["client"]), []).append(str(row["flaw"]))
-        return found
+        return flaws_of(part.history, part.seed)
 
 
 def flawed_means(view: RunView, label: str) -> dict[str, float] | None:

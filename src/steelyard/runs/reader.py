@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -159,20 +159,19 @@ class History:
 
     def failures_after(self, round: int = START) -> pd.DataFrame:
         """Return who was asked after a round and left out: rule, seed, round, client, failure (the reason)."""
-        return self._read(
-            "SELECT f.rule, f.seed, l.round, c.name AS client, l.reason AS failure FROM failures l "
-            "JOIN federations f ON f.id = l.federation JOIN clients c ON c.id = l.client WHERE l.round > ? "
-            "ORDER BY f.id, l.round, c.name",
-            (round,),
-        )
+        return self._reasons("failures", round)
 
     @cached_property
     def untested(self) -> pd.DataFrame:
         """Who gave no usable test of a round's model: rule, seed, round, client, failure (the reason)."""
+        return self._reasons("untested", START)
+
+    def _reasons(self, table: Literal["failures", "untested"], after: int) -> pd.DataFrame:
         return self._read(
-            "SELECT f.rule, f.seed, l.round, c.name AS client, l.reason AS failure FROM untested l "
-            "JOIN federations f ON f.id = l.federation JOIN clients c ON c.id = l.client "
-            "ORDER BY f.id, l.round, c.name"
+            f"SELECT f.rule, f.seed, l.round, c.name AS client, l.reason AS failure FROM {table} l "
+            "JOIN federations f ON f.id = l.federation JOIN clients c ON c.id = l.client WHERE l.round > ? "
+            "ORDER BY f.id, l.round, c.name",
+            (after,),
         )
 
     @cached_property
