@@ -12,8 +12,7 @@ from typing import Annotated, Literal
 import typer
 
 from steelyard.cli import federate_server
-from steelyard.cli.completion import recipe_names
-from steelyard.cli.options import FormatOption
+from steelyard.cli.options import ExperimentArgument, FormatOption, SetOption
 from steelyard.cli.printing import finish, print_json
 from steelyard.cli.trust import TrustOption, asking
 from steelyard.errors import printable
@@ -29,20 +28,11 @@ app.command("serve")(federate_server.serve)
 app.command("register")(federate_server.register)
 app.command("submit")(federate_server.submit)
 
-ExperimentArgument = Annotated[
-    str, typer.Argument(help="Name of a recipe, or path of a TOML file.", autocompletion=recipe_names)
-]
-SetOption = Annotated[
-    list[str] | None, typer.Option("--set", help="Change a field: section.field=value. May be given again.")
-]
-
 
 @app.command("init")
 def init(
     folder: Annotated[Path, typer.Argument(help="New folder for the Flower app.")],
-    experiment: Annotated[
-        str, typer.Argument(help="Name of a recipe, or path of a TOML file.", autocompletion=recipe_names)
-    ] = "quickstart",
+    experiment: ExperimentArgument = "quickstart",
     changes: SetOption = None,
     seed: Annotated[int | None, typer.Option("--seed", help="Seed of everything.")] = None,
     address: Annotated[str, typer.Option("--superlink", help="Where the SuperLink listens.")] = "127.0.0.1:8000",
@@ -65,9 +55,7 @@ def init(
 
 @app.command("local")
 def local(
-    experiment: Annotated[
-        str, typer.Argument(help="Name of a recipe, or path of a TOML file.", autocompletion=recipe_names)
-    ],
+    experiment: ExperimentArgument,
     nodes: Annotated[int, typer.Option("--nodes", help="Number of nodes; clients are shared out among them.")] = 4,
     tls: Annotated[bool, typer.Option("--tls", help="Make certificates and register node keys.")] = False,
     changes: SetOption = None,
