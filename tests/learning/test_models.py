@@ -8,7 +8,7 @@ from torch import nn
 import steelyard
 from steelyard.errors import UserError
 from steelyard.learning.models import ModelSettings, build
-from steelyard.learning.parameters import Layout, count
+from steelyard.learning.parameters import Layout
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ from steelyard.learning.parameters import Layout, count
     ],
 )
 def test_parameter_counts(name: str, shape: tuple[int, ...], classes: int, parameters: int) -> None:
-    assert count(build(ModelSettings(name=name), shape, classes, 0)) == parameters
+    assert Layout.of(build(ModelSettings(name=name), shape, classes, 0)).trained == parameters
 
 
 def test_the_authors_network_has_no_activation_after_its_convolutions_and_glorot_starts() -> None:
@@ -86,7 +86,7 @@ def test_keras_network_drops_a_quarter_after_the_pooling_and_half_after_the_dens
 
 def test_mlp_has_the_hidden_layers_asked_for() -> None:
     module = build(ModelSettings(name="mlp", hidden=(64,)), (28, 28), 10, 0)
-    assert count(module) == 785 * 64 + 65 * 10
+    assert Layout.of(module).trained == 785 * 64 + 65 * 10
     assert module(torch.zeros(3, 28, 28)).shape == (3, 10)
 
 
@@ -128,20 +128,20 @@ class Own(nn.Module):
 
 
 def test_own_model_from_python() -> None:
-    assert count(build(Own, (4,), 3, 0)) == 10 + 9
+    assert Layout.of(build(Own, (4,), 3, 0)).trained == 10 + 9
     settings = ModelSettings(name=Own, arguments={"width": 5})  # type: ignore[arg-type]
-    assert count(build(settings, (4,), 3, 0)) == 25 + 18
-    assert count(build(lambda: nn.Linear(4, 3), (4,), 3, 0)) == 15
+    assert Layout.of(build(settings, (4,), 3, 0)).trained == 25 + 18
+    assert Layout.of(build(lambda: nn.Linear(4, 3), (4,), 3, 0)).trained == 15
 
 
 def test_own_model_from_file(tmp_path: Path) -> None:
     file = tmp_path / "net.py"
     file.write_text("from torch import nn\ndef make(classes):\n    return nn.Linear(4, classes)\n")
-    assert count(build(ModelSettings(name=f"{file}:make"), (4,), 3, 0)) == 15
+    assert Layout.of(build(ModelSettings(name=f"{file}:make"), (4,), 3, 0)).trained == 15
     file.write_text("from torch import nn\nclass Wide(nn.Linear):\n    pass\n")
     wide = ModelSettings(name=f"{tmp_path / 'wide.py'}:Wide", arguments={"in_features": 4, "out_features": 3})
     file.rename(tmp_path / "wide.py")
-    assert count(build(wide, (4,), 3, 0)) == 15
+    assert Layout.of(build(wide, (4,), 3, 0)).trained == 15
     assert any(name.startswith("steelyard_user_net") for name in sys.modules)
 
 

@@ -51,7 +51,7 @@ def test_what_lies_between_the_points_is_not_told(keys: CkksKeys):
 
 
 def test_the_server_adds_and_cannot_read(keys: CkksKeys):
-    assert not keys.public.has_secret
+    assert not keys.public.context.has_secret_key()
     (total,) = keys.public.add([keys.encrypt(np.ones(3)), keys.encrypt(np.ones(3))])
     with pytest.raises(ValueError, match="secret"):
         tenseal.ckks_vector_from(keys.public.context, total).decrypt()

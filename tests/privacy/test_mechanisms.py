@@ -30,12 +30,6 @@ def test_noise_and_epsilon_are_inverse_and_never_promise_too_much(epsilon: float
     assert mechanisms.gaussian_epsilon(delta, noise) == pytest.approx(epsilon, rel=1e-6)
 
 
-def test_the_classic_formula_is_refused_above_one() -> None:
-    assert mechanisms.classic_noise(1.0, 1e-5) == pytest.approx(4.844805)
-    with pytest.raises(UserError, match=r"epsilon: got 1\.1 .* at most 1"):
-        mechanisms.classic_noise(1.1, 1e-5)
-
-
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.0, 1e-5), (-1.0, 1e-5), (math.inf, 1e-5), (1.0, 0.0), (1.0, 1.0)])
 def test_impossible_budgets_are_refused(epsilon: float, delta: float) -> None:
     with pytest.raises(UserError, match=r"allowed: numbers"):

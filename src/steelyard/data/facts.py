@@ -20,9 +20,6 @@ from steelyard.errors import UserError, listed, nearest
 from steelyard.randomness import generator
 from steelyard.settings import Section
 
-Facts = Mapping[str, Mapping[str, Mapping[str, float]]]
-"""By client, then "device" or "user", then the fact's name."""
-
 KINDS: tuple[Literal["device", "user"], ...] = ("device", "user")
 CLIENT = "client"
 """The column of a file of facts that names the client."""

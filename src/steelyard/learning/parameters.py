@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import prod
 
 import torch
 from torch import nn
@@ -88,8 +87,3 @@ class Layout:
 
 def _cut(flat: torch.Tensor, slot: Slot) -> torch.Tensor:
     return flat.narrow(-1, slot.offset, slot.size)
-
-
-def count(module: nn.Module) -> int:
-    """Return the number of trained parameters; use it in reports and checks."""
-    return sum(prod(tensor.shape) for tensor in module.parameters())

@@ -59,11 +59,6 @@ class CkksPublic:
     def __init__(self, context: Any) -> None:
         self.context = context
 
-    @property
-    def has_secret(self) -> bool:
-        """Whether ciphertexts can be opened with it; never, on a server."""
-        return bool(self.context.has_secret_key())
-
     def add(self, parts: Sequence[Sequence[bytes]]) -> list[bytes]:
         """Return ciphertexts of the sums of several clients' numbers."""
         totals: list[bytes] = []

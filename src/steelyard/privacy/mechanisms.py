@@ -5,7 +5,7 @@ Laplace: scale Δ₁/ε (ε-DP; C. Dwork et al. 2006). Gaussian: the least σ wi
     δ = Φ(Δ₂/2σ − εσ/Δ₂) − e^ε · Φ(−Δ₂/2σ − εσ/Δ₂)
 
 (B. Balle, Y.-X. Wang: "Improving the Gaussian Mechanism for Differential Privacy", ICML 2018), which holds for every ε;
-the classic σ = Δ₂·√(2 ln(1.25/δ))/ε is proven for ε ≤ 1 only and refused above. Exponential: candidate r with
+the classic σ = Δ₂·√(2 ln(1.25/δ))/ε is larger, and proven for ε ≤ 1 only. Exponential: candidate r with
 probability ∝ exp(ε·u(r)/2Δ_u) (F. McSherry, K. Talwar 2007). All draw from a `Source`, on a lattice.
 """
 
@@ -40,17 +40,6 @@ def gaussian_noise(epsilon: float, delta: float) -> float:
     """Return the least σ/Δ₂ of the Gaussian mechanism for (ε, δ): the analytic calibration, for any ε > 0."""
     _check(epsilon, delta)
     return _least(lambda noise: gaussian_delta(epsilon, noise) <= delta)
-
-
-def classic_noise(epsilon: float, delta: float) -> float:
-    """Return σ/Δ₂ = √(2 ln(1.25/δ))/ε, which is proven for ε ≤ 1 only; beyond, it is refused."""
-    _check(epsilon, delta)
-    if epsilon > 1:
-        raise UserError(
-            f"epsilon: got {epsilon:g} for the classic Gaussian mechanism, which does not keep its promise there; "
-            "allowed: at most 1, or the analytic calibration"
-        )
-    return math.sqrt(2.0 * math.log(1.25 / delta)) / epsilon
 
 
 def gaussian(values: Floats, sensitivity: float, epsilon: float, delta: float, source: Source) -> Floats:

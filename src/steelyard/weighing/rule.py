@@ -23,7 +23,6 @@ from steelyard.weighing.trust import bounded, bounded_samples
 from steelyard.weighing.weights import Normalising, Weighing, normalise, to_weights
 
 ScoreName = Literal["prioritized", "mean", "weighted-mean", "owa", "choquet", "product", "power"]
-SCORES: tuple[str, ...] = ("prioritized", "mean", "weighted-mean", "owa", "choquet", "product", "power")
 
 # Which parameter belongs to which scores: one given for another score is a mistake that must not pass in silence.
 _PARAMETERS = {

@@ -6,7 +6,7 @@ the question, are the numbers possible) is checked in `checks`.
 
 from __future__ import annotations
 
-from typing import Self, TypeVar
+from typing import Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -19,8 +19,6 @@ INTRODUCE = "query.introduce"
 TRAIN = "train.task"
 EVALUATE = "evaluate.question"
 """The three messages that a server sends, by Flower's message type; `hidden_forms` has those of hidden updates."""
-
-FormT = TypeVar("FormT", bound="Form")
 
 
 class Refused(Exception):
