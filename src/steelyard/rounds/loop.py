@@ -10,11 +10,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-import torch
-
 from steelyard.activity import doing
 from steelyard.clients.protocol import Clients, ReportingServer, Server
-from steelyard.messages import Evaluations, Question, ServerTest, Task, Updates
+from steelyard.messages import Question, ServerTest, Task, Updates
 from steelyard.privacy.local import without_losses
 from steelyard.rounds.cohorts import cohort_of
 from steelyard.rounds.drafting import TooFewClients, weigh_soundly
@@ -24,8 +22,7 @@ from steelyard.rounds.server_rows import fit_to_server, train_alone
 from steelyard.rounds.soundness import Exploded
 from steelyard.rounds.state import Draft, Federation, Plan, Recorder, RoundRecord, RoundState, first_like
 from steelyard.rounds.targets import reached
-from steelyard.rounds.tested import check_tested
-from steelyard.weighing.priorities import Order
+from steelyard.rounds.testing import check_tested, evaluate
 
 Progress = Callable[[int, Mapping[str, float | None]], None]
 
@@ -147,7 +144,7 @@ def one_round(
     tested = drafts if last or round % plan.evaluate_every == 0 else [d for d in drafts if d.federation.name in ending]
     if tested:
         with doing("testing on all clients"):
-            _evaluate(tested, clients, round, detailed=plan.detailed and last)
+            evaluate(tested, clients, round, detailed=plan.detailed and last)
     records: list[RoundRecord] = []
     for draft in drafts:
         state, record = _finish(draft, server, plan, time.perf_counter() - begun)
@@ -200,62 +197,6 @@ def make_task(
     else:
         cohort = private.cohort(federation, round, names)
     return Task(federation.name, federation.seed, round, cohort, state.parameters, state.loss)
-
-
-def _evaluate(drafts: Sequence[Draft], clients: Clients, round: int, *, detailed: bool) -> None:
-    """Test the combined models on every client; where a strategy wants more orders, test those together too."""
-    questions = [
-        Question(draft.federation.name, draft.federation.seed, round, draft.model[None], detailed) for draft in drafts
-    ]
-    extra: list[tuple[Draft, list[Order], torch.Tensor]] = []
-    for draft, answer in zip(drafts, clients.evaluate(questions), strict=True):
-        draft.answer = answer
-        accuracy = float(answer.overall()[0])
-        draft.tried = ((draft.order, accuracy),)
-        others = _other_orders(draft, accuracy, round)
-        if others and draft.weighing is not None and draft.combine is not None:
-            weights = draft.federation.rule.candidates(draft.weighing.normalised, others)
-            extra.append((draft, others, draft.combine(weights)))
-    more = [Question(d.federation.name, d.federation.seed, round, models, detailed) for d, _, models in extra]
-    answers = clients.evaluate(more) if more else []
-    for (draft, others, models), answer in zip(extra, answers, strict=True):
-        draft.tried += tuple(zip(others, answer.overall().tolist(), strict=True))
-        _decide(draft, models, answer)
-    for draft in drafts:
-        if draft.orders is None:
-            _decide(draft, None, None)
-    _ask_again([draft for draft in drafts if draft.partial], clients, round, detailed=detailed)
-
-
-def _ask_again(drafts: Sequence[Draft], clients: Clients, round: int, *, detailed: bool) -> None:
-    """Right or wrong per sample and further metrics come for the first candidate only: get them for the one kept."""
-    if not drafts:
-        return
-    questions = [Question(d.federation.name, d.federation.seed, round, d.model[None], detailed) for d in drafts]
-    for draft, answer in zip(drafts, clients.evaluate(questions), strict=True):
-        draft.answer = answer
-
-
-def _other_orders(draft: Draft, accuracy: float, round: int) -> list[Order]:
-    if draft.kept_old or not draft.federation.rule.ordered:
-        return []
-    return list(draft.federation.strategy.others(draft.before.orders, accuracy, draft.federation.seed, round))
-
-
-def _decide(draft: Draft, models: torch.Tensor | None, answer: Evaluations | None) -> None:
-    orders, accuracies = [order for order, _ in draft.tried], [accuracy for _, accuracy in draft.tried]
-    decision = draft.federation.strategy.decide(draft.before.orders, orders, accuracies)
-    draft.orders, draft.tests = decision.state, decision.tests
-    # Candidates are tested together; those that the strategy did not need are neither counted nor recorded.
-    draft.tried = draft.tried[: max(decision.tests, decision.chosen) + 1]
-    if decision.chosen > 0 and models is not None and answer is not None and draft.weighing is not None:
-        # The first order was tested before and alone: its answer is not among those of the others.
-        other = decision.chosen - 1
-        draft.order = orders[decision.chosen]
-        draft.model = models[other]
-        draft.weighing = draft.federation.rule.weigh(draft.weighing.raw, draft.order)
-        draft.answer = replace(answer, scores=answer.scores[other : other + 1], losses=answer.losses[other : other + 1])
-        draft.partial = other > 0 and (answer.right is not None or bool(answer.metrics))
 
 
 def _finish(draft: Draft, server: Server, plan: Plan, seconds: float) -> tuple[RoundState, RoundRecord]:

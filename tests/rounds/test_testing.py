@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -12,7 +12,7 @@ from steelyard.errors import UserError
 from steelyard.messages import Evaluations, Failure
 from steelyard.rounds.loop import run_rounds
 from steelyard.rounds.state import Plan
-from steelyard.rounds.tested import check_tested
+from steelyard.rounds.testing import check_tested
 from steelyard.weighing.adjusting import AdjustSettings
 
 PLAIN = Plan(rounds=2, fraction=1.0)
@@ -49,3 +49,19 @@ def test_the_loop_asks_before_anybody_trains() -> None:
     assert (clients.tasks, kept.rounds) == ([], [])
     run_rounds([federation()], {}, clients, Server(), PLAIN, kept)
     assert [np.isnan(record.accuracy) for record in kept.records] == [True] * 3
+
+
+@pytest.mark.parametrize("strategy", ["online", "greedy", "bandit"])
+def test_a_round_that_nobody_tests_teaches_a_strategy_nothing(strategy: Literal["online", "greedy", "bandit"]) -> None:
+    rule: dict[str, Any] = {"criteria": ("DS", "LD"), "adjust": AdjustSettings(strategy=strategy)}
+    # All who test the models have left in the second round, and are back in the third.
+    clients, kept = Clients(scores=lambda round: () if round == 2 else (0.5, 0.25)), Kept()
+    after = [
+        run_rounds([federation(**rule)], {}, clients, Server(), Plan(rounds=rounds, fraction=1.0), kept)["f"].orders
+        for rounds in (1, 2)
+    ]
+    assert after[1] == after[0]
+    asked = [question for question in clients.questions if question.round == 2]
+    assert [len(question.models) for question in asked] == [1]  # No other order is tested either.
+    run_rounds([federation(**rule)], {}, clients, Server(), Plan(rounds=3, fraction=1.0), kept)
+    assert kept.records[-1].accuracy == pytest.approx(0.4375)  # (3 × 0.5 + 1 × 0.25) / 4

@@ -1,0 +1,101 @@
+"""Testing a round's models on the clients, and those of other orders where a strategy wants them.
+
+Nodes may answer no tests at all: then what looks at the clients' accuracy is refused, or rests.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from steelyard.clients.protocol import Clients
+from steelyard.errors import UserError
+from steelyard.messages import Evaluations, Question
+from steelyard.rounds.state import Draft, Federation, Plan
+from steelyard.weighing.priorities import Order
+
+
+def check_tested(federation: Federation, plan: Plan, first: Evaluations) -> None:
+    """Refuse an early stop and orders that adapt where not one client tested the first model; call it before round 1.
+
+    Afterwards clients may come and go: a round that nobody tests changes no order and stops nothing.
+    """
+    if first.samples.any():
+        return
+    why = f" ({first.failures[0].client}: {first.failures[0].reason})" if first.failures else ""
+    if plan.stop_at is not None:
+        raise UserError(
+            f"rounds.stop_at_target: got true, and no client tests the model{why}; allowed: false, or clients that do"
+        )
+    if federation.rule.settings.adjust is not None:
+        raise UserError(
+            f"weighing.adjust: '{federation.rule_name}' compares accuracies, and no client tests the model{why}; "
+            "allowed: a fixed order, or clients that do"
+        )
+
+
+def evaluate(drafts: Sequence[Draft], clients: Clients, round: int, *, detailed: bool) -> None:
+    """Test the combined models on every client; where a strategy wants more orders, test those together too.
+
+    What is found stands in the drafts: the answers, the orders that were tried, and the one that is kept.
+    """
+    questions = [
+        Question(draft.federation.name, draft.federation.seed, round, draft.model[None], detailed) for draft in drafts
+    ]
+    extra: list[tuple[Draft, list[Order], torch.Tensor]] = []
+    for draft, answer in zip(drafts, clients.evaluate(questions), strict=True):
+        draft.answer = answer
+        accuracy = float(answer.overall()[0])
+        draft.tried = ((draft.order, accuracy),)
+        others = _other_orders(draft, accuracy, round)
+        if others and draft.weighing is not None and draft.combine is not None:
+            weights = draft.federation.rule.candidates(draft.weighing.normalised, others)
+            extra.append((draft, others, draft.combine(weights)))
+    more = [Question(d.federation.name, d.federation.seed, round, models, detailed) for d, _, models in extra]
+    answers = clients.evaluate(more) if more else []
+    for (draft, others, models), answer in zip(extra, answers, strict=True):
+        draft.tried += tuple(zip(others, answer.overall().tolist(), strict=True))
+        _decide(draft, models, answer)
+    for draft in drafts:
+        if draft.orders is None:
+            _decide(draft, None, None)
+    _ask_again([draft for draft in drafts if draft.partial], clients, round, detailed=detailed)
+
+
+def _ask_again(drafts: Sequence[Draft], clients: Clients, round: int, *, detailed: bool) -> None:
+    """Right or wrong per sample and further metrics come for the first candidate only: get them for the one kept."""
+    if not drafts:
+        return
+    questions = [Question(d.federation.name, d.federation.seed, round, d.model[None], detailed) for d in drafts]
+    for draft, answer in zip(drafts, clients.evaluate(questions), strict=True):
+        draft.answer = answer
+
+
+def _other_orders(draft: Draft, accuracy: float, round: int) -> list[Order]:
+    if draft.kept_old or not draft.federation.rule.ordered or math.isnan(accuracy):
+        return []
+    return list(draft.federation.strategy.others(draft.before.orders, accuracy, draft.federation.seed, round))
+
+
+def _decide(draft: Draft, models: torch.Tensor | None, answer: Evaluations | None) -> None:
+    orders, accuracies = [order for order, _ in draft.tried], [accuracy for _, accuracy in draft.tried]
+    if math.isnan(accuracies[0]):
+        # Nobody tested it, all who do having left: there is nothing to learn from, and the last accuracy stays known.
+        draft.orders = draft.before.orders
+        return
+    accuracies = [-math.inf if math.isnan(accuracy) else accuracy for accuracy in accuracies]
+    decision = draft.federation.strategy.decide(draft.before.orders, orders, accuracies)
+    draft.orders, draft.tests = decision.state, decision.tests
+    # Candidates are tested together; those that the strategy did not need are neither counted nor recorded.
+    draft.tried = draft.tried[: max(decision.tests, decision.chosen) + 1]
+    if decision.chosen > 0 and models is not None and answer is not None and draft.weighing is not None:
+        # The first order was tested before and alone: its answer is not among those of the others.
+        other = decision.chosen - 1
+        draft.order = orders[decision.chosen]
+        draft.model = models[other]
+        draft.weighing = draft.federation.rule.weigh(draft.weighing.raw, draft.order)
+        draft.answer = replace(answer, scores=answer.scores[other : other + 1], losses=answer.losses[other : other + 1])
+        draft.partial = other > 0 and (answer.right is not None or bool(answer.metrics))
