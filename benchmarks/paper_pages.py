@@ -53,7 +53,6 @@ def join(folders: list[Path], into: Path) -> Path:
     told = [json.loads((folder / "told.json").read_text()) for folder in folders]
     (into / "told.json").write_text(json.dumps(told))
     with sqlite3.connect(into / "run.sqlite") as target:
-        target.execute(ENDED)
         target.execute("UPDATE federations SET name = rule || '#' || seed")
         for index, folder in enumerate(folders[1:], 1):
             target.execute("ATTACH ? AS other", (str(folder / "run.sqlite"),))
@@ -91,12 +90,6 @@ def ragged(federations: list[tuple[int, str, int]]) -> dict[int, str]:
     }
 
 
-ENDED = (
-    "CREATE TABLE IF NOT EXISTS ended (federation INTEGER PRIMARY KEY, round INTEGER NOT NULL, reason TEXT NOT NULL)"
-)
-"""A store of an earlier version has no such table."""
-
-
 def add(target: sqlite3.Connection, shift: int) -> None:
     """Add what the attached store `other` recorded: its federations' numbers are shifted, its clients' translated."""
     target.execute("INSERT OR IGNORE INTO clients (name) SELECT name FROM other.clients ORDER BY id")
@@ -107,13 +100,11 @@ def add(target: sqlite3.Connection, shift: int) -> None:
         "INSERT INTO federations SELECT id + ?, rule || '#' || seed, rule, seed, settings FROM other.federations",
         (shift,),
     )
-    there = {name for (name,) in target.execute("SELECT name FROM other.sqlite_master")}
     changed = {"federation": "federation + ?", "client": "mine(client)", "clients": "all_mine(clients)"}
     for table in RECORDED:
-        if table in there:
-            columns = [row[1] for row in target.execute(f"PRAGMA table_info({table})")]
-            taken = ", ".join(changed.get(column, column) for column in columns)
-            target.execute(f"INSERT INTO {table} SELECT {taken} FROM other.{table}", (shift,))
+        columns = [row[1] for row in target.execute(f"PRAGMA table_info({table})")]
+        taken = ", ".join(changed.get(column, column) for column in columns)
+        target.execute(f"INSERT INTO {table} SELECT {taken} FROM other.{table}", (shift,))
 
 
 def translated(blob: bytes, keys: dict[int, int]) -> bytes:

@@ -201,8 +201,8 @@ def _untested(question: Question, names: Sequence[str]) -> Evaluations:
 
     An answer and no error: the server knows that the node is there, and a run in which nobody is tested goes on.
     """
-    reason = told(NotAllowed("tests: this node's clients are never tested; allowed: training"))
-    print(f"steelyard: not answered: {reason.partition(': ')[2]}", flush=True)
+    refusal = NotAllowed("tests: this node's clients are never tested; allowed: training")
+    print(f"steelyard: not answered: {refusal}", flush=True)
     none = np.zeros((len(question.models), 0))
     return Evaluations(
         federation=question.federation,
@@ -212,7 +212,7 @@ def _untested(question: Question, names: Sequence[str]) -> Evaluations:
         scores=none,
         losses=none,
         right=np.zeros(0, dtype=np.bool_) if question.detailed else None,
-        failures=tuple(Failure(client, reason) for client in names),
+        failures=tuple(Failure(client, told(refusal)) for client in names),
     )
 
 
