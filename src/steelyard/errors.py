@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import signal
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -135,6 +135,12 @@ def one_line(text: str, longest: int = 1000) -> str:
 def listed(words: Iterable[str]) -> str:
     """Join names for an error line: `a, b, c`; use it for "allowed: ..." parts."""
     return ", ".join(words)
+
+
+def first_names(names: Sequence[str], most: int = 5) -> str:
+    """Return names for a line that stays short: "a, b, c and 7 more"."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def without_controls(text: str, instead: str = "?") -> str:

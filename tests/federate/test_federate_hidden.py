@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from flwr.app import Array, ArrayRecord, Error, Message
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message
 from tests.federate.test_federate_apps import described, grid_of, weights
 
 from steelyard.clients.flower import wire
 from steelyard.clients.flower.forms import TRAIN
-from steelyard.clients.flower.hidden_forms import HIDE, KEYS, OPEN
+from steelyard.clients.flower.hidden_forms import HIDE, KEYS, OPEN, SHARE
 from steelyard.clients.node import NodeConfig
 from steelyard.errors import UserError
 from steelyard.experiment.loading import build
@@ -22,6 +24,7 @@ from steelyard.experiment.running import run
 from steelyard.federate.client_app import NodeFault, app
 from steelyard.federate.server_app import federate
 from steelyard.privacy.secure_server import Unopened
+from steelyard.rounds.soundness import Exploded
 from steelyard.runs.reader import History
 from steelyard.usercode import NotAllowed
 
@@ -128,6 +131,94 @@ def test_a_node_that_shows_a_key_of_low_order_is_left_out_and_the_others_go_on(t
     left = there[~there["failure"].isna()]
     assert left[["client", "failure"]].to_numpy().tolist() == [["client-002", "shows a key that is none"]]
     assert there[there["failure"].isna()]["weight"].sum() == pytest.approx(1.0)
+
+
+def changing(grid: Any, kind: str, node: int, change: Callable[[dict[str, Any], dict[str, Any]], None]) -> None:
+    """Let a node change its answers to a kind of message: the form and the arrays, in place."""
+
+    def tamper(question: Message, answer: Message) -> list[Message]:
+        if (question.metadata.message_type, question.metadata.dst_node_id) == (kind, node):
+            text, found = wire.split(answer.content)
+            form, arrays = json.loads(text), {name: array.numpy().copy() for name, array in found.items()}
+            change(form, arrays)
+            answer.content["form"] = ConfigRecord({"json": json.dumps(form)})
+            answer.content["arrays"] = ArrayRecord({name: Array(array) for name, array in arrays.items()})
+        return [answer]
+
+    grid.tamper = tamper
+
+
+def one_round(**changes: Any) -> dict[str, Any]:
+    return hidden(**changes) | {"rounds": {"count": 1, "fraction": 1.0}}
+
+
+def failures(folder: Path) -> dict[str, str]:
+    there = History(folder).clients
+    left = there[~there["failure"].isna()]
+    return dict(zip(left["client"], left["failure"], strict=True))
+
+
+def test_a_node_whose_key_shares_nobody_can_read_is_left_out_and_the_others_go_on(tmp_path: Path):
+    grid, config = grid_of(one_round(), 6, out=str(tmp_path / "run"))
+    changing(grid, TRAIN, 42, lambda form, arrays: arrays["letters"].fill(7))
+    federate(grid, config, "9")  # type: ignore[arg-type]
+    said = "left out: sent key shares that client-000, client-001, client-003, client-004, client-005 cannot read"
+    assert failures(tmp_path / "run") == {"client-002": said}
+    # Nobody trains twice, the one that is left out is not asked again, and one sum is opened.
+    counts = {kind: grid.kinds.count(kind) for kind in (KEYS, TRAIN, SHARE, HIDE, OPEN)}
+    assert counts == {KEYS: 11, TRAIN: 6, SHARE: 5, HIDE: 11, OPEN: 5}
+    there = History(tmp_path / "run").clients
+    assert there[there["failure"].isna()]["weight"].sum() == pytest.approx(1.0)
+    # The same as if it had dropped out after the weights were given.
+    grid, config = grid_of(one_round(), 6, out=str(tmp_path / "dropped"))
+    dropping(grid, {HIDE: {42}})
+    federate(grid, config, "9")  # type: ignore[arg-type]
+    for name, ours in weights(tmp_path / "run").items():
+        torch.testing.assert_close(ours, weights(tmp_path / "dropped")[name], rtol=0, atol=1e-5)
+
+
+def test_a_node_that_falsely_says_so_of_another_loses_its_own_place_too(tmp_path: Path):
+    def lie(form: dict[str, Any], arrays: dict[str, Any]) -> None:
+        form["clients"] = []
+        form["failures"] = [{"client": "client-002", "reason": "cannot read"}]
+        form["unreadable"] = {"client-002": ["client-004", "client-002", "a stranger"]}
+        arrays.clear()
+
+    grid, config = grid_of(one_round(), 6, out=str(tmp_path / "run"))
+    changing(grid, HIDE, 42, lie)
+    federate(grid, config, "9")  # type: ignore[arg-type]
+    assert failures(tmp_path / "run") == {
+        "client-002": "left out: says that it cannot read the key shares of client-004",
+        "client-004": "left out: sent key shares that client-002 cannot read",
+    }
+
+
+def test_a_complaint_of_a_client_that_hid_its_update_is_refused(tmp_path: Path):
+    grid, config = grid_of(one_round(), 6, out=str(tmp_path / "run"))
+    changing(grid, HIDE, 42, lambda form, arrays: form.update(unreadable={"client-002": ["client-004"]}))
+    federate(grid, config, "9")  # type: ignore[arg-type]
+    reason = "dropped out before its update arrived: unreadable: names clients that hid their updates"
+    assert failures(tmp_path / "run")["client-002"].startswith(reason)
+
+
+def test_a_node_of_small_weight_cannot_move_the_model_beyond_the_bound(tmp_path: Path):
+    """It adds 100 to every parameter of what it hides; 6 clients and a bound of 16 leave 24 binary places."""
+    grid, config = grid_of(hidden(), 6, out=str(tmp_path / "run"))
+    changing(grid, HIDE, 42, lambda form, arrays: arrays.update(words=arrays["words"] + np.uint32(100 * 2**24)))
+    with pytest.raises(Exploded, match=r"round 1 of LD>DS: the hidden sum of 6 clients moves a parameter by 100, .*16"):
+        federate(grid, config, "9")  # type: ignore[arg-type]
+
+
+def test_nodes_that_show_the_same_key_are_left_out_and_the_others_go_on(tmp_path: Path):
+    grid, config = grid_of(one_round(), 6, out=str(tmp_path / "run"))
+
+    def twice(form: dict[str, Any], arrays: dict[str, Any]) -> None:
+        arrays["keys"][:, 32:64] = arrays["keys"][:, :32]
+
+    changing(grid, KEYS, 42, twice)
+    federate(grid, config, "9")  # type: ignore[arg-type]
+    said = "shows the same key twice, or one that another client shows"
+    assert failures(tmp_path / "run") == {"client-002": said}
 
 
 @pytest.mark.parametrize("stage", [TRAIN, HIDE, OPEN])

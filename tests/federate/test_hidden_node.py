@@ -11,8 +11,8 @@ from flwr.app import RecordDict
 
 from steelyard.clients.flower import wire
 from steelyard.clients.flower.forms import LossForm, Refused, TaskForm
-from steelyard.clients.flower.hidden_forms import AnswerForm, HideForm, OpenForm, RoundForm
-from steelyard.federate.hidden_node import HiddenRound, read_letters
+from steelyard.clients.flower.hidden_forms import AnswerForm, HideForm, KeysForm, OpenForm, ShareForm
+from steelyard.federate.hidden_node import HiddenRound, read_keys, read_letters
 from steelyard.messages import DenseModels, Task, Updates
 from steelyard.privacy.aggregation_settings import AggregationSettings
 from steelyard.privacy.fixed_point import FixedPoint
@@ -46,9 +46,19 @@ class Node:
     def held(self) -> dict[str, SecureClient]:
         return self.round._clients(self.state["hidden/f"]["context"])  # type: ignore[index, arg-type]
 
-    def keys(self, attempt: str) -> np.ndarray:
-        self._hear(self.round.keys(RoundForm(**self.fields(attempt))))
+    def keys(self, attempt: str, clients: tuple[str, ...] = NAMES, **more: Any) -> np.ndarray:
+        self._hear(self.round.keys(KeysForm(**self.fields(attempt, clients=list(clients)) | more)))
         return self.arrays["keys"]
+
+    def ask_shares(self, attempt: str, cohort: tuple[str, ...], keys: np.ndarray) -> None:
+        asked = [name for name in cohort if name in NAMES]
+        form = ShareForm(**self.fields(attempt, clients=asked), cohort=list(cohort))
+        self._hear(self.round.share(*read_keys(wire.content(form, {"keys": keys}))))
+
+    def share(self, attempt: str, cohort: tuple[str, ...]) -> np.ndarray:
+        """Begin another try with some of the clients, and return their key shares."""
+        self.ask_shares(attempt, cohort, self.keys(attempt, cohort, again=True))
+        return self.arrays["letters"]
 
     def train(self, attempt: str, keys: np.ndarray) -> Updates:
         task = Task("f", 0, 1, NAMES, START)
@@ -90,7 +100,8 @@ def test_the_pair_masks_of_a_whole_cohort_on_one_node_cancel_and_its_own_remain(
 def test_models_and_keys_are_gone_when_they_are_no_longer_needed():
     node = Node()
     node.play("one", [0.25] * 4)
-    assert sorted(node.state) == ["hidden/f"]
+    # Until the sum is opened the round may be tried again.
+    assert sorted(node.state) == ["hidden/f", "hidden/f/models", "hidden/f/trained"]
     node.open("one")
     assert sorted(node.state) == ["hidden/f/opened"]
 
@@ -108,6 +119,64 @@ def test_a_round_is_opened_again_only_for_the_same_sum():
     node.play("four", [0.2, 0.3, 0.25, 0.25])
     with pytest.raises(Refused, match="opened before"):
         node.open("four")
+
+
+def test_a_round_is_tried_again_with_what_was_trained_and_fresh_keys():
+    """d's key shares could not be read: a, b and c hide the same updates again, and their sum is exact."""
+    node, weights = Node(), [0.1, 0.2, 0.3, 0.4]
+    first = node.play("one", weights)
+    old = {name: client.keys() for name, client in node.held().items()}
+    letters = node.share("two", ("a", "b", "c"))
+    fresh = node.held()
+    assert all(fresh[name].keys().mask != old[name].mask for name in "abc")
+    assert all(client.least == 3 for client in fresh.values())
+    node.hide("two", letters, weights[:3], ("a", "b", "c"))
+    encoding = FixedPoint.of(32, 4.0, 3)
+    plain = encoding.encode(STEPS[:3].double().numpy() * np.array(weights[:3])[:, None]).sum(0, dtype=np.uint32)
+    own = [self_key(client._seed, client.context) for client in node.held().values()]
+    words = node.arrays["words"]
+    assert (words - sum(stream(key, 3, words.dtype) for key in own)).tolist() == plain.tolist()
+    assert (words != first).all()
+    # What was hidden in the first try is never opened: its keys are gone, also for the client that was left out.
+    with pytest.raises(Refused, match="no keys for it"):
+        node.open("one")
+    node.open("two", ("a", "b", "c"))
+    assert node.said.clients == ["a", "b", "c"]
+    assert sorted(node.state) == ["hidden/f/opened"]
+
+
+def test_nothing_is_tried_again_after_a_sum_was_opened_or_in_another_round():
+    node = Node()
+    with pytest.raises(Refused, match="nothing was trained for this round"):
+        node.keys("one", again=True)
+    node.play("one", [0.25] * 4)
+    with pytest.raises(Refused, match="nothing was trained for this round"):
+        node.keys("two", again=True, round=2)
+    node.open("one")
+    with pytest.raises(Refused, match="nothing was trained for this round"):
+        node.keys("two", again=True)
+
+
+def test_another_try_has_nobody_new_and_not_fewer_than_had_to_stay():
+    node = Node()
+    node.play("one", [0.25] * 4)
+    keys = node.keys("two", again=True)
+    stranger = SecureClient("z", b"", SETTINGS).keys().write()
+    with pytest.raises(Refused, match="z were not in the first try"):
+        node.ask_shares("two", (*NAMES, "z"), np.concatenate([keys, np.frombuffer(stranger, np.uint8)[None]]))
+    node.ask_shares("two", ("a", "b"), keys[:2])
+    assert {failure.reason for failure in node.said.failures} == {"2 clients in the round; allowed: at least 3"}
+
+
+def test_a_client_says_whose_key_shares_it_cannot_read():
+    node = Node()
+    letters: Any = node.train("one", node.keys("one")).payload
+    spoiled = letters.letters.copy()
+    spoiled[3] = 0  # from d to all
+    spoiled[1, 0] = 0  # from b to a
+    node.hide("one", spoiled, [0.25] * 4)
+    assert node.said.clients == ["d"]
+    assert node.said.unreadable == {"a": ["b", "d"], "b": ["d"], "c": ["d"]}
 
 
 def test_a_client_with_too_much_weight_or_too_large_an_update_withdraws_alone():

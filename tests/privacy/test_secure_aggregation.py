@@ -13,7 +13,7 @@ from steelyard.privacy import masks
 from steelyard.privacy.aggregation_settings import AggregationSettings
 from steelyard.privacy.fixed_point import FixedPoint, Words
 from steelyard.privacy.masked_sum import mask_rows, masked_sum, pair_keys
-from steelyard.privacy.secure_client import Opened, PublicKeys, SecureClient, Withdrawn
+from steelyard.privacy.secure_client import Opened, PublicKeys, SecureClient, Unreadable, Withdrawn
 from steelyard.privacy.secure_server import SecureServer, Unopened
 
 CONTEXT = b"run/federation/round 1"
@@ -253,8 +253,9 @@ def test_shares_that_were_touched_or_put_under_another_name_are_noticed():
     work = ready()
     inbox = work.server.inbox("a", "abcd")
     swapped = {**inbox, "b": inbox["c"], "c": inbox["b"]}
-    with pytest.raises(Withdrawn, match="from b cannot be read"):
+    with pytest.raises(Unreadable, match="from b, c cannot be read") as found:
         work.clients["a"].receive(tuple("abcd"), swapped)
+    assert found.value.senders == ("b", "c")
     touched = {**inbox, "d": bytes([inbox["d"][0] ^ 1]) + inbox["d"][1:]}
     with pytest.raises(Withdrawn, match="from d cannot be read"):
         work.clients["a"].receive(tuple("abcd"), touched)

@@ -21,13 +21,13 @@ from flwr.clientapp import ClientApp
 from steelyard import __version__
 from steelyard.clients.flower import wire
 from steelyard.clients.flower.forms import AskForm, IntroductionForm, Refused
-from steelyard.clients.flower.hidden_forms import OpenForm, RoundForm, letter_codec
+from steelyard.clients.flower.hidden_forms import KeysForm, OpenForm, RoundForm, letter_codec
 from steelyard.clients.node import NodeClients, NodeConfig
 from steelyard.clients.private import PrivateClients
 from steelyard.errors import UserError, one_line, printable
 from steelyard.experiment.description import Description
 from steelyard.experiment.node_rules import agreed, told, told_reason
-from steelyard.federate.hidden_node import HiddenRound, read_letters
+from steelyard.federate.hidden_node import HiddenRound, read_keys, read_letters
 from steelyard.federate.node_ledger import NodeLedger, Told, told_name
 from steelyard.federate.node_state import NodeStates
 from steelyard.messages import Evaluations, Failure, Question, Task
@@ -252,8 +252,15 @@ def train(message: Message, context: Context) -> Message:
 @app.query("keys")
 def keys(message: Message, context: Context) -> Message:
     """Make the keys of a round in which updates are hidden."""
-    form = RoundForm.read(wire.split(message.content)[0])
+    form = KeysForm.read(wire.split(message.content)[0])
     return Message(_in_round(context, form, lambda hidden: hidden.keys(form)), reply_to=message)
+
+
+@app.query("share")
+def share(message: Message, context: Context) -> Message:
+    """Share keys again, where a round with hidden updates is tried once more."""
+    form, shown = read_keys(message.content)
+    return Message(_in_round(context, form, lambda hidden: hidden.share(form, shown)), reply_to=message)
 
 
 @app.train("hide")

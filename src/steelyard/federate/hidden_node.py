@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -18,16 +18,28 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from steelyard.clients.flower import arrays as packing
 from steelyard.clients.flower import wire
 from steelyard.clients.flower.forms import FailureForm, Refused
-from steelyard.clients.flower.hidden_forms import AnswerForm, Bytes, HideForm, Letters, OpenForm, RoundForm, rows
+from steelyard.clients.flower.hidden_forms import (
+    AnswerForm,
+    Bytes,
+    HideForm,
+    KeysForm,
+    Letters,
+    OpenForm,
+    RoundForm,
+    ShareForm,
+    rows,
+)
 from steelyard.clients.flower.payloads import only_keys
+from steelyard.errors import first_names
 from steelyard.messages import DenseModels, Failure, Task, Updates
-from steelyard.privacy.aggregation_settings import AggregationSettings
+from steelyard.privacy.aggregation_settings import FEWEST, AggregationSettings
 from steelyard.privacy.fixed_point import FixedPoint, Words
 from steelyard.privacy.secure_client import (
     LETTER_BYTES,
     PUBLIC_BYTES,
     PublicKeys,
     SecureClient,
+    Unreadable,
     Withdrawn,
     round_context,
 )
@@ -35,6 +47,19 @@ from steelyard.privacy.sharing import SHARE_BYTES
 from steelyard.privacy.withdrawals import beyond
 
 ResultT = TypeVar("ResultT")
+
+
+@dataclass(frozen=True)
+class _Trained:
+    """What a node remembers of a round beside the models, so that it can be tried again without training."""
+
+    round: str
+    clients: list[str]
+    """Whose models are kept, row by row."""
+    cohort: list[str]
+    """Who was in the first try."""
+    least: int
+    """How many had to stay there, and must in every other try."""
 
 
 @dataclass(eq=False)
@@ -49,11 +74,16 @@ class HiddenRound:
     def _name(self) -> str:
         return f"hidden/{self.federation}"
 
-    def keys(self, form: RoundForm) -> RecordDict:
-        """Make fresh keys for the clients that are asked, and forget whatever round was before."""
-        context = round_context(form.run, form.federation, form.seed, form.round, form.attempt)
-        clients = {name: SecureClient(name, context, self.settings) for name in sorted(form.clients)}
-        self._forget()
+    def keys(self, form: KeysForm) -> RecordDict:
+        """Make fresh keys for the clients that are asked, and forget those before, so that no sum of them is opened.
+
+        For another try at a round what was trained stays, and as many clients must stay as in the first.
+        """
+        context = _context(form)
+        fewest = self._trained(form).least if form.again else FEWEST
+        clients = {name: SecureClient(name, context, self.settings, fewest=fewest) for name in sorted(form.clients)}
+        if not form.again:
+            self._forget()
         self._keep(clients, context)
         shown = rows([client.keys().write() for client in clients.values()], PUBLIC_BYTES)
         return _answer(form, list(clients), {}, {"keys": shown})
@@ -64,9 +94,7 @@ class HiddenRound:
         clients = self._clients(context)
         assert isinstance(updates.payload, DenseModels)
         assert errand.keys is not None
-        if errand.keys.shape[1] != PUBLIC_BYTES:
-            raise Refused(f"keys: {errand.keys.shape[1]} bytes each; allowed: {PUBLIC_BYTES}")
-        cohort = {name: PublicKeys.read(row.tobytes()) for name, row in zip(errand.cohort, errand.keys, strict=True)}
+        cohort = _cohort(errand.cohort, errand.keys)
         found = beyond(updates.payload.models, task.parameters, self.settings.bound)
         faults = dict(zip(updates.clients, found, strict=True))
 
@@ -75,31 +103,44 @@ class HiddenRound:
                 raise Withdrawn(fault)
             return _known(clients, name).share(cohort)
 
-        letters, failures = _each(updates.clients, share)
+        letters, failures, _ = _each(updates.clients, share)
         keep = [row for row, name in enumerate(updates.clients) if name in letters]
         models = updates.payload.models[keep].detach().cpu().float().numpy()
-        stay = {name: clients[name] for name in letters}
-        self._keep(stay, context)
+        self._keep({name: clients[name] for name in letters}, context)
+        least = max(FEWEST, self.settings.least(len(cohort)))
+        trained = _Trained(_round_of(errand.run, task), list(letters), sorted(cohort), least)
+        self.state[f"{self._name}/trained"] = ConfigRecord({"about": json.dumps(asdict(trained))})
         self.state[f"{self._name}/models"] = ArrayRecord(
             {"models": Array(models), "start": Array(task.parameters.detach().cpu().float().numpy())}
         )
-        empty = bytes(LETTER_BYTES)
-        sent = [rows([mine.get(name, empty) for name in sorted(cohort)], LETTER_BYTES) for mine in letters.values()]
-        payload = Letters(np.stack(sent) if sent else np.zeros((0, len(cohort), LETTER_BYTES), np.uint8))
         kept = updates.select(keep, [Failure(name, reason) for name, reason in failures.items()])
-        return replace(kept, payload=payload)
+        return replace(kept, payload=Letters(_letter_rows(letters, cohort)))
+
+    def share(self, form: ShareForm, keys: Bytes) -> RecordDict:
+        """Return key shares for another try at the round that was trained; nobody may be new in it."""
+        context = _context(form)
+        clients = self._clients(context)
+        cohort = _cohort(form.cohort, keys)
+        if strangers := sorted(set(cohort) - set(self._trained(form).cohort)):
+            raise Refused(f"cohort: {first_names(strangers)} were not in the first try; allowed: those that were")
+        letters, failures, _ = _each(sorted(form.clients), lambda name: _known(clients, name).share(cohort))
+        self._keep({name: clients[name] for name in letters}, context)
+        return _answer(form, list(letters), failures, {"letters": _letter_rows(letters, cohort)} if letters else {})
 
     def hide(self, form: HideForm, letters: Bytes) -> RecordDict:
-        """Return the sum of these clients' weighted updates with all masks on; the models are then forgotten."""
-        context = round_context(form.run, form.federation, form.seed, form.round, form.attempt)
+        """Return the sum of these clients' weighted updates with all masks on.
+
+        The models stay until the sum is opened: where others cannot read each other's key shares, the round is tried
+        again with fresh keys, and noise that devices added must not be drawn a second time.
+        """
+        context = _context(form)
         clients = self._clients(context)
         if len(form.weights) != len(form.clients) or letters.shape[:2] != (len(form.clients), len(form.members)):
             raise Refused("weights, letters: not one for each client and member")
-        record = self.state.get(f"{self._name}/models")
-        if not isinstance(record, ArrayRecord):
-            raise Refused("hide: nothing was trained for this round; allowed: after its task")
+        trained, record = self._trained(form), self.state[f"{self._name}/models"]
+        assert isinstance(record, ArrayRecord)
         models, start = record["models"].numpy(), record["start"].numpy().astype(np.float64)
-        row = {name: number for number, name in enumerate(clients)}
+        row = {name: number for number, name in enumerate(trained.clients)}
 
         def hidden(name: str) -> Words:
             client, index = _known(clients, name), form.clients.index(name)
@@ -111,18 +152,18 @@ class HiddenRound:
             encoding = FixedPoint.of(self.settings.word_bits, self.settings.bound, client.cohort_size)
             return client.mask(encoding.encode((models[row[name]].astype(np.float64) - start) * weight))
 
-        found, failures = _each(sorted(form.clients), hidden)
+        found, failures, unreadable = _each(sorted(form.clients), hidden)
         weights = dict(sorted(zip(form.clients, form.weights, strict=True)))
         self._keep({name: clients[name] for name in found}, context, weights)
-        del self.state[f"{self._name}/models"]
         if not found:
-            return _answer(form, [], failures, {})
+            return _answer(form, [], failures, {}, unreadable)
         words = np.stack(list(found.values()))
-        return _answer(form, list(found), failures, {"words": np.add.reduce(words, axis=0, dtype=words.dtype)})
+        total = np.add.reduce(words, axis=0, dtype=words.dtype)
+        return _answer(form, list(found), failures, {"words": total}, unreadable)
 
     def open(self, form: OpenForm) -> RecordDict:
         """Return the shares that open the sum of the survivors, and forget the round."""
-        context = round_context(form.run, form.federation, form.seed, form.round, form.attempt)
+        context = _context(form)
         clients = self._clients(context)
         self._refuse_second(form, clients)
 
@@ -131,7 +172,7 @@ class HiddenRound:
             told = client.open(form.survivors)
             return rows([(told.seeds.get(m) or told.keys[m]) for m in client.members], SHARE_BYTES)
 
-        found, failures = _each(sorted(form.clients), opened)
+        found, failures, _ = _each(sorted(form.clients), opened)
         self._forget()
         return _answer(form, list(found), failures, {"shares": np.stack(list(found.values()))} if found else {})
 
@@ -167,10 +208,47 @@ class HiddenRound:
         held = {f"/{name}": client.dump() for name, client in clients.items()}
         self.state[self._name] = ConfigRecord({"context": context, "weights": json.dumps(weights or {}), **held})
 
+    def _trained(self, form: RoundForm) -> _Trained:
+        record = self.state.get(f"{self._name}/trained")
+        if isinstance(record, ConfigRecord):
+            found = _Trained(**json.loads(str(record["about"])))
+            if found.round == _round_of(form.run, form):
+                return found
+        raise Refused("nothing was trained for this round; allowed: after its task")
+
     def _forget(self) -> None:
-        for name in (self._name, f"{self._name}/models"):
+        for name in (self._name, f"{self._name}/models", f"{self._name}/trained"):
             if name in self.state:
                 del self.state[name]
+
+
+def read_keys(records: RecordDict) -> tuple[ShareForm, Bytes]:
+    """Return the form and the public keys of a message that asks for key shares."""
+    text, found = wire.split(records)
+    form = ShareForm.read(text)
+    only_keys(found, ["keys"])
+    return form, packing.unpack(found["keys"], "keys", "|u1", (len(form.cohort), PUBLIC_BYTES))
+
+
+def _context(form: RoundForm) -> bytes:
+    return round_context(form.run, form.federation, form.seed, form.round, form.attempt)
+
+
+def _round_of(run: str, of: RoundForm | Task) -> str:
+    return json.dumps([run, of.federation, of.seed, of.round])
+
+
+def _cohort(names: Sequence[str], keys: Bytes) -> dict[str, PublicKeys]:
+    if keys.shape[1] != PUBLIC_BYTES:
+        raise Refused(f"keys: {keys.shape[1]} bytes each; allowed: {PUBLIC_BYTES}")
+    return {name: PublicKeys.read(row.tobytes()) for name, row in zip(names, keys, strict=True)}
+
+
+def _letter_rows(letters: Mapping[str, Mapping[str, bytes]], cohort: Iterable[str]) -> Bytes:
+    """Return each client's letters to all of the cohort: [clients, cohort, bytes]; to itself it writes none."""
+    names, empty = sorted(cohort), bytes(LETTER_BYTES)
+    sent = [rows([mine.get(name, empty) for name in names], LETTER_BYTES) for mine in letters.values()]
+    return np.stack(sent) if sent else np.zeros((0, len(names), LETTER_BYTES), np.uint8)
 
 
 def read_letters(records: RecordDict) -> tuple[HideForm, Bytes]:
@@ -188,21 +266,35 @@ def _known(clients: Mapping[str, SecureClient], name: str) -> SecureClient:
     return clients[name]
 
 
-def _each(names: Sequence[str], work: Callable[[str], ResultT]) -> tuple[dict[str, ResultT], dict[str, str]]:
-    """Do the work for each client; one that withdraws is left out, with its reason."""
+def _each(
+    names: Sequence[str], work: Callable[[str], ResultT]
+) -> tuple[dict[str, ResultT], dict[str, str], dict[str, list[str]]]:
+    """Do the work for each client; one that withdraws is left out, with its reason and whose shares it cannot read."""
     found: dict[str, ResultT] = {}
     failures: dict[str, str] = {}
+    unreadable: dict[str, list[str]] = {}
     for name in names:
         try:
             found[name] = work(name)
         except Withdrawn as reason:
             failures[name] = str(reason)
-    return found, failures
+            if isinstance(reason, Unreadable):
+                unreadable[name] = list(reason.senders)
+    return found, failures, unreadable
 
 
 def _answer(
-    form: RoundForm, clients: Sequence[str], failures: Mapping[str, str], arrays: Mapping[str, np.ndarray]
+    form: RoundForm,
+    clients: Sequence[str],
+    failures: Mapping[str, str],
+    arrays: Mapping[str, np.ndarray],
+    unreadable: dict[str, list[str]] | None = None,
 ) -> RecordDict:
-    told = [FailureForm(client=name, reason=reason) for name, reason in failures.items()]
-    answer = AnswerForm(federation=form.federation, round=form.round, clients=sorted(clients), failures=told)
+    answer = AnswerForm(
+        federation=form.federation,
+        round=form.round,
+        clients=sorted(clients),
+        failures=[FailureForm(client=name, reason=reason) for name, reason in failures.items()],
+        unreadable=unreadable or {},
+    )
     return wire.content(answer, dict(arrays))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NoReturn, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from steelyard.errors import UserError
+from steelyard.errors import UserError, first_names
 from steelyard.messages import Failure, Floats
 from steelyard.privacy.aggregation_settings import FEWEST, AggregationSettings
 from steelyard.privacy.fixed_point import FixedPoint
@@ -31,6 +31,12 @@ class Summed:
     """Who was to be in it and dropped out after the weights were known."""
     bytes_sent: dict[str, int] = field(default_factory=dict[str, int])
     """What each client sent in the round for the sum, where it was counted."""
+    step: float = 0.0
+    """Each client's numbers were rounded to multiples of this."""
+
+
+class BeyondBound(UserError):
+    """An opened sum is larger than its clients may make it: one of them sent what it must not, and it is not used."""
 
 
 class Summing(Protocol):
@@ -57,7 +63,8 @@ class HiddenUpdates:
     def aggregate(self, parameters: torch.Tensor, weights: Floats) -> torch.Tensor:
         """Return Θ + Σ w·Δ / Σ w over the clients that stayed to the end.
 
-        Where a client drops out after the weights were given, its weight goes to the others in proportion.
+        Where a client drops out after the weights were given, its weight goes to the others in proportion. Raises
+        `BeyondBound` for a sum that honest clients cannot have.
         """
         import torch  # Late for speed of start.
 
@@ -70,6 +77,7 @@ class HiddenUpdates:
         self.summed = self.summing.sum(self.clients, weights)
         stayed = set(self.summed.clients)
         whole = sum(weight for name, weight in zip(self.clients, weights.tolist(), strict=True) if name in stayed)
+        check_sum(self.summed, whole, self.settings)
         # Weights that sum to 1 up to rounding are those that were given, so that nothing is divided twice.
         step = self.summed.total if abs(whole - 1) < 1e-9 else self.summed.total / whole
         return parameters + torch.from_numpy(step).to(parameters.device, parameters.dtype)
@@ -125,6 +133,24 @@ def check_weights(clients: Sequence[str], weights: Floats, settings: Aggregation
             f"privacy.aggregation.largest_weight: {clients[heaviest]} would have {shares[heaviest]:.3g} of the "
             f"weight, and a sum that is nearly one update hides nothing; nothing is opened; allowed: at most "
             f"{settings.largest_weight:g} (set weighing.max_weight, or take larger cohorts)"
+        )
+
+
+def check_sum(summed: Summed, whole: float, settings: AggregationSettings) -> None:
+    """Refuse a sum of updates, weighted by `whole` in all, in which a parameter moves by more than honest ones can.
+
+    Each client has |w·Δ| ≤ w·bound and rounds to `step`, so that |Σ w·Δ| ≤ bound·Σ w + n·step/2. Who sent too much
+    cannot be told from a sum.
+    """
+    # 1e-9: products of floats are rounded too.
+    limit = settings.bound * whole * (1 + 1e-9) + len(summed.clients) * summed.step / 2
+    found = np.abs(summed.total)
+    if not (found <= limit).all():  # A comparison with NaN is false.
+        raise BeyondBound(
+            f"the hidden sum of {len(summed.clients)} clients moves a parameter by {found.max():.3g}, and with honest "
+            f"ones it moves none by more than {settings.bound * whole:.3g} (privacy.aggregation.bound times the sum of "
+            f"their weights): one or more of {first_names(summed.clients, 20)} sent too much, and a sum does not tell "
+            "who; it is not used"
         )
 
 

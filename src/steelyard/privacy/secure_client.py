@@ -18,6 +18,7 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 
+from steelyard.errors import first_names
 from steelyard.privacy import sharing
 from steelyard.privacy.aggregation_settings import FEWEST, AggregationSettings
 from steelyard.privacy.fixed_point import Words
@@ -32,6 +33,14 @@ _NONCE = bytes(12)  # every channel key encrypts one message only
 
 class Withdrawn(Exception):
     """A client takes no further part in a round; the text says why, and holds nothing of its data."""
+
+
+class Unreadable(Withdrawn):
+    """A client cannot read the key shares that some others sent to it; `senders` are all of those, ascending."""
+
+    def __init__(self, senders: Sequence[str]) -> None:
+        self.senders = tuple(sorted(senders))
+        super().__init__(f"the key shares that came from {first_names(self.senders)} cannot be read")
 
 
 @dataclass(frozen=True)
@@ -93,9 +102,9 @@ def sign_of(name: str, other: str) -> int:
 
 @dataclass(eq=False)
 class SecureClient:
-    """One client in one round: `keys`, then `share`, `mask` and `open`, each once, in this order.
+    """One client in one try at a round: `keys`, then `share`, `receive`, `mask` and `open`, each once, in this order.
 
-    `context` names run, federation and round, and is the same for all of a cohort.
+    `context` names run, federation, round and try, and is the same for all of a cohort.
     """
 
     name: str
@@ -109,6 +118,8 @@ class SecureClient:
     """Shares that others gave to this client: a share of the seed and one of the mask key, by client."""
     _members: tuple[str, ...] = ()
     _opened: bool = False
+    fewest: int = FEWEST
+    """How many must stay whatever the cohort's size: in a second try at a round, as many as in the first."""
 
     def keys(self) -> PublicKeys:
         """Return the public keys of this round."""
@@ -131,7 +142,7 @@ class SecureClient:
     @property
     def least(self) -> int:
         """How many clients must stay, by this client's own reckoning and not by the server's word."""
-        return self.settings.least(len(self._cohort))
+        return max(self.fewest, self.settings.least(len(self._cohort)))
 
     def share(self, cohort: Mapping[str, PublicKeys]) -> dict[str, bytes]:
         """Return for each other client its shares of this one's seed and mask key, encrypted so that only it can read.
@@ -142,8 +153,8 @@ class SecureClient:
             raise Withdrawn("asked twice to share its keys; allowed: once a round")
         if cohort.get(self.name) != self.keys():
             raise Withdrawn("its own keys came back changed, or not at all")
-        if len(cohort) < FEWEST:
-            raise Withdrawn(f"{len(cohort)} clients in the round; allowed: at least {FEWEST}")
+        if len(cohort) < self.fewest:
+            raise Withdrawn(f"{len(cohort)} clients in the round; allowed: at least {self.fewest}")
         shown = [part for keys in cohort.values() for part in (keys.channel, keys.mask)]
         if len(set(shown)) != len(shown):
             raise Withdrawn("two clients show the same key")
@@ -178,21 +189,22 @@ class SecureClient:
         strangers = sorted(set(members) - set(self._cohort))
         if strangers or self.name not in members or len(set(members)) != len(members):
             raise Withdrawn("the list of clients that go on names strangers, names one twice, or leaves it out")
-        if len(members) < max(self.least, FEWEST):
-            raise Withdrawn(f"{len(members)} clients go on; allowed: at least {max(self.least, FEWEST)}")
-        for sender in members:
-            if sender != self.name:
-                self._held[sender] = self._decrypt(sender, inbox.get(sender, b""))
+        if len(members) < self.least:
+            raise Withdrawn(f"{len(members)} clients go on; allowed: at least {self.least}")
+        others = [sender for sender in members if sender != self.name]
+        found = {sender: self._decrypt(sender, inbox.get(sender, b"")) for sender in others}
+        if unreadable := [sender for sender, pair in found.items() if pair is None]:
+            raise Unreadable(unreadable)
+        self._held |= {sender: pair for sender, pair in found.items() if pair is not None}
         self._members = tuple(sorted(members))
 
-    def _decrypt(self, sender: str, text: bytes) -> bytes:
+    def _decrypt(self, sender: str, text: bytes) -> bytes | None:
+        """Return a share of the sender's seed and one of its mask key, or None where they cannot be read."""
         try:
             pair = ChaCha20Poly1305(self._channel_key(self.name, sender)).decrypt(_NONCE, text, None)
         except (InvalidTag, ValueError):
-            raise Withdrawn(f"the shares that came from {sender} cannot be read") from None
-        if len(pair) != 2 * sharing.SHARE_BYTES:
-            raise Withdrawn(f"the shares that came from {sender} have another length")
-        return pair
+            return None
+        return pair if len(pair) == 2 * sharing.SHARE_BYTES else None
 
     def mask_keys(self, others: Sequence[str] | None = None) -> dict[str, bytes]:
         """Return the key of the mask that it shares with each other member; the one under its own name is its own.
@@ -230,8 +242,8 @@ class SecureClient:
             raise Withdrawn("the list of survivors names strangers, or names one twice")
         if self.name not in survivors:
             raise Withdrawn("asked to open a sum of which it is no part")
-        if len(survivors) < max(self.least, FEWEST):
-            raise Withdrawn(f"{len(survivors)} clients are left; allowed: at least {max(self.least, FEWEST)}")
+        if len(survivors) < self.least:
+            raise Withdrawn(f"{len(survivors)} clients are left; allowed: at least {self.least}")
         self._opened = True
         gone = set(self._members) - set(survivors)
         size = sharing.SHARE_BYTES
@@ -255,6 +267,7 @@ class SecureClient:
             "held": {name: pair.hex() for name, pair in self._held.items()},
             "members": list(self._members),
             "opened": self._opened,
+            "fewest": self.fewest,
         }
         return json.dumps(document).encode()
 
@@ -274,6 +287,7 @@ class SecureClient:
             {name: bytes.fromhex(pair) for name, pair in found["held"].items()},
             tuple(found["members"]),
             found["opened"],
+            found["fewest"],
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -21,7 +22,7 @@ class Unopened(UserError):
 
 @dataclass(eq=False)
 class SecureServer:
-    """One round of one cohort on the server; `context` is that of the clients.
+    """One try at a round of one cohort on the server; `context` is that of the clients.
 
     `keys` and `letters` (receiver, then sender) are what the clients sent in the first two stages.
     """
@@ -32,11 +33,29 @@ class SecureServer:
     """What is summed, for error lines: "round 3 of DS"."""
     keys: dict[str, PublicKeys] = field(default_factory=dict[str, PublicKeys])
     letters: dict[str, dict[str, bytes]] = field(default_factory=dict[str, dict[str, bytes]])
+    fewest: int = FEWEST
+    """How many must stay whatever the cohort's size: in a second try at a round, as many as in the first."""
 
     @property
     def least(self) -> int:
         """How many clients must stay to the end."""
-        return max(FEWEST, self.settings.least(len(self.keys)))
+        return max(self.fewest, self.settings.least(len(self.keys)))
+
+    def admit(self, shown: Mapping[str, PublicKeys]) -> dict[str, str]:
+        """Take the keys of a cohort; return of whom they cannot be used, and why.
+
+        Every other client would withdraw because of such keys, so the one that shows them is left out instead.
+        """
+        counts = Counter(part for keys in shown.values() for part in (keys.channel, keys.mask))
+        refused: dict[str, str] = {}
+        for name, keys in sorted(shown.items()):
+            if not keys.usable():
+                refused[name] = "shows a key that is none"
+            elif max(counts[keys.channel], counts[keys.mask]) > 1:
+                refused[name] = "shows the same key twice, or one that another client shows"
+            else:
+                self.keys[name] = keys
+        return refused
 
     def require(self, count: int, stage: str) -> None:
         """Give the round up where fewer clients are left than must stay."""

@@ -14,7 +14,8 @@ from steelyard.clients.protocol import FittingServer, Server
 from steelyard.defence.robust import RobustRule
 from steelyard.errors import UserError
 from steelyard.messages import DenseModels, Floats, Task, Updates
-from steelyard.privacy.hidden import HiddenUpdates
+from steelyard.privacy.hidden import BeyondBound, HiddenUpdates
+from steelyard.rounds.soundness import Exploded
 from steelyard.rounds.state import Federation
 from steelyard.weighing.view import CohortView
 from steelyard.weighing.weights import Weighing
@@ -30,7 +31,7 @@ def combiner(federation: Federation, task: Task, updates: Updates, view: CohortV
     """Return what combines this cohort under any weights; call it once a round and federation."""
     settings, payload = federation.rule.settings.defence, updates.payload
     if isinstance(payload, HiddenUpdates):
-        return partial(payload.aggregate, task.parameters)
+        return partial(_aggregate, task, payload)
     if settings is None or (settings.rule == "none" and not settings.mix):
         return partial(payload.combine, task.parameters)
     if not isinstance(payload, DenseModels):
@@ -46,6 +47,19 @@ def combiner(federation: Federation, task: Task, updates: Updates, view: CohortV
         return found
 
     return combine
+
+
+def _aggregate(task: Task, payload: HiddenUpdates, weights: Floats) -> torch.Tensor:
+    """Return the model of one hidden sum; one that honest clients cannot have ends the federation.
+
+    It does not go on with the next round: that would begin from the same model, where full batches give the same
+    updates, and a second sum of them for other clients or weights is one more equation about single ones.
+    """
+    try:
+        return payload.aggregate(task.parameters, weights)
+    except BeyondBound as error:
+        allowed = "another run, from another seed, without clients that are not trusted"
+        raise Exploded(task.federation, task.round, str(error), allowed) from None
 
 
 def as_summed(updates: Updates, weighing: Weighing) -> tuple[Updates, Weighing]:

@@ -10,14 +10,19 @@ import pytest
 import torch
 
 from steelyard.clients.local.hidden_simulation import HiddenSimulation
+from steelyard.clients.local.weighted_steps import WeightedSteps
 from steelyard.errors import UserError
 from steelyard.experiment.loading import build
 from steelyard.experiment.running import resume, run
 from steelyard.messages import DenseModels, Task
 from steelyard.privacy.aggregation_settings import AggregationSettings
-from steelyard.privacy.hidden import HiddenUpdates
+from steelyard.privacy.fixed_point import FixedPoint
+from steelyard.privacy.grid import Grid
+from steelyard.privacy.hidden import BeyondBound, HiddenUpdates
+from steelyard.privacy.secure_client import SecureClient
 from steelyard.privacy.secure_server import Unopened
 from steelyard.privacy.withdrawals import beyond
+from steelyard.rounds.soundness import Exploded
 from steelyard.runs.reader import History
 from steelyard.runs.store import Store
 
@@ -191,6 +196,82 @@ def test_one_sum_a_round_and_nothing_else():
     with pytest.raises(UserError, match="second weighted sum"):
         payload.select([0, 1, 2, 3, 4, 5]).aggregate(task.parameters, np.full(6, 1 / 6))
     assert payload.finite().all()
+
+
+KINDS = [{"kind": "secure"}, {"kind": "paillier", "key_bits": 2048}, {"kind": "ckks"}]
+
+
+def send_too_much(monkeypatch: pytest.MonkeyPatch, client: str, by: float) -> None:
+    """Let one client of a simulation send more than it may: no program of its own holds a hostile one to the bound."""
+    honest = WeightedSteps.of
+
+    def of(self: WeightedSteps, clients: Any, weights: Any, begin: int, end: int) -> Any:
+        steps = honest(self, clients, weights, begin, end)
+        steps[[name == client for name in clients]] += by
+        return steps
+
+    def encode(self: FixedPoint, values: Any) -> Any:
+        return np.rint(values * 2.0**self.places).astype(np.int64).astype(self.dtype)
+
+    monkeypatch.setattr(WeightedSteps, "of", of)
+    monkeypatch.setattr(FixedPoint, "encode", encode)
+    monkeypatch.setattr(Grid, "onto", lambda self, values: np.rint(values * 2.0**self.places) * 2.0**-self.places)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_client_of_small_weight_cannot_move_the_model_beyond_the_bound(
+    kind: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+):
+    clients, task = hidden(AggregationSettings.model_validate(kind))
+    by = 100.0 if kind["kind"] == "ckks" else 200.0  # CKKS cannot write more than about bound times the cohort
+    send_too_much(monkeypatch, "client-003", by)
+    (answer,) = clients.train([task])
+    weights = np.array([0.99 / 7] * 8)
+    weights[3] = 0.01
+    with pytest.raises(BeyondBound, match=r"moves a parameter by [12]0\d, .*more than 16 .*client-000, .*client-003,"):
+        answer.payload.aggregate(task.parameters, weights)  # type: ignore[attr-defined]
+
+
+def test_a_run_ends_before_such_a_round_and_keeps_the_model_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    experiment = build({**SMALL, "privacy": SECURE, "store": {"checkpoint_every": 1}})
+    run(build({**SMALL, "privacy": SECURE, "rounds": {"count": 1, "fraction": 1.0}}), out=tmp_path / "one")
+
+    def turn(round: int, _: Any) -> None:
+        if round == 1:
+            send_too_much(monkeypatch, "client-003", -200.0)
+
+    with pytest.raises(Exploded, match=r"^round 2 of .*: the hidden sum of 8 clients .* the model before"):
+        run(experiment, out=tmp_path / "two", progress=turn)
+    assert torch.equal(models(tmp_path / "one"), models(tmp_path / "two"))
+
+
+def test_a_client_whose_key_shares_cannot_be_read_is_left_out_and_the_others_are_summed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    honest = SecureClient.share
+
+    def share(self: SecureClient, cohort: Any) -> dict[str, bytes]:
+        shares = honest(self, cohort)
+        return {name: bytes(len(text)) for name, text in shares.items()} if self.name == "client-002" else shares
+
+    monkeypatch.setattr(SecureClient, "share", share)
+    experiment = build({**SMALL, "privacy": SECURE})
+    run(experiment, out=tmp_path / "spoiled")
+    monkeypatch.undo()
+    clients, server = experiment.assemble()
+    assert isinstance(clients, HiddenSimulation)
+    dropping = HiddenSimulation(clients.inner, clients.settings, absent(mask="2"))
+    run(experiment, out=tmp_path / "dropped", assemble=lambda: (dropping, server))
+    # With the weights that were given: the same sum as if it had dropped out after they were, up to rounding.
+    torch.testing.assert_close(models(tmp_path / "spoiled"), models(tmp_path / "dropped"), rtol=0, atol=1e-5)
+    there = History(tmp_path / "spoiled").clients
+    left = there[there["failure"].notna()]
+    assert set(left["client"]) == {"client-002"}
+    said = "left out: sent key shares that client-000, client-001, client-003, client-004, client-005 and 2 more cannot"
+    assert set(left["failure"]) == {f"{said} read"}
+    # Keys and key shares of both tries are counted: eight clients in the first, seven in the second.
+    once = 650 * 4 + 96 + 6 * 82 + 7 * 33
+    assert set(there[there["failure"].isna()]["bytes"]) == {once + 96 + 7 * 82}
 
 
 def test_a_sum_that_is_nearly_one_update_is_not_taken():

@@ -1,6 +1,7 @@
 """The messages of a round with hidden updates, beside the task: keys before it, the hidden sum and its opening after.
 
     keys ──▶ task (with everybody's keys; back come criteria and encrypted shares) ──▶ hide ──▶ open
+                                                    keys ──▶ share ──▶ hide, again ◀──┘ where shares cannot be read
 
 Bytes travel as arrays: a row of public keys per client, a letter of 82 bytes per pair, a share of 33 bytes per client.
 """
@@ -14,6 +15,7 @@ from typing import Any, NoReturn
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import Field
 
 from steelyard.clients.flower.arrays import unpack
 from steelyard.clients.flower.forms import FailureForm, Form
@@ -23,9 +25,10 @@ from steelyard.messages import Floats
 from steelyard.privacy.secure_client import LETTER_BYTES
 
 KEYS = "query.keys"
+SHARE = "query.share"
 HIDE = "train.hide"
 OPEN = "query.open"
-"""The three messages that hiding adds, by Flower's message type."""
+"""The four messages that hiding adds, by Flower's message type."""
 
 Bytes = NDArray[np.uint8]
 
@@ -50,6 +53,21 @@ class AnswerForm(Form):
     round: int
     clients: list[str]
     failures: list[FailureForm]
+    unreadable: dict[str, list[str]] = Field(default_factory=dict[str, list[str]])
+    """By client that hides nothing: from whom it got key shares that it cannot read."""
+
+
+class KeysForm(RoundForm):
+    """The server asks for fresh keys."""
+
+    again: bool = False
+    """Whether they are for another try: what was trained for this round is then hidden, and nothing trained anew."""
+
+
+class ShareForm(RoundForm):
+    """The server asks for key shares in another try; the keys of all of `cohort` are in the arrays."""
+
+    cohort: list[str]
 
 
 class HideForm(RoundForm):

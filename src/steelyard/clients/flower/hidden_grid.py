@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,68 +13,35 @@ from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
 from steelyard.clients.flower import arrays as packing
-from steelyard.clients.flower import checks, wire
+from steelyard.clients.flower import wire
 from steelyard.clients.flower.courier import Letter
-from steelyard.clients.flower.forms import Form, Refused
+from steelyard.clients.flower.forms import Form
 from steelyard.clients.flower.grid import Errand, FlowerClients, Sending
 from steelyard.clients.flower.hidden_forms import (
     HIDE,
     KEYS,
     OPEN,
-    AnswerForm,
+    SHARE,
     HideForm,
+    KeysForm,
     Letters,
     OpenForm,
-    RoundForm,
+    ShareForm,
     letter_codec,
     rows,
 )
-from steelyard.clients.flower.payloads import only_keys
+from steelyard.clients.flower.hidden_tries import Answer, RoundTry, Shape, key_rows, post, read_answer
 from steelyard.clients.flower.settings import FederateSettings
 from steelyard.messages import Failure, Floats, Task, Updates
-from steelyard.privacy.aggregation_settings import AggregationSettings
+from steelyard.privacy.aggregation_settings import FEWEST, AggregationSettings
 from steelyard.privacy.fixed_point import FixedPoint
-from steelyard.privacy.hidden import HiddenUpdates, Summed, check_weights
+from steelyard.privacy.hidden import HiddenUpdates, Summed
 from steelyard.privacy.secure_client import LETTER_BYTES, PUBLIC_BYTES, Opened, PublicKeys, round_context
+from steelyard.privacy.secure_round import HiddenWords, secure_sum
 from steelyard.privacy.secure_server import SecureServer
 from steelyard.privacy.sharing import SHARE_BYTES
 
 _MOST_EXTRA = 1 << 20
-
-
-@dataclass(frozen=True, eq=False)
-class _Answer:
-    """What a node sent for some of its clients, checked: one array, and who it is of."""
-
-    clients: tuple[str, ...]
-    found: NDArray[Any]
-    failures: tuple[Failure, ...]
-    sent: int = 0
-    """Bytes for each client."""
-
-
-@dataclass(eq=False)
-class _Round:
-    """One attempt at a round of one federation, on the server."""
-
-    task: Task
-    attempt: str
-    server: SecureServer
-    failures: list[Failure] = field(default_factory=list[Failure])
-    sent: dict[str, int] = field(default_factory=dict[str, int])
-
-    def form(self, run: str, clients: Sequence[str], seconds: float, experiment: str) -> dict[str, Any]:
-        task = self.task
-        return {
-            "run": run,
-            "federation": task.federation,
-            "seed": task.seed,
-            "round": task.round,
-            "attempt": self.attempt,
-            "clients": list(clients),
-            "seconds": seconds,
-            "experiment": experiment,
-        }
 
 
 class HiddenClients(FlowerClients):
@@ -104,46 +71,39 @@ class HiddenClients(FlowerClients):
         answers = self.send_tasks(smaller, [self._sending(work) for work in begun])
         return [self._hidden(work, answer) for work, answer in zip(begun, answers, strict=True)]
 
-    def _begin(self, task: Task) -> _Round:
-        attempt = os.urandom(16).hex()  # on a resume the same round has other keys
+    def _begin(self, task: Task, fewest: int = FEWEST) -> RoundTry:
+        attempt = os.urandom(16).hex()  # on a resume, and in another try, the same round has other keys
         context = round_context(self._run, task.federation, task.seed, task.round, attempt)
         what = f"round {task.round} of {task.federation}"
-        return _Round(task, attempt, SecureServer(context, self._aggregation, what))
+        return RoundTry(task, attempt, SecureServer(context, self._aggregation, what, fewest=fewest))
 
-    def _collect_keys(self, begun: Sequence[_Round]) -> None:
-        def form(work: _Round, asked: Sequence[str], seconds: float) -> tuple[Form, dict[str, NDArray[Any]]]:
-            return RoundForm(**work.form(self._run, asked, seconds, self._experiment)), {}
+    def _collect_keys(self, begun: Sequence[RoundTry], *, again: bool = False) -> None:
+        def form(work: RoundTry, asked: Sequence[str], seconds: float) -> tuple[Form, dict[str, NDArray[Any]]]:
+            return KeysForm(**work.fields(self._run, asked, seconds, self._experiment), again=again), {}
 
-        def shape(work: _Round, clients: int) -> tuple[str, tuple[int, ...]]:
+        def shape(work: RoundTry, clients: int) -> tuple[str, tuple[int, ...]]:
             return "|u1", (clients, PUBLIC_BYTES)
 
         groups = [work.task.clients for work in begun]
         for work, answers in zip(begun, self._ask(KEYS, "keys", begun, groups, form, shape), strict=True):
+            shown: dict[str, PublicKeys] = {}
             for answer in answers:
                 for client, row in zip(answer.clients, answer.found, strict=True):
-                    keys = PublicKeys.read(row.tobytes())
-                    if not keys.usable():
-                        # All others would withdraw because of it; the one that shows it is left out instead.
-                        work.failures.append(Failure(client, "shows a key that is none"))
-                        continue
-                    work.server.keys[client] = keys
-                    work.sent[client] = answer.sent
+                    shown[client] = PublicKeys.read(row.tobytes())
+                    work.sent[client] = work.sent.get(client, 0) + answer.sent
+            work.failures += [Failure(client, reason) for client, reason in work.server.admit(shown).items()]
             why = "; ".join(f"{failure.client}: {failure.reason}" for failure in work.failures[:3])
             work.server.require(len(work.server.keys), f"showed keys ({why})" if why else "showed keys")
 
-    def _sending(self, work: _Round) -> Sending:
+    def _sending(self, work: RoundTry) -> Sending:
+        arrays = ArrayRecord({**wire.pack_parameters(work.task), **packing.pack({"keys": key_rows(work)})})
         cohort = sorted(work.server.keys)
-        keys = rows([work.server.keys[name].write() for name in cohort], PUBLIC_BYTES)
-        arrays = ArrayRecord({**wire.pack_parameters(work.task), **packing.pack({"keys": keys})})
         return Sending(arrays, letter_codec(len(cohort)), cohort, work.attempt)
 
-    def _hidden(self, work: _Round, answer: Updates) -> Updates:
+    def _hidden(self, work: RoundTry, answer: Updates) -> Updates:
         failures = tuple(sorted([*answer.failures, *work.failures], key=lambda failure: failure.client))
-        cohort = sorted(work.server.keys)
         letters = answer.payload.letters if isinstance(answer.payload, Letters) else np.zeros((0, 0, 0), np.uint8)
-        for client, mine in zip(answer.clients, letters, strict=True):
-            to = {name: row.tobytes() for name, row in zip(cohort, mine, strict=True) if name != client}
-            work.server.post(client, to)
+        post(work, answer.clients, letters)
         sent = np.zeros(len(answer.clients)) if answer.bytes_sent is None else answer.bytes_sent
         for client, count in zip(answer.clients, sent.tolist(), strict=True):
             work.sent[client] = work.sent.get(client, 0) + int(count)
@@ -152,31 +112,51 @@ class HiddenClients(FlowerClients):
 
     # ------------------------------------------------------------ the sum, once the weights are known
 
-    def hide(self, work: _Round, members: Sequence[str], weights: Mapping[str, float]) -> list[_Answer]:
+    def again(self, work: RoundTry, clients: Sequence[str]) -> RoundTry:
+        """Return another try at the round among these clients, with fresh keys and key shares; nothing is trained."""
+        fresh = self._begin(replace(work.task, clients=tuple(clients)), work.server.least)
+        fresh.sent = work.sent
+        self._collect_keys([fresh], again=True)
+        cohort = sorted(fresh.server.keys)
+
+        def form(work: RoundTry, asked: Sequence[str], seconds: float) -> tuple[Form, dict[str, NDArray[Any]]]:
+            fields = work.fields(self._run, asked, seconds, self._experiment)
+            return ShareForm(**fields, cohort=cohort), {"keys": key_rows(work)}
+
+        def shape(work: RoundTry, clients: int) -> tuple[str, tuple[int, ...]]:
+            return "|u1", (clients, len(cohort), LETTER_BYTES)
+
+        for answer in self._ask(SHARE, "letters", [fresh], [cohort], form, shape)[0]:
+            post(fresh, answer.clients, answer.found)
+            for client in answer.clients:
+                fresh.sent[client] += answer.sent
+        return fresh
+
+    def hide(self, work: RoundTry, members: Sequence[str], weights: Mapping[str, float]) -> list[Answer]:
         """Ask the members for their weighted updates, hidden; a node answers with the sum of its clients'."""
         encoding = FixedPoint.of(self._aggregation.word_bits, self._aggregation.bound, len(work.server.keys))
 
-        def form(work: _Round, asked: Sequence[str], seconds: float) -> tuple[Form, dict[str, NDArray[Any]]]:
+        def form(work: RoundTry, asked: Sequence[str], seconds: float) -> tuple[Form, dict[str, NDArray[Any]]]:
             empty = bytes(LETTER_BYTES)
             inboxes = [work.server.inbox(client, members) for client in asked]
             letters = [rows([inbox.get(name, empty) for name in members], LETTER_BYTES) for inbox in inboxes]
-            fields = work.form(self._run, asked, seconds, self._experiment)
+            fields = work.fields(self._run, asked, seconds, self._experiment)
             told = HideForm(**fields, members=list(members), weights=[weights[client] for client in asked])
             return told, {"letters": np.stack(letters)}
 
-        def shape(work: _Round, clients: int) -> tuple[str, tuple[int, ...]]:
+        def shape(work: RoundTry, clients: int) -> tuple[str, tuple[int, ...]]:
             return encoding.dtype.str, (work.task.parameters.numel(),)
 
         return self._ask(HIDE, "words", [work], [members], form, shape)[0]
 
-    def open(self, work: _Round, members: Sequence[str], survivors: Sequence[str]) -> dict[str, Opened]:
+    def open(self, work: RoundTry, members: Sequence[str], survivors: Sequence[str]) -> dict[str, Opened]:
         """Ask the survivors for what opens their sum."""
 
-        def form(work: _Round, asked: Sequence[str], seconds: float) -> tuple[Form, dict[str, NDArray[Any]]]:
-            fields = work.form(self._run, asked, seconds, self._experiment)
+        def form(work: RoundTry, asked: Sequence[str], seconds: float) -> tuple[Form, dict[str, NDArray[Any]]]:
+            fields = work.fields(self._run, asked, seconds, self._experiment)
             return OpenForm(**fields, survivors=list(survivors)), {}
 
-        def shape(work: _Round, clients: int) -> tuple[str, tuple[int, ...]]:
+        def shape(work: RoundTry, clients: int) -> tuple[str, tuple[int, ...]]:
             return "|u1", (clients, len(members), SHARE_BYTES)
 
         told: dict[str, Opened] = {}
@@ -195,11 +175,11 @@ class HiddenClients(FlowerClients):
         self,
         kind: str,
         array: str,
-        works: Sequence[_Round],
+        works: Sequence[RoundTry],
         groups: Sequence[Sequence[str]],
-        form: Callable[[_Round, Sequence[str], float], tuple[Form, dict[str, NDArray[Any]]]],
-        shape: Callable[[_Round, int], tuple[str, tuple[int, ...]]],
-    ) -> list[list[_Answer]]:
+        form: Callable[[RoundTry, Sequence[str], float], tuple[Form, dict[str, NDArray[Any]]]],
+        shape: Shape,
+    ) -> list[list[Answer]]:
         """Send one message to each node of each group, and return what was answered properly, by round."""
         errands: list[Errand] = []
         failures: list[list[Failure]] = [[] for _ in works]
@@ -212,8 +192,8 @@ class HiddenClients(FlowerClients):
                 letter = Letter(node, kind, wire.content(written, arrays), work.task.round, largest)
                 errands.append(Errand(index, node, asked, letter))
 
-        def read(errand: Errand, content: RecordDict) -> _Answer:
-            return _read(content, errand.asked, works[errand.index], array, shape)
+        def read(errand: Errand, content: RecordDict) -> Answer:
+            return read_answer(content, errand.asked, works[errand.index], array, shape)
 
         parts = self.exchange(errands, seconds, read, failures)
         for work, found in zip(works, failures, strict=True):
@@ -221,59 +201,48 @@ class HiddenClients(FlowerClients):
         return [parts.get(index, []) for index in range(len(works))]
 
 
-def _read(
-    content: RecordDict,
-    asked: Sequence[str],
-    work: _Round,
-    array: str,
-    shape: Callable[[_Round, int], tuple[str, tuple[int, ...]]],
-) -> _Answer:
-    text, found = wire.split(content)
-    dtype, sizes = shape(work, len(asked))
-    sent = checks.refuse_size(text, found, len(asked), int(np.prod(sizes)) * np.dtype(dtype).itemsize + 4096)
-    form = AnswerForm.read(text)
-    checks.refuse_other(form.federation, form.round, work.task.federation, work.task.round)
-    count = checks.refuse_clients(form.clients, form.failures, asked)
-    if form.clients != sorted(form.clients):
-        raise Refused("clients: not in ascending order")
-    only_keys(found, [array] if count else [])
-    dtype, sizes = shape(work, count)
-    values = packing.unpack(found[array], array, dtype, sizes) if count else np.zeros(0, np.dtype(dtype))
-    return _Answer(
-        tuple(form.clients), values, checks.failures(form.failures, form.clients, asked), sent // max(count, 1)
-    )
-
-
 class _GridSums:
     """The sum of one round's hidden updates; the second half of the round's exchange with the nodes."""
 
-    def __init__(self, clients: HiddenClients, work: _Round) -> None:
+    def __init__(self, clients: HiddenClients, work: RoundTry) -> None:
         self._clients, self._work = clients, work
+
+    @property
+    def server(self) -> SecureServer:
+        return self._work.server
+
+    @property
+    def sent(self) -> Mapping[str, int]:
+        return self._work.sent
 
     def sum(self, clients: Sequence[str], weights: Floats) -> Summed:
         """Collect hidden words from the clients, and open their sum with the help of those who stayed."""
-        work, settings = self._work, self._clients._aggregation
-        work.server.require(len(clients), "shared their keys and can be weighed")
+        return secure_sum(self, clients, weights, self._clients._aggregation)
+
+    def again(self, clients: Sequence[str]) -> tuple[tuple[str, ...], Mapping[str, str]]:
+        self._work = self._clients.again(self._work, clients)
+        shared = {sender for inbox in self.server.letters.values() for sender in inbox}
+        return tuple(sorted(shared)), {failure.client: failure.reason for failure in self._work.failures}
+
+    def hide(self, members: Sequence[str], weights: Mapping[str, float]) -> HiddenWords:
+        work = self._work
         work.failures.clear()
-        given = dict(zip(clients, weights.tolist(), strict=True))
-        answers = self._clients.hide(work, clients, given)
-        encoding = FixedPoint.of(settings.word_bits, settings.bound, len(work.server.keys))
-        total = np.zeros(work.task.parameters.numel(), dtype=encoding.dtype)
+        answers = self._clients.hide(work, members, weights)
+        parts = [answer.found for answer in answers if answer.clients]
+        total = sum(parts[1:], start=parts[0]) if parts else np.zeros(0, np.uint32)
         for answer in answers:
-            total += answer.found if answer.clients else total.dtype.type(0)
             for client in answer.clients:
                 work.sent[client] = work.sent.get(client, 0) + answer.sent
-        survivors = tuple(sorted(client for answer in answers for client in answer.clients))
-        reasons = {failure.client: failure.reason for failure in work.failures}
-        why = "; ".join(f"{client}: {reason}" for client, reason in list(reasons.items())[:3])
-        work.server.require(len(survivors), f"sent their hidden update ({why})" if why else "sent their hidden update")
-        check_weights(survivors, np.array([given[client] for client in survivors]), settings)
-        told = self._clients.open(work, clients, survivors)
-        plain = work.server.open(total, clients, survivors, told)
-        dropped = [
-            Failure(client, f"dropped out before its update arrived: {reasons.get(client, 'no answer')}")
-            for client in clients
-            if client not in survivors
-        ]
-        sent = {client: work.sent.get(client, 0) for client in survivors}
-        return Summed(encoding.decode(plain), survivors, tuple(dropped), sent)
+        return HiddenWords(
+            total,
+            tuple(sorted(client for answer in answers for client in answer.clients)),
+            {failure.client: failure.reason for failure in work.failures},
+            {
+                client: [sender for sender in senders if sender in set(members) - {client}]
+                for answer in answers
+                for client, senders in answer.unreadable.items()
+            },
+        )
+
+    def open(self, members: Sequence[str], survivors: Sequence[str]) -> Mapping[str, Opened]:
+        return self._clients.open(self._work, members, survivors)

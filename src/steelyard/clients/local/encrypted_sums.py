@@ -36,16 +36,16 @@ class EncryptedSums:
         check_weights(survivors, weights[stayed], self._settings)
         keys = self._keys
         with doing(f"encrypting {len(stayed)} updates"):
-            total, size = (self._paillier if isinstance(keys, PaillierKeys) else self._ckks)(
+            total, size, step = (self._paillier if isinstance(keys, PaillierKeys) else self._ckks)(
                 [(clients[row], float(weights[row])) for row in stayed]
             )
         dropped = tuple(Failure(name, "dropped out before its update arrived") for name in clients if name in gone)
-        return Summed(total, survivors, dropped, dict.fromkeys(survivors, size))
+        return Summed(total, survivors, dropped, dict.fromkeys(survivors, size), step)
 
     def _values(self, client: str, weight: float) -> Floats:
         return self._steps.of([client], np.array([weight]), 0, self._steps.size)[0]
 
-    def _paillier(self, parts: Sequence[tuple[str, float]]) -> tuple[Floats, int]:
+    def _paillier(self, parts: Sequence[tuple[str, float]]) -> tuple[Floats, int, float]:
         keys = self._keys
         assert isinstance(keys, PaillierKeys)
         encoding = FixedPoint.of(self._settings.word_bits, self._settings.bound, self._steps.cohort)
@@ -55,9 +55,10 @@ class EncryptedSums:
             sent = keys.encrypt_all(packing.pack(self._values(client, weight)))
             totals = [keys.public.add(a, b) for a, b in zip(totals, sent, strict=True)] if totals else sent
         opened = keys.decrypt_all(totals)
-        return packing.unpack(opened, self._steps.size, len(parts)), len(totals) * keys.public.cipher_bytes
+        total = packing.unpack(opened, self._steps.size, len(parts))
+        return total, len(totals) * keys.public.cipher_bytes, encoding.step
 
-    def _ckks(self, parts: Sequence[tuple[str, float]]) -> tuple[Floats, int]:
+    def _ckks(self, parts: Sequence[tuple[str, float]]) -> tuple[Floats, int, float]:
         keys = self._keys
         assert isinstance(keys, CkksKeys)
         totals: list[bytes] = []
@@ -66,7 +67,7 @@ class EncryptedSums:
             sent = keys.encrypt(self._values(client, weight))
             size = max(size, sum(map(len, sent)))
             totals = keys.public.add([totals, sent]) if totals else sent
-        return keys.decrypt(totals), size
+        return keys.decrypt(totals), size, 2.0**-keys.grid.places
 
 
 def make_keys(settings: AggregationSettings, clients: int) -> PaillierKeys | CkksKeys:

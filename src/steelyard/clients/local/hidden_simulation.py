@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from steelyard.activity import doing
@@ -18,11 +19,12 @@ from steelyard.clients.local.weighted_steps import Absent, WeightedSteps
 from steelyard.clients.protocol import CheckedClients, Clients, FingerprintedClients
 from steelyard.messages import DenseModels, Evaluations, Failure, Floats, Question, Task, Updates
 from steelyard.privacy.aggregation_requirements import check_installed
-from steelyard.privacy.aggregation_settings import AggregationSettings
+from steelyard.privacy.aggregation_settings import FEWEST, AggregationSettings
 from steelyard.privacy.fixed_point import FixedPoint, Words
-from steelyard.privacy.hidden import HiddenUpdates, Summed, check_weights
+from steelyard.privacy.hidden import HiddenUpdates, Summed
 from steelyard.privacy.masked_sum import masked_sum
-from steelyard.privacy.secure_client import PUBLIC_BYTES, SecureClient, round_context
+from steelyard.privacy.secure_client import PUBLIC_BYTES, Opened, SecureClient, Unreadable, round_context
+from steelyard.privacy.secure_round import HiddenWords, secure_sum
 from steelyard.privacy.secure_server import SecureServer
 from steelyard.privacy.sharing import SHARE_BYTES
 from steelyard.privacy.withdrawals import beyond
@@ -113,51 +115,68 @@ class HiddenSimulation:
 
 
 class MaskedSums:
-    """Secure aggregation among simulated clients for one task; see `privacy.secure_client` for the stages."""
+    """Secure aggregation among simulated clients for one task: the messages that `privacy.secure_round` asks for."""
 
     def __init__(
         self, steps: WeightedSteps, names: Sequence[str], seed: int, settings: AggregationSettings, absent: Absent
     ) -> None:
-        what = f"round {steps.round} of {steps.federation}"
-        # Keys are fresh in every attempt at a round; the context only keeps keys of different uses apart.
-        context = round_context("simulation", steps.federation, seed, steps.round, os.urandom(16).hex())
-        self._steps, self._round, self._absent = steps, steps.round, absent
-        self._clients = {name: SecureClient(name, context, settings) for name in names}
-        self._server = SecureServer(context, settings, what)
-        self._server.keys = {name: client.keys() for name, client in self._clients.items()}
-        self._server.require(len(names), "are in the round")
-        self._encoding = FixedPoint.of(settings.word_bits, settings.bound, len(names))
-        self._sent = dict.fromkeys(names, 0)
-        for name in sorted(set(names) - absent("share", steps.round)):
-            letters = self._clients[name].share(self._server.keys)
-            self._server.post(name, letters)
-            self._sent[name] += PUBLIC_BYTES + sum(map(len, letters.values()))
+        self._steps, self._seed, self._settings, self._absent = steps, seed, settings, absent
+        self.sent = dict.fromkeys(names, 0)
+        self.server = self._begin(names)
+
+    def _begin(self, names: Sequence[str], fewest: int = FEWEST) -> SecureServer:
+        """Make fresh keys for these clients, and let them share what opens their masks."""
+        steps = self._steps
+        # Keys are fresh in every try at a round; the context only keeps keys of different uses apart.
+        context = round_context("simulation", steps.federation, self._seed, steps.round, os.urandom(16).hex())
+        self._clients = {name: SecureClient(name, context, self._settings, fewest=fewest) for name in names}
+        server = SecureServer(context, self._settings, f"round {steps.round} of {steps.federation}", fewest=fewest)
+        server.keys = {name: client.keys() for name, client in self._clients.items()}
+        server.require(len(names), "are in the round")
+        self._encoding = FixedPoint.of(self._settings.word_bits, self._settings.bound, len(names))
+        for name in sorted(set(names) - self._absent("share", steps.round)):
+            letters = self._clients[name].share(server.keys)
+            server.post(name, letters)
+            self.sent[name] += PUBLIC_BYTES + sum(map(len, letters.values()))
+        return server
 
     def sum(self, clients: Sequence[str], weights: Floats) -> Summed:
         """Let the clients hide w·Δ, add up what they send, and open the sum with the help of those who stayed."""
-        self._server.require(len(clients), "shared their keys and can be weighed")
-        members = [self._clients[name] for name in clients]
+        return secure_sum(self, clients, weights, self._settings)
+
+    def again(self, clients: Sequence[str]) -> tuple[tuple[str, ...], Mapping[str, str]]:
+        self.server = self._begin(clients, self.server.least)
+        return tuple(clients), {}
+
+    def hide(self, members: Sequence[str], weights: Mapping[str, float]) -> HiddenWords:
+        clients = [self._clients[name] for name in members]
+        given = np.array([weights[name] for name in members])
+        unreadable: dict[str, Sequence[str]] = {}
         with doing("hiding the updates"):
-            for client in members:
-                client.receive(clients, self._server.inbox(client.name, clients))
-            gone = self._absent("mask", self._round)
-            stayed = [row for row, name in enumerate(clients) if name not in gone]
-            survivors = tuple(clients[row] for row in stayed)
+            for client in clients:
+                try:
+                    client.receive(members, self.server.inbox(client.name, members))
+                except Unreadable as error:
+                    unreadable[client.name] = error.senders
+            gone = self._absent("mask", self._steps.round) | set(unreadable)
+            stayed = [row for row, name in enumerate(members) if name not in gone]
             total = masked_sum(
-                members, stayed, lambda begin, end: self._words(clients, weights, begin, end), self._steps.size,
+                clients, stayed, lambda begin, end: self._words(members, given, begin, end), self._steps.size,
                 self._encoding,
             )  # fmt: skip
+        for row in stayed:
+            self.sent[members[row]] += self._steps.size * self._encoding.dtype.itemsize
+        return HiddenWords(total, tuple(members[row] for row in stayed), {}, unreadable)
+
+    def open(self, members: Sequence[str], survivors: Sequence[str]) -> Mapping[str, Opened]:
         with doing("opening their sum"):
-            self._server.require(len(survivors), "sent their hidden update")
-            check_weights(survivors, weights[stayed], self._server.settings)
-            helpers = sorted(set(survivors) - self._absent("open", self._round))
-            told = {name: self._clients[name].open(survivors) for name in helpers}
-            plain = self._server.open(total, clients, survivors, told)
-        for name in survivors:
-            self._sent[name] += self._steps.size * self._encoding.dtype.itemsize
-            self._sent[name] += SHARE_BYTES * len(clients) if name in told else 0
-        dropped = tuple(Failure(name, "dropped out before its update arrived") for name in clients if name in gone)
-        return Summed(self._encoding.decode(plain), survivors, dropped, {name: self._sent[name] for name in survivors})
+            told = {
+                name: self._clients[name].open(survivors)
+                for name in sorted(set(survivors) - self._absent("open", self._steps.round))
+            }
+        for name in told:
+            self.sent[name] += SHARE_BYTES * len(members)
+        return told
 
     def _words(self, clients: Sequence[str], weights: Floats, begin: int, end: int) -> Words:
         return self._encoding.encode(self._steps.of(clients, weights, begin, end))

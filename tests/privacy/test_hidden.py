@@ -1,0 +1,124 @@
+"""What the loop makes of one hidden sum: divided by the weights in it, and refused where honest clients have none."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steelyard.errors import UserError
+from steelyard.messages import Failure
+from steelyard.privacy.aggregation_settings import AggregationSettings
+from steelyard.privacy.fixed_point import FixedPoint
+from steelyard.privacy.hidden import BeyondBound, HiddenUpdates, Summed, check_sum, check_weights
+
+START = torch.tensor([1.0, -2.0])
+DELTAS = {"a": [1.0, 0.0], "b": [0.0, 2.0], "c": [-1.0, 1.0], "d": [8.0, 8.0]}
+SETTINGS = AggregationSettings(bound=8.0)
+
+
+class Summing:
+    """Sums updates in the open; `gone` drop out, and `extra` is what somebody adds to the sum."""
+
+    def __init__(self, gone: str = "", extra: float = 0.0) -> None:
+        self.gone, self.extra, self.asked = gone, extra, 0
+
+    def sum(self, clients: tuple[str, ...], weights: np.ndarray) -> Summed:
+        self.asked += 1
+        stayed = {n: w for n, w in zip(clients, weights.tolist(), strict=True) if n not in self.gone}
+        total = np.sum([w * np.array(DELTAS[n]) for n, w in stayed.items()], axis=0)
+        return Summed(total + self.extra, tuple(stayed), tuple(Failure(n, "gone") for n in self.gone))
+
+
+def updates(gone: str = "", extra: float = 0.0) -> HiddenUpdates:
+    return HiddenUpdates(tuple("abcd"), Summing(gone, extra), SETTINGS)
+
+
+def test_the_model_is_the_weighted_mean():
+    model = updates().aggregate(START, np.array([0.1, 0.2, 0.3, 0.4]))
+    # Θ + .1·(1, 0) + .2·(0, 2) + .3·(-1, 1) + .4·(8, 8)
+    torch.testing.assert_close(model, START + torch.tensor([3.0, 3.9]))
+
+
+def test_what_is_left_after_a_dropout_is_divided_by_the_weights_that_are_left():
+    """.6 of the weight is in the sum: without the division the step would be too short."""
+    model = updates(gone="d").aggregate(START, np.array([0.1, 0.2, 0.3, 0.4]))
+    torch.testing.assert_close(model, START + torch.tensor([-0.2, 0.7]) / 0.6)
+
+
+@pytest.mark.parametrize("scale", [0.5, 1.0, 2.0])
+def test_weights_that_do_not_sum_to_one_give_the_same_model(scale: float):
+    model = updates().aggregate(START, scale * np.array([0.1, 0.2, 0.3, 0.4]))
+    torch.testing.assert_close(model, START + torch.tensor([3.0, 3.9]))
+
+
+def test_a_sum_that_honest_clients_cannot_have_is_not_used_and_all_who_may_be_the_cause_are_named():
+    hidden = updates(gone="d", extra=200.0)
+    with pytest.raises(
+        BeyondBound,
+        match=r"sum of 3 clients moves a parameter by 201, .* by more than 4.8 \(privacy.aggregation.bound times the "
+        r"sum of their weights\): one or more of a, b, c sent too much",
+    ):
+        hidden.aggregate(START, np.array([0.1, 0.2, 0.3, 0.4]))
+    with pytest.raises(UserError, match="second weighted sum"):
+        hidden.aggregate(START, np.array([0.1, 0.2, 0.3, 0.4]))
+
+
+@pytest.mark.parametrize(
+    ("total", "refused"),
+    [(4.8, False), (-4.8, False), (4.8 + 0.0149, False), (4.8 + 0.0151, True), (-4.8 - 0.0151, True),
+     (float("nan"), True), (float("inf"), True)],
+)  # fmt: skip
+def test_the_limit_is_the_bound_times_the_weights_and_half_a_step_for_each_client(total: float, refused: bool):
+    summed = Summed(np.array([0.0, total]), ("a", "b", "c"), step=0.01)
+    if refused:
+        with pytest.raises(BeyondBound):
+            check_sum(summed, 0.6, SETTINGS)
+    else:
+        check_sum(summed, 0.6, SETTINGS)
+
+
+def test_in_a_large_cohort_the_first_twenty_are_named_and_the_others_counted():
+    names = tuple(f"c{number:03d}" for number in range(100))
+    with pytest.raises(BeyondBound, match=r"one or more of c000, .*c019 and 80 more sent too much"):
+        check_sum(Summed(np.array([9.0]), names), 1.0, SETTINGS)
+
+
+@given(
+    st.lists(st.floats(0, 1, width=32), min_size=3, max_size=9),
+    st.sampled_from([16, 32, 64]),
+    st.floats(0.01, 4.0),
+    st.integers(0, 99),
+)
+def test_honest_clients_are_never_refused_however_large_their_updates_are(
+    weights: list[float], bits: int, bound: float, seed: int
+):
+    encoding = FixedPoint.of(bits, bound, len(weights))
+    steps = np.random.default_rng(seed).choice([-bound, bound, bound / 3], (len(weights), 5))
+    words = np.stack([encoding.encode(step * weight) for step, weight in zip(steps, weights, strict=True)])
+    names = tuple(str(number) for number in range(len(weights)))
+    summed = Summed(encoding.decode(words.sum(axis=0, dtype=encoding.dtype)), names, step=encoding.step)
+    check_sum(summed, sum(weights), AggregationSettings(bound=bound))
+
+
+@pytest.mark.parametrize(
+    ("weights", "why"),
+    [
+        ([], "weights are missing or no numbers"),
+        ([0.5, np.nan, 0.5], "weights are missing or no numbers"),
+        ([0.5, -0.1, 0.6], "weights are missing or no numbers"),
+        ([0.5, 0.5, 0.0], "2 of 3 clients have a weight"),
+        ([0.6, 0.2, 0.2], "largest_weight: a would have 0.6 of the weight"),
+        ([0.26, 0.13, 0.12], "a would have 0.51"),
+    ],
+)
+def test_weights_under_which_nobody_could_hide_are_refused(weights: list[float], why: str):
+    with pytest.raises(UserError, match=why):
+        check_weights("abc", np.array(weights), AggregationSettings())
+
+
+def test_a_cap_of_exactly_the_largest_weight_passes():
+    check_weights("abc", np.array([0.45, 0.45, 0.1]), AggregationSettings(largest_weight=0.45))
+    check_weights("abc", np.array([0.1, 0.1, 0.1]), AggregationSettings(largest_weight=1 / 3))
