@@ -52,7 +52,12 @@ def test_a_result_whose_folder_is_gone_still_prints(tmp_path: Path) -> None:
 
 def test_columns_that_no_rule_has_are_left_out() -> None:
     rule = {"rule": "r" * 60, "accuracy": -3.5, "worst_tenth": None, "server": {}, "rounds_to_target": None}
-    summary = {"measure": "minus RMSE", "run": "runs/x", "rules": [{**rule, "seed": seed} for seed in range(20)]}
+    summary = {
+        "measure": "minus RMSE",
+        "run": "runs/x",
+        "weighed_one": [],
+        "rules": [{**rule, "seed": seed} for seed in range(20)],
+    }
     lines = short_account(summary).splitlines()
     assert lines[0].split("  ")[0].strip() == "rule"
     assert lines[0].endswith("minus RMSE on the clients")

@@ -17,7 +17,7 @@ from tests.clients.flower.flower_fakes import FakeGrid
 from steelyard.clients.flower.checks import RECORD_COLUMNS
 from steelyard.clients.node import NodeConfig
 from steelyard.errors import UserError
-from steelyard.experiment.loading import build
+from steelyard.experiment.loading import build, read_experiment
 from steelyard.experiment.running import run
 from steelyard.federate import client_app
 from steelyard.federate.client_app import app, within
@@ -172,10 +172,23 @@ def test_flawed_clients_are_as_flawed_on_nodes_as_in_the_simulation(tmp_path: Pa
         torch.testing.assert_close(ours[name], theirs[name], rtol=1e-5, atol=1e-6)
 
 
+def test_without_a_share_the_clients_that_came_decide_and_the_run_records_it(tmp_path: Path):
+    flaws = [{"kind": "stale", "clients": ["client-001"]}]  # needs every client in every round
+    document = {**described(flaws=flaws), "rounds": {"count": 2}}
+    grid, config = grid_of(document, 2, out=str(tmp_path / "federated"))
+    federate(grid, config, "1")  # type: ignore[arg-type]
+    assert History(tmp_path / "federated").rounds["answered"].tolist()[1:] == [6, 6]
+    assert read_experiment(tmp_path / "federated").rounds.fraction == 1.0
+
+
 def test_flaws_that_a_node_cannot_have_are_refused(tmp_path: Path):
     stale = build(described(flaws=[{"kind": "stale", "clients": ["client-001"]}], rounds={"fraction": 0.5}))
     with pytest.raises(UserError, match=r"flaws: got kind 'stale' with rounds.fraction = 0.5"):
         stale.on_node(NodeConfig.read({"partition-id": 0, "num-partitions": 2}))
+    copied = [{"kind": "copy", "of": "client-000"}, {"kind": "stale", "clients": ["client-001"]}]
+    unknown = {**described(flaws=copied), "rounds": {"count": 3}}
+    with pytest.raises(UserError, match=r"flaws: got kind 'stale' with rounds.fraction not given"):
+        build(unknown).on_node(NodeConfig.read({"partition-id": 0, "num-partitions": 2}))
     np.savez(tmp_path / "north.npz", x=np.eye(40, dtype=np.float32), y=np.arange(40) % 2)
     own = build(
         {

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from steelyard.errors import UserError
 from steelyard.rounds.settings import RoundSettings
@@ -14,7 +16,7 @@ from steelyard.settings import validated
 def test_defaults() -> None:
     assert RoundSettings().model_dump() == {
         "count": 50,
-        "fraction": 0.1,
+        "fraction": None,
         "sampling": "fixed",
         "min_clients": 1,
         "evaluate_every": 1,
@@ -27,6 +29,20 @@ def test_defaults() -> None:
         "last": 5,
         "samples": False,
     }
+
+
+@given(st.integers(1, 50))
+def test_all_of_up_to_fifty_clients_take_part_unless_a_share_is_given(clients: int) -> None:
+    assert (RoundSettings().share_of(clients), RoundSettings().cohort(clients)) == (1.0, clients)
+    assert RoundSettings(fraction=0.1).cohort(clients) == max(1, (clients + 5) // 10)
+
+
+@given(st.integers(51, 100_000))
+def test_of_more_a_tenth_takes_part_but_at_least_ten(clients: int) -> None:
+    assert RoundSettings().cohort(clients) == max(10, (clients + 5) // 10)
+    # Poisson sampling draws each client with the share itself: it is at least a tenth, and ten clients in the mean.
+    assert RoundSettings().share_of(clients) == max(0.1, 10 / clients)
+    assert RoundSettings(min_clients=30).cohort(clients) == max(30, (clients + 5) // 10)
 
 
 def test_the_tables_targets_are_the_one_target_unless_given() -> None:

@@ -47,6 +47,8 @@ def show(
     if experiment is None:
         raise UserError("show: no experiment named; allowed: a recipe, a file, or --schema")
     described = load(experiment, changes or [])
+    if resolved and described.all_clients is not None:
+        described = described.for_clients(described.all_clients)
     print(to_toml(described) if changes or resolved else source_text(experiment), end="")
 
 

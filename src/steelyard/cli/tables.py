@@ -12,6 +12,7 @@ from rich.text import Text
 
 from steelyard.errors import printable
 from steelyard.report.promised import promise_lines
+from steelyard.report.single import weighed_one_lines
 from steelyard.rounds.progress import show_score
 
 SHOWN = 10
@@ -29,6 +30,8 @@ def show_summary(summary: dict[str, Any]) -> None:
     # No markup: names of rules, clients and folders are what people gave, and a "[/b]" in one is no tag of ours.
     console = Console(markup=False, highlight=False)
     _show_results(summary, console)
+    for line in weighed_one_lines(summary["weighed_one"]):
+        console.print(printable(line), style="bold")
     if all(rule["accuracy"] is None for rule in summary["rules"]):
         why = "partition.test = 'none', or nodes with tests = false"
         console.print(f"no client tested the models ({why}): no accuracy is known")

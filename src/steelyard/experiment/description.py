@@ -99,7 +99,7 @@ class Description(Section):
 
     def _check_caps(self) -> None:
         """Refuse a cap under which even all clients together could not have all the weight."""
-        most = self.most_clients
+        most = None if self.all_clients is None else self.rounds.cohort(self.all_clients)
         for name, rule in self.rules().items():
             if most is not None and rule.max_weight is not None and rule.max_weight * most < 1 - 1e-9:
                 raise UserError(
@@ -108,8 +108,8 @@ class Description(Section):
                 )
 
     @property
-    def most_clients(self) -> int | None:
-        """How many clients a cohort has at most; None where only the data can tell."""
+    def all_clients(self) -> int | None:
+        """How many clients there are; None where only the data can tell."""
         return None
 
     def check_criterion(self, criterion: registry.Criterion) -> None:
@@ -202,6 +202,11 @@ class Description(Section):
     def measures(self) -> Mapping[str, str]:
         """Further figures of each client's test by which settings can be chosen: name and the name in the records."""
         return {}
+
+    def for_clients(self, count: int) -> Self:
+        """Return the experiment with the share of clients in a round filled in, now that they are counted."""
+        rounds = self.rounds.model_copy(update={"fraction": self.rounds.share_of(count)})
+        return self.model_copy(update={"rounds": rounds})
 
     def resolved(self) -> Self:
         """Return the experiment with what only the data can tell filled in, such as rounds counted in epochs."""

@@ -16,7 +16,6 @@ from steelyard.experiment.description import Description
 from steelyard.experiment.privacy_words import check_cohorts
 from steelyard.learning.settings import ModelSettings, TrainingSettings
 from steelyard.privacy.aggregation_requirements import check_installed
-from steelyard.rounds.settings import cohort_size
 from steelyard.weighing.adafed import CLASS_METRICS
 from steelyard.weighing.needs import Offers
 from steelyard.weighing.rule import WeighingSettings, label
@@ -53,7 +52,7 @@ class LearningDescription(Description):
         if self.partition.test == "none":
             self._check_untested()
         if self.privacy is not None and self.privacy.aggregation is not None:
-            check_cohorts(self.privacy.aggregation, self.rounds, self._all_clients)
+            check_cohorts(self.privacy.aggregation, self.rounds, self.all_clients)
         return self
 
     def _check_untested(self) -> None:
@@ -122,13 +121,7 @@ class LearningDescription(Description):
         return self.data.offers().task == "regression"
 
     @property
-    def most_clients(self) -> int | None:
-        """The cohort that the partition and `rounds.fraction` give, where the number of clients is known."""
-        count = self._all_clients
-        return None if count is None else cohort_size(count, self.rounds.fraction, self.rounds.min_clients)
-
-    @property
-    def _all_clients(self) -> int | None:
+    def all_clients(self) -> int | None:
         """The number of clients where the partition says it."""
         return None if any(flaw.kind == "copy" for flaw in self.flaws) else self.partition.client_count
 
@@ -173,10 +166,13 @@ class LearningDescription(Description):
         from steelyard.experiment.learning_node import host
 
         self.check_federated()
-        if self.rounds.fraction < 1 and any(flaw.kind == "stale" for flaw in self.flaws):
+        clients = self.all_clients
+        share = self.rounds.fraction if clients is None else self.rounds.share_of(clients)
+        if share != 1 and any(flaw.kind == "stale" for flaw in self.flaws):
+            shown = "not given" if share is None else f"= {share:g}"
             raise UserError(
-                f"flaws: got kind 'stale' with rounds.fraction = {self.rounds.fraction:g}, and a node does not see the "
-                "models of rounds that it sits out; allowed across machines: rounds.fraction = 1"
+                f"flaws: got kind 'stale' with rounds.fraction {shown}, and a node does not see the models of rounds "
+                "that it sits out; allowed across machines: rounds.fraction = 1"
             )
         seeing = [flaw.kind for flaw in self.flaws if flaw.kind in OMNISCIENT]
         if seeing:

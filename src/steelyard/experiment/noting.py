@@ -13,6 +13,7 @@ from steelyard.clients.protocol import NotingClients
 from steelyard.errors import UserError
 from steelyard.experiment.description import Description
 from steelyard.experiment.promising import promise_notes
+from steelyard.rounds.progress import say, weighed_one
 from steelyard.rounds.state import RoundRecord, RoundState
 from steelyard.runs.store import Store
 from steelyard.weighing.rule import criteria_of
@@ -39,10 +40,14 @@ def told(experiment: Description, clients: Clients) -> dict[str, str]:
 
 
 class Noting:
-    """A recorder that also writes down, with the first round, how the clients compute: a resume must do the same."""
+    """A recorder that also writes down, with the first round, how the clients compute: a resume must do the same.
+
+    It says, once, that a round weighed one client: such rounds look like any other, and compare nothing.
+    """
 
     def __init__(self, store: Store, experiment: Description, clients: Clients) -> None:
         self._store, self._experiment, self._clients, self._noted = store, experiment, clients, False
+        self._warned = False
 
     def commit(
         self,
@@ -58,6 +63,10 @@ class Noting:
             self._store.note(**told(self._experiment, self._clients))
             self._noted = True
         self._store.commit(round, records, states, snapshot, last=last)
+        single = next((r for r in records if r.updates and len(r.updates.clients) == 1 and not r.kept_old), None)
+        if single is not None and not self._warned:
+            say(weighed_one(single.federation, round))
+            self._warned = True
 
 
 def why(error: BaseException) -> str:

@@ -9,7 +9,7 @@ from steelyard.privacy.aggregation_settings import FEWEST, AggregationSettings
 from steelyard.privacy.combinations import Asked, AskedCriterion
 from steelyard.privacy.hidden import check_cohort
 from steelyard.privacy.settings import PrivacySettings
-from steelyard.rounds.settings import RoundSettings, cohort_size
+from steelyard.rounds.settings import RoundSettings
 from steelyard.weighing import criteria as registry
 from steelyard.weighing.needs import Offers
 from steelyard.weighing.rule import WeighingSettings, label
@@ -46,7 +46,7 @@ def check_cohorts(aggregation: AggregationSettings, rounds: RoundSettings, clien
         )
     if clients is None:
         return
-    most = clients if rounds.sampling == "poisson" else cohort_size(clients, rounds.fraction, rounds.min_clients)
+    most = clients if rounds.sampling == "poisson" else rounds.cohort(clients)
     check_cohort(aggregation, most)
 
 

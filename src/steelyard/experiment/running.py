@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
@@ -20,7 +19,7 @@ from steelyard.experiment.loading import RUN_FILE, read_experiment, run_file
 from steelyard.experiment.noting import Noting, told, versions, why
 from steelyard.experiment.promising import ended_early, private_rounds, promise, rest_of
 from steelyard.rounds.loop import Progress, run_rounds
-from steelyard.rounds.progress import show_progress
+from steelyard.rounds.progress import say, show_progress
 from steelyard.rounds.state import Federation, Plan
 from steelyard.runs.process import this_process
 from steelyard.runs.reader import History
@@ -62,6 +61,7 @@ def make_federation(
 def plan_of(experiment: Description) -> Plan:
     """Return the loop's settings."""
     rounds = experiment.resolved().rounds
+    assert rounds.fraction is not None, "clients are counted before rounds are planned"
     return Plan(
         rounds=rounds.count,
         fraction=rounds.fraction,
@@ -91,7 +91,7 @@ def run(
     folder = new_folder(experiment, out)
     clients, server = _assembled(experiment, dataset, assemble)
     try:
-        _check_ready(experiment, clients, list(seeds or [experiment.seed]))
+        experiment = _ready(experiment, clients, list(seeds or [experiment.seed]))
         federations = federations_of(experiment, seeds)
         # A budget that allows no round at all shows here, before there is a folder.
         private_rounds(experiment, plan_of(experiment), federations, clients)
@@ -120,16 +120,21 @@ def run(
         clients.close()
 
 
-def _check_ready(experiment: Description, clients: Clients, seeds: Sequence[int]) -> None:
-    """Refuse what cannot work now that the data are there, before a folder is made."""
+def _ready(experiment: Description, clients: Clients, seeds: Sequence[int]) -> Description:
+    """Return the experiment with what the clients' number decides; refuse what cannot work, before a folder is made.
+
+    Where seeds have different numbers of clients, the smallest decides: one share holds for the whole run.
+    """
     least = experiment.rounds.min_clients
+    counts: list[int] = []
     for seed in seeds:
         with doing(f"sharing out the data, seed {seed}"):
-            count = len(clients.names(seed))
-        if least > count:
-            raise UserError(f"rounds.min_clients: got {least}; allowed: at most {count}, the clients that there are")
+            counts.append(len(clients.names(seed)))
+    if least > min(counts):
+        raise UserError(f"rounds.min_clients: got {least}; allowed: at most {min(counts)}, the clients that there are")
     if isinstance(clients, CheckedClients):
         clients.check()
+    return experiment.for_clients(min(counts))
 
 
 def resume(
@@ -208,7 +213,7 @@ def _go(
     store.register(federations)
     restored = store.resume(accept=accept)
     for problem in restored.problems:
-        _say(f"{problem}; going on from round {max(restored.round, 0)}")
+        say(f"{problem}; going on from round {max(restored.round, 0)}")
     if accept:
         check_models(restored.states, federations, server)
     clients.restore(restored.kept)
@@ -241,7 +246,7 @@ def _go(
         store.note(privacy=told_of)
         ends = [*ended_early(told_of, plan.rounds), *ends]
     for line in ends:
-        _say(line)
+        say(line)
     store.finish(**told(experiment, clients))
     tracked.end(finished=True)
     return folder
@@ -257,10 +262,6 @@ def _note_begun(store: Store, experiment: Description, plan: Plan) -> None:
         measured_by={found.name: found.measured_by for found in experiment.criteria()},
         trust={name: trusted(rule, criteria_of([rule])) for name, rule in experiment.rules().items()},
     )
-
-
-def _say(line: str) -> None:
-    print(f"steelyard: {line}", file=sys.stderr, flush=True)
 
 
 def _shown(progress: bool | Progress, rounds: int) -> AbstractContextManager[Progress | None]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from steelyard.errors import UserError
 from steelyard.federate.local_federation import LocalFederation, is_server_app
-from steelyard.rounds.progress import show_progress
+from steelyard.rounds.progress import say, show_progress, weighed_one
 from steelyard.runs.schema import reading
 
 _LOOK_SECONDS = 0.25
@@ -20,7 +20,7 @@ _BEGIN_SECONDS = 120.0
 def follow(federation: LocalFederation, rounds: int, *, progress: bool = False) -> None:
     """Wait for the end of a run that was submitted; raises with one clear line unless the run finished."""
     begun = time.monotonic()
-    shown = -1
+    shown, warned = -1, False
     with show_progress(rounds) if progress else nullcontext(None) as report:
         while True:
             time.sleep(_LOOK_SECONDS)
@@ -31,6 +31,7 @@ def follow(federation: LocalFederation, rounds: int, *, progress: bool = False) 
                 if at > shown:
                     shown = at
                     report(at, accuracies)
+                    warned = warned or _warn(federation.folder)
             if outcome.get("status") == "finished":
                 return
             if outcome.get("status") == "stopped":
@@ -56,6 +57,19 @@ def _refuse_dead(federation: LocalFederation, outcome: Mapping[str, Any], second
 def _advice(folder: Path) -> str:
     at, _ = rounds_of(folder)
     return f"; {max(at, 0)} rounds are whole, `steelyard resume {folder}` goes on from there"
+
+
+def _warn(folder: Path) -> bool:
+    """Say where a round weighed one client: the server's own line on it stands in its log."""
+    query = (
+        "SELECT f.name, r.round FROM rounds r JOIN federations f ON f.id = r.federation "
+        "WHERE r.round > 0 AND r.answered = 1 AND r.kept_old = 0 ORDER BY r.round LIMIT 1"
+    )
+    with reading(folder) as connection:
+        found = connection.execute(query).fetchone()
+    if found is not None:
+        say(weighed_one(*found))
+    return found is not None
 
 
 def rounds_of(folder: Path) -> tuple[int, dict[str, float | None]]:

@@ -12,7 +12,7 @@ from steelyard.recommend.filters import Duplicates
 from steelyard.recommend.fpl import MODES, EpochKind, Mode
 from steelyard.recommend.sampling import MaskKind
 from steelyard.recommend.splits import SplitKind
-from steelyard.rounds.settings import RoundSettings
+from steelyard.rounds.settings import RoundSettings, Share
 from steelyard.settings import Section
 
 ModeName = Literal["sFPL", "sFPL+", "pFPL", "pFPL+", "custom"]
@@ -141,6 +141,8 @@ class EpochSettings(RoundSettings):
 
     count: int = Field(default=0, ge=0, le=1_000_000_000)
     """Number of rounds, in place of `epochs`; 0: as many as the epochs make."""
+    fraction: Share = 0.1  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Share of the users in each round with fpl.mode = "custom", at least one user; the other modes have their own."""
     epochs: int = Field(default=20, ge=1, le=1_000_000)
     """Number of epochs, unless `count` is given; evaluate_every and the store's fields then count epochs too."""
 

@@ -17,6 +17,7 @@ from steelyard.report.baseline import find_baseline
 from steelyard.report.curves import Curve, read_curves
 from steelyard.report.flawed import flawed_shares
 from steelyard.report.measures import jain, rounds_to_target, worst_tenth
+from steelyard.report.single import weighed_one
 from steelyard.report.statistics import Estimate, estimate
 from steelyard.report.verdicts import verdicts
 from steelyard.rounds.settings import RoundSettings
@@ -43,6 +44,7 @@ def compare_run(run: History | Path | str, settings: RoundSettings, baseline: st
         "limit": limit,
         "last": settings.last,
         "reach": settings.reach,
+        "weighed_one": weighed_one(history),
         "flawed": _flawed(history, curves),
         "ended": [
             {"rule": rule, "seed": seed, "round": round, "reason": reason}

@@ -11,6 +11,7 @@ import numpy as np
 
 from steelyard.report.baseline import asks_clients
 from steelyard.report.flawed import SMALL
+from steelyard.report.single import weighed_one, weighed_one_lines
 from steelyard.report.statistics import estimate, paired_p, verdict
 from steelyard.report.view import RunView, flawed_means
 from steelyard.runs.reader import History
@@ -23,6 +24,7 @@ def headline(view: RunView) -> list[str]:
         return [f"{name}: {' '.join(headline(RunView([history])))}" for name, history in parts]
     finals, what = _finals(view)
     state = _state(view)
+    state += weighed_one_lines(weighed_one(view.histories[0]))
     if not finals:
         return [*state, "No round has been tested on clients: no accuracy is known."]
     return [*state, *_result(view, finals, what), *ended_lines(view.histories[0]), *_flawed(view, finals)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from steelyard.report.single import weighed_one_lines
 from steelyard.rounds.progress import show_score
 
 MOST_RULES = 12
@@ -25,7 +26,7 @@ def short_account(summary: Mapping[str, Any]) -> str:
     lines = [tuple(shown), *zip(*shown.values(), strict=True)]
     text = ["  ".join(_padded(line, widths)) for line in lines[: MOST_RULES + 1]]
     more = [f"and {len(rules) - MOST_RULES} more rules"] if len(rules) > MOST_RULES else []
-    return "\n".join([*text, *more, f"run stored in {summary['run']}"])
+    return "\n".join([*text, *more, *weighed_one_lines(summary["weighed_one"]), f"run stored in {summary['run']}"])
 
 
 def _padded(cells: tuple[str, ...], widths: list[int]) -> list[str]:

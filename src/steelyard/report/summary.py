@@ -14,6 +14,7 @@ from steelyard.report.baseline import asks_clients, is_fedavg
 from steelyard.report.flawed import flawed_shares, flaws_of, sentence
 from steelyard.report.measures import rounds_to_target, worst_tenth
 from steelyard.report.promised import promised
+from steelyard.report.single import weighed_one
 from steelyard.rounds.settings import RoundSettings
 from steelyard.runs.reader import History
 from steelyard.weighing import criteria
@@ -49,6 +50,7 @@ def summarise(folder: Path, settings: RoundSettings, measure: str = "accuracy") 
         "run": str(folder),
         "status": history.info.get("status", "unknown"),
         "notes": history.info.get("notes", ""),
+        "weighed_one": weighed_one(history),
         "privacy": promised(history),
         "measure": measure,
         "target": settings.target,

@@ -10,6 +10,7 @@ from typing import Any
 
 from steelyard.report.classes import by_class
 from steelyard.report.grids import Grid, Style, render
+from steelyard.rounds.progress import RAISE
 
 BARS = "▁▂▃▄▅▆▇█"
 
@@ -23,7 +24,8 @@ def write_tables(document: Mapping[str, Any], style: Style, width: int | None = 
 def grids(document: Mapping[str, Any]) -> list[Grid]:
     """Return the tables of a comparison: rounds to target, devices, server, testing rounds, samples, curves."""
     several = len(document["seeds"]) > 1
-    found = [_rounds(section, document, several) for section in document["rounds_to_target"]]
+    found = [*_weighed_one(document)]
+    found += [_rounds(section, document, several) for section in document["rounds_to_target"]]
     found.append(_devices(document))
     found += _server(document)
     found += by_class(document)
@@ -105,6 +107,16 @@ def _ended(document: Mapping[str, Any]) -> list[Grid]:
     rows = [(row["rule"], str(row["seed"]), str(row["round"]), row["reason"]) for row in ended]
     note = "Their last tested model stands in the other tables; a target that it had not reached is not reached."
     return [Grid("Ended early, without a sound model", ("rule", "seed", "round", "why"), tuple(rows), note)]
+
+
+def _weighed_one(document: Mapping[str, Any]) -> list[Grid]:
+    """Which federations had rounds of one client, on top: what follows compares nothing in those rounds."""
+    found = document.get("weighed_one", [])
+    if not found:
+        return []
+    rows = [(row["rule"], str(row["seed"]), f"{row['rounds']} of {row['of']}") for row in found]
+    note = f"No rule can prefer one client to another there. {RAISE}"
+    return [Grid("Warning: rounds that weighed one client only", ("rule", "seed", "rounds"), tuple(rows), note)]
 
 
 def _flawed(document: Mapping[str, Any]) -> list[Grid]:

@@ -30,6 +30,23 @@ FEW_SECONDS = 20.0
 """After so many rounds, or one round and so many seconds, the time left is named."""
 
 
+RAISE = "Raise rounds.fraction or rounds.min_clients, unless this is meant."
+"""What to do about rounds that weigh one client."""
+
+
+def say(line: str) -> None:
+    """Write one line on standard error, whether or not anybody watches the progress."""
+    print(f"steelyard: {line}", file=sys.stderr, flush=True)
+
+
+def weighed_one(federation: str, round: int) -> str:
+    """Return the line on the first round that weighed one client."""
+    return (
+        f"warning: round {round} of {federation} weighed one client only: no rule can prefer one client to another "
+        f"there. {RAISE} Said once."
+    )
+
+
 def show_score(value: float) -> str:
     """Write a score: an accuracy in per cent, an error (below 0 or above 1) as it is."""
     return f"{value:.2%}" if 0 <= value <= 1 else f"{value:.4g}"

@@ -10,6 +10,10 @@ from pydantic import Field
 from steelyard.settings import Section
 
 Share = Annotated[float, Field(gt=0, le=1)]
+SMALL_FEDERATION = 50
+"""Up to so many clients all take part in each round, unless a share is given."""
+SMALL_COHORT = 10
+"""Of more, a tenth takes part, but never fewer than so many."""
 
 
 class RoundSettings(Section):
@@ -17,8 +21,9 @@ class RoundSettings(Section):
 
     count: int = Field(default=50, ge=1, le=10_000_000)
     """Number of rounds."""
-    fraction: Share = 0.1
-    """Share of the clients that train in each round, at least one client."""
+    fraction: Share | None = None
+    """Share of the clients that train in each round, at least one client. Not given: all of up to 50 clients, and a
+    tenth of more, but at least 10; the run's folder names the share that this came to."""
     sampling: Literal["fixed", "poisson"] = "fixed"
     """fixed: each round has as many clients; poisson: each client takes part with probability `fraction`, by itself."""
     min_clients: int = Field(default=1, ge=0)
@@ -43,6 +48,14 @@ class RoundSettings(Section):
     samples: bool = False
     """Also record right or wrong for every single test sample in the last round."""
 
+    def share_of(self, clients: int) -> float:
+        """Return the share of so many clients that trains in each round: the one given, or else the default's."""
+        return default_fraction(clients) if self.fraction is None else self.fraction
+
+    def cohort(self, clients: int) -> int:
+        """Return how many of so many clients train in a round of a fixed size."""
+        return cohort_size(clients, self.share_of(clients), self.min_clients)
+
     @property
     def above(self) -> bool:
         """Whether only more than a target counts."""
@@ -52,6 +65,11 @@ class RoundSettings(Section):
     def all_targets(self) -> tuple[float, ...]:
         """The targets of the table."""
         return self.targets or (self.target,)
+
+
+def default_fraction(clients: int) -> float:
+    """Return the share of the clients that train where none is given: a cohort of one would weigh nothing."""
+    return 1.0 if clients <= SMALL_FEDERATION else max(0.1, SMALL_COHORT / clients)
 
 
 def cohort_size(clients: int, fraction: float, least: int) -> int:
