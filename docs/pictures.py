@@ -11,13 +11,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
-
-from steelyard.federate.processes import free_ports
 
 IMAGES = Path(__file__).parent / "images"
 TUTORIAL = Path(__file__).parent / "tutorial.md"
@@ -75,18 +72,15 @@ def _draw_figures() -> None:
 def _draw_page() -> None:
     from playwright.sync_api import sync_playwright
 
-    (port,) = free_ports(1)
-    server = subprocess.Popen([sys.executable, "-m", "steelyard", "watch", "runs", "--port", str(port)])
+    command = [sys.executable, "-m", "steelyard", "watch", "runs", "--port", "0"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    address = server.stdout.readline().split()[-1]  # with the token that the page asks for
     try:
         with sync_playwright() as play:
             browser = play.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
             view = browser.new_page(viewport={"width": 1100, "height": 720})
-            for _ in range(100):
-                try:
-                    view.goto(f"http://127.0.0.1:{port}/")
-                    break
-                except Exception:
-                    time.sleep(0.2)
+            view.goto(address)
             view.get_by_text("first", exact=True).first.click()
             view.wait_for_timeout(6000)
             # The folder of whoever draws this is nobody's business.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,22 +34,33 @@ class Page:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def get(self, path: str, **options: object) -> httpx.Response:
-        return httpx.get(self.url + path, timeout=30, **options)  # type: ignore[arg-type]
+    @property
+    def bearer(self) -> dict[str, str]:
+        """The header with which a program brings the token."""
+        return {"authorization": f"Bearer {self.keys.token}"}
+
+    def opened(self, where: str = "") -> str:
+        """The address that is printed, with the token, and the view that it shall open."""
+        return f"{self.url}/?token={self.keys.token}{where.removeprefix('/')}"
+
+    def get(self, path: str, headers: dict[str, str] | None = None, **options: object) -> httpx.Response:
+        given = {**self.bearer, **(headers or {})}
+        return httpx.get(self.url + path, headers=given, timeout=30, **options)  # type: ignore[arg-type]
+
+    def streaming(self, path: str) -> AbstractContextManager[httpx.Response]:
+        return httpx.stream("GET", self.url + path, headers=self.bearer, timeout=20)
 
     def post(self, path: str, body: object, headers: dict[str, str] | None = None) -> httpx.Response:
         """Ask as the page's own script does."""
-        given = {PAGE_HEADER: self.keys.page, **(headers or {})}
+        given = {**self.bearer, PAGE_HEADER: self.keys.page, **(headers or {})}
         return httpx.post(self.url + path, json=body, headers=given, timeout=30)
 
 
 @contextmanager
-def serving(
-    root: Path, *, host: str = "127.0.0.1", token: str | None = None, trust: bool = False, read_only: bool = False
-) -> Generator[Page]:
+def serving(root: Path, *, host: str = "127.0.0.1", trust: bool = False, read_only: bool = False) -> Generator[Page]:
     """Serve the page over a folder; `host` is what the page thinks it listens on, the socket is always loopback's."""
     root.mkdir(parents=True, exist_ok=True)
-    keys, jobs = Keys(token), Jobs(root, trust=trust, read_only=read_only)
+    keys, jobs = Keys(), Jobs(root, trust=trust, read_only=read_only)
     made = listen("127.0.0.1", 0)
     ending = threading.Event()
     app = create_app(root, host, keys, jobs, ending.is_set)

@@ -23,7 +23,7 @@ class Tab:
         self.problems: list[str] = []
         self.tab.on("pageerror", lambda error: self.problems.append(str(error)))
         self.tab.on("console", lambda said: self.problems.append(said.text) if said.type == "error" else None)
-        self.tab.goto(page.url + where)
+        self.tab.goto(page.opened(where))
 
     def __enter__(self) -> Any:
         return self.tab
@@ -161,3 +161,48 @@ def test_start_stop_and_resume_in_the_browser(tmp_path: Path, browser: Any) -> N
         until(lambda: glance(tmp_path, "mine").round > reached, 90)
         tab.get_by_role("button", name="Stop").click()
         tab.wait_for_selector(".head .state.stopped", timeout=60000)
+
+
+def test_the_token_leaves_the_bar_and_no_other_browser_gets_in(tmp_path: Path, browser: Any) -> None:
+    finished(tmp_path / "one")
+    with serving(tmp_path) as page:
+        with Tab(browser, page, "/#/run/one") as tab:
+            drawn(tab, "accuracy")
+            assert tab.url == f"{page.url}/#/run/one"
+            assert tab.evaluate("document.cookie") == ""
+            tab.goto(page.opened())  # once more, from the same line of the terminal
+            tab.wait_for_selector("#list li")
+            assert tab.url == f"{page.url}/"
+        stranger = browser.new_context()
+        other = stranger.new_page()
+        for path in ("/", "/assets/main.js", "/api/runs", "/api/events"):
+            answer = other.goto(page.url + path)
+            assert answer.status == 401
+            assert answer.text() == "this page needs its token: open the address that `steelyard watch` printed\n"
+        stranger.close()
+
+
+def test_a_link_from_another_site_opens_the_page_with_the_token_alone(tmp_path: Path, browser: Any) -> None:
+    """As in the terminal of a notebook server: browsers keep strict cookies back while such a link is redirected."""
+    finished(tmp_path / "one")
+    sent: list[dict[str, str]] = []
+    with serving(tmp_path) as page:
+        context = browser.new_context()
+        tab = context.new_page()
+        tab.on("request", lambda request: sent.append(request.all_headers()))
+        tab.route(
+            "http://notebook.example/**",
+            lambda route: route.fulfill(
+                content_type="text/html",
+                body=f'<a id="with" href="{page.opened()}">x</a><a id="bare" href="{page.url}">y</a>',
+            ),
+        )
+        tab.goto("http://notebook.example/")
+        tab.click("#bare")
+        tab.wait_for_selector("text=this page needs its token")
+        tab.goto("http://notebook.example/")
+        tab.click("#with")
+        tab.wait_for_selector("#list li")
+        assert tab.url == f"{page.url}/"
+        assert not any(page.keys.token in headers.get("referer", "") for headers in sent)
+        context.close()

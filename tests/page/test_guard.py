@@ -9,13 +9,22 @@ from urllib.parse import quote
 
 import httpx
 import pytest
+from fastapi import FastAPI
+from starlette.routing import Route
 from tests.page.page_server import Page, finished, serving
 
 from steelyard.errors import UserError
-from steelyard.page.guard import PAGE_HEADER, is_loopback
-from steelyard.page.serving import check_address
+from steelyard.page.app import create_app
+from steelyard.page.guard import PAGE_HEADER, Keys, is_loopback
+from steelyard.page.jobs import Jobs
+from steelyard.page.serving import keys_with
 
 TOKEN = "a-token-of-more-than-sixteen"
+
+
+def an_app() -> FastAPI:
+    """The application, to read its routes from; nothing is asked of it."""
+    return create_app(Path(), "127.0.0.1", Keys(), Jobs(Path()))
 
 
 @pytest.fixture(scope="module")
@@ -45,41 +54,107 @@ def test_other_names_are_not(page: Page, host: str) -> None:
         assert "one" not in answer.text
 
 
+ROUTES = [
+    (route.path, method) for route in an_app().routes if isinstance(route, Route) for method in route.methods or ()
+]
+
+
+def strangers(page: Page) -> list[dict[str, str]]:
+    """What may be brought in place of the token."""
+    known = page.keys
+    return [
+        {},
+        {"authorization": f"Bearer {known.token}x"},
+        {"authorization": f"Bearer {known.token[:-1]}"},
+        {"authorization": f"Basic {known.token}"},
+        {"authorization": f"Bearer {known.session}"},
+        {"authorization": f"Bearer {known.page}"},
+        {"cookie": f"steelyard-{page.port}={known.token}"},
+        {"cookie": f"steelyard-{page.port}="},
+        {"cookie": f"steelyard-{page.port + 1}={known.session}"},
+        {"cookie": known.session, PAGE_HEADER: known.page, "origin": page.url},
+        {"upgrade": "websocket", "connection": "Upgrade", "sec-websocket-key": "x", "sec-websocket-version": "13"},
+    ]
+
+
+def test_there_are_routes() -> None:
+    assert {"/", "/assets/{name}", "/api/events", "/api/runs", "/api/start"} <= {path for path, _ in ROUTES}
+
+
+@pytest.mark.parametrize(("path", "method"), sorted(ROUTES))
+def test_without_the_token_no_route_is_answered(page: Page, path: str, method: str) -> None:
+    where = page.url + path.replace("{name}", "main.js")
+    for headers in strangers(page):
+        answer = httpx.request(method, where, headers=headers, timeout=10)
+        assert answer.status_code == 401, headers
+        assert "token" in answer.text or method == "HEAD"
+        assert "set-cookie" not in answer.headers
+
+
+def test_paths_that_are_not_there_are_not_told_from_those_that_are(page: Page) -> None:
+    paths = ("/nowhere", "/assets/none.js", "/favicon.ico", "/docs", "/openapi.json", "//", "/?token=", "/?token=wrong")
+    for path in (*paths, f"/api/runs?token={page.keys.token}"):
+        assert httpx.get(page.url + path).status_code == 401, path
+
+
+def test_the_token_is_brought_once_and_gives_a_cookie(page: Page) -> None:
+    came = httpx.get(page.opened())
+    assert (came.status_code, came.headers["location"], came.headers["cache-control"]) == (303, "/", "no-store")
+    cookie = came.headers["set-cookie"]
+    name, _, rest = cookie.partition(";")
+    assert {part.strip() for part in rest.split(";")} == {"HttpOnly", "SameSite=Strict", "Path=/"}
+    assert page.keys.token not in cookie
+    jar = {"cookie": name}
+    assert httpx.get(page.url, headers=jar).status_code == 200
+    assert httpx.get(f"{page.url}/api/runs", headers=jar).status_code == 200
+    # Brought again, it does not stay in the browser's bar; what else was asked does.
+    again = httpx.get(f"{page.url}/?a=1&token={page.keys.token}", headers=jar)
+    assert (again.status_code, again.headers["location"]) == (303, "/?a=1")
+    for answer in (came, again):
+        assert answer.headers["referrer-policy"] == "no-referrer"
+
+
+def test_the_cookies_of_two_pages_on_one_machine_do_not_meet(tmp_path: Path) -> None:
+    with serving(tmp_path / "a") as one, serving(tmp_path / "b") as other, httpx.Client() as client:
+        for page in (one, other, one, other):
+            assert client.get(page.opened(), follow_redirects=True).status_code == 200
+        assert [client.get(f"{page.url}/api/runs").status_code for page in (one, other)] == [200, 200]
+
+
+def test_every_start_has_a_token_of_its_own() -> None:
+    made = {keys_with(None).token for _ in range(50)}
+    assert len(made) == 50
+    assert min(map(len, made)) >= 43  # 256 bits
+    assert keys_with(TOKEN).token == TOKEN
+
+
+def test_tokens_are_compared_in_constant_time(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[tuple[bytes, bytes]] = []
+
+    def compare(given: bytes, wanted: bytes) -> bool:
+        compared.append((given, wanted))
+        return given == wanted
+
+    monkeypatch.setattr("steelyard.page.guard.hmac.compare_digest", compare)
+    wrong = "x" * len(page.keys.token)
+    httpx.get(f"{page.url}/?token={wrong}")
+    httpx.get(f"{page.url}/api/runs", headers={"authorization": f"Bearer {wrong}"})
+    httpx.get(f"{page.url}/api/runs", headers={"cookie": f"steelyard-{page.port}={wrong}"})
+    token, session = page.keys.token.encode(), page.keys.session.encode()
+    assert compared == [(wrong.encode(), token), (wrong.encode(), token), (wrong.encode(), session)]
+
+
 def test_an_open_address_is_reached_by_address_and_with_the_token_alone(tmp_path: Path) -> None:
-    with serving(tmp_path, host="0.0.0.0", token=TOKEN) as page:
-        for headers in (
-            {},
-            {"authorization": f"Bearer {TOKEN}x"},
-            {"cookie": "steelyard-session=x"},
-            {"cookie": TOKEN},
-        ):
-            for path in ("/", "/api/runs", "/assets/main.js", "/?token=wrong", f"/api/runs?token={TOKEN}"):
-                assert page.get(path, headers=headers).status_code == 401, (path, headers)
-        assert page.get("/api/runs", headers={"authorization": f"Bearer {TOKEN}"}).status_code == 200
-        came = page.get(f"/?token={TOKEN}")
-        assert came.status_code == 303
-        assert came.headers["location"] == "/"
-        cookie = came.headers["set-cookie"]
-        assert "HttpOnly" in cookie
-        assert "SameSite=Strict" in cookie
-        assert TOKEN not in cookie
-        jar = {"cookie": cookie.partition(";")[0]}
-        assert page.get("/", headers=jar).status_code == 200
-        assert page.get("/api/runs", headers={**jar, "host": "192.168.1.5:80"}).status_code == 200
-        assert page.get("/api/runs", headers={**jar, "host": "evil.example"}).status_code == 421
-
-
-@pytest.mark.parametrize("host", ["0.0.0.0", "192.168.1.5", "::", "example.org", ""])
-def test_an_open_address_needs_a_token(host: str) -> None:
-    with pytest.raises(UserError, match=r"--host: got .* without --token"):
-        check_address(host, None)
-    check_address(host, TOKEN)
+    with serving(tmp_path, host="0.0.0.0") as page:
+        assert httpx.get(f"{page.url}/api/runs").status_code == 401
+        assert page.get("/api/runs", headers={"host": "192.168.1.5:80"}).status_code == 200
+        assert page.get("/api/runs", headers={"host": "evil.example"}).status_code == 421
 
 
 @pytest.mark.parametrize("token", ["short", "", "x" * 15, "ü" * 20, "a\nb" * 8])
 def test_tokens_are_long_and_plain(token: str) -> None:
     with pytest.raises(UserError, match="--token"):
-        check_address("127.0.0.1", token)
+        keys_with(token)
 
 
 def test_loopback() -> None:
@@ -107,13 +182,16 @@ def test_changes_need_the_pages_own_token_and_site(page: Page, path: str, body: 
         ({PAGE_HEADER: page.keys.page, "sec-fetch-site": "same-site"}, 403),
     ]
     for headers, status in refusals:
-        assert httpx.post(page.url + path, json=body, headers=headers).status_code == status, headers
+        given = {**page.bearer, **headers}
+        assert httpx.post(page.url + path, json=body, headers=given).status_code == status, headers
     plain = httpx.post(
-        page.url + path, content="{}", headers={PAGE_HEADER: page.keys.page, "content-type": "text/plain"}
+        page.url + path,
+        content="{}",
+        headers={**page.bearer, PAGE_HEADER: page.keys.page, "content-type": "text/plain"},
     )
     assert plain.status_code == 415
     for method in ("PUT", "DELETE", "PATCH", "OPTIONS"):
-        assert httpx.request(method, page.url + path).status_code in (403, 405)
+        assert httpx.request(method, page.url + path, headers=page.bearer).status_code in (403, 405)
     assert not (page.root / "new").exists()
     # With all of it in order the request gets through to the answer itself.
     assert page.post("/api/stop", {"run": "one"}, {"origin": page.url}).status_code == 400
@@ -151,6 +229,7 @@ def raw(page: Page, path: str) -> http.client.HTTPResponse:
     """Ask for a path exactly as it is written; other clients tidy it up first."""
     connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=10)
     connection.putrequest("GET", path, skip_host=False)
+    connection.putheader("authorization", page.bearer["authorization"])
     connection.endheaders()
     return connection.getresponse()
 
@@ -219,8 +298,8 @@ def test_names_with_markup_are_data(tmp_path: Path) -> None:
         assert raw(page, f"/api/view?run={quote(name)}").status == 200
 
 
-def test_the_command_line_refuses_an_open_address(refused: Callable[..., str], tmp_path: Path) -> None:
-    assert "without --token" in refused("watch", "runs", "--host", "0.0.0.0")
+def test_the_command_line_refuses_what_cannot_be_served(refused: Callable[..., str], tmp_path: Path) -> None:
+    assert "cannot listen on" in refused("watch", "runs", "--host", "")
     assert "--token: got 5 characters" in refused("watch", "runs", "--token", "short")
     (tmp_path / "file").write_text("")
     assert "is a file" in refused("watch", "file", "--port", "0")

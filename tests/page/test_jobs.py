@@ -201,17 +201,23 @@ def test_watch_serves_and_ends(tmp_path: Path) -> None:
     )
     try:
         assert process.stdout is not None
-        found = re.search(r"http://127\.0\.0\.1:\d+/", process.stdout.readline())
+        found = re.search(r"(http://127\.0\.0\.1:\d+/)\?token=(\S{43})$", process.stdout.readline())
         assert found is not None
-        url = found[0]
-        assert [run["name"] for run in httpx.get(f"{url}api/runs", timeout=30).json()] == ["one"]
-        assert b"vegaEmbed" in httpx.get(f"{url}assets/vega.js", timeout=60).content
-        with httpx.stream("GET", f"{url}api/events", timeout=20) as answer:
-            next(answer.iter_lines())
-            os.kill(process.pid, signal.SIGINT)
-            assert process.wait(15) == 0
+        url, token = found.groups()
+        for path in ("", "api/runs", "assets/vega.js", "api/events"):
+            assert httpx.get(f"{url}{path}", timeout=30).status_code == 401
+        with httpx.Client(timeout=60, follow_redirects=True) as browser:
+            assert browser.get(found[0]).url == url
+            assert [run["name"] for run in browser.get(f"{url}api/runs").json()] == ["one"]
+            assert b"vegaEmbed" in browser.get(f"{url}assets/vega.js").content
+            with browser.stream("GET", f"{url}api/events") as answer:
+                next(answer.iter_lines())
+                os.kill(process.pid, signal.SIGINT)
+                assert process.wait(15) == 0
         assert process.stderr is not None
-        assert "Traceback" not in process.stderr.read()
+        told = process.stdout.read() + process.stderr.read()
+        assert "Traceback" not in told
+        assert token not in told
     finally:
         process.kill()
         process.communicate()

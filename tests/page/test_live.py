@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import httpx
 import numpy as np
 import pandas as pd
 import pytest
@@ -184,7 +183,7 @@ def test_the_stream_tells_of_new_rounds(tmp_path: Path) -> None:
     """Server-sent events: the list at once, then a word for every round of the run that is followed."""
     run = Written(tmp_path / "a")
     run.round(0.25)
-    with serving(tmp_path) as page, httpx.stream("GET", f"{page.url}/api/events?run=a", timeout=20) as answer:
+    with serving(tmp_path) as page, page.streaming("/api/events?run=a") as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
         lines = answer.iter_lines()
 

@@ -49,11 +49,12 @@ def top(
 def watch(
     folder: FolderArgument = Path("runs"),
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0: any free port.")] = 8765,
-    host: Annotated[str, typer.Option("--host", help="Address to listen on; other than loopback needs --token.")] = (
-        "127.0.0.1"
-    ),
+    host: Annotated[
+        str, typer.Option("--host", help="Address to listen on; other machines reach any but loopback.")
+    ] = ("127.0.0.1"),
     token: Annotated[
-        str | None, typer.Option("--token", help="What a browser must bring to see anything; 16 characters or more.")
+        str | None,
+        typer.Option("--token", help="What a browser must bring, 16 characters or more; default: made and printed."),
     ] = None,
     trust: Annotated[
         bool, typer.Option("--trust", help="Also start and resume experiments that name Python code of their own.")

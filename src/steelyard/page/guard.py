@@ -1,8 +1,10 @@
 """Who may ask what of the page: the name it is called by, the token, requests from other sites, headers of answers.
 
-Every request passes here before anything else sees it. Against names that another site points at this machine (DNS
-rebinding) the Host header must be an address or a name of our own; against requests that another site makes (CSRF)
-whatever changes something needs a token that only the page's own HTML holds, and no answer may be read across sites.
+Every request passes here before anything else sees it. Without the token, which only the printed address holds, nothing
+is answered: other users of this machine reach a loopback address too. Against names that another site points at this
+machine (DNS rebinding) the Host header must be an address or a name of our own; against requests of other sites
+(CSRF) whatever changes something needs a token that only the page's own HTML holds, and no answer may be read across
+sites.
 """
 
 from __future__ import annotations
@@ -54,8 +56,8 @@ def is_loopback(host: str) -> bool:
 class Keys:
     """What proves that a request may be answered; made anew with every start of the page."""
 
-    token: str | None = None
-    """What a browser must bring once, in the address; None on loopback where the user asked for none."""
+    token: str = field(default_factory=lambda: secrets.token_urlsafe(32))
+    """What a browser must bring once, in the address, and a program with every request, as a bearer."""
     session: str = field(default_factory=lambda: secrets.token_urlsafe(32))
     """What the cookie of a browser that brought the token holds."""
     page: str = field(default_factory=lambda: secrets.token_urlsafe(32))
@@ -75,7 +77,6 @@ class Guard:
         self.names = {"localhost", host.strip("[]").lower()}
         if self.open:
             self.names |= {socket.gethostname().lower(), socket.getfqdn().lower()}
-        self.cookie = "steelyard-session"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Check one request and hand it on."""
@@ -90,8 +91,12 @@ class Guard:
         if refusal is not None:
             await _answer(send, *refusal)
             return
-        if self.keys.token is not None and not self._known(headers):
-            await self._admit(scope, send)
+        query = parse_qs(scope["query_string"].decode("latin-1"))
+        if not self._known(headers):
+            await self._admit(scope["path"], query, headers, send)
+            return
+        if "token" in query:  # a second time, from the same address: it is not left in the browser's bar
+            await _answer(send, 303, "", {"location": _without_token(query)})
             return
         if method not in READING:
             refusal = self._change(headers)
@@ -123,25 +128,26 @@ class Guard:
 
     def _known(self, headers: Mapping[str, str]) -> bool:
         bearer = headers.get("authorization", "")
-        if bearer.startswith("Bearer ") and _same(bearer.removeprefix("Bearer "), self.keys.token or ""):
+        if bearer.startswith("Bearer ") and _same(bearer.removeprefix("Bearer "), self.keys.token):
             return True
         try:
-            found = SimpleCookie(headers.get("cookie", "")).get(self.cookie)
+            found = SimpleCookie(headers.get("cookie", "")).get(_cookie_name(headers))
         except CookieError:
             return False
         return found is not None and _same(found.value, self.keys.session)
 
-    async def _admit(self, scope: Scope, send: Send) -> None:
+    async def _admit(self, path: str, query: dict[str, list[str]], headers: Mapping[str, str], send: Send) -> None:
         """Whoever brings the token gets a cookie, and an address without it."""
-        query = parse_qs(scope["query_string"].decode("latin-1"))
-        given = query.pop("token", [None])[0]
-        if scope["path"] != "/" or not _same(given, self.keys.token or ""):
+        if path != "/" or not _same(query.get("token", [None])[0], self.keys.token):
             await _answer(send, 401, "this page needs its token: open the address that `steelyard watch` printed")
             return
-        rest = urlencode(query, doseq=True)
-        cookie = f"{self.cookie}={self.keys.session}; HttpOnly; SameSite=Strict; Path=/"
-        more = {"location": f"/?{rest}" if rest else "/", "set-cookie": cookie, "cache-control": "no-store"}
-        await _answer(send, 303, "", more)
+        target = _without_token(query)
+        cookie = f"{_cookie_name(headers)}={self.keys.session}; HttpOnly; SameSite=Strict; Path=/"
+        if headers.get("sec-fetch-site", "none") in ("none", "same-origin"):
+            await _answer(send, 303, "", {"location": target, "set-cookie": cookie})
+        else:
+            # Of a link of another site: a browser keeps a strict cookie back as long as it is being redirected.
+            await _answer(send, 200, "", {"refresh": f"0; url={target}", "set-cookie": cookie})
 
     def _change(self, headers: Mapping[str, str]) -> tuple[int, str] | None:
         origin = headers.get("origin")
@@ -152,6 +158,17 @@ class Guard:
         if headers.get("content-type", "").partition(";")[0].strip() != "application/json":
             return 415, "what is sent must be application/json"
         return None
+
+
+def _cookie_name(headers: Mapping[str, str]) -> str:
+    """Cookies do not tell ports apart: the name does, so that two pages on one machine do not log each other out."""
+    port = headers.get("host", "").rpartition(":")[2]
+    return f"steelyard-{port if port.isascii() and port.isdigit() else 80}"
+
+
+def _without_token(query: Mapping[str, list[str]]) -> str:
+    rest = urlencode({name: values for name, values in query.items() if name != "token"}, doseq=True)
+    return f"/?{rest}" if rest else "/"
 
 
 def _plain(host: str) -> bool:

@@ -8,12 +8,13 @@ import threading
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
+from urllib.parse import urlencode
 
 import uvicorn
 
 from steelyard.errors import UserError
 from steelyard.page.app import create_app
-from steelyard.page.guard import Keys, is_loopback
+from steelyard.page.guard import Keys
 from steelyard.page.jobs import Jobs
 from steelyard.report.figures.bundle import bundle
 
@@ -39,15 +40,13 @@ class _Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
 
-def check_address(host: str, token: str | None) -> None:
-    """Refuse to show runs to others without a token."""
-    if token is not None and (len(token) < SHORTEST or not token.isascii() or not token.isprintable()):
+def keys_with(token: str | None) -> Keys:
+    """Return the keys of a page: with a token of the user's own, or with one that is made for this start."""
+    if token is None:
+        return Keys()
+    if len(token) < SHORTEST or not token.isascii() or not token.isprintable():
         raise UserError(f"--token: got {len(token)} characters; allowed: {SHORTEST} or more, plain letters and digits")
-    if not is_loopback(host) and token is None:
-        raise UserError(
-            f"--host: got '{host}', which other machines can reach, without --token; allowed: a loopback address, "
-            "or a token of 16 characters or more"
-        )
+    return Keys(token)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -66,12 +65,12 @@ def listen(host: str, port: int) -> socket.socket:
 
 def serve(root: Path, *, host: str, port: int, token: str | None, trust: bool = False, read_only: bool = False) -> None:
     """Serve the page until Ctrl-C; runs that it started go on."""
-    check_address(host, token)
+    keys = keys_with(token)
     if not root.exists():
         root.mkdir(parents=True)
     if not root.is_dir():
         raise UserError(f"{root}: is a file; allowed: a folder, which may be empty")
-    keys, jobs = Keys(token), Jobs(root.resolve(), trust=trust, read_only=read_only)
+    jobs = Jobs(root.resolve(), trust=trust, read_only=read_only)
     made = listen(host, port)
     shown = f"[{host}]" if ":" in host.strip("[]") else host
     address = f"http://{shown}:{made.getsockname()[1]}/"
@@ -88,7 +87,7 @@ def serve(root: Path, *, host: str, port: int, token: str | None, trust: bool = 
     )
     server = _Server(settings)
     threading.Thread(target=_warm, daemon=True).start()
-    print(f"page over {root}: {address}{'' if token is None else f'?token={token}'}", flush=True)
+    print(f"page over {root}: {address}?{urlencode({'token': keys.token})}", flush=True)
     print("Ctrl-C ends the page; runs that it started go on", flush=True)
     try:
         server.run(sockets=[made])
