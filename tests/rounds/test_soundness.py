@@ -76,7 +76,7 @@ def test_sound_is_finite_and_not_absurd():
     assert not is_sound(torch.tensor([2e15]))
 
 
-def test_the_culprit_is_the_one_farthest_away_and_nan_counts_as_farthest():
+def test_the_culprit_is_the_one_farthest_away():
     task = Task("f", 0, 1, ("a", "b", "c"), torch.zeros(2))
     models = torch.tensor([[1.0, 0.0], [9e37, 0.0], [0.0, 2.0]])
     updates = Updates("f", 1, task.clients, np.ones(3, dtype=np.int64), {}, np.zeros(3), DenseModels(models))
@@ -87,3 +87,16 @@ def test_the_culprit_is_the_one_farthest_away_and_nan_counts_as_farthest():
     # Two must stay: leaving out one more would look like a lack of clients, which stops a whole comparison.
     with pytest.raises(Exploded, match="whoever is left out"):
         without_culprit(task, left, 2)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("culprit", [0, 1, 2])
+def test_what_is_no_number_is_farther_away_than_everything_else(number: float, culprit: int):
+    """Wherever it stands, and however far the others are: sparing it would leave out honest clients one by one."""
+    task = Task("f", 0, 1, ("a", "b", "c"), torch.zeros(2))
+    models = torch.tensor([[9e37, 0.0], [9e37, 9e37], [0.0, 2.0]])
+    models[culprit] = torch.tensor([number, 0.0])
+    updates = Updates("f", 1, task.clients, np.ones(3, dtype=np.int64), {}, np.zeros(3), DenseModels(models))
+    left = without_culprit(task, updates, 1)
+    assert [failure.client for failure in left.failures] == [task.clients[culprit]]
+    assert left.clients == tuple(name for name in task.clients if name != task.clients[culprit])
