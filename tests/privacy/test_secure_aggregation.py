@@ -327,8 +327,34 @@ def test_a_liar_among_the_helpers_is_noticed_and_nothing_is_opened():
             told["b"] = Opened(told["b"].seeds, {"d": false})
         else:
             told["b"] = Opened({}, told["b"].keys)
-        with pytest.raises(Unopened, match=r"do not fit|not complete"):
+        with pytest.raises(Unopened, match=r"the shares of [cad]'s secret do not fit what it showed"):
             work.server.open(total, "abcd", "abc", told)
+
+
+@pytest.mark.parametrize("liar", "abcdefgh")
+@pytest.mark.parametrize("lie", ["false", "missing", "short"])
+def test_where_more_help_than_must_one_liar_does_no_harm(liar: str, lie: str):
+    """Of nine clients six must stay: i is gone, and one of the eight that help reveals what opens nothing."""
+    _, rows, _ = rows_of("abcdefghi")
+    work = ready("abcdefghi")
+    total = work.mask("abcdefghi", "abcdefgh", rows)
+    told = {name: work.clients[name].open(tuple("abcdefgh")) for name in "abcdefgh"}
+    share = {"false": bytes(32) + b"\x05", "short": b"\x05"}.get(lie)
+    seeds, keys = ({} if share is None else dict.fromkeys(found, share) for found in ("abcdefgh", "i"))
+    told[liar] = Opened(seeds, keys)
+    plain = work.server.open(total, "abcdefghi", "abcdefgh", told)
+    assert plain.tolist() == sum(rows[name] for name in "abcdefgh").tolist()
+
+
+def test_false_shares_that_a_client_dealt_are_put_down_to_it():
+    _, rows, _ = rows_of("abcdef")
+    work = ready("abcdef")
+    total = work.mask("abcdef", "abcdef", rows)
+    told = {name: work.clients[name].open("abcdef") for name in "abcdef"}
+    for name in "abdef":  # c keeps its own
+        told[name] = Opened({**told[name].seeds, "c": bytes(32) + bytes([ord(name)])}, {})
+    with pytest.raises(Unopened, match=r"round 1 of test: the shares of c's secret do not fit .*it dealt false ones"):
+        work.server.open(total, "abcdef", "abcdef", told)
 
 
 def test_the_server_takes_one_letter_for_each_other_client():

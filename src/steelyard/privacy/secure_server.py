@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
@@ -14,6 +14,9 @@ from steelyard.privacy.aggregation_settings import FEWEST, AggregationSettings
 from steelyard.privacy.fixed_point import Words
 from steelyard.privacy.masks import add_stream, agree
 from steelyard.privacy.secure_client import Opened, PublicKeys, same, seed_hash, self_key, sign_of
+
+_MOST_BLOCKS = 100
+"""How many sets of helpers are tried at most: in a large cohort each costs a second."""
 
 
 class Unopened(UserError):
@@ -35,6 +38,7 @@ class SecureServer:
     letters: dict[str, dict[str, bytes]] = field(default_factory=dict[str, dict[str, bytes]])
     fewest: int = FEWEST
     """How many must stay whatever the cohort's size: in a second try at a round, as many as in the first."""
+    _known: dict[tuple[str, ...], list[int]] = field(default_factory=dict[tuple[str, ...], list[int]], repr=False)
 
     @property
     def least(self) -> int:
@@ -85,34 +89,55 @@ class SecureServer:
         """
         self.require(len(survivors), "sent their hidden update")
         self.require(len(told), "helped to open the sum")
-        chosen = sorted(told)[: self.least]
-        point = {name: number for number, name in enumerate(sorted(self.keys), start=1)}
-        factors = sharing.lagrange_at_zero([point[name] for name in chosen])
         plain = total.copy()
         for name in sorted(survivors):
-            seed = self._recover(name, {point[c]: told[c].seeds.get(name) for c in chosen}, factors)
-            if not same(seed_hash(seed, self.context), self.keys[name].seed):
-                raise Unopened(
-                    f"{self.what}: the shares of {name} do not fit the seed that it named; nothing is opened"
-                )
+            known = self.keys[name].seed
+            shares = {helper: opened.seeds.get(name, b"") for helper, opened in told.items()}
+            seed = self._recover(name, shares, lambda seed, known=known: same(seed_hash(seed, self.context), known))
             add_stream(plain, self_key(seed, self.context), sign=-1)
         for name in sorted(set(members) - set(survivors)):
-            secret = self._recover(name, {point[c]: told[c].keys.get(name) for c in chosen}, factors)
+            shown = self.keys[name].mask
+            shares = {helper: opened.keys.get(name, b"") for helper, opened in told.items()}
+            secret = self._recover(name, shares, lambda secret, shown=shown: _public(secret) == shown)
             key = X25519PrivateKey.from_private_bytes(secret)
-            if key.public_key().public_bytes_raw() != self.keys[name].mask:
-                raise Unopened(
-                    f"{self.what}: the shares of {name} do not fit the key that it showed; nothing is opened"
-                )
             for other in survivors:
                 # The survivor added it with its own sign, and the one that is gone never took it away.
                 add_stream(plain, agree(key, self.keys[other].mask, "mask", self.context), sign=-sign_of(other, name))
         return plain
 
-    def _recover(self, name: str, shares: Mapping[int, bytes | None], factors: Sequence[int]) -> bytes:
-        found = {point: share for point, share in shares.items() if share is not None}
-        try:
-            if len(found) < len(shares) or any(len(share) != sharing.SHARE_BYTES for share in found.values()):
-                raise ValueError("incomplete")
-            return sharing.recover(found, factors)
-        except ValueError:
-            raise Unopened(f"{self.what}: the shares of {name} are not complete; nothing is opened") from None
+    def _recover(self, name: str, shares: Mapping[str, bytes], fits: Callable[[bytes], bool]) -> bytes:
+        """Return a client's secret from the shares that others revealed; one false share among enough does no harm."""
+        point = {client: number for number, client in enumerate(sorted(self.keys), start=1)}
+        for chosen in self._choices([name for name in sorted(shares) if len(shares[name]) == sharing.SHARE_BYTES]):
+            try:
+                secret = sharing.recover({point[helper]: shares[helper] for helper in chosen}, self._factors(chosen))
+            except ValueError:
+                continue
+            if fits(secret):
+                return secret
+        raise Unopened(
+            f"{self.what}: the shares of {name}'s secret do not fit what it showed at the start: it dealt false ones, "
+            "or some of those who revealed them lie; nothing is opened"
+        )
+
+    def _choices(self, helpers: Sequence[str]) -> Iterator[tuple[str, ...]]:
+        """Yield sets of helpers that are just enough: the first, then others, in each of which a block is missing.
+
+        As many as are not needed make a block, so that whoever lies is missing from one of the sets.
+        """
+        spare = len(helpers) - self.least
+        if spare >= 0:
+            yield tuple(helpers[: self.least])
+        for begin in range(0, min(len(helpers), spare * _MOST_BLOCKS), max(spare, 1)):
+            yield tuple([*helpers[:begin], *helpers[begin + spare :]][: self.least])
+
+    def _factors(self, chosen: tuple[str, ...]) -> list[int]:
+        """Return the factors of interpolation for these helpers; all secrets of a round mostly need the same."""
+        if chosen not in self._known:
+            point = {client: number for number, client in enumerate(sorted(self.keys), start=1)}
+            self._known[chosen] = sharing.lagrange_at_zero([point[helper] for helper in chosen])
+        return self._known[chosen]
+
+
+def _public(secret: bytes) -> bytes:
+    return X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
