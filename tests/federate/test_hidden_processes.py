@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -58,4 +59,49 @@ def test_a_node_that_is_killed_costs_its_own_clients_only(tmp_path: Path):
     assert len(last) == 6
     assert last["weight"].sum() == pytest.approx(1.0)
     assert history.info["status"] == "finished"
+    assert left_running(folder) == []
+
+
+SPOILING = """
+import sys
+
+sys.path[:0] = {paths!r}
+from steelyard.privacy.secure_client import SecureClient
+
+honest = SecureClient.share
+
+
+def share(self, cohort):
+    found = honest(self, cohort)
+    return {{name: bytes(len(text)) for name, text in found.items()}} if self.name == "client-005" else found
+
+
+SecureClient.share = share
+"""
+
+
+@pytest.mark.slow
+def test_a_node_with_a_client_whose_key_shares_nobody_can_read_costs_that_client_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Every process of the federation reads a changed program, in which one client spoils what it sends to others."""
+    changed = tmp_path / "changed"
+    changed.mkdir()
+    paths = [path for path in sys.path if path]
+    (changed / "sitecustomize.py").write_text(SPOILING.format(paths=paths), encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(changed), *paths]))
+    described = experiment(
+        4, timeout=60.0, rounds={"count": 2, "fraction": 1.0, "evaluate_every": 2}, weighing=RULE, privacy=HIDDEN
+    )
+    folder = tmp_path / "run"
+    with started(folder, described, Launch(4), apart=True) as federation:
+        federation.submit()
+        follow(federation, 2)
+    there = History(folder).clients
+    failed = there[there["failure"].notna()]
+    assert set(zip(failed["client"], failed["round"], strict=True)) == {("client-005", 1), ("client-005", 2)}
+    assert failed["failure"].str.startswith("left out: sent key shares that client-000, client-001").all()
+    for _, weighed in there[there["failure"].isna()].groupby("round"):
+        assert len(weighed) == 7
+        assert weighed["weight"].sum() == pytest.approx(1.0)
     assert left_running(folder) == []
