@@ -264,7 +264,7 @@ def _read_states(content: str, folder: Path) -> None:
     database.executescript(SCHEMA)
     row = (1, path.name, content, checksum(_MODELS, content))
     try:
-        database.execute("INSERT INTO checkpoints VALUES (?, ?, ?, ?)", row)
+        database.execute("INSERT INTO checkpoints VALUES (?, ?, ?, ?, '')", row)
         restore(database, folder)
     finally:
         database.close()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,6 +75,13 @@ class Payload(Protocol):
         """Return for each client whether all its numbers are finite."""
         ...
 
+    def content(self) -> Sequence[NDArray[Any]] | None:
+        """Return each client's update as the bytes that its digest is taken of (docs/reference/chain.md).
+
+        None where the server sees no single updates.
+        """
+        ...
+
 
 @dataclass(frozen=True, eq=False)
 class DenseModels:
@@ -129,6 +136,9 @@ class DenseModels:
     def finite(self) -> NDArray[np.bool_]:
         # A sum is finite exactly when every term is, short of an overflow, which is refused all the same.
         return self.models.sum(dim=1).isfinite().cpu().numpy()
+
+    def content(self) -> Sequence[NDArray[Any]]:
+        return list(self.models.detach().cpu().contiguous().numpy())
 
 
 @dataclass(frozen=True)

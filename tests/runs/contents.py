@@ -22,6 +22,11 @@ QUERIES = {
         "SELECT f.name, l.round, c.name, reason FROM failures l "
         "JOIN federations f ON f.id = l.federation JOIN clients c ON c.id = l.client ORDER BY f.name, l.round, c.name"
     ),
+    "digests": (
+        "SELECT f.name, d.round, model, updates FROM digests d JOIN federations f ON f.id = d.federation "
+        "ORDER BY f.name, d.round"
+    ),
+    "chain": "SELECT round, head FROM chain ORDER BY round",
     "samples": (
         "SELECT f.name, s.round, hits, count FROM samples s JOIN federations f ON f.id = s.federation "
         "ORDER BY f.name, s.round"

@@ -148,7 +148,7 @@ def test_the_last_checkpoint_of_a_run(tmp_path: Path) -> None:
     store.commit(8, [record(round=8)], {"DS>LD": state(8, 3.0)}, lambda: kept, last=False)
     # A checkpoint of an earlier round that was not swept away does not count.
     with sqlite3.connect(tmp_path / "run.sqlite") as writer:
-        writer.execute("INSERT INTO checkpoints VALUES (2, 'gone.safetensors', '{}', '')")
+        writer.execute("INSERT INTO checkpoints VALUES (2, 'gone.safetensors', '{}', '', '')")
     writer.close()
     found = checkpoint.last_checkpoint(connection, tmp_path)
     assert (found.round, list(found.states), found.states["DS>LD"].parameters.tolist()) == (8, ["DS>LD"], [3.0])

@@ -5,8 +5,9 @@ What is heavy is imported inside the commands, for speed of start.
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -150,6 +151,7 @@ def table(
 
 def _print_groups(folder: Path, format: TableFormat) -> None:
     from steelyard.experiment.loading import read_experiment
+    from steelyard.report.chained import chained
     from steelyard.report.curves import read_curves
     from steelyard.report.grids import render
     from steelyard.report.groups import group_grids
@@ -158,8 +160,10 @@ def _print_groups(folder: Path, format: TableFormat) -> None:
     if format in ("json", "csv"):
         raise UserError(f"--format: got '{format}' with --groups; allowed: text, markdown, latex")
     rounds = read_experiment(folder).rounds
-    found = group_grids(read_curves(History(folder)), rounds.all_targets, rounds.count, above=rounds.above)
+    history = History(folder)
+    found = group_grids(read_curves(history), rounds.all_targets, rounds.count, above=rounds.above)
     print(render(found, [], format, terminal_width()), end="")
+    _warn_of_change(chained(history))
 
 
 def _print_table(folder: Path, baseline: str | None, format: TableFormat, curves: Path | None = None) -> None:
@@ -176,5 +180,14 @@ def _print_table(folder: Path, baseline: str | None, format: TableFormat, curves
         print_json(document)
     elif format == "csv":
         print(write_csv(document), end="")
+        _warn_of_change(document["chain"])
     else:
         print(write_tables(document, format, terminal_width()), end="")
+
+
+def _warn_of_change(chain: dict[str, Any]) -> None:
+    """Say on standard error that a run is not as it was written, where what is printed has no place for it."""
+    from steelyard.report.chained import chain_line
+
+    if chain["problem"]:
+        print(f"steelyard: {chain_line(chain)}", file=sys.stderr)

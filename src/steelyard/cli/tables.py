@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from steelyard.errors import printable
+from steelyard.report.chained import chain_line
 from steelyard.report.promised import promise_lines
 from steelyard.report.single import weighed_one_lines
 from steelyard.rounds.progress import show_score
@@ -52,6 +53,8 @@ def show_summary(summary: dict[str, Any]) -> None:
         console.print(f"privacy: {printable(line)}")
     if summary["notes"]:
         console.print(f"note: {printable(summary['notes'])}")
+    if line := chain_line(summary["chain"]):
+        console.print(line, soft_wrap=True)
     console.print(f"run stored in {printable(summary['run'])}", soft_wrap=True)
     console.print(f"next: steelyard table {printable(shlex.quote(summary['run']))}", soft_wrap=True)
 

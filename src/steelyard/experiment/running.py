@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
@@ -21,6 +22,7 @@ from steelyard.experiment.promising import ended_early, private_rounds, promise,
 from steelyard.rounds.loop import Progress, run_rounds
 from steelyard.rounds.progress import say, show_progress
 from steelyard.rounds.state import Federation, Plan
+from steelyard.runs.chain import SALT, require_whole
 from steelyard.runs.process import this_process
 from steelyard.runs.reader import History
 from steelyard.runs.setup import discard, set_up
@@ -94,7 +96,7 @@ def run(
         experiment = _ready(experiment, clients, list(seeds or [experiment.seed]))
         federations = federations_of(experiment, seeds)
         # A budget that allows no round at all shows here, before there is a folder.
-        private_rounds(experiment, plan_of(experiment), federations, clients)
+        private = private_rounds(experiment, plan_of(experiment), federations, clients)
         made = [name for name in (RUN_FILE, CODE) if not (folder / name).exists()]
         text = run_file(experiment, folder)
         info = {
@@ -103,6 +105,7 @@ def run(
             "in_memory": dataset is not None,
             **begun_with(folder, text, clients, [federation.seed for federation in federations]),
             **versions(),
+            **({} if private is None else {SALT: secrets.token_hex(32)}),
         }
         set_up(folder, {RUN_FILE: text}, info, federations, made)
         store = _open(folder, experiment)
@@ -156,6 +159,7 @@ def resume(
     history = History(folder)
     experiment = read_experiment(folder)
     if history.info.get("status") == "finished":
+        require_whole(history.chain, folder, accept=accept_changes)
         tidy(folder)
         return folder
     if history.info.get("in_memory") == "true" and dataset is None:
@@ -219,6 +223,7 @@ def _go(
     clients.restore(restored.kept)
     plan = plan_of(experiment)
     private = private_rounds(experiment, plan, federations, clients, folder, begun=restored.round > 0)
+    store.ledger = None if private is None else private.ledger
     tracked = Tracked(Noting(store, experiment, clients), experiment.tracking)
     _note_begun(store, experiment, plan)
     for seed in dict.fromkeys(federation.seed for federation in federations):

@@ -46,7 +46,7 @@ class LiveHistory(History):
                 return False
             last = self.last_round
             known = vars(self)
-            for name in ("info", "flaws", "ended", "federations", "_keys", "clients", "evaluations"):
+            for name in ("info", "flaws", "ended", "chain", "federations", "_keys", "clients", "evaluations"):
                 known.pop(name, None)
             if last < self.seen:
                 known.pop("rounds", None)

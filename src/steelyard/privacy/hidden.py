@@ -102,6 +102,9 @@ class HiddenUpdates:
         """Return that all are: a client whose update is not takes no part, since it cannot be written down."""
         return np.ones(len(self.clients), dtype=np.bool_)
 
+    def content(self) -> None:
+        """Return None: nobody but the client knows."""
+
 
 def _hidden() -> NoReturn:
     raise UserError(

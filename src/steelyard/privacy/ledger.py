@@ -8,6 +8,7 @@ noise that was never drawn.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections import Counter
@@ -21,6 +22,40 @@ from steelyard.privacy.accounting import AccountantName, Release, Spending, spen
 
 FILE = "privacy.jsonl"
 """The ledger's file in a run's folder."""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """How far a ledger had come, and what stood in it: its first bytes, and their SHA-256 in hexadecimal digits."""
+
+    bytes: int
+    sha256: str
+
+
+def first_difference(path: Path, marks: Sequence[Mark]) -> tuple[int, str] | None:
+    """Return the place of the first mark that a ledger's file does not bear out, and how; None where it bears out all.
+
+    Marks come in the order of their bytes. What follows the last is not looked at: a ledger is ahead of the rounds that
+    were written, never behind them.
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        content = None
+    except OSError as error:
+        return 0, f"cannot be read ({error.strerror}), and could be"
+    hashed, done = hashlib.sha256(), 0
+    for place, mark in enumerate(marks):
+        if mark.bytes and content is None:
+            return place, "is gone, and was there"
+        held = content or b""
+        if len(held) < mark.bytes:
+            return place, f"has {len(held):,} bytes, and had {mark.bytes:,}"
+        hashed.update(held[done : mark.bytes])
+        done = mark.bytes
+        if hashed.hexdigest() != mark.sha256:
+            return place, "no longer holds the charges that it held"
+    return None
 
 
 @dataclass(frozen=True)
@@ -113,16 +148,27 @@ class Ledger:
         self.path = path
         self.charges: list[Charge] = []
         self._accounts: dict[str, Account] = {}
+        self._bytes, self._hash = 0, hashlib.sha256()
         if path is not None and path.exists():
             for charge in self._read(path):
                 self._count(charge)
 
     def charge(self, charges: Sequence[Charge]) -> None:
         """Write charges down; when this returns they are on the disk, and only then may noise be drawn."""
+        text = "".join(charge.line() for charge in charges).encode()
         if self.path is not None:
-            self._append("".join(charge.line() for charge in charges).encode())
+            self._append(text)
+        self._extend(text)
         for charge in charges:
             self._count(charge)
+
+    def mark(self) -> Mark:
+        """Return how far the ledger has come; what the chain of rounds holds of it."""
+        return Mark(self._bytes, self._hash.hexdigest())
+
+    def _extend(self, text: bytes) -> None:
+        self._bytes += len(text)
+        self._hash.update(text)
 
     def account(self, federation: str) -> Account:
         """Return what was released in one federation so far."""
@@ -156,8 +202,7 @@ class Ledger:
                 "and the right to write"
             ) from error
 
-    @staticmethod
-    def _read(path: Path) -> list[Charge]:
+    def _read(self, path: Path) -> list[Charge]:
         content = path.read_bytes()
         whole, _, cut = content.rpartition(b"\n")
         if cut:
@@ -165,6 +210,7 @@ class Ledger:
             with path.open("ab") as file:
                 file.truncate(len(content) - len(cut))
                 os.fsync(file.fileno())
+        self._extend(content[: len(content) - len(cut)])
         found: list[Charge] = []
         for number, line in enumerate(whole.splitlines(), 1):
             try:

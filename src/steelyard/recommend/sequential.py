@@ -142,3 +142,6 @@ class TableChange:
 
     def finite(self) -> NDArray[np.bool_]:
         return np.full(self.clients, bool(torch.isfinite(self.change).all()))
+
+    def content(self) -> None:
+        """Return None: each user's change went into the table before the next user's was made."""

@@ -138,3 +138,8 @@ class SparseRows:
     def finite(self) -> NDArray[np.bool_]:
         good = np.isfinite(self.values.sum(axis=1))
         return np.bincount(self.owners[~good], minlength=self.clients) == 0
+
+    def content(self) -> Sequence[NDArray[np.int32]]:
+        """Return for each user her rows one after the other: the item's number, then its values."""
+        rows = np.concatenate([self.rows[:, None], np.ascontiguousarray(self.values).view(np.int32)], axis=1)
+        return np.split(rows, np.searchsorted(self.owners, np.arange(1, self.clients)))

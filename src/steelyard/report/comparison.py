@@ -14,6 +14,7 @@ import numpy as np
 
 from steelyard.errors import UserError
 from steelyard.report.baseline import find_baseline
+from steelyard.report.chained import chained
 from steelyard.report.curves import Curve, read_curves
 from steelyard.report.flawed import flawed_shares
 from steelyard.report.measures import jain, rounds_to_target, worst_tenth
@@ -40,6 +41,7 @@ def compare_run(run: History | Path | str, settings: RoundSettings, baseline: st
     return {
         "run": str(folder),
         "status": history.info.get("status", "unknown"),
+        "chain": chained(history),
         "rounds": max(int(curve.rounds[-1]) for curve in curves),
         "limit": limit,
         "last": settings.last,

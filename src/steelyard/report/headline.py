@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from steelyard.report.baseline import asks_clients
+from steelyard.report.chained import chain_line, chained
 from steelyard.report.flawed import SMALL
 from steelyard.report.single import weighed_one, weighed_one_lines
 from steelyard.report.statistics import estimate, paired_p, verdict
@@ -23,8 +24,7 @@ def headline(view: RunView) -> list[str]:
         parts = zip(view.names, view.histories, strict=True)
         return [f"{name}: {' '.join(headline(RunView([history])))}" for name, history in parts]
     finals, what = _finals(view)
-    state = _state(view)
-    state += weighed_one_lines(weighed_one(view.histories[0]))
+    state = [*_changed(view.histories[0]), *_state(view), *weighed_one_lines(weighed_one(view.histories[0]))]
     if not finals:
         return [*state, "No round has been tested on clients: no accuracy is known."]
     return [*state, *_result(view, finals, what), *ended_lines(view.histories[0]), *_flawed(view, finals)]
@@ -47,6 +47,11 @@ def _finals(view: RunView) -> tuple[dict[str, dict[int, float]], str]:
         if found and missing <= {rule for rule, _ in ended}:
             return found, what
     return {}, ""
+
+
+def _changed(history: History) -> list[str]:
+    found = chained(history)
+    return [f"{chain_line(found)}."] if found["problem"] else []
 
 
 def _state(view: RunView) -> list[str]:

@@ -15,6 +15,7 @@ from steelyard.errors import UserError
 from steelyard.experiment.loading import to_toml
 from steelyard.report import figures
 from steelyard.report.assets import text
+from steelyard.report.chained import chain_line, chained
 from steelyard.report.contents import chosen_parts, contents
 from steelyard.report.grids import Grid
 from steelyard.report.headline import headline
@@ -258,6 +259,7 @@ def _experiments(view: RunView, data: dict[str, Any]) -> str:
         kept = ("status", "device", "precision", "engine_choice", "parameters", "notes")
         facts = {key.replace("_", " "): info[key] for key in kept if info.get(key)} | facts
         facts |= {"privacy": "; ".join(lines)} if (lines := promise_lines(promised(history))) else {}
+        facts |= {"chain": line} if (line := chain_line(chained(history))) else {}
         rows = "".join(f"<dt>{escape(key)}</dt><dd>{escape(str(value))}</dd>" for key, value in facts.items())
         heading = f"<h3>{escape(name)}</h3>" if len(view.histories) > 1 else ""
         toml = escape(to_toml(experiment))

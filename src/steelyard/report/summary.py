@@ -11,6 +11,7 @@ import numpy as np
 
 from steelyard.messages import Counts, Floats
 from steelyard.report.baseline import asks_clients, is_fedavg
+from steelyard.report.chained import chained
 from steelyard.report.flawed import flawed_shares, flaws_of, sentence
 from steelyard.report.measures import rounds_to_target, worst_tenth
 from steelyard.report.promised import promised
@@ -52,6 +53,7 @@ def summarise(folder: Path, settings: RoundSettings, measure: str = "accuracy") 
         "notes": history.info.get("notes", ""),
         "weighed_one": weighed_one(history),
         "privacy": promised(history),
+        "chain": chained(history),
         "measure": measure,
         "target": settings.target,
         "share": settings.share,

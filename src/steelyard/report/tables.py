@@ -8,6 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from steelyard.report.chained import chain_line
 from steelyard.report.classes import by_class
 from steelyard.report.grids import Grid, Style, render
 from steelyard.rounds.progress import RAISE
@@ -18,7 +19,9 @@ BARS = "▁▂▃▄▅▆▇█"
 def write_tables(document: Mapping[str, Any], style: Style, width: int | None = None) -> str:
     """Return all tables of a comparison and a sentence per rule; plain text is broken to `width`, where given."""
     sentences = [test["sentence"] for test in document["verdicts"]]
-    return render(grids(document), sentences, style, width)
+    # Last, where a terminal stands: a run that was changed is not to be missed.
+    chain = chain_line(document["chain"]) if "chain" in document else ""
+    return render(grids(document), [*sentences, chain] if chain else sentences, style, width)
 
 
 def grids(document: Mapping[str, Any]) -> list[Grid]:

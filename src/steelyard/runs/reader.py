@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from steelyard.errors import UserError
 from steelyard.messages import Counts, Floats
+from steelyard.runs.chain import Checked, check
 from steelyard.runs.columns import KEYS, WHOLE, Cohorts, Tested, ranked, spread, unpack
 from steelyard.runs.schema import read_ended, reading, unreadable
 
@@ -101,6 +102,12 @@ class History:
                 return {names[key]: said for key, said in found.items()}
             except (KeyError, ValueError, TypeError) as error:
                 raise unreadable(self.folder, error) from error
+
+    @cached_property
+    def chain(self) -> Checked:
+        """The run's chain of rounds, computed again: its head, and what is not as it was written."""
+        with reading(self.folder) as connection:
+            return check(connection, self.folder)
 
     def labels(self, seed: int) -> dict[str, list[int]]:
         """Return by client how many training samples it has of each class; empty where the run does not know it."""

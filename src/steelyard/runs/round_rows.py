@@ -12,6 +12,7 @@ import numpy as np
 from steelyard.messages import Evaluations, Updates
 from steelyard.rounds.state import Federation, RoundRecord, RoundState
 from steelyard.runs.columns import KEYS, WHOLE, pack
+from steelyard.runs.digests import Digest
 from steelyard.weighing.rule import show_priority
 
 
@@ -78,6 +79,13 @@ class RoundRows:
             self._write_updates(federation, record, updates)
         if record.evaluations is not None:
             self._write_evaluations(federation, record.round, record.evaluations)
+
+    def digest(self, digests: Sequence[Digest]) -> None:
+        """Write the digests of rounds."""
+        self._db.executemany(
+            "INSERT OR REPLACE INTO digests VALUES (?, ?, ?, ?)",
+            [(self._federations[d.federation], d.round, d.model, d.updates) for d in digests],
+        )
 
     def end(self, states: Mapping[str, RoundState]) -> None:
         """Write which federations ended because their model exploded, in the round after their last."""

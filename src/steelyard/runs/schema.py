@@ -14,7 +14,7 @@ from urllib.parse import quote
 from steelyard.errors import UserError
 
 DATABASE = "run.sqlite"
-VERSION = 4
+VERSION = 5
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS info (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -75,9 +75,23 @@ CREATE TABLE IF NOT EXISTS ended (                   -- federations that ended e
     round INTEGER NOT NULL,      -- the round that gave no sound model; the one before is the last there is
     reason TEXT NOT NULL
 );
+-- The chain of rounds (runs/chain.py, docs/reference/chain.md); digests and heads are written with checkpoints.
+CREATE TABLE IF NOT EXISTS digests (
+    federation INTEGER NOT NULL, round INTEGER NOT NULL,
+    model TEXT NOT NULL,         -- SHA-256 of the model that the round ended with
+    updates BLOB,                -- SHA-256 of each client's update, 32 bytes each; NULL: the server sees no single ones
+    PRIMARY KEY (federation, round)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS chain (
+    round INTEGER PRIMARY KEY,
+    ledger_bytes INTEGER,        -- how long the privacy ledger was when the round was written; NULL: there is none
+    ledger TEXT,                 -- SHA-256 of these bytes
+    head TEXT                    -- SHA-256 of the round's record; NULL until a checkpoint follows
+);
 CREATE TABLE IF NOT EXISTS checkpoints (
     round INTEGER PRIMARY KEY, file TEXT NOT NULL, states TEXT NOT NULL,
-    checksum TEXT NOT NULL       -- SHA-256 of the file and the states
+    checksum TEXT NOT NULL,      -- SHA-256 of the file and the states
+    head TEXT NOT NULL           -- of the chain, after this round
 );
 """
 

@@ -7,18 +7,23 @@ import json
 import sqlite3
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import TextIO
 
 import torch
 
 from steelyard.errors import UserError
+from steelyard.privacy.ledger import Ledger
 from steelyard.rounds.state import Federation, RoundRecord, RoundState
-from steelyard.runs import checkpoint
+from steelyard.runs import chain, checkpoint
+from steelyard.runs.digests import Digests, model_digest
 from steelyard.runs.round_rows import RoundRows
 from steelyard.runs.schema import DATABASE, connect, put_to_rest
 
-_TABLES = ("rounds", "updates", "failures", "untested", "evaluations", "samples", "ended", "checkpoints")
+_TABLES = (
+    "rounds", "updates", "failures", "untested", "evaluations", "samples", "ended", "digests", "chain", "checkpoints",
+)  # fmt: skip
 
 
 class Store:
@@ -28,6 +33,9 @@ class Store:
         self.folder = folder
         self.checkpoint_every = checkpoint_every
         self.clients_every = clients_every
+        self.ledger: Ledger | None = None
+        """The privacy ledger of a run that has one, set before its first round: the chain holds how far it has come."""
+        self._digests, self._chained = Digests(), -1
         try:
             (folder / checkpoint.FOLDER).mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -77,6 +85,8 @@ class Store:
     ) -> None:
         """Make a round durable: the checkpoint file first, then everything else in one transaction."""
         due = last or round % self.checkpoint_every == 0
+        single = last or round % self.clients_every == 0
+        self._digests.take(round, records, states, single=single)
         packed = checkpoint.pack(states, snapshot()) if due else None
         with self._writing(f"round {round}"):
             kept: tuple[int, str, str, str] | None = None
@@ -89,15 +99,20 @@ class Store:
             self._db.execute(f"PRAGMA synchronous={'NORMAL' if kept is None else 'FULL'}")
             with self._db:
                 for record in records:
-                    self._rows.write(record, single=last or round % self.clients_every == 0)
+                    self._rows.write(record, single=single)
                 self._rows.end(states)
+                mark = (None, None) if self.ledger is None else astuple(self.ledger.mark())
+                self._db.execute("INSERT OR REPLACE INTO chain VALUES (?, ?, ?, NULL)", (round, *mark))
                 if kept is not None:
-                    self._db.execute("INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?, ?)", kept)
+                    self._rows.digest(self._digests.collect())
+                    head = chain.extend(self._db, self._chained, round)
+                    self._db.execute("INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?, ?, ?)", (*kept, head))
                     self._db.execute(
                         "DELETE FROM checkpoints WHERE round NOT IN "
                         f"(SELECT round FROM checkpoints ORDER BY round DESC LIMIT {checkpoint.KEPT})"
                     )
             if kept is not None:
+                self._chained = round
                 self.sweep()
 
     def sweep(self) -> None:
@@ -118,8 +133,9 @@ class Store:
     def resume(self, *, accept: bool = False) -> checkpoint.Restored:
         """Return what to go on from and forget what was written after it; empty for a run without a checkpoint.
 
-        The database is checked page by page and for missing rounds, the checkpoint by its checksum; where the last one
-        is damaged, the one before is taken. `accept` goes on where rounds are missing or no checkpoint is sound.
+        The database is checked page by page and for missing rounds, the checkpoint by its checksum, and all by the
+        chain; where the last checkpoint is damaged, the one before is taken. `accept` goes on where rounds are missing
+        or changed or no checkpoint is sound; for a run that keeps a privacy ledger the chain must be whole.
         """
         try:
             ((found,),) = self._db.execute("PRAGMA quick_check(1)").fetchall()
@@ -130,10 +146,31 @@ class Store:
             found = self._gap(restored) or found
         if found != "ok":
             raise UserError(f"{self.folder / DATABASE}: damaged: {found}; allowed: the file as it was")
+        restored = self._as_chained(restored, accept=accept)
         with self._writing("where it goes on from"), self._db:
+            self._note(chain.ledger_seen(self._db))
             for table in _TABLES:
                 self._db.execute(f"DELETE FROM {table} WHERE round > ?", (restored.round,))
+        self._chained = restored.round
         return restored
+
+    def _as_chained(self, restored: checkpoint.Restored, *, accept: bool) -> checkpoint.Restored:
+        """Hold rounds, ledger and models against the chain; a difference that is accepted is told as a problem."""
+        try:
+            checked = chain.check(self._db, self.folder)
+            for name, state in restored.states.items():
+                row = self._db.execute(
+                    "SELECT model FROM digests d JOIN federations f ON f.id = d.federation "
+                    "WHERE f.name = ? AND d.round = ?",
+                    (name, state.round),
+                ).fetchone()
+                if not checked.problem and row != (model_digest(state.parameters),):
+                    words = f"the checkpoint's model of {name} is not the one that round {state.round} ended with"
+                    checked = replace(checked, problem=words)
+        except sqlite3.Error as error:
+            raise UserError(f"{self.folder / DATABASE}: damaged: {error}") from error
+        chain.require_whole(checked, self.folder, accept=accept)
+        return replace(restored, problems=(*restored.problems, checked.problem)) if checked.problem else restored
 
     def _gap(self, restored: checkpoint.Restored) -> str:
         """Say where rounds up to the checkpoint are missing: pages of different times make a database that looks whole.
@@ -171,6 +208,7 @@ class Store:
 
     def close(self) -> None:
         """Close the database and let another process have the folder."""
+        self._digests.close()
         if not self._lock.closed:
             put_to_rest(self._db)
             self._db.close()

@@ -104,6 +104,9 @@ class Letters:
     def finite(self) -> NDArray[np.bool_]:
         return np.ones(len(self.letters), dtype=np.bool_)
 
+    def content(self) -> None:
+        """Return None: letters tell nothing of updates."""
+
     def divergence(self, parameters: torch.Tensor) -> Floats:
         """Return zeros: nothing is known of how far an update goes, but that its client could write it down."""
         return np.zeros(len(self.letters))

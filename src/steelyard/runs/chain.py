@@ -1,0 +1,245 @@
+"""The chain of a run: every round's record holds the head before it, and its SHA-256 is the next head.
+
+docs/reference/chain.md defines it; this file is that definition as code. A record is written from the rows of the
+database, by the writer of a run and by everyone who checks it alike, so that what is hashed is what is kept. It holds
+nothing that differs between a run and the same run killed and resumed: no times, no numbers that stand for names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+import struct
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from steelyard.errors import UserError
+from steelyard.privacy.ledger import FILE as LEDGER
+from steelyard.privacy.ledger import Mark, first_difference
+
+VERSION = 1
+"""The first field of every record; another definition gets another number."""
+SALT = "salt"
+"""A run that promises something to its clients notes a secret under this name; the chain begins with it."""
+SEEN = "ledger_seen"
+"""Under this name a resume notes how far the ledger had come."""
+
+_ROUND = (
+    "accuracy", "priority", "tried", "tests", "cohort", "answered", "kept_old", "zero_criteria", "zero_scores", "loss",
+    "server_accuracy", "server_macro_f1", "server_metrics", "epsilon",
+)  # fmt: skip
+"""All of a round but its seconds."""
+_PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("rounds", _ROUND),
+    ("updates", ("clients", "samples", "bytes", "loss", "score", "weight", "raw", "normalised")),
+    ("digests", ("model", "updates")),
+    ("evaluations", ("clients", "samples", "score", "loss", "metrics", "figures")),
+    ("samples", ("hits", "count")),
+    ("ended", ("reason",)),
+)
+_REASONS = ("failures", "untested")
+
+
+def field(name: str, value: object) -> bytes:
+    """Return a field: its name, its kind, its length and its value. What is not known has no field."""
+    if value is None:
+        return b""
+    if isinstance(value, float):
+        kind, content = "real", struct.pack("<d", value + 0.0)  # -0.0 becomes 0.0, as it does in the database
+    elif isinstance(value, int):
+        kind, content = "whole", str(value).encode()
+    elif isinstance(value, str):
+        kind, content = "text", value.encode()
+    else:
+        assert isinstance(value, bytes)
+        kind, content = "bytes", value
+    return b"%s %s %d\n%s\n" % (name.encode(), kind.encode(), len(content), content)
+
+
+def head_of(record: bytes) -> str:
+    """Return the head that a record makes: its SHA-256 in hexadecimal digits."""
+    return hashlib.sha256(record).hexdigest()
+
+
+class Records:
+    """Writes records from the rows of a run's database; names are looked up once."""
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+        self._names: dict[int, str] = {}
+        self._encoded: dict[bytes, bytes] = {}
+        federations = db.execute("SELECT name, id, rule, seed, settings FROM federations").fetchall()
+        self._federations = sorted(federations, key=lambda row: str(row[0]))
+
+    def first(self) -> bytes:
+        """Return the record before round 0: which rules and seeds run side by side, and the salt if there is one."""
+        parts = [field("chain", VERSION)]
+        salt = self._db.execute("SELECT value FROM info WHERE key = ?", (SALT,)).fetchone()
+        parts += [] if salt is None else [field(SALT, salt[0])]
+        for name, _, rule, seed, _ in self._federations:
+            parts += [field("federation", name), field("rule", rule), field("seed", seed)]
+        return b"".join(parts)
+
+    def record(self, round: int, before: str, mark: Mark | None) -> bytes:
+        """Return the record of a round, given the head before it and how far the privacy ledger had come."""
+        parts = [field("chain", VERSION), field("before", before), field("round", round)]
+        for name, key, _, _, settings in self._federations:
+            inner = b"".join(self._federation(key, round, settings))
+            parts += [field("federation", name), inner] if inner else []
+        if mark is not None:
+            parts += [field("ledger_bytes", mark.bytes), field("ledger", mark.sha256)]
+        return b"".join(parts)
+
+    def _federation(self, key: int, round: int, settings: object) -> Iterator[bytes]:
+        here = (key, round)
+        for table, columns in _PARTS:
+            query = f"SELECT {', '.join(columns)} FROM {table} WHERE federation = ? AND round = ?"
+            row = self._db.execute(query, here).fetchone()
+            if row is None:
+                continue
+            yield field("table", table)
+            if table == "updates":
+                yield from (field("criterion", name) for name in _criteria(settings))
+            for column, value in zip(columns, row, strict=True):
+                yield self._clients(value) if column == "clients" else field(column, value)
+        for table in _REASONS:
+            rows = self._db.execute(
+                f"SELECT c.name, l.reason FROM {table} l LEFT JOIN clients c ON c.id = l.client "
+                "WHERE l.federation = ? AND l.round = ? ORDER BY c.name",
+                here,
+            ).fetchall()
+            yield field("table", table) if rows else b""
+            for name, reason in rows:
+                yield field("client", name) + field("reason", reason)
+
+    def _clients(self, numbers: object) -> bytes:
+        """Return the names of a round's clients, a field each; the same clients are tested every round."""
+        if not isinstance(numbers, bytes) or len(numbers) % 4:
+            return field("clients", numbers)
+        found = self._encoded.get(numbers)
+        if found is None:
+            keys = struct.unpack(f"<{len(numbers) // 4}i", numbers)
+            if not self._names.keys() >= set(keys):
+                self._names = dict(self._db.execute("SELECT id, name FROM clients"))
+            found = b"".join(field("client", self._names.get(key, key)) for key in keys)
+            self._encoded = {numbers: found} if len(self._encoded) >= 8 else {**self._encoded, numbers: found}
+        return found
+
+
+def _criteria(settings: object) -> list[str]:
+    """Return the names of a rule's criteria, so that columns of numbers cannot change their meaning."""
+    try:
+        return [str(name) for name in json.loads(str(settings))["criteria"]]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return []
+
+
+def extend(db: sqlite3.Connection, after: int, last: int) -> str:
+    """Write the heads of the rounds after one, up to and with the last, into their rows; returns the last head.
+
+    Call it inside the transaction that writes the checkpoint of the last round.
+    """
+    records = Records(db)
+    row = db.execute("SELECT head FROM chain WHERE round = ?", (after,)).fetchone()
+    head = head_of(records.first()) if row is None or row[0] is None else str(row[0])
+    rows = db.execute(
+        "SELECT round, ledger_bytes, ledger FROM chain WHERE round > ? AND round <= ? ORDER BY round", (after, last)
+    ).fetchall()
+    for round, size, sha256 in rows:
+        head = head_of(records.record(round, head, None if size is None else Mark(size, sha256)))
+        db.execute("UPDATE chain SET head = ? WHERE round = ?", (head, round))
+    return head
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What a look at a run's chain has shown."""
+
+    head: str = ""
+    """The last head; empty before the first checkpoint."""
+    round: int = -1
+    """The round that it is the head of; rounds after the last checkpoint are not in the chain yet."""
+    problem: str = ""
+    """What differs first, in words; empty where all is as it was written."""
+    ledger: bool = False
+    """Whether the run keeps a privacy ledger, for which nothing can be excused."""
+
+
+def check(db: sqlite3.Connection, folder: Path) -> Checked:
+    """Compute a run's chain again from its rows and its ledger, and say where it first differs."""
+    with _one_moment(db):
+        rows = db.execute("SELECT round, ledger_bytes, ledger, head FROM chain ORDER BY round").fetchall()
+        sealed = [row for row in rows if row[3] is not None]
+        problem = _first_problem(db, sealed)
+        seen = db.execute("SELECT value FROM info WHERE key = ?", (SEEN,)).fetchone()
+        salted = db.execute("SELECT 1 FROM info WHERE key = ?", (SALT,)).fetchone() is not None
+    marks = [(_mark(size, sha256), f"round {round} was written") for round, size, sha256, _ in rows]
+    marks.append((_read_mark(seen), "the run was last resumed"))
+    known = sorted(((mark, when) for mark, when in marks if mark is not None), key=lambda each: each[0].bytes)
+    # The ledger is read after the rows: it may have grown meanwhile, and is never behind them.
+    found = first_difference(folder / LEDGER, [mark for mark, _ in known])
+    if found is not None:
+        problem = f"{LEDGER}: the ledger of this run {found[1]} when {known[found[0]][1]}"
+    last = sealed[-1] if sealed else (-1, None, None, "")
+    return Checked(str(last[3]), int(last[0]), problem, salted or bool(known) or (folder / LEDGER).exists())
+
+
+def _first_problem(db: sqlite3.Connection, sealed: Sequence[tuple[int, object, object, object]]) -> str:
+    records = Records(db)
+    head = head_of(records.first())
+    heads: dict[int, str] = {}
+    for expected, (round, size, sha256, written) in enumerate(sealed):
+        if round != expected:
+            return f"round {expected} is missing from its chain"
+        head = head_of(records.record(round, head, _mark(size, sha256)))
+        if head != written:
+            return f"round {round} is not as it was written"
+        heads[round] = head
+    checkpoints = db.execute("SELECT round, head FROM checkpoints ORDER BY round").fetchall()
+    for round, written in checkpoints:
+        if heads.get(round) != written:
+            return f"the checkpoint after round {round} names another head than the chain"
+    followed = checkpoints[-1][0] if checkpoints else -1
+    return "" if followed == len(sealed) - 1 else f"round {followed + 1} has a head and no checkpoint after it"
+
+
+def require_whole(checked: Checked, folder: Path, *, accept: bool) -> None:
+    """Refuse to go on with a run that is not as it was written; `accept` excuses it, where there is no ledger."""
+    if not checked.problem or (accept and not checked.ledger):
+        return
+    if checked.ledger:
+        allowed = "the folder as it was written; --accept-changes excuses no run that keeps a privacy ledger"
+    else:
+        allowed = f"the folder as it was written, or `steelyard resume {folder} --accept-changes`"
+    raise UserError(f"{folder}: {checked.problem}; allowed: {allowed}")
+
+
+def ledger_seen(db: sqlite3.Connection) -> dict[str, object]:
+    """Return the note by which a resume remembers how far the ledger had come in rounds that will be run again."""
+    row = db.execute("SELECT ledger_bytes, ledger FROM chain WHERE ledger IS NOT NULL ORDER BY round DESC").fetchone()
+    return {} if row is None else {SEEN: row}
+
+
+def _mark(size: object, sha256: object) -> Mark | None:
+    return Mark(size, sha256) if type(size) is int and type(sha256) is str else None
+
+
+def _read_mark(row: tuple[str] | None) -> Mark | None:
+    try:
+        size, sha256 = json.loads("[null, null]" if row is None else row[0])
+    except (ValueError, TypeError, RecursionError):
+        return Mark(0, "")  # not what we wrote: it differs from every ledger
+    return _mark(size, sha256)
+
+
+@contextmanager
+def _one_moment(db: sqlite3.Connection) -> Generator[None]:
+    """Let all questions be answered from the same moment, while a run is being written."""
+    db.execute("BEGIN")
+    try:
+        yield
+    finally:
+        db.rollback()

@@ -1,0 +1,338 @@
+"""The chain of rounds: computed again by a stranger from the definition, and every change is found in its round."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.runs.contents import query
+from tests.runs.records import evaluations, federation, record, state, updates
+
+from steelyard.messages import DenseModels, Failure
+from steelyard.privacy.accounting import Release
+from steelyard.privacy.ledger import FILE, Charge, Ledger
+from steelyard.runs import digests
+from steelyard.runs.chain import Checked, check, field
+from steelyard.runs.reader import History
+from steelyard.runs.store import Store
+
+NAMES = ("DS>LD", "other")
+
+
+def nothing() -> dict[str, torch.Tensor]:
+    return {}
+
+
+def commit(store: Store, round: int, *, last: bool = False) -> None:
+    tested = evaluations(
+        round=round, metrics={"mae": np.array([1.0, 2.0])}, right=np.array([True, False, True, True]) if last else None,
+        failures=(Failure("é", "no test rows"),),
+    )  # fmt: skip
+    records = [
+        record(name, round, updates=updates(name, round) if round else None, evaluations=tested, epsilon=0.5 * round)
+        for name in NAMES
+    ]
+    states = {name: state(round, 1.0 + round, 2.0) for name in NAMES}
+    store.commit(round, records, states, nothing, last=last)
+
+
+def charge(store: Store, round: int) -> None:
+    assert store.ledger is not None
+    store.ledger.charge([Charge("DS>LD", round, "update", Release(4.0), ("a", "b"))])
+
+
+def written(folder: Path, rounds: int = 4, every: int = 1, *, ledger: bool = False) -> Path:
+    """A run of two rules side by side, finished after some rounds; with a privacy ledger where asked for."""
+    store = Store(folder, checkpoint_every=every)
+    store.register([federation(name) for name in NAMES])
+    if ledger:
+        store.ledger = Ledger(folder / FILE)
+        store.note(salt="ab" * 32)
+    for round in range(rounds + 1):
+        if ledger and round:
+            charge(store, round)
+        commit(store, round, last=round == rounds)
+    store.close()
+    return folder
+
+
+def change(folder: Path, *statements: str) -> None:
+    connection = sqlite3.connect(folder / "run.sqlite")
+    with connection:
+        for statement in statements:
+            assert connection.execute(statement).rowcount != 0, statement
+    connection.close()
+
+
+def checked(folder: Path) -> Checked:
+    return History(folder).chain
+
+
+# ---------------------------------------------------------------- a stranger computes it
+
+
+def strangers_field(name: str, kind: str, content: bytes) -> bytes:
+    return f"{name} {kind} {len(content)}\n".encode() + content + b"\n"
+
+
+def strangers_value(name: str, value: Any) -> bytes:
+    """A field by the page's table of kinds, and nothing for what is not known."""
+    if value is None:
+        return b""
+    if type(value) is float:
+        return strangers_field(name, "real", struct.pack("<d", value))
+    if type(value) is int:
+        return strangers_field(name, "whole", str(value).encode())
+    return strangers_field(name, *(("text", value.encode()) if type(value) is str else ("bytes", value)))
+
+
+TABLES = {
+    "rounds": "accuracy priority tried tests cohort answered kept_old zero_criteria zero_scores loss server_accuracy "
+    "server_macro_f1 server_metrics epsilon",
+    "updates": "clients samples bytes loss score weight raw normalised",
+    "digests": "model updates",
+    "evaluations": "clients samples score loss metrics figures",
+    "samples": "hits count",
+    "ended": "reason",
+}
+
+
+def strangers_head(folder: Path) -> str:
+    """The head of a run as docs/reference/chain.md defines it, computed without the code that is tested."""
+    clients = dict(query(folder, "SELECT id, name FROM clients"))
+    federations = sorted(query(folder, "SELECT name, id, rule, seed, settings FROM federations"))
+    salt = query(folder, "SELECT value FROM info WHERE key = 'salt'")
+    text = strangers_value("chain", 1) + (strangers_value("salt", salt[0][0]) if salt else b"")
+    for name, _, rule, seed, _ in federations:
+        text += strangers_value("federation", name) + strangers_value("rule", rule) + strangers_value("seed", seed)
+    head = hashlib.sha256(text).hexdigest()
+    content = (folder / FILE).read_bytes() if (folder / FILE).exists() else b""
+    for round, size in query(folder, "SELECT round, ledger_bytes FROM chain ORDER BY round"):
+        text = strangers_value("chain", 1) + strangers_value("before", head) + strangers_value("round", round)
+        for name, key, _, _, settings in federations:
+            text += strangers_value("federation", name)
+            for table, columns in TABLES.items():
+                found = query(folder, f"SELECT * FROM {table} WHERE federation = {key} AND round = {round}")
+                names = [row[1] for row in query(folder, f"PRAGMA table_info({table})")]
+                for row in found:
+                    cells = dict(zip(names, row, strict=True))
+                    text += strangers_value("table", table)
+                    if table == "updates":
+                        criteria = json.loads(settings)["criteria"]
+                        text += b"".join(strangers_value("criterion", criterion) for criterion in criteria)
+                    for column in columns.split():
+                        if column == "clients":
+                            numbers = np.frombuffer(cells["clients"], "<i4").tolist()
+                            text += b"".join(strangers_value("client", clients[number]) for number in numbers)
+                        else:
+                            text += strangers_value(column, cells[column])
+            for table in ("failures", "untested"):
+                rows = query(folder, f"SELECT client, reason FROM {table} WHERE federation = {key} AND round = {round}")
+                text += strangers_value("table", table) if rows else b""
+                for client, reason in sorted((clients[number], reason) for number, reason in rows):
+                    text += strangers_value("client", client) + strangers_value("reason", reason)
+        if size is not None:
+            text += strangers_value("ledger_bytes", size)
+            text += strangers_value("ledger", hashlib.sha256(content[:size]).hexdigest())
+        head = hashlib.sha256(text).hexdigest()
+    return head
+
+
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize("ledger", [False, True])
+def test_a_stranger_comes_to_the_same_head(tmp_path: Path, every: int, ledger: bool) -> None:
+    folder = written(tmp_path / "run", every=every, ledger=ledger)
+    found = checked(folder)
+    assert found == Checked(strangers_head(folder), 4, "", ledger)
+    assert query(folder, "SELECT head FROM checkpoints ORDER BY round DESC LIMIT 1") == [(found.head,)]
+
+
+def test_the_head_does_not_depend_on_how_often_a_checkpoint_is_written_nor_on_time(tmp_path: Path) -> None:
+    heads = {checked(written(tmp_path / str(every), every=every)).head for every in (1, 2, 100)}
+    assert len(heads) == 1
+    change(tmp_path / "1", "UPDATE rounds SET seconds = 99")
+    assert checked(tmp_path / "1").problem == ""
+
+
+def test_digests_are_of_each_clients_numbers(tmp_path: Path) -> None:
+    folder = written(tmp_path / "run")
+    rows = query(folder, "SELECT round, model, updates FROM digests ORDER BY round")
+    numbers = torch.eye(2).numpy()
+    sent = b"".join(hashlib.sha256(row.tobytes()).digest() for row in numbers)
+    assert [found for _, _, found in rows if found is not None] == [sent] * 8
+    models = [hashlib.sha256(struct.pack("<2f", 1.0 + round, 2.0)).hexdigest() for round, _, _ in rows]
+    assert [model for _, model, _ in rows] == models
+
+
+def test_large_updates_are_hashed_on_threads_to_the_same_digests() -> None:
+    models = torch.arange(3 * 40_000, dtype=torch.float32).reshape(3, 40_000)
+    assert models[0].nbytes > digests.SMALL
+    taking = digests.Digests()
+    made = record(updates=updates(clients=("a", "b", "c"), payload=DenseModels(models)))
+    taking.take(1, [made], {"DS>LD": state(1)}, single=True)
+    (found,) = taking.collect()
+    taking.close()
+    assert found.updates == b"".join(hashlib.sha256(row.numpy().tobytes()).digest() for row in models)
+    assert taking.collect() == []
+
+
+def test_rounds_after_the_last_checkpoint_are_not_in_the_chain_yet(tmp_path: Path) -> None:
+    store = Store(tmp_path, checkpoint_every=3)
+    store.register([federation(name) for name in NAMES])
+    for round in range(5):
+        commit(store, round)
+    store.close()
+    assert checked(tmp_path).round == 3
+    change(tmp_path, "UPDATE rounds SET accuracy = 0.1 WHERE round = 4")
+    assert checked(tmp_path).problem == ""
+
+
+# ---------------------------------------------------------------- what was changed is found
+
+CHANGES: dict[str, tuple[str, str]] = {
+    "an accuracy": ("UPDATE rounds SET accuracy = 0.99 WHERE round = 2", "round 2 is not"),
+    "an accuracy that is gone": ("UPDATE rounds SET accuracy = NULL WHERE round = 2", "round 2 is not"),
+    "an accuracy that is text": ("UPDATE rounds SET accuracy = 'abc' WHERE round = 2", "round 2 is not"),
+    "spent epsilon": ("UPDATE rounds SET epsilon = 0.1 WHERE round = 3 AND federation = 2", "round 3 is not"),
+    "the order": ("UPDATE rounds SET priority = 'LD>DS' WHERE round = 1", "round 1 is not"),
+    "weights": ("UPDATE updates SET weight = zeroblob(16) WHERE round = 2", "round 2 is not"),
+    "scores": ("UPDATE updates SET score = zeroblob(16) WHERE round = 2", "round 2 is not"),
+    "criteria": ("UPDATE updates SET raw = normalised WHERE round = 1", "round 1 is not"),
+    "who sent what": ("UPDATE updates SET clients = substr(clients, 5) || substr(clients, 1, 4)", "round 1 is not"),
+    "a column of no length": ("UPDATE updates SET clients = x'00' WHERE round = 1", "round 1 is not"),
+    "a reason": ("UPDATE failures SET reason = 'late' WHERE round = 4", "round 4 is not"),
+    "a failure that is gone": ("DELETE FROM failures WHERE round = 4", "round 4 is not"),
+    "why it was not tested": ("UPDATE untested SET reason = 'late' WHERE round = 0", "round 0 is not"),
+    "a client's test": ("UPDATE evaluations SET score = zeroblob(16) WHERE round = 3", "round 3 is not"),
+    "hits": ("UPDATE samples SET hits = x'ff'", "round 4 is not"),
+    "a digest": ("UPDATE digests SET updates = zeroblob(64) WHERE round = 2", "round 2 is not"),
+    "a model's digest": ("UPDATE digests SET model = 'x' WHERE round = 2", "round 2 is not"),
+    "a client's name": ("UPDATE clients SET name = 'z' WHERE name = 'a'", "round 0 is not"),
+    "a rule's seed": ("UPDATE federations SET seed = 5", "round 0 is not"),
+    "names of criteria": (
+        "UPDATE federations SET settings = replace(settings, '\"DS\",\"LD\"', '\"LD\",\"DS\"')", "round 1 is not",
+    ),
+    "a round's rows": ("DELETE FROM rounds WHERE round = 1", "round 1 is not"),
+    "a link": ("DELETE FROM chain WHERE round = 2", "round 2 is missing from its chain"),
+    "the links after a round": ("DELETE FROM chain WHERE round > 2", "the checkpoint after round 3 names another head"),
+    "all links": ("DELETE FROM chain", "the checkpoint after round 3 names another head"),
+    "a head": ("UPDATE chain SET head = 'x' WHERE round = 2", "round 2 is not"),
+    "a checkpoint's head": ("UPDATE checkpoints SET head = 'x'", "the checkpoint after round 3 names another head"),
+    "a checkpoint": ("DELETE FROM checkpoints WHERE round = 4", "round 4 has a head and no checkpoint after it"),
+    "all checkpoints": ("DELETE FROM checkpoints", "round 0 has a head and no checkpoint after it"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_the_first_round_that_differs_is_named(tmp_path: Path, what: str) -> None:
+    folder = written(tmp_path / "run")
+    statement, problem = CHANGES[what]
+    change(folder, statement)
+    assert problem in checked(folder).problem
+
+
+def edited(content: bytes) -> bytes:
+    return content.replace(b'"round": 2, "what": "update", "noise": 4.0', b'"round": 2, "what": "update", "noise": 9.0')
+
+
+LEDGERS: dict[str, tuple[Callable[[bytes], bytes | None], str]] = {
+    "gone": (lambda content: None, "is gone, and was there when round 1 was written"),
+    "emptied": (lambda content: b"", "has 0 bytes, and had 1"),
+    "shortened": (lambda content: content[: content.index(b"\n") + 1], "when round 2 was written"),
+    "torn": (lambda content: content[:-1], "when round 4 was written"),
+    "edited": (edited, "no longer holds the charges that it held when round 2 was written"),
+}
+
+
+@pytest.mark.parametrize("what", LEDGERS)
+def test_a_ledger_that_is_not_what_it_was_is_found(tmp_path: Path, what: str) -> None:
+    folder = written(tmp_path / "run", ledger=True)
+    made, problem = LEDGERS[what]
+    before = (folder / FILE).read_bytes()
+    after = made(before)
+    assert after != before
+    if after is None:
+        (folder / FILE).unlink()
+    else:
+        (folder / FILE).write_bytes(after)
+    found = checked(folder)
+    assert problem in found.problem
+    assert found.ledger
+
+
+def test_a_ledger_may_be_ahead_and_its_last_line_torn(tmp_path: Path) -> None:
+    folder = written(tmp_path / "run", ledger=True)
+    with (folder / FILE).open("ab") as file:
+        file.write(Charge("DS>LD", 5, "update", Release(4.0), ("a",)).line().encode() + b'{"federation": "DS')
+    assert checked(folder).problem == ""
+
+
+def test_what_was_charged_for_rounds_that_are_run_again_cannot_be_taken_away(tmp_path: Path) -> None:
+    """Rounds after the checkpoint go with a resume; their charges do not, also before a round is written again."""
+    store = Store(tmp_path, checkpoint_every=3)
+    store.register([federation(name) for name in NAMES])
+    store.ledger = Ledger(tmp_path / FILE)
+    for round in range(6):
+        if round:
+            charge(store, round)
+        commit(store, round)
+    store.close()
+    again = Store(tmp_path)
+    again.register([federation(name) for name in NAMES])
+    assert again.resume().round == 3
+    again.close()
+    lines = (tmp_path / FILE).read_text().splitlines(keepends=True)
+    (tmp_path / FILE).write_text("".join(lines[:3]))
+    assert "when the run was last resumed" in checked(tmp_path).problem
+    (tmp_path / FILE).write_text("".join(lines))
+    assert checked(tmp_path).problem == ""
+
+
+def test_the_salt_hides_what_a_head_is_the_hash_of(tmp_path: Path) -> None:
+    folder = written(tmp_path / "run", ledger=True)
+    change(folder, "UPDATE info SET value = 'cd' WHERE key = 'salt'")
+    assert "round 0 is not" in checked(folder).problem
+
+
+# ---------------------------------------------------------------- fields
+
+VALUES = st.one_of(
+    st.none(), st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False), st.text(), st.binary(max_size=40)
+)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["a", "b", "client"]), VALUES), max_size=5))
+def test_fields_can_be_read_back_one_by_one(fields: list[tuple[str, Any]]) -> None:
+    """So that two different lists of fields never make the same record."""
+    content = b"".join(field(name, value) for name, value in fields)
+    found: list[tuple[str, str, bytes]] = []
+    while content:
+        header, _, rest = content.partition(b"\n")
+        name, kind, length = header.decode().split(" ")
+        found.append((name, kind, rest[: int(length)]))
+        assert rest[int(length) : int(length) + 1] == b"\n"
+        content = rest[int(length) + 1 :]
+    kinds = {int: "whole", float: "real", str: "text", bytes: "bytes"}
+    assert [(name, kinds[type(value)]) for name, value in fields if value is not None] == [row[:2] for row in found]
+    assert [row[2] for row in found if row[1] == "whole"] == [str(v).encode() for _, v in fields if type(v) is int]
+
+
+def test_a_negative_zero_is_a_zero_as_in_the_database() -> None:
+    assert field("x", -0.0) == field("x", 0.0) != field("x", 0)
+
+
+def test_a_run_without_rounds_has_no_head(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.register([federation()])
+    assert check(store._db, tmp_path) == Checked()
+    store.close()
