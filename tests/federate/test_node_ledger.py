@@ -22,7 +22,7 @@ from steelyard.clients.node import NodeConfig
 from steelyard.errors import UserError
 from steelyard.experiment.loading import build
 from steelyard.federate import client_app, node_ledger
-from steelyard.federate.node_ledger import FILE, NodeLedger, Told
+from steelyard.federate.node_ledger import FILE, MARK, NodeLedger, Told
 from steelyard.federate.node_worker import answer
 from steelyard.federate.run_config import experiment_text
 from steelyard.federate.server_app import federate
@@ -110,6 +110,48 @@ def test_a_damaged_ledger_is_refused_and_never_taken_for_an_empty_one(
         assert line.startswith(f"node config state: {tmp_path / FILE} is damaged ({words}")
         assert line.isprintable()
     assert (tmp_path / FILE).read_bytes() == broken
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [
+        (lambda content: b"".join(content.splitlines(keepends=True)[:2]), "it has "),
+        (_replaced(b'"run":"run"', b'"run":"elsewhere"'), "it no longer holds the charges that it held"),
+        (_replaced(b'"clients":1', b'"clients":9'), "it no longer holds the charges that it held"),
+    ],
+)
+def test_an_older_copy_or_other_lines_are_no_ledger(
+    tmp_path: Path, damage: Callable[[bytes], bytes], words: str
+) -> None:
+    """Each is a sound ledger by itself: its lines add up to what it says."""
+    ledger = filled(tmp_path, 3)
+    whole = (tmp_path / FILE).read_bytes()
+    (tmp_path / FILE).write_bytes(damage(whole))
+    for ask in (ledger.open, lambda: ledger.check(told()), lambda: ledger.charge(told())):
+        with pytest.raises(UserError, match=rf"ledger\.jsonl is damaged \({words}.* when the last answer left\)"):
+            ask()
+    (tmp_path / FILE).unlink()
+    with pytest.raises(UserError, match="it is gone, and its mark is there"):
+        ledger.open()
+    (tmp_path / FILE).write_bytes(whole)
+    assert ledger.charge(told(4)).number == 4
+
+
+def test_a_mark_that_is_gone_or_changed_is_named_and_one_behind_is_an_honest_kill(tmp_path: Path) -> None:
+    ledger = filled(tmp_path, 1)
+    (tmp_path / MARK).unlink()  # Killed between the first line and its mark.
+    assert ledger.charge(told(2)).number == 2
+    behind = (tmp_path / MARK).read_bytes()
+    ledger.charge(told(3))
+    (tmp_path / MARK).write_bytes(behind)  # Killed between a later line and its mark.
+    assert ledger.charge(told(4)).number == 4
+    for content in (b"", b"[]", b'{"bytes": "x", "sha256": 3}'):
+        (tmp_path / MARK).write_bytes(content)
+        with pytest.raises(UserError, match=r"damaged \(its mark, ledger\.mark, cannot be read\)"):
+            ledger.open()
+    (tmp_path / MARK).unlink()
+    with pytest.raises(UserError, match=r"damaged \(its mark, ledger\.mark, is gone\)"):
+        ledger.open()
 
 
 def test_a_ledger_that_cannot_be_kept_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

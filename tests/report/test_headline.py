@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.report.made_run import RULES, make_run
+from tests.runs.contents import chain_again
 
 from steelyard.report.headline import headline
 from steelyard.report.view import RunView
@@ -41,6 +42,7 @@ def change(folder: Path, query: str, rule: str, seed: int, value: object) -> Non
     values = (value, rule, seed) if query.index("?") < query.index("{}") else (rule, seed, value)
     with store._db:
         store._db.execute(query.format(federation), values)
+        chain_again(store._db)
     store.close()
 
 

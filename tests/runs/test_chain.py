@@ -15,7 +15,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.runs.contents import query
+from tests.runs.contents import chain_again, query
 from tests.runs.records import evaluations, federation, record, state, updates
 
 from steelyard.messages import DenseModels, Failure
@@ -223,6 +223,7 @@ CHANGES: dict[str, tuple[str, str]] = {
         "UPDATE federations SET settings = replace(settings, '\"DS\",\"LD\"', '\"LD\",\"DS\"')", "round 1 is not",
     ),
     "a round's rows": ("DELETE FROM rounds WHERE round = 1", "round 1 is not"),
+    "the first link": ("DELETE FROM chain WHERE round = 0", "rounds are missing at its begin"),
     "a link": ("DELETE FROM chain WHERE round = 2", "round 2 is missing from its chain"),
     "the links after a round": ("DELETE FROM chain WHERE round > 2", "the checkpoint after round 3 names another head"),
     "all links": ("DELETE FROM chain", "the checkpoint after round 3 names another head"),
@@ -336,3 +337,17 @@ def test_a_run_without_rounds_has_no_head(tmp_path: Path) -> None:
     store.register([federation()])
     assert check(store._db, tmp_path) == Checked()
     store.close()
+
+
+def test_who_computes_it_again_is_not_found_but_has_another_head(tmp_path: Path) -> None:
+    """What docs/security.md says of a chain that is not signed."""
+    folder = written(tmp_path / "run")
+    before = checked(folder).head
+    change(folder, "UPDATE rounds SET accuracy = 0.99 WHERE round = 2")
+    connection = sqlite3.connect(folder / "run.sqlite")
+    with connection:
+        chain_again(connection)
+    connection.close()
+    after = checked(folder)
+    assert after.problem == ""
+    assert after.head != before

@@ -3,12 +3,15 @@
 A server names its own rounds, rules and runs, so a node that limits what it tells counts for itself. Each answer counts
 as one more release about all data here, whichever clients were asked: within one answer a row is one client's, but
 under another name, seed or split it may be another's. An answer that is asked for twice is noised anew, and counts
-twice. The file is replaced as a whole before an answer leaves, so a cut or changed one was damaged later.
+twice. The file is replaced as a whole before an answer leaves, so a cut or changed one was damaged later. A mark beside
+it, written after it, says how long it was and what its SHA-256 was: an older copy, or one with other lines, differs.
 """
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
+import json
 import math
 from collections import Counter
 from collections.abc import Generator, Sequence
@@ -17,17 +20,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from steelyard.clients.node import NodeConfig
 from steelyard.errors import UserError, printable, writable
 from steelyard.privacy.accounting import Release, spent
+from steelyard.privacy.ledger import Mark, first_difference
 from steelyard.privacy.settings import OWNERS_DELTA, Positive
 from steelyard.runs.durable import owners_only, write_durably
 from steelyard.usercode import NotAllowed
 
 FILE = "ledger.jsonl"
 """The ledger's file in a node's `state` folder."""
+MARK = "ledger.mark"
+"""Beside it: how far the ledger had come after the last answer but, where a node was killed just then, one."""
 _LONGEST_NAME = 200
 
 
@@ -68,6 +74,9 @@ class Entry(Told):
     """What all entries up to this one have told together, at δ."""
 
 
+_MARK = TypeAdapter(Mark)
+
+
 class NodeLedger:
     """The ledger of one node; ask `check` before work is done, and `charge` before its answer leaves.
 
@@ -91,7 +100,7 @@ class NodeLedger:
 
     def entries(self) -> list[Entry]:
         """Return everything that was told, in order; a damaged file is refused."""
-        return self._parsed(self._content())
+        return self._read()[1]
 
     def check(self, told: Told) -> None:
         """Refuse an answer that would take the total over the owner's ε; nothing is written."""
@@ -101,9 +110,12 @@ class NodeLedger:
         """Write an answer down, or refuse it; when this returns it is on the disk, and only then may it leave."""
         try:
             with self._locked():
-                content = self._content()
-                entry = self._next(told, self._parsed(content))
-                write_durably(self.path, content + entry.model_dump_json().encode() + b"\n")
+                content, entries = self._read()
+                entry = self._next(told, entries)
+                content += entry.model_dump_json().encode() + b"\n"
+                write_durably(self.path, content)
+                mark = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+                write_durably(self.path.with_name(MARK), json.dumps(mark).encode())
         except OSError as error:
             raise UserError(
                 f"node config state: {self.path} cannot be written ({error.strerror}), so nothing is answered; "
@@ -134,16 +146,33 @@ class NodeLedger:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
-    def _content(self) -> bytes:
+    def _read(self) -> tuple[bytes, list[Entry]]:
+        # The mark first: another process may charge meanwhile, and the ledger is never behind its mark.
+        mark = self._mark()
         try:
             content = self.path.read_bytes()
         except FileNotFoundError:
-            return b""
+            if mark is not None:
+                raise self._damaged("it is gone, and its mark is there") from None
+            return b"", []
         except OSError as error:
             raise UserError(f"node config state: {self.path} cannot be read: {error.strerror}") from error
         if not content.endswith(b"\n"):
             raise self._damaged("it is empty" if not content else "its last line is cut")
-        return content
+        entries = self._parsed(content)
+        if mark is None and len(entries) > 1:
+            raise self._damaged(f"its mark, {MARK}, is gone")
+        if mark is not None and (difference := first_difference(self.path, [mark])):
+            raise self._damaged(f"it {difference[1]} when the last answer left")
+        return content, entries
+
+    def _mark(self) -> Mark | None:
+        try:
+            return _MARK.validate_json(self.path.with_name(MARK).read_bytes())
+        except FileNotFoundError:
+            return None
+        except (OSError, ValidationError):
+            raise self._damaged(f"its mark, {MARK}, cannot be read") from None
 
     def _parsed(self, content: bytes) -> list[Entry]:
         entries: list[Entry] = []
