@@ -89,6 +89,30 @@ def test_a_budget_that_allows_no_round_is_refused_before_there_is_a_folder(tmp_p
     assert not (tmp_path / "run").exists()
 
 
+def test_a_delta_that_promises_nothing_is_refused_before_there_is_a_folder(tmp_path: Path) -> None:
+    privacy: dict[str, Any] = {**BASE["privacy"], "budget": {"delta": 0.1}}
+    with pytest.raises(
+        UserError, match=r"privacy\.budget\.delta: got 0\.1 with 10 clients, .*accept_large_delta = true"
+    ):
+        run(described(privacy=privacy), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    meant = {**privacy, "accept_large_delta": True}
+    folder = run(described(privacy=meant, rounds={"count": 1}), out=tmp_path / "run")
+    assert History(folder).rounds["epsilon"].iloc[-1] == pytest.approx(
+        spent({Release(2.0, "poisson", 0.5): 1}, 0.1), abs=1e-6
+    )
+
+
+def test_secret_cohorts_of_a_fixed_size_are_charged_as_one_client_for_another(tmp_path: Path) -> None:
+    folder = run(described(rounds={"count": 2, "fraction": 0.5, "sampling": "fixed"}), out=tmp_path / "run")
+    found = json.loads(History(folder).info["privacy"])
+    assert found["neighbours"] == "with one client, or with another in its place"
+    assert found["accountant"] == "pld"
+    # Twice as far apart as with or without a client: as two rounds of half the noise, and a little more.
+    assert found["together"] == pytest.approx(spent({Release(2.0, "fixed", 0.5): 2}, 1e-5), abs=1e-6)
+    assert found["together"] >= spent({Release(1.0, "poisson", 0.5): 2}, 1e-5)
+
+
 def test_noise_is_found_for_the_budget(tmp_path: Path) -> None:
     privacy = {"central": {"clip": 1.0, "references": {"DS": 140}}, "budget": {"epsilon": 3.0}}
     folder = run(described(privacy=privacy), out=tmp_path / "run")

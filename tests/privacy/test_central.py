@@ -39,6 +39,16 @@ def test_no_client_moves_the_sum_by_more_than_clip_times_its_weight(
     assert float((whole - without).norm()) <= clip * weights[who]
 
 
+@given(length=st.floats(1e-30, 1e30), clip=st.floats(1e-6, 1e6))
+@settings(max_examples=200, deadline=None)
+def test_what_is_clipped_is_a_little_shorter_than_allowed_and_never_longer(length: float, clip: float) -> None:
+    """The slack is for norms that round: it must shorten, also an update that is exactly as long as allowed."""
+    factors = clip_factors(np.array([length, clip]), clip)
+    assert factors[0] * length < clip
+    assert factors[1] < 1.0 - 1e-10
+    assert factors[1] > 1.0 - 1e-8
+
+
 def test_the_sum_is_the_weighted_sum_of_clipped_updates() -> None:
     models = torch.tensor([[3.0, 4.0], [0.3, 0.4]])
     # Clipped to 1: (0.6, 0.8) and (0.3, 0.4); weighted 0.5 and 0.25: (0.375, 0.5). Noise is far below.

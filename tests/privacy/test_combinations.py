@@ -30,6 +30,16 @@ def described(privacy: dict[str, Any], **weighing: Any) -> LearningDescription:
         (CENTRAL, {"criteria": ["AG"]}, r"weighing\.criteria: .* uses AG, .* whole cohort"),
         (CENTRAL, {"normalise": "rank"}, r"weighing\.normalise: .* ranks clients by one another"),
         (CENTRAL, {"bound": 2.0}, r"weighing\.bound: .* cohort's median"),
+        (
+            {"central": {"clip": 1.0, "noise": 1.0, "references": {"DS": 100.0, "Ds": 1.0}}},
+            {},
+            r"privacy\.central\.references: got 'Ds', which is no criterion; allowed: .*DS, ",
+        ),
+        (
+            {**COHORT, "criteria": "charged", "criteria_bounds": {"DS": 500.0, "size": 1.0}},
+            {},
+            r"privacy\.criteria_bounds: got 'size', which is no criterion",
+        ),
         (CENTRAL, {"criteria": ["LD"]}, r"privacy\.central\.references\.LD: .* typical value"),
         (COHORT, {}, r"privacy\.criteria: .* tells DS of each client"),
         ({**COHORT, "criteria": "public"}, {"criteria": ["MD"]}, r"privacy\.criteria: .* cannot be public beforehand"),
@@ -65,11 +75,6 @@ POISSON = {"sampling": "poisson", "fraction": 0.5}
             {**POISSON, "min_clients": 3},
             r"privacy\.aggregation\.bound: got 8 with bits = 16 and 20 clients",
         ),
-        (
-            {**CENTRAL, "budget": {"accountant": "pld"}},
-            {"sampling": "fixed"},
-            r"privacy\.budget\.accountant: got 'pld' for secret cohorts of a fixed size",
-        ),
     ],
 )
 def test_rounds_that_cannot_keep_a_promise_are_refused(
@@ -89,6 +94,7 @@ def test_rounds_that_cannot_keep_a_promise_are_refused(
         ({"aggregation": {"bits": 16, "bound": 8.0}}, {"fraction": 0.25}),
         ({**CENTRAL, "budget": {"accountant": "pld"}}, POISSON),
         ({**CENTRAL, "budget": {"accountant": "rdp"}}, {}),
+        ({**CENTRAL, "budget": {"accountant": "pld"}}, {"sampling": "fixed"}),
         ({**COHORT, "criteria": "public", "budget": {"accountant": "pld"}}, {}),
     ],
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -89,3 +91,25 @@ def test_a_ledger_that_cannot_be_written_stops_the_noise(tmp_path: Path) -> None
     with pytest.raises(UserError, match="cannot be written"):
         ledger.charge([charge(1, "a")])
     assert ledger.charges == []
+
+
+def test_a_charge_is_on_the_disk_before_it_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flushed with all of its bytes there, and the folder too once its name is new; a power failure may follow."""
+    path, flushed = tmp_path / "ledger.jsonl", list[tuple[str, int]]()
+    honest = os.fsync
+
+    def noted(handle: int) -> None:
+        found = os.fstat(handle)
+        kind = "folder" if stat.S_ISDIR(found.st_mode) else "file"
+        flushed.append((kind, 0 if kind == "folder" else found.st_size))
+        honest(handle)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    ledger = Ledger(path)
+    ledger.charge([charge(1, "a")])
+    first = path.stat().st_size
+    assert ("file", first) in flushed
+    assert any(kind == "folder" for kind, _ in flushed)
+    flushed.clear()
+    ledger.charge([charge(2, "a")])
+    assert ("file", path.stat().st_size) in flushed

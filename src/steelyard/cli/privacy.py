@@ -39,8 +39,15 @@ def plan_budget(
         typer.Option("--sampled", help="poisson: each client by itself; fixed: always as many clients."),
     ] = "poisson",
     accountant: Annotated[
-        Literal["pld", "rdp"] | None, typer.Option("--accountant", help="Default: pld, or rdp for fixed cohorts.")
+        Literal["pld", "rdp"],
+        typer.Option("--accountant", help="pld: privacy loss distributions; rdp: Rényi divergences, which say more."),
+    ] = "pld",
+    clients: Annotated[
+        int | None, typer.Option("--clients", min=1, help="Number of clients; δ must be below one over it.")
     ] = None,
+    accept_large_delta: Annotated[
+        bool, typer.Option("--accept-large-delta", help="Allow a δ that promises nothing to single clients.")
+    ] = False,
     format: FormatOption = "text",
 ) -> None:
     """Find the noise multiplier for a budget over some rounds, or what a noise multiplier costs."""
@@ -57,6 +64,8 @@ def plan_budget(
             noise=noise,
             sampled=sampled,
             accountant=accountant,
+            clients=clients,
+            accept_large_delta=accept_large_delta,
         )
     if format == "json":
         print_json({name: value for name, value in asdict(found).items() if value is not None})

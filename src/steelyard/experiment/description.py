@@ -10,7 +10,7 @@ from pydantic import Field, ModelWrapValidatorHandler, ValidationError, Validati
 from steelyard.clients.flower.settings import FederateSettings
 from steelyard.errors import UserError
 from steelyard.experiment.code import named_code
-from steelyard.experiment.privacy_words import asked_of, check_accountant
+from steelyard.experiment.privacy_words import asked_of, check_names
 from steelyard.privacy.combinations import check_combination
 from steelyard.privacy.settings import PrivacySettings
 from steelyard.rounds.settings import RoundSettings
@@ -85,16 +85,20 @@ class Description(Section):
             if info.context != READING:
                 self.check_privacy(rule)
         self._check_caps()
-        if self.privacy is not None:
-            check_accountant(self.privacy, self.rounds)
+        if self.privacy is not None and info.context != READING and not self._plugged:
+            check_names(self.privacy)
         return self
+
+    @property
+    def _plugged(self) -> bool:
+        """Whether a rule names code that may define criteria."""
+        return any(rule.plugins for rule in (self.weighing, *self.beside.values()))
 
     def _check_criteria(self, rule: WeighingSettings) -> None:
         """Check the criteria of a rule without running code: those that plugins may define wait for `criteria`."""
         known = registry.known()
-        plugged = any(other.plugins for other in (self.weighing, *self.beside.values()))
         for name in rule.criteria:
-            if not plugged or (name in known and known[name].built_in):
+            if not self._plugged or (name in known and known[name].built_in):
                 self.check_criterion(registry.get(name))
 
     def _check_caps(self) -> None:
@@ -156,8 +160,10 @@ class Description(Section):
         found = criteria_of(self.rules().values())
         for criterion in found:
             self.check_criterion(criterion)
-        for rule in self.rules().values() if self.privacy is not None else ():
-            self.check_privacy(rule)
+        if self.privacy is not None:
+            check_names(self.privacy)
+            for rule in self.rules().values():
+                self.check_privacy(rule)
         return found
 
     def named_code(self) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from steelyard.errors import UserError
+from steelyard.errors import UserError, listed
 from steelyard.privacy.aggregation_settings import FEWEST, AggregationSettings
 from steelyard.privacy.combinations import Asked, AskedCriterion
 from steelyard.privacy.hidden import check_cohort
@@ -50,15 +50,18 @@ def check_cohorts(aggregation: AggregationSettings, rounds: RoundSettings, clien
     check_cohort(aggregation, most)
 
 
-def check_accountant(privacy: PrivacySettings, rounds: RoundSettings) -> None:
-    """Refuse an accountant that cannot add up the cohorts of these rounds."""
-    central = privacy.central
-    secret = central is not None and central.cohorts == "secret"
-    if secret and rounds.sampling == "fixed" and privacy.budget.accountant == "pld":
-        raise UserError(
-            "privacy.budget.accountant: got 'pld' for secret cohorts of a fixed size, which it cannot add up; allowed: "
-            "'rdp', rounds.sampling = 'poisson', or privacy.central.cohorts = 'public'"
-        )
+def check_names(privacy: PrivacySettings) -> None:
+    """Refuse numbers given for criteria that there are not; call it once plugins are loaded, or where there are none.
+
+    A wrong name would be passed over, and the promise would not be the one that was meant.
+    """
+    references = {} if privacy.central is None else privacy.central.references
+    for field, given in (("central.references", references), ("criteria_bounds", privacy.criteria_bounds)):
+        for name in given:
+            if name not in registry.known():
+                raise UserError(
+                    f"privacy.{field}: got '{name}', which is no criterion; allowed: {listed(registry.known())}"
+                )
 
 
 def _asked(criterion: registry.Criterion, offers: Offers) -> AskedCriterion:

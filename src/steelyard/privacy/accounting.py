@@ -1,8 +1,9 @@
 """What releases cost together: ε at δ of everything that was told about a client, and the noise for a budget.
 
 Plain Gaussian releases add up exactly: k of them with noise z are one with z/√k (Balle and Wang's δ). With sampled
-cohorts the privacy loss is added up by Google's dp-accounting: as privacy loss distributions (pld) or as Rényi
-divergences (rdp). Noise is always counted in units of the sensitivity of the release.
+cohorts the privacy loss is added up by Google's dp-accounting: as privacy loss distributions (pld; `losses` says whose)
+or as Rényi divergences (rdp). Each is bounded by how often a client can have been in a cohort, so that neither is far
+off where the other is good. Noise is always counted in units of the longest part that one client can have in a sum.
 """
 
 from __future__ import annotations
@@ -10,12 +11,14 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal
 
 from steelyard.errors import UserError
+from steelyard.privacy.losses import farthest, fixed_losses, poisson_losses, repeated
 from steelyard.privacy.mechanisms import gaussian_epsilon
 from steelyard.privacy.requirements import check_accounting
 
@@ -24,11 +27,12 @@ if TYPE_CHECKING:
 
 AccountantName = Literal["pld", "rdp"]
 Sampling = Literal["all", "poisson", "fixed"]
+Counted = tuple[tuple["Release", int], ...]
 
 FINE, COARSE = 1e-4, 1e-3
 """Steps in which privacy losses are counted; the coarse one is ten times faster and says a little more than is true."""
-
-
+_LEAST_STEPS = 2000.0
+"""Losses of very much noise, or of very few clients, are counted in finer steps: many small roundings add up."""
 _MOST_STEPS = 1e6
 """Losses that reach far, as of very little noise, are counted in coarser steps, so that they fit into memory."""
 _FARTHEST = 1e5
@@ -37,7 +41,7 @@ _FARTHEST = 1e5
 
 @dataclass(frozen=True, order=True)
 class Release:
-    """One noisy release: Gaussian noise of `noise` times its sensitivity, about a cohort drawn from all clients."""
+    """One noisy release: Gaussian noise of `noise` times one client's longest part, about a cohort of all clients."""
 
     noise: float
     sampling: Sampling = "all"
@@ -47,7 +51,16 @@ class Release:
     @property
     def plain(self) -> bool:
         """Whether no sampling makes it cheaper."""
-        return self.sampling == "all" or (self.sampling == "poisson" and self.rate >= 1.0)
+        return self.sampling == "all" or self.rate >= 1.0
+
+    @property
+    def distance_noise(self) -> float:
+        """The noise in units of how far the two worlds of the promise can be apart.
+
+        With or without a client they differ by its part; where cohorts have a fixed size, another client comes in its
+        place, and the two parts may point in opposite directions: twice as far, so half the noise.
+        """
+        return self.noise / 2 if self.sampling == "fixed" else self.noise
 
 
 Spending = Mapping[Release, int]
@@ -66,53 +79,80 @@ def spent(spending: Spending, delta: float, accountant: AccountantName = "pld", 
 
 def together(spending: Spending) -> float:
     """Return the noise of one plain Gaussian release that costs as much as all these: 1/z² = Σ k/z_k²."""
-    return 1.0 / math.sqrt(sum(count / release.noise**2 for release, count in spending.items()))
+    return 1.0 / math.sqrt(sum(count / release.distance_noise**2 for release, count in spending.items()))
 
 
 @lru_cache(maxsize=4096)
-def _spent(counted: tuple[tuple[Release, int], ...], delta: float, accountant: AccountantName, fine: float) -> float:
+def _spent(counted: Counted, delta: float, accountant: AccountantName, fine: float) -> float:
     check_accounting()
-    if accountant == "pld":
-        if any(release.sampling == "fixed" for release, _ in counted):
-            raise UserError(
-                "privacy.budget.accountant: got 'pld' for cohorts of a fixed size, which it cannot add up; "
-                "allowed: 'rdp', or rounds.sampling = 'poisson'"
-            )
-        total: Any = None
-        reach = _reach(counted)
-        if reach > _FARTHEST:
-            # Both are never too low: sampling only makes a release cheaper.
-            return min(gaussian_epsilon(delta, together(dict(counted))), _by_rdp(counted, delta))
-        fine = max(fine, reach / _MOST_STEPS)
-        for release, count in counted:
-            mine = _loss(release, fine).self_compose(count)
-            total = mine if total is None else total.compose(mine)
-        return float(total.get_epsilon_for_delta(delta))
-    return _by_rdp(counted, delta)
+    if all(release.plain for release, _ in counted):
+        return _by_rdp(counted, delta)  # by pld they are exact, in `spent`
+    # Every bound here is never too low, so the least of them holds.
+    bound = _by_taking_part(counted, delta)
+    if accountant == "rdp":
+        return min(bound, _by_rdp(counted, delta))
+    return min(bound, _by_losses(counted, delta, fine)) if bound else 0.0
 
 
-def _reach(counted: tuple[tuple[Release, int], ...]) -> float:
-    """Return how far privacy losses reach, roughly: those of one release, or, by rdp, those of all together."""
-    single = max(0.5 / release.noise**2 + 10.0 / release.noise for release, _ in counted)
-    return max(single, 2.0 * _by_rdp(counted, 1e-15))
+def _by_losses(counted: Counted, delta: float, fine: float) -> float:
+    reaches = [farthest(release.distance_noise, release.rate) for release, _ in counted]
+    bound, reach = math.inf, 2.0 * _by_taking_part(counted, 1e-15)
+    if reach > max(fine * _MOST_STEPS, 10.0 * max(reaches)):
+        # Rényi divergences know better how far many small losses reach together; they take seconds.
+        bound, reach = _by_rdp(counted, delta), min(reach, 2.0 * _by_rdp(counted, 1e-15))
+    reach = max(reach, *reaches)
+    if reach > _FARTHEST:
+        return bound
+    step = max(reach / _MOST_STEPS, min(fine, min(reaches) / _LEAST_STEPS))
+    total: Any = None
+    for release, count in counted:
+        mine = repeated(_losses(release, step), count)
+        total = mine if total is None else total.compose(mine)
+    return min(bound, float(total.get_epsilon_for_delta(delta)))
 
 
 @lru_cache(maxsize=64)
-def _loss(release: Release, fine: float) -> PrivacyLossDistribution:
-    # Late for speed of start, as in all of this file: dp-accounting takes a second to load.
-    from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
-
-    return from_gaussian_mechanism(release.noise, sampling_prob=release.rate, value_discretization_interval=fine)
+def _losses(release: Release, step: float) -> PrivacyLossDistribution:
+    made = fixed_losses if release.sampling == "fixed" else poisson_losses
+    return made(release.distance_noise, release.rate, step)
 
 
-def _by_rdp(counted: tuple[tuple[Release, int], ...], delta: float) -> float:
+def _by_taking_part(counted: Counted, delta: float) -> float:
+    """Return a simple bound: but for δ/2, a client is in so many of the cohorts at most, and each is then plain.
+
+    Whether a client is drawn depends on nobody's data, and divergences of mixtures are at most those of their parts.
+    """
+    from scipy.stats import binom  # Late for speed of start.
+
+    share = delta / 2 / len(counted)
+    most = {
+        release: count if release.plain else int(binom.isf(share, count, release.rate)) for release, count in counted
+    }
+    taken = {release: count for release, count in most.items() if count}
+    return gaussian_epsilon(delta / 2, together(taken)) if taken else 0.0
+
+
+def _by_rdp(counted: Counted, delta: float) -> float:
     import numpy as np
     from dp_accounting.rdp import compute_epsilon  # Late for speed of start.
 
     orders = _orders()
     divergences = np.sum([count * np.asarray(_rdp(release)) for release, count in counted], axis=0)
-    epsilon, _ = compute_epsilon(orders, divergences, delta)
+    with _without_warnings():
+        epsilon, _ = compute_epsilon(orders, divergences, delta)
     return float(epsilon)
+
+
+@contextmanager
+def _without_warnings() -> Generator[None]:
+    """Keep back what dp-accounting says of single orders: one that it leaves out only makes ε grow."""
+    logger = logging.getLogger("absl")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
 
 
 def _orders() -> list[float]:
@@ -126,25 +166,21 @@ def _orders() -> list[float]:
 def _rdp(release: Release) -> tuple[float, ...]:
     import dp_accounting as dp  # Late for speed of start.
 
-    event: Any = dp.GaussianDpEvent(release.noise)
+    event: Any = dp.GaussianDpEvent(release.distance_noise)
     relation = dp.NeighboringRelation.ADD_OR_REMOVE_ONE
     if release.sampling == "poisson":
         event = dp.PoissonSampledDpEvent(release.rate, event)
     elif release.sampling == "fixed":
-        # Only the ratio of the two numbers counts. One client in the place of another moves a sum twice as far.
+        # Only the ratio of the two numbers counts.
         chosen = min(10**9, math.ceil(release.rate * 10**9))
-        event = dp.SampledWithoutReplacementDpEvent(10**9, chosen, dp.GaussianDpEvent(release.noise / 2))
+        event = dp.SampledWithoutReplacementDpEvent(10**9, chosen, event)
         relation = dp.NeighboringRelation.REPLACE_ONE
     accountant = dp.rdp.RdpAccountant(neighboring_relation=relation)
-    # Orders at which its series does not converge are left out, and said in a warning for each: ε only grows by that.
-    logger = logging.getLogger("absl")
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
+    with _without_warnings():
         accountant.compose(event)
-    finally:
-        logger.setLevel(before)
-    return tuple(accountant.rdp.tolist())
+    # Sampling never makes a release dearer: the divergence of the plain one, α/(2z²), bounds each.
+    plain = [order / (2.0 * release.distance_noise**2) for order in _orders()]
+    return tuple(min(pair) for pair in zip(accountant.rdp.tolist(), plain, strict=True))
 
 
 def noise_for(

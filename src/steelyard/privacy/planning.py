@@ -7,7 +7,7 @@ from typing import Literal
 
 from steelyard.errors import UserError
 from steelyard.privacy.accounting import AccountantName, Release, noise_for, spent
-from steelyard.privacy.settings import LEAST_DELTA
+from steelyard.privacy.settings import LEAST_DELTA, check_delta
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,9 @@ def plan(
     sampling: float,
     noise: float | None = None,
     sampled: Literal["poisson", "fixed"] = "poisson",
-    accountant: AccountantName | None = None,
+    accountant: AccountantName = "pld",
+    clients: int | None = None,
+    accept_large_delta: bool = False,
 ) -> BudgetPlan:
     """Find the least noise for a budget, or, with `noise` given, what it costs."""
     if (epsilon is None) == (noise is None):
@@ -50,26 +52,28 @@ def plan(
         raise UserError(f"--noise: got {noise:g}; allowed: numbers from 0.001 to 1e6")
     if not 0 < sampling <= 1:
         raise UserError(f"--sampling: got {sampling:g}; allowed: numbers above 0, up to 1")
-    if sampled == "fixed" and accountant == "pld":
+    if clients is not None and sampling * clients < 1:
         raise UserError(
-            "--accountant: got pld with --sampled fixed, which it cannot add up; allowed: rdp, or --sampled poisson"
+            f"--sampling: got {sampling:g} of {clients:,} clients, less than one a round; allowed: from {1 / clients:g}"
         )
-    chosen: AccountantName = accountant or ("pld" if sampled == "poisson" else "rdp")
+    if not accept_large_delta:
+        # A cohort has a client at least, so there are as many clients as cohorts would take to hold each of them once.
+        check_delta("--delta", delta, clients or 1 / sampling, "--accept-large-delta")
 
     def release(z: float) -> Release:
         return Release(z, sampled if sampling < 1 or sampled == "fixed" else "all", sampling)
 
-    found = noise if noise is not None else _noise(epsilon or 0.0, delta, release(1.0), rounds, chosen)
+    found = noise if noise is not None else _noise(epsilon or 0.0, delta, release(1.0), rounds, accountant)
     return BudgetPlan(
         noise_multiplier=found,
-        epsilon=spent({release(found): rounds}, delta, chosen),
-        epsilon_after_first=spent({release(found): 1}, delta, chosen),
+        epsilon=spent({release(found): rounds}, delta, accountant),
+        epsilon_after_first=spent({release(found): 1}, delta, accountant),
         budget=epsilon,
         delta=delta,
         rounds=rounds,
         sampling=sampling,
         sampled=sampled,
-        accountant=chosen,
+        accountant=accountant,
         epsilon_rdp=spent({release(found): rounds}, delta, "rdp"),
     )
 

@@ -17,16 +17,24 @@ OWNERS_DELTA = 1e-5
 Positive = Annotated[float, Field(gt=0)]
 
 
+def check_delta(field: str, delta: float, clients: float, allow: str) -> None:
+    """Refuse a δ that is no promise: 1/clients or more; `allow` is what says that it is meant so."""
+    if clients and delta * clients >= 1:
+        raise UserError(
+            f"{field}: got {delta:g} with {clients:g} clients, where telling everything of one client drawn at random "
+            f"would keep the promise; allowed: below {1 / clients:g}, or {allow}"
+        )
+
+
 class BudgetSettings(Section):
     """[privacy.budget]: how much a run may tell about any one client, as (ε, δ)."""
 
     epsilon: Annotated[float, Field(gt=0, le=1e6)] | None = None
     """The run stops before it would pass this ε; default: nothing stops it, and what was spent is shown."""
     delta: Annotated[float, Field(ge=LEAST_DELTA, lt=1)] = 1e-5
-    """δ of the promise; well below one over the number of clients."""
+    """δ of the promise; below one over the number of clients, unless privacy.accept_large_delta says otherwise."""
     accountant: Literal["pld", "rdp"] | None = None
-    """How rounds are added up: pld (privacy loss distributions, tighter) or rdp (Rényi divergences). Default: pld, or
-    rdp for secret cohorts of a fixed size, which pld cannot add up."""
+    """How rounds are added up: pld (privacy loss distributions, tighter) or rdp (Rényi divergences). Default: pld."""
 
 
 class CentralSettings(Section):
@@ -68,6 +76,8 @@ class PrivacySettings(Section):
     aggregation: AggregationSettings | None = None
     """The server learns the weighted sum of the updates only, never a single one; by itself this adds no noise."""
     budget: BudgetSettings = BudgetSettings()
+    accept_large_delta: bool = False
+    """Allow a δ of 1/clients or more: it would be kept even if one client, drawn at random, were told in the open."""
     criteria: Literal["charged", "public"] | None = None
     """Criteria that leave a client, or decide about others' weights, are releases too. charged: they are noised and
     charged to the budget; public: you declare that they are known anyway, and the report says so."""

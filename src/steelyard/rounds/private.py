@@ -16,7 +16,7 @@ from steelyard.privacy.central import noisy_sum
 from steelyard.privacy.ledger import Account, Charge, Ledger
 from steelyard.privacy.local import device_noise, plain_noise
 from steelyard.privacy.noised_criteria import noised
-from steelyard.privacy.settings import PrivacySettings
+from steelyard.privacy.settings import PrivacySettings, check_delta
 from steelyard.privacy.source import Source, SystemSource, chosen, each_with
 from steelyard.rounds.cohorts import cohort_of
 from steelyard.rounds.settings import cohort_size
@@ -63,10 +63,7 @@ class PrivateRounds:
     @property
     def accountant(self) -> AccountantName:
         """How rounds are added up."""
-        given = self.settings.budget.accountant
-        if given is not None:
-            return given
-        return "rdp" if self._secret and not self.plan.poisson else "pld"
+        return self.settings.budget.accountant or "pld"
 
     @property
     def neighbours(self) -> str:
@@ -89,6 +86,9 @@ class PrivateRounds:
     def prepare(self, federations: Sequence[Federation], names: Mapping[int, Sequence[str]]) -> None:
         """Find each federation's noise, given the clients of each seed; refuse a budget that allows no round at all."""
         self._names = {seed: tuple(sorted(found)) for seed, found in names.items()}
+        if not self.settings.accept_large_delta:
+            most = max((len(found) for found in self._names.values()), default=0)
+            check_delta("privacy.budget.delta", self.delta, most, "privacy.accept_large_delta = true")
         limit = self.settings.budget.epsilon
         for federation in federations:
             if federation.rule.settings.trained_by != "clients":
