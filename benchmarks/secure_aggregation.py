@@ -22,7 +22,7 @@ from steelyard.privacy.fixed_point import FixedPoint
 from steelyard.privacy.grid import Grid
 from steelyard.privacy.masked_sum import masked_sum
 from steelyard.privacy.paillier import Packing, PaillierKeys
-from steelyard.privacy.secure_client import LETTER_BYTES, PUBLIC_BYTES, SecureClient
+from steelyard.privacy.secure_client import KEY_SHARES_BYTES, PUBLIC_BYTES, SecureClient
 from steelyard.privacy.secure_server import SecureServer
 from steelyard.privacy.sharing import SHARE_BYTES
 
@@ -52,10 +52,10 @@ def secure(count: int, size: int, gone: int) -> dict[str, Any]:
     server.keys = {client.name: client.keys() for client in clients}
     clock.lap()
     for client in clients:
-        server.post(client.name, client.share(server.keys))
+        server.keep_shares(client.name, client.share(server.keys))
     sharing = clock.lap() / count
     for client in clients:
-        client.receive(names, server.inbox(client.name, names))
+        client.receive(names, server.shares_for(client.name, names))
     receiving = clock.lap() / count
     encoding = FixedPoint.of(settings.word_bits, settings.bound, count)
     step = np.random.default_rng(0).normal(size=size) * 0.01
@@ -76,8 +76,8 @@ def secure(count: int, size: int, gone: int) -> dict[str, Any]:
         "clients": count, "gone": gone, "parameters": size,
         "client_seconds": {"share": round(sharing, 4), "receive": round(receiving, 4), "mask": masking},
         "server_seconds": opening, "simulated_seconds": simulated,
-        "client_bytes": size * 4 + PUBLIC_BYTES + (count - 1) * LETTER_BYTES + count * SHARE_BYTES,
-        "client_bytes_received": count * PUBLIC_BYTES + (count - 1) * LETTER_BYTES, "plain_bytes": size * 4,
+        "client_bytes": size * 4 + PUBLIC_BYTES + (count - 1) * KEY_SHARES_BYTES + count * SHARE_BYTES,
+        "client_bytes_received": count * PUBLIC_BYTES + (count - 1) * KEY_SHARES_BYTES, "plain_bytes": size * 4,
     }  # fmt: skip
 
 

@@ -69,8 +69,8 @@ def test_a_federation_gives_the_model_that_updates_in_the_open_give(
     assert [kind for kind in grid.kinds if kind in (KEYS, TRAIN, HIDE, OPEN)] == [
         kind for _ in range(2) for kind in (KEYS, TRAIN, HIDE, OPEN) for _ in range(nodes)
     ]
-    # No message holds a model: letters with the criteria, and words that are noise.
-    assert {(kind, *sorted(arrays)) for kind, arrays in seen} == {(TRAIN, "letters"), (HIDE, "words")}
+    # No message holds a model: key shares with the criteria, and words that are noise.
+    assert {(kind, *sorted(arrays)) for kind, arrays in seen} == {(TRAIN, "key_shares"), (HIDE, "words")}
     words = np.concatenate([arrays["words"] for kind, arrays in seen if kind == HIDE])
     counts = np.bincount(words >> 30, minlength=4) / len(words)
     assert ((counts > 0.2) & (counts < 0.3)).all()
@@ -160,7 +160,7 @@ def failures(folder: Path) -> dict[str, str]:
 
 def test_a_node_whose_key_shares_nobody_can_read_is_left_out_and_the_others_go_on(tmp_path: Path):
     grid, config = grid_of(one_round(), 6, out=str(tmp_path / "run"))
-    changing(grid, TRAIN, 42, lambda form, arrays: arrays["letters"].fill(7))
+    changing(grid, TRAIN, 42, lambda form, arrays: arrays["key_shares"].fill(7))
     federate(grid, config, "9")  # type: ignore[arg-type]
     said = "left out: sent key shares that client-000, client-001, client-003, client-004, client-005 cannot read"
     assert failures(tmp_path / "run") == {"client-002": said}

@@ -12,7 +12,7 @@ from flwr.app import RecordDict
 from steelyard.clients.flower import wire
 from steelyard.clients.flower.forms import LossForm, Refused, TaskForm
 from steelyard.clients.flower.hidden_forms import AnswerForm, HideForm, KeysForm, OpenForm, ShareForm
-from steelyard.federate.hidden_node import HiddenRound, read_keys, read_letters
+from steelyard.federate.hidden_node import HiddenRound, read_hide, read_share
 from steelyard.messages import DenseModels, Task, Updates
 from steelyard.privacy.aggregation_settings import AggregationSettings
 from steelyard.privacy.fixed_point import FixedPoint
@@ -53,12 +53,12 @@ class Node:
     def ask_shares(self, attempt: str, cohort: tuple[str, ...], keys: np.ndarray) -> None:
         asked = [name for name in cohort if name in NAMES]
         form = ShareForm(**self.fields(attempt, clients=asked), cohort=list(cohort))
-        self._hear(self.round.share(*read_keys(wire.content(form, {"keys": keys}))))
+        self._hear(self.round.share(*read_share(wire.content(form, {"keys": keys}))))
 
     def share(self, attempt: str, cohort: tuple[str, ...]) -> np.ndarray:
         """Begin another try with some of the clients, and return their key shares."""
         self.ask_shares(attempt, cohort, self.keys(attempt, cohort, again=True))
-        return self.arrays["letters"]
+        return self.arrays["key_shares"]
 
     def train(self, attempt: str, keys: np.ndarray) -> Updates:
         task = Task("f", 0, 1, NAMES, START)
@@ -67,11 +67,11 @@ class Node:
         errand = wire.Errand("r", "", 9.0, NAMES, keys, attempt)
         return self.round.trained(errand, task, updates)
 
-    def hide(self, attempt: str, letters: np.ndarray, weights: list[float], members: tuple[str, ...] = NAMES) -> None:
+    def hide(self, attempt: str, shares: np.ndarray, weights: list[float], members: tuple[str, ...] = NAMES) -> None:
         mine = [NAMES.index(name) for name in members]
-        inbox = letters[mine][:, mine].swapaxes(0, 1)  # from sender, receiver to receiver, sender
+        received = shares[mine][:, mine].swapaxes(0, 1)  # from sender, receiver to receiver, sender
         form = HideForm(**self.fields(attempt, clients=list(members)), members=list(members), weights=weights)
-        self._hear(self.round.hide(*read_letters(wire.content(form, {"letters": inbox}))))
+        self._hear(self.round.hide(*read_hide(wire.content(form, {"key_shares": received}))))
 
     def open(self, attempt: str, survivors: tuple[str, ...] = NAMES) -> None:
         form = OpenForm(**self.fields(attempt, clients=list(survivors)), survivors=list(survivors))
@@ -79,8 +79,8 @@ class Node:
 
     def play(self, attempt: str, weights: list[float]) -> np.ndarray:
         """Do all but the opening, and return the hidden sum."""
-        letters: Any = self.train(attempt, self.keys(attempt)).payload
-        self.hide(attempt, letters.letters, weights)
+        payload: Any = self.train(attempt, self.keys(attempt)).payload
+        self.hide(attempt, payload.shares, weights)
         return self.arrays["words"]
 
 
@@ -126,11 +126,11 @@ def test_a_round_is_tried_again_with_what_was_trained_and_fresh_keys():
     node, weights = Node(), [0.1, 0.2, 0.3, 0.4]
     first = node.play("one", weights)
     old = {name: client.keys() for name, client in node.held().items()}
-    letters = node.share("two", ("a", "b", "c"))
+    shares = node.share("two", ("a", "b", "c"))
     fresh = node.held()
     assert all(fresh[name].keys().mask != old[name].mask for name in "abc")
     assert all(client.least == 3 for client in fresh.values())
-    node.hide("two", letters, weights[:3], ("a", "b", "c"))
+    node.hide("two", shares, weights[:3], ("a", "b", "c"))
     encoding = FixedPoint.of(32, 4.0, 3)
     plain = encoding.encode(STEPS[:3].double().numpy() * np.array(weights[:3])[:, None]).sum(0, dtype=np.uint32)
     own = [self_key(client._seed, client.context) for client in node.held().values()]
@@ -170,8 +170,8 @@ def test_another_try_has_nobody_new_and_not_fewer_than_had_to_stay():
 
 def test_a_client_says_whose_key_shares_it_cannot_read():
     node = Node()
-    letters: Any = node.train("one", node.keys("one")).payload
-    spoiled = letters.letters.copy()
+    payload: Any = node.train("one", node.keys("one")).payload
+    spoiled = payload.shares.copy()
     spoiled[3] = 0  # from d to all
     spoiled[1, 0] = 0  # from b to a
     node.hide("one", spoiled, [0.25] * 4)
@@ -185,8 +185,8 @@ def test_a_client_with_too_much_weight_or_too_large_an_update_withdraws_alone():
     assert updates.clients == ("a", "b", "c")
     assert [failure.client for failure in updates.failures] == ["d"]
     assert "by 8; allowed: at most 4 (privacy.aggregation.bound)" in updates.failures[0].reason
-    letters: Any = updates.payload
-    whole = np.concatenate([letters.letters, np.zeros((1, 4, 82), np.uint8)])
+    payload: Any = updates.payload
+    whole = np.concatenate([payload.shares, np.zeros((1, 4, 82), np.uint8)])
     node.hide("one", whole, [0.51, 0.25, 0.24], ("a", "b", "c"))
     assert node.said.clients == ["b", "c"]
     assert node.said.failures[0].reason == "its weight would be 0.51; allowed: 0 to 0.5"

@@ -32,12 +32,12 @@ class Round:
 
     def share(self, names: str) -> None:
         for name in names:
-            self.server.post(name, self.clients[name].share(self.server.keys))
+            self.server.keep_shares(name, self.clients[name].share(self.server.keys))
 
     def mask(self, members: str, stayed: str, rows: dict[str, Words]) -> Words:
         total = np.zeros_like(next(iter(rows.values())))
         for name in stayed:
-            self.clients[name].receive(tuple(members), self.server.inbox(name, members))
+            self.clients[name].receive(tuple(members), self.server.shares_for(name, members))
             total = total + self.clients[name].mask(rows[name])
         return total
 
@@ -117,7 +117,7 @@ def test_what_one_client_sends_is_noise():
     for each in (work, again):
         each.advertise("abc")
         each.share("abc")
-        each.clients["a"].receive(("a", "b", "c"), each.server.inbox("a", "abc"))
+        each.clients["a"].receive(("a", "b", "c"), each.server.shares_for("a", "abc"))
         sent.append(each.clients["a"].mask(zeros["a"]))
     counts = np.bincount(sent[0] >> 28, minlength=16)
     assert ((counts > 3450) & (counts < 4050)).all()  # 3750 each; 5 standard deviations are 296
@@ -134,7 +134,7 @@ def test_a_simulated_cohort_sends_what_its_clients_would_send_one_by_one(bits: i
     work.advertise(names)
     work.share(names)
     singly = work.mask(names, "abde", rows)
-    work.clients["c"].receive(tuple(names), work.server.inbox("c", names))
+    work.clients["c"].receive(tuple(names), work.server.shares_for("c", names))
     clients = [work.clients[name] for name in names]
     matrix = np.stack([rows[name] for name in names])
     together = masked_sum(clients, [0, 1, 3, 4], lambda begin, end: matrix[:, begin:end].copy(), size, encoding)
@@ -239,28 +239,28 @@ def test_a_client_opens_no_sum_of_too_few_or_of_others(survivors: str, why: str)
 def test_a_client_hides_nothing_among_too_few_or_strangers(members: str, why: str):
     work = ready()
     with pytest.raises(Withdrawn, match=why):
-        work.clients["a"].receive(tuple(members), work.server.inbox("a", "abcd"))
+        work.clients["a"].receive(tuple(members), work.server.shares_for("a", "abcd"))
 
 
 def test_a_client_hides_one_update_in_a_round():
     work = ready()
-    work.clients["a"].receive(tuple("abcd"), work.server.inbox("a", "abcd"))
+    work.clients["a"].receive(tuple("abcd"), work.server.shares_for("a", "abcd"))
     with pytest.raises(Withdrawn, match="twice"):
-        work.clients["a"].receive(tuple("abc"), work.server.inbox("a", "abc"))
+        work.clients["a"].receive(tuple("abc"), work.server.shares_for("a", "abc"))
 
 
 def test_shares_that_were_touched_or_put_under_another_name_are_noticed():
     work = ready()
-    inbox = work.server.inbox("a", "abcd")
-    swapped = {**inbox, "b": inbox["c"], "c": inbox["b"]}
+    received = work.server.shares_for("a", "abcd")
+    swapped = {**received, "b": received["c"], "c": received["b"]}
     with pytest.raises(Unreadable, match="from b, c cannot be read") as found:
         work.clients["a"].receive(tuple("abcd"), swapped)
     assert found.value.senders == ("b", "c")
-    touched = {**inbox, "d": bytes([inbox["d"][0] ^ 1]) + inbox["d"][1:]}
+    touched = {**received, "d": bytes([received["d"][0] ^ 1]) + received["d"][1:]}
     with pytest.raises(Withdrawn, match="from d cannot be read"):
         work.clients["a"].receive(tuple("abcd"), touched)
     with pytest.raises(Withdrawn, match="from c cannot be read"):
-        work.clients["a"].receive(tuple("abcd"), {name: inbox[name] for name in "bd"})
+        work.clients["a"].receive(tuple("abcd"), {name: received[name] for name in "bd"})
 
 
 def test_stages_cannot_be_skipped_or_repeated():
@@ -302,9 +302,9 @@ def test_a_mask_key_that_is_none_makes_a_client_withdraw(point: bytes):
     assert not work.server.keys["c"].usable()
     assert work.server.keys["a"].usable()
     for name in "abd":
-        work.server.post(name, work.clients[name].share(work.server.keys))
+        work.server.keep_shares(name, work.clients[name].share(work.server.keys))
     client = work.clients["a"]
-    work.server.post("c", dict.fromkeys("abd", bytes(82)))
+    work.server.keep_shares("c", dict.fromkeys("abd", bytes(82)))
     client._cohort["c"] = work.server.keys["c"]
     client._members = ("a", "b", "c", "d")
     with pytest.raises(Withdrawn, match="c shows a mask key that is none"):
@@ -357,12 +357,12 @@ def test_false_shares_that_a_client_dealt_are_put_down_to_it():
         work.server.open(total, "abcdef", "abcdef", told)
 
 
-def test_the_server_takes_one_letter_for_each_other_client():
+def test_the_server_takes_key_shares_for_each_other_client():
     work = Round("abc")
     work.advertise("abc")
-    letters = work.clients["a"].share(work.server.keys)
+    shares = work.clients["a"].share(work.server.keys)
     with pytest.raises(ValueError, match="one for each"):
-        work.server.post("a", {"b": letters["b"]})
+        work.server.keep_shares("a", {"b": shares["b"]})
 
 
 @pytest.mark.parametrize(

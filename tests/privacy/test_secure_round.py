@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from steelyard.privacy.aggregation_settings import FEWEST, AggregationSettings
 from steelyard.privacy.fixed_point import FixedPoint
 from steelyard.privacy.hidden import BeyondBound, Summed, check_sum
-from steelyard.privacy.secure_client import LETTER_BYTES, Opened, PublicKeys, SecureClient, Unreadable, Withdrawn
+from steelyard.privacy.secure_client import KEY_SHARES_BYTES, Opened, PublicKeys, SecureClient, Unreadable, Withdrawn
 from steelyard.privacy.secure_round import MOST_TRIES, HiddenWords, blame, secure_sum
 from steelyard.privacy.secure_server import SecureServer, Unopened
 
@@ -54,8 +54,8 @@ class Cohort:
             except Withdrawn as reason:
                 self.withdrawn[name] = str(reason)
                 continue
-            spoiled = dict.fromkeys(set(self.garbled.get(name, "")) & set(shares), bytes(LETTER_BYTES))
-            self.server.post(name, {**shares, **spoiled})
+            spoiled = dict.fromkeys(set(self.garbled.get(name, "")) & set(shares), bytes(KEY_SHARES_BYTES))
+            self.server.keep_shares(name, {**shares, **spoiled})
 
     def again(self, clients: Sequence[str]) -> tuple[tuple[str, ...], dict[str, str]]:
         self._begin([name for name in clients if name not in self.gone_later], self.server.least)
@@ -68,7 +68,7 @@ class Cohort:
         unreadable: dict[str, list[str]] = {}
         for name in members:
             try:
-                self.clients[name].receive(members, self.server.inbox(name, members))
+                self.clients[name].receive(members, self.server.shares_for(name, members))
             except Unreadable as error:
                 unreadable[name] = list(error.senders)
                 continue
@@ -181,11 +181,11 @@ def test_a_client_s_own_reckoning_holds_the_threshold_of_the_first_try():
     with pytest.raises(Withdrawn, match="6 clients in the round; allowed: at least 7"):
         clients["a"].share({name: keys[name] for name in "abcdef"})
     shares = {name: client.share(keys) for name, client in clients.items()}
-    inbox = {name: shares[name]["a"] for name in "bcdefgh"}
+    received = {name: shares[name]["a"] for name in "bcdefgh"}
     with pytest.raises(Withdrawn, match="6 clients go on; allowed: at least 7"):
-        clients["a"].receive("abcdef", inbox)
+        clients["a"].receive("abcdef", received)
     assert SecureClient.load(clients["a"].dump()).least == 7
-    clients["a"].receive("abcdefgh", inbox)
+    clients["a"].receive("abcdefgh", received)
     with pytest.raises(Withdrawn, match="6 clients are left; allowed: at least 7"):
         clients["a"].open("abcdef")
 

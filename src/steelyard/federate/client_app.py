@@ -21,13 +21,13 @@ from flwr.clientapp import ClientApp
 from steelyard import __version__
 from steelyard.clients.flower import wire
 from steelyard.clients.flower.forms import AskForm, IntroductionForm, Refused
-from steelyard.clients.flower.hidden_forms import KeysForm, OpenForm, RoundForm, letter_codec
+from steelyard.clients.flower.hidden_forms import KeysForm, OpenForm, RoundForm, key_shares_codec
 from steelyard.clients.node import NodeClients, NodeConfig
 from steelyard.clients.private import PrivateClients
 from steelyard.errors import UserError, one_line, printable
 from steelyard.experiment.description import Description
 from steelyard.experiment.node_rules import agreed, told, told_reason
-from steelyard.federate.hidden_node import HiddenRound, read_keys, read_letters
+from steelyard.federate.hidden_node import HiddenRound, read_hide, read_share
 from steelyard.federate.node_ledger import NodeLedger, Told, told_name
 from steelyard.federate.node_state import NodeStates
 from steelyard.messages import Evaluations, Failure, Question, Task
@@ -144,8 +144,8 @@ def _train(message: Message, context: Context) -> RecordDict:
         told = tuple(Failure(failure.client, told_reason(failure.reason)) for failure in updates.failures)
         updates = replace(updates, failures=told)
         if hides:
-            letters = _hidden_round(context, experiment, task.federation).trained(errand, task, updates)
-            return wire.write_updates(letters, letter_codec(len(errand.cohort)))
+            hidden = _hidden_round(context, experiment, task.federation).trained(errand, task, updates)
+            return wire.write_updates(hidden, key_shares_codec(len(errand.cohort)))
         return wire.write_updates(updates, experiment.codec())
 
     return on_this_node(context, work, errand.seconds)
@@ -259,15 +259,15 @@ def keys(message: Message, context: Context) -> Message:
 @app.query("share")
 def share(message: Message, context: Context) -> Message:
     """Share keys again, where a round with hidden updates is tried once more."""
-    form, shown = read_keys(message.content)
+    form, shown = read_share(message.content)
     return Message(_in_round(context, form, lambda hidden: hidden.share(form, shown)), reply_to=message)
 
 
 @app.train("hide")
 def hide(message: Message, context: Context) -> Message:
     """Send this node's weighted updates, hidden."""
-    form, letters = read_letters(message.content)
-    return Message(_in_round(context, form, lambda hidden: hidden.hide(form, letters)), reply_to=message)
+    form, shares = read_hide(message.content)
+    return Message(_in_round(context, form, lambda hidden: hidden.hide(form, shares)), reply_to=message)
 
 
 @app.query("open")

@@ -23,7 +23,7 @@ from steelyard.clients.flower.hidden_forms import (
     Bytes,
     HideForm,
     KeysForm,
-    Letters,
+    KeyShares,
     OpenForm,
     RoundForm,
     ShareForm,
@@ -35,7 +35,7 @@ from steelyard.messages import DenseModels, Failure, Task, Updates
 from steelyard.privacy.aggregation_settings import FEWEST, AggregationSettings
 from steelyard.privacy.fixed_point import FixedPoint, Words
 from steelyard.privacy.secure_client import (
-    LETTER_BYTES,
+    KEY_SHARES_BYTES,
     PUBLIC_BYTES,
     PublicKeys,
     SecureClient,
@@ -89,7 +89,7 @@ class HiddenRound:
         return _answer(form, list(clients), {}, {"keys": shown})
 
     def trained(self, errand: wire.Errand, task: Task, updates: Updates) -> Updates:
-        """Keep the trained models here, and return the clients' letters in their place."""
+        """Keep the trained models here, and return the clients' key shares in their place."""
         context = round_context(errand.run, task.federation, task.seed, task.round, errand.attempt)
         clients = self._clients(context)
         assert isinstance(updates.payload, DenseModels)
@@ -103,18 +103,18 @@ class HiddenRound:
                 raise Withdrawn(fault)
             return _known(clients, name).share(cohort)
 
-        letters, failures, _ = _each(updates.clients, share)
-        keep = [row for row, name in enumerate(updates.clients) if name in letters]
+        shares, failures, _ = _each(updates.clients, share)
+        keep = [row for row, name in enumerate(updates.clients) if name in shares]
         models = updates.payload.models[keep].detach().cpu().float().numpy()
-        self._keep({name: clients[name] for name in letters}, context)
+        self._keep({name: clients[name] for name in shares}, context)
         least = max(FEWEST, self.settings.least(len(cohort)))
-        trained = _Trained(_round_of(errand.run, task), list(letters), sorted(cohort), least)
+        trained = _Trained(_round_of(errand.run, task), list(shares), sorted(cohort), least)
         self.state[f"{self._name}/trained"] = ConfigRecord({"about": json.dumps(asdict(trained))})
         self.state[f"{self._name}/models"] = ArrayRecord(
             {"models": Array(models), "start": Array(task.parameters.detach().cpu().float().numpy())}
         )
         kept = updates.select(keep, [Failure(name, reason) for name, reason in failures.items()])
-        return replace(kept, payload=Letters(_letter_rows(letters, cohort)))
+        return replace(kept, payload=KeyShares(_share_rows(shares, cohort)))
 
     def share(self, form: ShareForm, keys: Bytes) -> RecordDict:
         """Return key shares for another try at the round that was trained; nobody may be new in it."""
@@ -123,11 +123,11 @@ class HiddenRound:
         cohort = _cohort(form.cohort, keys)
         if strangers := sorted(set(cohort) - set(self._trained(form).cohort)):
             raise Refused(f"cohort: {first_names(strangers)} were not in the first try; allowed: those that were")
-        letters, failures, _ = _each(sorted(form.clients), lambda name: _known(clients, name).share(cohort))
-        self._keep({name: clients[name] for name in letters}, context)
-        return _answer(form, list(letters), failures, {"letters": _letter_rows(letters, cohort)} if letters else {})
+        shares, failures, _ = _each(sorted(form.clients), lambda name: _known(clients, name).share(cohort))
+        self._keep({name: clients[name] for name in shares}, context)
+        return _answer(form, list(shares), failures, {"key_shares": _share_rows(shares, cohort)} if shares else {})
 
-    def hide(self, form: HideForm, letters: Bytes) -> RecordDict:
+    def hide(self, form: HideForm, shares: Bytes) -> RecordDict:
         """Return the sum of these clients' weighted updates with all masks on.
 
         The models stay until the sum is opened: where others cannot read each other's key shares, the round is tried
@@ -135,8 +135,8 @@ class HiddenRound:
         """
         context = _context(form)
         clients = self._clients(context)
-        if len(form.weights) != len(form.clients) or letters.shape[:2] != (len(form.clients), len(form.members)):
-            raise Refused("weights, letters: not one for each client and member")
+        if len(form.weights) != len(form.clients) or shares.shape[:2] != (len(form.clients), len(form.members)):
+            raise Refused("weights, key_shares: not one for each client and member")
         trained, record = self._trained(form), self.state[f"{self._name}/models"]
         assert isinstance(record, ArrayRecord)
         models, start = record["models"].numpy(), record["start"].numpy().astype(np.float64)
@@ -147,8 +147,8 @@ class HiddenRound:
             weight = form.weights[index]
             if not 0 <= weight <= self.settings.largest_weight + 1e-9:
                 raise Withdrawn(f"its weight would be {weight:.3g}; allowed: 0 to {self.settings.largest_weight:g}")
-            inbox = {m: letter.tobytes() for m, letter in zip(form.members, letters[index], strict=True) if m != name}
-            client.receive(form.members, inbox)
+            received = {m: share.tobytes() for m, share in zip(form.members, shares[index], strict=True) if m != name}
+            client.receive(form.members, received)
             encoding = FixedPoint.of(self.settings.word_bits, self.settings.bound, client.cohort_size)
             return client.mask(encoding.encode((models[row[name]].astype(np.float64) - start) * weight))
 
@@ -222,7 +222,7 @@ class HiddenRound:
                 del self.state[name]
 
 
-def read_keys(records: RecordDict) -> tuple[ShareForm, Bytes]:
+def read_share(records: RecordDict) -> tuple[ShareForm, Bytes]:
     """Return the form and the public keys of a message that asks for key shares."""
     text, found = wire.split(records)
     form = ShareForm.read(text)
@@ -244,20 +244,20 @@ def _cohort(names: Sequence[str], keys: Bytes) -> dict[str, PublicKeys]:
     return {name: PublicKeys.read(row.tobytes()) for name, row in zip(names, keys, strict=True)}
 
 
-def _letter_rows(letters: Mapping[str, Mapping[str, bytes]], cohort: Iterable[str]) -> Bytes:
-    """Return each client's letters to all of the cohort: [clients, cohort, bytes]; to itself it writes none."""
-    names, empty = sorted(cohort), bytes(LETTER_BYTES)
-    sent = [rows([mine.get(name, empty) for name in names], LETTER_BYTES) for mine in letters.values()]
-    return np.stack(sent) if sent else np.zeros((0, len(names), LETTER_BYTES), np.uint8)
+def _share_rows(shares: Mapping[str, Mapping[str, bytes]], cohort: Iterable[str]) -> Bytes:
+    """Return each client's key shares for all of the cohort: [clients, cohort, bytes]; zeros for itself."""
+    names, empty = sorted(cohort), bytes(KEY_SHARES_BYTES)
+    sent = [rows([mine.get(name, empty) for name in names], KEY_SHARES_BYTES) for mine in shares.values()]
+    return np.stack(sent) if sent else np.zeros((0, len(names), KEY_SHARES_BYTES), np.uint8)
 
 
-def read_letters(records: RecordDict) -> tuple[HideForm, Bytes]:
-    """Return the form and the letters of a message that asks for hidden updates."""
+def read_hide(records: RecordDict) -> tuple[HideForm, Bytes]:
+    """Return the form and the key shares of a message that asks for hidden updates."""
     text, found = wire.split(records)
     form = HideForm.read(text)
-    only_keys(found, ["letters"])
-    shape = (len(form.clients), len(form.members), LETTER_BYTES)
-    return form, packing.unpack(found["letters"], "letters", "|u1", shape)
+    only_keys(found, ["key_shares"])
+    shape = (len(form.clients), len(form.members), KEY_SHARES_BYTES)
+    return form, packing.unpack(found["key_shares"], "key_shares", "|u1", shape)
 
 
 def _known(clients: Mapping[str, SecureClient], name: str) -> SecureClient:

@@ -26,8 +26,8 @@ from steelyard.privacy.masks import KEY_BYTES, add_stream, agree, derive, is_key
 
 PUBLIC_BYTES = 3 * KEY_BYTES
 """Length of what a client shows at the start of a round."""
-LETTER_BYTES = 2 * sharing.SHARE_BYTES + 16
-"""Length of the encrypted shares from one client to another."""
+KEY_SHARES_BYTES = 2 * sharing.SHARE_BYTES + 16
+"""Length of the encrypted key shares from one client to another."""
 _NONCE = bytes(12)  # every channel key encrypts one message only
 
 
@@ -177,7 +177,7 @@ class SecureClient:
         purpose = f"channel/{json.dumps([sender, receiver])}"  # one key for each direction
         return agree(self._channel, self._cohort[other].channel, purpose, self.context)
 
-    def receive(self, members: Sequence[str], inbox: Mapping[str, bytes]) -> None:
+    def receive(self, members: Sequence[str], shares: Mapping[str, bytes]) -> None:
         """Take the shares of those who go on; call it before masking. `members` are all that go on, this one included.
 
         Whatever goes wrong here would make the sum impossible to open later, so the client withdraws at once.
@@ -192,7 +192,7 @@ class SecureClient:
         if len(members) < self.least:
             raise Withdrawn(f"{len(members)} clients go on; allowed: at least {self.least}")
         others = [sender for sender in members if sender != self.name]
-        found = {sender: self._decrypt(sender, inbox.get(sender, b"")) for sender in others}
+        found = {sender: self._decrypt(sender, shares.get(sender, b"")) for sender in others}
         if unreadable := [sender for sender, pair in found.items() if pair is None]:
             raise Unreadable(unreadable)
         self._held |= {sender: pair for sender, pair in found.items() if pair is not None}

@@ -27,7 +27,7 @@ class Unopened(UserError):
 class SecureServer:
     """One try at a round of one cohort on the server; `context` is that of the clients.
 
-    `keys` and `letters` (receiver, then sender) are what the clients sent in the first two stages.
+    `keys` and `key_shares` (by receiver, then by sender) are what the clients sent in the first two stages.
     """
 
     context: bytes
@@ -35,7 +35,7 @@ class SecureServer:
     what: str
     """What is summed, for error lines: "round 3 of DS"."""
     keys: dict[str, PublicKeys] = field(default_factory=dict[str, PublicKeys])
-    letters: dict[str, dict[str, bytes]] = field(default_factory=dict[str, dict[str, bytes]])
+    key_shares: dict[str, dict[str, bytes]] = field(default_factory=dict[str, dict[str, bytes]])
     fewest: int = FEWEST
     """How many must stay whatever the cohort's size: in a second try at a round, as many as in the first."""
     _known: dict[tuple[str, ...], list[int]] = field(default_factory=dict[tuple[str, ...], list[int]], repr=False)
@@ -69,16 +69,16 @@ class SecureServer:
                 "sum (privacy.aggregation.threshold); allowed: resume the run when more are there"
             )
 
-    def post(self, sender: str, letters: Mapping[str, bytes]) -> None:
+    def keep_shares(self, sender: str, shares: Mapping[str, bytes]) -> None:
         """Take the encrypted shares of one client for all others; the server can read none of them."""
-        if set(letters) != set(self.keys) - {sender}:
-            raise ValueError("shares: not one for each other client; allowed: one for each")
-        for receiver, letter in letters.items():
-            self.letters.setdefault(receiver, {})[sender] = letter
+        if set(shares) != set(self.keys) - {sender}:
+            raise ValueError("key shares: not one for each other client; allowed: one for each")
+        for receiver, share in shares.items():
+            self.key_shares.setdefault(receiver, {})[sender] = share
 
-    def inbox(self, receiver: str, members: Sequence[str]) -> dict[str, bytes]:
-        """Return the letters for one client from those that go on."""
-        mine = self.letters.get(receiver, {})
+    def shares_for(self, receiver: str, members: Sequence[str]) -> dict[str, bytes]:
+        """Return the encrypted key shares for one client from those that go on."""
+        mine = self.key_shares.get(receiver, {})
         return {sender: mine[sender] for sender in members if sender != receiver}
 
     def open(self, total: Words, members: Sequence[str], survivors: Sequence[str], told: Mapping[str, Opened]) -> Words:

@@ -59,7 +59,7 @@ def test_a_run_with_hidden_updates_gives_the_model_of_one_without(tmp_path: Path
     here, there = History(tmp_path / "open"), History(tmp_path / "hidden")
     assert here.clients["weight"].tolist() == there.clients["weight"].tolist()
     assert there.info["aggregation"] == "secure"
-    # 650 numbers of 4 bytes, keys, seven letters of 82 bytes, and eight shares of 33.
+    # 650 numbers of 4 bytes, keys, key shares of 82 bytes for seven, and eight shares of 33.
     assert set(there.clients["bytes"]) == {650 * 4 + 96 + 7 * 82 + 8 * 33}
 
 

@@ -3,7 +3,7 @@
     keys ──▶ task (with everybody's keys; back come criteria and encrypted shares) ──▶ hide ──▶ open
                                                     keys ──▶ share ──▶ hide, again ◀──┘ where shares cannot be read
 
-Bytes travel as arrays: a row of public keys per client, a letter of 82 bytes per pair, a share of 33 bytes per client.
+Bytes travel as arrays: public keys per client, key shares of 82 bytes per pair, opened shares of 33 bytes per client.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from steelyard.clients.flower.forms import FailureForm, Form
 from steelyard.clients.flower.payloads import Codec, only_keys
 from steelyard.errors import UserError
 from steelyard.messages import Floats
-from steelyard.privacy.secure_client import LETTER_BYTES
+from steelyard.privacy.secure_client import KEY_SHARES_BYTES
 
 KEYS = "query.keys"
 SHARE = "query.share"
@@ -71,7 +71,7 @@ class ShareForm(RoundForm):
 
 
 class HideForm(RoundForm):
-    """The server tells the weights, and who goes on: their letters for the node's clients are in the arrays."""
+    """The server tells the weights, and who goes on: their key shares for the node's clients are in the arrays."""
 
     members: list[str]
     weights: list[float]
@@ -90,49 +90,49 @@ def rows(parts: Sequence[bytes], width: int) -> Bytes:
 
 
 @dataclass(frozen=True, eq=False)
-class Letters:
-    """What stands in the place of updates where they are hidden: each client's letters to all others of its cohort.
+class KeyShares:
+    """What stands in the place of updates where they are hidden: each client's key shares for all others of its cohort.
 
-    `letters[clients, cohort, bytes]`; a client's own row is zeros.
+    `shares[clients, cohort, bytes]`, encrypted; a client's own row is zeros.
     """
 
-    letters: Bytes
+    shares: Bytes
 
-    def select(self, keep: Sequence[int]) -> Letters:
-        return Letters(self.letters[list(keep)])
+    def select(self, keep: Sequence[int]) -> KeyShares:
+        return KeyShares(self.shares[list(keep)])
 
     def finite(self) -> NDArray[np.bool_]:
-        return np.ones(len(self.letters), dtype=np.bool_)
+        return np.ones(len(self.shares), dtype=np.bool_)
 
     def content(self) -> None:
         """Return None: letters tell nothing of updates."""
 
     def divergence(self, parameters: torch.Tensor) -> Floats:
         """Return zeros: nothing is known of how far an update goes, but that its client could write it down."""
-        return np.zeros(len(self.letters))
+        return np.zeros(len(self.shares))
 
     def combine(self, parameters: torch.Tensor, weights: Floats) -> NoReturn:
-        raise UserError("privacy.aggregation: letters cannot be combined; allowed: the sum that comes after them")
+        raise UserError("privacy.aggregation: key shares cannot be combined; allowed: the sum that comes after them")
 
     def gram(self, parameters: torch.Tensor) -> NoReturn:
-        raise UserError("privacy.aggregation: letters tell nothing of updates; allowed: criteria without them")
+        raise UserError("privacy.aggregation: key shares tell nothing of updates; allowed: criteria without them")
 
 
-def letter_codec(cohort: int) -> Codec:
-    """Return how the letters of a cohort travel, in the answer to a task."""
+def key_shares_codec(cohort: int) -> Codec:
+    """Return how the key shares of a cohort travel, in the answer to a task."""
 
-    def join(payloads: Sequence[Any], order: Sequence[int]) -> Letters:
-        return Letters(np.concatenate([payload.letters for payload in payloads])[list(order)])
+    def join(payloads: Sequence[Any], order: Sequence[int]) -> KeyShares:
+        return KeyShares(np.concatenate([payload.shares for payload in payloads])[list(order)])
 
-    def read(arrays: Any, clients: int, parameters: torch.Tensor) -> Letters:
-        only_keys(arrays, ["letters"])
-        return Letters(unpack(arrays["letters"], "letters", "|u1", (clients, cohort, LETTER_BYTES)))
+    def read(arrays: Any, clients: int, parameters: torch.Tensor) -> KeyShares:
+        only_keys(arrays, ["key_shares"])
+        return KeyShares(unpack(arrays["key_shares"], "key_shares", "|u1", (clients, cohort, KEY_SHARES_BYTES)))
 
     return Codec(
         kind="hidden",
-        payload=Letters,
-        pack=lambda payload: {"letters": payload.letters},
+        payload=KeyShares,
+        pack=lambda payload: {"key_shares": payload.shares},
         unpack=read,
         join=join,
-        largest=lambda clients, parameters: clients * cohort * LETTER_BYTES + 4096,
+        largest=lambda clients, parameters: clients * cohort * KEY_SHARES_BYTES + 4096,
     )

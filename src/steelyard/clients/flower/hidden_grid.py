@@ -24,19 +24,19 @@ from steelyard.clients.flower.hidden_forms import (
     SHARE,
     HideForm,
     KeysForm,
-    Letters,
+    KeyShares,
     OpenForm,
     ShareForm,
-    letter_codec,
+    key_shares_codec,
     rows,
 )
-from steelyard.clients.flower.hidden_tries import Answer, RoundTry, Shape, key_rows, post, read_answer
+from steelyard.clients.flower.hidden_tries import Answer, RoundTry, Shape, keep_shares, key_rows, read_answer
 from steelyard.clients.flower.settings import FederateSettings
 from steelyard.messages import Failure, Floats, Task, Updates
 from steelyard.privacy.aggregation_settings import FEWEST, AggregationSettings
 from steelyard.privacy.fixed_point import FixedPoint
 from steelyard.privacy.hidden import HiddenUpdates, Summed
-from steelyard.privacy.secure_client import LETTER_BYTES, PUBLIC_BYTES, Opened, PublicKeys, round_context
+from steelyard.privacy.secure_client import KEY_SHARES_BYTES, PUBLIC_BYTES, Opened, PublicKeys, round_context
 from steelyard.privacy.secure_round import HiddenWords, secure_sum
 from steelyard.privacy.secure_server import SecureServer
 from steelyard.privacy.sharing import SHARE_BYTES
@@ -59,7 +59,7 @@ class HiddenClients(FlowerClients):
         self._aggregation = aggregation
 
     def train(self, tasks: Sequence[Task]) -> list[Updates]:
-        """Collect keys, send the tasks with them, and return criteria with letters kept for the sum."""
+        """Collect keys, send the tasks with them, and return criteria; their key shares are kept for the sum."""
         if not tasks:
             return []
         self.roster.round = max(task.round for task in tasks)
@@ -98,12 +98,12 @@ class HiddenClients(FlowerClients):
     def _sending(self, work: RoundTry) -> Sending:
         arrays = ArrayRecord({**wire.pack_parameters(work.task), **packing.pack({"keys": key_rows(work)})})
         cohort = sorted(work.server.keys)
-        return Sending(arrays, letter_codec(len(cohort)), cohort, work.attempt)
+        return Sending(arrays, key_shares_codec(len(cohort)), cohort, work.attempt)
 
     def _hidden(self, work: RoundTry, answer: Updates) -> Updates:
         failures = tuple(sorted([*answer.failures, *work.failures], key=lambda failure: failure.client))
-        letters = answer.payload.letters if isinstance(answer.payload, Letters) else np.zeros((0, 0, 0), np.uint8)
-        post(work, answer.clients, letters)
+        shares = answer.payload.shares if isinstance(answer.payload, KeyShares) else np.zeros((0, 0, 0), np.uint8)
+        keep_shares(work, answer.clients, shares)
         sent = np.zeros(len(answer.clients)) if answer.bytes_sent is None else answer.bytes_sent
         for client, count in zip(answer.clients, sent.tolist(), strict=True):
             work.sent[client] = work.sent.get(client, 0) + int(count)
@@ -124,10 +124,10 @@ class HiddenClients(FlowerClients):
             return ShareForm(**fields, cohort=cohort), {"keys": key_rows(work)}
 
         def shape(work: RoundTry, clients: int) -> tuple[str, tuple[int, ...]]:
-            return "|u1", (clients, len(cohort), LETTER_BYTES)
+            return "|u1", (clients, len(cohort), KEY_SHARES_BYTES)
 
-        for answer in self._ask(SHARE, "letters", [fresh], [cohort], form, shape)[0]:
-            post(fresh, answer.clients, answer.found)
+        for answer in self._ask(SHARE, "key_shares", [fresh], [cohort], form, shape)[0]:
+            keep_shares(fresh, answer.clients, answer.found)
             for client in answer.clients:
                 fresh.sent[client] += answer.sent
         return fresh
@@ -137,12 +137,12 @@ class HiddenClients(FlowerClients):
         encoding = FixedPoint.of(self._aggregation.word_bits, self._aggregation.bound, len(work.server.keys))
 
         def form(work: RoundTry, asked: Sequence[str], seconds: float) -> tuple[Form, dict[str, NDArray[Any]]]:
-            empty = bytes(LETTER_BYTES)
-            inboxes = [work.server.inbox(client, members) for client in asked]
-            letters = [rows([inbox.get(name, empty) for name in members], LETTER_BYTES) for inbox in inboxes]
+            empty = bytes(KEY_SHARES_BYTES)
+            received = [work.server.shares_for(client, members) for client in asked]
+            shares = [rows([mine.get(name, empty) for name in members], KEY_SHARES_BYTES) for mine in received]
             fields = work.fields(self._run, asked, seconds, self._experiment)
             told = HideForm(**fields, members=list(members), weights=[weights[client] for client in asked])
-            return told, {"letters": np.stack(letters)}
+            return told, {"key_shares": np.stack(shares)}
 
         def shape(work: RoundTry, clients: int) -> tuple[str, tuple[int, ...]]:
             return encoding.dtype.str, (work.task.parameters.numel(),)
@@ -221,7 +221,7 @@ class _GridSums:
 
     def again(self, clients: Sequence[str]) -> tuple[tuple[str, ...], Mapping[str, str]]:
         self._work = self._clients.again(self._work, clients)
-        shared = {sender for inbox in self.server.letters.values() for sender in inbox}
+        shared = {sender for received in self.server.key_shares.values() for sender in received}
         return tuple(sorted(shared)), {failure.client: failure.reason for failure in self._work.failures}
 
     def hide(self, members: Sequence[str], weights: Mapping[str, float]) -> HiddenWords:

@@ -91,9 +91,9 @@ def key_rows(work: RoundTry) -> NDArray[np.uint8]:
     return rows([keys.write() for _, keys in sorted(work.server.keys.items())], PUBLIC_BYTES)
 
 
-def post(work: RoundTry, clients: Sequence[str], letters: NDArray[Any]) -> None:
+def keep_shares(work: RoundTry, clients: Sequence[str], shares: NDArray[Any]) -> None:
     """Keep the key shares that these clients sent for all others of the round: [clients, cohort, bytes]."""
     cohort = sorted(work.server.keys)
-    for client, mine in zip(clients, letters, strict=True):
+    for client, mine in zip(clients, shares, strict=True):
         to = {name: row.tobytes() for name, row in zip(cohort, mine, strict=True) if name != client}
-        work.server.post(client, to)
+        work.server.keep_shares(client, to)

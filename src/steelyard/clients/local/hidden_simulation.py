@@ -135,9 +135,9 @@ class MaskedSums:
         server.require(len(names), "are in the round")
         self._encoding = FixedPoint.of(self._settings.word_bits, self._settings.bound, len(names))
         for name in sorted(set(names) - self._absent("share", steps.round)):
-            letters = self._clients[name].share(server.keys)
-            server.post(name, letters)
-            self.sent[name] += PUBLIC_BYTES + sum(map(len, letters.values()))
+            shares = self._clients[name].share(server.keys)
+            server.keep_shares(name, shares)
+            self.sent[name] += PUBLIC_BYTES + sum(map(len, shares.values()))
         return server
 
     def sum(self, clients: Sequence[str], weights: Floats) -> Summed:
@@ -155,7 +155,7 @@ class MaskedSums:
         with doing("hiding the updates"):
             for client in clients:
                 try:
-                    client.receive(members, self.server.inbox(client.name, members))
+                    client.receive(members, self.server.shares_for(client.name, members))
                 except Unreadable as error:
                     unreadable[client.name] = error.senders
             gone = self._absent("mask", self._steps.round) | set(unreadable)
