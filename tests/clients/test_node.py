@@ -20,6 +20,13 @@ from steelyard.errors import UserError
         ({"partition-id": 0}, "node config partition-id: got 0 of num-partitions None"),
         ({"partition-id": "0", "num-partitions": 2}, "node config partition-id: got '0'"),
         ({"klient": "a"}, "node config klient: unknown (did you mean 'client'?)"),
+        ({"client": "a", "data": {"source": "npz"}}, "node config data.path: missing; allowed: the path"),
+        ({"client": "a", "data": {"path": 3}}, "node config data.path: got 3; allowed: a path in quotes"),
+        ({"client": "a", "data": "x", "partition": 3}, "node config partition: got 3; allowed: a table [partition]"),
+        ({"client": "a", "data": "x", "min-rows": 0}, "node config min-rows: got 0; allowed: a whole number from 1"),
+        ({"client": "a", "data": "x", "min-rows": True}, "node config min-rows: got True; allowed: a whole number"),
+        ({"client": "a", "min-rows": 5}, "node config min-rows: given without data"),
+        ({"client": "a", "data": "x", "allow": "*", "min-rows": 5}, 'node config min-rows: given with allow="*"'),
         ({"client": "a", "data": 3}, "node config data: got 3; allowed: a path in quotes"),
         ({"client": "a", "epsilon": 4}, 'node config epsilon: given without require="local"'),
         (

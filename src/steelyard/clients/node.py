@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import cast
 
 from steelyard.clients.protocol import Clients
 from steelyard.errors import UserError, listed, nearest
@@ -12,7 +13,9 @@ from steelyard.errors import UserError, listed, nearest
 FILES = ("data", "catalogue", "items", "attributes", "identities")
 """Keys that name a file or folder of the node's own which an experiment may read."""
 _CLIENTS = ("client", "clients", "partition-id", "num-partitions")
-KEYS = (*_CLIENTS, *FILES, "state", "allow", "kind", "require", "epsilon", "tests")
+KEYS = (*_CLIENTS, *FILES, "partition", "min-rows", "state", "allow", "kind", "require", "epsilon", "tests")
+MIN_ROWS = 10
+"""The rows that an answer must rest on, where the owner of a node says nothing else."""
 EVERYTHING = "*"
 """`allow="*"`: run and read whatever the experiment names; for a federation of one's own on one machine."""
 PROMISES = ("aggregation", "local")
@@ -34,6 +37,13 @@ class NodeConfig:
     data: Path | None = None
     files: Mapping[str, Path] = field(default_factory=dict[str, Path])
     """All files of the node's own that an experiment may read, by key: `data` and others of `FILES`."""
+    reading: Mapping[str, object] = field(default_factory=dict[str, object])
+    """How the file is read: the fields of an experiment's `[data]` (a recommender's `[interactions]`) without its path.
+    An experiment that reads it in another way is refused."""
+    partition: Mapping[str, object] = field(default_factory=dict[str, object])
+    """How its rows are split: fields of an experiment's `[partition]`, which stand above the experiment's own."""
+    min_rows: int = MIN_ROWS
+    """An answer that would rest on fewer rows is not given."""
     allow: tuple[str, ...] = ()
     """Code beyond what is built in that experiments may name on this node: models, losses and files of criteria."""
     kind: str = "learning"
@@ -60,6 +70,7 @@ class NodeConfig:
             if key not in KEYS and not key.startswith(PREFIXES):
                 known = [*KEYS, "device-*", "user-*"]
                 raise UserError(f"node config {key}: unknown{nearest(key, KEYS)}; allowed: {listed(known)}")
+        _refuse_idle(config)
         names = _names(config)
         part = _part(config)
         if bool(names) == (part is not None):
@@ -70,8 +81,11 @@ class NodeConfig:
         return cls(
             names=names,
             part=part,
-            data=_path(config, "data"),
-            files={key: path for key in FILES if (path := _path(config, key)) is not None},
+            data=_data(config),
+            files={key: path for key in FILES if (path := _data(config) if key == "data" else _path(config, key))},
+            reading={key: value for key, value in _table(config, "data").items() if key != "path"},
+            partition=_table(config, "partition"),
+            min_rows=_min_rows(config),
             allow=_list(config, "allow"),
             kind=str(config.get("kind", "learning")),
             require=_required(config),
@@ -86,6 +100,11 @@ class NodeConfig:
     def trusts(self) -> bool:
         """Whether the node runs and reads whatever an experiment names."""
         return EVERYTHING in self.allow
+
+    @property
+    def guards_rows(self) -> bool:
+        """Whether this node reads a file of its owner's for somebody else, so that the owner's rules on rows hold."""
+        return self.data is not None and not self.trusts
 
     @property
     def own_data(self) -> bool:
@@ -118,6 +137,8 @@ class NodeClients:
     names: tuple[str, ...]
     about: Mapping[str, int | list[int]] = field(default_factory=dict[str, "int | list[int]"])
     """What a server without data must know to make the first model, such as the shape of a sample."""
+    notes: tuple[str, ...] = ()
+    """What the owner of the node should know, one line each."""
 
 
 def _names(config: Mapping[str, object]) -> tuple[str, ...]:
@@ -183,6 +204,45 @@ def _path(config: Mapping[str, object], key: str) -> Path | None:
     if not isinstance(value, str) or not value:
         raise UserError(f'node config {key}: got {value!r}; allowed: a path in quotes, such as {key}="/srv/{key}"')
     return Path(value)
+
+
+def _data(config: Mapping[str, object]) -> Path | None:
+    """Return the file that `data` names: its path alone, or a table with the path in it."""
+    table = _table(config, "data")
+    if not table:
+        return _path(config, "data")
+    if "path" not in table:
+        raise UserError("node config data.path: missing; allowed: the path of this node's own file or folder")
+    return _path({"data.path": table["path"]}, "data.path")
+
+
+def _table(config: Mapping[str, object], key: str) -> Mapping[str, object]:
+    value = config.get(key, {})
+    if isinstance(value, Mapping):
+        return cast("Mapping[str, object]", value)
+    if key == "data":  # A path alone.
+        return {}
+    raise UserError(f"node config {key}: got {value!r}; allowed: a table [{key}] of fields, as in an experiment")
+
+
+def _refuse_idle(config: Mapping[str, object]) -> None:
+    """Refuse rules on rows that would not hold."""
+    given = [key for key in ("min-rows", "partition") if key in config]
+    if len(_table(config, "data")) > 1:
+        given.append("data")
+    if not given:
+        return
+    if EVERYTHING in _list(config, "allow"):
+        raise UserError(f'node config {given[0]}: given with allow="*", which lets an experiment do anything')
+    if "data" not in config:
+        raise UserError(f"node config {given[0]}: given without data, the file that it is about; allowed: with it")
+
+
+def _min_rows(config: Mapping[str, object]) -> int:
+    value = config.get("min-rows", MIN_ROWS)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise UserError(f"node config min-rows: got {value!r}; allowed: a whole number from 1")
+    return value
 
 
 def _facts(config: Mapping[str, object], prefix: str) -> dict[str, float]:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import torch
-
-from steelyard.clients.protocol import CheckedClients, Clients, FingerprintedClients
-from steelyard.messages import Evaluations, Question, Task, Updates
+from steelyard.clients.protocol import CheckedClients, Clients, FingerprintedClients, WrappedClients
+from steelyard.messages import Task, Updates
 from steelyard.privacy.local import DeviceNoise
 
 
-class PrivateClients:
+class PrivateClients(WrappedClients):
     """Clients whose devices clip and noise their updates; wrap them where they are built, before anything is sent.
 
     Tests of models are answered as they are: they are figures of the experiment, not of the promise. The owner of a
@@ -19,17 +17,12 @@ class PrivateClients:
     """
 
     def __init__(self, clients: Clients, noise: DeviceNoise) -> None:
-        self.clients, self.noise = clients, noise
-
-    def names(self, seed: int) -> Sequence[str]:
-        return self.clients.names(seed)
+        super().__init__(clients)
+        self.noise = noise
 
     def train(self, tasks: Sequence[Task]) -> list[Updates]:
         answers = self.clients.train(tasks)
         return [self.noise.applied(task, updates) for task, updates in zip(tasks, answers, strict=True)]
-
-    def evaluate(self, questions: Sequence[Question]) -> list[Evaluations]:
-        return self.clients.evaluate(questions)
 
     def check(self) -> None:
         """Refuse what the clients themselves refuse."""
@@ -39,15 +32,3 @@ class PrivateClients:
     def fingerprint(self, seed: int) -> Mapping[str, str]:
         """Return what tells the clients' data from others, where they can tell."""
         return self.clients.fingerprint(seed) if isinstance(self.clients, FingerprintedClients) else {}
-
-    def snapshot(self) -> Mapping[str, torch.Tensor]:
-        return self.clients.snapshot()
-
-    def restore(self, state: Mapping[str, torch.Tensor]) -> None:
-        self.clients.restore(state)
-
-    def describe(self) -> Mapping[str, str]:
-        return self.clients.describe()
-
-    def close(self) -> None:
-        self.clients.close()

@@ -42,6 +42,34 @@ class Clients(Protocol):
         ...
 
 
+class WrappedClients:
+    """Clients around others that do the work; derive from it what changes their tasks or their answers."""
+
+    def __init__(self, clients: Clients) -> None:
+        self.clients = clients
+
+    def names(self, seed: int) -> Sequence[str]:
+        return self.clients.names(seed)
+
+    def train(self, tasks: Sequence[Task]) -> list[Updates]:
+        return self.clients.train(tasks)
+
+    def evaluate(self, questions: Sequence[Question]) -> list[Evaluations]:
+        return self.clients.evaluate(questions)
+
+    def snapshot(self) -> Mapping[str, torch.Tensor]:
+        return self.clients.snapshot()
+
+    def restore(self, state: Mapping[str, torch.Tensor]) -> None:
+        self.clients.restore(state)
+
+    def describe(self) -> Mapping[str, str]:
+        return self.clients.describe()
+
+    def close(self) -> None:
+        self.clients.close()
+
+
 @runtime_checkable
 class CheckedClients(Clients, Protocol):
     """Clients that can tell before a run begins whether model, loss and engine go with the data."""

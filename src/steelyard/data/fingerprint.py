@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from pathlib import Path
 
 import numpy as np
 
@@ -21,6 +22,17 @@ def digest(arrays: Iterable[object]) -> str:
             text = "\n".join(map(str, array.tolist())) if isinstance(array, np.ndarray) else str(array)
             found.update(f"{len(text)}:{text}".encode())
     return found.hexdigest()[:16]
+
+
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 of a file's bytes, or of the names and bytes of all files in a folder."""
+    found = hashlib.sha256()
+    for file in sorted(part for part in path.rglob("*") if part.is_file()) if path.is_dir() else [path]:
+        found.update(f"{file.relative_to(path)}\0{file.stat().st_size}\0".encode())
+        with file.open("rb") as content:
+            while block := content.read(1 << 20):
+                found.update(block)
+    return found.hexdigest()
 
 
 def fingerprint(population: Population) -> dict[str, str]:

@@ -21,6 +21,8 @@ from steelyard.data.loading import normalised
 from steelyard.data.settings import DataSettings, FlawSettings, PartitionSettings
 from steelyard.data.subset import keep_rows
 from steelyard.errors import UserError
+from steelyard.experiment.enough_rows import EnoughRows
+from steelyard.experiment.node_rows import own_partition, own_seed, refuse_few, with_enough
 from steelyard.learning.models import build
 from steelyard.learning.parameters import Layout
 from steelyard.learning.settings import ModelSettings, TrainingSettings
@@ -131,6 +133,10 @@ def host(
             "takes its part of a shared data set (partition-id)"
         )
     dataset = _dataset(data, node)
+    about: dict[str, int | list[int]] = {"features": list(dataset.features.shape[1:]), "classes": dataset.classes}
+    if node.guards_rows:
+        clients, names, notes = _guarded(dataset, data, model, training, compute, criteria, seed, node, facts)
+        return NodeClients(clients if noise is None else PrivateClients(clients, noise), names, about, notes)
     shared = _own_rows(partition) if node.own_data else partition
 
     def population(seed: int) -> Population:
@@ -143,9 +149,43 @@ def host(
         lambda wanted: first if wanted == seed else population(wanted),
         *(model, training, _compute(compute), criteria, node.facts(first.names)),
     )
-    about: dict[str, int | list[int]] = {"features": list(dataset.features.shape[1:]), "classes": dataset.classes}
     noisy = clients if noise is None else PrivateClients(clients, noise)
     return NodeClients(noisy, tuple(sorted(first.names)), about)
+
+
+def _guarded(
+    dataset: Dataset,
+    data: DataSettings,
+    model: ModelSettings,
+    training: TrainingSettings,
+    compute: ComputeSettings,
+    criteria: Sequence[Criterion],
+    seed: int,
+    node: NodeConfig,
+    facts: FactSettings,
+) -> tuple[Clients, tuple[str, ...], tuple[str, ...]]:
+    """Build the clients of a node that reads its owner's file: its rows are fixed by that file, whatever is asked.
+
+    Returns the clients, their names, and what the owner should know.
+    """
+    secret = own_seed(node)
+    held_out = dataset.held_out is not None and bool(dataset.held_out.any())
+    shared_out = share_out(dataset, own_partition(node, held_out=held_out, seed=secret), seed)
+    fixed = _keep(_with_facts(shared_out, facts, seed, everyone=not node.own_data), node)
+    fixed, notes = with_enough(fixed, training, node)
+    _check_introduction(dataset, data, node)
+    clients = Simulation(lambda _: fixed, *(model, training, _compute(compute), criteria, node.facts(fixed.names)))
+    tested = {rows.client: len(rows.test) for rows in fixed.clients}
+    labelled = fixed.label_counts() if dataset.classes else None
+    return EnoughRows(clients, node.min_rows, secret, tested, labelled), tuple(sorted(fixed.names)), notes
+
+
+def _check_introduction(dataset: Dataset, data: DataSettings, node: NodeConfig) -> None:
+    """Refuse to tell a number of classes that rests on the few rows of one of them."""
+    if data.offers().classes is None and dataset.classes:
+        counts = torch.bincount(dataset.labels.long())
+        what = "data.classes: missing, and a class here has few rows"
+        refuse_few(what, int(counts[counts > 0].min()), node, "the number of classes")
 
 
 def _dataset(data: DataSettings, node: NodeConfig) -> Dataset:

@@ -14,6 +14,7 @@ from steelyard.errors import UserError
 from steelyard.experiment.code import file_name, rename_code
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import build
+from steelyard.experiment.node_asking import check_rows
 from steelyard.privacy.settings import OWNERS_DELTA
 from steelyard.settings import put
 from steelyard.usercode import NotAllowed
@@ -61,7 +62,9 @@ def agreed(document: dict[str, Any], node: NodeConfig) -> Description:
         own[field] = str(node.files[key])
     for field, path in own.items():
         put(document, field.split("."), path, field)
-    return _promised(build(document) if own else experiment, node)
+    experiment = build(document) if own else experiment
+    check_rows(experiment, node)
+    return _promised(experiment, node)
 
 
 def _promised(experiment: Description, node: NodeConfig) -> Description:

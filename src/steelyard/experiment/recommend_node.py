@@ -8,6 +8,8 @@ from typing import Any
 
 from steelyard.clients.node import NodeClients, NodeConfig
 from steelyard.errors import UserError
+from steelyard.experiment.enough_rows import EnoughRows
+from steelyard.experiment.node_rows import own_seed, refuse_few
 from steelyard.recommend.clients import LocalRound, RecommendClients
 from steelyard.recommend.kgflex.clients import KgflexClients, KgflexParts, KgflexServer
 from steelyard.recommend.kgflex.settings import KgflexSettings
@@ -97,7 +99,29 @@ def host(
     clients = users_of(prepared, model, ranking, local_round, criteria)
     names = node.choose(clients.names(seed))
     about = {"items": clients.users.histories.catalogue, "rows": clients.shared_rows}
+    if node.guards_rows:
+        return _guarded(clients, names, about, local_round, node)
     return NodeClients(_restricted(clients, names, node), names, about)
+
+
+def _guarded(
+    clients: RecommendClients,
+    names: Sequence[str],
+    about: Mapping[str, int | list[int]],
+    local_round: LocalRound,
+    node: NodeConfig,
+) -> NodeClients:
+    """Build the users of a node that reads its owner's file: a row is an interaction of a user with an item."""
+    few = "fpl.triples: a round visits fewer interactions of each user"
+    refuse_few(few, local_round.triples, node, f"{node.min_rows} or more")
+    histories, ground = clients.users.histories, clients.users.ground
+    trained = dict(zip(histories.names, histories.sizes.tolist(), strict=True))
+    tested = dict(zip(histories.names, ground.relevant.tolist(), strict=True))
+    kept = tuple(name for name in names if trained[name] >= node.min_rows)
+    refuse_few("min-rows: no user here has as many training items", len(kept) * node.min_rows, node, "other nodes")
+    notes = (f"{name} takes no part: {trained[name]} training items" for name in names if name not in kept)
+    guarded = EnoughRows(_restricted(clients, kept, node), node.min_rows, own_seed(node), tested)
+    return NodeClients(guarded, kept, about, tuple(notes))
 
 
 def _own(

@@ -79,7 +79,8 @@ of other machines in, use `steelyard federate serve` instead:
     flower-superlink --insecure --host 127.0.0.1 --disable-runtime-dependency-installation
 
 A node, with a file `node.toml` of its own; `partition-id` runs from 0 to `num-partitions` - 1, or give
-`client = "NAME"` and `data = "/path/to/own/data"`:
+`client = "NAME"` and `data = "/path/to/own/data"` (its file decides which rows and columns are used: see "What a server
+can and cannot do to me" of Steelyard's documentation):
 
     server = "127.0.0.1:8000"
     insecure = true

@@ -50,6 +50,8 @@ def node_clients(text: str, config: NodeConfig) -> tuple[Description, NodeClient
     if key not in _built:
         experiment = agreed(_document(text), config)
         built = experiment.on_node(config)
+        for note in built.notes:
+            print(f"steelyard: {printable(note)}", flush=True)
         while len(_built) >= _MOST_BUILT:
             del _built[next(iter(_built))]
         _built[key] = (experiment, built)

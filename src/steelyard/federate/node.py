@@ -12,6 +12,7 @@ from typing import Any
 
 from steelyard.clients.node import FILES, KEYS, NodeConfig
 from steelyard.errors import UserError, listed, nearest
+from steelyard.experiment.node_rows import check_own
 from steelyard.federate.node_ledger import NodeLedger
 from steelyard.federate.node_link import NodeLink, Server
 from steelyard.federate.node_workers import Workers, WorkersSpec
@@ -36,12 +37,13 @@ def read_node(file: Path) -> tuple[Server, dict[str, Any]]:
             known = [*_OWN, *KEYS]
             raise UserError(f"{file}: {key}: unknown{nearest(key, known)}; allowed: {listed(known)}, device-*, user-*")
     config = {key: value for key, value in document.items() if key not in _OWN}
-    for key in (*FILES, "state"):
-        if isinstance(config.get(key), str) and config[key]:
-            config[key] = str(file.parent.resolve() / config[key])
+    table = config.get("data")
+    for holder, key in [*((config, key) for key in (*FILES, "state")), (table, "path")]:
+        if isinstance(holder, dict) and isinstance(holder.get(key), str) and holder[key]:
+            holder[key] = str(file.parent.resolve() / holder[key])
     if "allow" in config:
         config["allow"] = [_own_code(code, file.parent.resolve()) for code in NodeConfig.read(config).allow]
-    NodeConfig.read(config)
+    check_own(NodeConfig.read(config))
     return _server(file, document), config
 
 

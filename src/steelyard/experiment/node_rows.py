@@ -1,0 +1,105 @@
+"""Which rows and columns of a node's own file an experiment gets: those that the node's file says, whoever asks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from steelyard.clients.node import NodeConfig
+from steelyard.data.dataset import ClientRows, Population
+from steelyard.data.files import find
+from steelyard.data.fingerprint import file_digest
+from steelyard.data.settings import DataSettings, PartitionSettings
+from steelyard.errors import UserError, listed
+from steelyard.learning.effective_rows import effective_rows
+from steelyard.learning.settings import TrainingSettings
+from steelyard.recommend.settings import InteractionSettings
+from steelyard.settings import Section, validated
+from steelyard.usercode import NotAllowed
+
+SectionT = TypeVar("SectionT", bound=Section)
+
+_SPLIT = ("test", "test_fraction", "minimum", "seed")
+"""Fields of `[partition]` that mean something for a file of named clients' own rows."""
+
+
+def check_own(node: NodeConfig) -> None:
+    """Refuse a node's file whose tables `[data]` or `[partition]` make no sense; call it when the node starts."""
+    if not node.guards_rows:
+        return
+    if node.kind == "learning":
+        if node.reading and "source" not in node.reading:
+            raise UserError("node config data.source: missing; allowed: the source, as in an experiment's [data]")
+        if node.reading:
+            own_reading(DataSettings, node)
+        own_partition(node, held_out=False, seed=0)
+        return
+    found = own_reading(InteractionSettings, node)
+    if node.partition:
+        raise UserError(f"node config partition: given with kind '{node.kind}'; allowed with: learning")
+    if node.part is not None and "user" not in found.columns:
+        raise UserError(
+            'node config data.columns: missing beside partition-id; allowed: columns = { user = "NAME" }, whose values '
+            "the server is told as names of clients"
+        )
+
+
+def own_partition(node: NodeConfig, *, held_out: bool, seed: int) -> PartitionSettings:
+    """Return how this node's own rows are split, the same for every experiment.
+
+    For a file of named clients' own rows: each owner is a client, tested on the file's own test part where it has one
+    (`held_out`), else on a fifth of its rows, drawn by `seed`. For a share of a file: what `[partition]` says.
+    """
+    given: dict[str, Any] = dict(node.partition)
+    where = "node config partition"
+    if node.part is None:
+        if other := [name for name in given if name not in _SPLIT]:
+            raise UserError(f"{where}.{other[0]}: has no use beside named clients; allowed: {listed(_SPLIT)}")
+        test = given.get("test", "held-out" if held_out else "local")
+        given = {"scheme": "given" if test == "held-out" else "natural", "test": test, "seed": seed, **given}
+    elif given.get("seed") is None:
+        raise UserError(
+            f"{where}.seed: missing beside partition-id and data; allowed: a table [partition] as the "
+            "experiment's, with a seed, so that no server chooses who has which rows"
+        )
+    return validated(PartitionSettings, given, where)
+
+
+def own_seed(node: NodeConfig) -> int:
+    """Return a number that follows from the node's file and that nobody without it can know."""
+    assert node.data is not None
+    return int(file_digest(find(node.data, "this node's data", field="path (node config data)")), 16) % 10**18
+
+
+def refuse_few(what: str, rows: float, node: NodeConfig, allowed: str) -> None:
+    """Refuse an experiment whose answers would rest on fewer rows than this node's owner allows."""
+    if rows < node.min_rows:
+        raise NotAllowed(f"{what}, and this node answers with {node.min_rows} rows or more; allowed: {allowed}")
+
+
+def own_reading(section: type[SectionT], node: NodeConfig, **usual: Any) -> SectionT:
+    """Return how this node's file is read: its table [data], with `usual` for what that does not say."""
+    return validated(section, {**usual, **node.reading, "path": str(node.data)}, "node config data")
+
+
+def with_enough(
+    population: Population, training: TrainingSettings, node: NodeConfig
+) -> tuple[Population, tuple[str, ...]]:
+    """Return a population without clients whose updates would rest on too few rows, and why, for the owner."""
+    behind = {rows.client: _rows_behind(rows, training) for rows in population.clients}
+    kept = tuple(rows for rows in population.clients if behind[rows.client] >= node.min_rows)
+    if not kept:
+        enough = any(len(rows.train) >= node.min_rows for rows in population.clients)
+        what = "training.batch_size: with this learning_rate, weight_decay and proximal, few rows are behind an update"
+        few = what if enough else "min-rows: no client here has enough rows to train on"
+        refuse_few(few, 0, node, "larger batches or less pull" if enough else "other nodes")
+    notes = (
+        f"{name} takes no part: an update would rest on {rows:.3g} rows, and min-rows is {node.min_rows}"
+        for name, rows in behind.items()
+        if rows < node.min_rows
+    )
+    return replace(population, clients=kept), tuple(notes)
+
+
+def _rows_behind(rows: ClientRows, training: TrainingSettings) -> float:
+    return effective_rows(len(rows.train), training) if len(rows.train) else 0.0

@@ -1,0 +1,77 @@
+"""How many rows an update rests on: held to what training really does to each row's part of it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from steelyard.learning.effective_rows import effective_rows
+from steelyard.learning.parameters import Layout
+from steelyard.learning.settings import TrainingSettings
+from steelyard.learning.training import train_client
+from steelyard.messages import LossState
+
+
+def measured(size: int, training: TrainingSettings) -> float:
+    """Train on rows whose gradients are apart and constant, so that each parameter of the update is one row's part."""
+    module = nn.Linear(size, 1, bias=False)
+    order = np.broadcast_to(np.arange(size), (training.epochs, size))
+    rows, labels = torch.eye(size), torch.zeros(size, dtype=torch.int64)
+    start = torch.full((size,), 40.0)  # So wrong that the slope of the loss is 1 and stays 1.
+    loss = LossState("binary-cross-entropy")
+    trained, _ = train_client(module, Layout.of(module), start, rows, labels, order, training, loss)
+    parts = (start - trained).abs().double()
+    return float(parts.sum() ** 2 / parts.square().sum())
+
+
+@pytest.mark.parametrize(
+    ("size", "fields", "rows"),
+    [
+        (96, {"batch_size": "full"}, 96.0),
+        (96, {"batch_size": 4}, 96.0),
+        (96, {"batch_size": 19, "learning_rate": 0.1, "proximal": 10.0}, 1.0),  # the last batch, of one row
+        (96, {"batch_size": 12, "learning_rate": 0.1, "proximal": 10.0}, 12.0),
+        (11, {"batch_size": 10}, 4 / 1.1),  # the eleventh row weighs as much as the ten before it
+        (1, {"batch_size": 1, "epochs": 50}, 1.0),
+    ],
+)
+def test_known_cases(size: int, fields: dict[str, object], rows: float):
+    assert effective_rows(size, TrainingSettings.model_validate(fields)) == pytest.approx(rows)
+
+
+def test_weight_decay_forgets_as_proximal_does():
+    strong = {"batch_size": 1, "learning_rate": 0.5}
+    first, second = (
+        effective_rows(30, TrainingSettings.model_validate({**strong, name: 1.8}))
+        for name in ("weight_decay", "proximal")
+    )
+    assert first == second == pytest.approx(0.99 / 0.81)  # weights 1, 0.1, 0.01, ...
+
+
+def test_steps_that_grow_without_end_rest_on_the_first_batch():
+    wild = TrainingSettings(batch_size=3, learning_rate=1.0, proximal=1000.0, epochs=200)
+    assert effective_rows(30, wild) == pytest.approx(3.0, rel=0.01)
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    size=st.integers(2, 24),
+    batch=st.integers(1, 24),
+    momentum=st.sampled_from([0.0, 0.5]),
+    pull=st.floats(0.0, 9.0),
+)
+def test_one_epoch_is_as_training_does_it(size: int, batch: int, momentum: float, pull: float):
+    training = TrainingSettings(batch_size=batch, momentum=momentum, proximal=pull, learning_rate=0.1)
+    assert effective_rows(size, training) == pytest.approx(measured(size, training), rel=1e-3)
+
+
+@settings(max_examples=50, deadline=None)
+@given(size=st.integers(1, 200), batch=st.integers(1, 200), epochs=st.integers(1, 5), pull=st.floats(0, 1e6))
+def test_never_more_than_there_are_and_never_fewer_than_a_batch_has(size: int, batch: int, epochs: int, pull: float):
+    training = TrainingSettings(batch_size=batch, epochs=epochs, weight_decay=pull)
+    smallest = size % min(batch, size) or min(batch, size)
+    assert smallest * (1 - 1e-9) <= effective_rows(size, training) <= size
