@@ -67,9 +67,9 @@ def secure(count: int, size: int, gone: int) -> dict[str, Any]:
     total = masked_sum(clients, stayed, lambda begin, end: np.tile(words[begin:end], (count, 1)), size, encoding)
     simulated = clock.lap()
     survivors = [names[row] for row in stayed]
-    told = {name: clients[row].open(survivors) for row, name in zip(stayed, survivors, strict=True)}
+    revealed = {name: clients[row].open(survivors) for row, name in zip(stayed, survivors, strict=True)}
     clock.lap()
-    plain = server.open(total, names, survivors, told)
+    plain = server.open(total, names, survivors, revealed)
     opening = clock.lap()
     assert (plain == words * np.uint32(len(survivors))).all(), "the sum is not that of the encodings"
     return {

@@ -42,8 +42,8 @@ class Round:
         return total
 
     def open(self, total: Words, members: str, survivors: str, helpers: str) -> Words:
-        told = {name: self.clients[name].open(tuple(survivors)) for name in helpers}
-        return self.server.open(total, tuple(members), tuple(survivors), told)
+        revealed = {name: self.clients[name].open(tuple(survivors)) for name in helpers}
+        return self.server.open(total, tuple(members), tuple(survivors), revealed)
 
 
 def rows_of(names: str, size: int = 37, seed: int = 0) -> tuple[dict[str, np.ndarray], dict[str, Words], FixedPoint]:
@@ -208,9 +208,9 @@ def test_a_client_opens_a_sum_once_and_never_tells_both_kinds_of_share():
     _, rows, _ = rows_of("abcd")
     work = ready()
     work.mask("abcd", "abcd", rows)
-    told = work.clients["a"].open("abc")
-    assert set(told.seeds) == set("abc")
-    assert set(told.keys) == {"d"}
+    revealed = work.clients["a"].open("abc")
+    assert set(revealed.seeds) == set("abc")
+    assert set(revealed.keys) == {"d"}
     with pytest.raises(Withdrawn, match="twice"):
         work.clients["a"].open("abd")  # with the first answer this would give d's seed and d's key
 
@@ -319,16 +319,16 @@ def test_a_liar_among_the_helpers_is_noticed_and_nothing_is_opened():
     for lie in ("seed", "key", "missing"):
         work = ready()
         total = work.mask("abcd", "abc", rows)
-        told = {name: work.clients[name].open("abc") for name in "abc"}
+        revealed = {name: work.clients[name].open("abc") for name in "abc"}
         false = bytes(32) + b"\x05"
         if lie == "seed":
-            told["b"] = Opened({**told["b"].seeds, "c": false}, told["b"].keys)
+            revealed["b"] = Opened({**revealed["b"].seeds, "c": false}, revealed["b"].keys)
         elif lie == "key":
-            told["b"] = Opened(told["b"].seeds, {"d": false})
+            revealed["b"] = Opened(revealed["b"].seeds, {"d": false})
         else:
-            told["b"] = Opened({}, told["b"].keys)
+            revealed["b"] = Opened({}, revealed["b"].keys)
         with pytest.raises(Unopened, match=r"the shares of [cad]'s secret do not fit what it showed"):
-            work.server.open(total, "abcd", "abc", told)
+            work.server.open(total, "abcd", "abc", revealed)
 
 
 @pytest.mark.parametrize("liar", "abcdefgh")
@@ -338,11 +338,11 @@ def test_where_more_help_than_must_one_liar_does_no_harm(liar: str, lie: str):
     _, rows, _ = rows_of("abcdefghi")
     work = ready("abcdefghi")
     total = work.mask("abcdefghi", "abcdefgh", rows)
-    told = {name: work.clients[name].open(tuple("abcdefgh")) for name in "abcdefgh"}
+    revealed = {name: work.clients[name].open(tuple("abcdefgh")) for name in "abcdefgh"}
     share = {"false": bytes(32) + b"\x05", "short": b"\x05"}.get(lie)
     seeds, keys = ({} if share is None else dict.fromkeys(found, share) for found in ("abcdefgh", "i"))
-    told[liar] = Opened(seeds, keys)
-    plain = work.server.open(total, "abcdefghi", "abcdefgh", told)
+    revealed[liar] = Opened(seeds, keys)
+    plain = work.server.open(total, "abcdefghi", "abcdefgh", revealed)
     assert plain.tolist() == sum(rows[name] for name in "abcdefgh").tolist()
 
 
@@ -350,11 +350,11 @@ def test_false_shares_that_a_client_dealt_are_put_down_to_it():
     _, rows, _ = rows_of("abcdef")
     work = ready("abcdef")
     total = work.mask("abcdef", "abcdef", rows)
-    told = {name: work.clients[name].open("abcdef") for name in "abcdef"}
+    revealed = {name: work.clients[name].open("abcdef") for name in "abcdef"}
     for name in "abdef":  # c keeps its own
-        told[name] = Opened({**told[name].seeds, "c": bytes(32) + bytes([ord(name)])}, {})
+        revealed[name] = Opened({**revealed[name].seeds, "c": bytes(32) + bytes([ord(name)])}, {})
     with pytest.raises(Unopened, match=r"round 1 of test: the shares of c's secret do not fit .*it dealt false ones"):
-        work.server.open(total, "abcdef", "abcdef", told)
+        work.server.open(total, "abcdef", "abcdef", revealed)
 
 
 def test_the_server_takes_key_shares_for_each_other_client():

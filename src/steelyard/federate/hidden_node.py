@@ -169,8 +169,8 @@ class HiddenRound:
 
         def opened(name: str) -> Bytes:
             client = _known(clients, name)
-            told = client.open(form.survivors)
-            return rows([(told.seeds.get(m) or told.keys[m]) for m in client.members], SHARE_BYTES)
+            revealed = client.open(form.survivors)
+            return rows([(revealed.seeds.get(m) or revealed.keys[m]) for m in client.members], SHARE_BYTES)
 
         found, failures, _ = _each(sorted(form.clients), opened)
         self._forget()

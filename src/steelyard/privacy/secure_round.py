@@ -116,8 +116,8 @@ def secure_sum(exchange: Exchange, clients: Sequence[str], weights: Floats, sett
     left |= _dropped(set(members) - set(survivors), hidden.failures)
     exchange.server.require(len(survivors), f"sent their hidden update ({_first(left) or 'the others are silent'})")
     check_weights(survivors, np.array([given[name] for name in survivors]), settings)
-    told = exchange.open(members, survivors)
-    plain = exchange.server.open(hidden.total, members, survivors, told)
+    revealed = exchange.open(members, survivors)
+    plain = exchange.server.open(hidden.total, members, survivors, revealed)
     encoding = FixedPoint.of(settings.word_bits, settings.bound, len(exchange.server.keys))
     failures = tuple(Failure(name, left[name]) for name in sorted(left))
     sent = {name: exchange.sent.get(name, 0) for name in survivors}

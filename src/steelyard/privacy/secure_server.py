@@ -81,23 +81,25 @@ class SecureServer:
         mine = self.key_shares.get(receiver, {})
         return {sender: mine[sender] for sender in members if sender != receiver}
 
-    def open(self, total: Words, members: Sequence[str], survivors: Sequence[str], told: Mapping[str, Opened]) -> Words:
+    def open(
+        self, total: Words, members: Sequence[str], survivors: Sequence[str], revealed: Mapping[str, Opened]
+    ) -> Words:
         """Take all masks off the sum of the survivors' hidden words, and return the plain sum, word for word.
 
-        `members` hid their words for each other, `survivors` are those whose words arrived, `told` is what enough of
-        them revealed.
+        `members` hid their words for each other, `survivors` are those whose words arrived, `revealed` is what they
+        gave to open the sum.
         """
         self.require(len(survivors), "sent their hidden update")
-        self.require(len(told), "helped to open the sum")
+        self.require(len(revealed), "helped to open the sum")
         plain = total.copy()
         for name in sorted(survivors):
             known = self.keys[name].seed
-            shares = {helper: opened.seeds.get(name, b"") for helper, opened in told.items()}
+            shares = {helper: opened.seeds.get(name, b"") for helper, opened in revealed.items()}
             seed = self._recover(name, shares, lambda seed, known=known: same(seed_hash(seed, self.context), known))
             add_stream(plain, self_key(seed, self.context), sign=-1)
         for name in sorted(set(members) - set(survivors)):
             shown = self.keys[name].mask
-            shares = {helper: opened.keys.get(name, b"") for helper, opened in told.items()}
+            shares = {helper: opened.keys.get(name, b"") for helper, opened in revealed.items()}
             secret = self._recover(name, shares, lambda secret, shown=shown: _public(secret) == shown)
             key = X25519PrivateKey.from_private_bytes(secret)
             for other in survivors:

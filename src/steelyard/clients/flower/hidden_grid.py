@@ -141,8 +141,8 @@ class HiddenClients(FlowerClients):
             received = [work.server.shares_for(client, members) for client in asked]
             shares = [rows([mine.get(name, empty) for name in members], KEY_SHARES_BYTES) for mine in received]
             fields = work.fields(self._run, asked, seconds, self._experiment)
-            told = HideForm(**fields, members=list(members), weights=[weights[client] for client in asked])
-            return told, {"key_shares": np.stack(shares)}
+            written = HideForm(**fields, members=list(members), weights=[weights[client] for client in asked])
+            return written, {"key_shares": np.stack(shares)}
 
         def shape(work: RoundTry, clients: int) -> tuple[str, tuple[int, ...]]:
             return encoding.dtype.str, (work.task.parameters.numel(),)
@@ -159,17 +159,17 @@ class HiddenClients(FlowerClients):
         def shape(work: RoundTry, clients: int) -> tuple[str, tuple[int, ...]]:
             return "|u1", (clients, len(members), SHARE_BYTES)
 
-        told: dict[str, Opened] = {}
+        revealed: dict[str, Opened] = {}
         stayed = set(survivors)
         for answer in self._ask(OPEN, "shares", [work], [survivors], form, shape)[0]:
             for client, mine in zip(answer.clients, answer.found, strict=True):
                 shares = {name: row.tobytes() for name, row in zip(members, mine, strict=True)}
-                told[client] = Opened(
+                revealed[client] = Opened(
                     {name: share for name, share in shares.items() if name in stayed},
                     {name: share for name, share in shares.items() if name not in stayed},
                 )
                 work.sent[client] = work.sent.get(client, 0) + answer.sent
-        return told
+        return revealed
 
     def _ask(
         self,

@@ -170,13 +170,13 @@ class MaskedSums:
 
     def open(self, members: Sequence[str], survivors: Sequence[str]) -> Mapping[str, Opened]:
         with doing("opening their sum"):
-            told = {
+            revealed = {
                 name: self._clients[name].open(survivors)
                 for name in sorted(set(survivors) - self._absent("open", self._steps.round))
             }
-        for name in told:
+        for name in revealed:
             self.sent[name] += SHARE_BYTES * len(members)
-        return told
+        return revealed
 
     def _words(self, clients: Sequence[str], weights: Floats, begin: int, end: int) -> Words:
         return self._encoding.encode(self._steps.of(clients, weights, begin, end))
