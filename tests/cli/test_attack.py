@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.conftest import CommandLine
+from tests.runs.commands import steelyard as run
+from tests.runs.contents import assert_same_bits, query
 from tests.warm import command_environment, warm_command
 
 from steelyard.report.hostile import attack_lines
@@ -86,7 +89,45 @@ def test_several_attacks_in_one_call(steelyard: CommandLine, small: Path, tmp_pa
     again = steelyard("attack", small, *attacks, "--out", "runs", "--quiet")
     assert (again.returncode, again.stdout) == (2, "")
     assert again.stderr.count("\n") == 1
-    assert "is not empty; allowed: a new folder" in again.stderr
+    assert "holds other attacks, which differ in " in again.stderr
+    # The same once more trains nothing and shows the same.
+    same = steelyard("attack", small, *attacks, *rules, "--seeds", "2", "--out", "runs", "--format", "json", "-q")
+    assert (same.stdout, same.stderr) == (done.stdout, "")
+
+
+def test_a_folder_with_something_else_in_it_is_refused(steelyard: CommandLine, small: Path, tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "letter.txt").write_text("mine")
+    done = steelyard("attack", small, "--attack", "alie", "--out", "runs", "--quiet")
+    assert done.returncode == 2
+    assert "is not empty; allowed: a new folder" in done.stderr
+    (tmp_path / "runs" / "attack.toml").write_text("attacks = 3\n")
+    for command in (("attack", small, "--attack", "alie", "--out", "runs", "-q"), ("resume", "runs", "-q")):
+        done = steelyard(*command)
+        assert done.returncode == 2
+        assert "attack.toml: is cut off or changed" in done.stderr
+        assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("way", ["same command", "resume"])
+def test_killed_twice_and_continued_it_ends_with_the_same_bits(small: Path, tmp_path: Path, way: str) -> None:
+    options = ("--rules", "EQ,median(EQ)", "--seeds", "2", "--set", "rounds.count=5", "--format", "json", "--quiet")
+    command = ("attack", small, "--attack", "sign-flip,alie", *options)
+    assert run(*command, "--out", "whole", folder=tmp_path) == 0, (tmp_path / "output").read_text()
+    expected = json.loads((tmp_path / "output").read_text())
+    # In the midst of the first run, then in that of a later one: the runs before it have no round left to commit.
+    for last, begun in ((3, ["clean"]), (4, ["clean"])):
+        assert run(*command, "--out", "part", folder=tmp_path, killed_after=last) == -signal.SIGKILL
+        assert sorted(path.name for path in (tmp_path / "part").iterdir() if path.is_dir()) == begun
+    assert run(*command, "--out", "part", folder=tmp_path, killed_after=1) == -signal.SIGKILL
+    assert query(tmp_path / "part" / "sign-flip", "SELECT MAX(round) FROM rounds") == [(1,)]
+    last = command if way == "same command" else ("resume", "part", "--format", "json", "--quiet")
+    assert run(*last, *(("--out", "part") if way == "same command" else ()), folder=tmp_path) == 0
+    found = json.loads((tmp_path / "output").read_text())
+    assert found == {**expected, "folder": found["folder"]}
+    assert Path(found["folder"]).name == "part"
+    for name in ("clean", "sign-flip", "alie"):
+        assert_same_bits(tmp_path / "part" / name, tmp_path / "whole" / name)
 
 
 def test_the_table_fits_a_narrow_terminal(small: Path, tmp_path: Path) -> None:

@@ -142,6 +142,15 @@ def test_show_resolved_fills_the_share_in_where_the_clients_are_known(steelyard:
     assert more["rounds"]["fraction"] == 0.1
 
 
+def test_the_best_of_a_sweep_is_known_again_by_the_run_on_the_test_set(steelyard: CommandLine, tmp_path: Path) -> None:
+    (tmp_path / "small.toml").write_text(FILE_TEXT, encoding="utf-8")
+    command = ("sweep", "small.toml", "--set", "rounds.count=1", "--over", "training.learning_rate=0.1", "--test", "-q")
+    first, again = (steelyard(*command, "--out", "swept") for _ in range(2))
+    assert (first.returncode, again.returncode) == (0, 0), again.stderr
+    assert again.stdout == first.stdout
+    assert recorded(tmp_path / "swept" / "test") == 1.0
+
+
 def test_rounds_of_one_client_are_said_once_and_stand_in_table_report_and_json(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

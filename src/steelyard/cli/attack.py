@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -15,7 +15,7 @@ from steelyard.activity import doing
 from steelyard.cli.options import ExperimentArgument, FirstSeedOption, FormatOption, QuietOption, SeedsOption, SetOption
 from steelyard.cli.printing import print_json, terminal_width, watched
 from steelyard.cli.trust import TrustOption, asking
-from steelyard.errors import UserError, printable
+from steelyard.errors import printable
 from steelyard.rounds.progress import watching
 
 
@@ -39,7 +39,9 @@ def attack(
     seeds: SeedsOption = 1,
     changes: SetOption = None,
     seed: FirstSeedOption = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Folder that gets one run for each attack.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", help="Folder that gets one run for each attack; one with the same goes on.")
+    ] = None,
     trust: TrustOption = False,
     quiet: QuietOption = False,
     format: FormatOption = "text",
@@ -47,32 +49,42 @@ def attack(
     """Make some clients hostile and show accuracy under each rule, beside the same without them."""
     with watching(not quiet):
         with doing("starting"):
-            from steelyard.api import runnable
-            from steelyard.experiment.attacking import CLEAN, attack_names, rules_for, under_attack
+            from steelyard.experiment.attacking import Attack, attack_folder, attack_names, rules_for, under_attack
             from steelyard.experiment.comparing import load_comparison
-            from steelyard.experiment.folders import new_folder
             from steelyard.experiment.loading import load
-            from steelyard.report.hostile import attack_document, attack_lines, outcome
 
         names = attack_names(attacks)
         base = load(experiment, changes or [], seed, asking(trust))
         under_attack(base, names[0], fraction)  # refuses what cannot be attacked before rules are read
         described = load_comparison(experiment, changes or [], rules or rules_for(base), seed)
-        planned = {name: runnable(under_attack(described, name, fraction)) for name in [CLEAN, *names]}
-        folder = new_folder(described, out)
-        if folder.exists() and any(folder.iterdir()):
-            raise UserError(f"--out: {folder} is not empty; allowed: a new folder, which gets one run for each attack")
-        outcomes: dict[str, Any] = {}
-        for name, hostile in planned.items():
-            if outcomes and not quiet:
-                print(f"{name}: attack {len(outcomes)} of {len(names)}", file=sys.stderr)
-            result = watched(
-                lambda run=hostile, name=name: run.compare(["recipe"], seeds, folder / name, progress=not quiet)
-            )
-            outcomes[name] = outcome(result.folder, hostile.rounds, folder / CLEAN)
-    document = attack_document(outcomes, fraction)
+        planned = Attack(described, tuple(names), fraction, seeds)
+        _ = planned.parts  # refuses what cannot be run before there is a folder
+        _finish(attack_folder(planned, out), True, False, quiet, format)
+
+
+def resume_attack(folder: Path, trust: bool, accept_changes: bool, quiet: bool, format: str) -> None:
+    """Go on with attacks that were stopped or killed; what `steelyard resume` does with the folder of some."""
+    _finish(folder, trust, accept_changes, quiet, format)
+
+
+def _finish(folder: Path, trust: bool, accept_changes: bool, quiet: bool, format: str) -> None:
+    """Do what is left of the attacks of a folder, and show what they did; their code was asked for where `trust`."""
+    from steelyard.experiment.attacking import CLEAN, run_attack
+    from steelyard.report.hostile import attack_document, attack_lines, outcome
+
+    ask = None if trust else asking(trust)
+    tell = None if quiet else _tell
+    done = watched(lambda: run_attack(folder, progress=not quiet, tell=tell, ask=ask, accept_changes=accept_changes))
+    with doing("summing up"):
+        rounds = done.experiment.rounds
+        outcomes = {name: outcome(folder / name, rounds, folder / CLEAN) for name in (CLEAN, *done.names)}
+    document = attack_document(outcomes, done.fraction)
     if format == "json":
-        print_json({"folder": str(folder), "seeds": seeds, **document})
+        print_json({"folder": str(folder), "seeds": done.seeds, **document})
         return
     print("\n".join(attack_lines(document, terminal_width() or 80)))
     print(f"\nruns stored in {printable(str(folder))}")
+
+
+def _tell(line: str) -> None:
+    print(printable(line), file=sys.stderr, flush=True)

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from steelyard.activity import doing
+from steelyard.cli.attack import resume_attack
 from steelyard.cli.options import (
     BaselineOption,
     ExperimentArgument,
@@ -54,7 +55,7 @@ def run(
 
 
 def resume(
-    folder: Annotated[Path, typer.Argument(help="Folder of a run, or of a sweep, that was stopped or killed.")],
+    folder: Annotated[Path, typer.Argument(help="Folder of a run, a sweep or attacks, stopped or killed.")],
     trust: TrustOption = False,
     accept_changes: Annotated[
         bool,
@@ -64,15 +65,19 @@ def resume(
     report: ReportOption = False,
     format: FormatOption = "text",
 ) -> None:
-    """Continue a run or a sweep, bit for bit as if it had not been stopped."""
+    """Continue a run, a sweep or attacks, bit for bit as if they had not been stopped."""
     with watching(not quiet):
         with doing("starting"):
+            from steelyard.experiment.attacking import is_attack
             from steelyard.experiment.sweep_file import is_sweep
             from steelyard.federate.resuming import resume as resume_run
             from steelyard.result import Result
 
         if is_sweep(folder):
             resume_sweep(folder, trust, accept_changes, quiet, format)
+            return
+        if is_attack(folder):
+            resume_attack(folder, trust, accept_changes, quiet, format)
             return
 
         def go_on() -> Result:

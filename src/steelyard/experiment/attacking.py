@@ -1,13 +1,29 @@
-"""An experiment under attack: a share of its clients hostile in one of the ways that are known by name."""
+"""An experiment under attack: a share of its clients hostile in one of the ways that are known by name.
+
+One run for each attack stands in a folder with a file that says what they are, so that a stopped one goes on.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from steelyard.errors import UserError, listed, nearest
+from steelyard.errors import Stopped, UserError, listed, nearest, own_folder
+from steelyard.experiment.code import Ask
+from steelyard.experiment.comparing import seeds_of, with_rules
 from steelyard.experiment.description import Description
+from steelyard.experiment.folders import unnamed_folder
 from steelyard.experiment.loading import build
+from steelyard.experiment.sweep_file import differing, read_plan, write_plan
+from steelyard.experiment.sweep_plan import Part
+from steelyard.experiment.sweeping import finished, run_or_resume
+from steelyard.runs.store import held
+
+ATTACK_FILE = "attack.toml"
+"""The file in the folder of attacks that says what they are."""
 
 CLEAN = "clean"
 INFLATION = "inflation"
@@ -78,3 +94,84 @@ def under_attack(experiment: Description, attack: str, fraction: float) -> Descr
 def rules_for(experiment: Description) -> list[str]:
     """Return the rules to compare where the user names none: those that this experiment's server can follow."""
     return list(RULES) if experiment.offers().lacks_test_set else [*RULES[:-1], "fltrust(EQ)", RULES[-1]]
+
+
+@dataclass(frozen=True)
+class Attack:
+    """An experiment with its rules, the attacks on it by name, the share of hostile clients, the number of seeds."""
+
+    experiment: Description
+    names: tuple[str, ...]
+    fraction: float
+    seeds: int
+
+    @property
+    def parts(self) -> list[Part]:
+        """The runs: one without hostile clients, then one for each attack."""
+        chosen = tuple(seeds_of(self.experiment, self.seeds))
+        hostile = {name: under_attack(self.experiment, name, self.fraction) for name in (CLEAN, *self.names)}
+        return [Part(name, (), with_rules(described, ["recipe"]), chosen) for name, described in hostile.items()]
+
+    def document(self) -> dict[str, Any]:
+        """Return it as its file holds it."""
+        experiment = self.experiment.model_dump(mode="json", exclude_none=True)
+        return {"attacks": list(self.names), "fraction": self.fraction, "seeds": self.seeds, "experiment": experiment}
+
+
+def is_attack(folder: Path) -> bool:
+    """Whether a folder holds attacks."""
+    return (folder / ATTACK_FILE).is_file()
+
+
+def read_attack(folder: Path) -> Attack:
+    """Return the attacks that a folder holds; none of the code that they name is run."""
+    path = folder / ATTACK_FILE
+    document = read_plan(path)
+    try:
+        described, names = document["experiment"], attack_names(list(map(str, document["attacks"])))
+        fraction, seeds = float(document["fraction"]), int(document["seeds"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise UserError(f"{path}: is cut off or changed ({error!r}); allowed: the file as it was written") from None
+    return Attack(build(described, str(path), reading=True), tuple(names), fraction, seeds)
+
+
+def attack_folder(attack: Attack, out: Path | None) -> Path:
+    """Return the folder of attacks, new or with the same attacks in it; anything else is refused."""
+    folder = unnamed_folder(attack.experiment, attack.experiment.name) if out is None else own_folder(out, "--out")
+    if is_attack(folder):
+        changed = differing(read_attack(folder).document(), attack.document())
+        if changed is not None:
+            raise UserError(
+                f"--out: {folder} holds other attacks, which differ in {changed}; allowed: a new folder, or "
+                f"`steelyard resume {folder}`"
+            )
+    elif folder.exists() and any(folder.iterdir()):
+        raise UserError(f"--out: {folder} is not empty; allowed: a new folder, which gets one run for each attack")
+    else:
+        write_plan(folder / ATTACK_FILE, attack.document())
+    return folder
+
+
+def run_attack(
+    folder: Path,
+    *,
+    progress: bool = False,
+    tell: Callable[[str], None] | None = None,
+    ask: Ask | None = None,
+    accept_changes: bool = False,
+) -> Attack:
+    """Run the attacks of a folder: what is done stays, what was stopped or killed goes on to the same bits."""
+    attack = read_attack(folder)
+    if ask is not None and (code := attack.experiment.named_code()):
+        ask(str(folder), code)
+    with closing(held(folder)):
+        try:
+            for number, part in enumerate(attack.parts):
+                if finished(folder / part.folder):
+                    continue
+                if tell is not None and number:
+                    tell(f"{part.folder}: attack {number} of {len(attack.names)}")
+                run_or_resume(part, folder, None, progress, ask, accept_changes)
+        except KeyboardInterrupt:
+            raise Stopped(folder) from None
+    return attack

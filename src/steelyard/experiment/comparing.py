@@ -54,6 +54,12 @@ def compare(
     progress: bool = False,
 ) -> Path:
     """Run rules side by side with `seeds` seeds, counted from the experiment's; returns the folder of the run."""
+    chosen = seeds_of(experiment, seeds)
+    return run(with_rules(experiment, rules), out=out, seeds=chosen, dataset=dataset, progress=progress)
+
+
+def seeds_of(experiment: Description, seeds: int) -> list[int]:
+    """Return the seeds of a comparison, counted from the experiment's; refuse one that leaves nothing to compare by."""
     if not 1 <= seeds <= MOST_SEEDS:
         raise UserError(f"--seeds: got {seeds}; allowed: a whole number from 1 to {MOST_SEEDS:,}")
     partition = experiment.model_dump().get("partition", {})
@@ -62,8 +68,7 @@ def compare(
             "partition.test: got 'none', which leaves nothing to compare rules by; allowed: local, held-out, or "
             "partition.server_report"
         )
-    chosen = [experiment.seed + number for number in range(seeds)]
-    return run(with_rules(experiment, rules), out=out, seeds=chosen, dataset=dataset, progress=progress)
+    return [experiment.seed + number for number in range(seeds)]
 
 
 def with_rules(experiment: Description, texts: Sequence[str]) -> Description:

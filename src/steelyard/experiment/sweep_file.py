@@ -31,11 +31,16 @@ class Kept:
 
 def write_sweep(sweep: Sweep, folder: Path) -> None:
     """Make a folder that of a sweep; the code that its experiment names is copied into it."""
-    document = sweep.document()
+    write_plan(folder / SWEEP_FILE, sweep.document())
+
+
+def write_plan(path: Path, document: dict[str, Any]) -> None:
+    """Write what several runs of one folder are made from, once; the code that its experiment names is kept beside."""
+    folder = path.parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
         keep_code(document["experiment"], folder / FOLDER)
-        write_durably(folder / SWEEP_FILE, tomli_w.dumps(document).encode())
+        write_durably(path, tomli_w.dumps(document).encode())
     except OSError as error:
         raise UserError(
             f"{folder}: cannot be written: {error.strerror or error}; allowed: a writable folder"
@@ -52,7 +57,6 @@ def read_sweep(folder: Path) -> Sweep:
     path, document = _read(folder)
     try:
         described = document["experiment"]
-        resolve_code(described, folder.resolve())
         axes = tuple(Axis(str(axis["field"]), _scalars(axis["values"])) for axis in document["over"])
         rules, seeds = tuple(map(str, document["rules"])), tuple(map(int, document["seeds"]))
         measure, share, stacked = str(document["measure"]), float(document["validation"]), bool(document["stacked"])
@@ -97,22 +101,40 @@ def _read(folder: Path) -> tuple[Path, dict[str, Any]]:
     path = folder / SWEEP_FILE
     if not path.is_file():
         raise UserError(f"{folder}: no {SWEEP_FILE} here; allowed: a folder that `steelyard sweep` made")
-    return path, parse(source_text(path), str(path))
+    return path, read_plan(path)
+
+
+def read_plan(path: Path) -> dict[str, Any]:
+    """Return what several runs of one folder are made from; code that its experiment names is found beside."""
+    document = parse(source_text(path), str(path))
+    try:
+        resolve_code(document["experiment"], path.parent.resolve())
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{path}: is cut off or changed ({error!r}); allowed: the file as it was written") from None
+    return document
 
 
 def difference(kept: Sweep, given: Sweep) -> str | None:
     """Return the first field in which a sweep differs from the one that its folder holds; None where they agree."""
-    before, now = _comparable(kept), _comparable(given)
-    return next((name for name in {**before, **now} if before.get(name) != now.get(name)), None)
+    return differing(_comparable(kept), _comparable(given))
 
 
 def _comparable(sweep: Sweep) -> dict[str, Any]:
-    document = sweep.document()
-    experiment = document.pop("experiment")
+    document = {name: value for name, value in sweep.document().items() if name not in ("over", "runs")}
+    return document | {f"over {axis.field}": list(axis.values) for axis in sweep.axes}
+
+
+def differing(before: dict[str, Any], now: dict[str, Any]) -> str | None:
+    """Return the first field in which two such documents differ, with the fields of their experiments by name."""
+    before, now = _flat(before), _flat(now)
+    return next((name for name in {**before, **now} if before.get(name) != now.get(name)), None)
+
+
+def _flat(document: dict[str, Any]) -> dict[str, Any]:
+    flat = {name: value for name, value in document.items() if name != "experiment"}
+    experiment = document["experiment"]
     # By content: what lies in the folder is run only where it is what was given here.
     rename_code(experiment, content_name)
-    flat = {name: value for name, value in document.items() if name not in ("over", "runs")}
-    flat |= {f"over {axis.field}": list(axis.values) for axis in sweep.axes}
     for section, fields in experiment.items():
         if isinstance(fields, dict):
             flat |= {f"{section}.{name}": value for name, value in cast("dict[str, Any]", fields).items()}

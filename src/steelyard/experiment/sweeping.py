@@ -115,7 +115,7 @@ def _try(
 ) -> None:
     """Run a point; a learning rate at which training explodes is an answer, not a reason to stop the sweep."""
     try:
-        _run(part, folder, dataset, progress, ask, accept)
+        run_or_resume(part, folder, dataset, progress, ask, accept)
     except (Exploded, TooFewClients) as error:
         try:
             write_durably(folder / f"{part.folder}{DIVERGED}", f"{error}\n".encode())
@@ -133,12 +133,22 @@ def run_on_test(
 ) -> Path:
     """Run the experiment that a sweep has chosen on the test set, with the sweep's seeds, or go on with it."""
     target = folder / TEST
-    if exists(target) and read_experiment(target).model_dump() != best.model_dump():
+    if exists(target) and not _same_choice(read_experiment(target), best):
         raise UserError(f"{target}: holds a run of another choice; allowed: to remove it and try again")
     try:
-        return _run(Part(TEST, (), best, read_sweep(folder).seeds), folder, dataset, progress, ask, False)
+        return run_or_resume(Part(TEST, (), best, read_sweep(folder).seeds), folder, dataset, progress, ask, False)
     except KeyboardInterrupt:
         raise Stopped(folder) from None
+
+
+def _same_choice(kept: Description, best: Description) -> bool:
+    """Whether a run is that of an experiment; the share of clients that the run came to may have been left open."""
+    rounds = (
+        best.rounds
+        if best.rounds.fraction is not None
+        else best.rounds.model_copy(update={"fraction": kept.rounds.fraction})
+    )
+    return kept.model_dump() == best.model_copy(update={"rounds": rounds}).model_dump()
 
 
 def finished(folder: Path) -> bool:
@@ -146,9 +156,10 @@ def finished(folder: Path) -> bool:
     return exists(folder) and History(folder).info.get("status") == "finished"
 
 
-def _run(
+def run_or_resume(
     part: Part, folder: Path, dataset: DatasetOrSeeded | None, progress: bool, ask: Ask | None, accept: bool
 ) -> Path:
+    """Run one part into its folder, or go on with it where it has begun; a mistake is named with the part."""
     target = folder / part.folder
     try:
         if exists(target):
