@@ -76,6 +76,14 @@ def test_popularity_bias_by_hand(hand):
     assert m.PopRSP()(hand) == pytest.approx(rates.std() / rates.mean())
 
 
+def test_statistical_parity_counts_only_users_who_got_a_list():
+    # d gets no list: what she could have been shown is not counted. Shown: head 3, tail 5.
+    view = ground(TRAIN, TEST, users="abcd").view(lists("345", "35", "245", ""), 3)
+    # Room: three items a group for a, b and c, who trained on two each of the head and on none of the tail.
+    head, tail = 3 / (9 - 6), 5 / 9
+    assert m.PopRSP()(view) == pytest.approx(abs(head - tail) / (head + tail))
+
+
 def test_head_border_is_exact_and_ties_go_by_id():
     # 10 interactions; after items 1 and 2 exactly 8 are reached; 3 and 4 tie behind them.
     train = ["a1"] * 5 + ["a2"] * 3 + ["a4", "a3"]

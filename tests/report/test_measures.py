@@ -48,6 +48,13 @@ def test_rounds_to_target_against_a_search_with_exact_fractions(scores, target, 
 
 def test_worst_tenth_is_the_mean_of_the_worst() -> None:
     assert worst_tenth(np.arange(20) / 20) == pytest.approx(0.025)
+
+
+@pytest.mark.parametrize(("devices", "count"), [(1, 1), (9, 1), (10, 1), (11, 2), (15, 2), (20, 2), (21, 3), (30, 3)])
+def test_a_tenth_that_is_no_whole_number_of_devices_is_rounded_up(devices: int, count: int) -> None:
+    # Of 15 devices the worst two: whoever is left behind is not rounded away.
+    scores = np.random.default_rng(devices).permutation(np.arange(devices, dtype=np.float64))
+    assert worst_tenth(scores) == pytest.approx((count - 1) / 2)
     assert worst_tenth(np.array([0.4, 0.6])) == 0.4
     assert np.isnan(worst_tenth(np.zeros(0)))
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.runs.records import evaluations, federation, record, state
 
 from steelyard import Experiment, Result, SweepResult, UserError
 from steelyard.experiment.loading import load
@@ -19,6 +20,8 @@ from steelyard.report.figures.writing import svg
 from steelyard.report.statistics import estimate
 from steelyard.report.sweep_table import next_lines, short_names, show_value, sweep_table
 from steelyard.report.sweeps import _figure, _rank, sweep_csv, sweep_document
+from steelyard.runs.reader import History
+from steelyard.runs.store import Store
 
 EXPERIMENT = {
     "name": "small",
@@ -74,6 +77,18 @@ def test_more_is_better_unless_less_is_and_what_has_no_figure_comes_last():
     rows = made({1: [0.2], 2: [0.5], 3: [math.nan], 4: [0.5]})["rows"]
     assert [row["point"] for row in sorted(rows, key=lambda row: _rank(row, "score"))] == [2, 4, 1, 3]
     assert [row["point"] for row in sorted(rows, key=lambda row: _rank(row, "loss"))] == [1, 2, 4, 3]
+
+
+def test_a_figure_of_the_clients_is_their_mean_by_test_rows(tmp_path: Path):
+    """Clients of three rows and of one: a loss of 1 and one of 5 are 2 together, not 3."""
+    store = Store(tmp_path / "run")
+    store.register([federation()])
+    answer = evaluations(losses=np.array([[1.0, 5.0]]), metrics={"rmse": np.array([1.0, 5.0])})
+    store.commit(1, [record(evaluations=answer)], {"DS>LD": state(1)}, dict, last=True)
+    store.close()
+    for measure in ("loss", "rmse"):
+        figure = _figure(History(tmp_path / "run"), Experiment.model_validate(EXPERIMENT), "DS>LD", 0, measure)
+        assert figure == (2.0, True)
 
 
 def test_a_target_that_is_not_reached_comes_after_one_reached_in_the_last_round():

@@ -84,6 +84,19 @@ def test_weights_are_fitted_side_by_side_each_to_its_own_rows() -> None:
         assert asked.models[0].tolist() == done[name].parameters.tolist()
 
 
+def test_fitted_weights_keep_to_the_cap_of_their_rule() -> None:
+    clients, kept = Clients(), Kept()
+    steep = {"steps": 20, "rate": 20.0, "shrink": 0.0}
+    made = [federation("free", fit=steep), federation("capped", fit=steep, max_weight=0.3)]
+    done = run_rounds(made, {one.name: state(0) for one in made}, clients, Fitting(), PLAN, kept)
+    weights = {record.federation: record.weighing.weights for record in kept.records if record.weighing is not None}
+    assert weights["free"].max() > 0.5  # without the cap the fit gives one of the four more than that
+    assert weights["capped"].max() == pytest.approx(0.3)
+    assert weights["capped"].sum() == pytest.approx(1.0)
+    # And these are the weights that made the model, where each client has a column of its own.
+    assert done["capped"].parameters.max() == pytest.approx(0.3)
+
+
 def test_nothing_is_fitted_where_the_old_model_is_kept() -> None:
     clients, server = Clients(), Fitting()
     clients.broken = dict.fromkeys(NAMES, "lost")

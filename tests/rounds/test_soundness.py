@@ -84,6 +84,11 @@ def test_the_culprit_is_the_one_farthest_away():
     assert left.clients == ("a", "c")
     assert left.failures[0].client == "b"
     assert without_culprit(task, left, 1).clients == ("a",)
+    # One that is no number at all is farther than any that is.
+    broken = torch.tensor([[1.0, 0.0], [9e30, 0.0], [float("nan"), 2.0]])
+    spoilt = without_culprit(task, replace(updates, payload=DenseModels(broken)), 1)
+    assert spoilt.clients == ("a", "b")
+    assert [failure.client for failure in spoilt.failures] == ["c"]
     # Two must stay: leaving out one more would look like a lack of clients, which stops a whole comparison.
     with pytest.raises(Exploded, match="whoever is left out"):
         without_culprit(task, left, 2)

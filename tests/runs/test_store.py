@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +41,33 @@ def commit(store: Store, *records: RoundRecord, last: bool = False, parameters: 
     round = records[0].round
     states = {one.federation: state(round, *parameters) for one in records}
     store.commit(round, records, states, nothing, last=last)
+
+
+def written_with(store: Store, work: Callable[[], object], change: str) -> list[str]:
+    """Return how SQLite was told to wait for the disk when each statement of a kind was carried out."""
+    seen: list[str] = []
+    store._db.set_trace_callback(seen.append)
+    work()
+    store._db.set_trace_callback(None)
+    found: list[str] = []
+    waits = ""
+    for statement in seen:
+        if statement.startswith("PRAGMA synchronous="):
+            waits = statement.partition("=")[2]
+        found += [waits] if statement.startswith(change) else []
+    return found
+
+
+def test_a_round_with_a_checkpoint_is_on_the_disk_before_it_counts(store: Store) -> None:
+    """A checkpoint's file is durable, and so must the rows be that name it; a round without one may be repeated."""
+    rows = "INSERT OR REPLACE INTO rounds"
+    made = {round: written_with(store, partial(commit, store, record(round=round)), rows) for round in (1, 2, 3, 4)}
+    assert made == {1: ["NORMAL"], 2: ["NORMAL"], 3: ["FULL"], 4: ["NORMAL"]}
+    assert written_with(store, partial(commit, store, record(round=5), last=True), rows) == ["FULL"]
+    assert store._db.execute("PRAGMA synchronous").fetchone() == (2,)
+    commit(store, record(round=7))
+    assert store._db.execute("PRAGMA synchronous").fetchone() == (1,)
+    assert set(written_with(store, store.finish, "INSERT OR REPLACE INTO info")) == {"FULL"}
 
 
 def test_a_round_stands_in_the_tables_number_by_number(store: Store) -> None:
