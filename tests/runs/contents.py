@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from steelyard.runs.chain import extend
+from steelyard.runs.chain import Records
 
 QUERIES = {
     "federations": "SELECT name, rule, seed, settings FROM federations ORDER BY name",
@@ -69,7 +69,7 @@ def rows(folder: Path) -> dict[str, list[tuple[Any, ...]]]:
 def chain_again(connection: sqlite3.Connection) -> None:
     """Compute the heads of a run again after its rows were changed by hand: then nobody can tell."""
     ((last,),) = connection.execute("SELECT MAX(round) FROM chain WHERE head IS NOT NULL")
-    extend(connection, -1, last)
+    Records(connection).extend(-1, last)
     connection.execute("UPDATE checkpoints SET head = (SELECT head FROM chain c WHERE c.round = checkpoints.round)")
 
 

@@ -186,6 +186,24 @@ def test_large_updates_are_hashed_on_threads_to_the_same_digests() -> None:
     assert taking.collect() == []
 
 
+@pytest.mark.parametrize(
+    ("every", "steps", "hashed"), [(False, None, False), (False, 99, False), (False, 100, True), (True, 2, True)]
+)
+def test_large_updates_of_a_simulation_are_hashed_where_training_took_longer(
+    every: bool, steps: int | None, hashed: bool
+) -> None:
+    """A thousand clients with two steps each take less time to train than to hash; across machines all are hashed."""
+    models = torch.ones(2, digests.FEW_BYTES // 8 + 1)
+    given = None if steps is None else np.array([steps, steps])
+    for payload, expected in ((DenseModels(models), hashed), (DenseModels(models[:, 1:].contiguous()), True)):
+        taking = digests.Digests(every=every)
+        taking.take(1, [record(updates=updates(payload=payload, steps=given))], {"DS>LD": state(1)}, single=True)
+        (found,) = taking.collect()
+        taking.close()
+        assert (found.updates is not None) == expected
+        assert len(found.model) == 64
+
+
 def test_rounds_after_the_last_checkpoint_are_not_in_the_chain_yet(tmp_path: Path) -> None:
     store = Store(tmp_path, checkpoint_every=3)
     store.register([federation(name) for name in NAMES])

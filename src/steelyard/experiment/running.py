@@ -108,7 +108,7 @@ def run(
             **({} if private is None else {SALT: secrets.token_hex(32)}),
         }
         set_up(folder, {RUN_FILE: text}, info, federations, made)
-        store = _open(folder, experiment)
+        store = _open(folder, experiment, simulated=assemble is None)
         try:
             return _go(experiment, folder, store, clients, server, federations, progress)
         except Exception:
@@ -179,7 +179,7 @@ def resume(
         text = (folder / RUN_FILE).read_text(encoding="utf-8")
         now = begun_with(folder, text, clients, [federation.seed for federation in federations])
         changes += changed_data(history, now, accept=accept_changes)
-        store = _open(folder, experiment)
+        store = _open(folder, experiment, simulated=assemble is None)
         try:
             if changes:
                 store.note(accepted=changes, **now)
@@ -197,9 +197,9 @@ def _assembled(
         return experiment.assemble(dataset) if assemble is None else assemble()
 
 
-def _open(folder: Path, experiment: Description) -> Store:
+def _open(folder: Path, experiment: Description, *, simulated: bool) -> Store:
     settings = experiment.resolved().store
-    return Store(folder, settings.checkpoint_every, settings.clients_every)
+    return Store(folder, settings.checkpoint_every, settings.clients_every, every_digest=not simulated)
 
 
 def _go(

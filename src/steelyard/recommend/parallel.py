@@ -111,11 +111,8 @@ class PairRows:
             return np.ones(len(self.gradients), dtype=np.bool_)
         return np.asarray(np.isfinite(self.gradients).reshape(len(self.gradients), -1).all(axis=1))
 
-    def content(self) -> Sequence[NDArray[np.int32]]:
-        """Return for each user her positives, her negatives, which positives are sent (1 or 0), and her gradients."""
-        gradients = np.ascontiguousarray(self.gradients).view(np.int32)
-        parts = (self.triples.positives, self.triples.negatives, self.sent, gradients)
-        return list(np.concatenate([part.reshape(len(part), -1).astype(np.int32) for part in parts], axis=1))
+    def content(self) -> None:
+        """Return None: nobody sends these triples, and each user's change can be made again from the seed."""
 
 
 def distinct_rows(triples: Triples, sent: Flags) -> Codes:

@@ -69,8 +69,7 @@ class Records:
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
-        self._names: dict[int, str] = {}
-        self._encoded: dict[bytes, bytes] = {}
+        self._names: dict[int, bytes] = {}
         federations = db.execute("SELECT name, id, rule, seed, settings FROM federations").fetchall()
         self._federations = sorted(federations, key=lambda row: str(row[0]))
 
@@ -116,17 +115,30 @@ class Records:
                 yield field("client", name) + field("reason", reason)
 
     def _clients(self, numbers: object) -> bytes:
-        """Return the names of a round's clients, a field each; the same clients are tested every round."""
+        """Return the names of a round's clients, a field each."""
         if not isinstance(numbers, bytes) or len(numbers) % 4:
             return field("clients", numbers)
-        found = self._encoded.get(numbers)
-        if found is None:
-            keys = struct.unpack(f"<{len(numbers) // 4}i", numbers)
-            if not self._names.keys() >= set(keys):
-                self._names = dict(self._db.execute("SELECT id, name FROM clients"))
-            found = b"".join(field("client", self._names.get(key, key)) for key in keys)
-            self._encoded = {numbers: found} if len(self._encoded) >= 8 else {**self._encoded, numbers: found}
-        return found
+        keys = struct.unpack(f"<{len(numbers) // 4}i", numbers)
+        if not self._names.keys() >= set(keys):
+            # Written out once for all rounds: names never change in a run.
+            known = self._db.execute("SELECT id, name FROM clients").fetchall()
+            self._names |= {key: field("client", name) for key, name in known if key not in self._names}
+        return b"".join(self._names.get(key) or field("client", key) for key in keys)
+
+    def extend(self, after: int, last: int) -> str:
+        """Write the heads of the rounds after one, up to and with the last, into their rows; returns the last head.
+
+        Call it inside the transaction that writes the checkpoint of the last round.
+        """
+        row = self._db.execute("SELECT head FROM chain WHERE round = ?", (after,)).fetchone()
+        head = head_of(self.first()) if row is None or row[0] is None else str(row[0])
+        rows = self._db.execute(
+            "SELECT round, ledger_bytes, ledger FROM chain WHERE round > ? AND round <= ? ORDER BY round", (after, last)
+        ).fetchall()
+        for round, size, sha256 in rows:
+            head = head_of(self.record(round, head, _mark(size, sha256)))
+            self._db.execute("UPDATE chain SET head = ? WHERE round = ?", (head, round))
+        return head
 
 
 def _criteria(settings: object) -> list[str]:
@@ -135,23 +147,6 @@ def _criteria(settings: object) -> list[str]:
         return [str(name) for name in json.loads(str(settings))["criteria"]]
     except (ValueError, TypeError, KeyError, RecursionError):
         return []
-
-
-def extend(db: sqlite3.Connection, after: int, last: int) -> str:
-    """Write the heads of the rounds after one, up to and with the last, into their rows; returns the last head.
-
-    Call it inside the transaction that writes the checkpoint of the last round.
-    """
-    records = Records(db)
-    row = db.execute("SELECT head FROM chain WHERE round = ?", (after,)).fetchone()
-    head = head_of(records.first()) if row is None or row[0] is None else str(row[0])
-    rows = db.execute(
-        "SELECT round, ledger_bytes, ledger FROM chain WHERE round > ? AND round <= ? ORDER BY round", (after, last)
-    ).fetchall()
-    for round, size, sha256 in rows:
-        head = head_of(records.record(round, head, None if size is None else Mark(size, sha256)))
-        db.execute("UPDATE chain SET head = ? WHERE round = ?", (head, round))
-    return head
 
 
 @dataclass(frozen=True)

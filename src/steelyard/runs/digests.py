@@ -12,11 +12,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from steelyard.messages import DenseModels, Payload
+from steelyard.messages import DenseModels, Payload, Updates
 from steelyard.rounds.state import RoundRecord, RoundState
 
 SMALL = 1 << 16
 """Up to this many bytes a client, threads cost more than they save."""
+FEW_BYTES, MANY_STEPS = 1 << 20, 100
+"""In a simulation, updates are hashed up to so many bytes a round, or after so many local steps a client: else hashing
+would take more than some per cent of the round. Nobody could claim another update there than the seed gives again."""
 BESIDE = 1 << 28
 """Updates on a GPU up to this many bytes are held into the next round; larger ones are copied before it begins."""
 THREADS = min(8, os.cpu_count() or 1)
@@ -38,10 +41,12 @@ class Digests:
     """Takes the digests of rounds: `take` each round, `collect` before the chain is extended.
 
     On the CPU a round's digests are there when `take` returns, since the memory of its updates is used again. From a
-    GPU the numbers are copied and hashed while the next round trains; only one round is ever under way.
+    GPU the numbers are copied and hashed while the next round trains; only one round is ever under way. `every` takes
+    those of all updates, as where clients are across machines; without it, only where that is cheap beside training.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, every: bool = False) -> None:
+        self._every = every
         self._pool: ThreadPoolExecutor | None = None
         self._beside: ThreadPoolExecutor | None = None
         self._under_way: Future[list[Digest]] | None = None
@@ -53,10 +58,7 @@ class Digests:
         """Begin with the digests of a round; those of the round before are waited for. `single`: of updates too."""
         self._wait()
         # Payloads and models only: the rest of a record is not kept alive.
-        work = [
-            (r.federation, r.updates.payload if single and r.updates is not None else None, states[r.federation])
-            for r in records
-        ]
+        work = [(r.federation, self._hashable(r.updates) if single else None, states[r.federation]) for r in records]
         sizes = [p.models.nbytes for _, p, _ in work if isinstance(p, DenseModels) and p.models.is_cuda]
         if not sizes:
             self._taken += [self._digest(round, *each) for each in work]
@@ -75,6 +77,12 @@ class Digests:
         self._under_way = self._beside.submit(beside)
         if sum(sizes) > BESIDE:
             self._wait()
+
+    def _hashable(self, updates: Updates | None) -> Payload | None:
+        if updates is None or self._every or not isinstance(updates.payload, DenseModels):
+            return None if updates is None else updates.payload
+        long = updates.steps is not None and len(updates.steps) > 0 and updates.steps.mean() >= MANY_STEPS
+        return updates.payload if long or updates.payload.models.nbytes <= FEW_BYTES else None
 
     def collect(self) -> list[Digest]:
         """Return all digests since the last call; waits for those that are under way."""

@@ -29,13 +29,16 @@ _TABLES = (
 class Store:
     """The writer of one run folder; implements the loop's `Recorder`. Only one process may hold it at a time."""
 
-    def __init__(self, folder: Path, checkpoint_every: int = 1, clients_every: int = 1) -> None:
+    def __init__(
+        self, folder: Path, checkpoint_every: int = 1, clients_every: int = 1, *, every_digest: bool = False
+    ) -> None:
         self.folder = folder
         self.checkpoint_every = checkpoint_every
         self.clients_every = clients_every
         self.ledger: Ledger | None = None
         """The privacy ledger of a run that has one, set before its first round: the chain holds how far it has come."""
-        self._digests, self._chained = Digests(), -1
+        self._digests, self._chained = Digests(every=every_digest), -1
+        self._records: chain.Records | None = None
         try:
             (folder / checkpoint.FOLDER).mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -105,7 +108,8 @@ class Store:
                 self._db.execute("INSERT OR REPLACE INTO chain VALUES (?, ?, ?, NULL)", (round, *mark))
                 if kept is not None:
                     self._rows.digest(self._digests.collect())
-                    head = chain.extend(self._db, self._chained, round)
+                    self._records = self._records or chain.Records(self._db)
+                    head = self._records.extend(self._chained, round)
                     self._db.execute("INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?, ?, ?)", (*kept, head))
                     self._db.execute(
                         "DELETE FROM checkpoints WHERE round NOT IN "

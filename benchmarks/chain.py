@@ -1,0 +1,149 @@
+"""What the chain of rounds and its digests cost a round: `python -m benchmarks.chain [--bench A|C] [--device cuda]`.
+
+Whole rounds of the product (training, weighing, combining, writing; no tests, so that nothing hides the cost) on the
+simulator's benchmarks A and C, checkpoints every tenth round. The share is of processor time, which says the same on a
+busy machine; on a GPU, what is hashed beside the next round is not in it, but what a round waits for is. The last line
+is JSON. Without --bench, also how long the chain of a run of 1,000 rounds with 371 clients takes to be checked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+from benchmarks.simulators.work import BENCHES, make_data
+from benchmarks.store import write_run
+from steelyard.data import in_memory
+from steelyard.experiment.learning import LearningDescription
+from steelyard.experiment.running import run
+from steelyard.runs.chain import Records
+from steelyard.runs.digests import Digests
+from steelyard.runs.reader import History
+from steelyard.runs.schema import reading
+from steelyard.runs.store import Store
+from steelyard.settings import validated
+
+SKIPPED = 2
+"""Rounds at the begin that are not counted: the first model, and the choice of an engine."""
+
+
+def described(name: str, device: str, precision: str, rounds: int) -> LearningDescription:
+    """Return a benchmark of the simulator as an experiment."""
+    bench = BENCHES[name]
+    document = {
+        "data": {"source": "memory"},
+        "partition": {"scheme": "iid", "clients": bench.clients, "test": "none"},
+        "model": {"name": "cnn-mnist" if bench.convolutional else "mlp"},
+        "training": {"learning_rate": bench.rate, "epochs": bench.epochs, "batch_size": bench.batch},
+        "rounds": {"count": rounds, "fraction": bench.cohort / bench.clients},
+        "store": {"checkpoint_every": 10},
+        "compute": {"device": device, "precision": precision},
+        "weighing": {"criteria": ["DS", "LD"]},
+    }
+    if not bench.convolutional:
+        document["model"]["hidden"] = [bench.hidden]
+    return validated(LearningDescription, document, "experiment")
+
+
+class Watch:
+    """Times rounds and what the chain takes of them: on the clock, and of the processors, threads included."""
+
+    def __init__(self) -> None:
+        self.rounds = 0
+        self.whole = self.chain = self.clock = 0.0
+        self._begun: tuple[float, float] | None = None
+
+    @contextmanager
+    def watching(self) -> Generator[None]:
+        """Count the rounds that are written meanwhile, after the first ones."""
+        commit, take, collect, extend = Store.commit, Digests.take, Digests.collect, Records.extend
+
+        def counted(store: Store, round: int, *rest: Any, **more: Any) -> None:
+            commit(store, round, *rest, **more)
+            now = time.process_time(), time.perf_counter()
+            if self._begun is not None and round > SKIPPED:
+                self.rounds += 1
+                self.whole += now[0] - self._begun[0]
+                self.clock += now[1] - self._begun[1]
+            elif round <= SKIPPED:
+                self.chain = 0.0
+            self._begun = now
+
+        def timed(work: Any) -> Any:
+            def inner(*rest: Any, **more: Any) -> Any:
+                began = time.process_time()
+                try:
+                    return work(*rest, **more)
+                finally:
+                    self.chain += time.process_time() - began
+
+            return inner
+
+        with (
+            mock.patch.object(Store, "commit", counted),
+            mock.patch.object(Digests, "take", timed(take)),
+            mock.patch.object(Digests, "collect", timed(collect)),
+            mock.patch.object(Records, "extend", timed(extend)),
+        ):
+            yield
+
+
+def measured(name: str, device: str, precision: str, rounds: int) -> dict[str, Any]:
+    """Return the seconds of a round and the share of the chain in them."""
+    data = make_data(BENCHES[name])
+    features = data.features.reshape(-1, 1, 28, 28) if BENCHES[name].convolutional else data.features
+    dataset = in_memory(features, data.labels, classes=BENCHES[name].classes)
+    watch = Watch()
+    with tempfile.TemporaryDirectory() as scratch, watch.watching():
+        folder = run(described(name, device, precision, rounds), out=Path(scratch) / "run", dataset=dataset)
+        with reading(folder) as connection:
+            ((hashed,),) = connection.execute("SELECT COUNT(*) FROM digests WHERE updates IS NOT NULL").fetchall()
+    return {
+        "bench": name,
+        "seconds_per_round": watch.clock / watch.rounds,
+        "processor_per_round": watch.whole / watch.rounds,
+        "chain_per_round": watch.chain / watch.rounds,
+        "share": watch.chain / watch.whole,
+        "rounds_with_digests_of_updates": hashed,
+    }
+
+
+def checked(rounds: int = 1000, clients: int = 371) -> dict[str, float]:
+    """Return how long the chain of a long run takes to be checked."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "run"
+        write_run(folder, rounds, clients)
+        began = time.perf_counter()
+        found = History(folder).chain
+        assert found.problem == ""
+        assert found.round == rounds
+        return {"check_seconds": time.perf_counter() - began}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--bench", choices=["A", "C"])
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--precision", default="float32")
+    parser.add_argument("--rounds", type=int, default=22)
+    options = parser.parse_args()
+    names = [options.bench] if options.bench else ["A", "C"]
+    shown: list[Any] = [measured(name, options.device, options.precision, options.rounds) for name in names]
+    if options.bench is None:
+        shown.append(checked())
+    about = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"
+    print(json.dumps({"device": about, "threads": torch.get_num_threads(), "found": shown}))
+
+
+if __name__ == "__main__":
+    main()
