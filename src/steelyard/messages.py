@@ -134,8 +134,10 @@ class DenseModels:
         return DenseModels(self.models[list(keep)], self.frozen)
 
     def finite(self) -> NDArray[np.bool_]:
-        # A sum is finite exactly when every term is, short of an overflow, which is refused all the same.
-        return self.models.sum(dim=1).isfinite().cpu().numpy()
+        import torch  # Late for speed of start.
+
+        # In float64 a sum of float32 numbers is finite exactly when every term is: not even 1e38s overflow.
+        return self.models.sum(dim=1, dtype=torch.float64).isfinite().cpu().numpy()
 
     def content(self) -> Sequence[NDArray[Any]]:
         return list(self.models.detach().cpu().contiguous().numpy())

@@ -16,6 +16,8 @@ import torch
 
 pytest.importorskip("flwr")
 
+from tests.ports import free_ports
+
 from steelyard.errors import UserError
 from steelyard.experiment.loading import build
 from steelyard.experiment.running import run
@@ -24,7 +26,6 @@ from steelyard.federate.local import resume_local
 from steelyard.federate.local_federation import started
 from steelyard.federate.local_follow import follow, rounds_of
 from steelyard.federate.local_launch import Launch
-from steelyard.federate.processes import free_ports
 from steelyard.runs.reader import History
 from steelyard.runs.store import Store
 

@@ -17,10 +17,12 @@ import pytest
 
 pytest.importorskip("flwr")
 
+from tests.ports import free_ports
+
 from steelyard.errors import UserError
 from steelyard.federate.certificates import make_certificates, make_key
 from steelyard.federate.node import read_node
-from steelyard.federate.processes import Process, end_all, environment, free_ports
+from steelyard.federate.processes import Process, end_all, environment
 from steelyard.runs.reader import History
 
 HOSPITALS = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import ssl
@@ -34,15 +35,18 @@ from flwr.proto.fleet_pb2 import (
     RegisterNodeFleetRequest,
 )
 from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+from flwr.proto.message_pb2 import ObjectTree
 from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import AcquireTaskRequest
 from flwr.supercore.control import ControlHttpClient
+from tests.federate.test_accounts import as_nobody, post
+from tests.ports import free_ports
 
 from steelyard.clients.flower.register import Entry, enter, read_register, remove
 from steelyard.errors import UserError
 from steelyard.federate.certificates import make_certificates, make_key
 from steelyard.federate.door import ALLOWED, RegisteredKeys
-from steelyard.federate.processes import environment, free_ports
+from steelyard.federate.processes import environment
 from steelyard.federate.serving import read_public_key
 
 
@@ -189,6 +193,43 @@ def test_a_call_that_is_too_large_is_refused_before_it_is_read(served: Served):
     link.endheaders()  # Not one byte of the body follows, and yet the answer comes.
     assert link.getresponse().status == 413
     link.close()
+
+
+def test_a_call_without_parts_is_small(served: Served):
+    trees = PushMessagesRequest(message_object_trees=[ObjectTree(object_id="x" * 64) for _ in range(6_000)])
+    assert served.post("/v1/fleet/push-messages", trees).status_code == 413
+
+
+def test_a_key_that_sends_much_at_once_waits_for_itself_alone(served: Served):
+    trusted = ssl.create_default_context(cafile=served.authority)
+    links: list[HTTPSConnection] = []
+    for _ in range(8):  # Each says that 30 MB will follow, and none do.
+        links.append(HTTPSConnection("127.0.0.1", served.port, context=trusted, timeout=20))
+        links[-1].putrequest("POST", "/v1/fleet/push-object")
+        for name, value in {**signed(served.node), "content-length": str(30 << 20)}.items():
+            links[-1].putheader(name, value)
+        links[-1].endheaders(bytes(1 << 20))
+    beat = SendNodeHeartbeatRequest(node=Node(node_id=1), heartbeat_interval=30)
+    assert served.post("/v1/fleet/send-node-heartbeat", beat).status_code < 500  # Other calls pass.
+    late = HTTPSConnection("127.0.0.1", served.port, context=trusted, timeout=2)
+    late.request("POST", "/v1/fleet/pull-object", b"", signed(served.node))
+    with pytest.raises(TimeoutError):
+        late.getresponse()
+    for link in links:
+        link.close()
+    again = HTTPSConnection("127.0.0.1", served.port, context=trusted, timeout=20)
+    again.request("POST", "/v1/fleet/pull-object", b"", signed(served.node))
+    assert again.getresponse().status < 500  # What is gone holds no room.
+    again.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another account")
+def test_another_account_of_the_machine_submits_no_run(served: Served):
+    own = int((served.folder / ".flwr" / "config.toml").read_text().split("127.0.0.1:")[1].split('"')[0])
+    trusted = ssl.create_default_context(cafile=served.authority)
+    call = ListNodesRequest().SerializeToString()
+    assert " 200" in post(own, "/v1/control/list-nodes", call, trusted)
+    assert as_nobody(lambda: post(own, "/v1/control/list-nodes", call, trusted)) == ""
 
 
 def _raw(served: Served, content: bytes, seconds: float = 40.0) -> bytes:

@@ -54,8 +54,8 @@ def _refusal(
         return "was not asked this round"
     if not finite:
         return NOT_FINITE
-    if updates.samples[index] < 0:
-        return f"samples = {updates.samples[index]}; allowed: 0 or more"
+    if updates.samples[index] < 1:
+        return f"samples = {updates.samples[index]}; allowed: 1 or more, for who trained on nothing gets no weight"
     for criterion in criteria:
         if criterion.measured_by != "client":
             continue

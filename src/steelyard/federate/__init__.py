@@ -27,6 +27,8 @@ A federation on one machine
     `local_launch`      how it was started, kept for a resume
     `register_keys`     registers the keys of its nodes
     `processes`         starts processes and ends every one of them
+    `own_superlink`     Flower's SuperLink, closed to other accounts of the machine
+    `accounts`          whose a connection on loopback is
 
 Around them
     `certificates`      certificates for TLS, and keys of nodes

@@ -22,6 +22,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from steelyard.clients.flower.parts import LARGEST_PART, LARGEST_TREE
 from steelyard.clients.flower.register import Register, bare, read_register
 from steelyard.errors import UserError, without_controls
 
@@ -40,8 +41,12 @@ ALLOWED = frozenset(
 )
 """The paths that are passed on. Registering and unregistering keys is not among them: that is done on the server.
 Nor is fetching an app: a node runs the one that is installed there."""
-LARGEST = 32 << 20
-"""Most bytes of one call; Flower cuts arrays into pieces of 5 MiB."""
+PARTS = frozenset({"/v1/fleet/pull-object", "/v1/fleet/push-object"})
+"""The calls that carry a part of a message; all others are small."""
+LARGEST = LARGEST_PART + (64 << 10)
+_LARGEST_OTHER = LARGEST_TREE + (64 << 10)
+_PARTS_AT_ONCE = 4
+"""Parts of one key that are passed on at the same time, to bound what lies in memory; more of them wait."""
 _HEADERS = ("flwr-public-key", "flwr-timestamp", "flwr-signature")
 _TOLERANCE = 310.0
 """Seconds by which a signature may be old or its clock wrong; Flower itself allows 305."""
@@ -68,11 +73,12 @@ class Door:
     `upstream` is the SuperLink on loopback, `authority` the certificate by which it is known.
     """
 
-    def __init__(self, upstream: str, authority: Path, register: Path, largest: int = LARGEST) -> None:
-        self._upstream, self._authority, self._largest = upstream, authority, largest
+    def __init__(self, upstream: str, authority: Path, register: Path) -> None:
+        self._upstream, self._authority = upstream, authority
         self._keys = RegisteredKeys(register)
         self._client: httpx.AsyncClient | None = None
         self._told: set[tuple[str, str]] = set()
+        self._room: dict[str, asyncio.Semaphore] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one connection event of the server that runs us."""
@@ -105,12 +111,18 @@ class Door:
             fault = self._keys.fault(headers)
             if fault is not None:
                 raise Refusal(401, fault)
-            body = await self._body(headers, receive)
+            async with self._room_for(path, headers):
+                body = await self._body(headers, receive, LARGEST if path in PARTS else _LARGEST_OTHER)
+                await self._forward(path, headers, body, send)
         except Refusal as refusal:
             self._tell(scope, refusal.what)
             await _answer(send, refusal.status, f"refused: {refusal.what}")
-        else:
-            await self._forward(path, headers, body, send)
+
+    def _room_for(self, path: str, headers: dict[str, str]) -> contextlib.AbstractAsyncContextManager[Any]:
+        """Return what a call waits for before its body is read: a key that sends much waits for itself alone."""
+        if path not in PARTS:
+            return contextlib.nullcontext()
+        return self._room.setdefault(_key(headers)[1], asyncio.Semaphore(_PARTS_AT_ONCE))
 
     async def _forward(self, path: str, headers: dict[str, str], body: bytes, send: Send) -> None:
         assert self._client is not None
@@ -124,9 +136,9 @@ class Door:
             media = answer.headers.get("content-type", "application/octet-stream")
             await _answer(send, answer.status_code, answer.content, media)
 
-    async def _body(self, headers: dict[str, str], receive: Receive) -> bytes:
+    async def _body(self, headers: dict[str, str], receive: Receive, largest: int) -> bytes:
         declared = headers.get("content-length", "0")
-        if not declared.isdigit() or int(declared) > self._largest:
+        if not declared.isdigit() or int(declared) > largest:
             raise Refusal(413, "a call larger than any node makes")
         parts: list[bytes] = []
         size, more = 0, True
@@ -136,7 +148,7 @@ class Door:
                 return b""
             parts.append(event.get("body", b""))
             size += len(parts[-1])
-            if size > self._largest:
+            if size > largest:
                 raise Refusal(413, "a call larger than any node makes")
             more = event.get("more_body", False)
         return b"".join(parts)
@@ -178,17 +190,23 @@ class RegisteredKeys:
         """Say why a call is not from a registered node, or None where its signature holds."""
         if any(name not in headers for name in _HEADERS):
             return "a call without a signature"
-        claimed, stamp, signature = (headers[name] for name in _HEADERS)
+        _, stamp, signature = (headers[name] for name in _HEADERS)
         try:
-            key = serialization.load_pem_public_key(b64decode(claimed, validate=True))
-            line = key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH).decode()
-            if not isinstance(key, ec.EllipticCurvePublicKey) or bare(line) not in self.register().entries:
+            key, line = _key(headers)
+            if not isinstance(key, ec.EllipticCurvePublicKey) or line not in self.register().entries:
                 return "a key that is not registered"
             age = (datetime.now(UTC) - datetime.fromisoformat(stamp)).total_seconds()
             key.verify(b64decode(signature, validate=True), stamp.encode("ascii"), ec.ECDSA(hashes.SHA256()))
         except (ValueError, TypeError, UnicodeError, binascii.Error, UnsupportedAlgorithm, InvalidSignature):
             return "a signature that does not hold"
         return None if abs(age) <= _TOLERANCE else "a signature of another time; is a clock wrong?"
+
+
+def _key(headers: dict[str, str]) -> tuple[object, str]:
+    """Return the key that a call names, and the one line that stands for it in the register."""
+    key = serialization.load_pem_public_key(b64decode(headers[_HEADERS[0]], validate=True))
+    line = key.public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH).decode()
+    return key, bare(line)
 
 
 async def _answer(send: Send, status: int, content: str | bytes, media: str = "text/plain; charset=utf-8") -> None:

@@ -20,7 +20,7 @@ from steelyard.experiment.description import Description
 from steelyard.federate.app_folder import CONNECTION, write_app
 from steelyard.federate.certificates import make_certificates, make_key
 from steelyard.federate.local_launch import FOLDER, Launch
-from steelyard.federate.processes import Process, end_all, environment, free_ports
+from steelyard.federate.processes import Process, end_all, environment, reserved_port, start_superlink
 from steelyard.federate.run_config import experiment_text
 from steelyard.federate.server_app import LAUNCHER, OUTCOME
 
@@ -30,8 +30,9 @@ _START_SECONDS = 90.0
 class LocalFederation:
     """The processes of one federation on loopback; use it as a context manager and `submit` the run inside.
 
-    The run folder's part `flower` is its home. With TLS, a certificate is made for 127.0.0.1 and every node's key is
-    registered; a node without a registered key is refused by the SuperLink.
+    The run folder's part `flower` is its home. Other accounts of the machine are kept out of it and of the SuperLink.
+    With TLS, a certificate is made for 127.0.0.1 and every node's key is registered; a node without a registered key is
+    refused by the SuperLink.
     """
 
     def __init__(
@@ -43,7 +44,8 @@ class LocalFederation:
         self.launch = launch
         self.resume = resume
         self.apart = apart
-        (self.port,) = free_ports(1)
+        self._listener = reserved_port()
+        self.port: int = self._listener.getsockname()[1]
         self.superlink: Process | None = None
         self.nodes: list[Process] = []
         """The process of all nodes; where they are kept `apart`, one process each."""
@@ -80,6 +82,8 @@ class LocalFederation:
         self.close()
 
     def _prepare(self) -> None:
+        self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.home.chmod(0o700)
         for old in ("app", "tls", "homes"):
             shutil.rmtree(self.home / old, ignore_errors=True)
         self.outcome_file.unlink(missing_ok=True)
@@ -100,7 +104,11 @@ class LocalFederation:
 
     def _start(self) -> None:
         told = {OUTCOME: str(self.outcome_file), LAUNCHER: str(os.getpid())}
-        self.superlink = self._process("superlink", self._superlink_command(), **told)
+        # Relative paths of the experiment (its data) are meant from where the user stands.
+        log = self.home / "logs" / "superlink.log"
+        self.superlink = start_superlink(
+            self._superlink_options(), self._listener, self._process_env(**told), log, Path.cwd()
+        )
         everyone = list(range(self.launch.nodes))
         if not self.launch.tls:  # They load while the SuperLink starts, and wait for it.
             self.nodes = self._start_nodes(everyone)
@@ -115,15 +123,12 @@ class LocalFederation:
             return [self.start_nodes([number], f"node-{number:03d}") for number in numbers]
         return [self.start_nodes(numbers, "nodes")]
 
-    def _superlink_command(self) -> list[str]:
+    def _superlink_options(self) -> list[str]:
+        if not self.launch.tls:
+            return ["--insecure"]
         tls = self.home / "tls"
-        secure = [f"--ssl-ca-certfile={tls}/ca.pem", f"--ssl-certfile={tls}/server.pem"]
-        secure += [f"--ssl-keyfile={tls}/server.key", "--enable-supernode-auth"]
-        return [
-            *("flower-superlink", "--host", "127.0.0.1", "--port", str(self.port)),
-            "--disable-runtime-dependency-installation",
-            *(secure if self.launch.tls else ["--insecure"]),
-        ]
+        files = [f"--ssl-ca-certfile={tls}/ca.pem", f"--ssl-certfile={tls}/server.pem"]
+        return [*files, f"--ssl-keyfile={tls}/server.key", "--enable-supernode-auth"]
 
     def node_config(self, number: int) -> dict[str, Any]:
         """The configuration of a node: its share of the clients, and a folder for what they keep to themselves."""
@@ -148,10 +153,11 @@ class LocalFederation:
     def _key(self, number: int) -> Path:
         return self.home / "tls" / f"node-{number:03d}"
 
-    def _process(self, name: str, command: list[str], **more: str) -> Process:
-        # Relative paths of the experiment (its data) are meant from where the user stands.
-        env = self.env(OMP_NUM_THREADS="1", **more)
-        return Process(name, command, env, self.home / "logs" / f"{name}.log", Path.cwd())
+    def _process(self, name: str, command: list[str]) -> Process:
+        return Process(name, command, self._process_env(), self.home / "logs" / f"{name}.log", Path.cwd())
+
+    def _process_env(self, **more: str) -> dict[str, str]:
+        return self.env(OMP_NUM_THREADS="1", **more)
 
     def flwr(self, *arguments: str) -> str:
         """Run a `flwr` command against this federation and return what it prints."""
@@ -184,6 +190,7 @@ class LocalFederation:
 
     def close(self) -> None:
         """End every process of this federation; the nodes first, so that they say goodbye to the SuperLink."""
+        self._listener.close()
         left = [*self.nodes, self.superlink]
         end_all([process for process in left if process is not None])
         self._end_server_app()

@@ -31,23 +31,21 @@ from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
 from flwr.proto.message_pb2 import Message as MessageProto
 from flwr.proto.message_pb2 import ObjectTree
 from flwr.proto.node_pb2 import Node
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree, iterate_object_tree
+from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from flwr.supercore.inflatable.inflatable_protobuf_utils import (
     make_confirm_message_received_fn_protobuf,
     make_pull_object_fn_protobuf,
     make_push_object_fn_protobuf,
 )
-from flwr.supercore.inflatable.inflatable_utils import (
-    ObjectPullError,
-    pull_objects,
-    push_object_contents_from_iterable,
-)
+from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, push_object_contents_from_iterable
 from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
 from flwr.supercore.task_identity import TaskIdentity
 from flwr.supernode.fleet_http_client import FleetHttpClient
 from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
-from steelyard.clients.flower.pauses import FIRST_PULL_PAUSE, LONGEST_PULL_PAUSE
+from steelyard.clients.flower.forms import Refused
+from steelyard.clients.flower.parts import LARGEST_MESSAGE, fetch
+from steelyard.clients.flower.transport import bound_answers
 from steelyard.errors import UserError, without_controls
 from steelyard.federate.frames import read_frame, write_frame
 from steelyard.federate.node_workers import Worker, WorkerDied, Workers
@@ -85,8 +83,9 @@ class Server:
             raise UserError(f"ca: {self.authority} cannot be read: {error.strerror}; allowed: ca.pem") from error
         public = private.public_key()
         signing = [RuntimeVersionHttpInterceptor(component_name="SuperNode"), NodeAuthHttpInterceptor(private, public)]
-        insecure = authority is None
-        return FleetHttpClient.from_server_address(self.address, insecure, authority, signing), public
+        client = FleetHttpClient.from_server_address(self.address, authority is None, authority, signing)
+        bound_answers(client)
+        return client, public
 
 
 def read_private_key(file: Path) -> ec.EllipticCurvePrivateKey:
@@ -179,7 +178,10 @@ class NodeLink:
                 continue
             pause = _SHORTEST_PAUSE
             try:
-                self._answer(message_from_proto(found.messages_list[0]), found.message_object_trees[0])
+                asked = found.messages_list[0]
+                asked.ClearField("content")  # What it says comes in parts, which are counted.
+                asked.content.SetInParent()
+                self._answer(message_from_proto(asked), found.message_object_trees[0])
             except (httpx.HTTPError, ValueError, RuntimeError, ObjectPullError) as error:
                 # The run was stopped, or the answer is too late: there will be another message.
                 print(f"steelyard: a message was not answered: {type(error).__name__}: {error}"[:300], flush=True)
@@ -188,16 +190,19 @@ class NodeLink:
         assert self._node is not None
         begun, run, name = time.monotonic(), message.metadata.run_id, message.metadata.message_id
         pull = make_pull_object_fn_protobuf(self._client.PullObject, self._node, run)
-        objects = pull_objects(
-            *([nested.object_id for nested in iterate_object_tree(tree)], pull),
-            max_time=min(message.metadata.ttl, _MOST_PULL_SECONDS),  # Flower's own bound is two hours.
-            initial_backoff=FIRST_PULL_PAUSE,
-            backoff_cap=LONGEST_PULL_PAUSE,
-        )
-        make_confirm_message_received_fn_protobuf(self._client.ConfirmMessageReceived, self._node, run)(name)
-        frame = write_frame({"message": name, "run": run, "node": self._node.node_id}, objects)
-        del objects
-        bare, reply_tree, pieces = self._worked(frame, message)
+        seconds = min(message.metadata.ttl, _MOST_PULL_SECONDS)  # Flower's own bound is two hours.
+        confirm = make_confirm_message_received_fn_protobuf(self._client.ConfirmMessageReceived, self._node, run)
+        try:
+            parts = fetch(name, tree, pull, LARGEST_MESSAGE, seconds, at_once=2)
+        except Refused as refusal:
+            print(f"steelyard: node {self._number}: a message was refused: {refusal}", flush=True)
+            confirm(name)
+            bare, reply_tree, pieces = _error(message, RAISED, f"refused: {refusal}")
+        else:
+            confirm(name)
+            frame = write_frame({"message": name, "run": run, "node": self._node.node_id}, parts)
+            del parts
+            bare, reply_tree, pieces = self._worked(frame, message)
         request = PushMessagesRequest(
             node=self._node,
             messages_list=[bare],

@@ -17,7 +17,7 @@ import sys
 import threading
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
-from typing import Any, NoReturn, cast
+from typing import Any, NoReturn
 
 import torch
 from flwr.app import Context, Error, Message, RecordDict
@@ -28,9 +28,9 @@ from flwr.supercore.inflatable.inflatable_object import (
     get_object_tree,
     no_object_id_recompute,
 )
-from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents
 from flwr.supercore.task_identity import TaskIdentity
 
+from steelyard.clients.flower.parts import LARGEST_MESSAGE, opened
 from steelyard.clients.node import NodeConfig
 from steelyard.errors import UserError
 from steelyard.federate.client_app import NodeFault, app, node_clients
@@ -63,8 +63,8 @@ def work(link: Connection, config: Mapping[str, Any]) -> None:
             return
         run, node = int(head["run"]), int(head["node"])
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run, node, 1
-        message = cast(Message, inflate_object_from_contents(head["message"], objects))
-        message.metadata.__dict__["_message_id"] = head["message"]
+        message = opened(head["message"], objects, LARGEST_MESSAGE)
+        del objects
         if run not in contexts:
             contexts = {run: Context(run, node, dict(config), RecordDict(), {})}
         link.send_bytes(_packed(answer(message, contexts[run])))

@@ -41,19 +41,26 @@ def environment(home: Path, **more: str) -> dict[str, str]:
     }
 
 
-def free_ports(count: int) -> list[int]:
-    """Return ports of the loopback interface that nobody listens on, all different."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+def reserved_port() -> socket.socket:
+    """Return a socket with a free port of the loopback interface; nobody else can take the port while it is open."""
+    # No address is reused here: two that reuse one may both have it, until one of them listens.
+    reserved = socket.socket()
+    reserved.bind(("127.0.0.1", 0))
+    return reserved
 
 
 class Process:
     """One process that we started, with its output in a file; it is ended with us, whatever happens."""
 
-    def __init__(self, name: str, command: Sequence[str], env: Mapping[str, str], log: Path, cwd: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        log: Path,
+        cwd: Path,
+        handles: Sequence[int] = (),
+    ) -> None:
         self.name, self.log = name, log
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
@@ -65,6 +72,7 @@ class Process:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                pass_fds=handles,
                 preexec_fn=end_with_parent,
             )
 
@@ -106,6 +114,19 @@ class Process:
             self._popen.wait(seconds)
         _signal(self._popen, signal.SIGKILL)
         self._popen.wait()
+
+
+def start_superlink(
+    options: Sequence[str], listener: socket.socket, env: Mapping[str, str], log: Path, folder: Path
+) -> Process:
+    """Start a SuperLink on a socket that is bound already, so that no other account can take its port before it."""
+    host, port = listener.getsockname()
+    handle = str(listener.fileno())
+    command = [sys.executable, "-m", "steelyard.federate.own_superlink", handle, "--host", host, "--port", str(port)]
+    disabled = "--disable-runtime-dependency-installation"
+    process = Process("superlink", [*command, disabled, *options], env, log, folder, handles=[listener.fileno()])
+    listener.close()
+    return process
 
 
 def end_with_parent() -> None:

@@ -24,7 +24,7 @@ from steelyard.errors import UserError, ends_as_interrupted
 from steelyard.federate.app_folder import connection_file
 from steelyard.federate.bounded import BoundedLoop, BoundedProtocol, allow_many_files
 from steelyard.federate.door import Door, RegisteredKeys
-from steelyard.federate.processes import Process, end_all, environment, free_ports
+from steelyard.federate.processes import Process, end_all, environment, reserved_port, start_superlink
 
 _START_SECONDS = 120.0
 _LOOK_SECONDS = 0.5
@@ -173,20 +173,20 @@ def _listening(host: str, port: int) -> Generator[socket.socket]:
 
 @contextmanager
 def _superlink(home: ServerFolder) -> Generator[tuple[Process, str]]:
-    (port,) = free_ports(1)
+    listener = reserved_port()
+    port = int(listener.getsockname()[1])
     address = f"127.0.0.1:{port}"
     authority = home.certificates / "ca.pem"
     home.flower.mkdir(parents=True, exist_ok=True)
     (home.flower / "config.toml").write_text(connection_file(address, authority), encoding="utf-8")
-    command = [
-        *("flower-superlink", "--host", "127.0.0.1", "--port", str(port)),
+    options = [
         *("--ssl-ca-certfile", str(authority), "--ssl-certfile", str(home.certificates / "server.pem")),
         *("--ssl-keyfile", str(home.certificates / "server.key"), "--enable-supernode-auth"),
-        *("--disable-runtime-dependency-installation", "--database", str(home.folder / "federation.db")),
+        *("--database", str(home.folder / "federation.db")),
     ]
     env = environment(home.flower, **{REGISTER: str(home.register)})
     # Relative paths of a run are meant from where the server was started.
-    process = Process("superlink", command, env, home.folder / "superlink.log", Path.cwd())
+    process = start_superlink(options, listener, env, home.folder / "superlink.log", Path.cwd())
     try:
         with ends_as_interrupted():
             process.wait_for_port(port, _START_SECONDS)

@@ -146,6 +146,6 @@ class DeviceNoise:
         found = {name: told[:, column] for column, name in enumerate(names)}
         if SIZE not in found:
             return replace(hidden, criteria=found)
-        # A size is a whole number, and a server refuses one that differs from the samples that are claimed.
-        size = np.rint(found[SIZE])
+        # A size is a whole number from 1, and a server refuses one that differs from the samples that are claimed.
+        size = np.maximum(1.0, np.rint(found[SIZE]))
         return replace(hidden, criteria={**found, SIZE: size}, samples=size.astype(np.int64))

@@ -53,6 +53,16 @@ def crowd(*nodes: Any, timeout: float = 20.0) -> FlowerClients:
             lambda u: replace(u, payload=DenseModels(torch.tensor([[1e38, -1e38, 1e38]]))),
             "update: farther than 1e+06 times the model; that is no training",
         ),
+        (  # Finite, though their sum is not in float32.
+            lambda u: replace(u, payload=DenseModels(torch.full((1, 3), 3e38))),
+            "update: farther than 1e+06 times the model; that is no training",
+        ),
+        (lambda u: replace(u, losses=np.full(1, np.nan)), "loss = nan; allowed: a number of at most 1e+15"),
+        (lambda u: replace(u, losses=np.full(1, 1e300)), "loss = 1e+300; allowed: a number of at most 1e+15"),
+        (
+            lambda u: replace(u, samples=u.samples * 0, criteria={**u.criteria, "DS": np.zeros(1)}),
+            "samples = 0; allowed: 1 to 1000000000000",
+        ),
     ],
 )
 def test_an_impossible_claim_leaves_out_its_client_alone(change: Any, reason: str):
@@ -68,24 +78,60 @@ def test_a_large_but_honest_step_is_no_explosion():
     assert updates.clients == ("c1",)
 
 
-def test_one_node_cannot_decide_the_accuracy_with_the_size_of_its_test_set():
-    def boast(question: Question, clients: tuple[str, ...]) -> Evaluations:
-        found = evaluate(question, clients)
-        return replace(found, samples=np.full(len(clients), 10**12), scores=np.ones_like(found.scores))
+def boasting(times: int) -> Any:
+    """A test that claims so many times the rows it has, all of them right."""
 
-    (answer,) = crowd(honest("c1"), honest("c2", evaluate=boast), honest("c3")).evaluate(
-        [Question("fed", 7, 1, torch.zeros(1, 3))]
-    )
-    assert answer.clients == ("c1", "c3")
-    assert answer.overall().tolist() == [pytest.approx(0.02)]  # (1 % + 3 %) / 2, not 99.99 %
-    assert reasons(answer.failures)["c2"] == "samples = 1000000000000; allowed: 100 times the median client's, 200"
+    def test(question: Question, clients: tuple[str, ...]) -> Evaluations:
+        found = evaluate(question, clients)
+        right = None if found.right is None else np.ones(len(found.right) * times, dtype=np.bool_)
+        return replace(found, samples=found.samples * times, scores=np.ones_like(found.scores), right=right)
+
+    return test
+
+
+@pytest.mark.parametrize("times", [90, 5 * 10**11])
+def test_a_client_that_claims_more_test_rows_counts_three_times_the_median_one(times: int):
+    nodes = [honest(f"c{number}", evaluate=boasting(times) if number == 2 else evaluate) for number in range(10)]
+    crowded = crowd(*nodes)
+    (answer,) = crowded.evaluate([Question("fed", 7, 1, torch.zeros(1, 3))])
+    assert answer.clients == tuple(f"c{number}" for number in range(10))
+    assert dict(zip(answer.clients, answer.samples.tolist(), strict=True))["c2"] == 6
+    honest_sum = sum(number / 100 for number in range(10) if number != 2)
+    assert answer.overall().tolist() == [pytest.approx((honest_sum + 3 * 1.0) / 12)]  # With 90 times: 0.91.
+    note = f"client c2 says {2 * times} test samples; 6 count, federate.test_bound = 3 times the median client's"
+    assert list(crowded.notes) == [note]
+    crowded.evaluate([Question("fed", 7, 2, torch.zeros(1, 3))])
+    assert list(crowded.notes) == [note]
+
+
+def test_rows_that_do_not_count_are_not_recorded_either():
+    nodes = [honest("c1"), honest("c2", evaluate=boasting(9)), honest("c3")]
+    (answer,) = crowd(*nodes).evaluate([Question("fed", 7, 1, torch.zeros(1, 3), detailed=True)])
+    assert answer.samples.tolist() == [2, 6, 2]
+    assert answer.right is not None
+    assert answer.right.tolist() == [True] * 10
+
+
+def test_a_client_without_test_rows_or_with_an_impossible_loss_is_left_out():
+    def without(question: Question, clients: tuple[str, ...]) -> Evaluations:
+        return replace(evaluate(question, clients), samples=np.zeros(len(clients), dtype=np.int64))
+
+    def lossy(question: Question, clients: tuple[str, ...]) -> Evaluations:
+        return replace(evaluate(question, clients), losses=np.full((len(question.models), len(clients)), np.inf))
+
+    nodes = [honest("c1"), honest("c2", evaluate=without), honest("c3", evaluate=lossy)]
+    (answer,) = crowd(*nodes).evaluate([Question("fed", 7, 1, torch.zeros(1, 3))])
+    assert answer.clients == ("c1",)
+    assert reasons(answer.failures) == {
+        "c2": "samples = 0; allowed: 1 to 1000000000000",
+        "c3": "loss = inf; allowed: a number of at most 1e+15",
+    }
 
 
 def test_the_bound_of_test_sets_is_the_lower_middle_one():
-    assert checks.size_faults([5, 0, 500], 100.0) == [None, None, None]
-    assert checks.size_faults([10**9], 100.0) == [None]  # Nobody to compare with.
-    fault = checks.size_faults([5, 501], 100.0)[1]
-    assert fault == "samples = 501; allowed: 100 times the median client's, 500"
+    assert checks.most_counted([5, 0, 500], 3.0) == 15
+    assert checks.most_counted([5, 501], 3.0) == 15
+    assert checks.most_counted([10**9], 3.0) == checks.MOST_SAMPLES  # Nobody to compare with.
 
 
 HEADERS = [

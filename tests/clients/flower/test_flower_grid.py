@@ -271,7 +271,7 @@ def test_a_run_that_flower_stopped_ends():
     begun = time.monotonic()
     for grid in (Stopped({1: honest("c1")}), StoppedBefore({1: honest("c1")})):
         with pytest.raises(RunStopped, match="the SuperLink stopped this run"):
-            Courier(grid).ask([Letter(1, INTRODUCE, wire.content(Form(), {}))], 20.0)  # type: ignore[arg-type]
+            Courier(grid).ask([Letter(1, INTRODUCE, wire.content(Form(), {}), 0, 1 << 20)], 20.0)  # type: ignore[arg-type]
     assert time.monotonic() - begun < 10  # At once, not when the time is over.
 
 
@@ -317,7 +317,7 @@ def test_a_full_disk_of_the_server_is_named(tmp_path: Path, monkeypatch: pytest.
             raise ObjectPushError("part", 1, "session")
 
     def ask() -> None:
-        Courier(Full({1: honest("c1")})).ask([Letter(1, INTRODUCE, wire.content(Form(), {}))], 1.0)  # type: ignore[arg-type]
+        Courier(Full({1: honest("c1")})).ask([Letter(1, INTRODUCE, wire.content(Form(), {}), 0, 1 << 20)], 1.0)  # type: ignore[arg-type]
 
     monkeypatch.setenv(REGISTER, str(tmp_path / "register.json"))
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1000))

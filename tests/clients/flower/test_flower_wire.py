@@ -79,7 +79,7 @@ def test_the_bytes_of_an_answer_are_shared_out_among_its_clients():
 @given(
     numbers=st.lists(st.floats(-(2.0**19), 2.0**19, width=32), min_size=3, max_size=3),
     criterion=st.floats(0, 1000),
-    samples=st.integers(0, 10**12),
+    samples=st.integers(1, 10**12),
 )
 def test_numbers_survive_exactly(numbers: list[float], criterion: float, samples: int):
     asked = replace(TASK, clients=("c1",))
@@ -146,9 +146,9 @@ def test_a_wrong_form_is_refused(changes: dict[str, Any], reason: str):
         ({"criteria": {"DS": [float("nan"), 20.0]}}, "c1", "criterion DS = nan"),
         ({"criteria": {"DS": [10.0, float("inf")]}}, "c2", "criterion DS = inf"),
         ({"criteria": {"DS": [10**400, 20.0]}}, "c1", "criterion DS = inf"),
-        ({"samples": [-1, 20]}, "c1", "samples = -1; allowed: 0 to"),
-        ({"samples": [10, 10**30]}, "c2", "samples = 1000000000000000000000000000000; allowed: 0 to"),
-        ({"losses": [float("nan"), 1.0]}, "c1", "loss = nan; allowed: a finite number"),
+        ({"samples": [-1, 20]}, "c1", "samples = -1; allowed: 1 to"),
+        ({"samples": [10, 10**30]}, "c2", "samples = 1000000000000000000000000000000; allowed: 1 to"),
+        ({"losses": [float("nan"), 1.0]}, "c1", "loss = nan; allowed: a number of at most 1e+15"),
     ],
 )
 def test_a_wrong_number_leaves_out_only_its_client(changes: dict[str, Any], client: str, reason: str):
@@ -158,8 +158,10 @@ def test_a_wrong_number_leaves_out_only_its_client(changes: dict[str, Any], clie
     assert got.failures[0].reason.startswith(reason)
 
 
-def test_a_loss_without_samples_may_be_missing():
-    assert read(update(samples=[0, 5], criteria={"DS": [0.0, 5.0]}, losses=[float("nan"), 1.0])).clients == ("c1", "c2")
+def test_a_client_that_trained_on_nothing_is_left_out():
+    got = read(update(samples=[0, 5], criteria={"DS": [0.0, 5.0]}, losses=[float("nan"), 1.0]))
+    assert got.clients == ("c2",)
+    assert got.failures == (Failure("c1", "samples = 0; allowed: 1 to 1000000000000"),)
 
 
 def test_a_model_with_nan_or_infinity_leaves_out_only_its_client():

@@ -29,8 +29,11 @@ LONGEST_REASON = 300
 MOST_METRICS, LONGEST_METRIC = 100, 64
 RECORD_COLUMNS = frozenset({"rule", "seed", "round", "client", "samples", "score", "loss", "metrics"})
 """What the record of a run has for each client and evaluation, beside the metrics that clients add."""
-FORM_BYTES, FORM_BYTES_PER_CLIENT = 65_536, 4_096
-"""Most bytes of the written part of an answer: for all, and beside that for each client."""
+FORM_BYTES, FORM_BYTES_PER_CLIENT, FORM_BYTES_PER_SCORE = 65_536, 8_192, 160
+"""Most bytes of the written part of an answer once it is read: for all, for each client, and for each of its scores."""
+FORM_BYTES_PER_CANDIDATE = 2_048
+LARGEST_DETAILS = 64 << 20
+"""Most bytes of right or wrong per test sample, one each, that one node may send."""
 _BLOCK = 1 << 18
 
 
@@ -56,12 +59,20 @@ def reading_one_answer() -> Generator[None]:
         raise Refused(unreadable(error)) from error
 
 
-def refuse_size(text: object, arrays: ArrayRecord, clients: int, largest: int) -> int:
-    """Refuse an answer larger than an honest one can be; returns how many bytes were sent."""
+def largest_form(clients: int, candidates: int = 0) -> int:
+    """Return the most bytes of the written part of an answer of so many clients, on so many tested models."""
+    each = FORM_BYTES_PER_CLIENT + FORM_BYTES_PER_SCORE * candidates
+    return FORM_BYTES + FORM_BYTES_PER_CANDIDATE * candidates + clients * each
+
+
+def refuse_size(text: object, arrays: ArrayRecord, form: int, largest: int) -> int:
+    """Refuse an answer larger than an honest one, with its form and its arrays, can be; returns how many bytes it has.
+
+    Over HTTP a larger one is not even fetched; any other grid hands over what it likes.
+    """
     sent = packing.size(arrays) + (len(text) if isinstance(text, str | bytes) else 0)
-    limit = largest + FORM_BYTES + FORM_BYTES_PER_CLIENT * clients
-    if sent > limit:
-        raise Refused(f"size: {sent} bytes; allowed: at most {limit}")
+    if sent > form + largest:
+        raise Refused(f"size: {sent} bytes; allowed: at most {form + largest}")
     return sent
 
 
@@ -106,8 +117,8 @@ def refuse_metrics(metrics: Collection[str]) -> None:
 
 
 def sample_fault(samples: int) -> str | None:
-    """Say why a number of samples cannot be true, or None when it can."""
-    return None if 0 <= samples <= MOST_SAMPLES else f"samples = {samples}; allowed: 0 to {MOST_SAMPLES}"
+    """Say why a number of samples cannot be true, or None when it can; who has none has nothing to say."""
+    return None if 1 <= samples <= MOST_SAMPLES else f"samples = {samples}; allowed: 1 to {MOST_SAMPLES}"
 
 
 def criterion_fault(name: str, value: float, samples: int) -> str | None:
@@ -133,23 +144,22 @@ def explosion(payload: Payload, parameters: torch.Tensor) -> NDArray[np.bool_]:
     return far.numpy()
 
 
-def size_faults(samples: Sequence[int], factor: float) -> list[str | None]:
-    """Say of each test set why it is too large to be true beside the others, or None; two or more are compared."""
-    held = [count for count in samples if count > 0]
-    if len(held) < 2:
-        return [None] * len(samples)
+def most_counted(samples: Sequence[int], factor: float) -> int:
+    """Return how many test samples of a client count at most: `factor` times those of the median client.
+
+    One client alone has nobody to be compared with: all of its samples count.
+    """
+    held = sorted(count for count in samples if count > 0)
     # The lower of two middle ones: a liar among two must not raise the bound.
-    limit = int(factor * sorted(held)[(len(held) - 1) // 2])
-    return [
-        None if count <= limit else f"samples = {count}; allowed: {factor:g} times the median client's, {limit}"
-        for count in samples
-    ]
+    return MOST_SAMPLES if len(held) < 2 else max(1, int(factor * held[(len(held) - 1) // 2]))
 
 
-def loss_fault(loss: float, samples: int) -> str | None:
-    """Say why a training loss cannot be used, or None when it can."""
-    # A client without samples has no loss to speak of.
-    return None if np.isfinite(loss) or samples == 0 else f"loss = {loss}; allowed: a finite number"
+def loss_fault(losses: Floats) -> str | None:
+    """Say why a client's losses cannot be true, or None when they can."""
+    for loss in losses.tolist():
+        if not abs(loss) <= MOST_WORTH:
+            return f"loss = {loss:g}; allowed: a number of at most {MOST_WORTH:g}"
+    return None
 
 
 def score_fault(scores: Floats, allowed: tuple[float, float] | None) -> str | None:

@@ -18,7 +18,7 @@ from flwr.serverapp import Grid
 
 from steelyard.clients.flower.checks import clean, unreadable
 from steelyard.clients.flower.forms import Refused
-from steelyard.clients.flower.mail import UNBOUNDED, Mail, Outstanding
+from steelyard.clients.flower.mail import Mail, Outstanding
 from steelyard.clients.flower.superlink import RunStopped, reaching_superlink
 
 Read = Callable[[int, RecordDict], Any]
@@ -52,9 +52,9 @@ class Letter:
     node: int
     kind: str
     content: RecordDict
-    round: int = 0
-    largest: int = UNBOUNDED
-    """Most bytes that an honest answer has; no more are fetched."""
+    round: int
+    largest: int
+    """Most bytes that an honest answer has; a larger one is not read."""
 
 
 class Courier:

@@ -21,6 +21,12 @@ EVALUATE = "evaluate.question"
 """The three messages that a server sends, by Flower's message type; `hidden_forms` has those of hidden updates."""
 
 
+LARGEST_FORM = 8 << 20
+"""Most bytes that a form may have once it is read, where nothing else is said."""
+_LIST_BYTES, _VALUE_BYTES = 512, 40
+"""What a list or an object takes in memory while JSON is read, and one value in it."""
+
+
 class Refused(Exception):
     """What came from a node cannot be used; the text says why and is recorded with the round."""
 
@@ -33,10 +39,15 @@ class Form(BaseModel):
     protocol: int = PROTOCOL
 
     @classmethod
-    def read(cls, text: object) -> Self:
-        """Parse a form that came over the wire, or refuse it with the first thing that is wrong."""
+    def read(cls, text: object, largest: int = LARGEST_FORM) -> Self:
+        """Parse a form that came over the wire, or refuse it with the first thing that is wrong.
+
+        `largest` bounds what it takes in memory, which is counted before it is parsed.
+        """
         if not isinstance(text, str):
             raise Refused(f"form: got {type(text).__name__}; allowed: a JSON text")
+        if (size := read_size(text)) > largest:
+            raise Refused(f"form: {size} bytes once it is read; allowed: at most {largest}")
         try:
             form = cls.model_validate_json(text)
         except ValidationError as error:
@@ -50,6 +61,12 @@ class Form(BaseModel):
     def write(self) -> str:
         """Return the form as JSON; numbers survive unchanged."""
         return self.model_dump_json()
+
+
+def read_size(text: str) -> int:
+    """Return the most that a JSON text takes in memory once it is read: "[],[],[]" takes a hundred times its length."""
+    lists = text.count("[") + text.count("{")
+    return len(text) + _LIST_BYTES * lists + _VALUE_BYTES * text.count(",")
 
 
 class AskForm(Form):

@@ -11,7 +11,7 @@ import torch
 from flwr.app import ArrayRecord, RecordDict
 from flwr.serverapp import Grid
 
-from steelyard.clients.flower import merging, wire
+from steelyard.clients.flower import checks, merging, wire
 from steelyard.clients.flower.checks import clean, reading_one_answer
 from steelyard.clients.flower.courier import Courier, Letter, Silence
 from steelyard.clients.flower.forms import EVALUATE, TRAIN, Refused
@@ -33,8 +33,8 @@ class Part(Protocol):
 PartT = TypeVar("PartT", bound=Part)
 _NAMES = "registered-clients"
 _OWNERS = "client-keys"
-_MOST_EXTRA = 1 << 20
-"""Bytes that an answer may have beside its arrays, before it is read: forms, names, Flower's own records."""
+_MOST_EXTRA = 64 << 10
+"""Bytes that an answer may have beside its form and its arrays: names of parts, Flower's own records."""
 _PATIENCE = 2.0
 """Seconds that a newcomer, or a node that was silent, has before a round to say that it is there."""
 _RESTING = "its node was silent and has not answered since"
@@ -100,6 +100,8 @@ class FlowerClients:
         self._run = run
         self._experiment = experiment
         self._codec = codec
+        self._noted: set[str] = set()
+        """Clients whose claim of a large test set is in the notes."""
 
     def wait(self) -> None:
         """Wait for the nodes that the experiment asks for; call it before the first round."""
@@ -130,8 +132,8 @@ class FlowerClients:
                     cohort=sending.cohort,
                     attempt=sending.attempt,
                 )
-                largest = _MOST_EXTRA + 2 * sending.codec.largest(len(asked), task.parameters)
-                letter = Letter(node, TRAIN, content, task.round, largest)
+                most = checks.largest_form(len(asked)) + sending.codec.largest(len(asked), task.parameters)
+                letter = Letter(node, TRAIN, content, task.round, _MOST_EXTRA + most)
                 errands.append(Errand(index, node, asked, letter))
 
         def read(errand: Errand, content: RecordDict) -> Updates:
@@ -155,8 +157,10 @@ class FlowerClients:
         for index, question in enumerate(questions):
             failures[index] = list(away)
             content = wire.write_question(question, self._seconds(questions), self._run, self._experiment)
+            details = checks.LARGEST_DETAILS if question.detailed else 0
             for node, asked in homes.items():
-                errands.append(Errand(index, node, asked, Letter(node, EVALUATE, content, question.round)))
+                most = _MOST_EXTRA + checks.largest_form(len(asked), len(question.models)) + details
+                errands.append(Errand(index, node, asked, Letter(node, EVALUATE, content, question.round, most)))
 
         def read(errand: Errand, content: RecordDict) -> Evaluations:
             return wire.read_evaluations(content, questions[errand.index], errand.asked, self.scores)
@@ -166,8 +170,23 @@ class FlowerClients:
             if not parts.get(index):
                 why = "; ".join(f"{failure.client}: {failure.reason}" for failure in failures[index][:3])
                 raise NoAnswers(f"round {question.round}: no client tested the model ({why or 'no node is connected'})")
-        largest = self.settings.largest_test
-        return [merging.evaluations(question, parts[i], failures[i], largest) for i, question in enumerate(questions)]
+        return [
+            merging.evaluations(question, parts[i], failures[i], self._most_counted(parts[i]))
+            for i, question in enumerate(questions)
+        ]
+
+    def _most_counted(self, parts: Sequence[Evaluations]) -> int:
+        """Return how many test samples of one client count; who claims more is noted, once."""
+        said = [pair for part in parts for pair in zip(part.clients, part.samples.tolist(), strict=True)]
+        most = checks.most_counted([count for _, count in said], self.settings.test_bound)
+        for client, count in said:
+            if count > most and client not in self._noted:
+                self._noted.add(client)
+                self.roster.note(
+                    f"client {client} says {count} test samples; {most} count, federate.test_bound = "
+                    f"{self.settings.test_bound:g} times the median client's"
+                )
+        return most
 
     def snapshot(self) -> Mapping[str, torch.Tensor]:
         """Return the names of the registered clients; all else that clients keep is on their nodes."""

@@ -71,8 +71,9 @@ def read_answer(
     """Return what a node answered for those it was asked for; refuses what cannot be such an answer."""
     text, found = wire.split(content)
     dtype, sizes = shape(work, len(asked))
-    sent = checks.refuse_size(text, found, len(asked), int(np.prod(sizes)) * np.dtype(dtype).itemsize + 4096)
-    form = AnswerForm.read(text)
+    most = checks.largest_form(len(asked))
+    sent = checks.refuse_size(text, found, most, int(np.prod(sizes)) * np.dtype(dtype).itemsize + 4096)
+    form = AnswerForm.read(text, most)
     checks.refuse_other(form.federation, form.round, work.task.federation, work.task.round)
     count = checks.refuse_clients(form.clients, form.failures, asked)
     if form.clients != sorted(form.clients):

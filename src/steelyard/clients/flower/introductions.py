@@ -15,8 +15,9 @@ from steelyard.clients.flower.register import bare
 About = dict[str, int | list[int]]
 """What a server without data must know of the nodes' data, such as the shape of a sample."""
 
+LARGEST_INTRODUCTION = 4 << 20
+"""Most bytes of what a node says of itself, as it is sent and as it is read."""
 _LONGEST_NAME = 128
-_LONGEST_INTRODUCTION = 4_000_000
 _LARGEST_FACT = 10**8
 _MOST_DIMENSIONS = 8
 
@@ -28,9 +29,7 @@ def introduction(answer: RecordDict | str) -> IntroductionForm:
     text, arrays = wire.split(answer)
     if arrays:
         raise Refused("introduction: holds arrays; allowed: none")
-    if isinstance(text, str) and len(text) > _LONGEST_INTRODUCTION:
-        raise Refused(f"introduction: {len(text)} letters; allowed: at most {_LONGEST_INTRODUCTION}")
-    return IntroductionForm.read(text)
+    return IntroductionForm.read(text, LARGEST_INTRODUCTION)
 
 
 def facts(about: Mapping[str, int | list[int]]) -> About:

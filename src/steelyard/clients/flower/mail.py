@@ -19,15 +19,14 @@ from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree
 from flwr.proto.message_pb2 import Message as MessageProto
 from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 from flwr.serverapp import Grid
-from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
 from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
-from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_contents, pull_objects
 from flwr.supercore.run import RunNotRunningException
 from flwr.superlink.grid import HttpGrid
 
 from steelyard.clients.flower.forms import Refused
-from steelyard.clients.flower.pauses import FIRST_PULL_PAUSE, LONGEST_PULL_PAUSE
+from steelyard.clients.flower.parts import fetch, opened
 from steelyard.clients.flower.superlink import RunStopped, is_passing
+from steelyard.clients.flower.transport import bound_answers
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE, _GROWTH = 0.05, 0.25, 1.3
 """Seconds between looks: quick answers are found quickly, and long work is not asked after all the time."""
@@ -36,8 +35,8 @@ _AT_ONCE, _LARGE = 4, 16 << 20
 _MOST_PULL_SECONDS = 300.0
 _MOST_FAULTS = 40
 """Looks in a row at which the SuperLink may fail, about ten seconds, before all answers are given up."""
-UNBOUNDED = 1 << 40
-"""Bytes of an answer of which no bound is known."""
+_LARGEST_LOOK = 64 << 20
+"""Most bytes that one look at all answers may bring; an answer's names of parts are about a thousand."""
 
 Arrived = Callable[[str, list[Message] | Exception], None]
 
@@ -49,7 +48,7 @@ class Outstanding:
     name: str
     """Flower's id of the message."""
     largest: int
-    """Most bytes that an honest answer has."""
+    """Most bytes that an honest answer has; a larger one is neither fetched nor put together."""
 
 
 class Mail:
@@ -62,8 +61,9 @@ class Mail:
     def start(self, stop: threading.Event) -> None:
         """Start looking, in threads that end with `stop`, with the deadline, or with the last answer."""
         if isinstance(self._grid, HttpGrid):
+            bound_answers(self._client, _LARGEST_LOOK)
             _thread(self._look, stop)
-            large = any(_LARGE < letter.largest < UNBOUNDED for letter in self._letters.values())
+            large = any(letter.largest > _LARGE for letter in self._letters.values())
             for _ in range(1 if large else min(_AT_ONCE, len(self._letters))):
                 _thread(self._fetch, stop)
         else:
@@ -117,7 +117,7 @@ class Mail:
             except queue.Empty:
                 continue
             try:
-                answers: list[Message] | Exception = [self._opened(name, *part) for part in parts]
+                answers: list[Message] | Exception = [self._opened(name, parts)]
             except RunNotRunningException:
                 answers = RunStopped()
             except Exception as error:
@@ -125,34 +125,20 @@ class Mail:
             self._arrived(name, answers)
             del answers, parts
 
-    def _opened(self, name: str, message: MessageProto, tree: ObjectTree) -> Message:
+    def _opened(self, name: str, parts: list[tuple[MessageProto, ObjectTree]]) -> Message:
+        if len(parts) > 1:
+            raise Refused(f"answered {len(parts)} times; allowed: once")
+        ((message, tree),) = parts
+        own, largest = message.metadata.message_id, self._letters[name].largest
         run, identity = cast(HttpGrid, self._grid).run.run_id, cast(HttpGrid, self._grid).node
-        largest, size = self._letters[name].largest, 0
         pull = make_pull_object_fn_protobuf(self._client.PullObject, identity, run)
-
-        def counted(part: str) -> bytes:
-            nonlocal size
-            content = pull(part)
-            size += len(content)
-            if size > largest:
-                raise Refused(f"size: more than {largest} bytes; that is no answer to what was asked")
-            return content
-
-        parts = [nested.object_id for nested in iterate_object_tree(tree)]
         left = min(max(1.0, self._deadline - time.monotonic()), _MOST_PULL_SECONDS)
-        contents = pull_objects(
-            *(parts, counted),
-            max_concurrent_pulls=1,
-            max_time=left,
-            initial_backoff=FIRST_PULL_PAUSE,
-            backoff_cap=LONGEST_PULL_PAUSE,
-        )
-        own = message.metadata.message_id
-        request = ConfirmMessageReceivedRequest(node=identity, run_id=run, message_object_id=own)
-        self._client.ConfirmMessageReceived(request)
-        opened = cast(Message, inflate_object_from_contents(own, contents))
-        opened.metadata.__dict__["_message_id"] = own
-        return opened
+        try:
+            contents = fetch(own, tree, pull, largest, left)
+        finally:  # Also where it is refused: the SuperLink need not keep it.
+            request = ConfirmMessageReceivedRequest(node=identity, run_id=run, message_object_id=own)
+            self._client.ConfirmMessageReceived(request)
+        return opened(own, contents, largest)
 
     @property
     def _client(self) -> Any:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from math import inf
 from typing import TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from steelyard.clients.flower.checks import size_faults
+from steelyard.clients.flower.checks import MOST_SAMPLES
 from steelyard.clients.flower.payloads import Codec, CohortRows
 from steelyard.messages import DenseModels, Evaluations, Failure, Payload, Question, Task, Updates
 
@@ -51,36 +50,19 @@ def _payload(task: Task, parts: Sequence[Payload], order: list[int], codec: Code
 
 
 def evaluations(
-    question: Question, parts: Sequence[Evaluations], failures: Sequence[Failure], largest: float = inf
+    question: Question, parts: Sequence[Evaluations], failures: Sequence[Failure], most: int = MOST_SAMPLES
 ) -> Evaluations:
-    """Join the checked evaluations of several nodes; a test set too large beside the others is left out."""
-    counts = [int(count) for part in parts for count in part.samples]
-    faults = iter(size_faults(counts, largest))
-    bounded: list[Evaluations] = []
-    refused: list[Failure] = []
-    for part in parts:
-        found = list(zip(part.clients, faults, strict=False))  # The faults of the next nodes stay in the iterator.
-        refused += [Failure(client, fault) for client, fault in found if fault is not None]
-        bounded.append(_kept(part, [row for row, (_, fault) in enumerate(found) if fault is None]))
-    return _joined(question, bounded, [*failures, *refused])
+    """Join the checked evaluations of several nodes; of each test set no more than the first `most` samples count."""
+    return _joined(question, [_counted(part, most) for part in parts], failures)
 
 
-def _kept(part: Evaluations, keep: list[int]) -> Evaluations:
-    if len(keep) == len(part.clients):
+def _counted(part: Evaluations, most: int) -> Evaluations:
+    if not (part.samples > most).any():
         return part
     right = None
     if part.right is not None:
-        pieces = _pieces(part)
-        right = np.concatenate([np.zeros(0, dtype=np.bool_), *(pieces[row] for row in keep)])
-    return replace(
-        part,
-        clients=tuple(part.clients[row] for row in keep),
-        samples=part.samples[keep],
-        scores=part.scores[:, keep],
-        losses=part.losses[:, keep],
-        metrics={name: values[keep] for name, values in part.metrics.items()},
-        right=right,
-    )
+        right = np.concatenate([np.zeros(0, dtype=np.bool_), *(piece[:most] for piece in _pieces(part))])
+    return replace(part, samples=np.minimum(part.samples, most), right=right)
 
 
 def _joined(question: Question, parts: Sequence[Evaluations], failures: Sequence[Failure]) -> Evaluations:

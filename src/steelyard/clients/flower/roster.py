@@ -16,7 +16,14 @@ from steelyard.clients.flower import wire
 from steelyard.clients.flower.checks import clean, reading_one_answer
 from steelyard.clients.flower.courier import Courier, Letter
 from steelyard.clients.flower.forms import INTRODUCE, AskForm, IntroductionForm, Refused
-from steelyard.clients.flower.introductions import About, client_names, facts, introduction, key_line
+from steelyard.clients.flower.introductions import (
+    LARGEST_INTRODUCTION,
+    About,
+    client_names,
+    facts,
+    introduction,
+    key_line,
+)
 from steelyard.clients.flower.register import Register
 from steelyard.clients.flower.superlink import reaching_superlink
 from steelyard.errors import UserError
@@ -24,7 +31,6 @@ from steelyard.errors import UserError
 _INTRODUCTION_SECONDS = 30.0
 _ASK_AGAIN_SECONDS, _LONGEST_PAUSE = 5.0, 600.0
 _LOOK_SECONDS = 0.1
-_LARGEST_ANSWER = 8 << 20
 _MOST_CLIENTS = 10_000
 _MOST_NOTES = 200
 _MOST_ROUNDS_LEFT_ALONE = 64
@@ -158,7 +164,8 @@ class Roster:
         if not nodes:
             return
         self._asked |= set(nodes)
-        letters = [Letter(node, INTRODUCE, wire.content(self._question, {}), largest=_LARGEST_ANSWER) for node in nodes]
+        question = wire.content(self._question, {})
+        letters = [Letter(node, INTRODUCE, question, self.round, LARGEST_INTRODUCTION) for node in nodes]
 
         def ask() -> None:
             heard: set[int] = set()
@@ -197,7 +204,7 @@ class Roster:
             if node in self._claims and isinstance(answer, str):
                 self._try_later(node)  # A node of ours that is still silent.
                 return
-            self._note(f"node {node} was not admitted: {refusal}")
+            self.note(f"node {node} was not admitted: {refusal}")
             if isinstance(answer, str):  # It may be slow, or its data not there yet: it may try again.
                 self._try_later(node)
             else:  # It spoke, and not as it should.
@@ -256,7 +263,7 @@ class Roster:
         self._agreed = self.about
         for node, claim in list(self._claims.items()):
             if claim.about != self._agreed:
-                self._note(f"node {node} was not admitted: its data is of another kind: {claim.about}")
+                self.note(f"node {node} was not admitted: its data is of another kind: {claim.about}")
                 self._refused.add(node)
                 del self._claims[node]
                 self.registered -= set(claim.clients)
@@ -276,11 +283,12 @@ class Roster:
             self._holders[client] = chosen
             for other in nodes:
                 if other != chosen:
-                    self._note(f"client {client} is claimed by node {other}, but node {chosen} holds it")
+                    self.note(f"client {client} is claimed by node {other}, but node {chosen} holds it")
         self._holders = {client: node for client, node in self._holders.items() if client in claimants}
         self.registered |= set(claimants)
 
-    def _note(self, text: str) -> None:
+    def note(self, text: str) -> None:
+        """Note what a reader of the run should know, each line once; of very many only the first."""
         line = clean(text)
         if line not in self._noted and len(self.notes) < _MOST_NOTES:
             self._noted.add(line)

@@ -18,6 +18,6 @@ class FederateSettings(Section):
     """Seconds that a node has to answer one task or question; who has not answered by then is left out of the round."""
     most_clients: int = Field(default=10_000, ge=1)
     """Clients that one node may hold, where the server's register says nothing else of its key."""
-    largest_test: float = Field(default=100.0, ge=1)
-    """A client's test set may be this many times as large as the median client's; a larger one is a lie or a mistake
-    that would decide the accuracy alone, and is left out."""
+    test_bound: float = Field(default=3.0, ge=1, allow_inf_nan=False)
+    """Of a client's test samples at most this many times the median client's count in the accuracy: nobody can check
+    how many it has, and a client that claims a hundred times as many would decide the accuracy alone."""

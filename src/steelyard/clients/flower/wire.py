@@ -172,8 +172,9 @@ def read_updates(
 ) -> Updates:
     """Return the usable part of a node's answer to a task; the clients left out are in its failures."""
     text, arrays = split(records)
-    sent = checks.refuse_size(text, arrays, len(asked), codec.largest(len(asked), task.parameters))
-    form = UpdateForm.read(text)
+    most = checks.largest_form(len(asked))
+    sent = checks.refuse_size(text, arrays, most, codec.largest(len(asked), task.parameters))
+    form = UpdateForm.read(text, most)
     checks.refuse_other(form.federation, form.round, task.federation, task.round)
     count = checks.refuse_clients(form.clients, form.failures, asked)
     checks.refuse_lengths(count, {"samples": form.samples, "losses": form.losses})
@@ -184,11 +185,12 @@ def read_updates(
     payload = codec.unpack(arrays, count, task.parameters)
     finite = payload.finite()
     far = checks.explosion(payload, task.parameters)
+    losses = checks.floats(form.losses)
     faults = [
         checks.sample_fault(form.samples[i])
         or next((f for name, judge in criteria.items() if (f := judge(form.criteria[name][i]))), None)
         or next((f for n in criteria if (f := checks.criterion_fault(n, form.criteria[n][i], form.samples[i]))), None)
-        or checks.loss_fault(form.losses[i], form.samples[i])
+        or checks.loss_fault(losses[i : i + 1])
         or (None if finite[i] else "update: holds NaN or infinite numbers")
         or (f"update: farther than {checks.MOST_GROWTH:g} times the model; that is no training" if far[i] else None)
         for i in range(count)
@@ -200,7 +202,7 @@ def read_updates(
         # A number of samples that no array can hold is refused below with its client.
         samples=np.asarray([min(max(n, -1), checks.MOST_SAMPLES) for n in form.samples], dtype=np.int64),
         criteria={name: checks.floats(form.criteria[name]) for name in criteria},
-        losses=checks.floats(form.losses),
+        losses=losses,
         payload=payload,
         failures=checks.failures(form.failures, form.clients, asked),
         bytes_sent=np.full(count, sent // max(count, 1), dtype=np.int64),
@@ -230,11 +232,9 @@ def read_evaluations(
 ) -> Evaluations:
     """Return the usable part of a node's answer to a question; `scores` is the range that a score can have."""
     text, arrays = split(records)
-    form_limit = checks.FORM_BYTES_PER_CLIENT * len(question.models)
-    checks.refuse_size(
-        text, arrays, len(asked), form_limit * len(asked) + (checks.MOST_SAMPLES if question.detailed else 0)
-    )
-    form = EvaluationForm.read(text)
+    most = checks.largest_form(len(asked), len(question.models))
+    checks.refuse_size(text, arrays, most, checks.LARGEST_DETAILS if question.detailed else 0)
+    form = EvaluationForm.read(text, most)
     checks.refuse_other(form.federation, form.round, question.federation, question.round)
     count = checks.refuse_clients(form.clients, form.failures, asked)
     checks.refuse_lengths(count, {"samples": form.samples})
@@ -242,7 +242,12 @@ def read_evaluations(
     checks.refuse_metrics(form.metrics)
     table = checks.table("scores", form.scores, len(question.models), count)
     losses = checks.table("losses", form.losses, len(question.models), count)
-    faults = [checks.sample_fault(form.samples[i]) or checks.score_fault(table[:, i], scores) for i in range(count)]
+    faults = [
+        checks.sample_fault(form.samples[i])
+        or checks.score_fault(table[:, i], scores)
+        or checks.loss_fault(losses[:, i])
+        for i in range(count)
+    ]
     keep = [i for i in range(count) if faults[i] is None]
     samples = np.asarray([min(max(n, 0), checks.MOST_SAMPLES) for n in form.samples], dtype=np.int64)
     return Evaluations(

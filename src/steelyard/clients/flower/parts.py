@@ -1,0 +1,199 @@
+"""The parts that a message travels in: fetched within a bound, and put together only once their size is known.
+
+Flower sends a message as a tree of parts and an array as a list of pieces: 1 MB that names one piece a thousand times
+is a gigabyte once it is put together. So whoever reads a message says how large it may become, and everything is
+counted before anything is copied. Only our own messages are read: one written form and some arrays.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from typing import Any, NamedTuple, cast
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.proto.message_pb2 import ObjectTree
+from flwr.proto.recorddict_pb2 import ConfigRecordValue
+from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
+from flwr.supercore.inflatable.inflatable_utils import pull_objects
+
+from steelyard.clients.flower.forms import Refused
+from steelyard.clients.flower.pauses import FIRST_PULL_PAUSE, LONGEST_PULL_PAUSE
+
+LARGEST_PART = 32 << 20
+"""Most bytes of one part; Flower cuts arrays into pieces of 5 MiB."""
+LARGEST_TREE = 256 << 10
+"""Most bytes of what goes before the parts: a message without its content, and the names of its parts."""
+LARGEST_MESSAGE = 1 << 30
+"""Most bytes of a message that a node takes: 40 models of 6.6 million parameters, say."""
+_LARGEST_SMALL = 64 << 10
+"""Most bytes of a part that only names others, or says who sends a message to whom."""
+_SMALLEST_PIECE = 1 << 20
+_MOST_OTHERS = 64
+"""Parts that a message may have beside a piece for each MiB."""
+_NAME_BYTES = 65
+_MOST_DIMENSIONS = 32
+_STRING = ConfigRecordValue.STRING_FIELD_NUMBER << 3 | 2
+
+
+def fetch(
+    name: str, tree: ObjectTree, pull: Callable[[str], bytes], largest: int, seconds: float, at_once: int = 1
+) -> dict[str, bytes]:
+    """Return the parts of a message, by name; refuses one that has, or would become, more than `largest` bytes."""
+    names = dict.fromkeys(nested.object_id for nested in iterate_object_tree(tree))
+    if len(names) > _most_parts(largest):
+        raise Refused(f"size: {len(names)} parts; allowed: at most {_most_parts(largest)}")
+    size, lock = 0, threading.Lock()
+
+    def counted(part: str) -> bytes:
+        nonlocal size
+        content = pull(part)
+        with lock:
+            size += len(content)
+            _refuse_more(size, largest)
+        return content
+
+    contents = pull_objects(
+        *(list(names), counted),
+        max_concurrent_pulls=at_once,
+        max_time=seconds,
+        initial_backoff=FIRST_PULL_PAUSE,
+        backoff_cap=LONGEST_PULL_PAUSE,
+    )
+    _read(name, contents, largest)
+    return contents
+
+
+def opened(name: str, contents: dict[str, bytes], largest: int) -> Message:
+    """Return the message of this name, put together from its parts; use it on what `fetch` returned."""
+    content, form, arrays = _read(name, contents, largest)
+    if content is None:
+        message = Message.inflate(contents[name], {})
+    else:
+        found = {key: Array(one.dtype, one.shape, one.stype, b"".join(one.pieces)) for key, one in arrays.items()}
+        records = RecordDict({"form": ConfigRecord({"json": form}), "arrays": ArrayRecord(found)})
+        message = Message.inflate(contents[name], {content: records})
+    message.metadata.__dict__["_message_id"] = name
+    return message
+
+
+class _Array(NamedTuple):
+    dtype: str
+    shape: tuple[int, ...]
+    stype: str
+    pieces: list[memoryview]
+
+
+class _Part(NamedTuple):
+    children: list[str]
+    body: memoryview
+
+
+def _read(name: str, contents: dict[str, bytes], largest: int) -> tuple[str | None, str, dict[str, _Array]]:
+    """Return the name of a message's content (None: it is an error), its form and its arrays, none of them copied."""
+    message = _part(contents, name, "Message", largest, _LARGEST_SMALL)
+    if not message.children:
+        return None, "", {}
+    if len(message.children) > 1:
+        raise Refused(f"parts: {len(message.children)} contents; allowed: one")
+    (content,) = message.children
+    records = _names(contents, content, "RecordDict", largest)
+    if set(records) != {"form", "arrays"}:
+        raise Refused(f"records: got {', '.join(sorted(records))[:200] or 'none'}; allowed: exactly arrays, form")
+    form = _text(_part(contents, records["form"], "ConfigRecord", largest, largest).body)
+    size = len(form)
+    arrays: dict[str, _Array] = {}
+    for key, part in _names(contents, records["arrays"], "ArrayRecord", largest).items():
+        arrays[key] = array = _array(contents, part, largest)
+        size += sum(len(piece) for piece in array.pieces)
+        _refuse_more(size, largest)
+    return content, form, arrays
+
+
+def _array(contents: dict[str, bytes], name: str, largest: int) -> _Array:
+    part = _part(contents, name, "Array", largest, _LARGEST_SMALL)
+    found = _json(part.body)
+    dtype, stype, shape = found.get("dtype"), found.get("stype"), _numbers(found.get("shape"), 1 << 62)
+    if not isinstance(dtype, str) or not isinstance(stype, str) or shape is None or len(shape) > _MOST_DIMENSIONS:
+        raise Refused("parts: an array without dtype, shape and stype")
+    pieces = _numbers(found.get("arraychunk_ids"), len(part.children))
+    if pieces is None:
+        raise Refused("parts: an array that names pieces which it does not have")
+    bodies = [_part(contents, child, "ArrayChunk", largest, LARGEST_PART).body for child in part.children]
+    return _Array(dtype, tuple(shape), stype, [bodies[number] for number in pieces])
+
+
+def _names(contents: dict[str, bytes], name: str, kind: str, largest: int) -> dict[str, str]:
+    found = _json(_part(contents, name, kind, largest, _LARGEST_SMALL).body)
+    if not all(isinstance(value, str) for value in found.values()):
+        raise Refused(f"parts: a {kind} that does not name its parts")
+    return found
+
+
+def _part(contents: dict[str, bytes], name: str, kind: str, largest: int, most: int) -> _Part:
+    """Return one part: its head says of which kind it is and which others belong to it."""
+    content = contents.get(name)
+    if content is None:
+        raise Refused("parts: one is missing")
+    end = content.find(b"\x00", 0, 256 + _NAME_BYTES * _most_parts(largest))
+    words = content[: max(end, 0)].decode("ascii", "replace").split(" ")
+    if len(words) != 3 or words[0] != kind:
+        raise Refused(f"parts: got {words[0][:40]!r}; allowed here: {kind}")
+    body = memoryview(content)[end + 1 :]
+    if len(body) > most:
+        raise Refused(f"size: a {kind} of {len(body)} bytes; allowed: at most {most}")
+    return _Part(words[1].split(",") if words[1] else [], body)
+
+
+def _json(body: memoryview) -> dict[str, Any]:
+    try:
+        found = json.loads(bytes(body))
+    except (ValueError, RecursionError):
+        raise Refused("parts: one that is not JSON") from None
+    if not isinstance(found, dict):
+        raise Refused("parts: one that is no JSON object")
+    return cast(dict[str, Any], found)
+
+
+def _numbers(found: object, below: int) -> list[int] | None:
+    """Return a list of whole numbers from 0, all below this one; None for anything else."""
+    if not isinstance(found, list):
+        return None
+    numbers = [one for one in cast(list[object], found) if type(one) is int and 0 <= one < below]
+    return numbers if len(numbers) == len(cast(list[object], found)) else None
+
+
+def _text(body: memoryview) -> str:
+    """Return the one text, named json, of a ConfigRecord.
+
+    Read by hand: a record of a million empty values is a few MB on the wire and hundreds of them as Flower's objects.
+    """
+    item = _only_field(body, 0x0A)
+    if bytes(item[:6]) != b"\x0a\x04json":
+        raise Refused("form: not one JSON text")
+    try:
+        return str(_only_field(_only_field(item[6:], 0x12), _STRING), "utf-8")
+    except UnicodeDecodeError:
+        raise Refused("form: not a text") from None
+
+
+def _only_field(data: memoryview, tag: int) -> memoryview:
+    """Return what the one field of a protobuf message holds, which must be this field and fill the message."""
+    size, at = 0, 1
+    if len(data) > 1 and data[0] == tag:
+        while at < min(len(data), 6):
+            size |= (data[at] & 0x7F) << 7 * (at - 1)
+            at += 1
+            if data[at - 1] < 0x80 and size == len(data) - at:
+                return data[at:]
+    raise Refused("form: not one JSON text")
+
+
+def _most_parts(largest: int) -> int:
+    return _MOST_OTHERS + largest // _SMALLEST_PIECE
+
+
+def _refuse_more(size: int, largest: int) -> None:
+    if size > largest:
+        raise Refused(f"size: more than {largest} bytes; that is no answer to what was asked")
