@@ -55,5 +55,16 @@ def test_missing_criteria_strangers_and_other_rounds() -> None:
     late = replace(answer(), round=2)
     assert admit(TASK, late, CRITERIA).clients == ()
     assert "round 2" in admit(TASK, late, CRITERIA).failures[0].reason
-    negative = replace(answer(), samples=np.array([10, -1, 3]))
-    assert admit(TASK, negative, CRITERIA).clients == ("a", "c")
+
+
+@pytest.mark.parametrize("samples", [-1, 0])
+def test_who_trained_on_nothing_gets_no_weight(samples: int) -> None:
+    found = admit(TASK, replace(answer(), samples=np.array([10, samples, 3])), CRITERIA)
+    assert found.clients == ("a", "c")
+    assert [failure.client for failure in found.failures] == ["b"]
+    assert found.failures[0].reason.startswith(f"samples = {samples}; allowed: 1 or more")
+
+
+def test_a_model_of_very_large_finite_numbers_is_not_called_nan() -> None:
+    large = replace(answer(), payload=DenseModels(torch.full((3, 4), 3e38)))
+    assert admit(TASK, large, CRITERIA).clients == ("a", "b", "c")
