@@ -59,19 +59,27 @@ def post(port: int, path: str, body: bytes, tls: ssl.SSLContext | None = None) -
                 return ""
 
 
-@needs_root
-def test_the_system_says_whose_a_connection_is_and_nothing_of_one_that_is_closed():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        here = server.getsockname()
-        with socket.create_connection(here) as mine:
-            accepted, peer = server.accept()
-            assert owner_of(peer, here) == os.geteuid()
-            assert is_own(peer, here)
+def own_connection() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as mine:
+        accepted, peer = server.accept()
+        with accepted:
+            assert is_own(peer, server.getsockname())
             mine.close()
             # A closed one would count as root's: the system forgets its owner.
-            assert owner_of(peer, here) is None
-            assert not is_own(peer, here)
-            accepted.close()
+            assert owner_of(peer, server.getsockname()) is None
+            assert not is_own(peer, server.getsockname())
+    return "own"
+
+
+def test_a_connection_of_ones_own_is_known_until_it_is_closed():
+    assert own_connection() == "own"
+
+
+@needs_root
+def test_the_system_says_whose_a_connection_is():
+    assert as_nobody(own_connection) == "own"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        here = server.getsockname()
 
         pid = os.fork()
         if not pid:

@@ -85,7 +85,7 @@ def test_a_node_cannot_make_the_server_hold_gigabytes(tmp_path: Path):
 
 
 class Bombs(BaseHTTPRequestHandler):
-    """A server whose answers are 2 GB of zeros: packed, or without end."""
+    """A server whose answers are 2 GB of zeros, without end or packed, and then no answers at all."""
 
     packed = gzip.compress(bytes(256 * MB), 1) * 8
     asked: list[str]
@@ -97,7 +97,10 @@ class Bombs(BaseHTTPRequestHandler):
             self._send(ActivateNodeResponse(node_id=7).SerializeToString())
         elif not self.path.endswith("pull-messages"):
             self._send(PullMessagesResponse().SerializeToString())
-        elif len(self.asked) % 2:
+        elif len(self.asked) % 3 == 2:
+            self.asked.append("nonsense")
+            self._send(b"\xff" * 10)
+        elif len(self.asked) % 3 == 1:
             self.asked.append("packed")
             self.send_header("content-encoding", "gzip")
             self._send(self.packed)
@@ -129,12 +132,12 @@ def test_a_server_cannot_make_a_node_hold_gigabytes(tmp_path: Path):
         try:
             with sampled([node.pid]) as found:
                 deadline = time.monotonic() + 100
-                while len(Bombs.asked) < 3 and node.code is None and time.monotonic() < deadline:
+                while len(Bombs.asked) < 4 and node.code is None and time.monotonic() < deadline:
                     time.sleep(0.05)
                 time.sleep(1)
         finally:
             end_all([node])
             server.shutdown()
     log = (tmp_path / "node.log").read_text()
-    assert Bombs.asked[:3] == ["endless", "packed", "endless"], log
     assert found[node.pid] < 700 * MB, f"the node held {found[node.pid] // MB} MB"
+    assert Bombs.asked[:4] == ["endless", "packed", "nonsense", "endless"], log

@@ -249,6 +249,8 @@ class NodeLink:
                 if any(word in str(error).lower() for word in ("certificate", "ssl")):
                     raise UserError(f"ca: the server is not the one that it should be: {error}") from None
                 self._tell(f"the server is not reached: {error}")
+            except ValueError as error:
+                self._tell(f"the server's answer cannot be read: {error}")
             else:
                 self._told = False
                 return result

@@ -21,7 +21,7 @@ EVALUATE = "evaluate.question"
 """The three messages that a server sends, by Flower's message type; `hidden_forms` has those of hidden updates."""
 
 
-LARGEST_FORM = 8 << 20
+LARGEST_FORM = 32 << 20
 """Most bytes that a form may have once it is read, where nothing else is said."""
 _LIST_BYTES, _VALUE_BYTES = 512, 40
 """What a list or an object takes in memory while JSON is read, and one value in it."""
