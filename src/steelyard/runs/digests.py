@@ -18,10 +18,8 @@ from steelyard.rounds.state import RoundRecord, RoundState
 SMALL = 1 << 16
 """Up to this many bytes a client, threads cost more than they save."""
 FEW_BYTES, MANY_STEPS = 1 << 20, 100
-"""In a simulation, updates are hashed up to so many bytes a round, or after so many local steps a client: else hashing
-would take more than some per cent of the round. Nobody could claim another update there than the seed gives again."""
-BESIDE = 1 << 28
-"""Updates on a GPU up to this many bytes are held into the next round; larger ones are copied before it begins."""
+"""In a simulation, updates are hashed up to so many bytes a round, or, on the CPU, after so many local steps a client:
+else hashing would take as long as training. Nobody could claim another update there than the seed gives again."""
 THREADS = min(8, os.cpu_count() or 1)
 
 
@@ -41,8 +39,8 @@ class Digests:
     """Takes the digests of rounds: `take` each round, `collect` before the chain is extended.
 
     On the CPU a round's digests are there when `take` returns, since the memory of its updates is used again. From a
-    GPU the numbers are copied and hashed while the next round trains; only one round is ever under way. `every` takes
-    those of all updates, as where clients are across machines; without it, only where that is cheap beside training.
+    GPU the model is copied and hashed while the next round trains; only one round is ever under way. `every` takes the
+    digests of all updates, as where clients are across machines; without it, only where that is cheap beside training.
     """
 
     def __init__(self, *, every: bool = False) -> None:
@@ -59,8 +57,7 @@ class Digests:
         self._wait()
         # Payloads and models only: the rest of a record is not kept alive.
         work = [(r.federation, self._hashable(r.updates) if single else None, states[r.federation]) for r in records]
-        sizes = [p.models.nbytes for _, p, _ in work if isinstance(p, DenseModels) and p.models.is_cuda]
-        if not sizes:
+        if not any(state.parameters.is_cuda for _, _, state in work):
             self._taken += [self._digest(round, *each) for each in work]
             return
         ready = torch.cuda.Event()
@@ -75,14 +72,15 @@ class Digests:
 
         self._beside = self._beside or ThreadPoolExecutor(1, "digests")
         self._under_way = self._beside.submit(beside)
-        if sum(sizes) > BESIDE:
-            self._wait()
+        if any(isinstance(payload, DenseModels) and not payload.models.is_cuda for _, payload, _ in work):
+            self._wait()  # A matrix too large for the GPU is not held beside the next one.
 
     def _hashable(self, updates: Updates | None) -> Payload | None:
         if updates is None or self._every or not isinstance(updates.payload, DenseModels):
             return None if updates is None else updates.payload
-        long = updates.steps is not None and len(updates.steps) > 0 and updates.steps.mean() >= MANY_STEPS
-        return updates.payload if long or updates.payload.models.nbytes <= FEW_BYTES else None
+        models, steps = updates.payload.models, updates.steps
+        long = not models.is_cuda and steps is not None and len(steps) > 0 and steps.mean() >= MANY_STEPS
+        return updates.payload if long or models.nbytes <= FEW_BYTES else None
 
     def collect(self) -> list[Digest]:
         """Return all digests since the last call; waits for those that are under way."""
