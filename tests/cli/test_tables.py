@@ -32,6 +32,7 @@ def rule(name: str, accuracy: float) -> dict[str, Any]:
 SUMMARY: dict[str, Any] = {
     "run": "run",
     "notes": "",
+    "weighed_one": [],
     "privacy": None,
     "measure": "accuracy",
     "target": 0.9,
