@@ -33,6 +33,7 @@ SUMMARY: dict[str, Any] = {
     "run": "run",
     "notes": "",
     "weighed_one": [],
+    "chain": {"problem": "", "head": "", "round": 0},
     "privacy": None,
     "measure": "accuracy",
     "target": 0.9,
