@@ -19,7 +19,7 @@ from steelyard.errors import UserError
 from steelyard.experiment.loading import read_document
 from steelyard.experiment.node_rows import check_own, own_seed
 from steelyard.experiment.node_rules import agreed
-from steelyard.messages import Question, Task
+from steelyard.messages import LossState, Question, Task
 from steelyard.usercode import NotAllowed, only
 
 ROWS = 60
@@ -223,3 +223,14 @@ def test_the_bundled_hospitals_run_on_files_of_their_own(tmp_path: Path):
         (updates,) = made.clients.train([Task("f", 1, 1, (name,), torch.zeros(size))])
         (tests,) = made.clients.evaluate([Question("f", 1, 1, torch.zeros(1, size))])
         assert (updates.clients, updates.failures, tests.clients, made.notes) == ((name,), (), (name,), ())
+
+
+def test_a_task_that_nobody_may_answer_is_answered_with_reasons(tmp_path: Path):
+    rare = np.where(np.arange(ROWS) < 5, 1, 0)
+    own = NodeConfig.read({"client": "a", "data": own_file(tmp_path, y=rare)})
+    made = hosted(own, asked())
+    apart = LossState(class_weights=(0.0, 1.0))
+    (updates,) = made.clients.train([Task("f", 1, 1, ("a",), torch.zeros(8), apart)])
+    assert (updates.clients, [failure.client for failure in updates.failures]) == ((), ["a"])
+    (updates,) = made.clients.train([Task("f", 1, 1, ("a",), torch.zeros(8))])
+    assert updates.clients == ("a",)

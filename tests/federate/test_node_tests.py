@@ -137,6 +137,7 @@ def test_what_needs_tests_is_refused_in_one_line_before_anybody_trains(
         ('require = "local"\nstate = "s"\nepsilon = 8\n', True),
         ('require = "local"\nstate = "s"\nepsilon = 8\ntests = false\n', False),
         ('require = "local"\nstate = "s"\n', False),  # A ledger that only records promises nothing.
+        ('data = "mine.npz"\nmin-rows = 25\n', False),
         ("", False),
     ],
 )
@@ -150,4 +151,5 @@ def test_the_start_says_that_tests_carry_no_noise(
     lines = capsys.readouterr().out.splitlines()
     assert sum("tests of models are answered without noise" in line for line in lines) == warned
     assert all("tests = false" in line for line in lines if "without noise" in line)
-    assert len(lines) == 1 + ("state" in own) + warned
+    assert sum("no answer rests on fewer than 25 rows of" in line for line in lines) == ("min-rows" in own)
+    assert len(lines) == 1 + ("state" in own) + ("min-rows" in own) + warned

@@ -16,13 +16,17 @@ from tests.clients.flower.flower_fakes import FakeGrid
 from steelyard.clients.node import NodeConfig
 from steelyard.errors import UserError
 from steelyard.experiment.loading import build
+from steelyard.experiment.node_rows import check_own
+from steelyard.experiment.node_rules import agreed
 from steelyard.experiment.running import run
 from steelyard.federate import client_app
 from steelyard.federate.run_config import experiment_text
 from steelyard.federate.server_app import federate
+from steelyard.messages import Question, Task
 from steelyard.report.recommender import open_run
 from steelyard.runs.reader import History
 from steelyard.runs.store import Store
+from steelyard.usercode import NotAllowed, only
 
 BUSY = threading.Lock()
 NAMES = ["ada", "ben", "cleo", "dan", "eve"]
@@ -121,3 +125,80 @@ def test_a_node_with_its_own_rows_needs_a_public_catalogue(five, tmp_path: Path)
     own = NodeConfig.read({"client": "ada", "data": str(tmp_path / "ada.tsv")})
     with pytest.raises(UserError, match=r"interactions\.catalogue"):
         build(five).on_node(own)
+
+
+@pytest.fixture
+def guarded(tmp_path: Path) -> dict[str, Any]:
+    """A user with a file of her own, 24 of 40 items: 20 train and 4 test, unless the owner's file splits otherwise."""
+    items = np.random.default_rng(5).permutation(40)[:24]
+    rows = [f"ada\tx{item}\t{1000 + time}\tkrefeld" for time, item in enumerate(items)]
+    (tmp_path / "mine.tsv").write_text("user\titem\ttime\ttown\n" + "\n".join(rows) + "\n")
+    (tmp_path / "catalogue.tsv").write_text("item\n" + "\n".join(f"x{i}" for i in range(40)) + "\n")
+    return {
+        "kind": "recommend",
+        "name": "guarded",
+        "interactions": {"path": "theirs.tsv", "catalogue": "theirs.tsv"},
+        "fpl": {"mode": "custom", "triples": 12, "factors": 4},
+        "rounds": {"count": 1, "fraction": 1.0},
+    }
+
+
+def own_node(tmp_path: Path, **more: Any) -> NodeConfig:
+    files = {"data": str(tmp_path / "mine.tsv"), "catalogue": str(tmp_path / "catalogue.tsv")}
+    own = NodeConfig.read({"client": "ada", "kind": "recommend", **files, **more})
+    check_own(own)
+    return own
+
+
+def hosted(own: NodeConfig, document: dict[str, Any]) -> Any:
+    with only(own.allow):
+        return agreed(document, own).on_node(own)
+
+
+def test_a_users_own_rows_are_split_and_counted_as_her_file_says(guarded: dict[str, Any], tmp_path: Path):
+    made = hosted(own_node(tmp_path), guarded)
+    table = torch.zeros(40 * 5)
+    (updates,) = made.clients.train([Task("f", 1, 1, ("ada",), table)])
+    (tests,) = made.clients.evaluate([Question("f", 1, 1, table[None])])
+    assert (updates.clients, updates.samples.tolist(), tests.clients) == (("ada",), [20], ())
+    assert [failure.client for failure in tests.failures] == ["ada"]
+    with pytest.raises(NotAllowed, match=r"^min-rows: no user here has as many training items"):
+        hosted(own_node(tmp_path, **{"min-rows": 21}), {**guarded, "fpl": {**guarded["fpl"], "triples": 21}})
+    halved = {"path": str(tmp_path / "mine.tsv"), "share": 0.5}
+    own = own_node(tmp_path, data=halved)
+    made = hosted(own, {**guarded, "interactions": {**guarded["interactions"], "share": 0.5}})
+    (tests,) = made.clients.evaluate([Question("f", 1, 1, table[None])])
+    assert (tests.clients, tests.failures) == (("ada",), ())
+
+
+@pytest.mark.parametrize(
+    ("section", "fields", "line"),
+    [
+        ("interactions", {"columns": {"user": "town"}}, "interactions.columns: "),
+        ("interactions", {"share": 0.21}, "interactions.share: got 0.21"),
+        ("interactions", {"split_seed": 43, "split": "random"}, "interactions.split: got 'random'"),
+        ("interactions", {"validation": 0.1}, "interactions.validation: got 0.1"),
+        ("ranking", {"threshold": 1.0}, "ranking.threshold: "),
+        ("fpl", {"triples": 1}, "fpl.triples: a round visits fewer interactions of each user"),
+    ],
+)
+def test_a_server_chooses_none_of_her_rows(
+    guarded: dict[str, Any], tmp_path: Path, section: str, fields: dict[str, Any], line: str
+):
+    document = {**guarded, section: {**guarded.get(section, {}), **fields}}
+    with pytest.raises(NotAllowed) as caught:
+        hosted(own_node(tmp_path), document)
+    assert str(caught.value).startswith(line)
+
+
+def test_users_of_a_file_are_named_where_the_nodes_file_says_so(guarded: dict[str, Any], tmp_path: Path):
+    part = {"partition-id": 0, "num-partitions": 1}
+    files = {"data": str(tmp_path / "mine.tsv"), "catalogue": str(tmp_path / "catalogue.tsv"), "kind": "recommend"}
+    with pytest.raises(UserError, match=r"^node config data\.columns: missing beside partition-id"):
+        check_own(NodeConfig.read({**part, **files}))
+    columns = {"user": "user"}
+    data = {"path": str(tmp_path / "mine.tsv"), "columns": columns}
+    own = NodeConfig.read({**part, **files, "data": data})
+    check_own(own)
+    guarded["interactions"]["columns"] = columns
+    assert hosted(own, guarded).names == ("ada",)

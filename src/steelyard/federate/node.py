@@ -125,5 +125,7 @@ def run_node(file: Path) -> None:
         print(f"steelyard: ledger: {ledger.open()}", flush=True)
     if own.epsilon is not None and own.tests:
         print(f"steelyard: {_TESTED}", flush=True)
+    if own.guards_rows:
+        print(f"steelyard: no answer rests on fewer than {own.min_rows} rows of {own.data} (min-rows)", flush=True)
     print(f"steelyard: taking part at {server.address}; Ctrl-C leaves", flush=True)
     run_nodes([server], [config])
