@@ -575,6 +575,7 @@ def _commands() -> list[Case]:
     adjusted = "weighing={criteria=['DS','LD'],adjust={strategy='online'}}"
     init = ("federate", "init", "app", "learn.toml")
     node, limited = 'server = "h:1"\ninsecure = true\nclient = "a"\n', 'require = "local"\nepsilon = 8\n'
+    table = '{ path = "x.csv", source = "csv" }'
     pem = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
     return [
         case("Missing argument", "run"),
@@ -643,6 +644,10 @@ def _commands() -> list[Case]:
         case("exists already", "federate", "key", "train.tsv"),
         case("keeps no ledger", "federate", "ledger", "n.toml", **{"n.toml": f'{node}state = "x"\n'}),
         case("node config tests: got 'no'", "federate", "node", "n.toml", **{"n.toml": f'{node}tests = "no"\n'}),
+        case(
+            "node config min-rows: got 0", "federate", "node", "n.toml", **{"n.toml": f'{node}data="x"\nmin-rows=0\n'}
+        ),
+        case("node config data: labels: got", "federate", "node", "n.toml", **{"n.toml": f"{node}data={table}\n"}),
         case("given without state", "federate", "node", "n.toml", **{"n.toml": f"{node}{limited}"}),
         case("is a file", "federate", "node", "n.toml", **{"n.toml": f'{node}{limited}state = "n.toml"\n'}),
         case(
