@@ -33,7 +33,7 @@ COMMANDS = {
     "criteria": "label diversity",
     "models": "cnn-digits",
     "privacy plan --rounds 10 --noise 1": "noise multiplier",
-    "privacy audit --tries 1 --steps 0 --trials 20": "gradient inversion on digits",
+    "privacy audit --tries 1 --steps 0 --canaries 10": "gradient inversion on digits",
     "federate init app": "app/pyproject.toml",
     "federate certificates tls --host localhost": "tls/ca.pem",
     "federate key node-a": "node-a.pub",

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from steelyard.cli.main import app
 from steelyard.errors import UserError
+from steelyard.experiment.membership_audit import audit_membership
 from steelyard.experiment.privacy_audit import audit_inversion
 from steelyard.experiment.privacy_sweeps import show_inversion, sweep_canaries, sweep_inversion
 from steelyard.privacy.source import SeededSource
@@ -29,14 +30,37 @@ def test_a_lone_sample_is_read_and_noise_hides_it() -> None:
         assert by[model, "sum of 10 clients"]["likeness"] < 0.99
 
 
+def test_a_sample_is_known_to_be_among_the_clients_and_noise_hides_it() -> None:
+    found = audit_membership(batches=(4,), tries=6, source=SeededSource(1))
+    by = {(entry["model"], entry["protection"]): entry for entry in found}
+    for model in ("linear", "MLP"):
+        assert by[model, "none"]["ranked"] > 0.85
+        assert by[model, "none"]["found"] > 0.15
+        assert by[model, "sum of 100 clients"]["ranked"] < 0.75
+        assert abs(by[model, "local noise, ε = 1"]["ranked"] - 0.5) < 0.25
+        assert by[model, "local noise, ε = 1"]["found"] < 0.15
+
+
+def test_a_delta_too_large_for_the_canaries_is_refused() -> None:
+    done = CliRunner().invoke(app, ["privacy", "audit", "--delta", "0.01", "--canaries", "200"])
+    assert isinstance(done.exception, UserError)
+    assert str(done.exception).startswith("--delta: got 0.01 with 200 clients")
+
+
 def test_the_audit_on_the_command_line(steelyard: CommandLine) -> None:
-    done = steelyard("privacy", "audit", "--tries", "2", "--steps", "0", "--trials", "100", "--format", "json")
+    few = ("--tries", "1", "--steps", "0", "--canaries", "40")
+    done = steelyard("privacy", "audit", *few, "--format", "json")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["canary"]["lower"] <= found["canary"]["accounted"]
     assert {entry["protection"] for entry in found["inversion"]} >= {"none", "nothing is sent"}
-    text = steelyard("privacy", "audit", "--tries", "1", "--steps", "0", "--trials", "50").stdout
+    assert len(found["membership"]) == 24
+    text = steelyard("privacy", "audit", *few, "--sampled", "fixed", "--sampling", "0.5").stdout
+    assert "canaries: 40 in 1 run, each stopped and resumed once;" in text
     assert "epsilon is at least" in text
+    assert "by the ledger" in text
+    assert "membership on digits" in text
+    assert "refute" not in text
     assert "local noise, ε = 10" in text
     assert max(map(len, text.splitlines())) <= 60
 
@@ -77,20 +101,20 @@ def test_the_images_show_the_sample_and_what_the_update_tells_of_it() -> None:
 
 
 def test_canaries_never_pass_the_accountant() -> None:
-    first, second = sweep_canaries(noises=(0.5, 5.0), trials=300, source=SeededSource(2))
+    first, second = sweep_canaries(noises=(0.5, 5.0), canaries=200, seed=2)
     assert first.lower > second.lower
     assert first.lower <= first.accounted
     assert second.lower <= second.accounted
 
 
 def test_the_figures_of_an_audit_are_written(tmp_path: Path) -> None:
-    few = ["--tries", "1", "--steps", "0", "--trials", "20"]
+    few = ["--tries", "1", "--steps", "0", "--canaries", "10"]
     done = CliRunner().invoke(app, ["privacy", "audit", *few, "--figures", str(tmp_path / "figures")])
     assert done.exception is None
     made = {path.name: path.read_text(encoding="utf-8") for path in (tmp_path / "figures").iterdir()}
     assert set(made) == {"inverted-images.svg", "inversion.svg", "canaries.svg"}
     assert "mean image of the class" in made["inversion.svg"]
-    assert "accountant: at most" in made["canaries.svg"]
+    assert "ledger: at most" in made["canaries.svg"]
     assert "sum of 100" in made["inverted-images.svg"]
 
 

@@ -86,14 +86,15 @@ def audit(
     steps: Annotated[
         int, typer.Option("--steps", min=0, max=100_000, help="Steps of the search for samples; 0 leaves it out.")
     ] = 300,
-    noise: Annotated[
-        float, typer.Option("--noise", help="Noise multiplier of the mechanism that canaries audit.")
-    ] = 1.0,
+    noise: Annotated[float, typer.Option("--noise", help="Noise multiplier of the runs that canaries audit.")] = 1.0,
     sampling: Annotated[float, typer.Option("--sampling", help="Share of the clients in a round, q.")] = 1.0,
-    rounds: Annotated[int, typer.Option("--rounds", min=1, max=10_000, help="Rounds of a play.")] = 1,
-    trials: Annotated[
-        int, typer.Option("--trials", min=20, max=1_000_000, help="Plays with a canary, and as many without.")
-    ] = 1000,
+    sampled: Annotated[
+        Literal["poisson", "fixed"],
+        typer.Option("--sampled", help="poisson: each client by itself; fixed: always as many clients."),
+    ] = "poisson",
+    rounds: Annotated[int, typer.Option("--rounds", min=1, max=10_000, help="Rounds of a run with canaries.")] = 1,
+    runs: Annotated[int, typer.Option("--runs", min=1, max=100_000, help="Whole runs with canaries.")] = 1,
+    canaries: Annotated[int, typer.Option("--canaries", min=10, max=600, help="Canaries in each run.")] = 300,
     delta: Annotated[float, typer.Option("--delta", help="δ of the promise that canaries audit.")] = 1e-5,
     recommender: Annotated[
         str | None,
@@ -106,26 +107,30 @@ def audit(
     trust: TrustOption = False,
     format: FormatOption = "text",
 ) -> None:
-    """Attack clients of digits by gradient inversion, and the noise itself by canaries: what is still found out?"""
-    _check_audit(noise, sampling, delta, figures)
+    """Attack runs by canaries, clients of digits by gradient inversion and membership inference: what is found out?"""
+    _check_audit(noise, sampling, delta, canaries, figures)
     with watching():
         with doing("starting"):
+            from steelyard.experiment.canary_runs import audit_runs
+            from steelyard.experiment.membership_audit import audit_membership
             from steelyard.experiment.privacy_audit import audit_inversion
-            from steelyard.privacy.canaries import audit_canary
             from steelyard.privacy.requirements import check_accounting
 
         check_accounting()
         document: dict[str, Any] = {}
         if recommender is not None:
             document["recommender"] = _audit_recommender(recommender, trust)
-        with doing("playing the mechanism with and without a canary"):
-            document["canary"] = asdict(audit_canary(noise, sampling, rounds, trials, delta))
+        planted: dict[str, Any] = {"rate": sampling, "rounds": rounds, "sampled": sampled, "runs": runs}
+        planted |= {"canaries": canaries, "delta": delta}
+        with doing("running with canaries"):
+            document["canary"] = asdict(audit_runs(noise, **planted))
+        with doing("looking for samples in updates"):
+            document["membership"] = audit_membership(tries=tries)
         with doing("inverting gradients"):
             document["inversion"] = audit_inversion(tries=tries, steps=steps)
         made: list[Path] = []
         if figures is not None:
-            sweep = {"rate": sampling, "rounds": rounds, "trials": trials, "delta": delta}
-            made = _draw_audit(figures, document, tries, steps, sweep)
+            made = _draw_audit(figures, document, tries, steps, planted)
     if format == "json":
         print_json(document)
         return
@@ -134,8 +139,8 @@ def audit(
         print(f"\n{figures}: {', '.join(path.name for path in made)}")
 
 
-def _check_audit(noise: float, sampling: float, delta: float, figures: Path | None) -> None:
-    from steelyard.privacy.settings import LEAST_DELTA
+def _check_audit(noise: float, sampling: float, delta: float, canaries: int, figures: Path | None) -> None:
+    from steelyard.privacy.settings import LEAST_DELTA, check_delta
 
     if not 1e-3 <= noise <= 1e6:
         raise UserError(f"--noise: got {noise:g}; allowed: numbers from 0.001 to 1e6")
@@ -143,6 +148,7 @@ def _check_audit(noise: float, sampling: float, delta: float, figures: Path | No
         raise UserError(f"--sampling: got {sampling:g}; allowed: numbers above 0, up to 1")
     if not LEAST_DELTA <= delta < 1:
         raise UserError(f"--delta: got {delta:g}; allowed: numbers from {LEAST_DELTA:g} to below 1")
+    check_delta("--delta", delta, canaries, "fewer --canaries")
     if figures is not None:
         writable(figures, "--figures")
 
@@ -174,7 +180,7 @@ def _draw_audit(folder: Path, document: dict[str, Any], tries: int, steps: int, 
     with doing("inverting gradients under more and more noise"):
         document["inversion_sweep"] = sweep_inversion(tries, steps)
         charts["inversion"] = audited.inversion(document["inversion_sweep"])
-    with doing("playing the mechanism with more and more noise"):
+    with doing("running with canaries and more and more noise"):
         document["canary_sweep"] = [asdict(result) for result in sweep_canaries(**canaries)]
         charts["canaries"] = audited.canaries(document["canary_sweep"])
     if (users := document.get("recommender")) is not None:
@@ -189,9 +195,13 @@ def _print_audit(document: dict[str, Any]) -> None:
     canary, found = document["canary"], document["inversion"]
     rounds = "1 round" if canary["rounds"] == 1 else f"{canary['rounds']:,} rounds"
     cohorts = "all clients" if canary["rate"] == 1 else f"{canary['rate']:.3g} of the clients"
-    print(f"canary: noise {canary['noise']:g}, {rounds} with {cohorts}, {canary['trials']:,} plays each")
+    runs = "1 run" if canary["runs"] == 1 else f"{canary['runs']:,} runs"
+    print(f"canaries: {canary['canaries']:,} in {runs}, each stopped and resumed once;")
+    print(f"noise {canary['noise']:g}, {rounds} with {cohorts}")
     print(f"  epsilon is at least {canary['lower']:.3f} ({canary['confidence']:.0%} confidence)")
-    print(f"  and at most         {canary['accounted']:.3f} by the accountant (delta {canary['delta']:g})")
+    print(f"  and at most         {canary['accounted']:.3f} by the ledger (delta {canary['delta']:g})")
+    if canary["lower"] > canary["accounted"]:
+        print("  the promise is not kept: canaries refute what the run states")
     print("\ngradient inversion on digits: how alike (correlation) each")
     print("sample is to what is found, and the share that is read")
     print(f"{'model':7}{'samples':>7}  {'attack':10}{'protection':21}{'alike':>6}{'read':>6}")
@@ -200,6 +210,14 @@ def _print_audit(document: dict[str, Any]) -> None:
             f"{entry['model']:7}{entry['samples']:>7}  {_WAYS.get(entry['attack'], entry['attack']):10}"
             f"{entry['protection']:21}"
             f"{entry['likeness']:>6.2f}{entry['read']:>6.0%}"
+        )
+    print("\nmembership on digits: how often a client's sample ranks")
+    print("above a stranger, and the share above 99 of 100 strangers")
+    print(f"{'model':7}{'samples':>7}  {'protection':31}{'ranked':>6}{'found':>6}")
+    for entry in document["membership"]:
+        print(
+            f"{entry['model']:7}{entry['samples']:>7}  {entry['protection']:31}"
+            f"{entry['ranked']:>6.2f}{entry['found']:>6.0%}"
         )
     users = document.get("recommender")
     if users is not None:

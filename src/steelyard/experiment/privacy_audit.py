@@ -113,8 +113,8 @@ def guess(held: Victims, batch: int, tries: int, seed: int) -> Floats:
     means = held.means()
     values: list[Floats] = []
     for number in range(tries):
-        picked = _picked(held, batch, seed + number)
-        pairs = [likeness(means[held.labels[row]][None], held.rows[row][None]) for row in picked]
+        chosen = picked(held, batch, seed + number)
+        pairs = [likeness(means[held.labels[row]][None], held.rows[row][None]) for row in chosen]
         values.append(torch.cat(pairs).numpy())
     return np.concatenate(values)
 
@@ -150,18 +150,26 @@ def attack(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return what the server finds from one client's update, and the client's samples: [samples, pixels] each."""
     net, rows, labels = held.models[model], held.rows, held.labels
-    chosen = _picked(held, batch * protection.clients, seed)
-    each = [gradient(net, rows[mine], labels[mine]) for mine in chosen.split(batch)]
-    told = [torch.stack(parts).mean(dim=0) for parts in zip(*each, strict=True)]
-    if protection.epsilon is not None:
-        told = _noised(told, protection.epsilon, source or SystemSource())
+    chosen = picked(held, batch * protection.clients, seed)
+    told = sent(held, model, chosen.split(batch), protection, source)
     mine = chosen[:batch]
     if way == "search":
         return search(net, told, tuple(rows.shape[1:]), labels[mine], steps, seed), rows[mine]
     return read_off(told[0], told[1])[None], rows[mine]
 
 
-def _picked(held: Victims, count: int, seed: int) -> torch.Tensor:
+def sent(
+    held: Victims, model: str, clients: Sequence[torch.Tensor], protection: Protection, source: Source | None = None
+) -> list[torch.Tensor]:
+    """Return what the server sees of clients with these rows: the mean of their gradients, with noise or without."""
+    net = held.models[model]
+    each = [gradient(net, held.rows[mine], held.labels[mine]) for mine in clients]
+    told = [torch.stack(parts).mean(dim=0) for parts in zip(*each, strict=True)]
+    return told if protection.epsilon is None else _noised(told, protection.epsilon, source or SystemSource())
+
+
+def picked(held: Victims, count: int, seed: int) -> torch.Tensor:
+    """Return the rows that an audit with this seed looks at, no row twice."""
     return torch.from_numpy(generator(seed, purpose="audit").choice(len(held.rows), size=count, replace=False))
 
 

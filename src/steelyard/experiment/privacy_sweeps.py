@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
+from steelyard.experiment.canary_runs import CanaryResult, audit_runs
 from steelyard.experiment.privacy_audit import Protection, Way, attack, attack_many, guess, victims
 from steelyard.learning.inversion import likeness
-from steelyard.privacy.canaries import CanaryResult, audit_canary
 from steelyard.privacy.source import Source
 
 EPSILONS = (1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0, 3000.0, 10_000.0)
@@ -98,13 +98,6 @@ def _picture(case: str, title: str, image: torch.Tensor, alike: float) -> dict[s
     return {"case": case, "seen": title, "likeness": alike, "pixels": pixels.tolist()}
 
 
-def sweep_canaries(
-    noises: Sequence[float] = NOISES,
-    rate: float = 1.0,
-    rounds: int = 1,
-    trials: int = 1000,
-    delta: float = 1e-5,
-    source: Source | None = None,
-) -> list[CanaryResult]:
-    """Play the mechanism at several noise multipliers: the bound from below beside what the accountant says."""
-    return [audit_canary(noise, rate, rounds, trials, delta, source=source) for noise in noises]
+def sweep_canaries(noises: Sequence[float] = NOISES, **audit: Any) -> list[CanaryResult]:
+    """Audit whole runs at several noise multipliers; `audit` as of `audit_runs`."""
+    return [audit_runs(noise, **audit) for noise in noises]

@@ -1,116 +1,65 @@
-"""Is the promise kept? A lower bound on ε from the mechanism itself, by playing it with and without a canary.
+"""Is the promise kept? A lower bound on ε from what an attacker guesses right about canaries.
 
-A canary is a client whose update is as long as clipping allows, in a direction that the auditor knows. The mechanism is
-played many times with it and many times without; how well the two can be told apart bounds ε from below:
+A canary is a client that an auditor plants: with probability 1/2 it takes part as the promise's one world says, else as
+its other world says. The attacker sees all that is released and says of the canaries that it is surest about which of
+the two it was. A mechanism that is (ε, δ)-private limits how many of r such guesses can be right: about as many as r
+coins show that fall right with probability e^ε/(1 + e^ε),
 
-    ε ≥ ln((1 − δ − β)/α)        α, β: rates of false alarms and misses, at their upper Clopper-Pearson bounds
+    P[at least v right] ≤ f(v) + 2mδ · max_i (f(v − i) − f(v))/i        f(v) = P[Bin(r, e^ε/(1 + e^ε)) ≥ v]
 
-(M. Jagielski, J. Ullman, A. Oprea: "Auditing Differentially Private Machine Learning", NeurIPS 2020).
-A bound above the accounted ε would show a fault; one far below says only that this attack is not the worst one.
+for m canaries, in one run or in several (T. Steinke, M. Nasr, M. Jagielski: "Privacy Auditing with One (1) Training
+Run", NeurIPS 2023, theorem 5.2). A bound above the accounted ε shows a fault; one far below says only that this attack
+is not the worst one.
 """
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-
 import numpy as np
-import torch
-from scipy.stats import beta
+from numpy.typing import NDArray
+from scipy.stats import binom
 
 from steelyard.messages import Floats
-from steelyard.privacy.accounting import Release, spent
-from steelyard.privacy.central import noisy_sum
-from steelyard.privacy.source import Source, SystemSource, uniforms
+
+_SHARES = ((0.5, 0.5), (0.25, 0.25), (0.1, 0.1), (0.25, 0.0), (0.1, 0.0))
+"""Of how many canaries the attacker says "in" and "out": all, the surer half, the surest, or "in" alone, since whoever
+was never drawn into a cohort looks like one that is out."""
 
 
-@dataclass(frozen=True)
-class CanaryResult:
-    """What an audit by canaries found."""
+def lower_bound(inside: NDArray[np.bool_], scores: Floats, delta: float, confidence: float = 0.95) -> float:
+    """Return what ε is at least, with this confidence, if canaries scored so; a higher score speaks for "in".
 
-    noise: float
-    rate: float
-    rounds: int
-    trials: int
-    """Plays with the canary, and as many without."""
-    lower: float
-    """ε is at least this, with the stated confidence."""
-    accounted: float
-    """ε that the accountant promises at most."""
-    delta: float
-    confidence: float
-
-
-def lower_bound(without: Floats, with_it: Floats, delta: float, confidence: float = 0.95) -> float:
-    """Return a lower bound on ε from scores of plays without and with the canary, larger where it seems present.
-
-    One half of the plays chooses the threshold, the other half is judged at it, so that the confidence is honest.
+    How many guesses are made is not chosen by what they would show: all choices are tried, each with its part of the
+    error that is allowed.
     """
-    half = len(without) // 2
-    seen = np.concatenate([without[:half], with_it[:half]])
-    thresholds = np.unique(np.quantile(seen, np.linspace(0.005, 0.995, 199)))
-    best = max(thresholds.tolist(), key=lambda t: _at(without[:half], with_it[:half], t, delta, confidence))
-    return max(0.0, _at(without[half:], with_it[half:], best, delta, confidence))
+    order = np.argsort(scores, kind="stable")
+    error = (1.0 - confidence) / len(_SHARES)
+    return max(_bound(inside[order], _counts(len(order), share), delta, error) for share in _SHARES)
 
 
-def _at(without: Floats, with_it: Floats, threshold: float, delta: float, confidence: float) -> float:
-    # Two rates are bounded, so each gets half of the error that is allowed; both directions of the test are valid.
-    sure = 1.0 - (1.0 - confidence) / 2
-    alarm = _upper(int((without > threshold).sum()), len(without), sure)
-    miss = _upper(int((with_it <= threshold).sum()), len(with_it), sure)
-    found = [
-        math.log((1.0 - delta - first) / second)
-        for first, second in ((miss, alarm), (alarm, miss))
-        if 1.0 - delta - first > 0 and second > 0
-    ]
-    return max(found, default=0.0)
+def _counts(canaries: int, shares: tuple[float, float]) -> tuple[int, int]:
+    return int(canaries * shares[0]), int(canaries * shares[1])
 
 
-def _upper(count: int, trials: int, sure: float) -> float:
-    """Return the upper Clopper-Pearson bound of a rate."""
-    return 1.0 if count >= trials else float(beta.ppf(sure, count + 1, trials - count))
+def _bound(ordered: NDArray[np.bool_], counts: tuple[int, int], delta: float, error: float) -> float:
+    """Return the largest ε that so many right guesses refute, by halving; 0 where they refute none."""
+    said_in, said_out = counts
+    guesses = said_in + said_out
+    right = int(ordered[len(ordered) - said_in :].sum()) + int((~ordered[:said_out]).sum())
+    low, high = 0.0, 50.0
+    if not guesses or chance(len(ordered), guesses, right, low, delta) > error:
+        return 0.0
+    while high - low > 1e-4:
+        middle = (low + high) / 2
+        low, high = (middle, high) if chance(len(ordered), guesses, right, middle, delta) <= error else (low, middle)
+    return low
 
 
-def scores(
-    trials: int, noise: float, rate: float, rounds: int, *, present: bool, source: Source, size: int = 20
-) -> Floats:
-    """Play the noisy sum many times and return, for each play, how likely the canary seems to have been there.
-
-    Other clients are there too; the auditor knows their part, as the strongest attacker of the definition does, and
-    takes it away. The score is the log likelihood ratio of what is left in the canary's direction.
-    """
-    clip, weight = 1.0, 0.1
-    parameters = torch.zeros(size)
-    others = torch.from_numpy(uniforms(source, 3 * size).reshape(3, size) - 0.5).to(torch.float32)
-    canary = torch.zeros((1, size))
-    canary[0, 0] = 5.0  # longer than allowed: clipping is part of what is audited
-    known = noisy_sum(others, parameters, np.full(3, weight), clip, 1e-9, source).to(torch.float64)
-    deviation = noise * clip * weight
-    found = np.zeros(trials)
-    for _ in range(rounds):
-        sampled = (uniforms(source, trials) < rate) & present
-        for trial in range(trials):
-            models = torch.cat([others, canary]) if sampled[trial] else others
-            told = noisy_sum(models, parameters, np.full(len(models), weight), clip, deviation, source)
-            along = float(told[0].to(torch.float64) - known[0]) / deviation
-            moved = 1.0 / noise
-            found[trial] += math.log(1.0 - rate + rate * math.exp(min(700.0, moved * along - moved**2 / 2)))
-    return found
-
-
-def audit_canary(
-    noise: float,
-    rate: float = 1.0,
-    rounds: int = 1,
-    trials: int = 1000,
-    delta: float = 1e-5,
-    confidence: float = 0.95,
-    source: Source | None = None,
-) -> CanaryResult:
-    """Play the mechanism with and without a canary and hold the bound against the accountant's ε."""
-    drawn = source or SystemSource()
-    without = scores(trials, noise, rate, rounds, present=False, source=drawn)
-    with_it = scores(trials, noise, rate, rounds, present=True, source=drawn)
-    accounted = spent({Release(noise, "poisson", rate): rounds}, delta)
-    lower = lower_bound(without, with_it, delta, confidence)
-    return CanaryResult(noise, rate, rounds, trials, lower, accounted, delta, confidence)
+def chance(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
+    """Return how likely so many right guesses are at most, if (ε, δ) is kept."""
+    coin = 1.0 / (1.0 + np.exp(-epsilon))
+    whole = float(binom.sf(right - 1, guesses, coin))
+    if right < 1:
+        return 1.0
+    below = np.cumsum(binom.pmf(np.arange(right - 1, -1, -1), guesses, coin))
+    slope = float((below / np.arange(1, right + 1)).max())
+    return min(1.0, whole + 2.0 * canaries * delta * slope)

@@ -77,8 +77,8 @@ def inversion(document: Mapping[str, Any]) -> Chart:
 
 
 def canaries(results: Sequence[Mapping[str, Any]]) -> Chart:
-    """Draw the bound that canaries give beside the accountant's ε, over the noise; rows of `CanaryResult`."""
-    lower, upper = "canaries: at least", "accountant: at most"
+    """Draw the bound that canaries give beside the ε that the runs state, over the noise; rows of `CanaryResult`."""
+    lower, upper = "canaries: at least", "ledger: at most"
     rows = [
         {"noise": row["noise"], "bound": name, "epsilon": row[key]}
         for row in results
@@ -95,8 +95,10 @@ def canaries(results: Sequence[Mapping[str, Any]]) -> Chart:
         .encode(x, y, alt.Color("bound:N", scale=alt.Scale(domain=[upper, lower]), legend=_LEGEND))
         .properties(width=WIDTH, height=HEIGHT)
     )
-    plays = f"{first['trials']:,} plays with and as many without the canary, {first['confidence']:.0%} confidence."
-    return told(chart, "Epsilon of the noise: what canaries show at least, and what the accountant promises.", plays)
+    planted = (
+        f"{first['canaries']:,} canaries in {first['runs']:,} whole runs each, {first['confidence']:.0%} confidence."
+    )
+    return told(chart, "Epsilon of whole runs: what canaries show at least, and what the ledger states.", planted)
 
 
 def reconstruction(entries: Sequence[Mapping[str, Any]], chance: float) -> Chart:
