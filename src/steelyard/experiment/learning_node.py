@@ -185,7 +185,7 @@ def _check_introduction(dataset: Dataset, data: DataSettings, node: NodeConfig) 
     if data.offers().classes is None and dataset.classes:
         counts = torch.bincount(dataset.labels.long())
         what = "data.classes: missing, and a class here has few rows"
-        refuse_few(what, int(counts[counts > 0].min()), node, "the number of classes")
+        refuse_few(what, int(counts[counts > 0].min()), node, "the number of classes, or a smaller min-rows here")
 
 
 def _dataset(data: DataSettings, node: NodeConfig) -> Dataset:
