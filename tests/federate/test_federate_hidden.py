@@ -248,8 +248,8 @@ def test_a_node_sends_no_whole_model_where_updates_are_hidden_and_answers_no_old
     for kind in (HIDE, OPEN):
         with pytest.raises(NodeFault, match="refused: attempt: this node has no keys"):
             again(kind)[1]()
-    task, errand = wire.read_task(again(TRAIN)[0].content)
-    bare = wire.write_task(task, task.clients, 60.0, wire.pack_parameters(task), errand.run, errand.experiment)
+    task, header = wire.read_task(again(TRAIN)[0].content)
+    bare = wire.write_task(task, task.clients, 60.0, wire.pack_parameters(task), header.run, header.experiment)
     with pytest.raises(NodeFault, match="refused: cohort: its keys go with a task where updates are hidden"):
         again(TRAIN, bare)[1]()
     with pytest.raises(NodeFault, match="refused: attempt"):

@@ -64,8 +64,8 @@ class Node:
         task = Task("f", 0, 1, NAMES, START)
         nothing = np.zeros(4)
         updates = Updates("f", 1, NAMES, np.ones(4, np.int64), {}, nothing, DenseModels(START + self.steps))
-        errand = wire.Errand("r", "", 9.0, NAMES, keys, attempt)
-        return self.round.trained(errand, task, updates)
+        header = wire.Header("r", "", 9.0, NAMES, keys, attempt)
+        return self.round.trained(header, task, updates)
 
     def hide(self, attempt: str, shares: np.ndarray, weights: list[float], members: tuple[str, ...] = NAMES) -> None:
         mine = [NAMES.index(name) for name in members]

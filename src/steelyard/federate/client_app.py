@@ -127,17 +127,17 @@ def _introduce(message: Message, context: Context) -> RecordDict:
 
 
 def _train(message: Message, context: Context) -> RecordDict:
-    task, errand = wire.read_task(message.content)
+    task, header = wire.read_task(message.content)
 
     def work(config: NodeConfig) -> RecordDict:
-        experiment, node = node_clients(errand.experiment, config)
+        experiment, node = node_clients(header.experiment, config)
         hides = experiment.privacy is not None and experiment.privacy.aggregation is not None
-        if hides != bool(errand.cohort):
+        if hides != bool(header.cohort):
             raise Refused("cohort: its keys go with a task where updates are hidden, and with no other")
         if len(set(task.clients)) != len(task.clients):  # Each time would be an answer of its own.
             raise Refused("clients: one is named twice; allowed: each once")
-        charge = _ledger(config, node, task, errand.run)
-        states = _states(context, config, experiment, errand.run, task.federation)
+        charge = _ledger(config, node, task, header.run)
+        states = _states(context, config, experiment, header.run, task.federation)
         node.clients.restore(states.before(task.round))
         (updates,) = node.clients.train([task])
         if updates.clients:
@@ -146,11 +146,11 @@ def _train(message: Message, context: Context) -> RecordDict:
         told = tuple(Failure(failure.client, told_reason(failure.reason)) for failure in updates.failures)
         updates = replace(updates, failures=told)
         if hides:
-            hidden = _hidden_round(context, experiment, task.federation).trained(errand, task, updates)
-            return wire.write_updates(hidden, key_shares_codec(len(errand.cohort)))
+            hidden = _hidden_round(context, experiment, task.federation).trained(header, task, updates)
+            return wire.write_updates(hidden, key_shares_codec(len(header.cohort)))
         return wire.write_updates(updates, experiment.codec())
 
-    return on_this_node(context, work, errand.seconds)
+    return on_this_node(context, work, header.seconds)
 
 
 def _ledger(config: NodeConfig, node: NodeClients, task: Task, run: str) -> Callable[[], None]:
@@ -183,19 +183,19 @@ def _ledger(config: NodeConfig, node: NodeClients, task: Task, run: str) -> Call
 
 
 def _evaluate(message: Message, context: Context) -> RecordDict:
-    question, errand = wire.read_question(message.content)
+    question, header = wire.read_question(message.content)
 
     def work(config: NodeConfig) -> RecordDict:
-        experiment, node = node_clients(errand.experiment, config)
+        experiment, node = node_clients(header.experiment, config)
         if not config.tests:
             return wire.write_evaluations(_untested(question, node.names))
-        states = _states(context, config, experiment, errand.run, question.federation)
+        states = _states(context, config, experiment, header.run, question.federation)
         node.clients.restore(states.before(question.round + 1))
         with torch.no_grad():
             (answer,) = node.clients.evaluate([question])
         return wire.write_evaluations(answer)
 
-    return on_this_node(context, work, errand.seconds)
+    return on_this_node(context, work, header.seconds)
 
 
 def _untested(question: Question, names: Sequence[str]) -> Evaluations:

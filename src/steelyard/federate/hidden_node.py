@@ -88,13 +88,13 @@ class HiddenRound:
         shown = rows([client.keys().write() for client in clients.values()], PUBLIC_BYTES)
         return _answer(form, list(clients), {}, {"keys": shown})
 
-    def trained(self, errand: wire.Errand, task: Task, updates: Updates) -> Updates:
+    def trained(self, header: wire.Header, task: Task, updates: Updates) -> Updates:
         """Keep the trained models here, and return the clients' key shares in their place."""
-        context = round_context(errand.run, task.federation, task.seed, task.round, errand.attempt)
+        context = round_context(header.run, task.federation, task.seed, task.round, header.attempt)
         clients = self._clients(context)
         assert isinstance(updates.payload, DenseModels)
-        assert errand.keys is not None
-        cohort = _cohort(errand.cohort, errand.keys)
+        assert header.keys is not None
+        cohort = _cohort(header.cohort, header.keys)
         found = beyond(updates.payload.models, task.parameters, self.settings.bound)
         faults = dict(zip(updates.clients, found, strict=True))
 
@@ -108,7 +108,7 @@ class HiddenRound:
         models = updates.payload.models[keep].detach().cpu().float().numpy()
         self._keep({name: clients[name] for name in shares}, context)
         least = max(FEWEST, self.settings.least(len(cohort)))
-        trained = _Trained(_round_of(errand.run, task), list(shares), sorted(cohort), least)
+        trained = _Trained(_round_of(header.run, task), list(shares), sorted(cohort), least)
         self.state[f"{self._name}/trained"] = ConfigRecord({"about": json.dumps(asdict(trained))})
         self.state[f"{self._name}/models"] = ArrayRecord(
             {"models": Array(models), "start": Array(task.parameters.detach().cpu().float().numpy())}

@@ -43,9 +43,9 @@ def read(records: RecordDict) -> Updates:
 def test_task_survives_the_wire():
     loss = LossState("cross-entropy", (10.0, 1 / 1.1), None, 0.1 + 0.2)
     sent = replace(TASK, loss=loss)
-    got, errand = wire.read_task(wire.write_task(sent, ["c2"], 12.5, wire.pack_parameters(sent), "r1", "{}"))
-    run, seconds = errand.run, errand.seconds
-    assert errand.experiment == "{}"
+    got, header = wire.read_task(wire.write_task(sent, ["c2"], 12.5, wire.pack_parameters(sent), "r1", "{}"))
+    run, seconds = header.run, header.seconds
+    assert header.experiment == "{}"
     assert (got.federation, got.seed, got.round, got.clients) == ("fed", 7, 1, ("c2",))
     assert got.loss == loss
     assert torch.equal(got.parameters, sent.parameters)
@@ -267,8 +267,8 @@ QUESTION = Question("fed", 7, 3, torch.zeros(2, 3), detailed=True)
 
 
 def test_question_and_evaluation_survive_the_wire():
-    got, errand = wire.read_question(wire.write_question(QUESTION, 5.0, "r1"))
-    run, seconds = errand.run, errand.seconds
+    got, header = wire.read_question(wire.write_question(QUESTION, 5.0, "r1"))
+    run, seconds = header.run, header.seconds
     assert (got.federation, got.seed, got.round, got.detailed, run, seconds) == ("fed", 7, 3, True, "r1", 5.0)
     assert got.models.shape == (2, 3)
     answer = evaluate(QUESTION, ("c1", "c2"))

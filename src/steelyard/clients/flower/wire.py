@@ -91,7 +91,7 @@ def write_task(
 
 
 @dataclass(frozen=True)
-class Errand:
+class Header:
     """What a message to a node says beside its task or question."""
 
     run: str
@@ -107,7 +107,7 @@ class Errand:
     attempt: str = ""
 
 
-def read_task(records: RecordDict) -> tuple[Task, Errand]:
+def read_task(records: RecordDict) -> tuple[Task, Header]:
     """Return the task that a node received, and what it needs for it."""
     text, arrays = split(records)
     form = TaskForm.read(text)
@@ -116,7 +116,7 @@ def read_task(records: RecordDict) -> tuple[Task, Errand]:
     clients = tuple(sorted(form.clients))
     task = Task(form.federation, form.seed, form.round, clients, parameters, form.loss.state())
     keys = packing.unpack(arrays["keys"], "keys", "|u1", (len(form.cohort), None)) if form.cohort else None
-    return task, Errand(form.run, form.experiment, form.seconds, tuple(form.cohort), keys, form.attempt)
+    return task, Header(form.run, form.experiment, form.seconds, tuple(form.cohort), keys, form.attempt)
 
 
 def write_question(question: Question, seconds: float, run: str = "", experiment: str = "") -> RecordDict:
@@ -134,14 +134,14 @@ def write_question(question: Question, seconds: float, run: str = "", experiment
     return content(form, {"models": question.models.detach().to("cpu", torch.float32).numpy()})
 
 
-def read_question(records: RecordDict) -> tuple[Question, Errand]:
+def read_question(records: RecordDict) -> tuple[Question, Header]:
     """Return the question that a node received, and what it needs for it."""
     text, arrays = split(records)
     form = QuestionForm.read(text)
     payloads.only_keys(arrays, ["models"])
     models = packing.tensor(packing.unpack(arrays["models"], "models", "<f4", (form.candidates, None)))
     question = Question(form.federation, form.seed, form.round, models, form.detailed)
-    return question, Errand(form.run, form.experiment, form.seconds)
+    return question, Header(form.run, form.experiment, form.seconds)
 
 
 # ---------------------------------------------------------------- node to server
