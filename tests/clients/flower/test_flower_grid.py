@@ -31,7 +31,7 @@ from tests.clients.flower.flower_fakes import (
 )
 
 from steelyard.clients.flower import mail, wire
-from steelyard.clients.flower.courier import Courier, Letter
+from steelyard.clients.flower.courier import Courier, Request
 from steelyard.clients.flower.forms import EVALUATE, INTRODUCE, TRAIN, Form
 from steelyard.clients.flower.grid import FlowerClients, NoAnswers
 from steelyard.clients.flower.payloads import DENSE, Codec
@@ -271,7 +271,7 @@ def test_a_run_that_flower_stopped_ends():
     begun = time.monotonic()
     for grid in (Stopped({1: honest("c1")}), StoppedBefore({1: honest("c1")})):
         with pytest.raises(RunStopped, match="the SuperLink stopped this run"):
-            Courier(grid).ask([Letter(1, INTRODUCE, wire.content(Form(), {}), 0, 1 << 20)], 20.0)  # type: ignore[arg-type]
+            Courier(grid).ask([Request(1, INTRODUCE, wire.content(Form(), {}), 0, 1 << 20)], 20.0)  # type: ignore[arg-type]
     assert time.monotonic() - begun < 10  # At once, not when the time is over.
 
 
@@ -303,8 +303,8 @@ def test_a_superlink_that_fails_for_a_moment_costs_nobody_the_round(
         return PullAppMessagesResponse()
 
     grid = SimpleNamespace(_runtime_client=SimpleNamespace(PullMessages=pull))
-    letters = {"a": mail.Outstanding("a", 10), "b": mail.Outstanding("b", 10)}
-    post = mail.Mail(grid, letters, time.monotonic() + 30, lambda name, answer: arrived.append((name, answer)))  # type: ignore[arg-type]
+    requests = {"a": mail.Outstanding("a", 10), "b": mail.Outstanding("b", 10)}
+    post = mail.Mail(grid, requests, time.monotonic() + 30, lambda name, answer: arrived.append((name, answer)))  # type: ignore[arg-type]
     post._look(stop)
     told = {"none"} if not arrived else {type(answer).__name__ for _, answer in arrived}
     assert told == {heard}
@@ -317,7 +317,7 @@ def test_a_full_disk_of_the_server_is_named(tmp_path: Path, monkeypatch: pytest.
             raise ObjectPushError("part", 1, "session")
 
     def ask() -> None:
-        Courier(Full({1: honest("c1")})).ask([Letter(1, INTRODUCE, wire.content(Form(), {}), 0, 1 << 20)], 1.0)  # type: ignore[arg-type]
+        Courier(Full({1: honest("c1")})).ask([Request(1, INTRODUCE, wire.content(Form(), {}), 0, 1 << 20)], 1.0)  # type: ignore[arg-type]
 
     monkeypatch.setenv(REGISTER, str(tmp_path / "register.json"))
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1000))

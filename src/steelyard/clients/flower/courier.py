@@ -1,4 +1,4 @@
-"""Sending letters to nodes over Flower's grid and collecting the answers, with a deadline of our own.
+"""Sending requests to nodes over Flower's grid and collecting the answers, with a deadline of our own.
 
 Flower's own wait is silent and long: a dead node is noticed after a minute, a message lives for hours, and reading one
 answer whose parts never arrive blocks the reading of all others. So `mail` looks for answers in its own way.
@@ -22,7 +22,7 @@ from steelyard.clients.flower.mail import Mail, Outstanding
 from steelyard.clients.flower.superlink import RunStopped, reaching_superlink
 
 Read = Callable[[int, RecordDict], Any]
-"""Reads the content of the answer to the letter at an index; a text that it returns is why it cannot be used."""
+"""Reads the content of the answer to the request at an index; a text that it returns is why it cannot be used."""
 # flwr.common.constant.ErrorCode, in words that say what it means for the round.
 _ERRORS = {
     1: "its ClientApp could not be loaded",
@@ -46,7 +46,7 @@ class Silence(str):
 
 
 @dataclass(frozen=True, eq=False)
-class Letter:
+class Request:
     """One message to one node."""
 
     node: int
@@ -58,23 +58,23 @@ class Letter:
 
 
 class Courier:
-    """Delivers letters over one grid; use `ask` for every exchange with nodes."""
+    """Sends requests over one grid; use `ask` for every exchange with nodes."""
 
     def __init__(self, grid: Grid) -> None:
         self.grid = grid
 
     def ask(
-        self, letters: Sequence[Letter], seconds: float, enough: int | None = None, read: Read | None = None
+        self, requests: Sequence[Request], seconds: float, enough: int | None = None, read: Read | None = None
     ) -> list[Any]:
-        """Return for each letter the content of its answer, or why there is none; takes at most `seconds`.
+        """Return for each request the content of its answer, or why there is none; takes at most `seconds`.
 
         With `enough`, nobody else is waited for once so many have given a proper answer. With `read`, each content is
         read as it arrives and let go of, and what `read` returned stands in its place.
         """
         deadline = time.monotonic() + seconds
-        results: list[Any] = [None] * len(letters)
+        results: list[Any] = [None] * len(requests)
         arrived: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
-        sent = self._send(letters, seconds)
+        sent = self._send(requests, seconds)
         index_of = {name: index for index, name in enumerate(sent) if name}
         for index, name in enumerate(sent):
             if not name:
@@ -83,13 +83,13 @@ class Courier:
         def take(name: str, answer: list[Message] | Exception) -> None:
             index = index_of[name]
             try:
-                result: Any = _judge(letters[index], name, answer)
+                result: Any = _judge(requests[index], name, answer)
                 arrived.put((index, read(index, result) if read and not isinstance(result, str) else result))
             except Exception as error:
                 arrived.put((index, error))
 
         stop = threading.Event()
-        outstanding = {name: Outstanding(name, letters[index].largest) for name, index in index_of.items()}
+        outstanding = {name: Outstanding(name, requests[index].largest) for name, index in index_of.items()}
         Mail(self.grid, outstanding, deadline, take).start(stop)
         try:
             self._collect(results, arrived, len(index_of), deadline, enough)
@@ -118,30 +118,30 @@ class Courier:
             results[index] = unreadable(result) if isinstance(result, Exception) else result
             good += not isinstance(results[index], str)
 
-    def _send(self, letters: Sequence[Letter], seconds: float) -> list[str]:
+    def _send(self, requests: Sequence[Request], seconds: float) -> list[str]:
         # A message that outlives its round would only keep the node busy with work that nobody wants.
         messages = [
-            Message(letter.content, letter.node, letter.kind, ttl=seconds, group_id=str(letter.round))
-            for letter in letters
+            Message(request.content, request.node, request.kind, ttl=seconds, group_id=str(request.round))
+            for request in requests
         ]
         with reaching_superlink():
             names = list(self.grid.push_messages(messages)) if messages else []
-        return [name or "" for name in names] if len(names) == len(letters) else [""] * len(letters)
+        return [name or "" for name in names] if len(names) == len(requests) else [""] * len(requests)
 
 
-def _judge(letter: Letter, name: str, answer: list[Message] | Exception) -> RecordDict | str:
-    """Return the content of the one answer to this letter, or what is wrong with it."""
+def _judge(request: Request, name: str, answer: list[Message] | Exception) -> RecordDict | str:
+    """Return the content of the one answer to this request, or what is wrong with it."""
     if isinstance(answer, Exception):
         if isinstance(answer, RunStopped):
             raise answer
         return str(answer) if isinstance(answer, Refused) else unreadable(answer)
     try:
-        return _opened(letter, name, answer)
+        return _opened(request, name, answer)
     except Exception as error:
         return unreadable(error)
 
 
-def _opened(letter: Letter, name: str, answer: list[Message]) -> RecordDict | str:
+def _opened(request: Request, name: str, answer: list[Message]) -> RecordDict | str:
     if len(answer) > 1:
         return f"answered {len(answer)} times; allowed: once"
     message = answer[0]
@@ -149,10 +149,10 @@ def _opened(letter: Letter, name: str, answer: list[Message]) -> RecordDict | st
         return "answered another message"
     if message.has_error():
         return _error_words(message.error)
-    if message.metadata.src_node_id != letter.node:
-        return f"answered as node {message.metadata.src_node_id}; asked node {letter.node}"
-    if message.metadata.message_type != letter.kind:
-        return clean(f"answered with {message.metadata.message_type!r}; allowed: {letter.kind!r}")
+    if message.metadata.src_node_id != request.node:
+        return f"answered as node {message.metadata.src_node_id}; asked node {request.node}"
+    if message.metadata.message_type != request.kind:
+        return clean(f"answered with {message.metadata.message_type!r}; allowed: {request.kind!r}")
     return message.content
 
 

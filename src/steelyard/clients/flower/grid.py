@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 
 from steelyard.clients.flower import checks, merging, wire
 from steelyard.clients.flower.checks import clean, reading_one_answer
-from steelyard.clients.flower.courier import Courier, Letter, Silence
+from steelyard.clients.flower.courier import Courier, Request, Silence
 from steelyard.clients.flower.forms import EVALUATE, TRAIN, Refused
 from steelyard.clients.flower.payloads import DENSE, Codec, CohortRows
 from steelyard.clients.flower.register import Register
@@ -47,13 +47,13 @@ class NoAnswers(UserError):
 
 @dataclass(eq=False)
 class Errand:
-    """One letter on behalf of one task or question."""
+    """One request on behalf of one task or question."""
 
     index: int
     """Which task or question it belongs to."""
     node: int
     asked: tuple[str, ...]
-    letter: Letter
+    request: Request
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,8 +133,8 @@ class FlowerClients:
                     attempt=sending.attempt,
                 )
                 most = checks.largest_form(len(asked)) + sending.codec.largest(len(asked), task.parameters)
-                letter = Letter(node, TRAIN, content, task.round, _MOST_EXTRA + most)
-                errands.append(Errand(index, node, asked, letter))
+                request = Request(node, TRAIN, content, task.round, _MOST_EXTRA + most)
+                errands.append(Errand(index, node, asked, request))
 
         def read(errand: Errand, content: RecordDict) -> Updates:
             task, kept = tasks[errand.index], rows[errand.index]
@@ -160,7 +160,7 @@ class FlowerClients:
             details = checks.LARGEST_DETAILS if question.detailed else 0
             for node, asked in homes.items():
                 most = _MOST_EXTRA + checks.largest_form(len(asked), len(question.models)) + details
-                errands.append(Errand(index, node, asked, Letter(node, EVALUATE, content, question.round, most)))
+                errands.append(Errand(index, node, asked, Request(node, EVALUATE, content, question.round, most)))
 
         def read(errand: Errand, content: RecordDict) -> Evaluations:
             return wire.read_evaluations(content, questions[errand.index], errand.asked, self.scores)
@@ -243,7 +243,7 @@ class FlowerClients:
         read: Callable[[Errand, RecordDict], PartT],
         failures: list[list[Failure]],
     ) -> dict[int, list[PartT]]:
-        """Send all letters, read what comes back, and put the blame where an answer is missing or refused."""
+        """Send all requests, read what comes back, and put the blame where an answer is missing or refused."""
         parts: dict[int, list[PartT]] = {}
 
         def take(index: int, content: RecordDict) -> PartT | str:
@@ -254,7 +254,7 @@ class FlowerClients:
             except Refused as refusal:
                 return str(refusal)
 
-        answers = self._courier.ask([errand.letter for errand in errands], seconds, read=take)
+        answers = self._courier.ask([errand.request for errand in errands], seconds, read=take)
         for errand, answer in zip(errands, answers, strict=True):
             # A node that sends nonsense or an error is there; one that is silent may not be.
             self.roster.heard(errand.node, answered=not isinstance(answer, Silence))

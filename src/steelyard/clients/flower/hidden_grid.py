@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from steelyard.clients.flower import arrays as packing
 from steelyard.clients.flower import wire
-from steelyard.clients.flower.courier import Letter
+from steelyard.clients.flower.courier import Request
 from steelyard.clients.flower.forms import Form
 from steelyard.clients.flower.grid import Errand, FlowerClients, Sending
 from steelyard.clients.flower.hidden_forms import (
@@ -189,8 +189,8 @@ class HiddenClients(FlowerClients):
                 written, arrays = form(work, asked, seconds)
                 dtype, sizes = shape(work, len(asked))
                 largest = _MOST_EXTRA + 2 * int(np.prod(sizes)) * np.dtype(dtype).itemsize
-                letter = Letter(node, kind, wire.content(written, arrays), work.task.round, largest)
-                errands.append(Errand(index, node, asked, letter))
+                request = Request(node, kind, wire.content(written, arrays), work.task.round, largest)
+                errands.append(Errand(index, node, asked, request))
 
         def read(errand: Errand, content: RecordDict) -> Answer:
             return read_answer(content, errand.asked, works[errand.index], array, shape)

@@ -1,7 +1,7 @@
-"""Looking for answers on a SuperLink: one question for all outstanding letters, then each answer read by itself.
+"""Looking for answers on a SuperLink: one question for all outstanding requests, then each answer read by itself.
 
 Flower's `pull_messages` fetches the parts of all answers in turn: one whose parts never arrive, or do not parse, takes
-the others with it. Asking for each letter alone costs a request per node and look. So we look for all of them at once
+the others with it. Asking after each request alone costs a call per node and look. So we look for all of them at once
 and fetch what is there one by one, a few at a time, each within its own bounds.
 """
 
@@ -43,7 +43,7 @@ Arrived = Callable[[str, list[Message] | Exception], None]
 
 @dataclass(frozen=True)
 class Outstanding:
-    """One letter that was sent and not answered yet."""
+    """One request that was sent and not answered yet."""
 
     name: str
     """Flower's id of the message."""
@@ -52,10 +52,10 @@ class Outstanding:
 
 
 class Mail:
-    """Looks for the answers to letters until told to stop; make one for each exchange and call `start`."""
+    """Looks for the answers to requests until told to stop; make one for each exchange and call `start`."""
 
-    def __init__(self, grid: Grid, letters: Mapping[str, Outstanding], deadline: float, arrived: Arrived) -> None:
-        self._grid, self._letters, self._deadline, self._arrived = grid, dict(letters), deadline, arrived
+    def __init__(self, grid: Grid, requests: Mapping[str, Outstanding], deadline: float, arrived: Arrived) -> None:
+        self._grid, self._requests, self._deadline, self._arrived = grid, dict(requests), deadline, arrived
         self._found: queue.SimpleQueue[tuple[str, list[tuple[MessageProto, ObjectTree]]]] = queue.SimpleQueue()
 
     def start(self, stop: threading.Event) -> None:
@@ -63,15 +63,15 @@ class Mail:
         if isinstance(self._grid, HttpGrid):
             bound_answers(self._client, _LARGEST_LOOK)
             _thread(self._look, stop)
-            large = any(letter.largest > _LARGE for letter in self._letters.values())
-            for _ in range(1 if large else min(_AT_ONCE, len(self._letters))):
+            large = any(request.largest > _LARGE for request in self._requests.values())
+            for _ in range(1 if large else min(_AT_ONCE, len(self._requests))):
                 _thread(self._fetch, stop)
         else:
-            for name in self._letters:
+            for name in self._requests:
                 _thread(self._watch, stop, name)
 
     def _watch(self, stop: threading.Event, name: str) -> None:
-        """Watch one letter over any grid."""
+        """Watch one request over any grid."""
         pauses = _pauses()
         while not stop.wait(next(pauses)) and time.monotonic() < self._deadline:
             try:
@@ -87,8 +87,8 @@ class Mail:
                 return
 
     def _look(self, stop: threading.Event) -> None:
-        """Look for all letters with one request."""
-        waiting = set(self._letters)
+        """Look for the answers to all requests with one call."""
+        waiting = set(self._requests)
         pauses, faults = _pauses(), 0
         while waiting and not stop.wait(next(pauses)) and time.monotonic() < self._deadline:
             try:
@@ -129,7 +129,7 @@ class Mail:
         if len(parts) > 1:
             raise Refused(f"answered {len(parts)} times; allowed: once")
         ((message, tree),) = parts
-        own, largest = message.metadata.message_id, self._letters[name].largest
+        own, largest = message.metadata.message_id, self._requests[name].largest
         run, identity = cast(HttpGrid, self._grid).run.run_id, cast(HttpGrid, self._grid).node
         pull = make_pull_object_fn_protobuf(self._client.PullObject, identity, run)
         left = min(max(1.0, self._deadline - time.monotonic()), _MOST_PULL_SECONDS)

@@ -14,7 +14,7 @@ from flwr.app import RecordDict
 
 from steelyard.clients.flower import wire
 from steelyard.clients.flower.checks import clean, reading_one_answer
-from steelyard.clients.flower.courier import Courier, Letter
+from steelyard.clients.flower.courier import Courier, Request
 from steelyard.clients.flower.forms import INTRODUCE, AskForm, IntroductionForm, Refused
 from steelyard.clients.flower.introductions import (
     LARGEST_INTRODUCTION,
@@ -165,7 +165,7 @@ class Roster:
             return
         self._asked |= set(nodes)
         question = wire.content(self._question, {})
-        letters = [Letter(node, INTRODUCE, question, self.round, LARGEST_INTRODUCTION) for node in nodes]
+        requests = [Request(node, INTRODUCE, question, self.round, LARGEST_INTRODUCTION) for node in nodes]
 
         def ask() -> None:
             heard: set[int] = set()
@@ -176,7 +176,7 @@ class Roster:
                 return content
 
             try:
-                answers = self._courier.ask(letters, self._seconds, read=take)
+                answers = self._courier.ask(requests, self._seconds, read=take)
             except Exception as error:
                 answers = [f"could not be asked: {type(error).__name__}"] * len(nodes)
             for node, answer in zip(nodes, answers, strict=True):
