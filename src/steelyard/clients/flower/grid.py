@@ -46,14 +46,14 @@ class NoAnswers(UserError):
 
 
 @dataclass(eq=False)
-class Errand:
+class TaskRequest:
     """One request on behalf of one task or question."""
 
     index: int
     """Which task or question it belongs to."""
     node: int
     asked: tuple[str, ...]
-    request: Request
+    message: Request
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,7 +119,7 @@ class FlowerClients:
 
     def send_tasks(self, tasks: Sequence[Task], sendings: Sequence[Sending]) -> list[Updates]:
         """Send each task as it is to travel, and join what comes back."""
-        errands: list[Errand] = []
+        requests: list[TaskRequest] = []
         failures: list[list[Failure]] = [[] for _ in tasks]
         rows = [
             CohortRows(task.clients, task.parameters) if sending.codec.kind == DENSE.kind else None
@@ -134,14 +134,14 @@ class FlowerClients:
                 )
                 most = checks.largest_form(len(asked)) + sending.codec.largest(len(asked), task.parameters)
                 request = Request(node, TRAIN, content, task.round, _MOST_EXTRA + most)
-                errands.append(Errand(index, node, asked, request))
+                requests.append(TaskRequest(index, node, asked, request))
 
-        def read(errand: Errand, content: RecordDict) -> Updates:
-            task, kept = tasks[errand.index], rows[errand.index]
-            part = wire.read_updates(content, task, errand.asked, self._criteria, sendings[errand.index].codec)
+        def read(request: TaskRequest, content: RecordDict) -> Updates:
+            task, kept = tasks[request.index], rows[request.index]
+            part = wire.read_updates(content, task, request.asked, self._criteria, sendings[request.index].codec)
             return part if kept is None else kept.put(part)
 
-        parts = self.exchange(errands, self._seconds(tasks), read, failures)
+        parts = self.exchange(requests, self._seconds(tasks), read, failures)
         return [
             merging.updates(task, parts.get(i, []), failures[i], sendings[i].codec, rows[i])
             for i, task in enumerate(tasks)
@@ -150,7 +150,7 @@ class FlowerClients:
     def evaluate(self, questions: Sequence[Question]) -> list[Evaluations]:
         """Send each question to all nodes; raises `NoAnswers` where not one of them answers."""
         self.roster.refresh(self._patience)
-        errands: list[Errand] = []
+        requests: list[TaskRequest] = []
         failures: list[list[Failure]] = [[] for _ in questions]
         away: list[Failure] = []
         homes = self.group(sorted(self.roster.registered), away)
@@ -160,12 +160,12 @@ class FlowerClients:
             details = checks.LARGEST_DETAILS if question.detailed else 0
             for node, asked in homes.items():
                 most = _MOST_EXTRA + checks.largest_form(len(asked), len(question.models)) + details
-                errands.append(Errand(index, node, asked, Request(node, EVALUATE, content, question.round, most)))
+                requests.append(TaskRequest(index, node, asked, Request(node, EVALUATE, content, question.round, most)))
 
-        def read(errand: Errand, content: RecordDict) -> Evaluations:
-            return wire.read_evaluations(content, questions[errand.index], errand.asked, self.scores)
+        def read(request: TaskRequest, content: RecordDict) -> Evaluations:
+            return wire.read_evaluations(content, questions[request.index], request.asked, self.scores)
 
-        parts = self.exchange(errands, self._seconds(questions), read, failures)
+        parts = self.exchange(requests, self._seconds(questions), read, failures)
         for index, question in enumerate(questions):
             if not parts.get(index):
                 why = "; ".join(f"{failure.client}: {failure.reason}" for failure in failures[index][:3])
@@ -238,9 +238,9 @@ class FlowerClients:
 
     def exchange(
         self,
-        errands: list[Errand],
+        requests: list[TaskRequest],
         seconds: float,
-        read: Callable[[Errand, RecordDict], PartT],
+        read: Callable[[TaskRequest, RecordDict], PartT],
         failures: list[list[Failure]],
     ) -> dict[int, list[PartT]]:
         """Send all requests, read what comes back, and put the blame where an answer is missing or refused."""
@@ -250,20 +250,20 @@ class FlowerClients:
             # Each answer is read as it arrives and let go of, so that not all of them lie in memory at once.
             try:
                 with reading_one_answer():
-                    return read(errands[index], content)
+                    return read(requests[index], content)
             except Refused as refusal:
                 return str(refusal)
 
-        answers = self._courier.ask([errand.request for errand in errands], seconds, read=take)
-        for errand, answer in zip(errands, answers, strict=True):
+        answers = self._courier.ask([request.message for request in requests], seconds, read=take)
+        for request, answer in zip(requests, answers, strict=True):
             # A node that sends nonsense or an error is there; one that is silent may not be.
-            self.roster.heard(errand.node, answered=not isinstance(answer, Silence))
+            self.roster.heard(request.node, answered=not isinstance(answer, Silence))
             if isinstance(answer, str):
                 reason = clean(answer)
-                failures[errand.index] += [Failure(client, reason) for client in errand.asked]
+                failures[request.index] += [Failure(client, reason) for client in request.asked]
             else:
-                failures[errand.index] += answer.failures
-                parts.setdefault(errand.index, []).append(answer)
+                failures[request.index] += answer.failures
+                parts.setdefault(request.index, []).append(answer)
         return parts
 
 

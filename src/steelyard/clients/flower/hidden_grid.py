@@ -16,7 +16,7 @@ from steelyard.clients.flower import arrays as packing
 from steelyard.clients.flower import wire
 from steelyard.clients.flower.courier import Request
 from steelyard.clients.flower.forms import Form
-from steelyard.clients.flower.grid import Errand, FlowerClients, Sending
+from steelyard.clients.flower.grid import FlowerClients, Sending, TaskRequest
 from steelyard.clients.flower.hidden_forms import (
     HIDE,
     KEYS,
@@ -181,7 +181,7 @@ class HiddenClients(FlowerClients):
         shape: Shape,
     ) -> list[list[Answer]]:
         """Send one message to each node of each group, and return what was answered properly, by round."""
-        errands: list[Errand] = []
+        requests: list[TaskRequest] = []
         failures: list[list[Failure]] = [[] for _ in works]
         seconds = self._seconds(works)
         for index, (work, group) in enumerate(zip(works, groups, strict=True)):
@@ -190,12 +190,12 @@ class HiddenClients(FlowerClients):
                 dtype, sizes = shape(work, len(asked))
                 largest = _MOST_EXTRA + 2 * int(np.prod(sizes)) * np.dtype(dtype).itemsize
                 request = Request(node, kind, wire.content(written, arrays), work.task.round, largest)
-                errands.append(Errand(index, node, asked, request))
+                requests.append(TaskRequest(index, node, asked, request))
 
-        def read(errand: Errand, content: RecordDict) -> Answer:
-            return read_answer(content, errand.asked, works[errand.index], array, shape)
+        def read(request: TaskRequest, content: RecordDict) -> Answer:
+            return read_answer(content, request.asked, works[request.index], array, shape)
 
-        parts = self.exchange(errands, seconds, read, failures)
+        parts = self.exchange(requests, seconds, read, failures)
         for work, found in zip(works, failures, strict=True):
             work.failures += found
         return [parts.get(index, []) for index in range(len(works))]
