@@ -31,11 +31,11 @@ from tests.clients.flower.flower_fakes import (
 )
 
 from steelyard.clients.flower import mail, wire
-from steelyard.clients.flower.courier import Courier, Request
 from steelyard.clients.flower.forms import EVALUATE, INTRODUCE, TRAIN, Form
 from steelyard.clients.flower.grid import FlowerClients, NoAnswers
 from steelyard.clients.flower.payloads import DENSE, Codec
 from steelyard.clients.flower.register import REGISTER
+from steelyard.clients.flower.requesting import Request, RequestSender
 from steelyard.clients.flower.settings import FederateSettings
 from steelyard.clients.flower.superlink import RunStopped, SuperLinkFault
 from steelyard.errors import UserError
@@ -271,7 +271,7 @@ def test_a_run_that_flower_stopped_ends():
     begun = time.monotonic()
     for grid in (Stopped({1: honest("c1")}), StoppedBefore({1: honest("c1")})):
         with pytest.raises(RunStopped, match="the SuperLink stopped this run"):
-            Courier(grid).ask([Request(1, INTRODUCE, wire.content(Form(), {}), 0, 1 << 20)], 20.0)  # type: ignore[arg-type]
+            RequestSender(grid).ask([Request(1, INTRODUCE, wire.content(Form(), {}), 0, 1 << 20)], 20.0)  # type: ignore[arg-type]
     assert time.monotonic() - begun < 10  # At once, not when the time is over.
 
 
@@ -317,7 +317,7 @@ def test_a_full_disk_of_the_server_is_named(tmp_path: Path, monkeypatch: pytest.
             raise ObjectPushError("part", 1, "session")
 
     def ask() -> None:
-        Courier(Full({1: honest("c1")})).ask([Request(1, INTRODUCE, wire.content(Form(), {}), 0, 1 << 20)], 1.0)  # type: ignore[arg-type]
+        RequestSender(Full({1: honest("c1")})).ask([Request(1, INTRODUCE, wire.content(Form(), {}), 0, 1 << 20)], 1.0)  # type: ignore[arg-type]
 
     monkeypatch.setenv(REGISTER, str(tmp_path / "register.json"))
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=1000))

@@ -13,10 +13,10 @@ from flwr.serverapp import Grid
 
 from steelyard.clients.flower import checks, merging, wire
 from steelyard.clients.flower.checks import clean, reading_one_answer
-from steelyard.clients.flower.courier import Courier, Request, Silence
 from steelyard.clients.flower.forms import EVALUATE, TRAIN, Refused
 from steelyard.clients.flower.payloads import DENSE, Codec, CohortRows
 from steelyard.clients.flower.register import Register
+from steelyard.clients.flower.requesting import Request, RequestSender, Silence
 from steelyard.clients.flower.roster import Roster
 from steelyard.clients.flower.settings import FederateSettings
 from steelyard.errors import UserError
@@ -91,10 +91,10 @@ class FlowerClients:
     ) -> None:
         self.settings = settings
         self.roster = Roster(
-            *(Courier(grid), min(30.0, settings.timeout), experiment, register, settings.most_clients, known)
+            *(RequestSender(grid), min(30.0, settings.timeout), experiment, register, settings.most_clients, known)
         )
         self._patience = min(_PATIENCE, settings.timeout / 2)
-        self._courier = Courier(grid)
+        self._sender = RequestSender(grid)
         self._criteria = dict(criteria)
         self.scores = scores
         self._run = run
@@ -254,7 +254,7 @@ class FlowerClients:
             except Refused as refusal:
                 return str(refusal)
 
-        answers = self._courier.ask([request.message for request in requests], seconds, read=take)
+        answers = self._sender.ask([request.message for request in requests], seconds, read=take)
         for request, answer in zip(requests, answers, strict=True):
             # A node that sends nonsense or an error is there; one that is silent may not be.
             self.roster.heard(request.node, answered=not isinstance(answer, Silence))

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from steelyard.clients.flower import arrays as packing
 from steelyard.clients.flower import wire
-from steelyard.clients.flower.courier import Request
 from steelyard.clients.flower.forms import Form
 from steelyard.clients.flower.grid import FlowerClients, Sending, TaskRequest
 from steelyard.clients.flower.hidden_forms import (
@@ -31,6 +30,7 @@ from steelyard.clients.flower.hidden_forms import (
     rows,
 )
 from steelyard.clients.flower.hidden_tries import Answer, RoundTry, Shape, keep_shares, key_rows, read_answer
+from steelyard.clients.flower.requesting import Request
 from steelyard.clients.flower.settings import FederateSettings
 from steelyard.messages import Failure, Floats, Task, Updates
 from steelyard.privacy.aggregation_settings import FEWEST, AggregationSettings

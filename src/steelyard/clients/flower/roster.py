@@ -14,7 +14,6 @@ from flwr.app import RecordDict
 
 from steelyard.clients.flower import wire
 from steelyard.clients.flower.checks import clean, reading_one_answer
-from steelyard.clients.flower.courier import Courier, Request
 from steelyard.clients.flower.forms import INTRODUCE, AskForm, IntroductionForm, Refused
 from steelyard.clients.flower.introductions import (
     LARGEST_INTRODUCTION,
@@ -25,6 +24,7 @@ from steelyard.clients.flower.introductions import (
     key_line,
 )
 from steelyard.clients.flower.register import Register
+from steelyard.clients.flower.requesting import Request, RequestSender
 from steelyard.clients.flower.superlink import reaching_superlink
 from steelyard.errors import UserError
 
@@ -54,7 +54,7 @@ class Roster:
 
     def __init__(
         self,
-        courier: Courier,
+        sender: RequestSender,
         seconds: float = _INTRODUCTION_SECONDS,
         experiment: str = "",
         register: Register | None = None,
@@ -69,7 +69,7 @@ class Roster:
         """What a reader of the run should know: nodes refused, clients claimed twice."""
         self.round = 0
         """The round that is going on, for the notes."""
-        self._courier = courier
+        self._sender = sender
         self._seconds = seconds
         self._question = AskForm(experiment=experiment)
         self._register, self._most_clients = register, most_clients
@@ -176,7 +176,7 @@ class Roster:
                 return content
 
             try:
-                answers = self._courier.ask(requests, self._seconds, read=take)
+                answers = self._sender.ask(requests, self._seconds, read=take)
             except Exception as error:
                 answers = [f"could not be asked: {type(error).__name__}"] * len(nodes)
             for node, answer in zip(nodes, answers, strict=True):
@@ -186,7 +186,7 @@ class Roster:
         threading.Thread(target=ask, daemon=True, name="introductions").start()
 
     def _present(self) -> set[int]:
-        grid = self._courier.grid
+        grid = self._sender.grid
         with reaching_superlink():
             if self._register is None:
                 return set(grid.get_node_ids())

@@ -57,7 +57,7 @@ class Request:
     """Most bytes that an honest answer has; a larger one is not read."""
 
 
-class Courier:
+class RequestSender:
     """Sends requests over one grid; use `ask` for every exchange with nodes."""
 
     def __init__(self, grid: Grid) -> None:
