@@ -30,7 +30,7 @@ from tests.clients.flower.flower_fakes import (
     until,
 )
 
-from steelyard.clients.flower import mail, wire
+from steelyard.clients.flower import polling, wire
 from steelyard.clients.flower.forms import EVALUATE, INTRODUCE, TRAIN, Form
 from steelyard.clients.flower.grid import FlowerClients, NoAnswers
 from steelyard.clients.flower.payloads import DENSE, Codec
@@ -292,7 +292,7 @@ def _status(code: int) -> httpx.HTTPStatusError:
 def test_a_superlink_that_fails_for_a_moment_costs_nobody_the_round(
     raised: list[BaseException], heard: str, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(mail, "_LONGEST_PAUSE", 0.05)
+    monkeypatch.setattr(polling, "_LONGEST_PAUSE", 0.05)
     looks, arrived, stop = iter(raised), [], threading.Event()
 
     def pull(request: Any) -> PullAppMessagesResponse:
@@ -303,9 +303,10 @@ def test_a_superlink_that_fails_for_a_moment_costs_nobody_the_round(
         return PullAppMessagesResponse()
 
     grid = SimpleNamespace(_runtime_client=SimpleNamespace(PullMessages=pull))
-    requests = {"a": mail.Outstanding("a", 10), "b": mail.Outstanding("b", 10)}
-    post = mail.Mail(grid, requests, time.monotonic() + 30, lambda name, answer: arrived.append((name, answer)))  # type: ignore[arg-type]
-    post._look(stop)
+    requests = {"a": polling.PendingRequest("a", 10), "b": polling.PendingRequest("b", 10)}
+    deadline = time.monotonic() + 30
+    poller = polling.AnswerPoller(grid, requests, deadline, lambda *found: arrived.append(found))  # type: ignore[arg-type]
+    poller._look(stop)
     told = {"none"} if not arrived else {type(answer).__name__ for _, answer in arrived}
     assert told == {heard}
     assert sorted(name for name, _ in arrived) == ([] if heard == "none" else ["a", "b"])

@@ -1,7 +1,7 @@
 """Sending requests to nodes over Flower's grid and collecting the answers, with a deadline of our own.
 
 Flower's own wait is silent and long: a dead node is noticed after a minute, a message lives for hours, and reading one
-answer whose parts never arrive blocks the reading of all others. So `mail` looks for answers in its own way.
+answer whose parts never arrive blocks the reading of all others. So `polling` looks for answers in its own way.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from flwr.serverapp import Grid
 
 from steelyard.clients.flower.checks import clean, unreadable
 from steelyard.clients.flower.forms import Refused
-from steelyard.clients.flower.mail import Mail, Outstanding
+from steelyard.clients.flower.polling import AnswerPoller, PendingRequest
 from steelyard.clients.flower.superlink import RunStopped, reaching_superlink
 
 Read = Callable[[int, RecordDict], Any]
@@ -89,8 +89,8 @@ class RequestSender:
                 arrived.put((index, error))
 
         stop = threading.Event()
-        outstanding = {name: Outstanding(name, requests[index].largest) for name, index in index_of.items()}
-        Mail(self.grid, outstanding, deadline, take).start(stop)
+        outstanding = {name: PendingRequest(name, requests[index].largest) for name, index in index_of.items()}
+        AnswerPoller(self.grid, outstanding, deadline, take).start(stop)
         try:
             self._collect(results, arrived, len(index_of), deadline, enough)
         finally:

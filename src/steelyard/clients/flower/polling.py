@@ -42,7 +42,7 @@ Arrived = Callable[[str, list[Message] | Exception], None]
 
 
 @dataclass(frozen=True)
-class Outstanding:
+class PendingRequest:
     """One request that was sent and not answered yet."""
 
     name: str
@@ -51,10 +51,10 @@ class Outstanding:
     """Most bytes that an honest answer has; a larger one is neither fetched nor put together."""
 
 
-class Mail:
+class AnswerPoller:
     """Looks for the answers to requests until told to stop; make one for each exchange and call `start`."""
 
-    def __init__(self, grid: Grid, requests: Mapping[str, Outstanding], deadline: float, arrived: Arrived) -> None:
+    def __init__(self, grid: Grid, requests: Mapping[str, PendingRequest], deadline: float, arrived: Arrived) -> None:
         self._grid, self._requests, self._deadline, self._arrived = grid, dict(requests), deadline, arrived
         self._found: queue.SimpleQueue[tuple[str, list[tuple[MessageProto, ObjectTree]]]] = queue.SimpleQueue()
 
@@ -154,4 +154,4 @@ def _pauses() -> Iterator[float]:
 
 
 def _thread(work: Callable[..., None], *arguments: object) -> None:
-    threading.Thread(target=work, args=arguments, daemon=True, name="mail").start()
+    threading.Thread(target=work, args=arguments, daemon=True, name="polling").start()
