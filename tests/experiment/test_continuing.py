@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from tests.runs.commands import steelyard
 from tests.runs.contents import assert_same_bits, query
 from tests.warm import command_environment
@@ -152,6 +154,30 @@ def test_other_rules_or_another_model_are_another_run(part: Path) -> None:
     file.write_text(before.replace('name = "logistic"', 'name = "mlp"'))
     assert steelyard("resume", part, "--accept-changes", folder=part.parent) == 2
     assert "the checkpoint holds a model of 18 numbers, the experiment describes one of" in said(part.parent)
+
+
+def test_other_criteria_of_a_rule_are_another_run(part: Path) -> None:
+    """What was measured stands in the order of the criteria; the names would be put on other numbers."""
+    connection = sqlite3.connect(part / "run.sqlite")
+    with connection:
+        changed = 'UPDATE federations SET settings = replace(settings, \'"DS","LD"\', \'"LD","DS"\')'
+        assert connection.execute(changed).rowcount == 1
+    connection.close()
+    assert steelyard("resume", part, "--accept-changes", folder=part.parent) == 2
+    assert said(part.parent).endswith(
+        "DS>LD began with the criteria LD, DS, now DS, LD; allowed: the same, or a new run"
+    )
+
+
+def test_versions_that_differ_are_said(part: Path) -> None:
+    connection = sqlite3.connect(part / "run.sqlite")
+    with connection:
+        connection.execute("UPDATE info SET value = '1.0.0' WHERE key IN ('version_torch', 'version_steelyard')")
+    connection.close()
+    goes_on(part)
+    told = (part.parent / "output").read_text()
+    assert f"steelyard: torch was 1.0.0 when the run began, and is {torch.__version__} now: the rounds" in told
+    assert "steelyard: steelyard was 1.0.0 when the run began, and is " in told
 
 
 def test_a_run_that_fails_before_its_first_round_leaves_its_folder_free(tmp_path: Path) -> None:

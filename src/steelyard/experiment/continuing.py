@@ -11,6 +11,7 @@ from steelyard.clients.protocol import FingerprintedClients
 from steelyard.errors import UserError, brief, listed
 from steelyard.experiment.code import FOLDER, digest
 from steelyard.experiment.loading import RUN_FILE, read_experiment
+from steelyard.experiment.noting import versions
 from steelyard.runs.reader import History
 from steelyard.runs.store import Store
 from steelyard.settings import parse
@@ -102,6 +103,26 @@ def check_rules(history: History, federations: Sequence[Federation]) -> None:
             f"{history.folder}: began with the rules and seeds {listed(sorted(before))}, now {listed(sorted(now))}; "
             "allowed: the same, or a new run"
         )
+    for name, settings in zip(history.federations["federation"], history.federations["settings"], strict=True):
+        began = list(history.json(settings, "federations, settings").get("criteria", []))
+        criteria = next(list(federation.rule.names) for federation in federations if federation.name == name)
+        if began != criteria:
+            # Columns of numbers stand in the order of the criteria: under other names they would say something else.
+            raise UserError(
+                f"{history.folder}: {name} began with the criteria {listed(began)}, now {listed(criteria)}; "
+                "allowed: the same, or a new run"
+            )
+
+
+def changed_versions(history: History) -> list[str]:
+    """Return a line for each version (ours, torch) that is not the one that a run began with."""
+    now = versions()
+    return [
+        f"{name} was {before} when the run began, and is {now.get(f'version_{name}')} now: the rounds to come may "
+        "differ in their last bits from those of a run left alone"
+        for name in ("steelyard", "torch")
+        if (before := history.info.get(f"version_{name}")) is not None and before != now.get(f"version_{name}")
+    ]
 
 
 def check_models(states: Mapping[str, RoundState], federations: Sequence[Federation], server: Server) -> None:

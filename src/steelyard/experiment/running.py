@@ -13,7 +13,14 @@ from steelyard.clients.protocol import CheckedClients
 from steelyard.errors import Stopped, UserError
 from steelyard.experiment.code import FOLDER as CODE
 from steelyard.experiment.code import Ask
-from steelyard.experiment.continuing import begun_with, changed_data, changed_experiment, check_models, check_rules
+from steelyard.experiment.continuing import (
+    begun_with,
+    changed_data,
+    changed_experiment,
+    changed_versions,
+    check_models,
+    check_rules,
+)
 from steelyard.experiment.description import Description
 from steelyard.experiment.folders import new_folder
 from steelyard.experiment.loading import RUN_FILE, read_experiment, run_file
@@ -174,6 +181,8 @@ def resume(
         experiment = experiment.with_engine(choice)
     federations = federations_of(experiment, seeds)
     check_rules(history, federations)
+    for line in changed_versions(history):
+        say(line)
     clients, server = _assembled(experiment, dataset, assemble)
     try:
         text = (folder / RUN_FILE).read_text(encoding="utf-8")
