@@ -17,7 +17,7 @@ from tests.runs.commands import steelyard
 from tests.runs.contents import query
 
 from steelyard.experiment.running import run as run_here
-from steelyard.privacy.ledger import FILE
+from steelyard.privacy.ledger_marks import FILE
 from steelyard.runs.reader import History
 
 

@@ -15,7 +15,8 @@ from steelyard.experiment.description import Description
 from steelyard.experiment.loading import build, load, recipes
 from steelyard.experiment.running import resume, run
 from steelyard.privacy.accounting import Release, spent
-from steelyard.privacy.ledger import FILE, Ledger
+from steelyard.privacy.ledger import Ledger
+from steelyard.privacy.ledger_marks import FILE
 from steelyard.report.tables import write_tables
 from steelyard.result import Result
 from steelyard.runs.reader import History

@@ -17,7 +17,8 @@ from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.promising import promise_notes
 from steelyard.experiment.running import resume, run
 from steelyard.privacy.accounting import Release, spent
-from steelyard.privacy.ledger import FILE, Ledger
+from steelyard.privacy.ledger import Ledger
+from steelyard.privacy.ledger_marks import FILE
 from steelyard.privacy.settings import PrivacySettings
 from steelyard.rounds.private import PrivateRounds
 from steelyard.runs.reader import History

@@ -20,7 +20,8 @@ from tests.runs.records import evaluations, federation, record, state, updates
 
 from steelyard.messages import DenseModels, Failure
 from steelyard.privacy.accounting import Release
-from steelyard.privacy.ledger import FILE, Charge, Ledger
+from steelyard.privacy.ledger import Charge, Ledger
+from steelyard.privacy.ledger_marks import FILE
 from steelyard.runs import digests
 from steelyard.runs.chain import Checked, check, field
 from steelyard.runs.reader import History

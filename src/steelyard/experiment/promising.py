@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steelyard.errors import UserError, listed
-from steelyard.privacy.ledger import FILE, Ledger
+from steelyard.privacy.ledger import Ledger
+from steelyard.privacy.ledger_marks import FILE
 from steelyard.privacy.local import DeviceNoise, device_noise
 from steelyard.privacy.requirements import check_accounting
 from steelyard.privacy.settings import PrivacySettings

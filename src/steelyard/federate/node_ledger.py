@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from steelyard.clients.node import NodeConfig
 from steelyard.errors import UserError, printable, writable
 from steelyard.privacy.accounting import Release, spent
-from steelyard.privacy.ledger import Mark, first_difference
+from steelyard.privacy.ledger_marks import Mark, first_difference
 from steelyard.privacy.settings import OWNERS_DELTA, Positive
 from steelyard.runs.durable import owners_only, write_durably
 from steelyard.usercode import NotAllowed

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from steelyard.errors import UserError
-from steelyard.privacy.ledger import FILE as LEDGER
-from steelyard.privacy.ledger import Mark, first_difference
+from steelyard.privacy.ledger_marks import FILE as LEDGER
+from steelyard.privacy.ledger_marks import Mark, first_difference
 
 VERSION = 1
 """The first field of every record; another definition gets another number."""
