@@ -19,7 +19,7 @@ from steelyard.errors import UserError
 from steelyard.learning import models
 from steelyard.learning.settings import ModelSettings
 from steelyard.usercode import NotAllowed, find_code, hand_over, hand_over_as, is_handed_over, load_code, only
-from steelyard.weighing.plugins import load_module
+from steelyard.weighing.criteria import load_plugins
 
 
 class Written(nn.Linear):
@@ -150,7 +150,7 @@ def test_a_module_that_nobody_declared_is_not_even_imported(installed: Path, fie
 
 def test_a_plugin_that_nobody_declared_is_not_imported(installed: Path):
     with pytest.raises(NotAllowed, match=r"^plugin: 'ward.nets' is not declared .* entry point steelyard.criteria$"):
-        load_module("ward.nets")
+        load_plugins(["ward.nets"])
     assert not installed.exists()
 
 
@@ -181,7 +181,7 @@ def test_a_node_imports_what_its_owner_allows_by_name(installed: Path):
             with pytest.raises(NotAllowed, match="is not run here"):
                 find_code(name, "model.name", [])
         with pytest.raises(NotAllowed, match="is not declared"):
-            load_module("ward.nets")
+            load_plugins(["ward.nets"])
         assert not installed.exists()
         assert find_code("ward.nets:net", "model.name", []).__name__ == "net"
 

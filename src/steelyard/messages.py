@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from steelyard.algorithms.algorithm import Algorithm, Vectors
+
 if TYPE_CHECKING:
     # Only for annotations: rules and criteria are looked up and tried on paper without waiting for torch.
     import torch
@@ -50,6 +52,14 @@ class Task:
     parameters: torch.Tensor
     """The global model as one flat float32 vector."""
     loss: LossState = LossState()
+    algorithm: Algorithm = field(default_factory=Algorithm)
+    """What clients do beside plain training."""
+    vectors: Vectors = field(default_factory=dict[str, "torch.Tensor"])
+    """What the algorithm's server sends beside the model, by name, [parameters] each."""
+    registered: int = 0
+    """How many clients there are, in and outside this cohort."""
+    rate: float = 1.0
+    """What the clients' learning rate is multiplied by in this round."""
 
 
 class Payload(Protocol):
@@ -174,6 +184,8 @@ class Updates:
     """Mean loss of the received model on the training samples; None unless a criterion of the run needs it."""
     label_counts: Counts | None = None
     """[clients, classes]: training samples of each class; None unless a criterion needs it and clients share it."""
+    vectors: Vectors = field(default_factory=dict[str, "torch.Tensor"])
+    """What the algorithm's clients send beside their models, by name, [clients, parameters] each."""
 
     def select(self, keep: Sequence[int], refused: Sequence[Failure]) -> Updates:
         """Return the same updates with only the clients at these positions; the rest are noted as failures."""
@@ -191,6 +203,7 @@ class Updates:
             steps=None if self.steps is None else self.steps[rows],
             first_losses=None if self.first_losses is None else self.first_losses[rows],
             label_counts=None if self.label_counts is None else self.label_counts[rows],
+            vectors={name: vectors[rows] for name, vectors in self.vectors.items()},
         )
 
 

@@ -13,6 +13,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
+from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from threading import Lock, RLock
@@ -31,6 +32,7 @@ SHIPPED = "steelyard_app.code."
 CRITERIA = "steelyard.criteria"
 MODELS = "steelyard.models"
 LOSSES = "steelyard.losses"
+ALGORITHMS = "steelyard.algorithms"
 """The entry-point groups under which installed packages declare what experiments may name."""
 
 _loading = RLock()
@@ -135,6 +137,16 @@ def _is_loaded(module: str) -> bool:
 def app_is_loaded() -> bool:
     """Whether this process runs the app whose modules begin with `SHIPPED`; elsewhere nothing may be imported of it."""
     return SHIPPED.partition(".")[0] in sys.modules
+
+
+@cache
+def load_entry_points(group: str) -> None:
+    """Import what installed packages offer under an entry-point group; runs once for each."""
+    for point in entry_points(group=group):
+        try:
+            point.load()
+        except Exception as error:
+            raise UserError(f"entry point {group}: '{point.name}' ({point.value}) does not load: {error}") from error
 
 
 def load_code(code: str, field: str, group: str, name: str | None = None) -> ModuleType:

@@ -142,11 +142,11 @@ def test_criteria_registered_in_python_are_no_hindrance_to_readers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A criterion that only a script knew: its run can still be shown where nobody knows it."""
-    monkeypatch.setattr(criteria, "_registry", dict(criteria.known()))
+    monkeypatch.setattr(criteria._registry, "_entries", criteria.known())
     criteria.client_criterion("GONE")(lambda local: 1.0)
     document = {"weighing": {"criteria": ["GONE"]}, "rounds": {"count": 1}, "model": {"name": "logistic"}}
     run = Experiment.model_validate(document).run(tmp_path / "run").folder
-    del criteria._registry["GONE"]
+    del criteria._registry._entries["GONE"]
     assert Result(run).summary["rules"][0]["criteria"] == [
         {"name": "GONE", "measured_by": "client", "trust": "self-reported"}
     ]

@@ -4,6 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from steelyard.weighing.plugins import load_module
 
 from steelyard.errors import UserError
 from steelyard.messages import DenseModels, ServerTest
@@ -11,7 +12,6 @@ from steelyard.usercode import NotAllowed, only
 from steelyard.weighing import built_in, criteria
 from steelyard.weighing.criteria import CohortView, Criterion, LocalData, client_criterion, server_criterion
 from steelyard.weighing.needs import NO_NEEDS, Needs
-from steelyard.weighing.plugins import load_module
 
 
 def local(labels: list[int], **more: object) -> LocalData:

@@ -57,13 +57,11 @@ def criteria(
     format: FormatOption = "text",
 ) -> None:
     """List the criteria: what each measures, who takes the measure, what it is about, how far it can be trusted."""
-    from steelyard.weighing.criteria import known
-    from steelyard.weighing.plugins import load_module
+    from steelyard.weighing.criteria import known, load_plugins
     from steelyard.weighing.rule import WeighingSettings
     from steelyard.weighing.trust import trust_of
 
-    for path in plugin or []:
-        load_module(path)
+    load_plugins(plugin or [])
     plain = WeighingSettings()
     found = [
         {

@@ -36,6 +36,11 @@ def admit(task: Task, updates: Updates, criteria: Sequence[Checked], classes: in
         return updates.select([], [Failure(client, wrong) for client in updates.clients])
     asked = set(task.clients)
     finite = updates.payload.finite()
+    for name in task.algorithm.sends:
+        if name not in updates.vectors:
+            missing = f"the vector {name} of {task.algorithm.name} is missing"
+            return updates.select([], [Failure(client, missing) for client in updates.clients])
+        finite = finite & updates.vectors[name].sum(dim=1).isfinite().cpu().numpy()
     keep: list[int] = []
     refused: list[Failure] = []
     for index, client in enumerate(updates.clients):

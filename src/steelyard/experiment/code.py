@@ -117,11 +117,13 @@ def refuse(where: str, code: Mapping[str, str], allowed: str) -> None:
 
 def _each(document: Mapping[str, Any]) -> Iterator[tuple[str, str, Callable[[str], None]]]:
     """Go over the fields that name code: the field, what it holds, and what changes it."""
-    rules = {"weighing": document.get("weighing")}
+    sections = {name: document.get(name) for name in ("weighing", "algorithm")}
     beside = document.get("beside")
-    if isinstance(beside, dict):
-        rules |= {f"beside.{name}": rule for name, rule in cast("dict[str, Any]", beside).items()}
-    for name, rule in rules.items():
+    for name, rule in cast("dict[str, Any]", beside).items() if isinstance(beside, dict) else ():
+        sections[f"beside.{name}"] = rule
+        if isinstance(rule, dict):
+            sections[f"beside.{name}.algorithm"] = cast("dict[str, Any]", rule).get("algorithm")
+    for name, rule in sections.items():
         plugins = cast("dict[str, Any]", rule).get("plugins") if isinstance(rule, dict) else None
         if isinstance(plugins, list):
             sources = cast("list[Any]", plugins)

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 from steelyard.errors import UserError
 from steelyard.experiment.code import Ask
 from steelyard.experiment.description import Description
+from steelyard.experiment.federations import FederationSettings, put_federations
 from steelyard.experiment.loading import build, read_document
-from steelyard.experiment.rule_words import parse_rules, plain
+from steelyard.experiment.rule_words import parse_rules
 from steelyard.experiment.running import run
-from steelyard.weighing.rule import WeighingSettings, label, show_priority
+from steelyard.weighing.rule import show_priority
 
 if TYPE_CHECKING:
     from steelyard.data.dataset import DatasetOrSeeded
@@ -74,15 +75,12 @@ def seeds_of(experiment: Description, seeds: int) -> list[int]:
 def with_rules(experiment: Description, texts: Sequence[str]) -> Description:
     """Return the experiment with these rules, the first as its main rule; without any, with the default ones."""
     found = parse_rules(texts, experiment) if texts else default_rules(experiment)
-    (first, settings), *rest = found.items()
-    main = settings if label(settings) == first else settings.model_copy(update={"name": first})
     document = experiment.model_dump(mode="json", exclude_none=True)
-    document["weighing"] = plain(main)
-    document["beside"] = {name: plain(beside) for name, beside in rest}
+    put_federations(document, found)
     return build(document, "--rules")
 
 
-def default_rules(experiment: Description) -> dict[str, WeighingSettings]:
+def default_rules(experiment: Description) -> dict[str, FederationSettings]:
     """Return each criterion alone, every order of up to three, and online; the recipe's own rules if it has no order.
 
     With more than three criteria the orders are too many to run: the recipe's own stands for them.

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 from pydantic import Field, ModelWrapValidatorHandler, ValidationError, ValidationInfo, model_validator
 
+from steelyard.algorithms.settings import AlgorithmSettings
 from steelyard.clients.flower.settings import FederateSettings
 from steelyard.errors import UserError
 from steelyard.experiment.code import named_code
-from steelyard.experiment.privacy_words import asked_of, check_names
+from steelyard.experiment.federations import FederationSettings, check_algorithm, federation_label
+from steelyard.experiment.privacy_words import asked_of, check_names, check_sums
 from steelyard.privacy.combinations import check_combination
 from steelyard.privacy.settings import PrivacySettings
 from steelyard.rounds.settings import RoundSettings
@@ -19,7 +21,7 @@ from steelyard.settings import PrintedName, Section, ShortName, known_fields, pu
 from steelyard.tracking.settings import TrackingSettings
 from steelyard.weighing import criteria as registry
 from steelyard.weighing.needs import Offers
-from steelyard.weighing.rule import WeighingSettings, criteria_of, label
+from steelyard.weighing.rule import WeighingSettings, criteria_of
 
 if TYPE_CHECKING:
     from steelyard.clients.flower.payloads import Codec
@@ -47,8 +49,10 @@ class Description(Section):
     """The seed of everything: partition, first model, cohorts, order of samples."""
     rounds: RoundSettings = RoundSettings()
     weighing: WeighingSettings = WeighingSettings()
-    beside: dict[PrintedName, WeighingSettings] = Field(default_factory=dict)
-    """Further rules, by name, that run on the same cohorts and the same first model, for comparison."""
+    algorithm: AlgorithmSettings = AlgorithmSettings()
+    beside: dict[PrintedName, FederationSettings] = Field(default_factory=dict)
+    """Further rules, by name, that run on the same cohorts and the same first model, for comparison; each may have an
+    algorithm of its own, as `[beside.NAME.algorithm]`."""
     privacy: PrivacySettings | None = None
     """What is promised to the clients, by noise; without it nothing is."""
     store: StoreSettings = StoreSettings()
@@ -70,7 +74,7 @@ class Description(Section):
 
     @model_validator(mode="after")
     def _rules(self, info: ValidationInfo) -> Self:
-        own = label(self.weighing)
+        own = federation_label(self._main)
         if own in self.beside:
             raise UserError(f"beside.{own}: has the name of the main rule; allowed: any other name")
         for rule in (self.weighing, *self.beside.values()):
@@ -85,6 +89,7 @@ class Description(Section):
             if info.context != READING:
                 self.check_privacy(rule)
         self._check_caps()
+        self.check_algorithms(own_code=False)
         if self.privacy is not None and info.context != READING and not self._plugged:
             check_names(self.privacy)
         return self
@@ -93,6 +98,33 @@ class Description(Section):
     def _plugged(self) -> bool:
         """Whether a rule names code that may define criteria."""
         return any(rule.plugins for rule in (self.weighing, *self.beside.values()))
+
+    @property
+    def _main(self) -> FederationSettings:
+        """The main rule with the experiment's algorithm."""
+        return FederationSettings.model_construct(**dict(self.weighing), algorithm=self.algorithm)
+
+    def check_algorithms(self, *, own_code: bool) -> None:
+        """Refuse algorithms that do not go with their rules; `own_code`: the user's own too, whose code is then run."""
+        for rule in self.rules().values():
+            algorithm = rule.algorithm or self.algorithm
+            if own_code or not algorithm.plugins:
+                check_algorithm(rule, algorithm, self.optimiser)
+                check_sums(self.privacy, algorithm.made())
+
+    @property
+    def optimiser(self) -> str | None:
+        """How clients take their steps; None where they do not train whole models."""
+        return None
+
+    @property
+    def momentum(self) -> float:
+        """The clients' momentum."""
+        return 0.0
+
+    def rate(self, round: int) -> float:
+        """Return what the clients' learning rate is multiplied by in a round."""
+        return 1.0
 
     def _check_criteria(self, rule: WeighingSettings) -> None:
         """Check the criteria of a rule without running code: those that plugins may define wait for `criteria`."""
@@ -148,15 +180,16 @@ class Description(Section):
         """Whether clients test the new models."""
         return True
 
-    def rules(self) -> dict[str, WeighingSettings]:
-        """Return all rules of this run by name, the main one first."""
-        return {label(self.weighing): self.weighing, **self.beside}
+    def rules(self) -> dict[str, FederationSettings]:
+        """Return all rules of this run by name, each with its algorithm, the main one first."""
+        return {federation_label(self._main): self._main, **self.beside}
 
     def criteria(self) -> list[registry.Criterion]:
         """Return the criteria of all rules, each once; loads the code that the experiment names for them.
 
         Whatever runs an experiment calls it first, so this is where criteria from plugins are held against the data.
         """
+        self.check_algorithms(own_code=True)
         found = criteria_of(self.rules().values())
         for criterion in found:
             self.check_criterion(criterion)

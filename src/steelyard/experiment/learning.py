@@ -69,6 +69,21 @@ class LearningDescription(Description):
                     "none; allowed: partition.test = 'local' or 'held-out'"
                 )
 
+    @property
+    def optimiser(self) -> str | None:
+        """How clients take their steps."""
+        return self.training.optimiser
+
+    @property
+    def momentum(self) -> float:
+        """The clients' momentum."""
+        return self.training.momentum
+
+    def rate(self, round: int) -> float:
+        """Return what the clients' learning rate is multiplied by in a round."""
+        schedule = self.training.schedule
+        return 1.0 if schedule is None else schedule.share(round, self.rounds.count)
+
     def offers(self) -> Offers:
         """Return what the data and the partition can give to criteria, as far as it is known before reading."""
         data = self.data.offers()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+from steelyard.algorithms.algorithm import Algorithm
 from steelyard.errors import UserError, listed
 from steelyard.privacy.aggregation_settings import FEWEST, AggregationSettings
 from steelyard.privacy.combinations import Asked, AskedCriterion
@@ -62,6 +63,26 @@ def check_names(privacy: PrivacySettings) -> None:
                 raise UserError(
                     f"privacy.{field}: got '{name}', which is no criterion; allowed: {listed(registry.known())}"
                 )
+
+
+def check_sums(privacy: PrivacySettings | None, algorithm: Algorithm) -> None:
+    """Refuse an algorithm whose server needs more than one noisy or hidden sum of a round."""
+    if privacy is None:
+        return
+    fields = {"central": privacy.central, "local": privacy.local, "aggregation": privacy.aggregation}
+    field = next((name for name, section in fields.items() if section is not None), None)
+    if field is None:
+        return
+    if algorithm.sends:
+        raise UserError(
+            f"privacy.{field}: {algorithm.name} has clients send {listed(algorithm.sends)} beside their models, and a "
+            "second vector is a second release; allowed: an algorithm that sends models alone"
+        )
+    if algorithm.sees == "models" and field != "local":
+        raise UserError(
+            f"privacy.{field}: the server of {algorithm.name} steps from single updates, and only their sum is told; "
+            "allowed: an algorithm that needs the sum alone"
+        )
 
 
 def _asked(criterion: registry.Criterion, offers: Offers) -> AskedCriterion:

@@ -7,12 +7,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from steelyard.algorithms.registry import load_plugins as load_algorithms
+from steelyard.algorithms.settings import AlgorithmSettings, parse_algorithm
 from steelyard.defence.settings import DEFENCES
 from steelyard.errors import UserError, brief, listed, nearest
 from steelyard.experiment.description import Description
+from steelyard.experiment.federations import FederationSettings, federation_label, plain
 from steelyard.settings import read_value, validated
 from steelyard.weighing import criteria as registry
-from steelyard.weighing.rule import LIMITS, WeighingSettings, label, parse_priority
+from steelyard.weighing.rule import LIMITS, WeighingSettings, parse_priority
 from steelyard.weighing.table import read_capacity
 
 STRATEGIES = ("online", "greedy", "bandit")
@@ -37,14 +40,17 @@ _EXAMPLES = {
 _LONGEST = 200
 
 
-def parse_rules(texts: Sequence[str], experiment: Description) -> dict[str, WeighingSettings]:
-    """Read rules such as "DS", "LD>DS>MD", "online(LD>DS>MD)@20", "fedavg", separated by commas or given one by one.
+def parse_rules(texts: Sequence[str], experiment: Description) -> dict[str, FederationSettings]:
+    """Read rules such as "DS", "LD>DS>MD", "online(LD>DS>MD)@20", "scaffold", "fedprox(mu=0.1)+LD>DS", separated by
+    commas or given one by one.
 
     What each word means is in docs/experiments.md. The recipe's criteria and plugins are the frame.
     """
     if experiment.weighing.plugins:
         registry.load_plugins(experiment.weighing.plugins)
-    found: dict[str, WeighingSettings] = {}
+    if experiment.algorithm.plugins:
+        load_algorithms(experiment.algorithm.plugins)
+    found: dict[str, FederationSettings] = {}
     for text in texts:
         for word in _split(text):
             if len(word) > _LONGEST:
@@ -73,11 +79,22 @@ def _split(text: str, at: str = ",") -> list[str]:
     return [part.strip() for part in parts if part.strip()]
 
 
-def _rule(word: str, experiment: Description) -> tuple[str, WeighingSettings]:
-    given = _described(word, experiment)
+def _rule(word: str, experiment: Description) -> tuple[str, FederationSettings]:
+    """Read "RULE", "ALGORITHM" (with sizes as weights) or "ALGORITHM+RULE"; without an algorithm, the experiment's."""
+    first, *rest = _split(word, "+")
+    algorithm = parse_algorithm(first) if word != "fedavg" else None
+    rule = word if algorithm is None else "+".join(rest) or "DS"
+    given = dict(_described(rule, experiment))
+    if algorithm is not None and "name" in given and algorithm.name != "fedavg":
+        given["name"] = f"{algorithm.label}+{given['name']}"
+    if algorithm is None and experiment.algorithm.name != "fedavg":
+        algorithm = AlgorithmSettings() if rule in ("fedavg", "server-only") else experiment.algorithm
+    if algorithm is not None:
+        plugins = experiment.algorithm.plugins
+        given["algorithm"] = {**algorithm.model_dump(mode="json"), **({"plugins": plugins} if plugins else {})}
     plugs = list(experiment.weighing.plugins)
-    settings = validated(WeighingSettings, {**given, "plugins": plugs}, f"--rules: '{word}'")
-    return label(settings), settings
+    settings = validated(FederationSettings, {**given, "plugins": plugs}, f"--rules: '{word}'")
+    return federation_label(settings), settings
 
 
 def _described(word: str, experiment: Description) -> Mapping[str, Any]:
@@ -119,7 +136,7 @@ def _unnamed(word: str, experiment: Description) -> dict[str, Any]:
     """Read a rule that is a part of another, which then names itself by what it does."""
     own = experiment.rules().get(word)
     given = dict(_described(word, experiment)) if own is None else plain(own)
-    return {name: value for name, value in given.items() if name not in ("name", "plugins")}
+    return {name: value for name, value in given.items() if name not in ("name", "plugins", "algorithm")}
 
 
 def _normalised(rule: str, how: str, experiment: Description) -> dict[str, Any]:
@@ -233,8 +250,3 @@ def _number(text: str, word: str) -> float:
         raise UserError(
             f"--rules: got '{word}'; allowed: a number, as in power(VP)^3 or weighted-mean(DS=2,LD=1)"
         ) from None
-
-
-def plain(settings: WeighingSettings) -> dict[str, Any]:
-    """Return a rule as it stands in an experiment file."""
-    return settings.model_dump(mode="json", exclude_none=True)

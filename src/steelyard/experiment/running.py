@@ -22,6 +22,7 @@ from steelyard.experiment.continuing import (
     check_rules,
 )
 from steelyard.experiment.description import Description
+from steelyard.experiment.federations import FederationSettings
 from steelyard.experiment.folders import new_folder
 from steelyard.experiment.loading import RUN_FILE, read_experiment, run_file
 from steelyard.experiment.noting import Noting, told, versions, why
@@ -38,7 +39,7 @@ from steelyard.tracking.recording import Tracked
 from steelyard.tracking.trackers import check as check_tracker
 from steelyard.weighing.adafed import loss_rule
 from steelyard.weighing.adjusting import strategy_of
-from steelyard.weighing.rule import Rule, WeighingSettings, criteria_of
+from steelyard.weighing.rule import Rule, criteria_of
 from steelyard.weighing.trust import trusted
 
 if TYPE_CHECKING:
@@ -59,12 +60,15 @@ def federations_of(experiment: Description, seeds: Sequence[int] | None = None) 
 
 
 def make_federation(
-    experiment: Description, name: str, settings: WeighingSettings, seed: int, *, several: bool = False
+    experiment: Description, name: str, settings: FederationSettings, seed: int, *, several: bool = False
 ) -> Federation:
-    """Make one federation from a rule and a seed; its name is the rule's, with the seed where there are several."""
+    """Make one federation from a rule, its algorithm and a seed, which is named where there are several."""
     full_name = f"{name}#{seed}" if several else name
     loss = loss_rule(settings.loss, experiment.local_loss)
-    return Federation(full_name, name, seed, Rule(settings), strategy_of(settings.adjust), loss)
+    algorithm = (settings.algorithm or experiment.algorithm).made()
+    return Federation(
+        *(full_name, name, seed, Rule(settings), strategy_of(settings.adjust), loss, algorithm, experiment.momentum)
+    )
 
 
 def plan_of(experiment: Description) -> Plan:
@@ -80,6 +84,7 @@ def plan_of(experiment: Description) -> Plan:
         detailed=rounds.samples,
         report=experiment.reports_on_server,
         poisson=rounds.sampling == "poisson",
+        rate=experiment.rate,
     )
 
 

@@ -13,10 +13,9 @@ from typing import Any, cast
 from steelyard.errors import UserError, brief, listed, nearest
 from steelyard.experiment.comparing import CHECKPOINTS, MOST_SEEDS, with_rules
 from steelyard.experiment.description import Description
+from steelyard.experiment.federations import put_federations
 from steelyard.experiment.loading import build
-from steelyard.experiment.rule_words import plain
 from steelyard.settings import put, read_value
-from steelyard.weighing.rule import label
 
 SHARE = 0.1
 """The share of the training data that settings are chosen on, unless another is given."""
@@ -124,10 +123,9 @@ class Sweep:
 
 def alone(experiment: Description, rule: str) -> Description:
     """Return the experiment with only one of its rules, under the name that it has."""
-    settings = experiment.rules()[rule]
-    named = settings if label(settings) == rule else settings.model_copy(update={"name": rule})
     document = experiment.model_dump(mode="json", exclude_none=True)
-    return build({**document, "weighing": plain(named), "beside": {}}, "--rules")
+    put_federations(document, {rule: experiment.rules()[rule]})
+    return build(document, "--rules")
 
 
 def plan(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 
@@ -15,33 +16,49 @@ EPSILON = 1e-7
 """The constants of Keras, whose example paper 001 starts from."""
 
 Step = int | torch.Tensor
+Corrects = Literal["nothing", "gradient", "step"]
+"""What the vector of a client is added to in every step: nothing, its gradient, or the step that it takes."""
 
 
 @dataclass(frozen=True)
 class Descent:
-    """A local optimiser as numbers; every engine takes its steps through it, the plain loop too.
+    """A local optimiser as numbers, and the one gate for what an algorithm adds to a client's step.
 
-    SGD: v ← m·v + g + λθ + μ(θ − Θ); θ ← θ − ηv. Adam (Kingma and Ba 2015) and Adadelta (Zeiler 2012) take the same
-    gradient g + λθ + μ(θ − Θ). What an optimiser remembers begins at 0 in every round on every client: nothing but
-    the model travels, as in FedAvg.
+    SGD: v ← m·v + g + λθ + μ(θ − Θ) + a; θ ← θ − η(v + b). Adam (Kingma and Ba 2015) and Adadelta (Zeiler 2012) take
+    the same gradient. μ (`pull`) holds a client near the model it started from; a correction is one vector per client
+    that stays the same for the whole round: a of a gradient, or b of a step, which no momentum multiplies. What an
+    optimiser remembers begins at 0 in every round on every client.
     """
 
     rate: float
     momentum: float
     decay: float
-    proximal: float
     optimiser: str = "sgd"
+    pull: float = 0.0
+    corrects: Corrects = "nothing"
+    scheduled: bool = False
+    """Whether the rate changes from round to round, so that nothing that outlasts a round may hold it."""
 
     @classmethod
-    def of(cls, training: TrainingSettings) -> Descent:
-        return cls(
-            training.learning_rate, training.momentum, training.weight_decay, training.proximal, training.optimiser
-        )
+    def of(cls, training: TrainingSettings, pull: float = 0.0, corrects: Corrects = "nothing") -> Descent:
+        """Return the optimiser of [training], with what an algorithm adds to its steps."""
+        return cls(training.learning_rate, training.momentum, training.weight_decay, training.optimiser, pull, corrects)
 
     @property
     def plain(self) -> bool:
         """Whether a step is θ ← θ − ηg, so that a gradient can be added into θ as it is computed."""
-        return self.optimiser == "sgd" and not (self.momentum or self.decay or self.proximal)
+        added = self.momentum or self.decay or self.pull or self.corrected or self.scheduled
+        return self.optimiser == "sgd" and not added
+
+    @property
+    def form(self) -> Descent:
+        """What of it a graph of kernels holds: all of it where a step is plain, else all but the rate."""
+        return self if self.plain else replace(self, rate=0.0)
+
+    @property
+    def corrected(self) -> bool:
+        """Whether each client brings a vector that corrects its gradients or its steps."""
+        return self.corrects != "nothing"
 
     @property
     def memories(self) -> int:
@@ -60,16 +77,22 @@ class Descent:
         start: torch.Tensor | None,
         step: Step,
         rates: torch.Tensor | None = None,
+        correction: torch.Tensor | None = None,
     ) -> None:
         """Take step number `step` (from 0) in place; the gradients are used up.
 
-        `rates` are step sizes per row (0 for a client that is done) instead of η.
+        `start` is needed with a pull, `correction` where this descent is corrected. `rates` are step sizes per row (0
+        for a client that is done) instead of η.
         """
         if self.decay:
             gradients.add_(parameters, alpha=self.decay)
-        if self.proximal and start is not None:
-            gradients.add_(parameters, alpha=self.proximal).sub_(start, alpha=self.proximal)
+        if self.pull and start is not None:
+            gradients.add_(parameters, alpha=self.pull).sub_(start, alpha=self.pull)
+        if correction is not None and self.corrects == "gradient":
+            gradients.add_(correction)
         self._move(parameters, gradients, memory, step, rates)
+        if correction is not None and self.corrects == "step":
+            self._go(parameters, correction, rates)
 
     def _move(
         self,
@@ -80,7 +103,9 @@ class Descent:
         rates: torch.Tensor | None,
     ) -> None:
         """Take the step along gradients that are whole."""
-        change = self._change(gradients, memory, step)
+        self._go(parameters, self._change(gradients, memory, step), rates)
+
+    def _go(self, parameters: torch.Tensor, change: torch.Tensor, rates: torch.Tensor | None) -> None:
         if rates is None:
             parameters.sub_(change, alpha=self.rate)
         else:

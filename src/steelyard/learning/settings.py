@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, NonNegativeFloat, PositiveFloat, model_validator
@@ -45,6 +46,27 @@ class ModelSettings(Section):
         return self
 
 
+class ScheduleSettings(Section):
+    """[training.schedule]: how the clients' learning rate changes from round to round."""
+
+    kind: Literal["step", "cosine"]
+    """step: multiplied by `factor` every `every` rounds; cosine: falls along half a cosine wave, from all of it in the
+    first round towards `lowest` of it after the last."""
+    every: Annotated[int, Field(ge=1)] = 10
+    """step: the number of rounds between two changes."""
+    factor: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """step: what the rate is multiplied by at each change."""
+    lowest: Annotated[float, Field(ge=0, lt=1)] = 0.0
+    """cosine: the share of the rate that it falls towards."""
+
+    def share(self, round: int, rounds: int) -> float:
+        """Return what the learning rate is multiplied by in a round, counted from 1, of so many."""
+        if self.kind == "step":
+            return self.factor ** ((round - 1) // self.every)
+        done = (round - 1) / max(rounds, 1)
+        return self.lowest + (1 - self.lowest) * (1 + math.cos(math.pi * done)) / 2
+
+
 class TrainingSettings(Section):
     """[training]: how each client trains on its own data."""
 
@@ -61,8 +83,8 @@ class TrainingSettings(Section):
     """Passes over the local data in one round (E)."""
     batch_size: Annotated[int, Field(ge=1)] | Literal["full"] = 10
     """Samples in one step (B), or "full" for all of the client's samples at once."""
-    proximal: NonNegativeFloat = 0.0
-    """FedProx's μ: adds μ/2 ‖θ − Θ‖² to the local loss, which holds clients near the global model."""
+    schedule: ScheduleSettings | None = None
+    """How the learning rate changes from round to round; default: it stays the same."""
     loss: Annotated[str, BeforeValidator(_named)] = "auto"
     """auto, cross-entropy, binary-cross-entropy, squared-error, barron, or your own per-sample loss as
     "path/to/file.py:function", or "package.module:function" that an installed package declares under the entry point

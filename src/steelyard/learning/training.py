@@ -59,17 +59,21 @@ def train_client(
     loss: LossState,
     chance: int | None = 0,
     key: int = 0,
+    descent: Descent | None = None,
+    correction: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, float]:
     """Train one client from `start` and return its flat model and the mean loss of its last epoch.
 
     Use it as the reference and for modules that no faster engine takes. `chance` seeds torch's generator for layers
-    that draw from it; None leaves it alone, which threads must. `key` names the stream of dropout by name.
+    that draw from it; None leaves it alone, which threads must. `key` names the stream of dropout by name. `descent` is
+    the optimiser where it is not that of the settings alone; `correction` is the client's vector for it, flat.
     """
     layout.write(module, start)
     module.train()
     parameters = list(module.parameters())
-    anchors = [parameter.detach().clone() for parameter in parameters] if settings.proximal else []
-    descent, taken = Descent.of(settings), 0
+    descent, taken = descent or Descent.of(settings), 0
+    starts = [parameter.detach().clone() for parameter in parameters] if descent.pull else []
+    corrections = [] if correction is None else _by_parameter(module, layout, correction)
     memories = [descent.remember(parameter.detach()) for parameter in parameters]
     each = losses.per_sample(loss)
     weights = class_weights(loss, features.device)
@@ -86,10 +90,16 @@ def train_client(
                 target = labels[batch]
                 total = losses.weigh(each(module(features[batch]), target), target, weights).sum()
                 (total / len(batch)).backward()
-                _descend(descent, taken, parameters, anchors, memories)
+                _descend(descent, taken, parameters, memories, starts, corrections)
                 taken += 1
                 mean += total.detach()
     return layout.read(module), float(mean) / max(len(labels), 1)
+
+
+def _by_parameter(module: nn.Module, layout: Layout, flat: torch.Tensor) -> list[torch.Tensor]:
+    """Cut a flat vector into one tensor for each of the module's parameters."""
+    views = layout.views(flat)
+    return [views[name] for name, _ in module.named_parameters()]
 
 
 @contextmanager
@@ -110,14 +120,16 @@ def _descend(
     descent: Descent,
     step: int,
     parameters: list[nn.Parameter],
-    anchors: list[torch.Tensor],
     memories: list[list[torch.Tensor]],
+    starts: list[torch.Tensor],
+    corrections: list[torch.Tensor],
 ) -> None:
     """Take one step with every parameter that has a gradient. (torch.optim would do, but its import takes seconds.)"""
     for index, parameter in enumerate(parameters):
         if parameter.grad is not None:
-            anchor = anchors[index] if anchors else None
-            descent.apply(parameter, parameter.grad, memories[index], anchor, step)
+            start = starts[index] if starts else None
+            correction = corrections[index] if corrections else None
+            descent.apply(parameter, parameter.grad, memories[index], start, step, correction=correction)
 
 
 def class_weights(loss: LossState, device: torch.device | str) -> torch.Tensor | None:

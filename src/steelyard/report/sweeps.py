@@ -15,8 +15,8 @@ import tomli_w
 
 from steelyard.errors import UserError
 from steelyard.experiment.description import Description
+from steelyard.experiment.federations import put_federations
 from steelyard.experiment.loading import read_experiment
-from steelyard.experiment.rule_words import plain
 from steelyard.experiment.sweep_file import read_runs, read_sweep
 from steelyard.experiment.sweep_plan import LOWER, Sweep, show
 from steelyard.experiment.sweeping import TEST, diverged, done, finished
@@ -24,7 +24,6 @@ from steelyard.report.measures import rounds_to_target, worst_tenth
 from steelyard.report.statistics import estimate
 from steelyard.runs.durable import write_durably
 from steelyard.runs.reader import History
-from steelyard.weighing.rule import label
 
 RESULTS, BEST, PICTURE = "results.csv", "best.toml", "sweep.svg"
 """Files of a sweep's folder: the table, the best point as an experiment, the figure."""
@@ -209,12 +208,11 @@ def best_toml(folder: Path, document: Mapping[str, Any]) -> str:
     """Return the best point of a sweep as an experiment file, on the test set and with its rule alone."""
     best = document["best"]
     experiment = read_experiment(folder / best["run"])
-    settings = experiment.rules()[best["rule"]]
-    named = settings if label(settings) == best["rule"] else settings.model_copy(update={"name": best["rule"]})
     fields = experiment.model_dump(mode="json", exclude_none=True)
+    put_federations(fields, {best["rule"]: experiment.rules()[best["rule"]]})
     section, _, name = experiment.validation_field.rpartition(".")
     fields[section].pop(name, None)
-    fields |= {"weighing": plain(named), "beside": {}, "seed": document["seeds"][0]}
+    fields["seed"] = document["seeds"][0]
     chosen = ", ".join(f"{field} = {show(value)}" for field, value in best["values"].items())
     told = f"{document['measured']} {best['value']['mean']:.6g} on a validation split"
     return f"# Chosen by `steelyard sweep`: {' '.join(f'{chosen} {told}'.split())}.\n{tomli_w.dumps(fields)}"

@@ -10,6 +10,7 @@ from typing import cast
 import numpy as np
 import torch
 
+from steelyard.algorithms.algorithm import Algorithm, ServerStep, Vectors
 from steelyard.clients.protocol import FittingServer, Server
 from steelyard.defence.robust import RobustRule
 from steelyard.errors import UserError
@@ -23,12 +24,68 @@ from steelyard.weighing.weights import Weighing
 RADIUS = "defence/radius"
 """Under this name a federation remembers the radius of adaptive clipping from round to round."""
 
-Combine = Callable[[Floats], torch.Tensor]
-"""From weights [clients], or [candidates, clients], to the new model or models."""
+
+class Combiner:
+    """Combines one cohort under any weights: the rule's sum of the models, then the algorithm's step at the server."""
+
+    def __init__(
+        self,
+        federation: Federation,
+        task: Task,
+        tensors: Vectors,
+        average: Callable[[Floats], torch.Tensor],
+        share: float,
+        updates: Updates | None = None,
+    ) -> None:
+        algorithm = federation.algorithm
+        self.average = average
+        self._algorithm, self._task, self._tensors = algorithm, task, tensors
+        self._share, self._momentum = share, federation.momentum
+        self._updates = updates if algorithm.sees == "models" else None
+        self._steps = type(algorithm).step is not Algorithm.step
+
+    def models(self, weights: Floats) -> torch.Tensor:
+        """Return the new model for weights [clients], or one row per candidate for [candidates, clients]."""
+        if not self._steps:
+            return self.average(weights)
+        if weights.ndim == 1:
+            return self.step(weights)[0]
+        return torch.stack([self.step(row)[0] for row in weights])
+
+    def step(self, weights: Floats) -> tuple[torch.Tensor, Vectors]:
+        """Return the new model for weights [clients], and what the server keeps with it."""
+        average = self.average(weights)
+        if not self._steps:
+            return average, self._tensors
+        updates = self._updates
+        payload = None if updates is None else updates.payload
+        given = ServerStep(
+            parameters=self._task.parameters.to(average.device),
+            average=average,
+            weights=weights,
+            tensors={name: tensor.to(average.device) for name, tensor in self._tensors.items()},
+            share=self._share,
+            momentum=self._momentum,
+            models=payload.models if isinstance(payload, DenseModels) else None,
+            sent=None if updates is None else updates.vectors,
+            steps=None if updates is None else updates.steps,
+        )
+        return self._algorithm.step(given)
 
 
-def combiner(federation: Federation, task: Task, updates: Updates, view: CohortView, server: Server) -> Combine:
+def combiner(
+    federation: Federation, tensors: Vectors, task: Task, updates: Updates, view: CohortView, server: Server
+) -> Combiner:
     """Return what combines this cohort under any weights; call it once a round and federation."""
+    average = _average(federation, task, updates, view, server)
+    share = len(updates.clients) / max(task.registered, len(updates.clients), 1)
+    return Combiner(federation, task, tensors, average, share, updates)
+
+
+def _average(
+    federation: Federation, task: Task, updates: Updates, view: CohortView, server: Server
+) -> Callable[[Floats], torch.Tensor]:
+    """Return what sums this cohort's models under any weights: plainly, hidden, or by a robust rule."""
     settings, payload = federation.rule.settings.defence, updates.payload
     if isinstance(payload, HiddenUpdates):
         return partial(_aggregate, task, payload)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -12,12 +12,13 @@ from steelyard.clients.protocol import ClassifyingServer, Server
 from steelyard.defence.validate import NOT_FINITE, admit
 from steelyard.errors import UserError
 from steelyard.messages import Task, Updates
-from steelyard.rounds.combining import as_summed, combiner
+from steelyard.rounds.combining import Combiner, as_summed, combiner
 from steelyard.rounds.private import PrivateRounds
 from steelyard.rounds.soundness import Exploded, is_sound, without_culprit
 from steelyard.rounds.state import Draft, Federation, Plan, RoundState
 from steelyard.weighing.criteria import CohortView, Criterion
-from steelyard.weighing.view import read_only
+from steelyard.weighing.view import Memory, read_only
+from steelyard.weighing.weights import Weighing
 
 
 class TooFewClients(UserError):
@@ -50,18 +51,32 @@ def _weigh(
     updates = _admitted(federation, task, updates, criteria, server, plan.min_clients)
     order = state.orders.order
     if not updates.clients:
-        return Draft(federation, state, updates, None, state.parameters, order, state.memory, kept_old=True)
+        return _kept(federation, state, updates, None, state.memory)
     view = _view(federation, state, updates, server)
     weighing = federation.rule.weigh(measure(criteria, updates, view), order)
     # A criterion that is 0 for everyone became 1/n each; when all are, no client showed any worth (AdaFed's p = 0).
     worthless = weighing.uniform or len(weighing.all_zero) == len(weighing.criteria)
     if worthless and federation.rule.settings.when_zero == "keep":
-        return Draft(federation, state, updates, weighing, state.parameters, order, view.remembered, kept_old=True)
-    combine = combiner(federation, task, updates, view, server)
-    model = combine(weighing.weights)
+        return _kept(federation, state, updates, weighing, view.remembered)
+    combine = combiner(federation, state.tensors, task, updates, view, server)
+    model, tensors = combine.step(weighing.weights)
     updates, weighing = as_summed(updates, weighing)
     _require(federation, task, updates, plan.min_clients)
-    return Draft(federation, state, updates, weighing, model, order, view.remembered, combine=combine)
+    return Draft(federation, state, updates, weighing, model, order, view.remembered, combine=combine, tensors=tensors)
+
+
+def _kept(
+    federation: Federation,
+    state: RoundState,
+    updates: Updates,
+    weighing: Weighing | None,
+    memory: Mapping[str, Memory],
+) -> Draft:
+    """Return a round that keeps the old model, and what the algorithm's server has."""
+    order = state.orders.order
+    return Draft(
+        federation, state, updates, weighing, state.parameters, order, memory, kept_old=True, tensors=state.tensors
+    )
 
 
 def _weigh_privately(
@@ -80,11 +95,15 @@ def _weigh_privately(
     raw = measure(criteria, updates, view) if updates.clients else np.zeros((0, len(criteria)))
     order = state.orders.order
     weighing = private.weigh(federation, task, raw, order)
-    model = private.combine(federation, task, updates, weighing)
+    # What the algorithm makes of the noisy sum costs nothing more; the size of a secret cohort stays out of it.
+    noisy = private.combine(federation, task, updates, weighing)
+    share = plan.fraction if private.secret else len(updates.clients) / max(task.registered, 1)
+    combine = Combiner(federation, task, state.tensors, lambda weights: noisy, share)
+    model, tensors = combine.step(weighing.weights)
     if not is_sound(model):
         reason, allowed = "noise has carried the model away", "a smaller privacy.central.clip, or less noise"
         raise Exploded(task.federation, task.round, reason, allowed)
-    return Draft(federation, state, updates, weighing, model, order, view.remembered)
+    return Draft(federation, state, updates, weighing, model, order, view.remembered, tensors=tensors)
 
 
 def _admitted(

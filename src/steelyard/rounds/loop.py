@@ -196,7 +196,13 @@ def make_task(
         cohort = cohort_of(federation.seed, round, names, plan)
     else:
         cohort = private.cohort(federation, round, names)
-    return Task(federation.name, federation.seed, round, cohort, state.parameters, state.loss)
+    algorithm = federation.algorithm
+    return Task(
+        *(federation.name, federation.seed, round, cohort, state.parameters, state.loss, algorithm),
+        vectors={name: state.tensors[name] for name in algorithm.receives},
+        registered=len(names),
+        rate=plan.rate(round),
+    )
 
 
 def _finish(draft: Draft, server: Server, plan: Plan, seconds: float) -> tuple[RoundState, RoundRecord]:
@@ -214,7 +220,7 @@ def _finish(draft: Draft, server: Server, plan: Plan, seconds: float) -> tuple[R
         target, share, above = plan.stop_at
         finished = bool(reached(answer.scores[0], target, share, above=above))
     orders = draft.orders or before.orders
-    state = RoundState(before.round + 1, draft.model, loss, orders, finished, draft.memory)
+    state = RoundState(before.round + 1, draft.model, loss, orders, finished, draft.memory, tensors=draft.tensors)
     macro = None if test is None or test.f1.shape[1] == 0 else float(test.f1[0].mean())
     record = RoundRecord(
         federation=federation.name,

@@ -70,7 +70,7 @@ class PrivateRounds:
         """What two worlds the promise holds apart."""
         if not self.central:
             return "any two sets of data on one device"
-        if not self._secret:
+        if not self.secret:
             return "with one client's updates, or with zeros in their place"
         return "with or without one client" if self.plan.poisson else "with one client, or with another in its place"
 
@@ -80,7 +80,8 @@ class PrivateRounds:
         return self.settings.central is not None
 
     @property
-    def _secret(self) -> bool:
+    def secret(self) -> bool:
+        """Whether nobody but the server learns who is in a cohort."""
         return self.settings.central is not None and self.settings.central.cohorts == "secret"
 
     def prepare(self, federations: Sequence[Federation], names: Mapping[int, Sequence[str]]) -> None:
@@ -109,7 +110,7 @@ class PrivateRounds:
     def charges(self, federation: Federation, round: int, cohort: Sequence[str] | None = None) -> list[Charge]:
         """Return what a round of a federation will be charged; `cohort` where it is known already."""
         name, told = federation.name, self._told(federation)
-        if self._secret:
+        if self.secret:
             return [Charge(name, round, UPDATE, self._release(federation, self._noise[name]))]
         seed = federation.seed
         who = tuple(cohort) if cohort is not None else cohort_of(seed, round, self._names[seed], self.plan)
@@ -145,7 +146,7 @@ class PrivateRounds:
             return central.noise
         limit = self.settings.budget.epsilon
         assert limit is not None, "settings without noise and budget are refused"
-        if self._secret:
+        if self.secret:
             releases = [(self._release(federation, 1.0), self.plan.rounds)]
             return noise_for(limit, self.delta, releases, self.accountant)
         return plain_noise(self.settings, self._most_rounds(federation.seed), self._told(federation))
@@ -195,7 +196,7 @@ class PrivateRounds:
     def cohort(self, federation: Federation, round: int, names: Sequence[str]) -> tuple[str, ...]:
         """Return a round's cohort; a secret one is drawn from the source and depends on no seed."""
         self._names[federation.seed] = tuple(sorted(names))
-        if not self._secret:
+        if not self.secret:
             return cohort_of(federation.seed, round, names, self.plan)
         ordered = sorted(names)
         if self.plan.poisson:

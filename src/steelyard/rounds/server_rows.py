@@ -25,7 +25,8 @@ def train_alone(federation: Federation, state: RoundState, server: Server, round
         raise Exploded(federation.name, round, "the server's own model is no longer finite")
     none = np.zeros(0)
     nobody = Updates(federation.name, round, (), np.zeros(0, np.int64), {}, none, DenseModels(model[None][:0]))
-    return Draft(federation, state, nobody, None, model, state.orders.order, state.memory)
+    order = state.orders.order
+    return Draft(federation, state, nobody, None, model, order, state.memory, tensors=state.tensors)
 
 
 def fit_to_server(drafts: Sequence[Draft], server: Server) -> None:
@@ -58,4 +59,4 @@ def fit_to_server(drafts: Sequence[Draft], server: Server) -> None:
         if draft.weighing is not None and draft.combine is not None:
             limited = draft.federation.rule.capped(weights)
             draft.weighing = replace(draft.weighing, weights=limited)
-            draft.model = draft.combine(limited)
+            draft.model, draft.tensors = draft.combine.step(limited)

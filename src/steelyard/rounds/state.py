@@ -8,6 +8,7 @@ from typing import Protocol
 
 import torch
 
+from steelyard.algorithms.algorithm import Algorithm, Vectors
 from steelyard.clients.protocol import Server
 from steelyard.messages import Evaluations, Floats, LossState, Updates
 from steelyard.weighing.losses import FixedLoss, LossRule
@@ -31,11 +32,13 @@ class RoundState:
     """What criteria remembered for the rounds to come, by name: plain JSON values."""
     ended: str = ""
     """Why the round after this one gave no sound model, so that the federation ended here; empty for all others."""
+    tensors: Vectors = field(default_factory=dict[str, torch.Tensor])
+    """What the algorithm's server keeps, by name: control variates, moments."""
 
 
 @dataclass(frozen=True, eq=False)
 class Federation:
-    """One rule with one seed: what is compared when several run side by side."""
+    """One algorithm with one rule and one seed: what is compared when several run side by side."""
 
     name: str
     rule_name: str
@@ -43,10 +46,14 @@ class Federation:
     rule: Rule
     strategy: OrderStrategy = field(default_factory=FixedOrder)
     loss: LossRule = field(default_factory=FixedLoss)
+    algorithm: Algorithm = field(default_factory=Algorithm)
+    momentum: float = 0.0
+    """The clients' momentum, which some algorithms' servers must know."""
 
     def start(self, server: Server) -> RoundState:
         """Return the state before the first round; the accuracy of the first model is filled in by the loop."""
-        return RoundState(0, server.initial(self.seed), self.loss.first(), OrderState(self.rule.start_order, 0.0))
+        model, orders = server.initial(self.seed), OrderState(self.rule.start_order, 0.0)
+        return RoundState(0, model, self.loss.first(), orders, tensors=self.algorithm.start(model))
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,6 +82,18 @@ class RoundRecord:
     """What the rounds so far have told about any one client, as ε at the budget's δ; None without such a promise."""
 
 
+class Combine(Protocol):
+    """From weights of one cohort to new models, and to what the algorithm's server keeps with one of them."""
+
+    def models(self, weights: Floats) -> torch.Tensor:
+        """Return the new model for weights [clients], or one row per candidate for [candidates, clients]."""
+        ...
+
+    def step(self, weights: Floats) -> tuple[torch.Tensor, Vectors]:
+        """Return the new model for weights [clients], and what the server keeps with it."""
+        ...
+
+
 @dataclass(eq=False)
 class Draft:
     """A round of one federation on its way: filled in step by step."""
@@ -94,8 +113,10 @@ class Draft:
     orders: OrderState | None = None
     partial: bool = False
     """True while the answer lacks what only the first candidate of a question gets."""
-    combine: Callable[[Floats], torch.Tensor] | None = None
+    combine: Combine | None = None
     """From weights of this cohort to a model; None where nobody was asked or nobody answered."""
+    tensors: Vectors = field(default_factory=dict[str, torch.Tensor])
+    """What the algorithm's server keeps after this round."""
 
 
 class Recorder(Protocol):
@@ -124,6 +145,8 @@ class Plan:
     """(target accuracy, share of devices, above): stop a federation once this share reaches the target, or is above."""
     detailed: bool = False
     """Record right or wrong for every test sample in the last round."""
+    rate: Callable[[int], float] = lambda round: 1.0
+    """From a round to what the clients' learning rate is multiplied by in it."""
     poisson: bool = False
     """Each client takes part with probability `fraction`, by itself, in place of cohorts of a fixed size."""
     report: bool = False

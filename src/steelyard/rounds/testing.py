@@ -53,7 +53,7 @@ def evaluate(drafts: Sequence[Draft], clients: Clients, round: int, *, detailed:
         others = _other_orders(draft, accuracy, round)
         if others and draft.weighing is not None and draft.combine is not None:
             weights = draft.federation.rule.candidates(draft.weighing.normalised, others)
-            extra.append((draft, others, draft.combine(weights)))
+            extra.append((draft, others, draft.combine.models(weights)))
     more = [Question(d.federation.name, d.federation.seed, round, models, detailed) for d, _, models in extra]
     answers = clients.evaluate(more) if more else []
     for (draft, others, models), answer in zip(extra, answers, strict=True):
@@ -97,5 +97,7 @@ def _decide(draft: Draft, models: torch.Tensor | None, answer: Evaluations | Non
         draft.order = orders[decision.chosen]
         draft.model = models[other]
         draft.weighing = draft.federation.rule.weigh(draft.weighing.raw, draft.order)
+        if draft.tensors and draft.combine is not None:
+            draft.tensors = draft.combine.step(draft.weighing.weights)[1]
         draft.answer = replace(answer, scores=answer.scores[other : other + 1], losses=answer.losses[other : other + 1])
         draft.partial = other > 0 and (answer.right is not None or bool(answer.metrics))

@@ -27,6 +27,8 @@ KEPT = 2
 """Checkpoints that a run keeps: the newest, and the one before it in case the newest turns out damaged."""
 CLIENTS = "clients/"
 MODELS = "models/"
+SERVER = "server/"
+"""How the names of tensors begin that an algorithm's server keeps; the name of the tensor and the federation follow."""
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> bytes:
@@ -65,6 +67,8 @@ def pack(states: Mapping[str, RoundState], clients: Mapping[str, torch.Tensor]) 
     """Split states into tensors (models, what clients keep) and JSON (everything else)."""
     tensors = {MODELS + name: state.parameters for name, state in states.items()}
     tensors |= {CLIENTS + name: tensor for name, tensor in clients.items()}
+    for name, state in states.items():
+        tensors |= {f"{SERVER}{kept}/{name}": tensor for kept, tensor in state.tensors.items()}
     rest = {
         name: {
             "round": state.round,
@@ -109,7 +113,13 @@ def unpack(tensors: Mapping[str, torch.Tensor], text: str) -> tuple[dict[str, Ro
         model = tensors.get(MODELS + name)
         if model is None or model.dim() != 1 or not model.is_floating_point():
             raise ValueError(f"no model of {name!r}")
-        states[name] = RoundState(rest.round, model, rest.loss, rest.orders, rest.finished, rest.memory, rest.ended)
+        kept = {
+            key.removeprefix(SERVER).partition("/")[0]: tensor
+            for key, tensor in tensors.items()
+            if key.startswith(SERVER) and key.removeprefix(SERVER).partition("/")[2] == name
+        }
+        fields = (rest.loss, rest.orders, rest.finished, rest.memory, rest.ended, kept)
+        states[name] = RoundState(rest.round, model, *fields)
     kept = {name.removeprefix(CLIENTS): tensor for name, tensor in tensors.items() if name.startswith(CLIENTS)}
     return states, kept
 

@@ -30,9 +30,9 @@ class RoundRows:
         for federation in federations:
             settings = federation.rule.settings.model_dump_json()
             self._db.execute(
-                "INSERT INTO federations (name, rule, seed, settings) VALUES (?, ?, ?, ?) "
+                "INSERT INTO federations (name, rule, seed, settings, algorithm) VALUES (?, ?, ?, ?, ?) "
                 "ON CONFLICT (name) DO UPDATE SET settings = excluded.settings",
-                (federation.name, federation.rule_name, federation.seed, settings),
+                (federation.name, federation.rule_name, federation.seed, settings, federation.algorithm.name),
             )
             self._criteria[federation.name] = federation.rule.names
         self._federations = dict(self._db.execute("SELECT name, id FROM federations"))

@@ -18,10 +18,11 @@ from typing import Literal
 
 import numpy as np
 
-from steelyard.errors import UserError, listed, nearest
+from steelyard.errors import UserError
 from steelyard.messages import Floats
+from steelyard.registry import Registry
+from steelyard.usercode import CRITERIA
 from steelyard.weighing.needs import NO_NEEDS, NeededTask, Needs, Offers, unmet
-from steelyard.weighing.plugins import load_entry_points, load_module
 from steelyard.weighing.view import CohortView, Labelled, LocalData
 
 __all__ = [
@@ -147,8 +148,7 @@ class Criterion:
         return f"criterion {self.name} = {value}; allowed: 0 to {'any finite number' if top == np.inf else top}"
 
 
-_registry: dict[str, Criterion] = {}
-_plugged: dict[str, dict[str, Criterion]] = {}
+_registry: Registry[Criterion] = Registry("criterion", CRITERIA, lambda criterion: criterion.measure.__qualname__)
 """The criteria that each plugin registered when it was loaded."""
 
 
@@ -225,45 +225,22 @@ def add(criterion: Criterion) -> None:
     """Put a criterion into the registry; a name that is taken by another function is refused."""
     if not criterion.name or not criterion.name.replace("-", "").replace("_", "").isalnum():
         raise UserError(f"criterion name '{criterion.name}': allowed: letters, digits, '-' and '_'")
-    known = _registry.get(criterion.name)
-    if known is not None and known.measure.__qualname__ != criterion.measure.__qualname__:
-        raise UserError(f"criterion {criterion.name}: registered twice, by {known.measure.__qualname__} and "
-                        f"{criterion.measure.__qualname__}; give one of them another name")  # fmt: skip
-    _registry[criterion.name] = criterion
+    _registry.add(criterion.name, criterion)
 
 
 def load_plugins(sources: Sequence[str]) -> None:
-    """Make the criteria of these scripts or modules known, and no longer those of other plugins.
-
-    Two experiments of one process may give one name to two measures; whoever looks up last names its plugins.
-    """
-    for source, defined in _plugged.items():
-        if source not in sources:
-            for name, criterion in defined.items():
-                if _registry.get(name) is criterion:
-                    del _registry[name]
-    for source in sources:
-        if source in _plugged:
-            for criterion in _plugged[source].values():
-                add(criterion)
-        else:
-            before = dict(_registry)
-            load_module(source)
-            _plugged[source] = {name: found for name, found in _registry.items() if before.get(name) is not found}
+    """Make the criteria of these scripts or modules known, and no longer those of other plugins."""
+    _registry.load(sources)
 
 
 def known() -> dict[str, Criterion]:
     """Return all registered criteria by name: built in, from entry points, from loaded scripts."""
-    load_entry_points()
-    return dict(_registry)
+    return _registry.known()
 
 
 def get(name: str) -> Criterion:
     """Return the criterion of that name, or say which names there are."""
-    table = known()
-    if name not in table:
-        raise UserError(f"criterion '{name}' is not known{nearest(name, table)}; known: {listed(table)}")
-    return table[name]
+    return _registry.get(name)
 
 
 def check(criterion: Criterion, offers: Offers) -> None:

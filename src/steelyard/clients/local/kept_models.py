@@ -58,8 +58,8 @@ class KeptModels:
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
         """Put back what `snapshot` returned."""
         for key, model in state.items():
-            kind, federation, whose = json.loads(key)
+            kind, federation, whose, *_ = json.loads(key)
             if kind == "own":
                 self._own[federation, whose] = model.cpu()
-            else:
+            elif kind == "global":
                 self._past.setdefault(federation, {})[whose] = model.cpu()

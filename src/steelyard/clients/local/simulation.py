@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
+from steelyard.algorithms.algorithm import LocalTraining
 from steelyard.clients.local.answers import evaluations
 from steelyard.clients.local.context import Populations, SimulationContext
 from steelyard.clients.local.criteria import ClientCriteria, Facts
@@ -20,8 +21,10 @@ from steelyard.clients.local.evaluator import Evaluator
 from steelyard.clients.local.hardware import peak_memory
 from steelyard.clients.local.hostile import attack
 from steelyard.clients.local.kept_models import KeptModels
+from steelyard.clients.local.kept_vectors import KeptVectors
 from steelyard.clients.local.settings import ComputeSettings
 from steelyard.data.fingerprint import fingerprint
+from steelyard.learning.descent import Descent
 from steelyard.learning.models import Factory
 from steelyard.learning.settings import ModelSettings, TrainingSettings
 from steelyard.messages import DenseModels, Evaluations, Failure, Floats, LossState, Question, Task, Updates
@@ -51,6 +54,7 @@ class Simulation:
         self._engine: ChosenEngine | None = None
         self._evaluator: Evaluator | None = None
         self._kept = KeptModels()
+        self._vectors = KeptVectors()
         self._peak = 0
 
     def names(self, seed: int) -> Sequence[str]:
@@ -73,13 +77,19 @@ class Simulation:
         return [answers[index] for index in range(len(tasks))]
 
     def _groups(self, tasks: Sequence[Task]) -> list[list[int]]:
-        """Indices of the tasks that can be trained in one stack: one data set, one form of the loss."""
+        """Indices of the tasks that can be trained in one stack: one data set, one form of the loss, one descent."""
         groups: dict[object, list[int]] = {}
         for index, task in enumerate(tasks):
-            loss = self.context.loss(task.loss)
-            key = (id(self.context.population(task.seed).dataset), loss.name, loss.shape, loss.scale)
+            loss, dataset = self.context.loss(task.loss), self.context.population(task.seed).dataset
+            key = (id(dataset), loss.name, loss.shape, loss.scale, self._descent(task))
             groups.setdefault(key, []).append(index)
         return list(groups.values())
+
+    def _descent(self, task: Task) -> Descent:
+        """How the clients of a task take their steps in this round."""
+        algorithm, training = task.algorithm, self.context.training
+        descent = Descent.of(training, algorithm.pull, algorithm.corrects)
+        return replace(descent, rate=descent.rate * task.rate, scheduled=training.schedule is not None)
 
     def _train_group(self, tasks: list[Task]) -> list[Updates]:
         cohort, failures = self._cohort(tasks)
@@ -138,10 +148,22 @@ class Simulation:
                 if start is not task.parameters:
                     starts.append(start)
         table = np.array(jobs, dtype=np.int64).reshape(-1, 3)
-        loss = self.context.loss(tasks[0].loss)
+        loss, descent = self.context.loss(tasks[0].loss), self._descent(tasks[0])
         form = LossState(loss.name, None, loss.shape, loss.scale)
-        cohort = Cohort(tuple(tasks), populations, form, table[:, 0], table[:, 1], tuple(starts), table[:, 2])
-        return cohort, failures
+        cohort = Cohort(tuple(tasks), populations, form, descent, table[:, 0], table[:, 1], tuple(starts), table[:, 2])
+        return replace(cohort, corrections=self._corrections(cohort)) if descent.corrected else cohort, failures
+
+    def _corrections(self, cohort: Cohort) -> torch.Tensor:
+        """What each job's algorithm adds to its gradients or steps, [jobs, parameters]."""
+        parts: list[torch.Tensor] = []
+        for number, task in enumerate(cohort.tasks):
+            clients = [cohort.name(job) for job in np.flatnonzero(cohort.task == number).tolist()]
+            kept = self._vectors.of(task, clients, self.context.device)
+            parts.append(task.algorithm.correction(self._received(task), kept))
+        return torch.cat(parts)
+
+    def _received(self, task: Task) -> dict[str, torch.Tensor]:
+        return {name: vector.to(self.context.device) for name, vector in task.vectors.items()}
 
     def _at_work(self, tasks: list[Task]) -> tuple[DevicePopulation, ...]:
         """The population of each task as it trains this round; tasks of one seed and round share it."""
@@ -176,10 +198,29 @@ class Simulation:
             first_losses=self._first_losses(task, population, clients) if self.criteria.tell_first_losses else None,
             label_counts=self.criteria.label_counts(population, clients),
         )
+        updates = replace(updates, vectors=self._after_training(task, cohort, jobs, mine, updates))
         if not refused:
             return updates
         keep = [row for row, name in enumerate(names) if name not in refused]
         return updates.select(keep, [Failure(name, why) for name, why in refused.items()])
+
+    def _after_training(
+        self, task: Task, cohort: Cohort, jobs: Ints, models: torch.Tensor, updates: Updates
+    ) -> dict[str, torch.Tensor]:
+        """Let the algorithm's clients keep what they keep; return what they send beside their models."""
+        algorithm = task.algorithm
+        if not (algorithm.keeps or algorithm.sends) or not len(jobs):
+            return {name: models.new_zeros((0, models.shape[1])) for name in algorithm.sends}
+        device, origins = self.context.device, cohort.origin[jobs]
+        common = len(np.unique(origins)) == 1
+        start = cohort.starts[origins[0]].to(device)[None] if common else cohort.take(jobs).start(device)
+        assert updates.steps is not None
+        steps = torch.from_numpy(updates.steps).to(device, torch.float32)[:, None]
+        kept = self._vectors.of(task, updates.clients, device)
+        local = LocalTraining(start, models.to(device), steps, cohort.descent.rate, self._received(task), kept)
+        keep, sent = algorithm.after_training(local)
+        self._vectors.keep(task, updates.clients, keep)
+        return dict(sent)
 
     def _first_losses(self, task: Task, population: DevicePopulation, clients: Ints) -> Floats:
         """Return the mean loss of the received model on the training samples of each client, class weights counted."""
@@ -238,10 +279,11 @@ class Simulation:
         return self._evaluator
 
     def snapshot(self) -> Mapping[str, torch.Tensor]:
-        return self._kept.snapshot()
+        return {**self._kept.snapshot(), **self._vectors.snapshot()}
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
         self._kept.restore(state)
+        self._vectors.restore(state)
 
     def describe(self) -> Mapping[str, str]:
         setup = self.context.setup

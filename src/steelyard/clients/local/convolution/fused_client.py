@@ -26,11 +26,13 @@ class FusedClient:
         self.gradients = None if descent.plain else torch.zeros_like(self.model)
         self.slopes = {} if self.gradients is None else order.views(self.gradients)
         self.memory, self.taken = descent.remember(self.model), 0
-        self.start = torch.empty_like(self.model) if descent.proximal else None
+        self.start = torch.empty_like(self.model) if descent.pull else None
+        self.correction: torch.Tensor | None = None
 
-    def begin(self, start: torch.Tensor) -> FusedClient:
-        """Take the model that the next client starts from."""
+    def begin(self, start: torch.Tensor, descent: Descent, correction: torch.Tensor | None) -> FusedClient:
+        """Take the model that the next client starts from, this round's descent, and the client's correction."""
         self.model.copy_(start)
+        self.descent, self.correction = descent, correction
         if self.start is not None:
             self.start.copy_(start)
         self.taken = 0
@@ -70,7 +72,9 @@ class FusedClient:
         self._add("conv1.bias", slope.sum(0))
         self._add("conv1.weight", self.first.backward(slope))
         if self.gradients is not None:
-            self.descent.apply(self.model, self.gradients, self.memory, self.start, self.taken)
+            self.descent.apply(
+                self.model, self.gradients, self.memory, self.start, self.taken, correction=self.correction
+            )
             self.taken += 1
         return each
 

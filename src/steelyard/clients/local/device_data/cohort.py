@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from steelyard.clients.local.device_data.dataset import DeviceDataset, DevicePopulation, Ints
 from steelyard.data.dataset import HONEST, Behaviour
+from steelyard.learning.descent import Descent
 from steelyard.learning.settings import TrainingSettings
 from steelyard.learning.training import chance_of, orders
 from steelyard.messages import LossState, Task
@@ -25,6 +26,8 @@ class Cohort:
     """The population of each task's seed, as it trains this round."""
     loss: LossState
     """Form of the loss; the class weights are per task."""
+    descent: Descent
+    """How every job takes a step."""
     task: Ints
     """For each job, the position of its task."""
     client: Ints
@@ -33,6 +36,8 @@ class Cohort:
     """Distinct starting models."""
     origin: Ints
     """For each job, which starting model it trains from."""
+    corrections: torch.Tensor | None = None
+    """[jobs, parameters]: each job's correction, where the descent is corrected."""
 
     def __len__(self) -> int:
         return len(self.task)
@@ -61,14 +66,19 @@ class Cohort:
     def take(self, jobs: Sequence[int] | Ints) -> Cohort:
         """Return some of the jobs, in the order asked for."""
         picked = np.asarray(jobs, dtype=np.int64)
+        corrections = self.corrections
+        if corrections is not None:
+            corrections = corrections[torch.from_numpy(picked).to(corrections.device)]
         return Cohort(
             self.tasks,
             self.populations,
             self.loss,
+            self.descent,
             self.task[picked],
             self.client[picked],
             self.starts,
             self.origin[picked],
+            corrections,
         )
 
     def samples(self, job: int) -> tuple[torch.Tensor, torch.Tensor]:

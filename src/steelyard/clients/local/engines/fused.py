@@ -49,8 +49,12 @@ class FusedEngine(Unstacked):
             for origin in np.unique(cohort.origin)
         }
 
+        def corrected(job: np.int64) -> torch.Tensor | None:
+            found = cohort.corrections
+            return None if found is None else self.order.native(found[int(job)].to(out.device)[None])[0]
+
         def work(job: np.int64) -> None:
-            client = self._client().begin(starts[int(cohort.origin[job])])
+            client = self._client(cohort.descent).begin(starts[int(cohort.origin[job])], cohort.descent, corrected(job))
             losses[job] = self._one(cohort, int(job), client)
             out[job].copy_(self.order.restore(client.model[None])[0])
 
@@ -59,13 +63,14 @@ class FusedEngine(Unstacked):
             self.workers.run(work, list(longest_first(cohort, self.setup.training)))
         return losses.cpu().numpy()
 
-    def _client(self) -> FusedClient:
-        """The model and memory of this thread, the same for every client that it trains."""
-        if not hasattr(self._of_thread, "client"):
+    def _client(self, descent: Descent) -> FusedClient:
+        """The model and memory of this thread, the same for every client that it trains with such a descent."""
+        if getattr(self._of_thread, "form", None) != descent.form:
             half = torch.bfloat16 if self.setup.precision == "bfloat16" else torch.float32
             kernel = self.order.kernel
             second = WinogradConvolution(kernel) if self.name == "winograd" else LibraryConvolution(kernel, half)
-            self._of_thread.client = FusedClient(self.order, second, Descent.of(self.setup.training))
+            self._of_thread.client = FusedClient(self.order, second, descent)
+            self._of_thread.form = descent.form
         return self._of_thread.client
 
     def _one(self, cohort: Cohort, job: int, client: FusedClient) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import ceil
 
 import numpy as np
@@ -14,16 +15,27 @@ from steelyard.clients.local.engines.engine import TrainingSetup
 from steelyard.clients.local.engines.graph_buffers import StackBuffers
 from steelyard.clients.local.engines.graph_steps import GraphStep
 from steelyard.clients.local.engines.precision import arithmetic
+from steelyard.learning.descent import Descent
 from steelyard.learning.training import batch_limit
 
 
 class GraphEngine:
     """Trains stacks of clients with captured graphs; use it on a GPU."""
 
-    def __init__(self, setup: TrainingSetup, stepper: GraphStep, name: str, chunk: int | None = None) -> None:
-        self.setup, self.stepper, self.name = setup, stepper, name
+    def __init__(
+        self, setup: TrainingSetup, make_step: Callable[[Descent], GraphStep], name: str, chunk: int | None = None
+    ) -> None:
+        self.setup, self.make_step, self.name = setup, make_step, name
         self.chunk = chunk or setup.chunk
+        self._steppers: dict[Descent, GraphStep] = {}
         self._buffers: dict[object, StackBuffers] = {}
+
+    def stepper(self, cohort: Cohort) -> GraphStep:
+        """Return the step of a cohort's descent; made once for each form of it."""
+        form = cohort.descent.form
+        if form not in self._steppers:
+            self._steppers[form] = self.make_step(form)
+        return self._steppers[form]
 
     def train(self, cohort: Cohort, out: torch.Tensor) -> NDArray[np.float64]:
         """Write each job's trained model into a row of `out`; return the mean losses of the last epoch."""
@@ -49,25 +61,29 @@ class GraphEngine:
         """Return how many clients fit into six tenths of the memory."""
         batch = batch_limit(self.setup.training, int(cohort.sizes.max()))
         half = 2 if self.setup.precision == "bfloat16" else 1
-        copies = 2 + (not self.stepper.descent.plain) + 2 * self.stepper.descent.memories
-        per_client = 4 * (copies * self.setup.layout.size + batch * self.stepper.sample_floats(batch) // half)
+        descent, stepper = cohort.descent, self.stepper(cohort)
+        copies = 2 + (not descent.plain) + 2 * descent.memories + bool(descent.pull) + descent.corrected
+        per_client = 4 * (copies * self.setup.layout.size + batch * stepper.sample_floats(batch) // half)
         return max(1, int(0.6 * self.setup.memory / per_client))
 
     def _stack(self, cohort: Cohort, jobs: NDArray[np.int64], out: torch.Tensor, chunk: int) -> NDArray[np.float64]:
         plan = schedule(cohort, self.setup.training)
         buffers = self._buffers_for(cohort, plan, chunk)
-        models = self.stepper.native(cohort.start(self.setup.device))
+        stepper = buffers.stepper
+        models = stepper.native(cohort.start(self.setup.device))
+        corrections = None if cohort.corrections is None else stepper.native(cohort.corrections.to(models.device))
         counts = step_counts(cohort.sizes, self.setup.training)
         steps = [buffers.ready(int(busy)) for busy in plan.active]  # capturing overwrites the buffers: it comes first
-        buffers.fill(plan, models, counts, cohort.keys(self.setup.device))
+        buffers.fill(plan, models, counts, cohort.keys(self.setup.device), cohort.descent.rate, corrections)
         for step in steps:
             step()
-        out[torch.from_numpy(jobs).to(out.device)] = self.stepper.restore(buffers.models[: len(jobs)]).to(out.device)
+        out[torch.from_numpy(jobs).to(out.device)] = stepper.restore(buffers.models[: len(jobs)]).to(out.device)
         return buffers.losses[: len(jobs)].cpu().numpy()
 
     def _buffers_for(self, cohort: Cohort, plan: Schedule, chunk: int) -> StackBuffers:
         steps, _, batch = plan.rows.shape
-        key = (id(cohort.dataset), cohort.loss, chunk)
+        stepper = self.stepper(cohort)
+        key = (id(cohort.dataset), cohort.loss, cohort.descent.form, chunk)
         buffers = self._buffers.get(key)
         if buffers is None or not buffers.fits(steps, chunk, batch):
             # Larger than needed: clients of another round may be a little larger. A loss whose shape adapts makes new
@@ -77,8 +93,6 @@ class GraphEngine:
             whole = self.setup.training.batch_size
             wide = batch if batch == whole else batch + (batch // 8 if len(np.unique(cohort.sizes)) > 1 else 0)
             shape = (steps + steps // 4, chunk, wide)
-            buffers = StackBuffers.empty(
-                self.stepper, cohort.dataset, cohort.loss, shape, self.stepper.size, plan.labels.dtype
-            )
+            buffers = StackBuffers.empty(stepper, cohort.dataset, cohort.loss, shape, stepper.size, plan.labels.dtype)
             self._buffers[key] = buffers
         return buffers

@@ -44,6 +44,7 @@ class StackBuffers:
     gradients: torch.Tensor | None = None
     memory: tuple[torch.Tensor, ...] = ()
     start: torch.Tensor | None = None
+    correction: torch.Tensor | None = None
     graphs: dict[int, Callable[[], None]] = field(default_factory=dict[int, Callable[[], None]])
     pool: Any = None
 
@@ -83,14 +84,23 @@ class StackBuffers:
             zeros(clients, dtype=torch.int64),
             None if descent.plain else zeros(clients, size),
             tuple(zeros(clients, size) for _ in range(descent.memories)),
-            zeros(clients, size) if descent.proximal else None,
+            zeros(clients, size) if descent.pull else None,
+            zeros(clients, size) if descent.corrected else None,
         )
 
     def fits(self, steps: int, clients: int, batch: int) -> bool:
         have = self.tables.rows.shape
         return steps <= have[0] and clients <= have[1] and batch <= have[2]
 
-    def fill(self, plan: Schedule, models: torch.Tensor, counts: NDArray[np.int64], keys: torch.Tensor) -> None:
+    def fill(
+        self,
+        plan: Schedule,
+        models: torch.Tensor,
+        counts: NDArray[np.int64],
+        keys: torch.Tensor,
+        rate: float,
+        corrections: torch.Tensor | None = None,
+    ) -> None:
         """Put a round's work into the buffers."""
         steps, clients, batch = plan.rows.shape
         for table, given in zip(
@@ -102,10 +112,12 @@ class StackBuffers:
             table[:steps, :clients, :batch] = given
         working = counts[None, :] > np.arange(steps)[:, None]
         self.rates.zero_()
-        self.rates[:steps, :clients] = torch.from_numpy(working * self.stepper.descent.rate).to(self.rates)
+        self.rates[:steps, :clients] = torch.from_numpy(working * rate).to(self.rates)
         self.models[:clients] = models
         if self.start is not None:
             self.start[:clients] = models
+        if self.correction is not None and corrections is not None:
+            self.correction[:clients] = corrections
         for part in self.memory:
             part.zero_()
         self.keys[:clients] = keys
@@ -126,6 +138,7 @@ class StackBuffers:
                 None if self.start is None else self.start[:busy],
                 self.counter,
                 current.now(self.rates),
+                None if self.correction is None else self.correction[:busy],
             )
         self.counter += 1
 

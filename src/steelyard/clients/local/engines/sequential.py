@@ -54,6 +54,8 @@ def train_job(
         cohort.loss_of(job),
         chance,
         chance_of(task.seed, task.round, cohort.name(job)),
+        cohort.descent,
+        None if cohort.corrections is None else cohort.corrections[job].to(setup.device),
     )
     out[job].copy_(model)
     return loss

@@ -14,7 +14,6 @@ from steelyard.clients.local.engines.worker_threads import WorkerThreads
 from steelyard.clients.local.steps.gradients import output_gradient
 from steelyard.clients.local.steps.stacked_steps import StackedSteps
 from steelyard.clients.local.steps.writers import Collected, Fresh, InPlace
-from steelyard.learning.descent import Descent
 
 STACK_BYTES = 24 << 20
 """Models of one stack on the CPU: large enough to hide the cost of calls, small enough to stay near the core."""
@@ -34,7 +33,6 @@ class StackedEngine:
     def __init__(self, setup: TrainingSetup, steps: StackedSteps, chunk: int | None = None) -> None:
         self.setup = setup
         self.steps = steps
-        self.descent = Descent.of(setup.training)
         self.chunk = chunk or setup.chunk or max(1, STACK_BYTES // (4 * setup.layout.size))
         self.workers = WorkerThreads(setup.threads)
 
@@ -62,7 +60,7 @@ class StackedEngine:
         plan = schedule(cohort, self.setup.training)
         if common is None:
             models.copy_(cohort.start(self.setup.device))
-        elif not self._fresh(plan):
+        elif not self._fresh(plan, cohort):
             models.copy_(common.expand_as(models))
         native = self.steps.native(models)
         losses = self._steps(cohort, plan, native, None if common is None else self.steps.native(common[None])[0])
@@ -72,25 +70,26 @@ class StackedEngine:
             out[torch.from_numpy(jobs)] = models
         return losses.numpy()
 
-    def _fresh(self, plan: Schedule) -> bool:
+    def _fresh(self, plan: Schedule, cohort: Cohort) -> bool:
         """Whether the first step writes every number of every model, so that there is nothing to copy before it."""
-        shared = self.descent.plain and self.steps.first_is_shared
+        shared = cohort.descent.plain and self.steps.first_is_shared
         return shared and plan.steps > 0 and plan.active[0] == plan.rows.shape[1]
 
     def _steps(self, cohort: Cohort, plan: Schedule, native: torch.Tensor, common: torch.Tensor | None) -> torch.Tensor:
-        gradient, descent, steps = output_gradient(cohort.loss), self.descent, self.steps
+        gradient, descent, steps = output_gradient(cohort.loss), cohort.descent, self.steps
         losses = torch.zeros(len(native), dtype=torch.float64)
         gradients = None if descent.plain else torch.zeros_like(native)
         memory = descent.remember(native)
         keys = cohort.keys(native.device) if steps.draws else None
-        start = native.clone() if descent.proximal else None
+        start = native.clone() if descent.pull else None
+        corrections = None if cohort.corrections is None else steps.native(cohort.corrections.to(native.device))
         for number in range(plan.steps):
             busy = int(plan.active[number])
             mine = native[:busy]
             views = steps.views(mine)
             shared = steps.views(common) if number == 0 and common is not None else None
             write = InPlace(views, descent.rate) if gradients is None else Collected(steps.views(gradients[:busy]))
-            if shared is not None and self._fresh(plan):
+            if shared is not None and self._fresh(plan, cohort):
                 write = Fresh(views, shared, descent.rate)
             each = steps.step(
                 views,
@@ -110,5 +109,6 @@ class StackedEngine:
                     [part[:busy] for part in memory],
                     None if start is None else start[:busy],
                     number,
+                    correction=None if corrections is None else corrections[:busy],
                 )
         return losses

@@ -138,28 +138,24 @@ def _make_fused(setup: TrainingSetup, *, winograd: bool) -> Engine:
 
 
 def _make_graph(setup: TrainingSetup, chunk: int | None) -> Engine:
-    return GraphEngine(setup, MappedStep(setup, _descent(setup)), "graph", chunk)
+    return GraphEngine(setup, lambda descent: MappedStep(setup, kernel_descent(descent, setup.device)), "graph", chunk)
 
 
 def _make_stacked(setup: TrainingSetup, chunk: int | None) -> Engine:
     steps = _steps(setup)
     assert steps is not None  # the table says so
     if _on_gpu(setup):
-        return GraphEngine(setup, _on_device(setup, steps), "stacked", chunk)
+        return GraphEngine(setup, lambda descent: _on_device(setup, steps, descent), "stacked", chunk)
     return StackedEngine(setup, steps, chunk)
 
 
-def _on_device(setup: TrainingSetup, steps: StackedSteps) -> GraphStep:
+def _on_device(setup: TrainingSetup, steps: StackedSteps, descent: Descent) -> GraphStep:
     """Kernels of our own where there are some for this network and Triton to make them; torch's operators else."""
-    descent = _descent(setup)
+    descent = kernel_descent(descent, setup.device)
     if isinstance(steps, KerasSteps):
         kernel_passes(steps, setup.device)
     own = kernel_steps(steps, descent, setup.precision, setup.device) if isinstance(steps, ConvSteps) else None
     return own or HandDerivedStep(steps, descent)
-
-
-def _descent(setup: TrainingSetup) -> Descent:
-    return kernel_descent(Descent.of(setup.training), setup.device)
 
 
 ENGINES: dict[str, EngineKind] = {

@@ -15,7 +15,6 @@ from steelyard.clients.local.device_data.schedule import longest_first, schedule
 from steelyard.clients.local.engines.engine import TrainingSetup
 from steelyard.clients.local.engines.precision import arithmetic
 from steelyard.learning import losses
-from steelyard.learning.descent import Descent
 from steelyard.learning.dropout import NamedDropout
 from steelyard.learning.parameters import Slot
 from steelyard.messages import LossState
@@ -31,7 +30,6 @@ class VmapEngine:
     def __init__(self, setup: TrainingSetup, chunk: int | None = None) -> None:
         self.setup = setup
         self.module = copy.deepcopy(setup.module).to(setup.device).train()
-        self.descent = Descent.of(setup.training)
         self.chunk = chunk or setup.chunk or self._fitting()
 
     def stack_size(self, cohort: Cohort) -> int | None:
@@ -54,10 +52,11 @@ class VmapEngine:
         return mean_losses
 
     def _stack(self, cohort: Cohort, jobs: NDArray[np.int64], out: torch.Tensor) -> NDArray[np.float64]:
-        device, layout, descent = self.setup.device, self.setup.layout, self.descent
+        device, layout, descent = self.setup.device, self.setup.layout, cohort.descent
         plan = schedule(cohort, self.setup.training)
         models = cohort.start(device)
-        start = models.clone() if descent.proximal else None
+        start = models.clone() if descent.pull else None
+        corrections = None if cohort.corrections is None else cohort.corrections.to(device)
         memory = descent.remember(models[:, : layout.trained])
         keys = cohort.keys(device)
         # Weight decay would move what is frozen: it is put back after every step.
@@ -78,6 +77,7 @@ class VmapEngine:
                 [part[:busy] for part in memory],
                 None if start is None else start[:busy, : layout.trained],
                 number,
+                correction=None if corrections is None else corrections[:busy, : layout.trained],
             )
             for (begin, end), held in zip(layout.frozen, kept, strict=True):
                 models[:busy, begin:end] = held[:busy]

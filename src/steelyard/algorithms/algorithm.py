@@ -1,0 +1,125 @@
+"""What an algorithm is: the points at which one may differ from FedAvg, and what it is given there.
+
+    client: step ← gradient + pull·(θ − Θ) + correction      (learning/descent.py is the gate)
+            after its last step: what it keeps for its next round, what it sends beside its model
+    server: from the cohort's weighted sum, or from single updates, to the new model and to what it keeps
+
+An algorithm is one file in this folder that reads like its paper: a frozen section of settings with the methods that
+differ. What it leaves out is FedAvg's. It declares the vectors that clients keep and send and that the server keeps;
+the loop, the engines, the wire, the store and the checkpoints carry them. Weights come from any weighing rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from steelyard.settings import Section
+
+if TYPE_CHECKING:
+    # Only for annotations: settings are read without waiting for torch.
+    import torch
+
+Vectors = Mapping[str, "torch.Tensor"]
+"""Vectors by name, each as long as the model: of one federation [parameters], of a cohort [clients, parameters]."""
+
+
+@dataclass(frozen=True, eq=False)
+class LocalTraining:
+    """What the clients of one cohort did this round, side by side; `Algorithm.after_training` is given it."""
+
+    start: torch.Tensor
+    """Θ: the global model that was received, [1 or clients, parameters]; a client may start from one of its own."""
+    models: torch.Tensor
+    """θᵢ: the models after the last step, [clients, parameters]."""
+    steps: torch.Tensor
+    """τᵢ: how many steps each client took, [clients, 1]."""
+    rate: float
+    """η: the local learning rate of this round."""
+    received: Vectors
+    """What the server sent beside the model, [parameters] each."""
+    kept: Vectors
+    """What the clients kept from their last round, [clients, parameters] each; 0 for a client's first."""
+
+
+@dataclass(frozen=True, eq=False)
+class ServerStep:
+    """What the server has at hand when it steps; `Algorithm.step` is given it."""
+
+    parameters: torch.Tensor
+    """Θ: the global model before the step, [parameters]."""
+    average: torch.Tensor
+    """Σ wᵢθᵢ, or what a robust rule, noise or a hidden sum make of it: what FedAvg would take as its new model."""
+    weights: NDArray[np.float64]
+    """wᵢ: the weights of the cohort, which sum to 1."""
+    tensors: Vectors
+    """What the server kept from its last step."""
+    share: float
+    """The cohort's share of all clients."""
+    momentum: float
+    """The clients' momentum."""
+    models: torch.Tensor | None = None
+    """θᵢ: the single models, [clients, parameters], for algorithms that declare `sees = "models"`."""
+    sent: Vectors | None = None
+    """What the clients sent beside their models, [clients, parameters] each."""
+    steps: NDArray[np.int64] | None = None
+    """τᵢ: how many steps each client took."""
+
+    @property
+    def change(self) -> torch.Tensor:
+        """Δ = Σ wᵢθᵢ − Θ, the step that FedAvg would take."""
+        return self.average - self.parameters
+
+    def weighted(self, vectors: torch.Tensor, weights: NDArray[np.float64] | None = None) -> torch.Tensor:
+        """Return Σ wᵢxᵢ of vectors [clients, parameters], by the cohort's weights or by others."""
+        given = vectors.new_tensor(self.weights if weights is None else weights)
+        return (given @ vectors).to(self.parameters.device)
+
+
+class Algorithm(Section):
+    """FedAvg (McMahan et al. 2017), and the base of every other algorithm: Θ ← Σ wᵢθᵢ.
+
+    Derive from it, decorate the class with `@algorithm("name")`, declare what travels, and write the methods that
+    differ. Fields of the class are its settings, with their defaults.
+    """
+
+    name: ClassVar[str] = "fedavg"
+    """The name that experiments use; `@algorithm` sets it."""
+    corrects: ClassVar[Literal["nothing", "gradient", "step"]] = "nothing"
+    """What a client's correction is added to: its gradient before any momentum, or the step that it takes."""
+    keeps: ClassVar[tuple[str, ...]] = ()
+    """Vectors that each client keeps from round to round, by name; they begin at 0."""
+    sends: ClassVar[tuple[str, ...]] = ()
+    """Vectors that each client sends beside its model, by name."""
+    receives: ClassVar[tuple[str, ...]] = ()
+    """Which of the server's tensors every client receives beside the model."""
+    sees: ClassVar[Literal["sum", "models"]] = "sum"
+    """What the server's step needs: the weighted sum alone, or single models too. A step that needs only the sum goes
+    with robust rules, noise and hidden sums."""
+    optimisers: ClassVar[tuple[str, ...]] = ("sgd", "adam", "adadelta")
+    """The local optimisers for which the algorithm is defined."""
+
+    @property
+    def pull(self) -> float:
+        """μ of the term μ/2 ‖θ − Θ‖² in the local loss."""
+        return 0.0
+
+    def correction(self, received: Vectors, kept: Vectors) -> torch.Tensor:
+        """Return each client's correction for the whole round, [clients, parameters]; asked for where it corrects."""
+        raise NotImplementedError(f"{type(self).__name__}.correction")
+
+    def after_training(self, local: LocalTraining) -> tuple[Vectors, Vectors]:
+        """Return what the clients keep, and what they send beside their models; [clients, parameters] each."""
+        return {}, {}
+
+    def start(self, parameters: torch.Tensor) -> Vectors:
+        """Return what the server keeps before the first round."""
+        return {}
+
+    def step(self, server: ServerStep) -> tuple[torch.Tensor, Vectors]:
+        """Return the new model and what the server keeps; called for every weighting that is tried in a round."""
+        return server.average, server.tensors

@@ -1,0 +1,71 @@
+"""[algorithm]: which algorithm a federation runs, and its parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+from pydantic import ConfigDict, model_validator
+
+from steelyard.algorithms import catalogue, registry
+from steelyard.algorithms.algorithm import Algorithm
+from steelyard.errors import UserError
+from steelyard.settings import Section, read_value, validated
+
+__all__ = ["AlgorithmSettings", "catalogue", "made_from", "parse_algorithm"]
+
+
+class AlgorithmSettings(Section):
+    """[algorithm]: an algorithm by name; its own parameters, such as `mu = 0.01`, stand beside the name."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str = "fedavg"
+    """fedavg, fedprox, scaffold, feddyn, fednova, fedavgm, fedadam, fedyogi, fedadagrad, fedexp, or one of your own;
+    `steelyard algorithms` lists them with their parameters."""
+    plugins: tuple[str, ...] = ()
+    """Python files or modules that define algorithms of your own; loaded before the name is looked up."""
+
+    @model_validator(mode="after")
+    def _known(self) -> Self:
+        # Code of the user's own is not run while settings are read: such an algorithm is checked when it is made.
+        if not self.plugins:
+            self.made()
+        return self
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """The algorithm's own parameters as they were given."""
+        return dict(self.model_extra or {})
+
+    def made(self) -> Algorithm:
+        """Return the algorithm, after loading the plugins that may define it; a wrong parameter is named."""
+        if self.plugins:
+            registry.load_plugins(self.plugins)
+        return made_from({"name": self.name, **self.parameters})
+
+    @property
+    def label(self) -> str:
+        """The algorithm as `--rules` writes it: "scaffold", "fedprox(mu=0.1)"."""
+        given = ",".join(f"{name}={value}" for name, value in self.parameters.items())
+        return f"{self.name}({given})" if given else self.name
+
+
+def made_from(given: Mapping[str, Any]) -> Algorithm:
+    """Return the algorithm that {"name": ..., parameters} describes; use it where one comes in a message."""
+    parameters = {key: value for key, value in given.items() if key != "name"}
+    return validated(registry.get(str(given["name"])), parameters, "")
+
+
+def parse_algorithm(text: str) -> AlgorithmSettings | None:
+    """Read "scaffold" or "fedprox(mu=0.01)"; None where the text begins with no algorithm's name."""
+    name, bracket, inside = text.partition("(")
+    if name.strip() not in registry.known():
+        return None
+    given: dict[str, Any] = {}
+    for part in inside.removesuffix(")").split(",") if bracket else ():
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals or not inside.endswith(")"):
+            raise UserError(f"--rules: got '{text}'; allowed: {name}(parameter=value), as in fedprox(mu=0.01)")
+        given[key] = read_value(value)
+    return validated(AlgorithmSettings, {"name": name.strip(), **given}, f"--rules: '{text}'")

@@ -1,0 +1,66 @@
+"""What one federation of an experiment is: a weighing rule and the algorithm it runs with."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from steelyard.algorithms.settings import AlgorithmSettings
+from steelyard.errors import UserError, listed
+from steelyard.weighing.rule import WeighingSettings, label
+
+
+class FederationSettings(WeighingSettings):
+    """A weighing rule and the algorithm that it runs with; use it for what stands beside the main rule."""
+
+    algorithm: AlgorithmSettings | None = None
+    """The algorithm of this rule; default: that of the experiment's [algorithm]."""
+
+
+def federation_label(settings: FederationSettings) -> str:
+    """Name a federation: "LD>DS", "scaffold" for the algorithm with sizes as weights, "scaffold+LD>DS" for both."""
+    rule, algorithm = label(settings), settings.algorithm
+    if settings.name is not None or algorithm is None or algorithm.name == "fedavg":
+        return rule
+    return algorithm.label if rule == "DS" else f"{algorithm.label}+{rule}"
+
+
+def check_algorithm(settings: FederationSettings, algorithm: AlgorithmSettings, optimiser: str | None) -> None:
+    """Refuse an algorithm that does not go with its rule or the local optimiser (None where no model is trained)."""
+    made = algorithm.made()
+    if optimiser is None:
+        if made.name != "fedavg":
+            raise UserError(
+                f"algorithm.name: got '{made.name}', and clients of this kind send no whole models; allowed: fedavg"
+            )
+        return
+    if settings.trained_by == "server" and made.name != "fedavg":
+        raise UserError(
+            f"algorithm.name: got '{made.name}' with weighing.trained_by = 'server', where no client trains; "
+            "allowed: fedavg"
+        )
+    if optimiser not in made.optimisers:
+        raise UserError(
+            f"training.optimiser: got '{optimiser}', for which {made.name} is not defined; "
+            f"allowed: {listed(made.optimisers)}"
+        )
+    defence = settings.defence
+    if defence is not None and (defence.rule != "none" or defence.mix) and made.sees == "models":
+        raise UserError(
+            f"weighing.defence: got '{defence.rule}' with {made.name}, whose server steps from single updates and not "
+            "from the sum that a robust rule makes; allowed: without it, or an algorithm that needs the sum alone"
+        )
+
+
+def plain(settings: WeighingSettings) -> dict[str, Any]:
+    """Return a rule as it stands in an experiment file."""
+    return settings.model_dump(mode="json", exclude_none=True)
+
+
+def put_federations(document: dict[str, Any], found: Mapping[str, FederationSettings]) -> None:
+    """Make these the federations of an experiment's document, by name, the first as its main rule."""
+    (first, main), *rest = found.items()
+    named = main if federation_label(main) == first else main.model_copy(update={"name": first})
+    document["weighing"] = plain(named)
+    document["algorithm"] = document["weighing"].pop("algorithm", {})
+    document["beside"] = {name: plain(settings) for name, settings in rest}
