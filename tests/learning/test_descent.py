@@ -64,7 +64,7 @@ def test_what_is_remembered_begins_afresh_in_every_round() -> None:
 
 @pytest.mark.parametrize("optimiser", ["adam", "adadelta"])
 def test_a_row_with_rate_0_stays_and_the_step_may_lie_on_the_device(optimiser: str) -> None:
-    descent = Descent(0.1, 0.0, 0.0, 0.0, optimiser)
+    descent = Descent(0.1, 0.0, 0.0, optimiser)
     assert not descent.plain
     models, same = torch.ones(2, 5), torch.ones(2, 5)
     memory, other = descent.remember(models), descent.remember(models)

@@ -4,6 +4,7 @@ import torch
 from torch import nn
 
 from steelyard.errors import UserError
+from steelyard.learning.descent import Descent
 from steelyard.learning.parameters import Layout
 from steelyard.learning.training import TrainingSettings, orders, train_client
 from steelyard.messages import LossState
@@ -12,12 +13,14 @@ X = torch.tensor([[1.0], [2.0], [4.0]])
 Y = torch.tensor([2.0, 3.0, 5.0])
 
 
-def train(settings: TrainingSettings, start: float, loss: LossState | None = None) -> tuple[float, float]:
+def train(
+    settings: TrainingSettings, start: float, descent: Descent | None = None, correction: float | None = None
+) -> tuple[float, float]:
     module = nn.Linear(1, 1, bias=False)
     order = np.broadcast_to(np.arange(3), (settings.epochs, 3))
-    flat, mean_loss = train_client(
-        module, Layout.of(module), torch.tensor([start]), X, Y, order, settings, loss or LossState("squared-error")
-    )
+    given = (module, Layout.of(module), torch.tensor([start]), X, Y, order, settings, LossState("squared-error"))
+    vector = None if correction is None else torch.tensor([correction])
+    flat, mean_loss = train_client(*given, descent=descent, correction=vector)
     return float(flat[0]), mean_loss
 
 
@@ -34,10 +37,8 @@ def test_small_batches_divide_by_their_own_size() -> None:
     assert train(TrainingSettings(learning_rate=0.1, batch_size=2), 1.0)[0] == pytest.approx(second)
 
 
-def test_momentum_decay_and_proximal_by_hand() -> None:
-    settings = TrainingSettings(
-        learning_rate=0.1, momentum=0.5, weight_decay=0.2, proximal=0.3, epochs=2, batch_size="full"
-    )
+def test_momentum_decay_pull_and_corrections_by_hand() -> None:
+    settings = TrainingSettings(learning_rate=0.1, momentum=0.5, weight_decay=0.2, epochs=2, batch_size="full")
 
     def gradient(w: float) -> float:
         return 2 / 3 * sum(x * (w * x - y) for x, y in ((1, 2), (2, 3), (4, 5))) + 0.2 * w + 0.3 * (w - 1.0)
@@ -45,7 +46,18 @@ def test_momentum_decay_and_proximal_by_hand() -> None:
     velocity = gradient(1.0)
     w = 1.0 - 0.1 * velocity
     velocity = 0.5 * velocity + gradient(w)
-    assert train(settings, 1.0)[0] == pytest.approx(w - 0.1 * velocity)
+    assert train(settings, 1.0, Descent.of(settings, 0.3))[0] == pytest.approx(w - 0.1 * velocity)
+    # A correction of the gradient goes through the momentum.
+    velocity = gradient(1.0) + 0.7
+    w = 1.0 - 0.1 * velocity
+    velocity = 0.5 * velocity + gradient(w) + 0.7
+    assert train(settings, 1.0, Descent.of(settings, 0.3, "gradient"), 0.7)[0] == pytest.approx(w - 0.1 * velocity)
+    # A correction of the step does not.
+    velocity = gradient(1.0)
+    w = 1.0 - 0.1 * (velocity + 0.7)
+    velocity = 0.5 * velocity + gradient(w)
+    expected = w - 0.1 * (velocity + 0.7)
+    assert train(settings, 1.0, Descent.of(settings, 0.3, "step"), 0.7)[0] == pytest.approx(expected)
 
 
 def test_class_weights_scale_the_gradient() -> None:

@@ -1,9 +1,13 @@
 """Cases that every engine is held to: models, sizes, losses and SGD variants."""
 
+from collections.abc import Sequence
+from typing import ClassVar
+
 import numpy as np
 import torch
 from torch import nn
 
+from steelyard.algorithms.algorithm import Algorithm, Vectors
 from steelyard.clients.local import ComputeSettings, Simulation, SimulationServer
 from steelyard.data.dataset import ClientRows, Dataset, Population
 from steelyard.learning.models import ModelSettings
@@ -81,14 +85,53 @@ MODELS = {
 TRAINING = {
     "mini": TrainingSettings(learning_rate=0.1, batch_size=7, epochs=2),
     "full": TrainingSettings(learning_rate=0.1, batch_size="full", epochs=3),
-    "heavy": TrainingSettings(
-        learning_rate=0.05, batch_size=8, epochs=2, momentum=0.6, weight_decay=0.01, proximal=0.2
-    ),
+    "heavy": TrainingSettings(learning_rate=0.05, batch_size=8, epochs=2, momentum=0.6, weight_decay=0.01),
+    "corrected": TrainingSettings(learning_rate=0.05, batch_size=8, epochs=2, momentum=0.5),
 }
 OPTIMISERS = {
-    "adam": TrainingSettings(optimiser="adam", learning_rate=0.01, batch_size=8, epochs=2, proximal=0.2),
+    "adam": TrainingSettings(optimiser="adam", learning_rate=0.01, batch_size=8, epochs=2),
     "adadelta": TrainingSettings(optimiser="adadelta", learning_rate=1.0, batch_size=8, epochs=2),
 }
+
+
+class Pushed(Algorithm):
+    """Holds clients near their start and pushes the gradient of each client by another vector."""
+
+    corrects: ClassVar = "gradient"
+    keeps: ClassVar = ("nothing",)
+    receives: ClassVar = ("push",)
+
+    @property
+    def pull(self) -> float:
+        return 0.2
+
+    def correction(self, received: Vectors, kept: Vectors) -> torch.Tensor:
+        each = torch.linspace(0.5, 1.5, len(kept["nothing"]), device=received["push"].device)
+        return each[:, None] * received["push"]
+
+
+class Carried(Pushed):
+    """Pushes the step that a client takes, after its momentum."""
+
+    corrects: ClassVar = "step"
+
+
+def algorithm_of(training: TrainingSettings) -> Algorithm:
+    """What algorithms add to a step goes with some of the trainings above, so that every engine meets it."""
+    if training == TRAINING["corrected"]:
+        return Carried()
+    return Pushed() if training.momentum or training.optimiser == "adam" else Algorithm()
+
+
+def tasks_of(names: Sequence[str], start: torch.Tensor, classes: int, training: TrainingSettings) -> list[Task]:
+    """Two federations, one with class weights and without the first client."""
+    weights = tuple(1 + 0.5 * c for c in range(classes)) if classes else None
+    push = torch.linspace(-0.05, 0.05, len(start), device=start.device)
+    given = {"algorithm": algorithm_of(training), "vectors": {"push": push}}
+    return [
+        Task("plain", 0, 3, tuple(names), start, **given),
+        Task("weighted", 1, 3, tuple(names)[1:], start * 1.1, LossState(class_weights=weights), **given),
+    ]
 
 
 def trained(
@@ -105,12 +148,7 @@ def trained(
         ComputeSettings(engine=engine, device=device, precision=precision, threads=2),
     )  # fmt: skip
     start = SimulationServer(clients).initial(0)
-    classes = people.dataset.classes
-    weights = tuple(1 + 0.5 * c for c in range(classes)) if classes else None
-    tasks = [
-        Task("plain", 0, 3, tuple(clients.names(0)), start),
-        Task("weighted", 1, 3, tuple(clients.names(0))[1:], start * 1.1, LossState(class_weights=weights)),
-    ]
+    tasks = tasks_of(clients.names(0), start, people.dataset.classes, training)
     return clients.train(tasks), start, clients
 
 

@@ -112,12 +112,13 @@ def test_the_step_that_graphs_capture_gives_what_the_loop_gives(kind: str, name:
     training = (cases.TRAINING | cases.OPTIMISERS)[how]
     expected, start, clients = cases.trained("loop", cases.population(shape, classes), model, training)
     setup = clients.context.setup
-    descent = Descent.of(setup.training)
     steps = hand_derived_steps(setup.module, setup.layout, "float32")
-    stepper = MappedStep(setup, descent) if kind == "map" else HandDerivedStep(steps, descent)  # type: ignore[arg-type]
-    engine = GraphEngine(setup, stepper, "graph", 4)
-    task = Task("plain", 0, 3, tuple(clients.names(0)), start)
-    cohort, _ = clients._cohort([task])
+
+    def make_step(descent: Descent) -> GraphStep:
+        return MappedStep(setup, descent) if kind == "map" else HandDerivedStep(steps, descent)  # type: ignore[arg-type]
+
+    engine = GraphEngine(setup, make_step, "graph", 4)
+    cohort, _ = clients._cohort(cases.tasks_of(clients.names(0), start, classes, training)[:1])
     for _ in range(2):  # the buffers are used again
         out = torch.zeros_like(expected[0].payload.models)
         losses = engine.train(cohort, out)

@@ -46,10 +46,10 @@ def keras(how: str) -> None:
     expected, start, clients = engine_cases.trained("loop", people, model, training)
     setup = clients.context.setup
     derived = KerasSteps(setup.module, setup.layout, half=False, passes=KernelPasses())
-    stepper = HandDerivedStep(derived, KernelDescent.like(Descent.of(training)))
-    cohort, _ = clients._cohort([Task("plain", 0, 3, tuple(clients.names(0)), start)])
+    cohort, _ = clients._cohort(engine_cases.tasks_of(clients.names(0), start, classes, training)[:1])
     out = torch.zeros(len(cohort), setup.layout.size)
-    GraphEngine(setup, stepper, "stacked").train(cohort, out)
+    engine = GraphEngine(setup, lambda descent: HandDerivedStep(derived, KernelDescent.like(descent)), "stacked")
+    engine.train(cohort, out)
     wanted = expected[0].payload.models
     apart = torch.linalg.vector_norm(out - wanted, dim=1) / torch.linalg.vector_norm(wanted - start, dim=1)
     assert float(apart.max()) < 1e-4, apart
@@ -62,22 +62,18 @@ def trained(name: str, how: str) -> None:
     people = engine_cases.population(shape, classes, sizes=(4, 2, 3), bytes_=name == "cnn-digits")
     expected, start, clients = engine_cases.trained("loop", people, model, training)
     setup = clients.context.setup
-    kernels = steps.KernelSteps(ConvSteps(setup.module, setup.layout, half=False), Descent.of(training), "float32")
-    names = tuple(clients.names(0))
-    weights = tuple(1 + 0.5 * c for c in range(classes))
-    tasks = [
-        Task("plain", 0, 3, names, start),
-        Task("weighted", 1, 3, names[1:], start * 1.1, LossState(class_weights=weights)),
-    ]
-    cohort, _ = clients._cohort(tasks)
+    derived = ConvSteps(setup.module, setup.layout, half=False)
+    cohort, _ = clients._cohort(engine_cases.tasks_of(clients.names(0), start, classes, training))
     out = torch.zeros(len(cohort), setup.layout.size)
-    losses = GraphEngine(setup, kernels, "stacked").train(cohort, out)
+    engine = GraphEngine(setup, lambda descent: steps.KernelSteps(derived, descent, "float32"), "stacked")
+    losses = engine.train(cohort, out)
     wanted = torch.cat([updates.payload.models for updates in expected])
     apart = torch.linalg.vector_norm(out - wanted, dim=1) / torch.linalg.vector_norm(wanted - start, dim=1)
     assert float(apart.max()) < 1e-5, apart
     # Float32 sums in another order, over several steps.
     assert torch.allclose(torch.tensor(losses), torch.cat([torch.tensor(u.losses) for u in expected]), atol=1e-5)
     rows, dataset = torch.arange(7), clients.context.population(0).dataset
+    kernels = steps.KernelSteps(derived, Descent.of(training), "float32")
     found = kernels.outputs_of(kernels.native(wanted), dataset, rows)
     # Float32 sums in another order, through every layer.
     assert torch.allclose(found, clients.evaluator.outputs(wanted, dataset, rows), atol=1e-4)

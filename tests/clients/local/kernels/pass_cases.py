@@ -58,7 +58,7 @@ def passes(case: tuple[int, int, tuple[int, int, int], tuple[int, int]], kind: t
 def steps(device: str) -> None:
     """Three steps of each optimiser; one client is done before the others."""
     for optimiser, rate in (("adam", 0.01), ("adadelta", 1.0)):
-        descent = Descent(rate, 0.0, 0.01, 0.2, optimiser)
+        descent = Descent(rate, 0.0, 0.01, optimiser, 0.2)
         results: list[list[torch.Tensor]] = []
         for each in (descent, KernelDescent.like(descent)):
             draw = torch.Generator().manual_seed(5)

@@ -30,7 +30,7 @@ def test_the_kernels_give_what_torch_gives_in_tritons_interpreter(part: str) -> 
 
 def test_without_triton_or_a_gpu_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     module = build(ModelSettings(name="cnn-digits"), (8, 8), 10, seed=0)
-    steps, descent = ConvSteps(module, Layout.of(module), half=False), Descent(0.1, 0.0, 0.0, 0.0)  # type: ignore[arg-type]
+    steps, descent = ConvSteps(module, Layout.of(module), half=False), Descent(0.1, 0.0, 0.0)  # type: ignore[arg-type]
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     assert available.kernel_steps(steps, descent, "float32", torch.device("cpu")) is None
     monkeypatch.setattr(available, "_triton", None)
@@ -49,5 +49,5 @@ def test_networks_that_are_too_wide_are_left_to_torch(
     settings = ModelSettings(name="cnn", channels=channels, kernel=kernel)
     module = build(settings, (depth, 12, 12), 10, seed=0)
     steps = ConvSteps(module, Layout.of(module), half=False)  # type: ignore[arg-type]
-    found = available.kernel_steps(steps, Descent(0.1, 0.0, 0.0, 0.0), "float32", torch.device("cpu"))
+    found = available.kernel_steps(steps, Descent(0.1, 0.0, 0.0), "float32", torch.device("cpu"))
     assert (found is not None) is fits

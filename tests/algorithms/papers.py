@@ -1,0 +1,133 @@
+"""The algorithms as their papers write them: one client after another, one step after another, in float64.
+
+A least-squares problem, whose gradient is written out. Slow and readable; the product is held to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+Vector = np.ndarray
+RATE, MOMENTUM, EPOCHS = 0.05, 0.4, 2
+
+
+@dataclass
+class Federated:
+    """What a server and its clients hold; every algorithm below is one round of it."""
+
+    features: Mapping[str, np.ndarray]
+    labels: Mapping[str, np.ndarray]
+    model: Vector = field(default_factory=lambda: np.zeros(0))
+    momentum: float = MOMENTUM
+    kept: dict[str, dict[str, Vector]] = field(default_factory=dict)
+    server: dict[str, Vector] = field(default_factory=dict)
+
+    def gradient(self, client: str, model: Vector) -> Vector:
+        x, y = self.features[client], self.labels[client]
+        return 2 * x.T @ (x @ model - y) / len(y)
+
+    def weights(self, cohort: Sequence[str]) -> dict[str, float]:
+        total = sum(len(self.labels[client]) for client in cohort)
+        return {client: len(self.labels[client]) / total for client in cohort}
+
+    def local(
+        self, client: str, steps: int, gradient: Callable[[Vector], Vector], after: Vector | float = 0.0
+    ) -> Vector:
+        """Heavy-ball steps along a gradient; `after` is added to each step, behind the momentum."""
+        model, velocity = self.model.copy(), np.zeros_like(self.model)
+        for _ in range(steps):
+            velocity = self.momentum * velocity + gradient(model)
+            model = model - RATE * (velocity + after)
+        return model
+
+    def plain(self, cohort: Sequence[str], steps: Mapping[str, int]) -> dict[str, Vector]:
+        return {c: self.local(c, steps[c], lambda m, c=c: self.gradient(c, m)) for c in cohort}
+
+    def average(self, cohort: Sequence[str], models: Mapping[str, Vector]) -> Vector:
+        weights = self.weights(cohort)
+        return sum(weights[client] * models[client] for client in cohort)  # type: ignore[return-value]
+
+
+def fedavg(run: Federated, cohort: Sequence[str], steps: Mapping[str, int]) -> None:
+    run.model = run.average(cohort, run.plain(cohort, steps))
+
+
+def fedprox(run: Federated, cohort: Sequence[str], steps: Mapping[str, int], mu: float = 0.3) -> None:
+    centre = run.model
+    models = {c: run.local(c, steps[c], lambda m, c=c: run.gradient(c, m) + mu * (m - centre)) for c in cohort}
+    run.model = run.average(cohort, models)
+
+
+def scaffold(run: Federated, cohort: Sequence[str], steps: Mapping[str, int], server_rate: float = 0.8) -> None:
+    nothing = np.zeros_like(run.model)
+    control = run.server.get("c", nothing)
+    weights, moved, changed = run.weights(cohort), nothing, nothing
+    for client in cohort:
+        own = run.kept.get(client, {}).get("c", nothing)
+        model = run.local(client, steps[client], lambda m, c=client: run.gradient(c, m), control - own)
+        fresh = own - control + (run.model - model) / (steps[client] * RATE)
+        moved = moved + weights[client] * (model - run.model)
+        changed = changed + weights[client] * (fresh - own)
+        run.kept[client] = {"c": fresh}
+    run.model = run.model + server_rate * moved
+    run.server["c"] = control + len(cohort) / len(run.features) * changed
+
+
+def feddyn(run: Federated, cohort: Sequence[str], steps: Mapping[str, int], alpha: float = 0.2) -> None:
+    nothing, centre, models = np.zeros_like(run.model), run.model, {}
+    for client in cohort:
+        own = run.kept.get(client, {}).get("g", nothing)
+        models[client] = run.local(
+            client, steps[client], lambda m, c=client, g=own: run.gradient(c, m) - g + alpha * (m - centre)
+        )
+        run.kept[client] = {"g": own - alpha * (models[client] - centre)}
+    average = run.average(cohort, models)
+    h = run.server.get("h", nothing) - alpha * len(cohort) / len(run.features) * (average - centre)
+    run.server["h"] = h
+    run.model = average - h / alpha
+
+
+def fednova(run: Federated, cohort: Sequence[str], steps: Mapping[str, int]) -> None:
+    models, weights = run.plain(cohort, steps), run.weights(cohort)
+    # How often each gradient counts, added up: the gradient of step k counts momentum^0 + … + momentum^(τ − k).
+    counts = {
+        c: sum(run.momentum**later for k in range(1, steps[c] + 1) for later in range(steps[c] - k + 1)) for c in cohort
+    }
+    effective = sum(weights[c] * counts[c] for c in cohort)
+    run.model = run.model + effective * sum(weights[c] * (models[c] - run.model) / counts[c] for c in cohort)
+
+
+def fedavgm(run: Federated, cohort: Sequence[str], steps: Mapping[str, int]) -> None:
+    change = run.average(cohort, run.plain(cohort, steps)) - run.model
+    run.server["v"] = 0.7 * run.server.get("v", np.zeros_like(change)) + change
+    run.model = run.model + 0.9 * run.server["v"]
+
+
+def _adaptive(run: Federated, cohort: Sequence[str], steps: Mapping[str, int], first: float, follow: Callable) -> None:
+    change = run.average(cohort, run.plain(cohort, steps)) - run.model
+    mean = first * run.server.get("m", np.zeros_like(change)) + (1 - first) * change
+    square = follow(run.server.get("v", np.full_like(change, 0.01**2)), change**2)
+    run.server |= {"m": mean, "v": square}
+    run.model = run.model + 0.2 * mean / (np.sqrt(square) + 0.01)
+
+
+def fedadam(run: Federated, cohort: Sequence[str], steps: Mapping[str, int]) -> None:
+    _adaptive(run, cohort, steps, 0.9, lambda v, d: 0.99 * v + 0.01 * d)
+
+
+def fedyogi(run: Federated, cohort: Sequence[str], steps: Mapping[str, int]) -> None:
+    _adaptive(run, cohort, steps, 0.9, lambda v, d: v - 0.01 * d * np.sign(v - d))
+
+
+def fedadagrad(run: Federated, cohort: Sequence[str], steps: Mapping[str, int]) -> None:
+    _adaptive(run, cohort, steps, 0.0, lambda v, d: v + d)
+
+
+def fedexp(run: Federated, cohort: Sequence[str], steps: Mapping[str, int]) -> None:
+    models, weights = run.plain(cohort, steps), run.weights(cohort)
+    change = sum(weights[c] * (models[c] - run.model) for c in cohort)
+    spread = sum(weights[c] * np.sum((models[c] - run.model) ** 2) for c in cohort)
+    run.model = run.model + max(1.0, spread / (2 * (np.sum(change**2) + 0.001))) * change

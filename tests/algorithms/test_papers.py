@@ -1,0 +1,101 @@
+"""Every built-in algorithm, through the real loop and simulated clients, against its paper's equations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.algorithms import papers
+
+from steelyard.algorithms import registry
+from steelyard.algorithms.settings import AlgorithmSettings
+from steelyard.clients.local import ComputeSettings, Simulation, SimulationServer
+from steelyard.data.dataset import ClientRows, Dataset, Population
+from steelyard.learning.settings import ModelSettings, TrainingSettings
+from steelyard.messages import Task, Updates
+from steelyard.rounds.loop import run_rounds
+from steelyard.rounds.state import Federation, Plan
+from steelyard.weighing import criteria
+from steelyard.weighing.rule import Rule, WeighingSettings
+
+SIZES = {"a": 4, "b": 12, "c": 8, "d": 20, "e": 16}
+BATCH = 4
+PARAMETERS: dict[str, dict[str, Any]] = {
+    "fedavg": {},
+    "fedprox": {"mu": 0.3},
+    "scaffold": {"server_rate": 0.8},
+    "feddyn": {"alpha": 0.2},
+    "fednova": {},
+    "fedavgm": {"beta": 0.7, "server_rate": 0.9},
+    **{name: {"server_rate": 0.2, "tau": 0.01} for name in ("fedadam", "fedyogi", "fedadagrad")},
+    "fedexp": {},
+}
+
+
+class Watched(Simulation):
+    """Simulated clients that note who was asked."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        super().__init__(*given, **named)
+        self.cohorts: list[tuple[str, ...]] = []
+
+    def train(self, tasks: Sequence[Task]) -> list[Updates]:
+        self.cohorts.append(tasks[0].clients)
+        return super().train(tasks)
+
+
+class Nothing:
+    """A recorder that writes nothing."""
+
+    def commit(self, *given: Any, **named: Any) -> None: ...
+
+
+def problem(*, repeated: bool) -> tuple[Population, papers.Federated]:
+    """Five clients with a least-squares problem each; `repeated`: all rows of a client alike, so any batch will do."""
+    draw = np.random.default_rng(5)
+    count = sum(SIZES.values())
+    x, y = draw.normal(size=(count, 3)).astype(np.float32), draw.normal(size=count).astype(np.float32)
+    rows, begin = {}, 0
+    for name, size in SIZES.items():
+        rows[name] = np.arange(begin, begin + size)
+        begin += size
+        if repeated:
+            x[rows[name]], y[rows[name]] = x[rows[name][0]], y[rows[name][0]]
+    clients = tuple(ClientRows(name, mine, mine[:2]) for name, mine in rows.items())
+    population = Population(Dataset("toy", torch.from_numpy(x), torch.from_numpy(y), 0), clients, rows["a"])
+    # The network has a bias: a column of ones.
+    features = {name: np.hstack([x[mine], np.ones((len(mine), 1))]).astype(np.float64) for name, mine in rows.items()}
+    return population, papers.Federated(features, {name: y[mine].astype(np.float64) for name, mine in rows.items()})
+
+
+@pytest.mark.parametrize("fraction", [1.0, 0.6])
+@pytest.mark.parametrize(("engine", "batch"), [("loop", "full"), ("stacked", BATCH)])
+@pytest.mark.parametrize("name", list(PARAMETERS))
+def test_rounds_are_those_of_the_paper(name: str, engine: str, batch: Any, fraction: float) -> None:
+    population, paper = problem(repeated=batch == BATCH)
+    training = TrainingSettings(
+        learning_rate=papers.RATE, momentum=paper.momentum, epochs=papers.EPOCHS, batch_size=batch
+    )
+    model, compute = ModelSettings(name="linear"), ComputeSettings(engine=engine)
+    clients = Watched({3: population}, model, training, compute, [criteria.get("DS")])
+    server = SimulationServer(clients)
+    algorithm = AlgorithmSettings(name=name, **PARAMETERS[name]).made()
+    federation = Federation("f", "f", 3, Rule(WeighingSettings()), algorithm=algorithm, momentum=training.momentum)
+    first = server.initial(3).double().numpy()
+    found = run_rounds([federation], {}, clients, server, Plan(4, fraction), Nothing())["f"]
+    paper.model = first
+    for cohort in clients.cohorts:
+        steps = {client: papers.EPOCHS * (SIZES[client] // BATCH if batch == BATCH else 1) for client in cohort}
+        getattr(papers, name)(paper, cohort, steps)
+    assert [len(cohort) for cohort in clients.cohorts] == [round(5 * fraction)] * 4
+    assert not np.allclose(paper.model, first, atol=1e-2)
+    # Float32 against float64, four rounds.
+    assert found.parameters.numpy() == pytest.approx(paper.model, abs=5e-5)
+
+
+def test_every_built_in_algorithm_is_held_to_its_paper() -> None:
+    built_in = {name for name, made in registry.known().items() if made.__module__.startswith("steelyard.algorithms")}
+    assert set(PARAMETERS) == built_in
