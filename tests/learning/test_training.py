@@ -6,6 +6,7 @@ from torch import nn
 from steelyard.errors import UserError
 from steelyard.learning.descent import Descent
 from steelyard.learning.parameters import Layout
+from steelyard.learning.settings import ScheduleSettings
 from steelyard.learning.training import TrainingSettings, orders, train_client
 from steelyard.messages import LossState
 
@@ -106,3 +107,39 @@ def test_layers_that_draw_do_not_disturb_the_global_generator() -> None:
 def test_wrong_settings_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(UserError):
         TrainingSettings(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("updates", [1, 2, 3, 4, 7])
+def test_a_number_of_updates_is_the_first_so_many_steps(updates: int) -> None:
+    """Three rows in batches of two: a step of two rows, one of one row, then the data begin anew."""
+
+    def stepped(w: float, rows: list[int]) -> float:
+        return w - 0.01 * 2 / len(rows) * sum(float(X[row] * (w * X[row] - Y[row])) for row in rows)
+
+    settings = TrainingSettings(learning_rate=0.01, batch_size=2, updates=updates)
+    order = orders(0, 1, ["a"], 3, settings)[0]
+    batches = [batch for rows in order.tolist() for batch in (rows[:2], rows[2:])][:updates]
+    expected, losses = 1.0, []
+    for batch in batches:
+        losses.append([(expected * float(X[row]) - float(Y[row])) ** 2 for row in batch])
+        expected = stepped(expected, batch)
+    module = nn.Linear(1, 1, bias=False)
+    flat, loss = train_client(
+        module, Layout.of(module), torch.tensor([1.0]), X, Y, order, settings, LossState("squared-error")
+    )
+    assert len(batches) == updates
+    assert float(flat[0]) == pytest.approx(expected, rel=1e-5)
+    last = [value for batch in losses[-2:] for value in batch]
+    assert loss == pytest.approx(sum(last) / len(last), rel=1e-4)
+
+
+def test_epochs_and_updates_exclude_each_other() -> None:
+    with pytest.raises(UserError, match="updates: got 5 with epochs = 2; allowed: one of the two"):
+        TrainingSettings(epochs=2, updates=5)
+
+
+def test_schedules_by_hand() -> None:
+    step = ScheduleSettings(kind="step", every=3, factor=0.5)
+    assert [step.share(round, 10) for round in (1, 3, 4, 6, 7)] == [1, 1, 0.5, 0.5, 0.25]
+    cosine = ScheduleSettings(kind="cosine", lowest=0.2)
+    assert [cosine.share(round, 4) for round in (1, 3, 5)] == pytest.approx([1, 0.6, 0.2])

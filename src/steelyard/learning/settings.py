@@ -81,6 +81,9 @@ class TrainingSettings(Section):
     """L2 penalty: this times the parameters is added to each gradient."""
     epochs: Annotated[int, Field(ge=1, le=100_000)] = 1
     """Passes over the local data in one round (E)."""
+    updates: Annotated[int, Field(ge=1, le=1_000_000)] | None = None
+    """Steps that every client takes in one round, whatever its size, in place of `epochs`; it begins its data anew as
+    often as it must."""
     batch_size: Annotated[int, Field(ge=1)] | Literal["full"] = 10
     """Samples in one step (B), or "full" for all of the client's samples at once."""
     schedule: ScheduleSettings | None = None
@@ -93,6 +96,8 @@ class TrainingSettings(Section):
     @model_validator(mode="after")
     def _fits(self) -> Self:
         refuse_unknown(self.loss, "loss", LOSSES)
+        if self.updates is not None and self.epochs != 1:
+            raise ValueError(f"updates: got {self.updates} with epochs = {self.epochs}; allowed: one of the two")
         if self.momentum and self.optimiser != "sgd":
             raise ValueError(f"momentum: got {self.momentum} with optimiser '{self.optimiser}'; allowed with: sgd")
         return self

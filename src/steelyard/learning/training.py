@@ -21,13 +21,17 @@ from steelyard.randomness import permutations, stream_key, stream_keys
 
 
 def orders(seed: int, round: int, clients: Sequence[str], size: int, settings: TrainingSettings) -> NDArray[np.int64]:
-    """Return the order in which clients of one size visit their samples: [clients, epochs, size].
+    """Return the order in which clients of one size visit their samples: [clients, passes, size].
 
     It is a pure function of (seed, round, client). One batch of everything needs no order: it is taken as stored.
     """
+    passes = settings.epochs
+    if settings.updates is not None:
+        # As many as whole batches alone would need: steps of a pass too many are left out.
+        passes = -(-settings.updates // max(size // batch_limit(settings, size), 1))
     if settings.batch_size == "full" or settings.batch_size >= size:
-        return np.broadcast_to(np.arange(size), (len(clients), settings.epochs, size))
-    return permutations(stream_keys(seed, round, clients, "batches"), size, settings.epochs)
+        return np.broadcast_to(np.arange(size), (len(clients), passes, size))
+    return permutations(stream_keys(seed, round, clients, "batches"), size, passes)
 
 
 def batch_limit(settings: TrainingSettings, size: int) -> int:
@@ -62,7 +66,7 @@ def train_client(
     descent: Descent | None = None,
     correction: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, float]:
-    """Train one client from `start` and return its flat model and the mean loss of its last epoch.
+    """Train one client from `start` and return its flat model and the mean loss of its last pass over its data.
 
     Use it as the reference and for modules that no faster engine takes. `chance` seeds torch's generator for layers
     that draw from it; None leaves it alone, which threads must. `key` names the stream of dropout by name. `descent` is
@@ -78,22 +82,23 @@ def train_client(
     each = losses.per_sample(loss)
     weights = class_weights(loss, features.device)
     step, joined = batch_limit(settings, len(labels)), normalises_batches(module)
+    passes = [_batches(torch.from_numpy(np.array(rows)).to(features.device), step, joined=joined) for rows in order]
+    batches = [batch for one in passes for batch in one][: settings.updates]
+    last = max(len(batches) - len(passes[-1]), 0)
     mean = torch.zeros((), device=features.device)
     with nullcontext() if chance is None else seeded(features.device, chance):
-        for epoch in range(settings.epochs):
-            mean = torch.zeros((), device=features.device)
-            rows = torch.from_numpy(np.array(order[epoch])).to(features.device)
-            for batch in _batches(rows, step, joined=joined):
-                module.zero_grad(set_to_none=True)
-                if isinstance(module, NamedDropout):
-                    module.set_chance(key, taken)
-                target = labels[batch]
-                total = losses.weigh(each(module(features[batch]), target), target, weights).sum()
-                (total / len(batch)).backward()
-                _descend(descent, taken, parameters, memories, starts, corrections)
-                taken += 1
+        for batch in batches:
+            module.zero_grad(set_to_none=True)
+            if isinstance(module, NamedDropout):
+                module.set_chance(key, taken)
+            target = labels[batch]
+            total = losses.weigh(each(module(features[batch]), target), target, weights).sum()
+            (total / len(batch)).backward()
+            _descend(descent, taken, parameters, memories, starts, corrections)
+            if taken >= last:
                 mean += total.detach()
-    return layout.read(module), float(mean) / max(len(labels), 1)
+            taken += 1
+    return layout.read(module), float(mean) / max(sum(map(len, batches[last:])), 1)
 
 
 def _by_parameter(module: nn.Module, layout: Layout, flat: torch.Tensor) -> list[torch.Tensor]:

@@ -86,6 +86,7 @@ TRAINING = {
     "mini": TrainingSettings(learning_rate=0.1, batch_size=7, epochs=2),
     "full": TrainingSettings(learning_rate=0.1, batch_size="full", epochs=3),
     "heavy": TrainingSettings(learning_rate=0.05, batch_size=8, epochs=2, momentum=0.6, weight_decay=0.01),
+    "updates": TrainingSettings(learning_rate=0.1, batch_size=7, updates=5),
     "corrected": TrainingSettings(learning_rate=0.05, batch_size=8, epochs=2, momentum=0.5),
 }
 OPTIMISERS = {

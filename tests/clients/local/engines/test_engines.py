@@ -8,7 +8,7 @@ from tests.clients.local import engine_cases as cases
 
 from steelyard.clients.local import ComputeSettings, Simulation, SimulationServer
 from steelyard.clients.local.engines.graph import GraphEngine
-from steelyard.clients.local.engines.graph_steps import HandDerivedStep, MappedStep
+from steelyard.clients.local.engines.graph_steps import GraphStep, HandDerivedStep, MappedStep
 from steelyard.clients.local.engines.networks import hand_derived_steps
 from steelyard.data.dataset import Population
 from steelyard.learning.descent import Descent

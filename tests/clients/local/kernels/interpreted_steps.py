@@ -14,7 +14,6 @@ from steelyard.clients.local.kernels import steps
 from steelyard.clients.local.kernels.descent import KernelDescent
 from steelyard.clients.local.kernels.passes import KernelPasses
 from steelyard.learning.descent import Descent
-from steelyard.messages import LossState, Task
 
 assert interpreted
 CASES = {

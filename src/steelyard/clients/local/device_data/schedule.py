@@ -39,8 +39,8 @@ def step_counts(sizes: Ints, training: TrainingSettings, *, joined: bool = False
 
     `joined`: the network normalises over batches, so a last batch of one row is joined to the one before.
     """
-    if training.batch_size == "full":
-        return np.full(len(sizes), training.epochs, dtype=np.int64)
+    if training.updates is not None or training.batch_size == "full":
+        return np.full(len(sizes), training.updates or training.epochs, dtype=np.int64)
     steps = -(-sizes // training.batch_size)
     single = joined & (sizes % training.batch_size == 1) & (steps > 1)
     return training.epochs * (steps - single)
@@ -61,7 +61,8 @@ def schedule(cohort: Cohort, training: TrainingSettings) -> Schedule:
     scale = np.zeros(positions.shape, dtype=np.float32)
     report = np.zeros(positions.shape, dtype=np.float32)
     for begins, jobs, size, order in _alike(cohort, sizes, training):
-        _fill(positions, scale, report, begins, jobs, size, order, batch_limit(training, size))
+        taken = int(counts[jobs[0]])
+        _fill(positions, scale, report, begins, jobs, size, order, batch_limit(training, size), taken)
     device = cohort.dataset.device
     rows, labels = _look_up(cohort, torch.from_numpy(positions).to(device))
     kappa = _kappa(cohort, labels)
@@ -94,23 +95,26 @@ def _fill(
     size: int,
     order: NDArray[np.int64],
     batch: int,
+    taken: int,
 ) -> None:
-    epochs, width = order.shape[1], positions.shape[2]
+    passes, width = order.shape[1], positions.shape[2]
     steps = -(-size // batch)
-    padded = np.zeros((len(jobs), epochs, steps * batch), dtype=np.int64)
+    padded = np.zeros((len(jobs), passes, steps * batch), dtype=np.int64)
     padded[:, :, :size] = order
     valid = np.zeros(steps * batch, dtype=np.float32)
     valid[:size] = 1
     valid = valid.reshape(steps, batch)
     where = begins[:, None, None] + padded
-    # [jobs, epochs · steps, batch] → [steps, jobs, batch]
-    table = where.reshape(len(jobs), epochs * steps, batch).transpose(1, 0, 2)
-    positions[: epochs * steps, jobs, :batch] = table
+    # [jobs, passes · steps, batch] → [steps, jobs, batch]
+    table = where.reshape(len(jobs), passes * steps, batch).transpose(1, 0, 2)
+    positions[:taken, jobs, :batch] = table[:taken]
     positions[:, jobs, batch:width] = begins[None, :, None]
-    positions[epochs * steps :, jobs] = begins[None, :, None]
-    share = np.tile(valid / valid.sum(axis=1, keepdims=True), (epochs, 1))
-    scale[: epochs * steps, jobs, :batch] = share[:, None, :]
-    report[(epochs - 1) * steps : epochs * steps, jobs, :batch] = (valid / size)[:, None, :]
+    positions[taken:, jobs] = begins[None, :, None]
+    share = np.tile(valid / valid.sum(axis=1, keepdims=True), (passes, 1))
+    scale[:taken, jobs, :batch] = share[:taken, None, :]
+    # The last pass, or what of it the steps allow.
+    last = np.tile(valid, (passes, 1))[:taken][-steps:]
+    report[taken - len(last) : taken, jobs, :batch] = (last / last.sum())[:, None, :]
 
 
 def _look_up(cohort: Cohort, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

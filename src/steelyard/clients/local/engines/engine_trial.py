@@ -60,7 +60,8 @@ def run_trial(
     timed: bool = True,
 ) -> Trial:
     """Try engines on a few steps of this cohort's first clients; use it once per model and machine."""
-    short = replace(setup, training=setup.training.model_copy(update={"epochs": 1}))
+    updates = None if setup.training.updates is None else min(setup.training.updates, TRIAL_STEPS)
+    short = replace(setup, training=setup.training.model_copy(update={"epochs": 1, "updates": updates}))
     few = _shortened(cohort, short)
     found = Trial(draws=_draws(short, few))
     if found.draws:

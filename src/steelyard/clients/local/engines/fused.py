@@ -81,19 +81,21 @@ class FusedEngine(Unstacked):
         order = torch.from_numpy(np.array(cohort.order(job, training))).to(labels.device)
         kappa = _sample_weights(cohort, job, labels)
         batch, size = batch_limit(training, len(labels)), len(labels)
+        steps = [(rows, begin) for rows in order for begin in range(0, size, batch)][: training.updates]
+        last = max(len(steps) - -(-size // batch), 0)
         total = torch.zeros((), dtype=torch.float64, device=labels.device)
-        for epoch in range(training.epochs):
-            seen, true, weigh = images, labels, kappa
-            if batch < size:
-                seen, true, weigh = images[order[epoch]], labels[order[epoch]], kappa[order[epoch]]
-            last = epoch == training.epochs - 1
-            for begin in range(0, size, batch):
-                part = slice(begin, begin + batch)
-                weights = weigh[part] / (min(begin + batch, size) - begin)
-                each = client.step(seen[part], true[part], weights, gradient)
-                if last:
-                    total += (each * weigh[part]).sum()
-        return total / size
+        samples = 0
+        seen, true, weigh = images, labels, kappa
+        for number, (rows, begin) in enumerate(steps):
+            if batch < size and begin == 0:
+                seen, true, weigh = images[rows], labels[rows], kappa[rows]
+            part = slice(begin, begin + batch)
+            count = min(begin + batch, size) - begin
+            each = client.step(seen[part], true[part], weigh[part] / count, gradient)
+            if number >= last:
+                total += (each * weigh[part]).sum()
+                samples += count
+        return total / samples
 
 
 def _sample_weights(cohort: Cohort, job: int, labels: torch.Tensor) -> torch.Tensor:
