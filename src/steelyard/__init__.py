@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from steelyard.algorithms.algorithm import Algorithm, LocalTraining, ServerStep
+    from steelyard.algorithms.registry import algorithm
     from steelyard.api import Experiment, RecommendExperiment, SweepResult, resume
     from steelyard.data import Dataset, Population, in_memory
     from steelyard.errors import UserError
@@ -24,18 +26,22 @@ if TYPE_CHECKING:
     from steelyard.weighing.rule import Rule, WeighingSettings
 
 __all__ = [
+    "Algorithm",
     "CohortView",
     "Dataset",
     "Experiment",
     "History",
     "LocalData",
+    "LocalTraining",
     "Population",
     "RecommendExperiment",
     "Result",
     "Rule",
+    "ServerStep",
     "SweepResult",
     "UserError",
     "WeighingSettings",
+    "algorithm",
     "client_criterion",
     "in_memory",
     "loss",
@@ -46,6 +52,10 @@ __all__ = [
 
 # Names are imported when first used: `steelyard --help` must not wait for torch.
 _HOMES = {
+    "Algorithm": "steelyard.algorithms.algorithm",
+    "LocalTraining": "steelyard.algorithms.algorithm",
+    "ServerStep": "steelyard.algorithms.algorithm",
+    "algorithm": "steelyard.algorithms.registry",
     "CohortView": "steelyard.weighing.criteria",
     "Dataset": "steelyard.data",
     "Experiment": "steelyard.api",

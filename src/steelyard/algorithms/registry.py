@@ -38,8 +38,3 @@ def load_plugins(sources: Sequence[str]) -> None:
 def known() -> Mapping[str, type[Algorithm]]:
     """Return every algorithm by name: built in, declared by installed packages, or loaded from a plugin."""
     return _registry.known()
-
-
-def get(name: str) -> type[Algorithm]:
-    """Return the algorithm of that name, or say which names there are."""
-    return _registry.get(name)

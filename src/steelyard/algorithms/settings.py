@@ -9,7 +9,7 @@ from pydantic import ConfigDict, model_validator
 
 from steelyard.algorithms import catalogue, registry
 from steelyard.algorithms.algorithm import Algorithm
-from steelyard.errors import UserError
+from steelyard.errors import UserError, brief, listed, nearest
 from steelyard.settings import Section, read_value, validated
 
 __all__ = ["AlgorithmSettings", "catalogue", "made_from", "parse_algorithm"]
@@ -53,8 +53,10 @@ class AlgorithmSettings(Section):
 
 def made_from(given: Mapping[str, Any]) -> Algorithm:
     """Return the algorithm that {"name": ..., parameters} describes; use it where one comes in a message."""
-    parameters = {key: value for key, value in given.items() if key != "name"}
-    return validated(registry.get(str(given["name"])), parameters, "")
+    name, known = given["name"], registry.known()
+    if name not in known:
+        raise UserError(f"name: got {brief(name)}{nearest(str(name), known)}; allowed: {listed(known)}")
+    return validated(known[name], {key: value for key, value in given.items() if key != "name"}, "")
 
 
 def parse_algorithm(text: str) -> AlgorithmSettings | None:

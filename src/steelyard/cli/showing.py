@@ -1,10 +1,11 @@
-"""The commands that list and print: recipes, show, criteria, export.
+"""The commands that list and print: recipes, show, criteria, algorithms, export.
 
 What is heavy is imported inside the commands, for speed of start.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -82,6 +83,35 @@ def criteria(
             for e in found
         }
     )
+
+
+def algorithms(
+    plugin: Annotated[list[str] | None, typer.Option("--plugin", help="Python file or module with algorithms.")] = None,
+    format: FormatOption = "text",
+) -> None:
+    """List the algorithms: what each changes at the client or the server, and its parameters with their defaults."""
+    from steelyard.algorithms.registry import known, load_plugins
+    from steelyard.algorithms.settings import catalogue  # noqa: F401  Importing it makes the built-in ones known.
+
+    load_plugins(plugin or [])
+    found = [
+        {
+            "name": name,
+            "description": (made.__doc__ or "").split("\n")[0].rstrip("."),
+            "parameters": {key: field.default for key, field in made.model_fields.items()},
+            "keeps": list(made.keeps),
+            "sends": list(made.sends),
+        }
+        for name, made in known().items()
+    ]
+    if format == "json":
+        print_json(found)
+        return
+    print_entries({e["name"]: f"{e['description']} ({_parameters(e['parameters'])})" for e in found})
+
+
+def _parameters(given: Mapping[str, object]) -> str:
+    return ", ".join(f"{name} = {value}" for name, value in given.items()) or "no parameters"
 
 
 def export(

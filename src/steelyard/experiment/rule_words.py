@@ -31,6 +31,7 @@ WORDS = (
         "server-only",
         "recipe",
     ),
+    *("scaffold", "fedprox(mu=0.01)", "feddyn", "fednova", "fedavgm", "fedadam", "fedyogi", "fedexp", "ALGORITHM+RULE"),
 )
 _EXAMPLES = {
     "weighted-mean": "a weight for each criterion, as in weighted-mean(DS=2,LD=1)",
