@@ -10,7 +10,7 @@ import pytest
 import torch
 from tests.algorithms import papers
 
-from steelyard.algorithms import registry
+from steelyard.algorithms import catalogue
 from steelyard.algorithms.settings import AlgorithmSettings
 from steelyard.clients.local import ComputeSettings, Simulation, SimulationServer
 from steelyard.data.dataset import ClientRows, Dataset, Population
@@ -97,5 +97,5 @@ def test_rounds_are_those_of_the_paper(name: str, engine: str, batch: Any, fract
 
 
 def test_every_built_in_algorithm_is_held_to_its_paper() -> None:
-    built_in = {name for name, made in registry.known().items() if made.__module__.startswith("steelyard.algorithms")}
+    built_in = {name for name, made in catalogue.known().items() if made.__module__.startswith("steelyard.algorithms")}
     assert set(PARAMETERS) == built_in

@@ -1,7 +1,8 @@
-"""The built-in algorithms: importing this registers them. A new one is a file and a name here."""
+"""The table of algorithms. The built-in ones are imported here, which registers them: a new one is a file and a name."""
 
 from __future__ import annotations
 
-from steelyard.algorithms import fedavg, fedavgm, feddyn, fedexp, fednova, fedopt, fedprox, scaffold
-
-__all__ = ["fedavg", "fedavgm", "feddyn", "fedexp", "fednova", "fedopt", "fedprox", "scaffold"]
+__all__ = [
+    *("fedavg", "fedavgm", "feddyn", "fedexp", "fednova", "fedopt", "fedprox", "scaffold"),
+    *("known", "load_plugins"),
+]

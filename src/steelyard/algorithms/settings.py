@@ -7,12 +7,10 @@ from typing import Any, Self
 
 from pydantic import ConfigDict, model_validator
 
-from steelyard.algorithms import catalogue, registry
+from steelyard.algorithms import catalogue
 from steelyard.algorithms.algorithm import Algorithm
 from steelyard.errors import UserError, brief, listed, nearest
 from steelyard.settings import Section, read_value, validated
-
-__all__ = ["AlgorithmSettings", "catalogue", "made_from", "parse_algorithm"]
 
 
 class AlgorithmSettings(Section):
@@ -41,7 +39,7 @@ class AlgorithmSettings(Section):
     def made(self) -> Algorithm:
         """Return the algorithm, after loading the plugins that may define it; a wrong parameter is named."""
         if self.plugins:
-            registry.load_plugins(self.plugins)
+            catalogue.load_plugins(self.plugins)
         return made_from({"name": self.name, **self.parameters})
 
     @property
@@ -53,7 +51,7 @@ class AlgorithmSettings(Section):
 
 def made_from(given: Mapping[str, Any]) -> Algorithm:
     """Return the algorithm that {"name": ..., parameters} describes; use it where one comes in a message."""
-    name, known = given["name"], registry.known()
+    name, known = given["name"], catalogue.known()
     if name not in known:
         raise UserError(f"name: got {brief(name)}{nearest(str(name), known)}; allowed: {listed(known)}")
     return validated(known[name], {key: value for key, value in given.items() if key != "name"}, "")
@@ -62,7 +60,7 @@ def made_from(given: Mapping[str, Any]) -> Algorithm:
 def parse_algorithm(text: str) -> AlgorithmSettings | None:
     """Read "scaffold" or "fedprox(mu=0.01)"; None where the text begins with no algorithm's name."""
     name, bracket, inside = text.partition("(")
-    if name.strip() not in registry.known():
+    if name.strip() not in catalogue.known():
         return None
     given: dict[str, Any] = {}
     for part in inside.removesuffix(")").split(",") if bracket else ():

@@ -5,7 +5,6 @@ What is heavy is imported inside the commands, for speed of start.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -90,28 +89,28 @@ def algorithms(
     format: FormatOption = "text",
 ) -> None:
     """List the algorithms: what each changes at the client or the server, and its parameters with their defaults."""
-    from steelyard.algorithms.registry import known, load_plugins
-    from steelyard.algorithms.settings import catalogue  # noqa: F401  Importing it makes the built-in ones known.
+    from steelyard.algorithms.catalogue import known, load_plugins
 
     load_plugins(plugin or [])
-    found = [
-        {
-            "name": name,
-            "description": (made.__doc__ or "").split("\n")[0].rstrip("."),
-            "parameters": {key: field.default for key, field in made.model_fields.items()},
-            "keeps": list(made.keeps),
-            "sends": list(made.sends),
-        }
-        for name, made in known().items()
-    ]
+    table = known()
+    about = {name: (made.__doc__ or "").split("\n")[0].rstrip(".") for name, made in table.items()}
+    given = {name: {key: field.default for key, field in made.model_fields.items()} for name, made in table.items()}
     if format == "json":
-        print_json(found)
+        print_json(
+            [
+                {
+                    "name": name,
+                    "description": about[name],
+                    "parameters": given[name],
+                    "keeps": list(made.keeps),
+                    "sends": list(made.sends),
+                }
+                for name, made in table.items()
+            ]
+        )
         return
-    print_entries({e["name"]: f"{e['description']} ({_parameters(e['parameters'])})" for e in found})
-
-
-def _parameters(given: Mapping[str, object]) -> str:
-    return ", ".join(f"{name} = {value}" for name, value in given.items()) or "no parameters"
+    shown = {name: ", ".join(f"{key} = {value}" for key, value in fields.items()) for name, fields in given.items()}
+    print_entries({name: f"{about[name]} ({shown[name] or 'no parameters'})" for name in table})
 
 
 def export(

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from steelyard.algorithms.registry import load_plugins as load_algorithms
+from steelyard.algorithms.catalogue import load_plugins as load_algorithms
 from steelyard.algorithms.settings import AlgorithmSettings, parse_algorithm
 from steelyard.defence.settings import DEFENCES
 from steelyard.errors import UserError, brief, listed, nearest

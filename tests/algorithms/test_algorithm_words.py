@@ -1,0 +1,133 @@
+"""Algorithms by name: in files, in --rules, swept, and refused where they do not go together with something."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from steelyard import Experiment, UserError
+from steelyard.experiment.comparing import with_rules
+from steelyard.experiment.running import federations_of
+from steelyard.settings import validated
+
+QUICK = {"rounds": {"count": 2}, "partition": {"clients": 4, "server": "fraction", "server_fraction": 0.1}}
+
+
+def described(**sections: Any) -> Experiment:
+    return validated(Experiment, {"model": {"name": "logistic"}, **QUICK, **sections}, "")
+
+
+def test_words_name_algorithm_and_rule() -> None:
+    found = with_rules(described(), ["DS,scaffold,fedprox(mu=0.5)+LD>DS/max,fedavg,fedavgm(beta=0.5)+guarded"])
+    made = {f.name: (f.algorithm.name, f.rule.names) for f in federations_of(found)}
+    assert made == {
+        "DS": ("fedavg", ("DS",)),
+        "scaffold": ("scaffold", ("DS",)),
+        "fedprox(mu=0.5)+LD>DS/max": ("fedprox", ("LD", "DS")),
+        "fedavg": ("fedavg", ("DS",)),
+        "fedavgm(beta=0.5)+guarded": ("fedavgm", ("VP",)),
+    }
+    assert federations_of(found)[2].algorithm.pull == 0.5
+    # The same document read again, as a run's folder holds it, gives the same federations.
+    again = Experiment.model_validate(found.model_dump(mode="json", exclude_none=True))
+    assert {f.name: (f.algorithm, f.rule.names) for f in federations_of(again)} == {
+        f.name: (f.algorithm, f.rule.names) for f in federations_of(found)
+    }
+
+
+def test_rules_without_an_algorithm_take_the_experiments() -> None:
+    found = with_rules(described(algorithm={"name": "fedprox", "mu": 0.2}), ["LD,fedavg,scaffold"])
+    assert {f.name: f.algorithm.name for f in federations_of(found)} == {
+        "fedprox(mu=0.2)+LD": "fedprox",
+        "fedavg": "fedavg",
+        "scaffold": "scaffold",
+    }
+    assert [f.algorithm.pull for f in federations_of(found)] == [0.2, 0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("sections", "line"),
+    [
+        (
+            {"algorithm": {"name": "scafold"}},
+            "algorithm.name: got 'scafold' (did you mean 'scaffold'?); allowed: fedavg",
+        ),
+        ({"algorithm": {"name": "fedprox", "nu": 1}}, "algorithm.nu: unknown field; allowed here: mu"),
+        ({"algorithm": {"name": "fedprox", "mu": -1}}, "algorithm.mu: got -1; allowed: greater than or equal to 0"),
+        (
+            {"algorithm": {"name": "fednova"}, "training": {"optimiser": "adam"}},
+            "training.optimiser: got 'adam', for which fednova is not defined; allowed: sgd",
+        ),
+        (
+            {"algorithm": {"name": "fedexp"}, "weighing": {"defence": {"rule": "median"}}},
+            "weighing.defence: got 'median' with fedexp, whose server steps from single updates",
+        ),
+        (
+            {"algorithm": {"name": "scaffold"}, "weighing": {"trained_by": "server"}},
+            "algorithm.name: got 'scaffold' with weighing.trained_by = 'server', where no client trains",
+        ),
+        (
+            {"algorithm": {"name": "scaffold"}, "privacy": {"aggregation": {"kind": "secure"}}},
+            "privacy.aggregation: scaffold has clients send control_change beside their models",
+        ),
+        (
+            {"algorithm": {"name": "fednova"}, "privacy": {"aggregation": {"kind": "secure"}}},
+            "privacy.aggregation: the server of fednova steps from single updates, and only their sum is told",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_refused(sections: dict[str, Any], line: str) -> None:
+    with pytest.raises(UserError) as refused:
+        described(**sections)
+    assert line in str(refused.value)
+
+
+def test_algorithms_that_need_the_sum_alone_go_with_robust_rules_and_hidden_sums() -> None:
+    for name in ("fedprox", "feddyn", "fedavgm", "fedadam"):
+        described(algorithm={"name": name}, weighing={"defence": {"rule": "median"}})
+        described(algorithm={"name": name}, privacy={"aggregation": {"kind": "secure"}}, rounds={"fraction": 1.0})
+
+
+def test_recommenders_take_no_algorithm(refused: Any) -> None:
+    line = refused("show", "fpl-ml1m", "--set", "algorithm.name=scaffold", "--resolved")
+    assert "algorithm.name: got 'scaffold', and clients of this kind send no whole models; allowed: fedavg" in line
+
+
+OWN = """
+from steelyard import Algorithm, ServerStep, algorithm
+
+
+@algorithm("half-way")
+class HalfWay(Algorithm):
+    \"\"\"Goes a part of the way.\"\"\"
+
+    part: float = 0.5
+
+    def step(self, server: ServerStep):
+        return server.parameters + self.part * server.change, {}
+"""
+
+
+def test_an_algorithm_of_ones_own(tmp_path: Path, steelyard: Any, refused: Any) -> None:
+    (tmp_path / "mine.py").write_text(OWN)
+    (tmp_path / "mine.toml").write_text(
+        'name = "mine"\n[rounds]\ncount = 2\n[model]\nname = "logistic"\n[partition]\nclients = 3\n'
+        '[algorithm]\nname = "half-way"\npart = 0.25\nplugins = ["mine.py"]\n'
+    )
+    assert "names code of its own (algorithm.plugins" in refused("run", tmp_path / "mine.toml")
+    done = steelyard("run", tmp_path / "mine.toml", "--trust", "--out", "run", "--format", "json")
+    assert done.returncode == 0, done.stderr
+    assert "half-way" in done.stdout
+    # Its run keeps the file, and goes on without the original.
+    (tmp_path / "mine.py").unlink()
+    assert (tmp_path / "run" / "code" / "mine.py").read_text() == OWN
+    assert steelyard("resume", "run", "--trust").returncode == 0
+
+
+def test_a_parameter_is_swept(tmp_path: Path, steelyard: Any) -> None:
+    changes = ("--set", "rounds.count=1", "--set", "model.name=logistic", "--set", "algorithm.name=fedprox")
+    done = steelyard("sweep", "quickstart", *changes, "--over", "algorithm.mu=0.01,1", "--out", "grid")
+    assert done.returncode == 0, done.stderr
+    assert 'name = "fedprox"' in (tmp_path / "grid" / "best.toml").read_text()
