@@ -1,8 +1,22 @@
-"""The table of algorithms. The built-in ones are imported here, which registers them: a new one is a file and a name."""
+"""The table of algorithms. Importing the built-in ones here registers them: a new one is a file and a name here.
+
+Use `known` and `load_plugins` from here, so that the built-in ones are there.
+"""
 
 from __future__ import annotations
 
+from steelyard.algorithms import fedavg, fedavgm, feddyn, fedexp, fednova, fedopt, fedprox, scaffold
+from steelyard.algorithms.registry import known, load_plugins
+
 __all__ = [
-    *("fedavg", "fedavgm", "feddyn", "fedexp", "fednova", "fedopt", "fedprox", "scaffold"),
-    *("known", "load_plugins"),
+    "fedavg",
+    "fedavgm",
+    "feddyn",
+    "fedexp",
+    "fednova",
+    "fedopt",
+    "fedprox",
+    "known",
+    "load_plugins",
+    "scaffold",
 ]
