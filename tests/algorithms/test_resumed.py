@@ -45,7 +45,8 @@ def test_a_stopped_comparison_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     assert set(found) == set(expected)
     # Two kept vectors (SCAFFOLD, FedDyn) of the clients that took part, and five tensors of servers.
     assert sum("vector" in name for name in found) > 6
-    assert sum(name.split("/")[-1] in ("control", "sum_of_changes", "mean", "square", "velocity") for name in found) == 5
+    of_servers = ("control", "sum_of_changes", "mean", "square", "velocity")
+    assert sum(name.split("/")[-1] in of_servers for name in found) == 5
     for name, tensor in expected.items():
         assert torch.equal(found[name], tensor), name
 

@@ -4,13 +4,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from steelyard.weighing.criteria import load_plugins
 
 from steelyard.errors import UserError
 from steelyard.messages import DenseModels, ServerTest
 from steelyard.usercode import NotAllowed, only
 from steelyard.weighing import built_in, criteria
-from steelyard.weighing.criteria import CohortView, Criterion, LocalData, client_criterion, server_criterion
+from steelyard.weighing.criteria import (
+    CohortView,
+    Criterion,
+    LocalData,
+    client_criterion,
+    load_plugins,
+    server_criterion,
+)
 from steelyard.weighing.needs import NO_NEEDS, Needs
 
 

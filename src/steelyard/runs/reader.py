@@ -117,7 +117,7 @@ class History:
     @cached_property
     def federations(self) -> pd.DataFrame:
         """The rules that ran side by side: name, rule, seed, settings as JSON."""
-        return self._read("SELECT name AS federation, rule, seed, settings FROM federations ORDER BY id")
+        return self._read("SELECT name AS federation, rule, algorithm, seed, settings FROM federations ORDER BY id")
 
     @cached_property
     def _keys(self) -> dict[tuple[str, int], tuple[int, tuple[str, ...]]]:
