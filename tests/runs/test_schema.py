@@ -85,11 +85,11 @@ def test_a_database_without_a_version_is_named(tmp_path: Path) -> None:
 def test_a_row_has_one_meaning(tmp_path: Path) -> None:
     """A second row of the same round, client or name is refused by the database itself."""
     writer = connect(tmp_path, write=True)
-    writer.execute("INSERT INTO federations VALUES (1, 'a', 'a', 0, '{}')")
+    writer.execute("INSERT INTO federations VALUES (1, 'a', 'a', 0, '{}', 'fedavg')")
     writer.execute("INSERT INTO samples VALUES (1, 1, x'00', 8)")
     writer.execute("INSERT INTO evaluations VALUES (1, 1, x'', x'', x'', x'', '[]', NULL)")
     for text in (
-        "INSERT INTO federations VALUES (2, 'a', 'b', 0, '{}')",
+        "INSERT INTO federations VALUES (2, 'a', 'b', 0, '{}', 'fedavg')",
         "INSERT INTO samples VALUES (1, 1, x'ff', 8)",
         "INSERT INTO evaluations VALUES (1, 1, x'00', x'', x'', x'', '[]', NULL)",
     ):

@@ -7,7 +7,7 @@ import torch
 
 from steelyard.errors import UserError
 from steelyard.messages import DenseModels, ServerTest
-from steelyard.usercode import NotAllowed, only
+from steelyard.usercode import NotAllowed, load_entry_points, only
 from steelyard.weighing import built_in, criteria
 from steelyard.weighing.criteria import (
     CohortView,
@@ -89,9 +89,7 @@ def test_a_script_and_an_entry_point_register(tmp_path: Path, monkeypatch: pytes
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: offered\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[steelyard.criteria]\nmine = offered_criteria\n")
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
-    from steelyard.weighing import plugins
-
-    plugins.load_entry_points.cache_clear()
+    load_entry_points.cache_clear()
     assert criteria.get("OFFERED").measured_by == "client"
     load_plugins(["offered_criteria"])
     assert "offered_criteria" in sys.modules
