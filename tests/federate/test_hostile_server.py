@@ -42,7 +42,7 @@ ONE_ROW = {
 WIPED = {
     "training.batch_size": "19",  # 96 training rows: the last batch of an epoch is one row,
     "training.learning_rate": "0.1",
-    "training.proximal": "10",  # and the pull to the model as it was sent undoes all steps before it.
+    "training.weight_decay": "10",  # and a decay of all that was there before undoes the steps before it.
     "partition.test": "local",
     "rounds.count": "1",
     "rounds.fraction": "0.5",

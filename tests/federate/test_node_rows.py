@@ -73,7 +73,7 @@ def test_what_a_server_asks_of_the_split_changes_nothing(tmp_path: Path):
     ("section", "field"),
     [
         ({"data": {"source": "npz", "path": "nowhere.npz", "classes": 2, "share": 1e-9}}, "data.share: got 1e-09"),
-        ({"training": {"batch_size": 1, "learning_rate": 0.1, "proximal": 10.0}}, "training.batch_size: with this"),
+        ({"training": {"batch_size": 1, "learning_rate": 0.1, "weight_decay": 10.0}}, "training.batch_size: with this"),
         ({"rounds": {"count": 1, "fraction": 1.0, "samples": True}}, "rounds.samples: right or wrong of each row"),
     ],
 )

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from steelyard.learning.descent import Descent
 from steelyard.learning.effective_rows import effective_rows
 from steelyard.learning.parameters import Layout
 from steelyard.learning.settings import TrainingSettings
@@ -17,13 +18,18 @@ from steelyard.messages import LossState
 
 
 def measured(size: int, training: TrainingSettings) -> float:
-    """Train on rows whose gradients are apart and constant, so that each parameter of the update is one row's part."""
+    """Train on rows whose gradients are apart and constant, so that each parameter of the update is one row's part.
+
+    The decay is one towards the start, so that the start itself adds nothing to the update.
+    """
+    plain = training.model_copy(update={"weight_decay": 0.0})
     module = nn.Linear(size, 1, bias=False)
     order = np.broadcast_to(np.arange(size), (training.epochs, size))
     rows, labels = torch.eye(size), torch.zeros(size, dtype=torch.int64)
     start = torch.full((size,), 40.0)  # So wrong that the slope of the loss is 1 and stays 1.
     loss = LossState("binary-cross-entropy")
-    trained, _ = train_client(module, Layout.of(module), start, rows, labels, order, training, loss)
+    descent = Descent.of(plain, pull=training.weight_decay)
+    trained, _ = train_client(module, Layout.of(module), start, rows, labels, order, plain, loss, descent=descent)
     parts = (start - trained).abs().double()
     return float(parts.sum() ** 2 / parts.square().sum())
 
@@ -33,8 +39,8 @@ def measured(size: int, training: TrainingSettings) -> float:
     [
         (96, {"batch_size": "full"}, 96.0),
         (96, {"batch_size": 4}, 96.0),
-        (96, {"batch_size": 19, "learning_rate": 0.1, "proximal": 10.0}, 1.0),  # the last batch, of one row
-        (96, {"batch_size": 12, "learning_rate": 0.1, "proximal": 10.0}, 12.0),
+        (96, {"batch_size": 19, "learning_rate": 0.1, "weight_decay": 10.0}, 1.0),  # the last batch, of one row
+        (96, {"batch_size": 12, "learning_rate": 0.1, "weight_decay": 10.0}, 12.0),
         (11, {"batch_size": 10}, 4 / 1.1),  # the eleventh row weighs as much as the ten before it
         (1, {"batch_size": 1, "epochs": 50}, 1.0),
     ],
@@ -43,17 +49,18 @@ def test_known_cases(size: int, fields: dict[str, object], rows: float):
     assert effective_rows(size, TrainingSettings.model_validate(fields)) == pytest.approx(rows)
 
 
-def test_weight_decay_forgets_as_proximal_does():
-    strong = {"batch_size": 1, "learning_rate": 0.5}
-    first, second = (
-        effective_rows(30, TrainingSettings.model_validate({**strong, name: 1.8}))
-        for name in ("weight_decay", "proximal")
-    )
-    assert first == second == pytest.approx(0.99 / 0.81)  # weights 1, 0.1, 0.01, ...
+def test_weight_decay_forgets():
+    strong = TrainingSettings(batch_size=1, learning_rate=0.5, weight_decay=1.8)
+    assert effective_rows(30, strong) == pytest.approx(0.99 / 0.81)  # weights 1, 0.1, 0.01, ...
+
+
+@pytest.mark.parametrize(("updates", "rows"), [(1, 4.0), (3, 12.0), (24, 96.0), (100, 96.0)])
+def test_few_updates_rest_on_few_rows(updates: int, rows: float):
+    assert effective_rows(96, TrainingSettings(batch_size=4, updates=updates)) == pytest.approx(rows)
 
 
 def test_steps_that_grow_without_end_rest_on_the_first_batch():
-    wild = TrainingSettings(batch_size=3, learning_rate=1.0, proximal=1000.0, epochs=200)
+    wild = TrainingSettings(batch_size=3, learning_rate=1.0, weight_decay=1000.0, epochs=200)
     assert effective_rows(30, wild) == pytest.approx(3.0, rel=0.01)
 
 
@@ -65,7 +72,7 @@ def test_steps_that_grow_without_end_rest_on_the_first_batch():
     pull=st.floats(0.0, 9.0),
 )
 def test_one_epoch_is_as_training_does_it(size: int, batch: int, momentum: float, pull: float):
-    training = TrainingSettings(batch_size=batch, momentum=momentum, proximal=pull, learning_rate=0.1)
+    training = TrainingSettings(batch_size=batch, momentum=momentum, weight_decay=pull, learning_rate=0.1)
     assert effective_rows(size, training) == pytest.approx(measured(size, training), rel=1e-3)
 
 

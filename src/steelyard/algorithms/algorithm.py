@@ -100,8 +100,15 @@ class Algorithm(Section):
     sees: ClassVar[Literal["sum", "models"]] = "sum"
     """What the server's step needs: the weighted sum alone, or single models too. A step that needs only the sum goes
     with robust rules, noise and hidden sums."""
+    counts_steps: ClassVar[bool] = False
+    """Whether the server must know how many steps each client took."""
     optimisers: ClassVar[tuple[str, ...]] = ("sgd", "adam", "adadelta")
     """The local optimisers for which the algorithm is defined."""
+
+    @property
+    def at_clients(self) -> bool:
+        """Whether clients do anything but plain training, or the server must know more of it than their models."""
+        return bool(self.pull or self.corrects != "nothing" or self.keeps or self.sends or self.counts_steps)
 
     @property
     def pull(self) -> float:

@@ -27,6 +27,7 @@ class FedNova(Algorithm):
     """Updates normalised by their number of steps; use it where clients take very different numbers of steps."""
 
     sees: ClassVar[Literal["sum", "models"]] = "models"
+    counts_steps: ClassVar[bool] = True
     optimisers: ClassVar[tuple[str, ...]] = ("sgd",)
 
     def step(self, server: ServerStep) -> tuple[torch.Tensor, Vectors]:

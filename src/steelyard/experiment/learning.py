@@ -214,6 +214,17 @@ class LearningDescription(Description):
 
     def check_federated(self) -> None:
         """Refuse what across machines would tell of single updates, or what only a simulation can do."""
+        for rule in self.rules().values():
+            made = (rule.algorithm or self.algorithm).made()
+            if made.at_clients:
+                raise UserError(
+                    f"algorithm.name: got '{made.name}', whose clients do more than train and send a model, which does "
+                    "not travel across machines yet; allowed there: fedavg, and algorithms of the server alone"
+                )
+        if self.training.schedule is not None:
+            raise UserError(
+                "training.schedule: given, and nodes keep one learning rate; allowed across machines: without it"
+            )
         aggregation = None if self.privacy is None else self.privacy.aggregation
         if aggregation is None:
             return

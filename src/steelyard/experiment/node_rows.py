@@ -90,9 +90,9 @@ def with_enough(
     kept = tuple(rows for rows in population.clients if behind[rows.client] >= node.min_rows)
     if not kept:
         enough = any(len(rows.train) >= node.min_rows for rows in population.clients)
-        what = "training.batch_size: with this learning_rate, weight_decay and proximal, few rows are behind an update"
+        what = "training.batch_size: with this learning_rate, weight_decay and steps, few rows are behind an update"
         few = what if enough else "min-rows: no client here has enough rows to train on"
-        refuse_few(few, 0, node, "larger batches or less pull" if enough else "other nodes")
+        refuse_few(few, 0, node, "larger batches, more steps or less weight decay" if enough else "other nodes")
     notes = (
         f"{name} takes no part: an update would rest on {rows:.3g} rows, and min-rows is {node.min_rows}"
         for name, rows in behind.items()
