@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from steelyard import files
 from steelyard.errors import UserError, brief
 from steelyard.experiment import comparing, running, sweeping
 from steelyard.experiment.code import Ask, refuse
@@ -45,7 +46,7 @@ class SweepResult:
     @cached_property
     def best(self) -> Experiment | RecommendExperiment:
         """The best point as an experiment that runs on the test set."""
-        if not (self.folder / BEST).is_file():
+        if not files.is_file(self.folder / BEST):
             raise UserError(f"{self.folder}: no point is the best: none has a figure, or runs are left to do")
         return runnable(load(self.folder / BEST))
 

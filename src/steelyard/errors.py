@@ -5,9 +5,10 @@ from __future__ import annotations
 import difflib
 import os
 import signal
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, cast
 
 
 class UserError(ValueError):
@@ -124,6 +125,16 @@ def printable(text: str) -> str:
     Use it for every name that comes from a file or a person: owners, rules, columns.
     """
     return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)
+
+
+def printable_all(document: Any) -> Any:
+    """Return a document with all its texts as a terminal may show them: control characters are written out."""
+    if isinstance(document, str):
+        return printable(document)
+    if isinstance(document, Mapping):
+        pairs = cast("Mapping[Any, Any]", document)
+        return {printable_all(key): printable_all(inner) for key, inner in pairs.items()}
+    return [printable_all(inner) for inner in cast("list[Any]", document)] if isinstance(document, list) else document
 
 
 def one_line(text: str, longest: int = 1000) -> str:

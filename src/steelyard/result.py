@@ -8,6 +8,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from steelyard import files
 from steelyard.errors import UserError
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import read_experiment
@@ -68,7 +69,7 @@ class Result:
         from steelyard.report.html import write_report
         from steelyard.report.view import RunView
 
-        target = self.folder / "report.html" if path is None else Path(path)
+        target = self.folder / files.REPORT if path is None else Path(path)
         write_report(RunView([self.history]), target)
         return target
 

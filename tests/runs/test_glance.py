@@ -142,7 +142,7 @@ def test_a_damaged_run_does_not_stop_the_list(tmp_path: Path) -> None:
     (tmp_path / "bad" / "run.sqlite").write_bytes(b"not a database at all" * 100)
     found = {seen.name: seen for seen in glances(tmp_path)}
     assert found["bad"].state == "unreadable"
-    assert "not a readable run database" in found["bad"].problem
+    assert found["bad"].problem == "bad: cannot be read: file is not a database"
     assert found["good"].state == "finished"
 
 

@@ -141,7 +141,8 @@ def test_right_or_wrong_is_that_of_the_last_detailed_round(history: History) -> 
         assert size is not None
         assert (both.tolist(), size.tolist()) == ([True, True], [True, False])
         assert both.dtype == np.bool_
-    assert history.hits("both", 3) is None
+    with pytest.raises(UserError, match="no rule 'both' with seed 3 in this run"):
+        history.hits("both", 3)
 
 
 @settings(max_examples=25)  # each makes a database
@@ -200,7 +201,8 @@ def test_a_reader_never_opens_a_run_for_writing(tmp_path: Path, monkeypatch: pyt
     assert history.info
     assert history.hits("both", 1) is not None
     assert history.last_checkpoint()[0]
-    assert opened == [False] * 4
+    assert len(opened) >= 4
+    assert not any(opened)
 
 
 def test_a_folder_without_a_run_is_named(tmp_path: Path) -> None:
@@ -215,5 +217,5 @@ def test_a_database_that_broke_is_named(tmp_path: Path) -> None:
     with sqlite3.connect(tmp_path / "run.sqlite") as connection:
         connection.execute("DROP TABLE rounds")
     connection.close()
-    with pytest.raises(UserError, match=r"the run's database cannot be read: no such table: rounds$"):
+    with pytest.raises(UserError, match=r"not a readable run database: the table 'rounds' is missing$"):
         opened.rounds  # noqa: B018

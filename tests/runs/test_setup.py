@@ -30,23 +30,23 @@ def test_a_run_has_its_files_facts_and_rules_and_nothing_else(tmp_path: Path) ->
     assert query(folder, "SELECT name FROM federations") == [("a#1",), ("a#2",)]
 
 
-@pytest.mark.parametrize("step", ["os.fsync", "pathlib.Path.replace"])
+@pytest.mark.parametrize("step", ["os.fsync", "os.replace"])
 def test_a_set_up_that_fails_at_any_step_leaves_no_run_and_the_folder_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "mine.txt").write_text("of the user")
-    real = {"os.fsync": os.fsync, "pathlib.Path.replace": Path.replace}[step]
+    real = {"os.fsync": os.fsync, "os.replace": os.replace}[step]
     failed = 0
     for broken in range(1, 20):
         count = 0
 
-        def fail(*arguments: object, at: int = broken) -> object:
+        def fail(*arguments: object, at: int = broken, **options: object) -> object:
             nonlocal count
             count += 1
             if count == at:
                 raise OSError(28, "No space left on device")
-            return real(*arguments)  # type: ignore[operator]
+            return real(*arguments, **options)  # type: ignore[operator]
 
         with monkeypatch.context() as patch:
             patch.setattr(step, fail)

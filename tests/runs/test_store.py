@@ -213,7 +213,7 @@ def test_without_saying_more_every_round_is_written_whole(tmp_path: Path) -> Non
 
 def test_checkpoints_come_each_k_rounds_and_in_the_last_and_two_are_kept(store: Store) -> None:
     expected = {0: [0], 1: [0], 2: [0], 3: [0, 3], 4: [0, 3], 5: [3, 5]}
-    (store.folder / "checkpoints" / "round-000000.part").write_bytes(b"cut off")
+    (store.folder / "checkpoints" / "round-000009.safetensors.part").write_bytes(b"cut off")
     for round, kept in expected.items():
         commit(store, record(round=round), last=round == 5, parameters=(round, 7.0))
         files = [f"round-{number:06d}.safetensors" for number in kept]

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import typer
 
+from steelyard import files
 from steelyard.activity import doing
 from steelyard.errors import Stopped, ends_as_interrupted, printable
 
@@ -23,13 +24,17 @@ if TYPE_CHECKING:
 
 DoneT = TypeVar("DoneT")
 
-REPORT = "report.html"
+REPORT = files.REPORT
 """The report's file in a run's folder."""
 
 
 def print_json(document: Any) -> None:
-    """Print one JSON document on standard output; NaN has no place in JSON and becomes null."""
-    print(json.dumps(_finite(document), indent=2, ensure_ascii=False))
+    """Print one JSON document on standard output; NaN has no place in JSON and becomes null.
+
+    What a terminal would act on stands in texts only, and is escaped there.
+    """
+    text = json.dumps(_finite(document), indent=2, ensure_ascii=False)
+    print("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text))
 
 
 def _finite(value: Any) -> Any:

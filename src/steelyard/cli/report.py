@@ -7,9 +7,10 @@ from typing import Annotated, Literal
 
 import typer
 
+from steelyard import files
 from steelyard.cli.options import FormatOption
 from steelyard.cli.printing import print_json
-from steelyard.errors import UserError
+from steelyard.errors import UserError, printable
 
 
 def report(
@@ -27,15 +28,18 @@ def report(
     from steelyard.report.html import write_report
     from steelyard.report.view import RunView
 
-    path = output or runs[0] / "report.html"
+    path = output or runs[0] / files.REPORT
     if path.suffix not in (".html", ".htm"):
         raise UserError(f"--output: got '{path}'; allowed: a file name that ends in .html")
+    files.is_file(path)  # a link is refused before anything is drawn
+    if figures is not None:
+        files.is_folder(figures)
     view = RunView(runs)
     write_report(view, path)
-    print(f"report to open: {path}")
+    print(f"report to open: {printable(str(path))}")
     if figures is not None:
         made = write_figures(draw_all(view), figures)
-        print(f"{len(made)} files of figures in {figures}")
+        print(f"{len(made)} files of figures in {printable(str(figures))}")
 
 
 def weigh(

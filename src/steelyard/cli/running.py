@@ -30,7 +30,7 @@ from steelyard.cli.options import (
 from steelyard.cli.printing import finish, print_json, report_line, terminal_width, watched, write_own_report
 from steelyard.cli.sweep import resume_sweep, show_sweep
 from steelyard.cli.trust import TrustOption, asking
-from steelyard.errors import UserError
+from steelyard.errors import UserError, printable
 from steelyard.rounds.progress import watching
 
 
@@ -121,7 +121,7 @@ def compare(
     if report:
         write_own_report(result)
     if format == "text":
-        print(f"run stored in {result.folder}")
+        print(f"run stored in {printable(str(result.folder))}")
         print(report_line(str(result.folder), report))
 
 

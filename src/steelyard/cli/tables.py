@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from steelyard.errors import printable
+from steelyard.errors import printable, printable_all
 from steelyard.report.chained import chain_line
 from steelyard.report.promised import promise_lines
 from steelyard.report.single import weighed_one_lines
@@ -28,6 +28,7 @@ WHOLE = 80
 
 def show_summary(summary: dict[str, Any]) -> None:
     """Print the account of a run as tables for people."""
+    summary = printable_all(summary)
     # No markup: names of rules, clients and folders are what people gave, and a "[/b]" in one is no tag of ours.
     console = Console(markup=False, highlight=False)
     _show_results(summary, console)
@@ -37,7 +38,7 @@ def show_summary(summary: dict[str, Any]) -> None:
         why = "partition.test = 'none', or nodes with tests = false"
         console.print(f"no client tested the models ({why}): no accuracy is known")
     if summary["sentence"]:
-        console.print(printable(summary["sentence"]))
+        console.print(summary["sentence"])
     _show_flaws(summary, console)
     _show_server(summary, console)
     _show_orders(summary, console)
@@ -50,13 +51,13 @@ def show_summary(summary: dict[str, Any]) -> None:
         if not rule["asks_clients"]:
             console.print(f"{rule['rule']}: trained on the server's own rows; no client was asked")
     for line in promise_lines(summary["privacy"]):
-        console.print(f"privacy: {printable(line)}")
+        console.print(f"privacy: {line}")
     if summary["notes"]:
-        console.print(f"note: {printable(summary['notes'])}")
+        console.print(f"note: {summary['notes']}")
     if line := chain_line(summary["chain"]):
         console.print(line, soft_wrap=True)
-    console.print(f"run stored in {printable(summary['run'])}", soft_wrap=True)
-    console.print(f"next: steelyard table {printable(shlex.quote(summary['run']))}", soft_wrap=True)
+    console.print(f"run stored in {summary['run']}", soft_wrap=True)
+    console.print(f"next: steelyard table {shlex.quote(summary['run'])}", soft_wrap=True)
 
 
 def _show_results(summary: dict[str, Any], console: Console) -> None:
@@ -132,7 +133,7 @@ def _show_flaws(summary: dict[str, Any], console: Console) -> None:
     for flaw, clients in by_flaw.items():
         more = f" and {len(clients) - SHOWN} more" if len(clients) > SHOWN else ""
         which = f" (seed {seed})" if len(summary["flaws"]) > 1 else ""
-        console.print(f"flawed{which}: {flaw}: {printable(', '.join(clients[:SHOWN]))}{more}")
+        console.print(f"flawed{which}: {flaw}: {', '.join(clients[:SHOWN])}{more}")
 
 
 def _show_heaviest(summary: dict[str, Any], console: Console) -> None:
@@ -195,6 +196,7 @@ def _show_orders(summary: dict[str, Any], console: Console) -> None:
 
 def show_reweighed(document: dict[str, Any]) -> None:
     """Print who would have counted under another rule, beside what was recorded."""
+    document = printable_all(document)
     again, recorded = _name(document["rule"]), _name(document["updates_of"])
     table = Table(title=Text.assemble("Weighed again by ", again, ": updates of ", recorded))
     for heading in ("client", "share of all weight", "as recorded", "rounds"):

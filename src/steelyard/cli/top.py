@@ -19,7 +19,7 @@ from rich.text import Text
 from steelyard.cli.lists import age, nothing, plain, sparkline, state_of
 from steelyard.errors import UserError
 from steelyard.rounds.progress import show_score
-from steelyard.runs.glance import Glance, accuracies, find_runs, glance, signature
+from steelyard.runs.glance import Glance, accuracies, find_runs, glance, signature, why_unreadable
 from steelyard.runs.heaviest import heaviest
 
 RULES = 4
@@ -66,7 +66,11 @@ class Board:
         if known is not None and known[0] == mark:
             return known[1], known[2]
         run = glance(self.folder, name)
-        block = _body(run, width)
+        block: list[RenderableType]
+        try:
+            block = _body(run, width)
+        except UserError as error:
+            block = [plain(why_unreadable(name, error))]
         mark = (signature(folder), width, run.writer and run.writer.alive)
         self._known[name] = (mark, run, block)
         return run, block

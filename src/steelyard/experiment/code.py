@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
+from steelyard import files
 from steelyard.errors import UserError, listed
 from steelyard.usercode import PYTHON, SHIPPED, app_is_loaded
 
-FOLDER = "code"
+FOLDER = files.CODE
 """The folder in a run's folder that holds the code it was run with."""
 
 Ask = Callable[[str, Mapping[str, str]], None]
@@ -52,7 +52,7 @@ def file_name(code: str) -> str | None:
 
 def digest(path: Path) -> str:
     """Return the SHA-256 of a file of code, shortened, by which a change of it is known."""
-    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
+    return hashlib.sha256(files.read_bytes(path)).hexdigest()[:16]
 
 
 def content_name(code: str) -> str:
@@ -100,8 +100,7 @@ def _copy(source: Path, folder: Path, taken: set[str], field: str) -> str:
         number += 1
         name = f"{stem}_{number}.py"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, folder / name)
+        files.write(folder / name, source.read_bytes())
     except OSError as error:
         raise UserError(
             f"{field}: '{source}' cannot be copied to {folder}: {error.strerror}; allowed: a file that can be read"

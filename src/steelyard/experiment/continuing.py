@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from steelyard import files
 from steelyard.clients.protocol import FingerprintedClients
 from steelyard.errors import UserError, brief, listed
 from steelyard.experiment.code import FOLDER, digest
-from steelyard.experiment.loading import RUN_FILE, read_experiment
+from steelyard.experiment.loading import RUN_FILE, own_text, read_experiment
 from steelyard.experiment.noting import versions
 from steelyard.runs.reader import History
 from steelyard.runs.store import Store
@@ -40,18 +41,18 @@ def begun_with(folder: Path, text: str, clients: Clients, seeds: Sequence[int]) 
 
 def _code_files(folder: Path) -> dict[str, str]:
     """Return the SHA-256, shortened, of each file of code that a run keeps."""
-    files = sorted(path for path in (folder / FOLDER).rglob("*.py") if path.is_file())
-    return {str(path.relative_to(folder)): digest(path) for path in files}
+    kept = [name for name in files.names_in(folder / FOLDER) if name.endswith(".py")]
+    return {f"{FOLDER}/{name}": digest(folder / FOLDER / name) for name in kept}
 
 
 def changed_experiment(history: History, *, accept: bool) -> list[str]:
     """Return which fields of a run's experiment file are not as the run wrote them; refused unless accepted."""
     path = history.folder / RUN_FILE
     before = _flat(parse(history.info.get(TEXT, ""), "the run's own record of its experiment"))
-    now = _flat(parse(path.read_text(encoding="utf-8"), str(path)))
+    now = _flat(parse(own_text(path), str(path)))
     names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     changes = [f"{name}: {_told(before, name)} when the run began, {_told(now, name)} now" for name in names]
-    code: dict[str, str] = history.json(history.info.get(CODE_FILES, "{}"), "info, code_files")
+    code: dict[str, str] = json.loads(history.info.get(CODE_FILES, "{}"))
     kept = _code_files(history.folder)
     changes += [
         f"{name}: not as it was when the run began" for name in {**code, **kept} if code.get(name) != kept.get(name)
@@ -64,7 +65,7 @@ def changed_experiment(history: History, *, accept: bool) -> list[str]:
 
 def changed_data(history: History, now: Mapping[str, str], *, accept: bool) -> list[str]:
     """Return which parts of a run's data are not those that it began with; refused unless accepted."""
-    before: dict[str, dict[str, str]] = history.json(history.info.get(DATA, "{}"), "info, data")
+    before: dict[str, dict[str, str]] = json.loads(history.info.get(DATA, "{}"))
     found: dict[str, dict[str, str]] = json.loads(now[DATA])
     changes = [
         f"{part} (seed {seed})"
@@ -88,7 +89,7 @@ def accept_experiment(folder: Path) -> None:
     if changes:
         store = Store(folder)
         try:
-            text = (folder / RUN_FILE).read_text(encoding="utf-8")
+            text = own_text(folder / RUN_FILE)
             store.note(accepted=changes, **{TEXT: text, CODE_FILES: json.dumps(_code_files(folder))})
         finally:
             store.close()

@@ -10,15 +10,17 @@ from typing import Any, cast
 
 import tomli_w
 
+from steelyard import files
 from steelyard.errors import UserError, brief, listed, nearest
 from steelyard.experiment.anchoring import anchor
 from steelyard.experiment.code import FOLDER, Ask, keep_code, named_code, resolve_code
 from steelyard.experiment.description import READING, Description
 from steelyard.experiment.kinds import kind_of
+from steelyard.files import RUN_FILE as RUN_FILE
 from steelyard.settings import change, parse, validated
 
-RUN_FILE = "experiment.toml"
-"""The file in a run's folder that holds its resolved experiment."""
+LONGEST = 1_000_000
+"""Bytes of an experiment file in a run's folder that are looked at; none of ours comes near."""
 
 
 def recipes() -> dict[str, Traversable]:
@@ -120,14 +122,23 @@ def load(
 def read_experiment(folder: Path) -> Description:
     """Return the experiment that a run folder describes; none of the code that it names is run."""
     path = folder / RUN_FILE
-    if not path.is_file():
+    if not files.is_file(path):
         raise UserError(f"{folder}: no {RUN_FILE} here; allowed: a folder that `steelyard run` made")
-    document = parse(source_text(path), str(path))
+    document = parse(own_text(path), str(path))
     if "name" not in document:
         # Every default is written into a run's file: without a name it was cut off, and is not the default experiment.
         raise UserError(f"{path}: is empty or cut off; allowed: the file as the run wrote it")
     resolve_code(document, folder.resolve())
     return build(document, str(path), reading=True)
+
+
+def own_text(path: Path) -> str:
+    """Return a text that a run or a sweep keeps in its folder; a link in its place, or a huge file, is refused."""
+    try:
+        return files.read_bytes(path, LONGEST).decode("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is no UTF-8"
+        raise UserError(f"{path}: cannot be read as text: {reason}; allowed: the file as it was written") from error
 
 
 def run_file(experiment: Description, folder: Path) -> str:

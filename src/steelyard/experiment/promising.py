@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from steelyard import files
 from steelyard.errors import UserError, listed
 from steelyard.privacy.ledger import Ledger
 from steelyard.privacy.ledger_marks import FILE
@@ -59,7 +60,7 @@ def private_rounds(
 
     check_accounting()
     path = None if folder is None else folder / FILE
-    if begun and path is not None and not path.exists():
+    if begun and path is not None and not files.is_file(path):
         raise UserError(f"{path}: the ledger of this run is gone, so what it has told is unknown; allowed: the file")
     criteria = experiment.criteria()
     private = PrivateRounds(

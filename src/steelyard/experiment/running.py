@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from steelyard import files
 from steelyard.activity import doing
 from steelyard.clients.protocol import CheckedClients
 from steelyard.errors import Stopped, UserError
@@ -24,7 +26,7 @@ from steelyard.experiment.continuing import (
 from steelyard.experiment.description import Description
 from steelyard.experiment.federations import FederationSettings
 from steelyard.experiment.folders import new_folder
-from steelyard.experiment.loading import RUN_FILE, read_experiment, run_file
+from steelyard.experiment.loading import RUN_FILE, own_text, read_experiment, run_file
 from steelyard.experiment.noting import Noting, told, versions, why
 from steelyard.experiment.promising import ended_early, private_rounds, promise, rest_of
 from steelyard.rounds.loop import Progress, run_rounds
@@ -168,6 +170,7 @@ def resume(
     folder names, before it runs. Returns the run's folder.
     """
     folder = Path(folder)
+    files.check_run(folder)
     history = History(folder)
     experiment = read_experiment(folder)
     if history.info.get("status") == "finished":
@@ -180,7 +183,7 @@ def resume(
     if ask is not None and (code := experiment.named_code()):
         ask(str(folder), code)
     check_tracker(experiment.tracking)
-    seeds = [int(seed) for seed in history.json(history.info.get("seeds", "[]"), "info, seeds")] or None
+    seeds = json.loads(history.info.get("seeds", "[]")) or None
     choice = history.info.get("engine_choice")
     if choice:
         experiment = experiment.with_engine(choice)
@@ -190,7 +193,7 @@ def resume(
         say(line)
     clients, server = _assembled(experiment, dataset, assemble)
     try:
-        text = (folder / RUN_FILE).read_text(encoding="utf-8")
+        text = own_text(folder / RUN_FILE)
         now = begun_with(folder, text, clients, [federation.seed for federation in federations])
         changes += changed_data(history, now, accept=accept_changes)
         store = _open(folder, experiment, simulated=assemble is None)

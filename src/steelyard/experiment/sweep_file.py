@@ -8,15 +8,13 @@ from typing import Any, cast
 
 import tomli_w
 
+from steelyard import files
 from steelyard.errors import UserError, brief, listed, nearest
 from steelyard.experiment.code import FOLDER, content_name, keep_code, rename_code, resolve_code
-from steelyard.experiment.loading import build, source_text
+from steelyard.experiment.loading import build, own_text
 from steelyard.experiment.sweep_plan import Axis, Scalar, Sweep, measures_of
-from steelyard.runs.durable import write_durably
+from steelyard.files import SWEEP_FILE as SWEEP_FILE
 from steelyard.settings import parse
-
-SWEEP_FILE = "sweep.toml"
-"""The file in a sweep's folder that says what is swept."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +38,7 @@ def write_plan(path: Path, document: dict[str, Any]) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         keep_code(document["experiment"], folder / FOLDER)
-        write_durably(path, tomli_w.dumps(document).encode())
+        files.write(path, tomli_w.dumps(document).encode())
     except OSError as error:
         raise UserError(
             f"{folder}: cannot be written: {error.strerror or error}; allowed: a writable folder"
@@ -49,7 +47,7 @@ def write_plan(path: Path, document: dict[str, Any]) -> None:
 
 def is_sweep(folder: Path) -> bool:
     """Whether a folder holds a sweep."""
-    return (folder / SWEEP_FILE).is_file()
+    return files.is_file(folder / SWEEP_FILE)
 
 
 def read_sweep(folder: Path) -> Sweep:
@@ -76,7 +74,7 @@ def read_runs(folder: Path) -> list[Kept]:
         fields = len(document["over"])
         return [
             Kept(
-                str(run["folder"]),
+                _name(run["folder"]),
                 _scalars(run["values"], fields),
                 tuple(map(str, run["rules"])),
                 tuple(map(int, run["seeds"])),
@@ -85,6 +83,13 @@ def read_runs(folder: Path) -> list[Kept]:
         ]
     except (KeyError, TypeError, ValueError) as error:
         raise UserError(f"{path}: is cut off or changed ({error!r}); allowed: the file as the sweep wrote it") from None
+
+
+def _name(value: Any) -> str:
+    """Return the name of a run's folder in the sweep's: one that leads elsewhere is no name."""
+    if not isinstance(value, str) or value in ("", ".", "..") or any(mark in value for mark in "/\\\0"):
+        raise ValueError(f"folder: {brief(value)}")
+    return value
 
 
 def _scalars(values: Any, count: int | None = None) -> tuple[Scalar, ...]:
@@ -99,14 +104,14 @@ def _scalars(values: Any, count: int | None = None) -> tuple[Scalar, ...]:
 
 def _read(folder: Path) -> tuple[Path, dict[str, Any]]:
     path = folder / SWEEP_FILE
-    if not path.is_file():
+    if not files.is_file(path):
         raise UserError(f"{folder}: no {SWEEP_FILE} here; allowed: a folder that `steelyard sweep` made")
     return path, read_plan(path)
 
 
 def read_plan(path: Path) -> dict[str, Any]:
     """Return what several runs of one folder are made from; code that its experiment names is found beside."""
-    document = parse(source_text(path), str(path))
+    document = parse(own_text(path), str(path))
     try:
         resolve_code(document["experiment"], path.parent.resolve())
     except (KeyError, TypeError, ValueError, AttributeError) as error:

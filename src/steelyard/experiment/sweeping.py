@@ -7,6 +7,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from steelyard import files
 from steelyard.errors import Stopped, UserError, brief, own_folder
 from steelyard.experiment.code import Ask
 from steelyard.experiment.description import Description
@@ -18,7 +19,6 @@ from steelyard.experiment.sweep_jobs import in_processes
 from steelyard.experiment.sweep_plan import Part, Sweep
 from steelyard.rounds.drafting import TooFewClients
 from steelyard.rounds.soundness import Exploded
-from steelyard.runs.durable import write_durably
 from steelyard.runs.reader import History
 from steelyard.runs.store import exists, held
 
@@ -102,7 +102,7 @@ def run_part(folder: Path, number: int) -> None:
 
 def diverged(folder: Path, run: str) -> bool:
     """Whether a run of a sweep has no end because a model exploded."""
-    return (folder / f"{run}{DIVERGED}").is_file()
+    return files.is_file(folder / f"{run}{DIVERGED}")
 
 
 def done(folder: Path, run: str) -> bool:
@@ -118,7 +118,7 @@ def _try(
         run_or_resume(part, folder, dataset, progress, ask, accept)
     except (Exploded, TooFewClients) as error:
         try:
-            write_durably(folder / f"{part.folder}{DIVERGED}", f"{error}\n".encode())
+            files.write(folder / f"{part.folder}{DIVERGED}", f"{error}\n".encode())
         except OSError as problem:
             raise UserError(f"{folder}: cannot be written: {problem.strerror}; allowed: a writable folder") from problem
 

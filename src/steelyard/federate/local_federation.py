@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from steelyard import files
 from steelyard.clients.node import EVERYTHING
 from steelyard.errors import UserError, ends_as_interrupted
 from steelyard.experiment.description import Description
@@ -25,6 +26,8 @@ from steelyard.federate.run_config import experiment_text
 from steelyard.federate.server_app import LAUNCHER, OUTCOME
 
 _START_SECONDS = 90.0
+REMADE = ("app", "tls", "homes")
+"""Folders of a federation's home that are made anew at every start."""
 
 
 class LocalFederation:
@@ -82,9 +85,10 @@ class LocalFederation:
         self.close()
 
     def _prepare(self) -> None:
+        files.refuse_links(self.home, REMADE)
         self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.home.chmod(0o700)
-        for old in ("app", "tls", "homes"):
+        for old in REMADE:
             shutil.rmtree(self.home / old, ignore_errors=True)
         self.outcome_file.unlink(missing_ok=True)
         if self.launch.tls:
@@ -147,7 +151,7 @@ class LocalFederation:
             "experiment": experiment_text(self.experiment),
         }
         spec = self.home / f"{name}.json"
-        spec.write_text(json.dumps(document), encoding="utf-8")
+        files.write(spec, json.dumps(document).encode())
         return self._process(name, [sys.executable, "-m", "steelyard.federate.local_nodes", str(spec)])
 
     def _key(self, number: int) -> Path:

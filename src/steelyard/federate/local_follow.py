@@ -76,12 +76,12 @@ def rounds_of(folder: Path) -> tuple[int, dict[str, float | None]]:
     """Return the last whole round of a run folder and each rule's accuracy there; (-1, {}) before the first."""
     try:
         with reading(folder) as connection:
-            (last,) = connection.execute("SELECT max(round) FROM rounds").fetchone()
-            if last is None:
+            found = connection.rows("rounds", ("round",), "ORDER BY round DESC LIMIT 1")
+            if not found:
                 return -1, {}
-            query = (
-                "SELECT f.name, r.accuracy FROM rounds r JOIN federations f ON f.id = r.federation WHERE r.round = ?"
-            )
-            return last, dict(connection.execute(query, (last,)).fetchall())
+            ((last,),) = found
+            names = dict(connection.rows("federations", ("id", "name")))
+            rows = connection.rows("rounds", ("federation", "accuracy"), "WHERE round = ?", last)
+            return last, {names[key]: accuracy for key, accuracy in rows if key in names}
     except UserError:
         return -1, {}

@@ -6,7 +6,11 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-FOLDER = "flower"
+from pydantic import TypeAdapter, ValidationError
+
+from steelyard import files
+
+FOLDER = files.FLOWER
 """Folder in a run's folder with everything of Flower: the app, logs, keys, what nodes keep."""
 _FILE = "launch.json"
 
@@ -20,13 +24,15 @@ class Launch:
 
     def write(self, folder: Path) -> None:
         """Keep it in a run's folder."""
-        (folder / FOLDER).mkdir(parents=True, exist_ok=True)
-        (folder / FOLDER / _FILE).write_text(json.dumps(asdict(self)), encoding="utf-8")
+        files.write(folder / FOLDER / _FILE, json.dumps(asdict(self)).encode())
+
+
+_LAUNCH = TypeAdapter(Launch)
 
 
 def read_launch(folder: Path) -> Launch | None:
     """Return how a run's federation was started on this machine; None for any other run."""
     try:
-        return Launch(**json.loads((folder / FOLDER / _FILE).read_text(encoding="utf-8")))
-    except (OSError, json.JSONDecodeError, TypeError):
+        return _LAUNCH.validate_json(files.read_bytes(folder / FOLDER / _FILE, longest=10_000))
+    except (OSError, ValidationError):
         return None

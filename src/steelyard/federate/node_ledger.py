@@ -22,12 +22,13 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from steelyard import files
 from steelyard.clients.node import NodeConfig
 from steelyard.errors import UserError, printable, writable
+from steelyard.files import owners_only
 from steelyard.privacy.accounting import Release, spent
 from steelyard.privacy.ledger_marks import Mark, first_difference
 from steelyard.privacy.settings import OWNERS_DELTA, Positive
-from steelyard.runs.durable import owners_only, write_durably
 from steelyard.usercode import NotAllowed
 
 FILE = "ledger.jsonl"
@@ -113,9 +114,9 @@ class NodeLedger:
                 content, entries = self._read()
                 entry = self._next(told, entries)
                 content += entry.model_dump_json().encode() + b"\n"
-                write_durably(self.path, content)
+                files.write(self.path, content)
                 mark = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-                write_durably(self.path.with_name(MARK), json.dumps(mark).encode())
+                files.write(self.path.with_name(MARK), json.dumps(mark).encode())
         except OSError as error:
             raise UserError(
                 f"node config state: {self.path} cannot be written ({error.strerror}), so nothing is answered; "

@@ -15,8 +15,8 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from steelyard.errors import UserError
+from steelyard.files import owners_only
 from steelyard.runs.checkpoint import read_tensors, write_tensors
-from steelyard.runs.durable import owners_only
 
 State = Mapping[str, torch.Tensor]
 _INDEX = "steelyard"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from steelyard import files
 from steelyard.errors import UserError
 from steelyard.experiment.code import Ask
 from steelyard.experiment.continuing import accept_experiment
@@ -19,6 +20,7 @@ def resume(folder: Path, *, progress: bool = False, ask: Ask | None = None, acce
 
     `ask` is called with the code that the folder names, before it runs.
     """
+    files.check_run(folder)
     if read_launch(folder) is not None:
         require_flower()
         # For speed of start, and because a simulation needs no Flower.

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from steelyard import files
 from steelyard.errors import UserError, without_controls
 from steelyard.experiment.loading import load, recipes
 from steelyard.page.form import assignments
@@ -126,6 +127,7 @@ class Jobs:
         """Go on with a run that was stopped or killed, in a new process."""
         self._allowed()
         folder = run_folder(self.root, run)
+        files.check_run(folder)
         self._resumable(glance(self.root, run))
         code = own_code(folder)
         if code and not self.trust:

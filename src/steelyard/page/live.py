@@ -104,7 +104,7 @@ class LiveHistory(History):
 
     def client_names(self) -> list[str]:
         """Return the names of all clients that the run has seen, in order."""
-        return sorted(str(name) for (name,) in self._rows("SELECT name FROM clients"))
+        return sorted(name for (name,) in self._rows("clients", ("name",)))
 
     def snapshot(self) -> Snapshot:
         """Return the run as it is at this look: what is drawn from it fits together, whatever is written meanwhile."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from steelyard import files
 from steelyard.errors import UserError, printable
 from steelyard.privacy.accounting import AccountantName, Release, Spending, spent
 from steelyard.privacy.ledger_marks import Mark
@@ -113,7 +114,7 @@ class Ledger:
         self.charges: list[Charge] = []
         self._accounts: dict[str, Account] = {}
         self._bytes, self._hash = 0, hashlib.sha256()
-        if path is not None and path.exists():
+        if path is not None and files.is_file(path, alone=True):
             for charge in self._read(path):
                 self._count(charge)
 
@@ -148,9 +149,9 @@ class Ledger:
 
     def _append(self, text: bytes) -> None:
         assert self.path is not None
-        fresh = not self.path.exists()
+        fresh = not files.is_file(self.path)
         try:
-            with self.path.open("ab") as file:
+            with files.open_to_append(self.path) as file:
                 file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
@@ -167,14 +168,13 @@ class Ledger:
             ) from error
 
     def _read(self, path: Path) -> list[Charge]:
-        content = path.read_bytes()
+        content = files.read_bytes(path)
         whole, _, cut = content.rpartition(b"\n")
+        content = content[: len(content) - len(cut)]
         if cut:
             # The charge was not on the disk yet, so its noise was never drawn; a new line must not continue it.
-            with path.open("ab") as file:
-                file.truncate(len(content) - len(cut))
-                os.fsync(file.fileno())
-        self._extend(content[: len(content) - len(cut)])
+            files.write(path, content)
+        self._extend(content)
         found: list[Charge] = []
         for number, line in enumerate(whole.splitlines(), 1):
             try:

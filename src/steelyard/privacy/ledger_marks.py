@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-FILE = "privacy.jsonl"
+from steelyard import files
+
+FILE = files.LEDGER
 """The ledger's file in a run's folder."""
 
 
@@ -26,7 +28,7 @@ def first_difference(path: Path, marks: Sequence[Mark]) -> tuple[int, str] | Non
     were written, never behind them.
     """
     try:
-        content = path.read_bytes()
+        content = files.read_bytes(path)
     except FileNotFoundError:
         content = None
     except OSError as error:

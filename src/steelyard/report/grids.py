@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from steelyard.errors import printable
+
 Style = Literal["text", "markdown", "latex"]
 _LATEX = {
     "\\": r"\textbackslash{}",
@@ -42,10 +44,16 @@ def render(grids: Sequence[Grid], sentences: Sequence[str], style: Style, width:
     `width` is that of a terminal: plain text is then broken between columns and words, nothing else is.
     """
     writer = {"text": lambda grid: _text(grid, width), "markdown": _markdown, "latex": _latex}[style]
-    parts = [writer(grid) for grid in grids]
+    parts = [writer(_plain(grid)) for grid in grids]
     if sentences:
-        parts.append(_list(sentences, style, width if style == "text" else None))
+        parts.append(_list([*map(printable, sentences)], style, width if style == "text" else None))
     return "\n\n".join(parts) + "\n"
+
+
+def _plain(grid: Grid) -> Grid:
+    """Return a table whose texts no terminal acts on: names of rules come from databases that anybody may have made."""
+    rows = tuple(tuple(map(printable, row)) for row in grid.rows)
+    return Grid(printable(grid.title), tuple(map(printable, grid.headings)), rows, printable(grid.note))
 
 
 def _list(sentences: Sequence[str], style: Style, width: int | None) -> str:

@@ -11,6 +11,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from steelyard import files
 from steelyard.errors import UserError
 from steelyard.experiment.loading import to_toml
 from steelyard.report import figures
@@ -36,8 +37,7 @@ def write_report(view: RunView, path: Path) -> None:
     """Write the report of one run or several; the file needs nothing beside it."""
     document = html(view)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(document, encoding="utf-8")
+        files.write(path, document.encode("utf-8", "replace"))
     except OSError as error:
         raise UserError(f"--output: {path} cannot be written: {error.strerror}; allowed: a writable file") from error
 

@@ -13,7 +13,8 @@ from typing import Any, cast
 import numpy as np
 import tomli_w
 
-from steelyard.errors import UserError
+from steelyard import files
+from steelyard.errors import UserError, printable
 from steelyard.experiment.description import Description
 from steelyard.experiment.federations import put_federations
 from steelyard.experiment.loading import read_experiment
@@ -22,7 +23,7 @@ from steelyard.experiment.sweep_plan import LOWER, Sweep, show
 from steelyard.experiment.sweeping import TEST, diverged, done, finished
 from steelyard.report.measures import rounds_to_target, worst_tenth
 from steelyard.report.statistics import estimate
-from steelyard.runs.durable import write_durably
+from steelyard.runs.export import no_formula
 from steelyard.runs.reader import History
 
 RESULTS, BEST, PICTURE = "results.csv", "best.toml", "sweep.svg"
@@ -173,9 +174,9 @@ def write_sweep_files(folder: Path) -> dict[str, Any]:
 
     document = sweep_document(folder)
     try:
-        write_durably(folder / RESULTS, sweep_csv(document).encode())
+        files.write(folder / RESULTS, sweep_csv(document).encode())
         if document["best"] is not None and not document["left"]:
-            write_durably(folder / BEST, best_toml(folder, document).encode())
+            files.write(folder / BEST, best_toml(folder, document).encode())
     except OSError as error:
         raise UserError(f"{folder}: cannot be written: {error.strerror}; allowed: a writable folder") from error
     chart = sweep_chart(document)
@@ -190,7 +191,8 @@ def sweep_csv(document: Mapping[str, Any]) -> str:
     writer = csv.writer(text, lineterminator="\n")
     seeds = [f"seed {seed}" for seed in document["seeds"]]
     measured = document["measured"]
-    writer.writerow(["point", *document["fields"], "rule", measured, "low", "high", "unreached", *seeds, "run"])
+    fields = map(_text, document["fields"])
+    writer.writerow(["point", *fields, "rule", measured, "low", "high", "unreached", *seeds, "run"])
     for row in document["rows"]:
         value = row["value"]
         cells = ["" if math.isnan(number) else repr(number) for number in (value["mean"], value["low"], value["high"])]
@@ -198,10 +200,14 @@ def sweep_csv(document: Mapping[str, Any]) -> str:
         by_seed = dict(zip(row["seeds"], value["values"], strict=True))
         figures = [by_seed.get(seed, math.nan) for seed in document["seeds"]]
         each = ["" if math.isnan(number) else repr(number) for number in figures]
-        writer.writerow(
-            [row["point"], *map(show, row["values"].values()), row["rule"], *cells, row["unreached"], *each, row["run"]]
-        )
+        values = [value if isinstance(value, int | float) else _text(show(value)) for value in row["values"].values()]
+        rule, run = _text(row["rule"]), _text(row["run"])
+        writer.writerow([row["point"], *values, rule, *cells, row["unreached"], *each, run])
     return text.getvalue()
+
+
+def _text(text: str) -> str:
+    return no_formula(printable(text))
 
 
 def best_toml(folder: Path, document: Mapping[str, Any]) -> str:

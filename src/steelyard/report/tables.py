@@ -8,10 +8,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from steelyard.errors import printable
 from steelyard.report.chained import chain_line
 from steelyard.report.classes import by_class
 from steelyard.report.grids import Grid, Style, render
 from steelyard.rounds.progress import RAISE
+from steelyard.runs.export import no_formula
 
 BARS = "▁▂▃▄▅▆▇█"
 
@@ -205,7 +207,7 @@ def write_csv(document: Mapping[str, Any]) -> str:
             parts: list[dict[str, Any]] = [*row["cells"], *averages]
             for part in parts:
                 numbers = ["" if math.isnan(part[name]) else part[name] for name in ("mean", "low", "high")]
-                head = [section["target"], part["share"], row["rule"], row["kind"]]
+                head = [section["target"], part["share"], no_formula(printable(row["rule"])), row["kind"]]
                 writer.writerow([*head, *numbers, part["unreached"], len(part["values"])])
     return out.getvalue()
 
@@ -216,6 +218,7 @@ def curves_csv(document: Mapping[str, Any]) -> str:
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["rule", "round", "mean", "low", "high"])
     for curve in document["curves"]:
+        rule = no_formula(printable(curve["rule"]))
         for point in zip(curve["rounds"], curve["mean"], curve["low"], curve["high"], strict=True):
-            writer.writerow([curve["rule"], *("" if math.isnan(value) else value for value in point)])
+            writer.writerow([rule, *("" if math.isnan(value) else value for value in point)])
     return out.getvalue()

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from steelyard import files
 from steelyard.errors import UserError
 from steelyard.privacy.ledger_marks import FILE as LEDGER
 from steelyard.privacy.ledger_marks import Mark, first_difference
@@ -179,7 +180,7 @@ def check(db: sqlite3.Connection, folder: Path) -> Checked:
     if found is not None:
         problem = f"{LEDGER}: the ledger of this run {found[1]} when {known[found[0]][1]}"
     last = sealed[-1] if sealed else (-1, None, None, "")
-    return Checked(str(last[3]), int(last[0]), problem, salted or bool(known) or (folder / LEDGER).exists())
+    return Checked(str(last[3]), int(last[0]), problem, salted or bool(known) or files.is_file(folder / LEDGER))
 
 
 def _first_problem(db: sqlite3.Connection, sealed: Sequence[tuple[int, object, object, object]]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import sqlite3
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -15,14 +16,16 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from steelyard.errors import UserError, printable
+from steelyard import files
+from steelyard.errors import UserError, brief, printable
 from steelyard.messages import LossState
 from steelyard.rounds.state import RoundState
-from steelyard.runs.durable import write_durably
 from steelyard.weighing.priorities import OrderState
 
-FOLDER = "checkpoints"
+FOLDER = files.CHECKPOINTS
 """Folder of checkpoint files in a run's folder."""
+NAMED = re.compile(r"round-\d{6,}\.safetensors")
+"""What a run calls its checkpoint files; nothing else in their folder is ever opened or removed."""
 KEPT = 2
 """Checkpoints that a run keeps: the newest, and the one before it in case the newest turns out damaged."""
 CLIENTS = "clients/"
@@ -34,7 +37,7 @@ SERVER = "server/"
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> bytes:
     """Write a safetensors file so that it is there whole or not at all, and return its bytes."""
     content = save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()})
-    write_durably(path, content)
+    files.write(path, content)
     return content
 
 
@@ -45,7 +48,7 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
 
 def _content(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return files.read_bytes(path)
     except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"{path}: not a readable checkpoint: {reason}") from error
@@ -169,8 +172,10 @@ def _listed(connection: sqlite3.Connection) -> list[tuple[int, str, str, str]]:
 
 
 def _read(folder: Path, round: int, file: str, text: str, wanted: str, *, strict: bool = True) -> Restored:
-    # The name comes from a database that may have been tampered with: it stays in its folder.
-    path = folder / FOLDER / Path(str(file)).name
+    # The name comes from a database that may have been tampered with.
+    if not isinstance(file, str) or not NAMED.fullmatch(file):
+        raise UserError(f"{folder / FOLDER}: {brief(file)} is no name of a checkpoint; allowed: as the run wrote it")
+    path = folder / FOLDER / file
     content = _content(path)
     if strict and checksum(content, str(text)) != wanted:
         raise UserError(f"{path}: not the checkpoint that was written: its checksum differs")

@@ -36,10 +36,12 @@ def unpack(
     parts: list[bytes] = []
     for blob, count in zip(blobs, counts, strict=True):
         part = np.full(count * numbers, np.nan, np.dtype(kind)).tobytes() if blob is None else blob
-        if type(part) is not bytes or len(part) != size * count:
+        if len(part) != size * count:
             raise ValueError("a stored column has another length than its round has clients")
         parts.append(part)
     found = np.frombuffer(b"".join(parts), dtype=kind)
+    if (np.isinf(found) if kind == NUMBERS else found < 0).any():
+        raise ValueError("a stored column holds a number below zero, or one that is not finite")
     return found if width is None else found.reshape(-1, width)
 
 

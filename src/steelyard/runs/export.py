@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from pydantic_core import to_json
 
+from steelyard import files
 from steelyard.errors import UserError
 from steelyard.runs.reader import History
 
@@ -15,7 +17,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 TABLES = ("federations", "rounds", "clients", "evaluations", "untested")
-_FORMULA = ("=", "+", "-", "@")
+_FORMULA = tuple("=+-@＝＋－＠|")
+"""Signs, also in their wide forms, with which a spreadsheet begins a formula or a command."""
+_BLANK = tuple("\t\r\n\v\f\0")
+"""Blanks that no name of ours begins with; some spreadsheets take a text after them for a formula."""
 _ROWS = 20_000
 """Rows that are written at once: enough for speed, few enough for memory."""
 
@@ -26,37 +31,34 @@ def export_run(folder: Path, to: Literal["csv", "json"], out: Path | None = None
     Files that are there already are refused unless forced: they may be another run's, or edited.
     """
     history = History(folder)
-    target = out or folder / "export"
+    target = out or folder / files.EXPORT
     try:
-        target.mkdir(parents=True, exist_ok=True)
+        files.make_folder(target)
     except OSError as error:
         raise UserError(f"--out: {target} cannot be made: {error.strerror}; allowed: a writable folder") from error
-    there = [path for name in TABLES if (path := target / f"{name}.{to}").exists()]
+    paths = {target / f"{name}.{to}": name for name in TABLES}
+    there = [path for path in paths if files.is_file(path)]
     if there and not force:
         raise UserError(f"{there[0]}: exists already; allowed: another --out, or --force to write over it")
-    written: list[Path] = []
-    for name in TABLES:
-        frame = getattr(history, name)
-        path = target / f"{name}.{to}"
-        try:
-            if to == "csv":
-                write_csv(frame, path)
-            else:
-                frame.to_json(path, orient="records", double_precision=15)
-        except OSError as error:
-            raise UserError(f"{path}: cannot be written: {error.strerror or error}") from error
-        written.append(path)
-    return written
+    written = csv_lines if to == "csv" else _json_lines
+    try:
+        files.write_all({path: written(getattr(history, name)) for path, name in paths.items()})
+    except OSError as error:
+        raise UserError(f"{target}: cannot be written: {error.strerror or error}") from error
+    return list(paths)
 
 
-def write_csv(frame: pd.DataFrame, path: Path) -> None:
-    """Write a data frame as CSV, as pandas does, in a fraction of its time: numbers go through a fast JSON writer."""
+def _json_lines(frame: pd.DataFrame) -> Iterator[bytes]:
+    yield str(frame.to_json(orient="records", double_precision=15)).encode()
+
+
+def csv_lines(frame: pd.DataFrame) -> Iterator[bytes]:
+    """Yield a data frame as CSV, as pandas writes it, in a fraction of its time: numbers go through a JSON writer."""
     columns = [frame[name].to_numpy() for name in frame.columns]
-    with path.open("w", encoding="utf-8", newline="") as file:
-        file.write(",".join(_quoted(str(name)) for name in frame.columns) + "\n")
-        for begin in range(0, len(frame), _ROWS):
-            texts = [_texts(column[begin : begin + _ROWS]) for column in columns]
-            file.write("\n".join(map(",".join, zip(*texts, strict=True))) + "\n")
+    yield (",".join(_quoted(str(name)) for name in frame.columns) + "\n").encode()
+    for begin in range(0, len(frame), _ROWS):
+        texts = [_texts(column[begin : begin + _ROWS]) for column in columns]
+        yield ("\n".join(map(",".join, zip(*texts, strict=True))) + "\n").encode()
 
 
 def _texts(column: np.ndarray[Any, Any]) -> list[str]:
@@ -68,7 +70,15 @@ def _texts(column: np.ndarray[Any, Any]) -> list[str]:
     return list(map(known.__getitem__, values))
 
 
+def no_formula(text: str) -> str:
+    """Return a text that no spreadsheet takes for a formula; use it for every text that goes into a CSV file.
+
+    Spreadsheets look past blanks for a formula's first sign, and names and reasons come from other people's machines.
+    """
+    first = next((letter for letter in text if not letter.isspace() and letter.isprintable()), "")
+    return f"'{text}" if first in _FORMULA or text[:1] in _BLANK else text
+
+
 def _quoted(text: str) -> str:
-    # A spreadsheet takes these for formulas, and names and reasons come from other people's machines.
-    text = f"'{text}" if text.startswith(_FORMULA) else text
+    text = no_formula(text)
     return '"' + text.replace('"', '""') + '"' if any(mark in text for mark in ',"\n\r') else text

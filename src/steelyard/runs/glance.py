@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sqlite3
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -11,7 +10,8 @@ from typing import Any, Literal
 
 from steelyard.errors import UserError
 from steelyard.runs.process import Writer, read_writer
-from steelyard.runs.schema import DATABASE, read_ended, reading
+from steelyard.runs.schema import DATABASE, Unreadable, reading
+from steelyard.runs.typed import Reader, known
 
 State = Literal["running", "finished", "stopped", "killed", "unknown", "unreadable"]
 DEPTH = 4
@@ -184,12 +184,13 @@ def glance(root: Path, name: str) -> Glance:
     size, changed = size_of(folder), _changed(folder)
     try:
         with reading(folder) as connection:
-            info: dict[str, str] = dict(connection.execute("SELECT key, value FROM info WHERE key != 'labels'"))
+            info = connection.info()
             lines = _lines(connection)
     except UserError as error:
-        return Glance(name, folder, "unreadable", 0, None, "accuracy", (), changed, size, None, str(error))
+        said = why_unreadable(name, error)
+        return Glance(name, folder, "unreadable", 0, None, "accuracy", (), changed, size, None, said)
     writer = read_writer(info.get("writer"))
-    rounds = int(info["rounds"]) if info.get("rounds", "").isdigit() else None
+    rounds = int(info["rounds"]) if "rounds" in info else None
     reached = max((line.round for line in lines), default=0)
     state = _state(info.get("status", ""), writer)
     return Glance(
@@ -207,20 +208,26 @@ def glance(root: Path, name: str) -> Glance:
     )
 
 
-def _lines(connection: sqlite3.Connection) -> tuple[Line, ...]:
-    federations = connection.execute("SELECT id, rule, seed FROM federations ORDER BY id").fetchall()
+def why_unreadable(name: str, error: UserError) -> str:
+    """Return the one line that stands for a bad run in every list."""
+    return f"{name}: cannot be read: {error.why if isinstance(error, Unreadable) else error}"
+
+
+def _lines(connection: Reader) -> tuple[Line, ...]:
     lines: list[Line] = []
-    ended = read_ended(connection)
-    for key, rule, seed in federations:
+    federations = connection.federations()
+    ended = {key: (round, why) for key, round, why in connection.rows("ended", ("federation", "round", "reason"))}
+    for key, (rule, seed) in federations.items():
         # Both look at the end of the primary key alone.
-        last = connection.execute("SELECT max(round) FROM rounds WHERE federation = ?", (key,)).fetchone()[0]
-        tested = connection.execute(
-            "SELECT accuracy FROM rounds WHERE federation = ? AND accuracy IS NOT NULL ORDER BY round DESC LIMIT 1",
-            (key,),
-        ).fetchone()
-        score = None if tested is None else float(tested[0])
+        last = connection.rows("rounds", ("round",), "WHERE federation = ? ORDER BY round DESC LIMIT 1", key)
+        tested = connection.rows(
+            "rounds",
+            ("accuracy",),
+            "WHERE federation = ? AND accuracy IS NOT NULL ORDER BY round DESC LIMIT 1",
+            key,
+        )
         said = f"ended in round {ended[key][0]}: {ended[key][1]}" if key in ended else ""
-        lines.append(Line(str(rule), int(seed), int(last or 0), score, said))
+        lines.append(Line(rule, seed, last[0][0] if last else 0, tested[0][0] if tested else None, said))
     return tuple(lines)
 
 
@@ -245,13 +252,11 @@ def glances(root: Path) -> list[Glance]:
 
 def accuracies(folder: Path, after: int = -1) -> dict[tuple[str, int], list[tuple[int, float]]]:
     """Return (round, accuracy) of the tested rounds after one, per rule and seed; what small curves are drawn from."""
-    with reading(folder) as connection:
-        rows = connection.execute(
-            "SELECT f.rule, f.seed, r.round, r.accuracy FROM federations f JOIN rounds r ON r.federation = f.id "
-            "WHERE r.round > ? AND r.accuracy IS NOT NULL ORDER BY f.id, r.round",
-            (after,),
-        ).fetchall()
     found: dict[tuple[str, int], list[tuple[int, float]]] = {}
-    for rule, seed, round, accuracy in rows:
-        found.setdefault((str(rule), int(seed)), []).append((int(round), float(accuracy)))
+    with reading(folder) as connection:
+        names = connection.federations()
+        where = "WHERE round > ? AND accuracy IS NOT NULL ORDER BY federation, round"
+        for key, round, accuracy in connection.rows("rounds", ("federation", "round", "accuracy"), where, after):
+            if accuracy is not None:  # one that is not finite
+                found.setdefault(known(names, key, "federation"), []).append((round, accuracy))
     return found

@@ -45,8 +45,7 @@ def heaviest(folder: Path, shown: int = SHOWN) -> Heaviest | None:
 
 def _newest(folder: Path) -> tuple[str, int, int] | None:
     with reading(folder) as connection:
-        row = connection.execute(
-            "SELECT f.rule, f.seed, u.round FROM federations f JOIN updates u ON u.federation = f.id "
-            "WHERE f.id = (SELECT min(id) FROM federations) ORDER BY u.round DESC LIMIT 1"
-        ).fetchone()
-    return None if row is None else (str(row[0]), int(row[1]), int(row[2]))
+        for key, (rule, seed) in connection.federations().items():
+            found = connection.rows("updates", ("round",), "WHERE federation = ? ORDER BY round DESC LIMIT 1", key)
+            return (rule, seed, found[0][0]) if found else None  # of the first federation, the main rule's
+    return None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,7 +16,8 @@ from steelyard.errors import UserError
 from steelyard.messages import Counts, Floats
 from steelyard.runs.chain import Checked, check
 from steelyard.runs.columns import KEYS, WHOLE, Cohorts, Tested, ranked, spread, unpack
-from steelyard.runs.schema import read_ended, reading, unreadable
+from steelyard.runs.schema import reading, unreadable
+from steelyard.runs.typed import known
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -22,7 +25,12 @@ if TYPE_CHECKING:
 
     from steelyard.rounds.state import RoundState
 
-_FEDERATIONS = "SELECT id, rule, seed FROM federations ORDER BY id"
+_ROUNDS = (
+    *("accuracy", "priority", "tried", "tests", "cohort", "answered", "kept_old", "zero_criteria", "zero_scores"),
+    *("loss", "server_accuracy", "server_macro_f1", "server_metrics", "seconds", "epsilon"),
+)
+_UPDATES = ("round", "clients", "samples", "bytes", "loss", "score", "weight", "raw", "normalised")
+_EVALUATIONS = ("round", "clients", "samples", "score", "loss", "metrics", "figures")
 START = -1
 """The round before the first: what comes after it is everything."""
 
@@ -41,38 +49,40 @@ class History:
         with reading(self.folder):
             pass  # a folder without a run is refused here, not when something is asked
 
-    def _rows(self, query: str, values: tuple[str | int, ...] = ()) -> list[tuple[Any, ...]]:
+    def _rows(self, table: str, columns: Sequence[str], where: str = "", *values: int | str) -> list[tuple[Any, ...]]:
         with reading(self.folder) as connection:
-            return connection.execute(query, values).fetchall()
+            return connection.rows(table, columns, where, *values)
 
-    def _read(self, query: str, values: tuple[str | int, ...] = ()) -> pd.DataFrame:
+    def _frame(self, table: str, columns: Sequence[str], after: int) -> pd.DataFrame:
+        """Return columns of the rounds after one as a data frame, behind the rule and the seed that they belong to."""
         # For speed of start: not everyone who opens a run reads its data frames.
         import pandas as pd
 
-        try:
-            with reading(self.folder) as connection:
-                return pd.read_sql_query(query, connection, params=list(values))
-        except pd.errors.DatabaseError as error:
-            # pandas puts the whole query before what SQLite says; its cause is what a user can read.
-            raise unreadable(self.folder, error.__cause__ or error) from error
-
-    def json(self, text: str, what: str) -> Any:
-        """Return what a stored JSON text holds; use it for the JSON columns, so that a damaged one is named."""
-        try:
-            return json.loads(text)
-        except (ValueError, TypeError, RecursionError) as error:
-            raise unreadable(self.folder, f"{what} holds no JSON ({error})") from error
+        names = ("federation", "round", *columns)
+        with reading(self.folder) as connection:
+            rows = connection.rows(table, names, "WHERE round > ? ORDER BY federation, round", after)
+            federations = connection.federations()
+            if "client" in columns:
+                clients = dict(connection.rows("clients", ("id", "name")))
+                at = names.index("client")
+                rows = [(*row[:at], known(clients, row[at], "client"), *row[at + 1 :]) for row in rows]
+            found = [known(federations, row[0], "federation") for row in rows]
+        frame = pd.DataFrame([(*who, *row[1:]) for who, row in zip(found, rows, strict=True)])
+        kinds = {"rule": "str", "seed": "int64", "round": "int64", **connection.kinds(table, columns)}
+        frame.columns = list(kinds) if len(rows) else frame.columns
+        return frame.reindex(columns=list(kinds)).astype(kinds | ({"client": "str"} if "client" in columns else {}))
 
     @cached_property
     def info(self) -> dict[str, str]:
         """Facts about the run: status, versions, engine, notes."""
-        return {str(key): str(value) for key, value in self._rows("SELECT key, value FROM info")}
+        with reading(self.folder) as connection:
+            return connection.info()
 
     @property
     def last_round(self) -> int:
         """The newest whole round at this moment; -1 before the first. Cheap: ask it to see whether a run moved on."""
-        ((found,),) = self._rows("SELECT MAX(round) FROM rounds")
-        return START if found is None else int(found)
+        found = self._rows("rounds", ("round",), "ORDER BY round DESC LIMIT 1")
+        return int(found[0][0]) if found else START
 
     @cached_property
     def flaws(self) -> pd.DataFrame:
@@ -80,28 +90,22 @@ class History:
         # For speed of start: not everyone who opens a run reads its data frames.
         import pandas as pd
 
-        stored = self.json(self.info.get("flaws", "{}"), "info, flaws")
-        try:
-            rows = [
-                (int(seed), client, words)
-                for seed, clients in stored.items()
-                for client, every in clients.items()
-                for words in every
-            ]
-        except (ValueError, TypeError, AttributeError) as error:
-            raise unreadable(self.folder, f"info, flaws: {error}") from error
+        stored: dict[str, dict[str, list[str]]] = json.loads(self.info.get("flaws", "{}"))
+        rows = [
+            (int(seed), client, words)
+            for seed, clients in stored.items()
+            for client, every in clients.items()
+            for words in every
+        ]
         return pd.DataFrame(rows, columns=["seed", "client", "flaw"])
 
     @cached_property
     def ended(self) -> dict[tuple[str, int], tuple[int, str]]:
         """Which rules ended early because their model exploded: by (rule, seed), the round and the reason."""
         with reading(self.folder) as connection:
-            try:
-                found = read_ended(connection)
-                names = {key: (str(rule), int(seed)) for key, rule, seed in connection.execute(_FEDERATIONS)}
-                return {names[key]: said for key, said in found.items()}
-            except (KeyError, ValueError, TypeError) as error:
-                raise unreadable(self.folder, error) from error
+            rows = connection.rows("ended", ("federation", "round", "reason"), "ORDER BY federation")
+            names = connection.federations()
+            return {known(names, key, "federation"): (round, reason) for key, round, reason in rows}
 
     @cached_property
     def chain(self) -> Checked:
@@ -111,25 +115,25 @@ class History:
 
     def labels(self, seed: int) -> dict[str, list[int]]:
         """Return by client how many training samples it has of each class; empty where the run does not know it."""
-        found = self.json(self.info.get("labels", "{}"), "info, labels").get(str(seed), {})
-        return {str(client): [int(count) for count in counts] for client, counts in found.items()}
+        return json.loads(self.info.get("labels", "{}")).get(str(seed), {})
 
     @cached_property
     def federations(self) -> pd.DataFrame:
         """The rules that ran side by side: name, rule, seed, settings as JSON."""
-        return self._read("SELECT name AS federation, rule, algorithm, seed, settings FROM federations ORDER BY id")
+        # For speed of start: not everyone who opens a run reads its data frames.
+        import pandas as pd
+
+        rows = self._rows("federations", ("name", "rule", "algorithm", "seed", "settings"), "ORDER BY id")
+        kinds = {"federation": "str", "rule": "str", "algorithm": "str", "seed": "int64", "settings": "str"}
+        return pd.DataFrame(rows, columns=list(kinds)).astype(kinds)
 
     @cached_property
     def _keys(self) -> dict[tuple[str, int], tuple[int, tuple[str, ...]]]:
         """Return the number and the criteria of each federation, by rule and seed; they never change in a run."""
-        found = self._rows("SELECT rule, seed, id, settings FROM federations ORDER BY id")
-        try:
-            return {
-                (rule, int(seed)): (int(key), tuple(self.json(text, "federations, settings")["criteria"]))
-                for rule, seed, key, text in found
-            }
-        except (ValueError, TypeError, KeyError) as error:
-            raise unreadable(self.folder, f"federations, settings: no criteria ({error!r})") from error
+        with reading(self.folder) as connection:
+            names = connection.federations()
+            texts = dict(connection.rows("federations", ("id", "settings")))
+        return {who: (key, tuple(json.loads(texts[key])["criteria"])) for key, who in names.items()}
 
     def _federation(self, rule: str, seed: int) -> tuple[int, tuple[str, ...]]:
         found = self._keys.get((rule, seed))
@@ -144,12 +148,7 @@ class History:
 
     def rounds_after(self, round: int) -> pd.DataFrame:
         """Return the rows of `rounds` after a round, read now: for those who follow a run that goes on."""
-        return self._read(
-            "SELECT f.rule, f.seed, r.round, accuracy, priority, tried, tests, cohort, answered, kept_old, "
-            "zero_criteria, zero_scores, loss, server_accuracy, server_macro_f1, server_metrics, seconds, epsilon "
-            "FROM rounds r JOIN federations f ON f.id = r.federation WHERE r.round > ? ORDER BY f.id, r.round",
-            (round,),
-        )
+        return self._frame("rounds", _ROUNDS, round)
 
     @cached_property
     def clients(self) -> pd.DataFrame:
@@ -174,12 +173,10 @@ class History:
         return self._reasons("untested", START)
 
     def _reasons(self, table: Literal["failures", "untested"], after: int) -> pd.DataFrame:
-        return self._read(
-            f"SELECT f.rule, f.seed, l.round, c.name AS client, l.reason AS failure FROM {table} l "
-            "JOIN federations f ON f.id = l.federation JOIN clients c ON c.id = l.client WHERE l.round > ? "
-            "ORDER BY f.id, l.round, c.name",
-            (after,),
-        )
+        frame = self._frame(table, ("client", "reason"), after).rename(columns={"reason": "failure"})
+        order = {who: index for index, who in enumerate(self._keys)}
+        frame["federation"] = [order[who] for who in zip(frame["rule"], frame["seed"], strict=True)]
+        return frame.sort_values(["federation", "round", "client"], ignore_index=True).drop(columns="federation")
 
     @cached_property
     def evaluations(self) -> pd.DataFrame:
@@ -196,12 +193,7 @@ class History:
     def cohorts(self, rule: str, seed: int, after: int = START) -> Cohorts:
         """Return what the clients of one federation sent and were given in the rounds after one, as arrays."""
         key, criteria = self._federation(rule, seed)
-        rows = self._rows(
-            "SELECT round, clients, samples, bytes, loss, score, weight, raw, normalised FROM updates "
-            "WHERE federation = ? AND round > ? ORDER BY round",
-            (key, after),
-        )
-        columns = list(zip(*rows, strict=True)) or [()] * 9
+        columns = self._columns("updates", _UPDATES, key, after)
         try:
             clients, round, client, order, counts = self._who(columns[0], columns[1])
             numbers = [unpack(column, counts)[order] for column in columns[3:7]]
@@ -212,15 +204,22 @@ class History:
         size, loss, score, weight = numbers
         return Cohorts(clients, criteria, round, client, samples, loss, score, weight, size, raw, normalised)
 
+    def _columns(self, table: str, names: Sequence[str], key: int, after: int) -> list[tuple[Any, ...]]:
+        """Return what a table holds of a federation's rounds after one, in order, a tuple for each column."""
+        rows = self._rows(table, names, "WHERE federation = ? AND round > ? ORDER BY round", key, after)
+        return list(zip(*rows, strict=True)) or [()] * len(names)
+
     def _who(
         self, rounds: tuple[int, ...], blobs: tuple[bytes, ...]
     ) -> tuple[tuple[str, ...], Counts, Counts, Counts, list[int]]:
         """Return names, round and name's index of each entry in order, that order, and the entries of each round."""
-        counts = [len(blob) // 4 if type(blob) is bytes else 0 for blob in blobs]
+        if any(later <= earlier for earlier, later in pairwise(rounds)):
+            raise ValueError("rounds come twice, or out of order")
+        counts = [len(blob) // 4 for blob in blobs]
         keys = unpack(blobs, counts, KEYS).astype(np.int64)
         round = np.repeat(np.array(rounds, dtype=np.int64), counts)
         # After the columns: a round that was written meanwhile may bring names, never take one away.
-        clients, client = ranked(keys, dict(self._rows("SELECT id, name FROM clients")))
+        clients, client = ranked(keys, dict(self._rows("clients", ("id", "name"))))
         order = np.lexsort((client, round))
         return clients, round[order], client[order], order, counts
 
@@ -232,18 +231,13 @@ class History:
     def tested(self, rule: str, seed: int, after: int = START) -> Tested:
         """Return how the model of one federation did at each client in the rounds after one, as arrays."""
         key, _ = self._federation(rule, seed)
-        rows = self._rows(
-            "SELECT round, clients, samples, score, loss, metrics, figures FROM evaluations "
-            "WHERE federation = ? AND round > ? ORDER BY round",
-            (key, after),
-        )
-        columns = list(zip(*rows, strict=True)) or [()] * 7
+        columns = self._columns("evaluations", _EVALUATIONS, key, after)
         try:
             clients, round, client, order, counts = self._who(columns[0], columns[1])
             samples = unpack(columns[2], counts, WHOLE)[order]
             score, loss = (unpack(column, counts)[order] for column in columns[3:5])
             metrics = self._metrics(columns[5], columns[6], counts)
-        except (ValueError, TypeError) as error:
+        except ValueError as error:
             raise unreadable(self.folder, f"evaluations of {rule}, seed {seed}: {error}") from error
         further = {name: values[order] for name, values in metrics.items()}
         return Tested(clients, round, client, samples, score, loss, further)
@@ -252,7 +246,7 @@ class History:
         found: dict[str, Floats] = {}
         begin, total = 0, sum(counts)
         for text, blob, count in zip(texts, blobs, counts, strict=True):
-            names: list[str] = self.json(text, "evaluations, metrics") if text != "[]" else []
+            names: list[str] = json.loads(text) if text != "[]" else []
             if names:
                 figures = unpack([blob], [count], width=len(names)).reshape(len(names), count)
                 for name, values in zip(names, figures, strict=True):
@@ -269,15 +263,12 @@ class History:
 
     def hits(self, rule: str, seed: int) -> NDArray[np.bool_] | None:
         """Return right or wrong for every test sample in the last detailed round, or None when none was recorded."""
-        rows = self._rows(
-            "SELECT hits, count FROM samples s JOIN federations f ON f.id = s.federation "
-            "WHERE f.rule = ? AND f.seed = ? ORDER BY s.round DESC LIMIT 1",
-            (rule, seed),
-        )
+        key, _ = self._federation(rule, seed)
+        rows = self._rows("samples", ("hits", "count"), "WHERE federation = ? ORDER BY round DESC LIMIT 1", key)
         if not rows:
             return None
         bits, count = rows[0]
-        if type(bits) is not bytes or type(count) is not int or not 0 <= count <= 8 * len(bits):
+        if count > 8 * len(bits):
             raise unreadable(self.folder, f"samples of {rule}, seed {seed}: not the bits of their count")
         return np.unpackbits(np.frombuffer(bits, np.uint8), count=count).astype(np.bool_)
 

@@ -11,9 +11,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
 
-from steelyard.errors import UserError
+from steelyard import files
+from steelyard.errors import UserError, brief, one_line
+from steelyard.files import BESIDE as BESIDE
+from steelyard.files import DATABASE as DATABASE
+from steelyard.runs.checks import Damaged, bound, check_files, check_schema, distrust, size_of_database
+from steelyard.runs.typed import Reader
 
-DATABASE = "run.sqlite"
 VERSION = 5
 
 SCHEMA = """
@@ -98,41 +102,70 @@ CREATE TABLE IF NOT EXISTS checkpoints (
 """
 
 
+class Unreadable(UserError):
+    """A run that is there and cannot be read; `why` says the reason alone, for lists that name the run anyway."""
+
+    def __init__(self, line: str, why: str) -> None:
+        super().__init__(line)
+        self.why = why
+
+
 def connect(folder: Path, *, write: bool) -> sqlite3.Connection:
     """Open the database of a run folder; readers never block the writer nor the other way round (WAL)."""
     path = folder / DATABASE
-    if not write and not path.is_file():
+    if not check_files(path, write=write) and not write:
         raise UserError(f"{folder}: no run here (no {DATABASE}); allowed: a folder that `steelyard run` made")
+    connection: sqlite3.Connection | None = None
     try:
         connection = _for_writing(path) if write else _for_reading(path)
-        row = connection.execute("SELECT value FROM info WHERE key = 'schema'").fetchone()
-    except (sqlite3.Error, OSError) as error:
-        raise UserError(f"{path}: not a readable run database: {error}") from error
-    if row is None or row[0] != str(VERSION):
-        connection.close()
-        raise UserError(f"{path}: schema {row and row[0]}; this version reads schema {VERSION}")
+        _check(connection, path)
+    except (sqlite3.Error, OSError, Damaged, UserError) as error:
+        if connection is not None:
+            connection.close()
+        if isinstance(error, UserError):
+            raise
+        raise Unreadable(f"{path}: not a readable run database: {_told(error)}", _told(error)) from error
     return connection
 
 
+def _check(connection: sqlite3.Connection, path: Path) -> None:
+    """Refuse a database of another version, or with other tables than ours."""
+    rows = connection.execute("SELECT value FROM info WHERE key = 'schema' LIMIT 1").fetchall()
+    found = rows[0][0] if rows else None
+    if found != str(VERSION):
+        raise UserError(f"{path}: schema {brief(found, '')}; this version reads schema {VERSION}")
+    check_schema(connection, SCHEMA)
+
+
 @contextmanager
-def reading(folder: Path) -> Generator[sqlite3.Connection]:
+def reading(folder: Path) -> Generator[Reader]:
     """Open the database of a run folder for some questions; what goes wrong with one is told in one line."""
     connection = connect(folder, write=False)
+    assert isinstance(connection, Reader)
     try:
         yield connection
-    except sqlite3.Error as error:
-        raise unreadable(folder, error) from error
+    except (sqlite3.Error, Damaged) as error:
+        raise unreadable(folder, _told(error)) from error
     finally:
         connection.close()
 
 
-def unreadable(folder: Path, reason: object) -> UserError:
+def unreadable(folder: Path, reason: object) -> Unreadable:
     """Return what a user is told of a database that is not as a run wrote it."""
-    return UserError(f"{folder}: the run's database cannot be read: {reason}")
+    return Unreadable(f"{folder}: the run's database cannot be read: {one_line(str(reason))}", one_line(str(reason)))
+
+
+def _told(error: Exception) -> str:
+    # What `bound` ends, SQLite calls interrupted.
+    return "a question to it does not end" if str(error) == "interrupted" else str(error)
 
 
 def _for_writing(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=30)
+    distrust(connection)
+    if connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone():
+        # Before anything is written: a trigger that somebody put there would run with it.
+        _check(connection, path)
     with suppress(sqlite3.OperationalError):  # while somebody reads a run at rest; it is written all the same
         connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=NORMAL")
@@ -142,31 +175,35 @@ def _for_writing(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _for_reading(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(f"file:{_escaped(path)}?mode=ro", uri=True, timeout=30)
+def _for_reading(path: Path) -> Reader:
+    size = size_of_database(path)
+    connection = sqlite3.connect(f"file:{_escaped(path)}?mode=ro", uri=True, timeout=30, factory=Reader)
     try:
-        connection.execute("SELECT 1 FROM info").fetchone()
+        bound(connection, size)
+        connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone()
     except sqlite3.OperationalError as error:
         connection.close()
         if "unable to open" not in str(error) and "readonly" not in str(error):
             raise
-        return _from_read_only(path)
+        connection = _from_read_only(path)
+        bound(connection, size)
+    connection.size, connection.schema = size, SCHEMA
     return connection
 
 
-def _from_read_only(path: Path) -> sqlite3.Connection:
+def _from_read_only(path: Path) -> Reader:
     """Open a database whose folder cannot be written, where SQLite cannot make the side files of a run that goes on."""
     beside = [path.with_name(path.name + ending) for ending in ("-wal", "-journal")]
-    pending = [file for file in beside if file.is_file() and file.stat().st_size]
+    pending = [file for file in beside if files.is_file(file) and file.stat().st_size]
     if not pending:
-        return sqlite3.connect(f"file:{_escaped(path)}?mode=ro&immutable=1", uri=True)
+        return sqlite3.connect(f"file:{_escaped(path)}?mode=ro&immutable=1", uri=True, factory=Reader)
     # What is not in the database file yet, or has to be taken out of it again, is in the files beside it: all are
     # copied to where SQLite can put them together.
     with tempfile.TemporaryDirectory() as scratch:
         for file in (path, *pending):
             shutil.copyfile(file, Path(scratch) / file.name)
         whole = sqlite3.connect(Path(scratch) / path.name)
-        inside = sqlite3.connect(":memory:")
+        inside = sqlite3.connect(":memory:", factory=Reader)
         try:
             whole.backup(inside)
         finally:
@@ -189,11 +226,3 @@ def put_to_rest(connection: sqlite3.Connection) -> None:
         except sqlite3.OperationalError:
             pass
         time.sleep(0.05)
-
-
-def read_ended(connection: sqlite3.Connection) -> dict[int, tuple[int, str]]:
-    """Return by federation the round in which its model exploded, and why; a run of an older version knows none."""
-    if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'ended'").fetchone():
-        return {}
-    rows = connection.execute("SELECT federation, round, reason FROM ended ORDER BY federation")
-    return {int(federation): (int(round), str(reason)) for federation, round, reason in rows}

@@ -8,11 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from steelyard import files
 from steelyard.errors import UserError
+from steelyard.files import sync_folder, sync_tree
 from steelyard.rounds.state import Federation
 from steelyard.runs import checkpoint
-from steelyard.runs.durable import sync_folder, sync_tree, write_durably
-from steelyard.runs.schema import DATABASE
+from steelyard.runs.schema import BESIDE, DATABASE
 from steelyard.runs.store import Store, exists, held
 
 DRAFT = ".setup"
@@ -21,7 +22,7 @@ DRAFT = ".setup"
 
 def set_up(
     folder: Path,
-    files: Mapping[str, str],
+    texts: Mapping[str, str],
     info: Mapping[str, object],
     federations: Sequence[Federation],
     made: Iterable[str] = (),
@@ -35,14 +36,15 @@ def set_up(
     try:
         fresh = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
-        own = {*made, *(name for name in files if not (folder / name).exists())}
+        own = {*made, *(name for name in texts if not (folder / name).exists())}
+        files.check_run(folder)
         with held(folder):
             if exists(folder):
                 raise UserError(f"{folder}: holds a run already; allowed: a new folder, or `steelyard resume {folder}`")
             try:
                 for name in made:
                     sync_tree(folder / name)
-                _put_together(folder, files, info, federations)
+                _put_together(folder, texts, info, federations)
             except BaseException:
                 if not exists(folder):
                     discard(folder, own)
@@ -56,7 +58,7 @@ def set_up(
 
 
 def _put_together(
-    folder: Path, files: Mapping[str, str], info: Mapping[str, object], federations: Sequence[Federation]
+    folder: Path, texts: Mapping[str, str], info: Mapping[str, object], federations: Sequence[Federation]
 ) -> None:
     draft = folder / DRAFT
     shutil.rmtree(draft, ignore_errors=True)
@@ -69,11 +71,11 @@ def _put_together(
         store.close()
     with (draft / DATABASE).open("rb") as file:
         os.fsync(file.fileno())
-    for name, text in files.items():
-        write_durably(folder / name, text.encode())
+    for name, text in texts.items():
+        files.write(folder / name, text.encode())
     shutil.rmtree(folder / checkpoint.FOLDER, ignore_errors=True)
     (folder / checkpoint.FOLDER).mkdir()
-    for ending in ("-wal", "-shm", "-journal"):
+    for ending in BESIDE:
         # They would be taken for a part of the new database.
         (folder / (DATABASE + ending)).unlink(missing_ok=True)
     sync_folder(folder)
@@ -88,10 +90,10 @@ def discard(folder: Path, made: Iterable[str]) -> None:
     Other files in the folder stay, and so does the folder then.
     """
     with suppress(OSError):
-        for ending in ("", "-wal", "-shm", "-journal"):
+        for ending in ("", *BESIDE):
             (folder / (DATABASE + ending)).unlink(missing_ok=True)
-        for name in (*made, "lock", DRAFT, checkpoint.FOLDER):
-            if (folder / name).is_dir():
+        for name in (*made, files.LOCK, DRAFT, checkpoint.FOLDER):
+            if (folder / name).is_dir() and not (folder / name).is_symlink():
                 shutil.rmtree(folder / name, ignore_errors=True)
             else:
                 (folder / name).unlink(missing_ok=True)

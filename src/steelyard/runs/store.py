@@ -9,17 +9,18 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import astuple, replace
 from pathlib import Path
-from typing import TextIO
+from typing import BinaryIO
 
 import torch
 
+from steelyard import files
 from steelyard.errors import UserError
 from steelyard.privacy.ledger import Ledger
 from steelyard.rounds.state import Federation, RoundRecord, RoundState
 from steelyard.runs import chain, checkpoint
 from steelyard.runs.digests import Digests, model_digest
 from steelyard.runs.round_rows import RoundRows
-from steelyard.runs.schema import DATABASE, connect, put_to_rest
+from steelyard.runs.schema import BESIDE, DATABASE, connect, put_to_rest
 
 _TABLES = (
     "rounds", "updates", "failures", "untested", "evaluations", "samples", "ended", "digests", "chain", "checkpoints",
@@ -39,8 +40,10 @@ class Store:
         """The privacy ledger of a run that has one, set before its first round: the chain holds how far it has come."""
         self._digests, self._chained = Digests(every=every_digest), -1
         self._records: chain.Records | None = None
+        files.check_run(folder)
         try:
-            (folder / checkpoint.FOLDER).mkdir(parents=True, exist_ok=True)
+            folder.mkdir(parents=True, exist_ok=True)
+            files.make_folder(folder / checkpoint.FOLDER)
         except OSError as error:
             raise UserError(f"{folder}: cannot be written: {error.strerror}; allowed: a writable folder") from error
         self._lock = held(folder)
@@ -130,9 +133,9 @@ class Store:
             if written != moved:
                 return
             named = {file for (file,) in self._db.execute("SELECT file FROM checkpoints")}
-            for path in (self.folder / checkpoint.FOLDER).iterdir():
-                if path.name not in named:
-                    path.unlink(missing_ok=True)
+            for name in files.names_in(self.folder / checkpoint.FOLDER):
+                if name not in named and checkpoint.NAMED.fullmatch(name.removesuffix(files.DRAFT)):
+                    files.remove(self.folder / checkpoint.FOLDER / name)
 
     def resume(self, *, accept: bool = False) -> checkpoint.Restored:
         """Return what to go on from and forget what was written after it; empty for a run without a checkpoint.
@@ -224,8 +227,8 @@ def tidy(folder: Path) -> None:
 
     On a medium that cannot be written it stays as it is.
     """
-    beside = [folder / (DATABASE + ending) for ending in ("-wal", "-shm", "-journal")]
-    if any(path.exists() for path in beside) or len(list((folder / checkpoint.FOLDER).glob("*"))) > 1:
+    beside = [folder / (DATABASE + ending) for ending in BESIDE]
+    if any(map(files.is_file, beside)) or len(files.names_in(folder / checkpoint.FOLDER)) > 1:
         with suppress(UserError):
             store = Store(folder)
             try:
@@ -234,10 +237,10 @@ def tidy(folder: Path) -> None:
                 store.close()
 
 
-def held(folder: Path) -> TextIO:
+def held(folder: Path) -> BinaryIO:
     """Take a run's folder for this process until the file that is returned is closed."""
     try:
-        lock = (folder / "lock").open("w")
+        lock = files.open_lock(folder / files.LOCK)
     except OSError as error:
         raise UserError(f"{folder}: cannot be written: {error.strerror}; allowed: a writable folder") from error
     try:
@@ -250,4 +253,4 @@ def held(folder: Path) -> TextIO:
 
 def exists(folder: Path) -> bool:
     """Whether a folder holds a run already."""
-    return (folder / DATABASE).is_file()
+    return files.is_file(folder / DATABASE)

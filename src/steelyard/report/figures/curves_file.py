@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from steelyard import files
 from steelyard.errors import UserError
 from steelyard.report.figures.catalogue import draw
 from steelyard.report.figures.writing import ENDINGS, write_figure
@@ -21,6 +22,6 @@ def write_curves(folder: Path, document: Mapping[str, Any], path: Path) -> None:
     if path.suffix != ".csv":
         raise UserError(f"--curves: got '{path}'; allowed: a file name that ends in .svg, .png, .pdf or .csv")
     try:
-        path.write_text(curves_csv(document), encoding="utf-8")
+        files.write(path, curves_csv(document).encode("utf-8"))
     except OSError as error:
         raise UserError(f"--curves: {path} cannot be written: {error.strerror}; allowed: a writable file") from error

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from steelyard import files
 from steelyard.errors import UserError
 from steelyard.report.figures.catalogue import Chart, spec
 from steelyard.report.figures.theme import theme
@@ -20,23 +21,30 @@ def write_figure(chart: Chart, path: Path, dark: bool = False) -> None:
     """Write a chart as SVG, PNG (double size) or PDF, by the ending of the file's name."""
     if path.suffix not in ENDINGS:
         raise UserError(f"figure: got '{path}'; allowed: a file name that ends in .svg, .png or .pdf")
-    content = _maker(path.suffix)(_dressed(spec(chart), dark))
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content.encode("utf-8") if isinstance(content, str) else content)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror}; allowed: a writable file") from error
+    _write({path: _drawn(chart, path.suffix, dark)})
 
 
 def write_figures(charts: Mapping[str, Chart], folder: Path) -> list[Path]:
-    """Write every chart as SVG, PNG and PDF into a folder and return the files."""
-    made: list[Path] = []
-    for name, chart in charts.items():
+    """Write every chart as SVG, PNG and PDF into a folder and return the files; all of them, or none."""
+    for name in charts:
         for ending in ENDINGS:
-            path = folder / f"{name}{ending}"
-            write_figure(chart, path)
-            made.append(path)
-    return made
+            files.is_file(folder / f"{name}{ending}")  # a link is refused before anything is drawn
+    made = {folder / f"{name}{ending}": _drawn(chart, ending) for name, chart in charts.items() for ending in ENDINGS}
+    _write(made)
+    return list(made)
+
+
+def _write(made: Mapping[Path, bytes]) -> None:
+    try:
+        files.write_all(made)
+    except OSError as error:
+        (path, *_) = made
+        raise UserError(f"{path}: cannot be written: {error.strerror}; allowed: a writable file") from error
+
+
+def _drawn(chart: Chart, ending: str, dark: bool = False) -> bytes:
+    content = _maker(ending)(_dressed(spec(chart), dark))
+    return content.encode("utf-8") if isinstance(content, str) else content
 
 
 def svg(chart: Chart, dark: bool = False) -> str:

@@ -1,0 +1,240 @@
+"""Files of runs: whole or not at all, and never through a link, since a run's folder may come from elsewhere.
+
+A path below the folder of a run or of a sweep is walked from there, one name at a time, and a link on the way is
+refused; that folder itself and those above it may be links. Of any other path only the last name may be no link.
+Nothing is ever cut off in place: a file that has a second name elsewhere keeps what it holds.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from steelyard.errors import UserError
+
+DATABASE, BESIDE = "run.sqlite", ("-wal", "-shm", "-journal")
+"""A run's database, and the endings of what SQLite keeps beside it while it is written."""
+RUN_FILE, LEDGER, LOCK, REPORT = "experiment.toml", "privacy.jsonl", "lock", "report.html"
+"""Other files of a run: its resolved experiment, what it has told, what its writer holds, its report."""
+CHECKPOINTS, CODE, EXPORT, FIGURES, FLOWER = "checkpoints", "code", "export", "figures", "flower"
+"""Folders of a run."""
+SWEEP_FILE = "sweep.toml"
+"""The file in a sweep's folder that says what is swept."""
+DRAFT = ".part"
+"""Ending of a file that is being written; it gets its name when it is whole."""
+
+
+def _place(path: Path) -> tuple[Path, tuple[str, ...]]:
+    """Return the folder from which a path is walked, and the names below it: the outermost of a run or sweep."""
+    whole = Path(os.path.abspath(path))
+    for above in reversed(whole.parents):
+        if any(os.path.lexists(above / mark) for mark in (DATABASE, SWEEP_FILE)):
+            return above, whole.relative_to(above).parts
+    return whole.parent, (whole.name,)
+
+
+@contextmanager
+def _holding(path: Path, *, make: bool = False) -> Generator[tuple[int, str]]:
+    """Open the folder that holds a file, a name at a time; yield its handle and the file's name in it."""
+    start, names = _place(path)
+    if make and not start.exists():
+        start.mkdir(parents=True, exist_ok=True)
+    handle = os.open(start, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for depth, name in enumerate(names[:-1], 1):
+            if make:
+                with suppress(FileExistsError):
+                    os.mkdir(name, dir_fd=handle)
+            found = _status(handle, name)
+            if found is not None and not stat.S_ISDIR(found.st_mode):
+                raise _refused(start.joinpath(*names[:depth]), found, "a folder of the run's own")
+            inner = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=handle)
+            os.close(handle)
+            handle = inner
+        yield handle, names[-1]
+    finally:
+        os.close(handle)
+
+
+def _status(handle: int, name: str) -> os.stat_result | None:
+    try:
+        return os.stat(name, dir_fd=handle, follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+
+
+def _refused(path: Path, found: os.stat_result, allowed: str) -> UserError:
+    what = "a link" if stat.S_ISLNK(found.st_mode) else "a folder" if stat.S_ISDIR(found.st_mode) else "no plain file"
+    return UserError(f"{path}: is {what}; allowed: {allowed}")
+
+
+def is_file(path: Path, *, alone: bool = False) -> bool:
+    """Whether a file is there; a link, a folder or a device in its place is refused.
+
+    `alone` also refuses a file that has a second name (a hard link): use it before a file is written in place.
+    """
+    try:
+        with _holding(path) as (handle, name):
+            found = _status(handle, name)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    if found is None:
+        return False
+    if not stat.S_ISREG(found.st_mode):
+        raise _refused(path, found, "a file of the run's own")
+    if alone and found.st_nlink > 1:
+        raise UserError(f"{path}: has {found.st_nlink} names (hard links); allowed: a copy of its own")
+    return True
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a folder is there; a link or a file in its place is refused."""
+    try:
+        with _holding(path) as (handle, name):
+            found = _status(handle, name)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    if found is not None and not stat.S_ISDIR(found.st_mode):
+        raise _refused(path, found, "a folder of the run's own")
+    return found is not None
+
+
+def check_run(folder: Path) -> None:
+    """Refuse a run's folder in which a link stands where the run writes, before anything in it is touched."""
+    for name in (DATABASE, *(DATABASE + ending for ending in BESIDE), LEDGER):
+        is_file(folder / name, alone=True)  # written in place
+    for name in (LOCK, RUN_FILE, REPORT):
+        is_file(folder / name)
+    for name in (CHECKPOINTS, CODE, EXPORT, FIGURES, FLOWER):
+        is_folder(folder / name)
+
+
+def refuse_links(folder: Path, remade: Iterable[str] = ()) -> None:
+    """Refuse a folder in which any link stands; for folders that other programs fill, which would follow it.
+
+    What is inside the folders that are `remade` anyway is not looked at.
+    """
+    if not is_folder(folder):
+        return
+    for here, folders, names in os.walk(folder):
+        for name in (*folders, *names):
+            if os.path.islink(os.path.join(here, name)):
+                raise UserError(f"{os.path.join(here, name)}: is a link; allowed: what the run wrote")
+        if Path(here) == folder:
+            folders[:] = [name for name in folders if name not in remade]
+
+
+def _open(path: Path, flags: int, *, alone: bool = False) -> int:
+    is_file(path, alone=alone)
+    with _holding(path) as (handle, name):
+        # Not blocking: a pipe that took the file's place would be waited for.
+        return os.open(name, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o666, dir_fd=handle)
+
+
+def read_bytes(path: Path, longest: int | None = None) -> bytes:
+    """Return what a file holds; one that is longer than `longest` bytes is refused before it is read."""
+    with os.fdopen(_open(path, os.O_RDONLY), "rb") as file:
+        if longest is not None and os.fstat(file.fileno()).st_size > longest:
+            raise UserError(f"{path}: longer than {longest} bytes; allowed: the file as the run wrote it")
+        return file.read()
+
+
+def open_to_append(path: Path) -> BinaryIO:
+    """Open a file that only grows, made where there is none."""
+    return os.fdopen(_open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, alone=True), "ab")
+
+
+def open_lock(path: Path) -> BinaryIO:
+    """Open a file to be locked, made where there is none; what it holds stays."""
+    return os.fdopen(_open(path, os.O_RDWR | os.O_CREAT), "r+b")
+
+
+def write(path: Path, content: bytes | Iterable[bytes]) -> None:
+    """Write a file that is there whole or not at all, also after a power cut: a draft, flushed, then renamed."""
+    write_all({path: content})
+
+
+def write_all(contents: Mapping[Path, bytes | Iterable[bytes]]) -> None:
+    """Write files so that all of them are new or, where the disk is full, all of them are as they were."""
+    for path in contents:
+        is_file(path)
+    drafts: list[Path] = []
+    try:
+        for path, content in contents.items():
+            drafts.append(path)
+            _write_draft(path, content)
+        for path in contents:
+            with _holding(path) as (handle, name):
+                os.replace(name + DRAFT, name, src_dir_fd=handle, dst_dir_fd=handle)
+                os.fsync(handle)
+    except BaseException:
+        for path in drafts:
+            with suppress(OSError):  # on a full disk half a file takes room that somebody needs
+                remove(path.with_name(path.name + DRAFT))
+        raise
+
+
+def _write_draft(path: Path, content: bytes | Iterable[bytes]) -> None:
+    with _holding(path, make=True) as (handle, name):
+        with suppress(FileNotFoundError):
+            os.unlink(name + DRAFT, dir_fd=handle)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        with os.fdopen(os.open(name + DRAFT, flags, 0o666, dir_fd=handle), "wb") as file:
+            for part in (content,) if isinstance(content, bytes) else content:
+                file.write(part)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def remove(path: Path) -> None:
+    """Remove a name; of a link the link alone, and nothing through one. One that is not there is no error."""
+    with suppress(FileNotFoundError), _holding(path) as (handle, name):
+        os.unlink(name, dir_fd=handle)
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder where there is none, those above it too."""
+    if not is_folder(path):
+        with _holding(path, make=True) as (handle, name), suppress(FileExistsError):
+            os.mkdir(name, dir_fd=handle)
+
+
+def names_in(folder: Path) -> list[str]:
+    """Return the names in a folder, in order; none where there is no folder."""
+    if not is_folder(folder):
+        return []
+    with _holding(folder / "x") as (handle, _):
+        return sorted(os.listdir(handle))
+
+
+def sync_folder(folder: Path) -> None:
+    """Put a folder's list of names on the disk; a renamed or new file is only safe after that."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sync_tree(path: Path) -> None:
+    """Put a file, or all files of a folder, on the disk; nothing is done where there is none."""
+    if not path.exists():
+        return
+    for inner in path.iterdir() if path.is_dir() else ():
+        sync_tree(inner)
+    sync_folder(path)
+
+
+@contextmanager
+def owners_only(folder: Path) -> Generator[None]:
+    """Make a folder, and what is written meanwhile readable by its owner alone; for all that a node keeps."""
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    before = os.umask(0o077)
+    try:
+        yield
+    finally:
+        os.umask(before)

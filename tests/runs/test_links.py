@@ -1,0 +1,283 @@
+"""A run's folder that came from elsewhere: no link in it is followed, and a full disk leaves what was there."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import sqlite3
+import struct
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import altair as alt
+import pytest
+import tomli_w
+from tests.page.page_server import serving
+from tests.report.made_run import make_run
+from tests.runs.commands import steelyard
+from tests.runs.test_resume import LEARNING
+from tests.warm import warm_command
+
+from steelyard.errors import UserError
+from steelyard.report.figures import write_figures
+from steelyard.runs.reader import History
+from steelyard.runs.store import Store
+
+KEPT = "of somebody else"
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of a real process that was killed after round 5."""
+    folder = tmp_path_factory.mktemp("killed")
+    (folder / "small.toml").write_text(tomli_w.dumps(LEARNING), encoding="utf-8")
+    assert steelyard("run", "small.toml", "--out", "run", "--quiet", folder=folder, killed_after=5) == -9
+    return folder / "run"
+
+
+@pytest.fixture
+def run(killed: Path, tmp_path: Path) -> Path:
+    shutil.copytree(killed, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def victim(folder: Path) -> Path:
+    """A folder of somebody else, with files whose names are like ours."""
+    (folder / "theirs").mkdir()
+    for name in ("notes.txt", "round-000001.safetensors", "rounds.csv", "run.sqlite", "accuracy.svg"):
+        (folder / "theirs" / name).write_text(KEPT, encoding="utf-8")
+    return folder / "theirs"
+
+
+def state_of(folder: Path) -> dict[str, object]:
+    """Every name below a folder, with what it holds or leads to."""
+    return {
+        str(path.relative_to(folder)): os.readlink(path) if path.is_symlink() else path.is_file() and path.read_bytes()
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+def replaced(path: Path, target: Path) -> None:
+    """Put a link where a run has a file or a folder."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    path.unlink(missing_ok=True)
+    path.parent.mkdir(exist_ok=True)
+    path.symlink_to(target)
+
+
+FOLDERS = ("checkpoints", "code", "export", "figures", "flower")
+FILES = (
+    *("run.sqlite", "run.sqlite-wal", "run.sqlite-shm", "run.sqlite-journal"),
+    *("lock", "experiment.toml", "privacy.jsonl", "report.html"),
+)
+
+
+@pytest.mark.parametrize("name", [*FOLDERS, *FILES])
+def test_a_link_where_a_run_writes_is_refused_before_anything_is_touched(
+    run: Path, tmp_path: Path, refused: Callable[..., str], name: str
+) -> None:
+    theirs = victim(tmp_path)
+    replaced(run / name, theirs if name in FOLDERS else theirs / "notes.txt")
+    before = state_of(run), state_of(theirs)
+    assert refused("resume", run) == f"steelyard: {run / name}: is a link; allowed: a {_kind(name)} of the run's own"
+    assert (state_of(run), state_of(theirs)) == before
+
+
+def _kind(name: str) -> str:
+    return "folder" if name in FOLDERS else "file"
+
+
+def test_a_link_that_leads_nowhere_is_refused_and_nothing_is_made_there(
+    run: Path, tmp_path: Path, refused: Callable[..., str]
+) -> None:
+    replaced(run / "lock", tmp_path / "new")
+    assert "lock: is a link" in refused("resume", run)
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_page_refuses_a_link_too(run: Path, tmp_path: Path) -> None:
+    theirs = victim(tmp_path)
+    replaced(run / "checkpoints", theirs)
+    before = state_of(theirs)
+    with serving(tmp_path) as page:
+        answer = page.post("/api/resume", {"run": "run"})
+    assert answer.status_code == 400
+    assert "checkpoints: is a link" in answer.json()["problem"]
+    assert state_of(theirs) == before
+
+
+def test_the_folder_itself_and_those_above_may_be_links(run: Path, tmp_path: Path) -> None:
+    """Runs are kept on other disks."""
+    (tmp_path / "disk").mkdir()
+    run.rename(tmp_path / "disk" / "run")
+    (tmp_path / "runs").symlink_to(tmp_path / "disk")
+    (tmp_path / "mine").symlink_to(tmp_path / "runs" / "run")
+    assert steelyard("resume", "mine", "--quiet", folder=tmp_path) == 0
+    assert History(tmp_path / "disk" / "run").info["status"] == "finished"
+
+
+WRITERS: dict[str, tuple[str, tuple[str, ...]]] = {
+    "report.html": ("theirs/notes.txt", ("report", "run")),
+    "report.html named": ("theirs/notes.txt", ("report", "run", "-o", "run/report.html")),
+    "figures": ("theirs", ("report", "run", "-o", "r.html", "--figures", "run/figures")),
+    "export": ("theirs", ("export", "run", "--force")),
+    "export/rounds.csv": ("theirs/rounds.csv", ("export", "run", "--force")),
+    "sub": ("theirs", ("table", "run", "--curves", "run/sub/rounds.csv")),
+}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_nothing_is_written_through_a_link(tmp_path: Path, refused: Callable[..., str], name: str) -> None:
+    make_run(tmp_path / "run", rounds=3, clients=4, seeds=(0,), rules=("fedavg",))
+    target, command = WRITERS[name]
+    theirs = victim(tmp_path)
+    replaced(tmp_path / "run" / name.split()[0], tmp_path / target)
+    before = state_of(theirs)
+    assert f"{name.split()[0]}: is a link" in refused(*command)
+    assert state_of(theirs) == before
+
+
+def test_no_figure_is_written_through_a_link(tmp_path: Path) -> None:
+    theirs = victim(tmp_path)
+    make_run(tmp_path / "run", rounds=1, clients=4, seeds=(0,), rules=("fedavg",))
+    replaced(tmp_path / "run" / "figures" / "accuracy.svg", theirs / "accuracy.svg")
+    with pytest.raises(UserError, match=r"accuracy\.svg: is a link"):
+        write_figures({"accuracy": alt.Chart()}, tmp_path / "run" / "figures")
+    assert (theirs / "accuracy.svg").read_text(encoding="utf-8") == KEPT
+
+
+@pytest.mark.parametrize("name", ["lock", "report.html", "export/rounds.csv"])
+def test_a_file_with_a_second_name_keeps_what_it_holds(tmp_path: Path, name: str) -> None:
+    run = make_run(tmp_path / "run", rounds=3, clients=4, seeds=(0,), rules=("fedavg",), status="stopped")
+    theirs = victim(tmp_path) / "notes.txt"
+    (run / name).unlink(missing_ok=True)
+    (run / name).parent.mkdir(exist_ok=True)
+    (run / name).hardlink_to(theirs)
+    Store(run).close()
+    for command in (("report", "run"), ("export", "run", "--force")):
+        assert warm_command(*command, folder=tmp_path, timeout=120).returncode == 0
+    assert theirs.read_text(encoding="utf-8") == KEPT
+
+
+@pytest.mark.parametrize("name", ["run.sqlite", "run.sqlite-wal", "privacy.jsonl"])
+def test_what_is_written_in_place_must_have_one_name(
+    run: Path, tmp_path: Path, refused: Callable[..., str], name: str
+) -> None:
+    (run / name).touch()
+    (tmp_path / "theirs").hardlink_to(run / name)
+    before = (tmp_path / "theirs").read_bytes()
+    assert f"{name}: has 2 names (hard links); allowed: a copy of its own" in refused("resume", run)
+    assert (tmp_path / "theirs").read_bytes() == before
+
+
+def test_reading_does_not_empty_a_second_name_of_the_shared_memory(run: Path, tmp_path: Path) -> None:
+    """SQLite shortens that file whenever it is the first to open it, for readers too."""
+    theirs = victim(tmp_path) / "notes.txt"
+    (run / "run.sqlite-shm").unlink(missing_ok=True)
+    (run / "run.sqlite-shm").hardlink_to(theirs)
+    with pytest.raises(UserError, match=r"run\.sqlite-shm: has 2 names"):
+        History(run)
+    assert theirs.read_text(encoding="utf-8") == KEPT
+
+
+def test_a_pipe_is_not_waited_for(run: Path, refused: Callable[..., str]) -> None:
+    (run / "lock").unlink()
+    os.mkfifo(run / "lock")
+    assert "lock: is no plain file; allowed: a file of the run's own" in refused("resume", run)
+
+
+@pytest.mark.parametrize("command", [("ls", "."), ("resume", "run")])
+def test_a_journal_that_names_another_file_removes_nothing(tmp_path: Path, command: tuple[str, ...]) -> None:
+    """SQLite removes the "super-journal" that a journal names, once it has rolled back: any file of ours."""
+    run = make_run(tmp_path / "run", rounds=3, clients=4, seeds=(0,), rules=("fedavg",), status="stopped")
+    theirs = victim(tmp_path) / "notes.txt"
+    name, size = str(theirs).encode(), (run / "run.sqlite").stat().st_size // 4096
+    header = struct.pack(">8sIIIII", bytes.fromhex("d9d505f920a163d7"), 0, 0, size, 512, 4096)
+    record = struct.pack(">I", 0) + name + struct.pack(">II", len(name), sum(name)) + bytes.fromhex("d9d505f920a163d7")
+    (run / "run.sqlite-journal").write_bytes(header.ljust(512, b"\0") + record)
+    done = warm_command(*command, folder=tmp_path, timeout=120)
+    assert theirs.exists()
+    assert "run.sqlite-journal: names another file" in " ".join((done.stdout + done.stderr).split())
+
+
+def test_only_names_of_ours_are_removed(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", rounds=3, clients=4, seeds=(0,), rules=("fedavg",), status="stopped")
+    for name in ("notes.txt", "round-000001.safetensors", "round-000002.safetensors.part"):
+        (run / "checkpoints" / name).write_text("x", encoding="utf-8")
+    store = Store(run)
+    store.sweep()
+    store.close()
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["notes.txt", "round-000003.safetensors"]
+
+
+def test_a_point_of_a_sweep_is_no_link(tmp_path: Path, refused: Callable[..., str]) -> None:
+    """The runs of a sweep lie in its folder, which came as a whole."""
+    plan = ["sweep", "quickstart", "--set", "rounds.count=1", "--over", "training.learning_rate=0.1", "--out", "s"]
+    assert warm_command(*plan, "--quiet", folder=tmp_path, timeout=120).returncode == 0
+    (point,) = (path for path in (tmp_path / "s").iterdir() if path.is_dir())
+    point.rename(tmp_path / "moved")
+    with sqlite3.connect(tmp_path / "moved" / "run.sqlite") as writer:
+        writer.execute("UPDATE info SET value = 'stopped' WHERE key = 'status'")
+    writer.close()
+    point.symlink_to(tmp_path / "moved")
+    before = state_of(tmp_path / "moved")
+    assert f"{point.name}: is a link" in refused("resume", "s")
+    assert state_of(tmp_path / "moved") == before
+    text = (tmp_path / "s" / "sweep.toml").read_text(encoding="utf-8")
+    (tmp_path / "s" / "sweep.toml").write_text(text.replace(f'"{point.name}"', '"../moved"'), encoding="utf-8")
+    assert "'../moved'" in refused("table", "s")
+
+
+def no_more_than(limit: int) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+
+OUTPUTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "report": (("report", "run"), ("run/report.html",)),
+    "export": (("export", "run", "--force"), ("run/export/federations.csv", "run/export/clients.csv")),
+    "curves": (("table", "run", "--curves", "c.csv"), ("c.csv",)),
+}
+
+
+@pytest.mark.parametrize("kind", OUTPUTS)
+def test_what_is_too_large_for_the_disk_leaves_the_old_files_whole(tmp_path: Path, kind: str) -> None:
+    """No file may grow beyond 400 bytes: as on a full disk, writing fails half-way."""
+    make_run(tmp_path / "run", rounds=30, clients=20, seeds=(0,), rules=("fedavg",))
+    command, files = OUTPUTS[kind]
+    for file in files:
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text(KEPT, encoding="utf-8")
+    before = state_of(tmp_path)
+    done = warm_command(*command, folder=tmp_path, timeout=120, before=partial(no_more_than, 400))
+    assert done.returncode == 2
+    assert "cannot be written: File too large" in done.stderr
+    assert state_of(tmp_path) == before
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A real disk of a megabyte; only root may mount one."""
+    (tmp_path / "disk").mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", tmp_path / "disk"]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("mounting is not allowed here")
+    yield tmp_path / "disk"
+    subprocess.run(["umount", tmp_path / "disk"], check=True)
+
+
+def test_a_full_disk_leaves_the_old_report_and_export_whole(small_disk: Path, refused: Callable[..., str]) -> None:
+    run = make_run(small_disk / "run", rounds=3, clients=4, seeds=(0,), rules=("fedavg",))
+    assert warm_command("export", run, folder=small_disk, timeout=120).returncode == 0
+    (run / "report.html").write_text(KEPT, encoding="utf-8")
+    with (small_disk / "filled").open("wb", buffering=0) as file, suppress(OSError):
+        while file.write(b"\0" * 4096):
+            pass
+    before = state_of(run)
+    assert "No space left on device" in refused("report", run)
+    assert "No space left on device" in refused("export", run, "--force")
+    assert state_of(run) == before
