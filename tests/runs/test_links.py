@@ -121,6 +121,17 @@ def test_the_folder_itself_and_those_above_may_be_links(run: Path, tmp_path: Pat
     assert History(tmp_path / "disk" / "run").info["status"] == "finished"
 
 
+def test_other_versions_are_said(run: Path, tmp_path: Path) -> None:
+    with sqlite3.connect(run / "run.sqlite") as writer:
+        writer.execute("UPDATE info SET value = '0.0.1\x1b[2J' WHERE key = 'version_torch'")
+    writer.close()
+    done = warm_command("resume", run, "--quiet", folder=tmp_path, timeout=120)
+    assert done.returncode == 0
+    (line,) = (line for line in done.stderr.splitlines() if "it began with" in line)
+    assert line.startswith("steelyard: going on with torch ")
+    assert line.endswith(" (it began with 0.0.1\\x1b[2J): the same bits are not promised")
+
+
 WRITERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "report.html": ("theirs/notes.txt", ("report", "run")),
     "report.html named": ("theirs/notes.txt", ("report", "run", "-o", "run/report.html")),

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from steelyard.activity import current
+from steelyard.errors import one_line
 
 if TYPE_CHECKING:
     # Only for annotations: tables show scores without waiting for torch.
@@ -36,7 +37,7 @@ RAISE = "Raise rounds.fraction or rounds.min_clients, unless this is meant."
 
 def say(line: str) -> None:
     """Write one line on standard error, whether or not anybody watches the progress."""
-    print(f"steelyard: {line}", file=sys.stderr, flush=True)
+    print(f"steelyard: {one_line(line)}", file=sys.stderr, flush=True)
 
 
 def weighed_one(federation: str, round: int) -> str:

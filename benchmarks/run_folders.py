@@ -1,0 +1,340 @@
+"""Run folders made by nobody of ours: `python -m benchmarks.run_folders [CASES] [FIRST]` damages them and reads them.
+
+Each case takes a run (at rest, or killed with its log beside it), changes bytes, rows, tables or files of it by a
+random number of its own, and asks everything that looks at runs, and the store that would go on with it. Only a
+`UserError` of one line may come out, within seconds, and nothing outside the folder may change.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import sqlite3
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from tests.report.made_run import make_run
+
+from steelyard.cli.lists import show_runs
+from steelyard.cli.tables import show_summary
+from steelyard.cli.top import Board
+from steelyard.errors import UserError, one_line
+from steelyard.experiment.loading import read_experiment
+from steelyard.page.feed import Listing
+from steelyard.page.jobs import Jobs
+from steelyard.page.live import LiveHistory
+from steelyard.report.comparison import compare_run
+from steelyard.report.contents import contents
+from steelyard.report.html import embedded
+from steelyard.report.summary import summarise
+from steelyard.report.tables import write_csv, write_tables
+from steelyard.report.view import RunView
+from steelyard.runs.export import export_run
+from steelyard.runs.glance import glances
+from steelyard.runs.heaviest import heaviest
+from steelyard.runs.reader import History
+from steelyard.runs.schema import SCHEMA
+from steelyard.runs.store import Store
+
+SECONDS = 60
+"""What one look at a folder may take, on a busy machine too."""
+GOOD, BAD, THEIRS = "good", "bad", "theirs"
+"""Folders of a case: a run that nobody touched, the one that is damaged, and what belongs to somebody else."""
+ODD: tuple[Any, ...] = (
+    *(None, "", "abc", "\x1b[31mred", "=1+1", "\t@x", "\x9b2J", "9" * 5000, "[" * 2000, "{", "[]", "{}", "[1]", "null"),
+    *('{"a": 1}', '[["DS", 1e999]]', "NaN", '"x"', "é" * 300, "../../x", "/etc/passwd", "a\0b", "round-000001.x"),
+    *(0, -1, 1, 2**31, 2**63 - 1, -(2**63), 0.0, -1.5, 1e308, -1e308, float("inf"), 1e-320),
+    *(b"", b"\0", b"\0" * 8, b"\xff" * 32, b"\0\0\0\0\0\0\xf0\x7f" * 4, np.array([1e308] * 4).tobytes()),
+)
+
+
+@dataclass
+class Problem:
+    """What must not happen: which case, at which question, and how."""
+
+    case: int
+    question: str
+    told: str
+
+
+class TooLong(BaseException):
+    """A question took longer than it may."""
+
+
+def prepare(root: Path) -> list[Path]:
+    """Make the runs that are damaged: one at rest, and one whose writer was killed."""
+    rest = make_run(root / "rest", rounds=4, clients=5, seeds=(0, 1), rules=("VP>DS", "online(DS>LD)"))
+    live = make_run(root / "live", rounds=3, clients=5, seeds=(0,), rules=("fedavg",), status="stopped")
+    store = Store(live)
+    store.note(status="running", flaws={"0": {"client-1": ["late"]}}, labels={"0": {"client-1": [3, 4]}})
+    shutil.copytree(live, root / "killed")
+    store.close()
+    for folder in (rest, root / "killed"):
+        (folder / "privacy.jsonl").write_text('{"no": "charge"}\n', encoding="utf-8")
+    return [rest, root / "killed"]
+
+
+def tables() -> dict[str, list[str]]:
+    """Return the columns of every table of ours."""
+    model = sqlite3.connect(":memory:")
+    model.executescript(SCHEMA)
+    names = [name for (name,) in model.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    found = {name: [row[1] for row in model.execute(f"PRAGMA table_info({name})")] for name in names}
+    model.close()
+    return found
+
+
+TABLES = tables()
+ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n"
+
+
+def _ask(folder: Path, *statements: str, values: tuple[Any, ...] = ()) -> None:
+    try:
+        connection = sqlite3.connect(folder / "run.sqlite")
+        try:
+            for statement in statements:
+                connection.execute(statement, values)
+            connection.commit()
+        finally:
+            connection.close()
+    except (sqlite3.Error, OverflowError):
+        pass  # what cannot be written so is no case
+
+
+def change_rows(folder: Path, chance: random.Random) -> None:
+    """Put an odd value into a column, of all rows or of one."""
+    table = chance.choice(list(TABLES))
+    column, value = chance.choice(TABLES[table]), chance.choice(ODD)
+    where = "" if chance.random() < 0.5 else f" WHERE rowid % 2 = {chance.randrange(2)}"
+    _ask(folder, f"UPDATE OR IGNORE {table} SET {column} = ?{where}", values=(value,))
+
+
+def change_facts(folder: Path, chance: random.Random) -> None:
+    """Change what the run noted of itself."""
+    keys = ["status", "rounds", "seeds", "flaws", "labels", "measured_by", "trust", "privacy", "writer", "schema"]
+    keys += ["notes", "measure", "clients", "version_torch", "code_files", "data", "experiment_text", "salt"]
+    key, value = chance.choice(keys), str(chance.choice(ODD))
+    _ask(folder, "INSERT OR REPLACE INTO info VALUES (?, ?)", values=(key, value))
+
+
+def change_tables(folder: Path, chance: random.Random) -> None:
+    """Bring views, triggers, columns and tables of one's own."""
+    table = chance.choice(list(TABLES))
+    columns = ", ".join(f"1 AS {name}" for name in TABLES[table])
+    statement = chance.choice(
+        [
+            f"ALTER TABLE {table} RENAME TO old; CREATE VIEW {table} AS SELECT {columns}",
+            f"DROP TABLE {table}; CREATE VIEW {table} AS {ENDLESS}",
+            f"DROP TABLE {table}",
+            f"CREATE TRIGGER bad AFTER INSERT ON {table} BEGIN DELETE FROM info; END",
+            f"ALTER TABLE {table} ADD COLUMN more TEXT",
+            f"CREATE INDEX more ON {table} ({TABLES[table][0]})",
+            f"PRAGMA writable_schema=1; UPDATE sqlite_master SET rootpage = {chance.randrange(40)} "
+            f"WHERE name = '{table}'",
+            "PRAGMA writable_schema=1; UPDATE sqlite_master SET sql = 'CREATE TABLE x(y)' WHERE name = 'rounds'",
+            f"PRAGMA user_version={chance.randrange(9)}",
+        ]
+    )
+    _ask(folder, *statement.split("; "))
+
+
+def change_bytes(folder: Path, chance: random.Random) -> None:
+    """Change, cut, repeat or fill the bytes of a file, or point its pages at each other."""
+    files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+    path = chance.choice([*files, folder / "run.sqlite", folder / "run.sqlite"])
+    if not path.is_file() or path.is_symlink():
+        return
+    content = bytearray(path.read_bytes()[:1_000_000])
+    at = chance.randrange(len(content) + 1)
+    kind = chance.randrange(7)
+    if kind == 0:
+        content[at : at + 1] = bytes([chance.randrange(256)])
+    elif kind == 1:
+        del content[at:]
+    elif kind == 2:
+        content[at:at] = chance.randbytes(chance.randrange(1, 50))
+    elif kind == 3:
+        page = at // 4096 * 4096
+        content[page : page + 4096] = chance.choice([b"\0", b"\xff", b"\xa5"]) * len(content[page : page + 4096])
+    elif kind == 4 and len(content) >= 8192:
+        pages = len(content) // 4096
+        one, other = chance.randrange(pages) * 4096, chance.randrange(pages) * 4096
+        content[one : one + 4096] = content[other : other + 4096]
+    elif kind == 5:
+        at = at // 4 * 4
+        content[at : at + 4] = chance.randrange(1, 40).to_bytes(4, "big")
+    else:
+        content[at : at + 8] = chance.randbytes(8)
+    path.write_bytes(bytes(content))
+
+
+def change_files(folder: Path, chance: random.Random) -> None:
+    """Put a link, a folder, a pipe or nothing where a run has a file."""
+    names = ["run.sqlite", "run.sqlite-wal", "run.sqlite-shm", "run.sqlite-journal", "lock", "experiment.toml"]
+    names += ["checkpoints", "privacy.jsonl", "report.html", "export", "code", "export/rounds.csv", "figures"]
+    path = folder / chance.choice(names)
+    theirs = folder.parent / THEIRS
+    kind = chance.randrange(6)
+    if kind != 5:
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
+    if kind == 1:
+        path.parent.mkdir(exist_ok=True)
+        path.symlink_to(chance.choice([theirs, theirs / "notes.txt", theirs / "new", path]))
+    elif kind == 2:
+        path.mkdir(parents=True, exist_ok=True)
+    elif kind == 3:
+        path.parent.mkdir(exist_ok=True)
+        os.mkfifo(path)
+    elif kind == 4:
+        path.parent.mkdir(exist_ok=True)
+        path.hardlink_to(theirs / "notes.txt")
+    elif kind == 5 and path.is_file() and not path.is_symlink():
+        os.truncate(path, chance.choice([0, 1, 100, 4096, 10_000_000_000 if path.suffix == ".toml" else 50_000]))
+
+
+CHANGES: tuple[Callable[[Path, random.Random], None], ...] = (
+    *(change_rows, change_rows, change_rows, change_facts, change_tables, change_bytes, change_bytes, change_files),
+)
+
+
+def questions(root: Path, scratch: Path) -> dict[str, Callable[[], object]]:
+    """Return everything that is asked of a folder; the report's page is not put together, its figures are."""
+    bad = root / BAD
+    console = Console(file=(scratch / "shown").open("w", encoding="utf-8"), width=120)
+
+    def tables_of() -> None:
+        document = compare_run(bad, read_experiment(bad).rounds)
+        for text in (write_tables(document, "text", 100), write_tables(document, "latex"), write_csv(document)):
+            assert text.replace("\n", "").isprintable(), "a control character"
+
+    def frames() -> None:
+        history = History(bad)
+        for name in ("info", "flaws", "ended", "chain", "federations", "rounds", "clients", "evaluations", "untested"):
+            getattr(history, name)
+        for rule, seed in history._keys:
+            history.hits(rule, seed)
+            history.labels(seed)
+
+    def summary() -> None:
+        experiment = read_experiment(bad)
+        show_summary(summarise(bad, experiment.rounds, experiment.score_name))
+
+    def listed() -> None:
+        found = {run.name: run for run in glances(root)}
+        assert found[GOOD].state != "unreadable", "the run beside it cannot be read"
+        assert all("\n" not in run.problem for run in found.values()), "more than one line"
+        show_runs(root, list(found.values()))
+
+    def resumed() -> None:
+        store = Store(bad)
+        try:
+            store.resume(accept=True)
+            store.sweep()
+        finally:
+            store.close()
+
+    return {
+        "ls": listed,
+        "top": lambda: console.print(Board(root).frame(100)),
+        "page": lambda: Listing(root, Jobs(root)).runs(),
+        "frames": frames,
+        "live": lambda: LiveHistory(bad).snapshot(),
+        "heaviest": lambda: heaviest(bad),
+        "checkpoint": lambda: History(bad).last_checkpoint(),
+        "table": tables_of,
+        "summary": summary,
+        "report": lambda: embedded(contents(RunView([bad]))),
+        "export": lambda: export_run(bad, "csv", force=True),
+        "resume": resumed,
+    }
+
+
+def state_of(folder: Path) -> dict[str, object]:
+    """Return what a folder holds."""
+    return {str(path.relative_to(folder)): path.is_file() and path.read_bytes() for path in folder.rglob("*")}
+
+
+def try_case(case: int, made: list[Path], root: Path, *, drawn: bool = True) -> list[Problem]:
+    """Damage a copy of a run and ask everything; `drawn` also makes the figures of a report, which takes longest."""
+    chance = random.Random(case)
+    shutil.rmtree(root, ignore_errors=True)
+    (root / THEIRS).mkdir(parents=True)
+    for name in ("notes.txt", "round-000001.safetensors"):
+        (root / THEIRS / name).write_text("of somebody else", encoding="utf-8")
+    shutil.copytree(made[0], root / GOOD)
+    shutil.copytree(chance.choice(made), root / BAD)
+    for _ in range(chance.choice([1, 1, 1, 2, 3])):
+        chance.choice(CHANGES)(root / BAD, chance)
+    before = state_of(root / THEIRS)
+    problems: list[Problem] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for name, ask in questions(root, Path(scratch)).items():
+            if name == "report" and not drawn:
+                continue
+            told = _told(ask)
+            if told:
+                problems.append(Problem(case, name, told))
+    if state_of(root / THEIRS) != before:
+        problems.append(Problem(case, "files", "what belongs to somebody else was changed"))
+    return problems
+
+
+def _told(ask: Callable[[], object]) -> str:
+    """Ask, and return what must not have come out of it."""
+    signal.alarm(SECONDS)
+    try:
+        ask()
+    except UserError as error:
+        return "" if one_line(str(error)).isprintable() else f"no line to show: {error!r}"
+    except TooLong:
+        return f"took longer than {SECONDS} s"
+    except Exception:
+        return traceback.format_exc(limit=-4)
+    finally:
+        signal.alarm(0)
+    return ""
+
+
+def run_cases(count: int, first: int = 0, every: int = 1) -> list[Problem]:
+    """Try so many cases; the figures of a report are drawn in each `every`-th."""
+
+    def ring(number: int, frame: object) -> None:
+        raise TooLong
+
+    before, output = signal.signal(signal.SIGALRM, ring), sys.stdout
+    found: list[Problem] = []
+    with tempfile.TemporaryDirectory() as folder, Path(os.devnull).open("w", encoding="utf-8") as nothing:
+        made = prepare(Path(folder) / "made")
+        sys.stdout = nothing
+        try:
+            for case in range(first, first + count):
+                found += try_case(case, made, Path(folder) / "case", drawn=case % every == 0)
+                if (case + 1) % 500 == 0:
+                    print(f"{case + 1} cases, {len(found)} problems", file=sys.stderr, flush=True)
+        finally:
+            sys.stdout = output
+            signal.signal(signal.SIGALRM, before)
+    return found
+
+
+def main() -> None:
+    """Try the cases that the command line names, and print what must not have happened."""
+    count, first = (int(word) for word in (*sys.argv[1:], *("10000", "0")[len(sys.argv) - 1 :]))
+    problems = run_cases(count, first, every=10)
+    for problem in problems:
+        print(f"case {problem.case}, {problem.question}:\n{problem.told}\n")
+    print(f"{count} cases, {len(problems)} problems")
+    sys.exit(1 if problems else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""The one reader of the database: what is not of its column's type, shape or size is one line in every list."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from benchmarks.run_folders import run_cases
+from tests.conftest import CommandLine
+from tests.page.page_server import serving
+from tests.report.made_run import make_run
+
+from steelyard.errors import UserError
+from steelyard.runs.export import export_run
+from steelyard.runs.reader import History
+from steelyard.runs.store import Store
+
+SAMPLE, ALL = 200, 10_000
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_run(tmp_path_factory.mktemp("made") / "run", rounds=3, clients=4, seeds=(0,), rules=("fedavg",))
+
+
+@pytest.fixture
+def runs(made: Path, tmp_path: Path) -> Path:
+    """A folder with two runs, of which `bad` is going to be changed."""
+    for name in ("good", "bad"):
+        shutil.copytree(made, tmp_path / "runs" / name)
+    return tmp_path / "runs"
+
+
+def change(folder: Path, *statements: str) -> None:
+    with sqlite3.connect(folder / "run.sqlite") as writer:
+        for statement in statements:
+            writer.execute(statement)
+    writer.close()
+
+
+ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i AS round, 1 AS federation FROM n"
+BAD: dict[str, tuple[tuple[str, ...], str]] = {
+    "an accuracy of text": (("UPDATE rounds SET accuracy = 'abc'",), "rounds, accuracy: 'abc' is no number"),
+    "a seed of text": (("UPDATE federations SET seed = 'x'",), "federations, seed: 'x' is no whole number from 0 on"),
+    "a rule of bytes": (("UPDATE federations SET rule = x'00'",), "federations, rule: b'\\\\x00' is no text"),
+    "a fact of another shape": (("INSERT INTO info VALUES ('labels', '[1]')",), "info, labels: Input should be"),
+    "a view": (("DROP TABLE rounds", f"CREATE VIEW rounds AS {ENDLESS}"), "the view 'rounds' is not one of a run's"),
+    "a trigger": (
+        ("CREATE TRIGGER t AFTER INSERT ON info BEGIN DELETE FROM rounds; END",),
+        "the trigger 't' is not one of a run's",
+    ),
+    "a column more": (("ALTER TABLE clients ADD COLUMN more TEXT",), "the table 'clients' is not one of a run's"),
+    "a table less": (("DROP TABLE untested",), "the table 'untested' is missing"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_bad_run_is_one_line_in_every_list(runs: Path, steelyard: CommandLine, kind: str) -> None:
+    statements, why = BAD[kind]
+    change(runs / "bad", *statements)
+    for command in (("ls", runs), ("top", runs, "--once")):
+        done = steelyard(*command)
+        assert (done.returncode, done.stderr) == (0, "")
+        lines = [line for line in done.stdout.splitlines() if "cannot be read" in line]
+        assert len(lines) == 1
+        assert f"bad: cannot be read: {why}" in lines[0]
+        assert "finished" in done.stdout
+
+
+@pytest.mark.parametrize("kind", ["an accuracy of text", "a seed of text", "a view"])
+@pytest.mark.parametrize("command", ["table", "report", "export", "resume"])
+def test_a_bad_run_is_refused_in_one_line(runs: Path, refused: Callable[..., str], kind: str, command: str) -> None:
+    statements, why = BAD[kind]
+    change(runs / "bad", *statements)
+    assert why in refused(command, runs / "bad")
+
+
+def test_the_page_lists_a_bad_run_beside_the_others(runs: Path) -> None:
+    change(runs / "bad", "UPDATE rounds SET accuracy = 'abc'")
+    with serving(runs) as page:
+        found = {run["name"]: run for run in page.get("/api/runs").json()}
+        shown = page.get("/api/view?run=bad")
+    assert found["bad"]["state"] == "unreadable"
+    assert found["bad"]["problem"] == "bad: cannot be read: rounds, accuracy: 'abc' is no number"
+    assert found["good"]["state"] == "finished"
+    assert (shown.status_code, "is no number" in shown.json()["problem"]) == (400, True)
+
+
+def test_a_trigger_does_not_run(runs: Path) -> None:
+    change(runs / "bad", "CREATE TRIGGER t AFTER INSERT ON info BEGIN DELETE FROM rounds; END")
+    with pytest.raises(UserError, match="the trigger 't' is not one of a run's database"):
+        Store(runs / "bad")
+    with sqlite3.connect(runs / "bad" / "run.sqlite") as reader:
+        assert reader.execute("SELECT COUNT(*) FROM rounds").fetchone() == (3,)
+    reader.close()
+
+
+def test_a_table_without_end_is_ended(runs: Path) -> None:
+    """Pages that are each other's rest: every cell of a page above points at the same page below."""
+    path = runs / "bad" / "run.sqlite"
+    change(runs / "bad", *(f"INSERT INTO clients (name) VALUES ('{number:0900d}')" for number in range(3000)))
+    reader = sqlite3.connect(path)
+    ((root,),) = reader.execute("SELECT rootpage FROM sqlite_master WHERE name = 'clients'").fetchall()
+    ((size,),) = reader.execute("PRAGMA page_size").fetchall()
+    reader.close()
+    content = bytearray(path.read_bytes())
+
+    def cells(page: int) -> list[int]:
+        begin = (page - 1) * size
+        assert content[begin] == 5  # a page of a table that points at others
+        count = int.from_bytes(content[begin + 3 : begin + 5], "big")
+        at = [begin + 12 + 2 * cell for cell in range(count)]
+        return [begin + int.from_bytes(content[place : place + 2], "big") for place in at]
+
+    first = content[cells(root)[0] : cells(root)[0] + 4]
+    for below in {int.from_bytes(content[cell : cell + 4], "big") for cell in cells(root)}:
+        if content[(below - 1) * size] == 5:
+            inner = content[cells(below)[0] : cells(below)[0] + 4]
+            for cell in cells(below):
+                content[cell : cell + 4] = inner
+    for cell in cells(root):
+        content[cell : cell + 4] = first
+    path.write_bytes(bytes(content))
+    history = History(runs / "bad")
+    with pytest.raises(UserError, match=r"clients holds more than its file does|does not end|malformed"):
+        history._rows("clients", ("id", "name"))
+
+
+def test_names_from_a_database_do_not_reach_the_terminal(runs: Path, steelyard: CommandLine) -> None:
+    """Neither the old control characters nor the newer ones, which terminals take for the same."""
+    odd = "red\x1b[31m\x9b2J\x07"
+    change(
+        runs / "bad",
+        f"UPDATE federations SET rule = '{odd}', name = '{odd}'",
+        f"UPDATE clients SET name = name || '{odd}'",
+    )
+    for command in (("table",), ("table", "--format", "csv"), ("table", "--format", "json"), ("table", "--groups")):
+        done = steelyard(command[0], runs / "bad", *command[1:])
+        assert done.returncode == 0, done.stderr
+        assert "red" in done.stdout
+        assert done.stdout.replace("\n", "").isprintable()
+    for command in (("ls", runs), ("top", runs, "--once")):
+        assert steelyard(*command).stdout.replace("\n", "").isprintable()
+
+
+def test_a_name_that_is_a_formula_is_none_in_any_csv(runs: Path, steelyard: CommandLine) -> None:
+    change(runs / "bad", "UPDATE federations SET rule = char(9) || '=1+1'")
+    assert "'\\t=1+1" in steelyard("table", runs / "bad", "--format", "csv").stdout
+    assert steelyard("table", runs / "bad", "--curves", "c.csv").returncode == 0
+    assert "\n'\\t=1+1," in (runs.parent / "c.csv").read_text(encoding="utf-8")
+    assert "\n'\t=1+1," in export_run(runs / "bad", "csv")[1].read_text(encoding="utf-8")
+
+
+def test_damaged_folders_give_one_line_and_touch_nothing() -> None:
+    assert run_cases(SAMPLE, every=40) == []
+
+
+@pytest.mark.slow
+def test_many_damaged_folders() -> None:
+    assert run_cases(ALL, every=10) == []
