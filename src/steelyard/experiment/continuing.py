@@ -105,7 +105,7 @@ def check_rules(history: History, federations: Sequence[Federation]) -> None:
             "allowed: the same, or a new run"
         )
     for name, settings in zip(history.federations["federation"], history.federations["settings"], strict=True):
-        began = list(history.json(settings, "federations, settings").get("criteria", []))
+        began = list(json.loads(settings).get("criteria", []))
         criteria = next(list(federation.rule.names) for federation in federations if federation.name == name)
         if began != criteria:
             # Columns of numbers stand in the order of the criteria: under other names they would say something else.

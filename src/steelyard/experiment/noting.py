@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from steelyard import __version__
 from steelyard.clients.protocol import NotingClients
-from steelyard.errors import UserError, listed
+from steelyard.errors import UserError
 from steelyard.experiment.description import Description
 from steelyard.experiment.promising import promise_notes
 from steelyard.rounds.progress import say, weighed_one
@@ -75,16 +75,6 @@ def why(error: BaseException) -> str:
         return "it was interrupted"
     line = " ".join(str(error).split())[:1000]
     return line if isinstance(error, UserError) else f"{type(error).__name__}: {line}"
-
-
-def other_versions(info: Mapping[str, str]) -> str:
-    """Return in one line which versions differ from those that a run began with; empty where none does."""
-    differ = [
-        f"{name.removeprefix('version_')} {now} (it began with {info[name]})"
-        for name, now in versions().items()
-        if name != "version_platform" and info.get(name, now) != now
-    ]
-    return f"going on with {listed(differ)}: the same bits are not promised" if differ else ""
 
 
 def versions() -> dict[str, str]:

@@ -27,7 +27,7 @@ from steelyard.experiment.description import Description
 from steelyard.experiment.federations import FederationSettings
 from steelyard.experiment.folders import new_folder
 from steelyard.experiment.loading import RUN_FILE, own_text, read_experiment, run_file
-from steelyard.experiment.noting import Noting, other_versions, told, versions, why
+from steelyard.experiment.noting import Noting, told, versions, why
 from steelyard.experiment.promising import ended_early, private_rounds, promise, rest_of
 from steelyard.rounds.loop import Progress, run_rounds
 from steelyard.rounds.progress import say, show_progress
@@ -198,8 +198,6 @@ def resume(
         changes += changed_data(history, now, accept=accept_changes)
         store = _open(folder, experiment, simulated=assemble is None)
         try:
-            if line := other_versions(history.info):
-                say(line)
             if changes:
                 store.note(accepted=changes, **now)
             return _go(experiment, folder, store, clients, server, federations, progress, accept=accept_changes)
