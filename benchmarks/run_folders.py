@@ -98,8 +98,13 @@ ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELEC
 
 
 def _ask(folder: Path, *statements: str, values: tuple[Any, ...] = ()) -> None:
+    files = [folder / f"run.sqlite{ending}" for ending in ("", "-wal", "-shm", "-journal")]
+    if any(os.path.lexists(file) and (file.is_symlink() or not file.is_file()) for file in files):
+        return  # an earlier change put a pipe there, for which SQLite would wait
     try:
         connection = sqlite3.connect(folder / "run.sqlite")
+        # An earlier change may have put a view without end there.
+        connection.set_progress_handler(lambda: 1, 1_000_000)
         try:
             for statement in statements:
                 connection.execute(statement, values)
