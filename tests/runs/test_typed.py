@@ -19,7 +19,7 @@ from steelyard.runs.reader import History
 from steelyard.runs.schema import reading
 from steelyard.runs.store import Store
 
-SAMPLE, ALL = 200, 10_000
+SAMPLE, ALL = 60, 10_000
 
 
 @pytest.fixture(scope="module")
