@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -131,3 +132,17 @@ def test_a_parameter_is_swept(tmp_path: Path, steelyard: Any) -> None:
     done = steelyard("sweep", "quickstart", *changes, "--over", "algorithm.mu=0.01,1", "--out", "grid")
     assert done.returncode == 0, done.stderr
     assert 'name = "fedprox"' in (tmp_path / "grid" / "best.toml").read_text()
+
+
+def test_the_algorithm_is_a_column_where_it_is_not_fedavg(tmp_path: Path, steelyard: Any) -> None:
+    changes = ("--set", "rounds.count=1", "--set", "model.name=logistic")
+    done = steelyard("compare", "quickstart", *changes, "--rules", "DS,scaffold+LD", "--out", "run")
+    assert done.returncode == 0, done.stderr
+    assert "algorithm" in done.stdout
+    document = json.loads(steelyard("table", "run", "--format", "json").stdout)
+    assert document["algorithms"] == {"DS": "fedavg", "scaffold+LD": "scaffold"}
+    report = steelyard("report", "run", "-o", "run.html")
+    assert report.returncode == 0, report.stderr
+    assert '<th scope="col">algorithm</th>' in (tmp_path / "run.html").read_text()
+    plain = steelyard("compare", "quickstart", *changes, "--rules", "DS,LD", "--out", "plain")
+    assert "algorithm" not in plain.stdout

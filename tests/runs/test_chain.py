@@ -111,11 +111,12 @@ TABLES = {
 def strangers_head(folder: Path) -> str:
     """The head of a run as docs/reference/chain.md defines it, computed without the code that is tested."""
     clients = dict(query(folder, "SELECT id, name FROM clients"))
-    federations = sorted(query(folder, "SELECT name, id, rule, seed, settings FROM federations"))
+    federations = sorted(query(folder, "SELECT name, id, rule, seed, settings, algorithm FROM federations"))
     salt = query(folder, "SELECT value FROM info WHERE key = 'salt'")
     text = strangers_value("chain", 1) + (strangers_value("salt", salt[0][0]) if salt else b"")
-    for name, _, rule, seed, _ in federations:
+    for name, _, rule, seed, _, algorithm in federations:
         text += strangers_value("federation", name) + strangers_value("rule", rule) + strangers_value("seed", seed)
+        text += strangers_value("algorithm", algorithm)
     head = hashlib.sha256(text).hexdigest()
     content = (folder / FILE).read_bytes() if (folder / FILE).exists() else b""
     for round, size in query(folder, "SELECT round, ledger_bytes FROM chain ORDER BY round"):

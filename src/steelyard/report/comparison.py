@@ -42,6 +42,7 @@ def compare_run(run: History | Path | str, settings: RoundSettings, baseline: st
         "run": str(folder),
         "status": history.info.get("status", "unknown"),
         "chain": chained(history),
+        "algorithms": {str(row["rule"]): str(row["algorithm"]) for row in history.federations.to_dict("records")},
         "rounds": max(int(curve.rounds[-1]) for curve in curves),
         "limit": limit,
         "last": settings.last,

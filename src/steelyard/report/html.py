@@ -24,7 +24,7 @@ from steelyard.report.promised import promise_lines, promised
 from steelyard.report.recommended import TITLES, Recommended, recommended
 from steelyard.report.sign import drawn as draw_sign
 from steelyard.report.sign import sign
-from steelyard.report.tables import cell, grids
+from steelyard.report.tables import algorithm_cells, cell, grids
 from steelyard.report.view import RunView
 
 _ROUNDS = "Rounds until a share"
@@ -180,8 +180,10 @@ def result_grid(view: RunView, index: int) -> Grid:
     tested = {row["rule"]: row["testing_rounds"] for row in document["testing"]}
     clean = all("accuracy" in row for row in server.values())
     tests = any(row["mean"] > 0 for row in tested.values())
+    named = algorithm_cells(document)
     headings = [
         "rule",
+        *named(None),
         *(["accuracy on clean rows (%)"] if clean else []),
         *(["weight of flawed (%)"] if flawed else []),
     ]
@@ -190,7 +192,7 @@ def result_grid(view: RunView, index: int) -> Grid:
     rows: list[tuple[str, ...]] = []
     for row in document["devices"]:
         rule = row["rule"]
-        cells = [rule, *([cell(server[rule]["accuracy"], 2, 100.0)] if clean else [])]
+        cells = [rule, *named(rule), *([cell(server[rule]["accuracy"], 2, 100.0)] if clean else [])]
         cells += ([cell(flawed[rule], 1, 100.0)] if rule in flawed else ["–"]) if flawed else []
         cells += [cell(row[key], 2, percent) for key in ("final", "best", "worst_tenth", "spread")]
         cells += [cell(tested[rule])] if tests else []
@@ -219,7 +221,11 @@ def table(grid: Grid, best: bool = False) -> str:
 
 def _best(grid: Grid) -> int | None:
     """Return the row with the highest mean in the first column of scores."""
-    columns = [column for column, heading in enumerate(grid.headings) if column and "flawed" not in heading]
+    columns = [
+        column
+        for column, heading in enumerate(grid.headings)
+        if column and "flawed" not in heading and heading != "algorithm"
+    ]
     try:
         means = [float(row[columns[0]].split("±")[0].replace("−", "-")) for row in grid.rows]
     except (ValueError, IndexError):

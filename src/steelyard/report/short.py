@@ -16,6 +16,8 @@ def short_account(summary: Mapping[str, Any]) -> str:
     """Return a summary as a small table: rule, scores, rounds to the target; only columns that some rule has."""
     rules = summary["rules"]
     columns = {"rule": [_name(rule, several=len({rule["seed"] for rule in rules}) > 1) for rule in rules]}
+    if any(rule["algorithm"] != "fedavg" for rule in rules):
+        columns["algorithm"] = [str(rule["algorithm"]) for rule in rules]
     columns[f"{summary['measure']} on the clients"] = [_score(rule["accuracy"]) for rule in rules]
     columns["worst 10%"] = [_score(rule["worst_tenth"]) for rule in rules]
     columns["on the server's rows"] = [_score(rule["server"].get("accuracy")) for rule in rules]

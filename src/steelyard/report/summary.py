@@ -31,7 +31,8 @@ def summarise(folder: Path, settings: RoundSettings, measure: str = "accuracy") 
     for federation in history.federations.to_dict("records"):
         rule, seed = str(federation["rule"]), int(federation["seed"])
         found = history.scores(rule, seed)
-        rules.append(_account(history, rule, seed, str(federation["settings"]), found, settings))
+        account = _account(history, rule, seed, str(federation["settings"]), found, settings)
+        rules.append({"algorithm": str(federation["algorithm"]), **account})
         table += [
             {
                 "rule": rule,

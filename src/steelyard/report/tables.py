@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from steelyard.errors import printable
@@ -75,17 +75,26 @@ def _rounds(section: Mapping[str, Any], document: Mapping[str, Any], several: bo
     return Grid(f"Rounds until a share of the devices {verb} {section['target']:.0%}", headings, tuple(rows), note)
 
 
+def algorithm_cells(document: Mapping[str, Any]) -> Callable[[str | None], tuple[str, ...]]:
+    """Return what gives a rule's cell of the column of algorithms, its heading for None; none where all are FedAvg."""
+    algorithms: Mapping[str, str] = document.get("algorithms", {})
+    if all(name == "fedavg" for name in algorithms.values()):
+        return lambda rule: ()
+    return lambda rule: ("algorithm" if rule is None else algorithms.get(rule, "–"),)
+
+
 def _devices(document: Mapping[str, Any]) -> Grid:
     # An error is shown as it is, an accuracy in per cent.
     percent = 100.0 if all(row["p10"]["mean"] >= 0 for row in document["devices"]) else 1.0
     columns = ("final", "best", "worst_tenth", "p10", "p90", "spread")
+    named = algorithm_cells(document)
     rows = [
-        (row["rule"], *(cell(row[name], 2, percent) for name in columns), cell(row["jain"], 4))
+        (row["rule"], *named(row["rule"]), *(cell(row[name], 2, percent) for name in columns), cell(row["jain"], 4))
         for row in document["devices"]
     ]
     unit = " (%)" if percent == 100.0 else ""
     names = ("final", "best round", "worst tenth", "10th perc.", "90th perc.", "std. dev.")
-    headings = ("rule", *(f"{name}{unit}" for name in names), "Jain")
+    headings = ("rule", *named(None), *(f"{name}{unit}" for name in names), "Jain")
     note = f"Final: over all test samples after round {document['rounds']}; the rest over devices."
     return Grid("Local scores after the last round", headings, tuple(rows), note)
 

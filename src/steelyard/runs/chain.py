@@ -71,7 +71,7 @@ class Records:
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
         self._names: dict[int, bytes] = {}
-        federations = db.execute("SELECT name, id, rule, seed, settings FROM federations").fetchall()
+        federations = db.execute("SELECT name, id, rule, seed, settings, algorithm FROM federations").fetchall()
         self._federations = sorted(federations, key=lambda row: str(row[0]))
 
     def first(self) -> bytes:
@@ -79,14 +79,15 @@ class Records:
         parts = [field("chain", VERSION)]
         salt = self._db.execute("SELECT value FROM info WHERE key = ?", (SALT,)).fetchone()
         parts += [] if salt is None else [field(SALT, salt[0])]
-        for name, _, rule, seed, _ in self._federations:
+        for name, _, rule, seed, _, algorithm in self._federations:
             parts += [field("federation", name), field("rule", rule), field("seed", seed)]
+            parts.append(field("algorithm", algorithm))
         return b"".join(parts)
 
     def record(self, round: int, before: str, mark: Mark | None) -> bytes:
         """Return the record of a round, given the head before it and how far the privacy ledger had come."""
         parts = [field("chain", VERSION), field("before", before), field("round", round)]
-        for name, key, _, _, settings in self._federations:
+        for name, key, _, _, settings, _ in self._federations:
             inner = b"".join(self._federation(key, round, settings))
             parts += [field("federation", name), inner] if inner else []
         if mark is not None:
