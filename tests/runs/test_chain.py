@@ -121,7 +121,7 @@ def strangers_head(folder: Path) -> str:
     content = (folder / FILE).read_bytes() if (folder / FILE).exists() else b""
     for round, size in query(folder, "SELECT round, ledger_bytes FROM chain ORDER BY round"):
         text = strangers_value("chain", 1) + strangers_value("before", head) + strangers_value("round", round)
-        for name, key, _, _, settings in federations:
+        for name, key, _, _, settings, _ in federations:
             text += strangers_value("federation", name)
             for table, columns in TABLES.items():
                 found = query(folder, f"SELECT * FROM {table} WHERE federation = {key} AND round = {round}")

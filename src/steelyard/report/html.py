@@ -221,11 +221,8 @@ def table(grid: Grid, best: bool = False) -> str:
 
 def _best(grid: Grid) -> int | None:
     """Return the row with the highest mean in the first column of scores."""
-    columns = [
-        column
-        for column, heading in enumerate(grid.headings)
-        if column and "flawed" not in heading and heading != "algorithm"
-    ]
+    others = ("rule", "algorithm", "weight of flawed (%)")
+    columns = [column for column, heading in enumerate(grid.headings) if heading not in others]
     try:
         means = [float(row[columns[0]].split("±")[0].replace("−", "-")) for row in grid.rows]
     except (ValueError, IndexError):
