@@ -97,7 +97,8 @@ def add(target: sqlite3.Connection, shift: int) -> None:
     target.create_function("mine", 1, keys.__getitem__)
     target.create_function("all_mine", 1, lambda blob: translated(blob, keys))
     target.execute(
-        "INSERT INTO federations SELECT id + ?, rule || '#' || seed, rule, seed, settings FROM other.federations",
+        "INSERT INTO federations SELECT id + ?, rule || '#' || seed, rule, seed, settings, algorithm "
+        "FROM other.federations",
         (shift,),
     )
     changed = {"federation": "federation + ?", "client": "mine(client)", "clients": "all_mine(clients)"}

@@ -6,7 +6,8 @@ import json
 import os
 import socket
 import ssl
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,14 @@ from steelyard.federate.processes import reserved_port
 
 NOBODY = 65_534
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another account")
+
+
+@pytest.fixture
+def open_folder() -> Generator[Path]:
+    """A folder that every account may enter: pytest's own are closed, and are not to be what keeps others out."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
 
 
 def as_nobody(work: Callable[[], str]) -> str:
@@ -111,11 +120,8 @@ def test_nobody_else_takes_the_port_before_the_superlink_listens():
 
 @needs_root
 @pytest.mark.parametrize("tls", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_another_account_starts_no_run_in_a_local_federation_and_reads_none_of_its_files(tmp_path: Path, tls: bool):
-    for folder in (tmp_path, *tmp_path.parents):  # The folders above are not what keeps it out.
-        if folder.stat().st_uid == os.geteuid() and folder.is_relative_to(tmp_path.parents[1]):
-            folder.chmod(0o755)
-    federation = LocalFederation(tmp_path / "run", experiment(1), Launch(1, tls=tls))
+def test_another_account_starts_no_run_in_a_local_federation_and_reads_none_of_its_files(open_folder: Path, tls: bool):
+    federation = LocalFederation(open_folder / "run", experiment(1), Launch(1, tls=tls))
     with federation:
         authority = None if federation.authority is None else ssl.create_default_context(cafile=federation.authority)
         runs, start = ListRunsRequest().SerializeToString(), StartRunRequest().SerializeToString()
@@ -124,6 +130,6 @@ def test_another_account_starts_no_run_in_a_local_federation_and_reads_none_of_i
         assert as_nobody(lambda: post(port, "/v1/control/list-runs", runs, authority)) == ""
         assert as_nobody(lambda: post(port, "/v1/control/start-run", start, authority)) == ""
         assert as_nobody(lambda: post(port, "/v1/fleet/register-node", b"", authority)) == ""
-        assert as_nobody(lambda: (tmp_path / "run").is_dir() and "there") == "there"
+        assert as_nobody(lambda: (open_folder / "run").is_dir() and "there") == "there"
         assert as_nobody(lambda: ", ".join(os.listdir(federation.home))).startswith("PermissionError")
         assert json.loads((federation.home / "launch.json").read_text())["nodes"] == 1

@@ -7,7 +7,7 @@ import os
 import signal
 from pathlib import Path
 
-from tests.warm import warm_command
+from tests.warm import command_environment, warm_command
 
 
 def steelyard(
@@ -22,7 +22,7 @@ def steelyard(
     With `killed_after`, the process gets a SIGKILL of its own making right after that round was committed, or, with
     during = "checkpoint", after the round's checkpoint file was written and before its rows were.
     """
-    handed = {**os.environ, **(environment or {})}
+    handed = command_environment(**(environment or {}))
     before = None if killed_after is None else functools.partial(_kill_after, killed_after, during)
     done = warm_command(*arguments, folder=folder, timeout=120, environment=handed, before=before)
     (folder / "output").write_text(done.stdout + done.stderr, encoding="utf-8")
