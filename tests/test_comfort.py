@@ -51,7 +51,14 @@ def test_a_result_whose_folder_is_gone_still_prints(tmp_path: Path) -> None:
 
 
 def test_columns_that_no_rule_has_are_left_out() -> None:
-    rule = {"rule": "r" * 60, "accuracy": -3.5, "worst_tenth": None, "server": {}, "rounds_to_target": None}
+    rule = {
+        "algorithm": "fedavg",
+        "rule": "r" * 60,
+        "accuracy": -3.5,
+        "worst_tenth": None,
+        "server": {},
+        "rounds_to_target": None,
+    }
     summary = {
         "measure": "minus RMSE",
         "run": "runs/x",
