@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Self
 
 from pydantic import ConfigDict, model_validator
@@ -40,21 +39,16 @@ class AlgorithmSettings(Section):
         """Return the algorithm, after loading the plugins that may define it; a wrong parameter is named."""
         if self.plugins:
             catalogue.load_plugins(self.plugins)
-        return made_from({"name": self.name, **self.parameters})
+        known = catalogue.known()
+        if self.name not in known:
+            raise UserError(f"name: got {brief(self.name)}{nearest(self.name, known)}; allowed: {listed(known)}")
+        return validated(known[self.name], self.parameters, "")
 
     @property
     def label(self) -> str:
         """The algorithm as `--rules` writes it: "scaffold", "fedprox(mu=0.1)"."""
         given = ",".join(f"{name}={value}" for name, value in self.parameters.items())
         return f"{self.name}({given})" if given else self.name
-
-
-def made_from(given: Mapping[str, Any]) -> Algorithm:
-    """Return the algorithm that {"name": ..., parameters} describes; use it where one comes in a message."""
-    name, known = given["name"], catalogue.known()
-    if name not in known:
-        raise UserError(f"name: got {brief(name)}{nearest(str(name), known)}; allowed: {listed(known)}")
-    return validated(known[name], {key: value for key, value in given.items() if key != "name"}, "")
 
 
 def parse_algorithm(text: str) -> AlgorithmSettings | None:

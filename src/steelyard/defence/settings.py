@@ -65,6 +65,11 @@ class DefenceSettings(Section):
         return self
 
     @property
+    def robust(self) -> bool:
+        """Whether anything but the plain weighted sum is made of the updates."""
+        return self.rule != "none" or self.mix
+
+    @property
     def share(self) -> float:
         """The share of a cohort that may be hostile, with its default."""
         return 0.3 if self.hostile is None else self.hostile

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from steelyard.clients.protocol import Clients, Server
+from steelyard.clients.protocol import Clients, Server, WrappedClients
 from steelyard.errors import Stopped
 from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.running import resume, run
@@ -99,11 +99,12 @@ class Auditor:
         return np.log1p(self._rate * np.expm1(exponent)) if self._rate < 1 else exponent
 
 
-class CanaryClients:
+class CanaryClients(WrappedClients):
     """Clients with an auditor's canaries among them; stopped once, in round `stop`, after its model was released."""
 
     def __init__(self, clients: Clients, auditor: Auditor, stop: int | None) -> None:
-        self.clients, self.auditor, self.stop = clients, auditor, stop
+        super().__init__(clients)
+        self.auditor, self.stop = auditor, stop
 
     def names(self, seed: int) -> Sequence[str]:
         return sorted([*self.clients.names(seed), *self.auditor.names])
@@ -138,18 +139,6 @@ class CanaryClients:
             if question.round == self.stop:
                 raise KeyboardInterrupt
         return answers
-
-    def snapshot(self) -> Mapping[str, torch.Tensor]:
-        return self.clients.snapshot()
-
-    def restore(self, state: Mapping[str, torch.Tensor]) -> None:
-        self.clients.restore(state)
-
-    def describe(self) -> Mapping[str, str]:
-        return self.clients.describe()
-
-    def close(self) -> None:
-        self.clients.close()
 
 
 def described(

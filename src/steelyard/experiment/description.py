@@ -109,8 +109,9 @@ class Description(Section):
         for rule in self.rules().values():
             algorithm = rule.algorithm or self.algorithm
             if own_code or not algorithm.plugins:
-                check_algorithm(rule, algorithm, self.optimiser)
-                check_sums(self.privacy, algorithm.made())
+                made = algorithm.made()
+                check_algorithm(rule, made, self.optimiser)
+                check_sums(self.privacy, made)
 
     @property
     def optimiser(self) -> str | None:
@@ -182,7 +183,8 @@ class Description(Section):
 
     def rules(self) -> dict[str, FederationSettings]:
         """Return all rules of this run by name, each with its algorithm, the main one first."""
-        return {federation_label(self._main): self._main, **self.beside}
+        main = self._main
+        return {federation_label(main): main, **self.beside}
 
     def criteria(self) -> list[registry.Criterion]:
         """Return the criteria of all rules, each once; loads the code that the experiment names for them.

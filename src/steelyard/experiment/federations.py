@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from steelyard.algorithms.algorithm import Algorithm
 from steelyard.algorithms.settings import AlgorithmSettings
 from steelyard.errors import UserError, listed
 from steelyard.weighing.rule import WeighingSettings, label
@@ -25,9 +26,8 @@ def federation_label(settings: FederationSettings) -> str:
     return algorithm.label if rule == "DS" else f"{algorithm.label}+{rule}"
 
 
-def check_algorithm(settings: FederationSettings, algorithm: AlgorithmSettings, optimiser: str | None) -> None:
+def check_algorithm(settings: FederationSettings, made: Algorithm, optimiser: str | None) -> None:
     """Refuse an algorithm that does not go with its rule or the local optimiser (None where no model is trained)."""
-    made = algorithm.made()
     if optimiser is None:
         if made.name != "fedavg":
             raise UserError(
@@ -45,7 +45,7 @@ def check_algorithm(settings: FederationSettings, algorithm: AlgorithmSettings, 
             f"allowed: {listed(made.optimisers)}"
         )
     defence = settings.defence
-    if defence is not None and (defence.rule != "none" or defence.mix) and made.sees == "models":
+    if defence is not None and defence.robust and made.sees == "models":
         raise UserError(
             f"weighing.defence: got '{defence.rule}' with {made.name}, whose server steps from single updates and not "
             "from the sum that a robust rule makes; allowed: without it, or an algorithm that needs the sum alone"

@@ -20,7 +20,6 @@ def asked_of(rule: WeighingSettings, offers: Offers) -> Asked:
     """Return what a rule asks for; criteria that no loaded plugin defines yet are left out and checked once it is."""
     known = registry.known()
     defence = rule.defence
-    plain = defence is None or (defence.rule == "none" and not defence.mix)
     return Asked(
         rule=label(rule),
         criteria=tuple(_asked(known[name], offers) for name in rule.criteria if name in known),
@@ -28,7 +27,7 @@ def asked_of(rule: WeighingSettings, offers: Offers) -> Asked:
         normalise=rule.normalise,
         adjust=rule.adjust is not None,
         fit=rule.fit is not None,
-        defence="" if plain or defence is None else defence.rule,
+        defence=defence.rule if defence is not None and defence.robust else "",
         bound=rule.bound is not None,
         capped=rule.max_weight is not None or rule.max_shares is not None,
     )

@@ -89,7 +89,7 @@ def _average(
     settings, payload = federation.rule.settings.defence, updates.payload
     if isinstance(payload, HiddenUpdates):
         return partial(_aggregate, task, payload)
-    if settings is None or (settings.rule == "none" and not settings.mix):
+    if settings is None or not settings.robust:
         return partial(payload.combine, task.parameters)
     if not isinstance(payload, DenseModels):
         raise UserError("weighing.defence: the server sees no single models in this run; allowed: without it")

@@ -87,7 +87,7 @@ def absent(**stages: str):
 def hidden(settings: AggregationSettings | None = None, **stages: str) -> tuple[HiddenSimulation, Task]:
     clients, server = build({**SMALL, "privacy": SECURE}).assemble()
     assert isinstance(clients, HiddenSimulation)
-    fresh = HiddenSimulation(clients.inner, settings or AggregationSettings(), absent(**stages))
+    fresh = HiddenSimulation(clients.clients, settings or AggregationSettings(), absent(**stages))
     return fresh, Task("f", 3, 1, tuple(fresh.names(3)), server.initial(3))
 
 
@@ -99,7 +99,7 @@ def test_the_weighted_mean_of_those_who_stayed_whoever_drops_out(stages: dict[st
     clients, task = hidden(**stages)
     (answer,) = clients.train([task])
     assert isinstance(answer.payload, HiddenUpdates)
-    (plain,) = clients.inner.train([task])
+    (plain,) = clients.clients.train([task])
     assert isinstance(plain.payload, DenseModels)
     weights = np.arange(1.0, 9.0)[[plain.clients.index(name) for name in answer.clients]]
     weights /= weights.sum()
@@ -130,7 +130,7 @@ def test_the_record_names_who_dropped_out_and_the_weights_of_the_rest(tmp_path: 
     experiment = build({**SMALL, "privacy": SECURE})
     clients, server = experiment.assemble()
     assert isinstance(clients, HiddenSimulation)
-    dropping = HiddenSimulation(clients.inner, clients.settings, absent(mask="2", share="5"))
+    dropping = HiddenSimulation(clients.clients, clients.settings, absent(mask="2", share="5"))
     run(experiment, out=tmp_path / "run", assemble=lambda: (dropping, server))
     history = History(tmp_path / "run")
     first = history.clients[history.clients["round"] == 1]
@@ -148,7 +148,7 @@ def test_too_few_for_rounds_min_clients_stops_the_run(tmp_path: Path):
     experiment = build({**SMALL, "privacy": SECURE, "rounds": {"count": 2, "fraction": 1.0, "min_clients": 8}})
     clients, server = experiment.assemble()
     assert isinstance(clients, HiddenSimulation)
-    dropping = HiddenSimulation(clients.inner, clients.settings, absent(mask="2"))
+    dropping = HiddenSimulation(clients.clients, clients.settings, absent(mask="2"))
     with pytest.raises(UserError, match=r"7 of 8 clients gave a usable update, rounds.min_clients = 8"):
         run(experiment, out=tmp_path / "run", assemble=lambda: (dropping, server))
 
@@ -156,11 +156,11 @@ def test_too_few_for_rounds_min_clients_stops_the_run(tmp_path: Path):
 def test_a_client_that_cannot_write_its_update_down_says_so_and_stays_away():
     settings = AggregationSettings(bound=0.05)
     clients, task = hidden(settings)
-    (plain,) = clients.inner.train([task])
+    (plain,) = clients.clients.train([task])
     assert isinstance(plain.payload, DenseModels)
     largest = (plain.payload.models - task.parameters).abs().amax(dim=1)
     over = [name for name, size in zip(plain.clients, largest.tolist(), strict=True) if size > 0.05]
-    (answer,) = HiddenSimulation(clients.inner, AggregationSettings(bound=float(largest.max()) - 1e-6)).train([task])
+    (answer,) = HiddenSimulation(clients.clients, AggregationSettings(bound=float(largest.max()) - 1e-6)).train([task])
     assert [failure.client for failure in answer.failures] == [plain.clients[int(largest.argmax())]]
     assert "privacy.aggregation.bound" in answer.failures[0].reason
     assert over  # the digits do move by more than 0.05
@@ -260,7 +260,7 @@ def test_a_client_whose_key_shares_cannot_be_read_is_left_out_and_the_others_are
     monkeypatch.undo()
     clients, server = experiment.assemble()
     assert isinstance(clients, HiddenSimulation)
-    dropping = HiddenSimulation(clients.inner, clients.settings, absent(mask="2"))
+    dropping = HiddenSimulation(clients.clients, clients.settings, absent(mask="2"))
     run(experiment, out=tmp_path / "dropped", assemble=lambda: (dropping, server))
     # With the weights that were given: the same sum as if it had dropped out after they were, up to rounding.
     torch.testing.assert_close(models(tmp_path / "spoiled"), models(tmp_path / "dropped"), rtol=0, atol=1e-5)
@@ -280,7 +280,7 @@ def test_a_sum_that_is_nearly_one_update_is_not_taken():
     heavy = np.array([0.6, *[0.4 / 7] * 7])
     with pytest.raises(UserError, match=r"largest_weight: client-000 would have 0.6 .*weighing.max_weight"):
         answer.payload.aggregate(task.parameters, heavy)  # type: ignore[attr-defined]
-    (again,) = HiddenSimulation(clients.inner, AggregationSettings(largest_weight=0.6)).train([task])
+    (again,) = HiddenSimulation(clients.clients, AggregationSettings(largest_weight=0.6)).train([task])
     again.payload.aggregate(task.parameters, heavy)  # type: ignore[attr-defined]
 
 
@@ -372,7 +372,7 @@ def test_encrypted_updates_give_the_model_of_open_ones_and_whoever_drops_out_is_
     settings = AggregationSettings.model_validate(kind)
     clients, task = hidden(settings, mask="2 5")
     (answer,) = clients.train([task])
-    (plain,) = clients.inner.train([task])
+    (plain,) = clients.clients.train([task])
     assert isinstance(answer.payload, HiddenUpdates)
     assert isinstance(plain.payload, DenseModels)
     model = answer.payload.aggregate(task.parameters, np.full(8, 1 / 8))

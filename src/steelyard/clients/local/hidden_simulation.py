@@ -12,12 +12,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from steelyard.activity import doing
 from steelyard.clients.local.weighted_steps import Absent, WeightedSteps
-from steelyard.clients.protocol import CheckedClients, Clients, FingerprintedClients
-from steelyard.messages import DenseModels, Evaluations, Failure, Floats, Question, Task, Updates
+from steelyard.clients.protocol import CheckedClients, Clients, FingerprintedClients, WrappedClients
+from steelyard.messages import DenseModels, Failure, Floats, Task, Updates
 from steelyard.privacy.aggregation_requirements import check_installed
 from steelyard.privacy.aggregation_settings import FEWEST, AggregationSettings
 from steelyard.privacy.fixed_point import FixedPoint, Words
@@ -38,32 +37,29 @@ def _nobody(stage: str, round: int) -> frozenset[str]:
     return frozenset()
 
 
-class HiddenSimulation:
+class HiddenSimulation(WrappedClients):
     """The clients of a simulation with their updates hidden from the server; implements the `Clients` protocol.
 
-    `inner` trains and tests; where devices add noise, it is what adds it, so that noise comes first and masks after.
+    `clients` train and test; where devices add noise, they add it, so that noise comes first and masks after.
     """
 
-    def __init__(self, inner: Clients, settings: AggregationSettings, absent: Absent = _nobody) -> None:
-        self.inner, self.settings = inner, settings
-        self._absent = absent
+    def __init__(self, clients: Clients, settings: AggregationSettings, absent: Absent = _nobody) -> None:
+        super().__init__(clients)
+        self.settings, self._absent = settings, absent
         self._keys: PaillierKeys | CkksKeys | None = None
-
-    def names(self, seed: int) -> Sequence[str]:
-        return self.inner.names(seed)
 
     def check(self) -> None:
         """Refuse what the simulation refuses, and a missing library."""
         check_installed(self.settings)
-        if isinstance(self.inner, CheckedClients):
-            self.inner.check()
+        if isinstance(self.clients, CheckedClients):
+            self.clients.check()
 
     def fingerprint(self, seed: int) -> Mapping[str, str]:
         """Return what tells the clients' data from others, where they can tell."""
-        return self.inner.fingerprint(seed) if isinstance(self.inner, FingerprintedClients) else {}
+        return self.clients.fingerprint(seed) if isinstance(self.clients, FingerprintedClients) else {}
 
     def train(self, tasks: Sequence[Task]) -> list[Updates]:
-        return [self._hidden(task, answer) for task, answer in zip(tasks, self.inner.train(tasks), strict=True)]
+        return [self._hidden(task, answer) for task, answer in zip(tasks, self.clients.train(tasks), strict=True)]
 
     def _hidden(self, task: Task, answer: Updates) -> Updates:
         payload = answer.payload
@@ -98,20 +94,8 @@ class HiddenSimulation:
                 self._keys = make_keys(self.settings, len(self.names(task.seed)))
         return self._keys
 
-    def evaluate(self, questions: Sequence[Question]) -> list[Evaluations]:
-        return self.inner.evaluate(questions)
-
-    def snapshot(self) -> Mapping[str, torch.Tensor]:
-        return self.inner.snapshot()
-
-    def restore(self, state: Mapping[str, torch.Tensor]) -> None:
-        self.inner.restore(state)
-
     def describe(self) -> Mapping[str, str]:
-        return {**self.inner.describe(), "aggregation": self.settings.kind}
-
-    def close(self) -> None:
-        self.inner.close()
+        return {**self.clients.describe(), "aggregation": self.settings.kind}
 
 
 class MaskedSums:
