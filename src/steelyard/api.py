@@ -19,6 +19,7 @@ from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.loading import load, read_experiment
 from steelyard.experiment.recommend import RecommendDescription
 from steelyard.experiment.sweep_plan import Scalar, plan
+from steelyard.report.documents import SweepDocument
 from steelyard.report.sweep_table import sweep_table
 from steelyard.report.sweeps import BEST, sweep_document, write_sweep_files
 from steelyard.result import Result
@@ -39,7 +40,7 @@ class SweepResult:
     folder: Path
 
     @cached_property
-    def table(self) -> dict[str, Any]:
+    def table(self) -> SweepDocument:
         """Every point with its measure, the best first; the same that `steelyard sweep --format json` prints."""
         return sweep_document(self.folder)
 

@@ -6,13 +6,14 @@ from dataclasses import dataclass
 from functools import cached_property
 from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from steelyard import files
 from steelyard.errors import UserError
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import read_experiment
 from steelyard.report.comparison import compare_run
+from steelyard.report.documents import Comparison, Summary
 from steelyard.report.short import short_account
 from steelyard.report.summary import summarise
 from steelyard.runs.reader import History
@@ -38,12 +39,12 @@ class Result:
         return History(self.folder)
 
     @cached_property
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> Summary:
         """The final figures as one document; the same that `steelyard run --format json` prints."""
         return summarise(self.folder, self.experiment.rounds, self.experiment.score_name)
 
     @cached_property
-    def table(self) -> dict[str, Any]:
+    def table(self) -> Comparison:
         """The rules compared, as one document; the same that `steelyard table --format json` prints."""
         return compare_run(self.folder, self.experiment.rounds)
 

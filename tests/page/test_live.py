@@ -160,7 +160,7 @@ def test_the_figures_of_a_run_and_of_two(tmp_path: Path) -> None:
     assert both["labels"] == ["a · DS>LD", "b · DS>LD"]
     assert [row["accuracy"] for row in both["rows"]] == [0.5, 0.5]
     text = json.dumps(figures.figure(["a", "b"], "accuracy", None, None, None))
-    assert "b · DS>LD" in json.loads(text)["told"]
+    assert "b · DS>LD" in json.loads(text)["description"]
 
 
 def test_looking_never_runs_code_of_an_experiment(tmp_path: Path) -> None:

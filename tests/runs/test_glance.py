@@ -37,7 +37,7 @@ def test_one_look_tells_state_progress_and_accuracy(tmp_path: Path) -> None:
     make_run(tmp_path / "a")
     seen = glance(tmp_path, "a")
     assert (seen.state, seen.round, seen.rounds, seen.accuracy) == ("finished", 2, 5, 0.625)
-    assert [(line.rule, line.seed, line.round) for line in seen.lines] == [("DS>LD", 0, 2)]
+    assert [(line.rule, line.seed, line.round) for line in seen.rules] == [("DS>LD", 0, 2)]
     assert seen.bytes > 1000
     assert seen.document()["rules"] == [{"rule": "DS>LD", "seed": 0, "round": 2, "accuracy": 0.625, "ended": ""}]
     assert accuracies(tmp_path / "a") == {("DS>LD", 0): [(0, 0.125), (1, 0.625), (2, 0.625)]}

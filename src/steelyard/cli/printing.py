@@ -9,6 +9,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,6 +20,7 @@ from steelyard.activity import doing
 from steelyard.errors import Stopped, ends_as_interrupted, printable
 
 if TYPE_CHECKING:
+    from steelyard.report.documents import Metrics
     from steelyard.result import Result
 
 
@@ -28,8 +30,8 @@ REPORT = files.REPORT
 """The report's file in a run's folder."""
 
 
-def print_json(document: Any) -> None:
-    """Print one JSON document on standard output; NaN has no place in JSON and becomes null.
+def print_json(document: object) -> None:
+    """Print one document on standard output as JSON, the one place that does; NaN becomes null.
 
     What a terminal would act on stands in texts only, and is escaped there.
     """
@@ -38,6 +40,8 @@ def print_json(document: Any) -> None:
 
 
 def _finite(value: Any) -> Any:
+    if is_dataclass(value) and not isinstance(value, type):
+        value = asdict(value)
     if isinstance(value, dict):
         return {key: _finite(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -64,7 +68,7 @@ def print_entries(entries: Mapping[str, str]) -> None:
             print(textwrap.fill(shown, width, subsequent_indent=" " * min(column + 2, width // 2)))
 
 
-def metric_table(document: Mapping[str, Mapping[str, Any]]) -> str:
+def metric_table(document: Metrics) -> str:
     """Lay metrics by cutoff out with one line per metric and one column per cutoff; use it for people."""
 
     def rows(block: Mapping[str, Any], before: str = "") -> dict[str, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, NotRequired, TypedDict
 
 import typer
 
@@ -18,9 +18,46 @@ from steelyard.cli.trust import TrustOption, asking
 from steelyard.errors import UserError, writable
 from steelyard.rounds.progress import watching
 
+if TYPE_CHECKING:
+    from steelyard.experiment.canary_runs import CanaryResult
+    from steelyard.experiment.membership_audit import MembershipRow
+    from steelyard.experiment.privacy_audit import InversionRow
+    from steelyard.experiment.privacy_sweeps import InversionSweep
+    from steelyard.experiment.recommend_audit import AuditedProtection
+
 _WAYS = {"analytic": "read off"}
 """Attacks whose name in a table is another than in JSON."""
 app = typer.Typer(help="Differential privacy: plan a budget, audit what attacks find out.", no_args_is_help=True)
+
+
+class RecommenderAudit(TypedDict):
+    """What a curious server reads of a recommender's users; `chance` is what claims at random would find."""
+
+    experiment: str
+    chance: float
+    protections: list[AuditedProtection]
+
+
+class Audit(TypedDict):
+    """What `steelyard privacy audit` found out."""
+
+    canary: CanaryResult
+    membership: list[MembershipRow]
+    inversion: list[InversionRow]
+    recommender: NotRequired[RecommenderAudit]
+    inversion_sweep: NotRequired[InversionSweep]
+    canary_sweep: NotRequired[list[CanaryResult]]
+
+
+class Planted(TypedDict):
+    """How runs are audited by canaries; the arguments of `audit_runs`."""
+
+    rate: float
+    rounds: int
+    sampled: Literal["poisson", "fixed"]
+    runs: int
+    canaries: int
+    delta: float
 
 
 @app.command("plan")
@@ -117,17 +154,24 @@ def audit(
             from steelyard.privacy.requirements import check_accounting
 
         check_accounting()
-        document: dict[str, Any] = {}
-        if recommender is not None:
-            document["recommender"] = _audit_recommender(recommender, trust)
-        planted: dict[str, Any] = {"rate": sampling, "rounds": rounds, "sampled": sampled, "runs": runs}
-        planted |= {"canaries": canaries, "delta": delta}
+        users = None if recommender is None else _audit_recommender(recommender, trust)
+        planted: Planted = {
+            "rate": sampling,
+            "rounds": rounds,
+            "sampled": sampled,
+            "runs": runs,
+            "canaries": canaries,
+            "delta": delta,
+        }
         with doing("running with canaries"):
-            document["canary"] = asdict(audit_runs(noise, **planted))
+            canary = audit_runs(noise, **planted)
         with doing("looking for samples in updates"):
-            document["membership"] = audit_membership(tries=tries)
+            membership = audit_membership(tries=tries)
         with doing("inverting gradients"):
-            document["inversion"] = audit_inversion(tries=tries, steps=steps)
+            inversion = audit_inversion(tries=tries, steps=steps)
+        document: Audit = {"canary": canary, "membership": membership, "inversion": inversion}
+        if users is not None:
+            document["recommender"] = users
         made: list[Path] = []
         if figures is not None:
             made = _draw_audit(figures, document, tries, steps, planted)
@@ -153,7 +197,7 @@ def _check_audit(noise: float, sampling: float, delta: float, canaries: int, fig
         writable(figures, "--figures")
 
 
-def _audit_recommender(name: str, trust: bool) -> dict[str, Any]:
+def _audit_recommender(name: str, trust: bool) -> RecommenderAudit:
     """Play the curious server against a recommender, without protection and with noise on the devices."""
     with doing("reading the recommender"):
         from steelyard.experiment.loading import load
@@ -169,7 +213,7 @@ def _audit_recommender(name: str, trust: bool) -> dict[str, Any]:
         return {"experiment": described.name, "chance": chance(described), "protections": found}
 
 
-def _draw_audit(folder: Path, document: dict[str, Any], tries: int, steps: int, canaries: dict[str, Any]) -> list[Path]:
+def _draw_audit(folder: Path, document: Audit, tries: int, steps: int, canaries: Planted) -> list[Path]:
     """Repeat the audit over a range of protections, draw it, and keep its numbers in the document."""
     from steelyard.experiment.privacy_sweeps import show_inversion, sweep_canaries, sweep_inversion
     from steelyard.report.figures import audited
@@ -181,7 +225,7 @@ def _draw_audit(folder: Path, document: dict[str, Any], tries: int, steps: int, 
         document["inversion_sweep"] = sweep_inversion(tries, steps)
         charts["inversion"] = audited.inversion(document["inversion_sweep"])
     with doing("running with canaries and more and more noise"):
-        document["canary_sweep"] = [asdict(result) for result in sweep_canaries(**canaries)]
+        document["canary_sweep"] = sweep_canaries(**canaries)
         charts["canaries"] = audited.canaries(document["canary_sweep"])
     if (users := document.get("recommender")) is not None:
         charts["recommender"] = audited.reconstruction(users["protections"], users["chance"])
@@ -191,16 +235,16 @@ def _draw_audit(folder: Path, document: dict[str, Any], tries: int, steps: int, 
     return made
 
 
-def _print_audit(document: dict[str, Any]) -> None:
+def _print_audit(document: Audit) -> None:
     canary, found = document["canary"], document["inversion"]
-    rounds = "1 round" if canary["rounds"] == 1 else f"{canary['rounds']:,} rounds"
-    cohorts = "all clients" if canary["rate"] == 1 else f"{canary['rate']:.3g} of the clients"
-    runs = "1 run" if canary["runs"] == 1 else f"{canary['runs']:,} runs"
-    print(f"canaries: {canary['canaries']:,} in {runs}, each stopped and resumed once;")
-    print(f"noise {canary['noise']:g}, {rounds} with {cohorts}")
-    print(f"  epsilon is at least {canary['lower']:.3f} ({canary['confidence']:.0%} confidence)")
-    print(f"  and at most         {canary['accounted']:.3f} by the ledger (delta {canary['delta']:g})")
-    if canary["lower"] > canary["accounted"]:
+    rounds = "1 round" if canary.rounds == 1 else f"{canary.rounds:,} rounds"
+    cohorts = "all clients" if canary.rate == 1 else f"{canary.rate:.3g} of the clients"
+    runs = "1 run" if canary.runs == 1 else f"{canary.runs:,} runs"
+    print(f"canaries: {canary.canaries:,} in {runs}, each stopped and resumed once;")
+    print(f"noise {canary.noise:g}, {rounds} with {cohorts}")
+    print(f"  epsilon is at least {canary.lower:.3f} ({canary.confidence:.0%} confidence)")
+    print(f"  and at most         {canary.accounted:.3f} by the ledger (delta {canary.delta:g})")
+    if canary.lower > canary.accounted:
         print("  the promise is not kept: canaries refute what the run states")
     print("\ngradient inversion on digits: how alike (correlation) each")
     print("sample is to what is found, and the share that is read")

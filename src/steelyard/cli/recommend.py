@@ -5,14 +5,13 @@ What is heavy is imported inside the commands, for speed of start.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from steelyard.cli.options import FormatOption
-from steelyard.cli.printing import metric_table
+from steelyard.cli.printing import metric_table, print_json
 from steelyard.cli.recommend_audit import audit, cost
 from steelyard.cli.recommend_explain import clouds, explain, kept
 from steelyard.cli.recommend_features import features
@@ -35,7 +34,7 @@ def top(
 
     rows = open_run(run, rule).top(user, parse_cutoffs(str(cutoff))[0])
     if format == "json":
-        typer.echo(json.dumps({"user": user, "list": rows}, indent=2, ensure_ascii=False))
+        print_json({"user": user, "list": rows})
         return
     for row in rows:
         mark = "*" if row["in_test"] else " "
@@ -73,7 +72,7 @@ def report(
 
     document = open_run(run, rule).report(parse_cutoffs(cutoff))
     if format == "json":
-        typer.echo(json.dumps(document, indent=2, ensure_ascii=False))
+        print_json(document)
         return
     for line in document["data"]:
         typer.echo(line)

@@ -5,7 +5,6 @@ What is heavy is imported inside the commands, for speed of start.
 
 from __future__ import annotations
 
-import json
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal
@@ -13,6 +12,7 @@ from typing import Annotated, Literal
 import typer
 
 from steelyard.cli.options import FormatOption
+from steelyard.cli.printing import print_json
 from steelyard.cli.recommend_options import parse_counts
 from steelyard.cli.trust import TrustOption, asking
 from steelyard.errors import UserError
@@ -46,7 +46,7 @@ def cost(
     found = MODES[mode.value].cost_per_epoch(users, items, interactions, pi, epoch)
     document = {"cce_vectors": found, "tcc_vectors": found * epochs}
     if format == "json":
-        typer.echo(json.dumps(document))
+        print_json(document)
         return
     for name, value in document.items():
         typer.echo(f"{name:<12}{value:>26,.0f}")
@@ -82,7 +82,7 @@ def audit(
         raise UserError(f"--pi, --decoys: got {pi} and {decoys}; allowed: 0 to 1, and 0 to 100")
     found = play(described, parse_counts(rounds, "--rounds"), pi, decoys, epsilon or (), clip)
     if format == "json":
-        typer.echo(json.dumps({"experiment": described.name, "protections": found}, indent=2, ensure_ascii=False))
+        print_json({"experiment": described.name, "protections": found})
         return
     typer.echo(f"{'':<44}{'by sign of the bias':^26}{'by absence of negatives':^26}{'by sum of changes':^20}")
     heads = f"{'precision':>14}{'recall':>10}{'precision':>16}{'recall':>10}{'precision':>14}"

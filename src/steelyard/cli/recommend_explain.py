@@ -5,18 +5,20 @@ What is heavy is imported inside the commands, for speed of start.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from steelyard.cli.options import FormatOption
-from steelyard.cli.printing import terminal_width
+from steelyard.cli.printing import print_json, terminal_width
 from steelyard.cli.recommend_options import RuleOption, RunArgument, parse_counts, parse_cutoffs
 from steelyard.errors import new_file, printable
 from steelyard.recommend.knowledge.naming import counted
+
+if TYPE_CHECKING:
+    from steelyard.report.documents import Explanation
 
 _HEADER = f"{'share':>7}{'part':>10}{'gain':>8}{'hers':>9}{'common':>9}  "
 """The columns of a reason before the feature's name: part = gain x (hers + common)."""
@@ -36,13 +38,13 @@ def explain(
     count = parse_counts(str(top), "--top")[0]
     found = open_explained(run, rule).why(user, item)
     if format == "json":
-        typer.echo(json.dumps(found, indent=2, ensure_ascii=False))
+        print_json(found)
         return
     for line in _told(found, count, terminal_width()):
         typer.echo(printable(line))
 
 
-def _told(found: Mapping[str, Any], count: int, width: int | None) -> Iterator[str]:
+def _told(found: Explanation, count: int, width: int | None) -> Iterator[str]:
     """Yield why an item has its score; where the terminal is too narrow for a table, two lines for each feature."""
     reasons = found["reasons"]
     yield f"{found['title']} for user {found['user']}: score {found['score']:.4f}"
@@ -78,7 +80,7 @@ def kept(
 
     found = open_explained(run, rule).kept(parse_cutoffs(str(cutoff))[0])
     if format == "json":
-        typer.echo(json.dumps(found, indent=2))
+        print_json(found)
         return
     for name, words in (("shown", "an item of the list has it"), ("informative", "the list would select it again")):
         typer.echo(f"a feature is kept if {words}:")

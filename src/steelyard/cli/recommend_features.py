@@ -5,12 +5,12 @@ What is heavy is imported inside the commands, for speed of start.
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from steelyard.cli.options import ExperimentArgument, FormatOption, SetOption
+from steelyard.cli.printing import print_json
 from steelyard.errors import UserError, brief, printable
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def features(
         names = found.features.names_of(data.items.tolist().index(item))
     if format == "json":
         document = {"experiment": described.name, **found.report.document()}
-        typer.echo(json.dumps(document | ({} if names is None else {"item": names}), indent=2, ensure_ascii=False))
+        print_json(document | ({} if names is None else {"item": names}))
         return
     for line in found.report.lines():
         typer.echo(printable(line))

@@ -5,7 +5,6 @@ What is heavy is imported inside the commands, for speed of start.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -14,7 +13,7 @@ from typing import Annotated
 import typer
 
 from steelyard.cli.options import FormatOption
-from steelyard.cli.printing import metric_table
+from steelyard.cli.printing import metric_table, print_json
 from steelyard.cli.recommend_features import features_of
 from steelyard.cli.recommend_options import parse_cutoffs
 from steelyard.errors import UserError, brief, new_file, own_folder
@@ -60,7 +59,10 @@ def evaluate(
     for note in case.notes:
         typer.echo(f"note: {note}", err=True)
     document = figures(case, cutoffs)
-    typer.echo(json.dumps(document, indent=2) if format == "json" else metric_table(document))
+    if format == "json":
+        print_json(document)
+    else:
+        typer.echo(metric_table(document))
 
 
 def split(

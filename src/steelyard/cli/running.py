@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -32,6 +32,9 @@ from steelyard.cli.sweep import resume_sweep, show_sweep
 from steelyard.cli.trust import TrustOption, asking
 from steelyard.errors import UserError, printable
 from steelyard.rounds.progress import watching
+
+if TYPE_CHECKING:
+    from steelyard.report.documents import Chain
 
 
 def run(
@@ -156,10 +159,10 @@ def table(
 
 def _print_groups(folder: Path, format: TableFormat) -> None:
     from steelyard.experiment.loading import read_experiment
-    from steelyard.report.chained import chained
     from steelyard.report.curves import read_curves
     from steelyard.report.grids import render
     from steelyard.report.groups import group_grids
+    from steelyard.report.notices import chain_of
     from steelyard.runs.reader import History
 
     if format in ("json", "csv"):
@@ -168,7 +171,7 @@ def _print_groups(folder: Path, format: TableFormat) -> None:
     history = History(folder)
     found = group_grids(read_curves(history), rounds.all_targets, rounds.count, above=rounds.above)
     print(render(found, [], format, terminal_width()), end="")
-    _warn_of_change(chained(history))
+    _warn_of_change(chain_of(history))
 
 
 def _print_table(folder: Path, baseline: str | None, format: TableFormat, curves: Path | None = None) -> None:
@@ -190,9 +193,9 @@ def _print_table(folder: Path, baseline: str | None, format: TableFormat, curves
         print(write_tables(document, format, terminal_width()), end="")
 
 
-def _warn_of_change(chain: dict[str, Any]) -> None:
+def _warn_of_change(chain: Chain) -> None:
     """Say on standard error that a run is not as it was written, where what is printed has no place for it."""
-    from steelyard.report.chained import chain_line
+    from steelyard.report.notices import chain_line
 
     if chain["problem"]:
         print(f"steelyard: {chain_line(chain)}", file=sys.stderr)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -26,6 +26,9 @@ from steelyard.cli.printing import print_json, terminal_width, watched
 from steelyard.cli.trust import TrustOption, asking
 from steelyard.errors import printable
 from steelyard.rounds.progress import watching
+
+if TYPE_CHECKING:
+    from steelyard.report.documents import SweepDocument
 
 JobsOption = Annotated[
     int, typer.Option("--jobs", min=1, max=256, help="Runs at a time, each in a process of its own.")
@@ -125,7 +128,7 @@ def finish_sweep(work: Callable[[], Path], test: bool, quiet: bool, format: Tabl
     show_sweep(document, format)
 
 
-def show_sweep(document: dict[str, Any], format: TableFormat) -> None:
+def show_sweep(document: SweepDocument, format: TableFormat) -> None:
     """Print a sweep's table for people or programs."""
     from steelyard.report.sweep_table import next_lines, sweep_table
     from steelyard.report.sweeps import sweep_csv

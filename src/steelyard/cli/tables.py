@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
-from typing import Any
+from typing import cast
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from steelyard.errors import printable, printable_all
-from steelyard.report.chained import chain_line
-from steelyard.report.promised import promise_lines
-from steelyard.report.single import weighed_one_lines
+from steelyard.report.documents import Reweighed, RuleSummary, Summary
+from steelyard.report.notices import chain_line, privacy_lines, single_client_lines
 from steelyard.rounds.progress import show_score
+from steelyard.weighing.table import Weighed
 
 SHOWN = 10
 """Names in one line."""
@@ -26,13 +26,13 @@ WHOLE = 80
 """Names up to this many characters are shown whole."""
 
 
-def show_summary(summary: dict[str, Any]) -> None:
+def show_summary(summary: Summary) -> None:
     """Print the account of a run as tables for people."""
     summary = printable_all(summary)
     # No markup: names of rules, clients and folders are what people gave, and a "[/b]" in one is no tag of ours.
     console = Console(markup=False, highlight=False)
     _show_results(summary, console)
-    for line in weighed_one_lines(summary["weighed_one"]):
+    for line in single_client_lines(summary["weighed_one"]):
         console.print(printable(line), style="bold")
     if all(rule["accuracy"] is None for rule in summary["rules"]):
         why = "partition.test = 'none', or nodes with tests = false"
@@ -50,7 +50,7 @@ def show_summary(summary: dict[str, Any]) -> None:
     for rule in summary["rules"]:
         if not rule["asks_clients"]:
             console.print(f"{rule['rule']}: trained on the server's own rows; no client was asked")
-    for line in promise_lines(summary["privacy"]):
+    for line in privacy_lines(summary["privacy"]):
         console.print(f"privacy: {line}")
     if summary["notes"]:
         console.print(f"note: {summary['notes']}")
@@ -60,17 +60,17 @@ def show_summary(summary: dict[str, Any]) -> None:
     console.print(f"next: steelyard table {shlex.quote(summary['run'])}", soft_wrap=True)
 
 
-def _show_results(summary: dict[str, Any], console: Console) -> None:
+def _show_results(summary: Summary, console: Console) -> None:
     """The main table: the clean rows of the server first, where it has some, then the clients' own tests.
 
     In a narrow terminal the last columns are left out, and a line names them.
     """
     rules = summary["rules"]
-    columns: dict[str, Callable[[dict[str, Any]], str]] = {}
+    columns: dict[str, Callable[[RuleSummary], str]] = {}
     if len({rule["seed"] for rule in rules}) > 1:
         columns["seed"] = lambda rule: str(rule["seed"])
     if any("accuracy" in rule["server"] for rule in rules):
-        columns["accuracy on clean rows"] = lambda rule: show_score(rule["server"]["accuracy"])
+        columns["accuracy on clean rows"] = lambda rule: _score(rule["server"].get("accuracy"))
     if any(rule["flawed"] is not None for rule in rules):
         columns["weight of flawed clients"] = lambda rule: _share(rule["flawed_weight"])
     if any(rule["accuracy"] is not None for rule in rules):
@@ -111,7 +111,7 @@ def _least_width(heading: str, cells: list[str]) -> int:
     return max(map(len, (*heading.split(), *cells)))
 
 
-def _name_width(rules: list[dict[str, Any]]) -> int:
+def _name_width(rules: list[RuleSummary]) -> int:
     """How wide a column of rules must at least be: names stay whole unless they are very long."""
     return min(LONGEST, max(len(rule["rule"]) for rule in rules))
 
@@ -124,7 +124,7 @@ def _share(value: float | None) -> str:
     return "–" if value is None else f"{value:.1%}"
 
 
-def _show_flaws(summary: dict[str, Any], console: Console) -> None:
+def _show_flaws(summary: Summary, console: Console) -> None:
     """Say who was flawed and how, clients of one flaw together; seeds differ, so only the first is told."""
     seed, flaws = next(iter(summary["flaws"].items()), ("", {}))
     by_flaw: dict[str, list[str]] = {}
@@ -136,7 +136,7 @@ def _show_flaws(summary: dict[str, Any], console: Console) -> None:
         console.print(f"flawed{which}: {flaw}: {', '.join(clients[:SHOWN])}{more}")
 
 
-def _show_heaviest(summary: dict[str, Any], console: Console) -> None:
+def _show_heaviest(summary: Summary, console: Console) -> None:
     """Print who carried most weight under each rule that asks clients, as many ranks as the terminal has room for."""
     rules = [rule for rule in summary["rules"] if rule["heaviest_clients"]]
     if not rules:
@@ -160,7 +160,7 @@ def _show_heaviest(summary: dict[str, Any], console: Console) -> None:
     console.print(table)
 
 
-def _heavy_cells(rule: dict[str, Any], flawed: dict[str, Any]) -> list[tuple[str, str]]:
+def _heavy_cells(rule: RuleSummary, flawed: dict[str, list[str]]) -> list[tuple[str, str]]:
     """Name and figures of the heaviest clients, heaviest first."""
     return [
         (
@@ -171,16 +171,17 @@ def _heavy_cells(rule: dict[str, Any], flawed: dict[str, Any]) -> list[tuple[str
     ]
 
 
-def _show_server(summary: dict[str, Any], console: Console) -> None:
+def _show_server(summary: Summary, console: Console) -> None:
     for rule in summary["rules"]:
         hidden = ("f1", "accuracy") if rule["adapts_loss"] else ("f1", "accuracy", "macro_f1")
-        figures = {name: value for name, value in rule["server"].items() if name not in hidden}
+        tested = cast("dict[str, float]", rule["server"])
+        figures = {name: value for name, value in tested.items() if name not in hidden}
         if figures:
             shown = ", ".join(f"{name.replace('_', ' ')} {show_score(value)}" for name, value in figures.items())
             console.print(f"{rule['rule']} on the server's test set: {shown}")
 
 
-def _show_orders(summary: dict[str, Any], console: Console) -> None:
+def _show_orders(summary: Summary, console: Console) -> None:
     adjusted = [rule for rule in summary["rules"] if len(rule["orders"]["tried"]) > 1]
     if not adjusted:
         return
@@ -190,11 +191,11 @@ def _show_orders(summary: dict[str, Any], console: Console) -> None:
     for rule in adjusted:
         orders = rule["orders"]
         counts = (f"{order} {orders['kept'].get(order, 0)}/{times}" for order, times in orders["tried"].items())
-        table.add_row(_name(rule["rule"]), str(rule["seed"]), Text(orders["last"]), Text(", ".join(counts)))
+        table.add_row(_name(rule["rule"]), str(rule["seed"]), Text(orders["last"] or "–"), Text(", ".join(counts)))
     console.print(table)
 
 
-def show_reweighed(document: dict[str, Any]) -> None:
+def show_reweighed(document: Reweighed) -> None:
     """Print who would have counted under another rule, beside what was recorded."""
     document = printable_all(document)
     again, recorded = _name(document["rule"]), _name(document["updates_of"])
@@ -215,7 +216,7 @@ def show_reweighed(document: dict[str, Any]) -> None:
     console.print(document["note"])
 
 
-def show_weighed(document: dict[str, Any]) -> None:
+def show_weighed(document: Weighed) -> None:
     """Print scores and weights as a table."""
     table = Table()
     for heading in ("client", "score", "weight"):

@@ -51,7 +51,7 @@ class Board:
         blocks: list[RenderableType] = [head]
         lines = 1
         for count, (run, block) in enumerate(shown):
-            lines += 2 + min(len(run.lines), RULES + 1) + 1 + bool(run.ended)
+            lines += 2 + min(len(run.rules), RULES + 1) + 1 + bool(run.ended)
             if height is not None and lines > height - 1 and count:
                 blocks.append(Text(f"and {len(names) - count} more: steelyard ls {self.folder}", style="dim"))
                 break
@@ -89,16 +89,16 @@ def _body(run: Glance, width: int) -> list[RenderableType]:
         return [plain(run.problem)]
     curves = accuracies(run.folder)
     body = Table.grid(padding=(0, 1))
-    for line in run.lines[:RULES]:
+    for line in run.rules[:RULES]:
         curve = [value for _, value in curves.get((line.rule, line.seed), [])]
-        seed = f" #{line.seed}" if len({inner.seed for inner in run.lines}) > 1 else ""
+        seed = f" #{line.seed}" if len({inner.seed for inner in run.rules}) > 1 else ""
         name = plain(line.rule + seed)
         name.truncate(max(12, width // 3), overflow="ellipsis")
         score = Text("–") if line.accuracy is None else Text(show_score(line.accuracy))
         body.add_row(Text(" "), name, score, Text(sparkline(curve, max(8, width // 4)), style="cyan"))
     blocks: list[RenderableType] = [body]
-    if len(run.lines) > RULES:
-        blocks.append(Text(f"  and {len(run.lines) - RULES} more rules", style="dim"))
+    if len(run.rules) > RULES:
+        blocks.append(Text(f"  and {len(run.rules) - RULES} more rules", style="dim"))
     if run.ended:
         blocks.append(plain(f"  {run.ended}"))
     counts = heaviest(run.folder)

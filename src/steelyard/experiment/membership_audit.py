@@ -8,7 +8,7 @@ M. Nasr, R. Shokri, A. Houmansadr: "Comprehensive Privacy Analysis of Deep Learn
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 import torch
@@ -22,16 +22,27 @@ STRANGERS = 100
 """Samples that nobody trained on, for each client that is attacked."""
 
 
+class MembershipRow(TypedDict):
+    """Membership inference on one kind of client under one protection."""
+
+    model: str
+    samples: int
+    protection: str
+    ranked: float
+    found: float
+    tries: int
+
+
 def audit_membership(
     batches: Sequence[int] = (4, 16), tries: int = 20, seed: int = 0, source: Source | None = None
-) -> list[dict[str, Any]]:
+) -> list[MembershipRow]:
     """Attack clients of digits, a linear model and an MLP; one entry per model, batch and protection.
 
     `ranked` is how often a sample of the client's scores above one that nobody trained on (0.5 by guessing), `found`
     the share of its samples that score above 99 of 100 such strangers (0.01 by guessing).
     """
     held = victims(seed)
-    found: list[dict[str, Any]] = []
+    found: list[MembershipRow] = []
     for model in held.models:
         for batch in batches:
             scored = [_scored(held, model, batch, seed + number, source) for number in range(tries)]
@@ -68,7 +79,7 @@ def _flat(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 def _entry(
     model: str, batch: int, protection: Protection, members: list[Floats], strangers: list[Floats]
-) -> dict[str, Any]:
+) -> MembershipRow:
     ranked = [np.mean(mine[:, None] > others[None]) for mine, others in zip(members, strangers, strict=True)]
     limits = [np.quantile(others, 0.99, method="higher") for others in strangers]
     beyond = [np.mean(mine > limit) for mine, limit in zip(members, limits, strict=True)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal, TypedDict
 
 import numpy as np
 import torch
@@ -73,16 +73,28 @@ def victims(seed: int = 0) -> Victims:
     return Victims(rows, dataset.labels.to(torch.int64), models)
 
 
+class InversionRow(TypedDict):
+    """One attack on one kind of client under one protection; the correlation with what is found, the share read."""
+
+    model: str
+    samples: int
+    attack: str
+    protection: str
+    likeness: float
+    read: float
+    tries: int
+
+
 def audit_inversion(
     batches: Sequence[int] = (1, 4), tries: int = 20, steps: int = 300, seed: int = 0, source: Source | None = None
-) -> list[dict[str, Any]]:
+) -> list[InversionRow]:
     """Attack clients of digits, a linear model and an MLP; one entry per model, batch and protection.
 
     `likeness` is the mean correlation of each sample with the nearest one that was found, `read` the share above 0.99;
     the control "guess" is the mean image of the sample's class, for which nothing need be sent.
     """
     held = victims(seed)
-    found: list[dict[str, Any]] = []
+    found: list[InversionRow] = []
     for name in held.models:
         for batch in batches:
             found.append(_entry(name, batch, "guess", "nothing is sent", guess(held, batch, tries, seed), tries))
@@ -96,7 +108,7 @@ def audit_inversion(
     return found
 
 
-def _entry(model: str, batch: int, attack: str, protection: str, values: Floats, tries: int) -> dict[str, Any]:
+def _entry(model: str, batch: int, attack: str, protection: str, values: Floats, tries: int) -> InversionRow:
     return {
         "model": model,
         "samples": batch,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 
@@ -44,6 +44,31 @@ class Attack:
 ATTACKS = (Attack("linear", 1, "analytic"), Attack("MLP", 1, "analytic"), Attack("MLP", 4, "search"))
 
 
+class InversionPoint(TypedDict):
+    """How alike what an attack finds is to the sample, at one strength of a protection."""
+
+    attack: str
+    protection: str
+    value: float
+    likeness: float
+
+
+class InversionSweep(TypedDict):
+    """Attacks under more and more protection; `guess` is the control's likeness."""
+
+    rows: list[InversionPoint]
+    guess: float
+
+
+class Picture(TypedDict):
+    """A sample, or what the server finds in its place."""
+
+    case: str
+    seen: str
+    likeness: float
+    pixels: list[list[float]]
+
+
 def sweep_inversion(
     tries: int = 20,
     steps: int = 300,
@@ -51,10 +76,10 @@ def sweep_inversion(
     source: Source | None = None,
     epsilons: Sequence[float] = EPSILONS,
     cohorts: Sequence[int] = COHORTS,
-) -> dict[str, Any]:
+) -> InversionSweep:
     """Attack clients under more and more noise, and in larger and larger sums; `guess` is the control's likeness."""
     held = victims(seed)
-    rows: list[dict[str, Any]] = []
+    rows: list[InversionPoint] = []
     wanted = [(Protection("noise", epsilon=epsilon), epsilon) for epsilon in epsilons]
     wanted += [(Protection("sum", clients=count), float(count)) for count in cohorts]
     for each in ATTACKS if steps else ATTACKS[:2]:
@@ -67,15 +92,13 @@ def sweep_inversion(
     return {"rows": rows, "guess": float(guess(held, 1, max(tries, 50), seed).mean())}
 
 
-def show_inversion(
-    steps: int = 300, seed: int = 0, source: Source | None = None, each: int = 2
-) -> list[dict[str, Any]]:
+def show_inversion(steps: int = 300, seed: int = 0, source: Source | None = None, each: int = 2) -> list[Picture]:
     """Return pictures of samples and of what the server finds in their place: one entry a picture.
 
     An image is stretched to the range from 0 to 1, since what is read off noise has any size.
     """
     held = victims(seed)
-    found: list[dict[str, Any]] = []
+    found: list[Picture] = []
     for kind in (ATTACKS[0], ATTACKS[2]) if steps else ATTACKS[:1]:
         for number in range(each):
             case = f"{kind.name} ({number + 1})"
@@ -91,7 +114,7 @@ def show_inversion(
     return found
 
 
-def _picture(case: str, title: str, image: torch.Tensor, alike: float) -> dict[str, Any]:
+def _picture(case: str, title: str, image: torch.Tensor, alike: float) -> Picture:
     side = round(image.numel() ** 0.5)
     low, high = float(image.min()), float(image.max())
     pixels = ((image - low) / max(high - low, 1e-12)).reshape(side, side)

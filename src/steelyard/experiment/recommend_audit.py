@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 
@@ -13,11 +13,41 @@ from steelyard.experiment.recommend import RecommendDescription
 from steelyard.experiment.running import federations_of, plan_of
 from steelyard.messages import Task, Updates
 from steelyard.privacy.local import DeviceNoise
-from steelyard.recommend.audit import CuriousServer, judge
+from steelyard.recommend.audit import CuriousServer, Evidence, judge
 from steelyard.recommend.clients import RecommendClients
 from steelyard.recommend.parallel import PairRows
+from steelyard.recommend.sampling import Histories
 from steelyard.recommend.sparse import SparseRows
 from steelyard.rounds.loop import one_round
+
+
+class GuessJson(TypedDict):
+    """What a curious server claims, and how much of it is right."""
+
+    claims: int
+    precision: float | None
+    recall: float
+
+
+class GuessedRound(TypedDict):
+    """What the server has read after a round, in each of three ways."""
+
+    round: int
+    sign: GuessJson
+    absence: GuessJson
+    sum: GuessJson
+
+
+class AuditedProtection(TypedDict):
+    """One protection, its settings, and what the server reads under it."""
+
+    protection: str
+    rounds: list[GuessedRound]
+    pi: NotRequired[float]
+    mask: NotRequired[str]
+    decoys: NotRequired[float]
+    epsilon: NotRequired[float]
+    clip: NotRequired[float]
 
 
 class _Watched(RecommendClients):
@@ -38,7 +68,7 @@ class _Watched(RecommendClients):
         return answers
 
 
-def watch(experiment: RecommendDescription, rounds: Sequence[int]) -> list[dict[str, Any]]:
+def watch(experiment: RecommendDescription, rounds: Sequence[int]) -> list[GuessedRound]:
     """Run an experiment's rounds and report, after each of the named ones, what the server has read."""
     if experiment.kgflex is not None:
         raise UserError(
@@ -60,18 +90,25 @@ def watch(experiment: RecommendDescription, rounds: Sequence[int]) -> list[dict[
     states = {federation.name: federation.start(server)}
     # The loop tests the model in rounds that evaluate_every names and in its last: here it shall do neither.
     plan = replace(plan_of(experiment), rounds=1 << 30, evaluate_every=1 << 30)
-    found: list[dict[str, Any]] = []
+    found: list[GuessedRound] = []
     for round in range(1, max(rounds) + 1):
         one_round([federation], states, clients, server, plan, round)
         if round in rounds:
             curious = clients.curious
-            guesses = {
-                "sign": curious.by_sign(),
-                "absence": curious.by_absence(),
-                "sum": curious.by_sum(histories.sizes),
-            }
-            found.append({"round": round, **{name: vars(judge(g, histories)) for name, g in guesses.items()}})
+            found.append(
+                {
+                    "round": round,
+                    "sign": _judged(curious.by_sign(), histories),
+                    "absence": _judged(curious.by_absence(), histories),
+                    "sum": _judged(curious.by_sum(histories.sizes), histories),
+                }
+            )
     return found
+
+
+def _judged(claimed: Evidence, histories: Histories) -> GuessJson:
+    found = judge(claimed, histories)
+    return {"claims": found.claims, "precision": found.precision, "recall": found.recall}
 
 
 def chance(experiment: RecommendDescription) -> float:
@@ -108,16 +145,16 @@ def audit(
     decoys: float = 1.0,
     epsilons: Sequence[float] = (),
     clip: float = 0.5,
-) -> list[dict[str, Any]]:
+) -> list[AuditedProtection]:
     """Play the curious server against every protection; one entry per protection with its guesses over rounds.
 
     `epsilons` adds noise on the devices for each of these budgets, over all rounds that are looked at.
     """
-    found: list[dict[str, Any]] = []
+    found: list[AuditedProtection] = []
     for name, changes in variants(share, decoys).items():
         changed = experiment.changed(changes)
-        settings = {key.removeprefix("fpl."): value for key, value in changes.items()}
-        found.append({"protection": name, **settings, "rounds": watch(changed, rounds)})
+        pi, mask, count = changes["fpl.pi"], changes["fpl.mask"], changes["fpl.decoys"]
+        found.append({"protection": name, "pi": pi, "mask": mask, "decoys": count, "rounds": watch(changed, rounds)})
     for epsilon in epsilons:
         changed = experiment.changed(
             {**variants(share, decoys)["everything sent"], **noisy(epsilon, max(rounds), clip)}

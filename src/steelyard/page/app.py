@@ -16,11 +16,13 @@ from fastapi.responses import JSONResponse, PlainTextResponse, Response, Streami
 
 from steelyard.errors import UserError
 from steelyard.page import feed
-from steelyard.page.figures import Figures
-from steelyard.page.form import form, list_recipes
+from steelyard.page.figures import FigureDocument, Figures, Overview
+from steelyard.page.form import FormField, Recipe, form, list_recipes
 from steelyard.page.guard import Guard, Keys
 from steelyard.page.jobs import Jobs
+from steelyard.report.documents import RawCriteria
 from steelyard.report.figures.bundle import bundle
+from steelyard.runs.glance import RunDocument
 
 KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml", ".html": "text/html"}
 MOST_RUNS = 8
@@ -59,8 +61,8 @@ def _listed(app: FastAPI, listing: feed.Listing, ended: Callable[[], bool]) -> N
     """Which runs there are, and what happens in them as it happens."""
     open_streams: list[object] = []
 
-    @app.get("/api/runs")
-    def runs() -> list[dict[str, Any]]:
+    @app.get("/api/runs", response_model=None)
+    def runs() -> list[RunDocument]:
         return listing.runs()
 
     @app.get("/api/events")
@@ -68,7 +70,7 @@ def _listed(app: FastAPI, listing: feed.Listing, ended: Callable[[], bool]) -> N
         if len(open_streams) >= feed.MOST:
             raise HTTPException(503, f"{feed.MOST} browsers look at this page already")
 
-        async def told() -> AsyncGenerator[str]:
+        async def events_of() -> AsyncGenerator[str]:
             mark = object()
             open_streams.append(mark)
             try:
@@ -77,28 +79,28 @@ def _listed(app: FastAPI, listing: feed.Listing, ended: Callable[[], bool]) -> N
             finally:
                 open_streams.remove(mark)
 
-        return StreamingResponse(told(), media_type="text/event-stream")
+        return StreamingResponse(events_of(), media_type="text/event-stream")
 
 
 def _shown(app: FastAPI, figures: Figures) -> None:
-    """What is shown of a run."""
+    """What is shown of a run; documents are of their types already, so nothing is checked again (response_model)."""
 
-    @app.get("/api/view")
-    def view(run: Runs) -> dict[str, Any]:
+    @app.get("/api/view", response_model=None)
+    def view(run: Runs) -> Overview:
         return figures.overview(run)
 
-    @app.get("/api/figure")
+    @app.get("/api/figure", response_model=None)
     def figure(
         run: Runs,
         kind: Annotated[str, Query(max_length=40)],
         rule: Annotated[str | None, Query(max_length=1000)] = None,
         seed: int | None = None,
         client: Annotated[str | None, Query(max_length=1000)] = None,
-    ) -> dict[str, Any]:
+    ) -> FigureDocument:
         return figures.figure(run, kind, rule, seed, client)
 
-    @app.get("/api/reweigh")
-    def reweigh(run: Runs) -> dict[str, Any]:
+    @app.get("/api/reweigh", response_model=None)
+    def reweigh(run: Runs) -> dict[str, RawCriteria]:
         return figures.weighable(run)
 
     @app.get("/api/experiment")
@@ -109,12 +111,12 @@ def _shown(app: FastAPI, figures: Figures) -> None:
 def _started(app: FastAPI, jobs: Jobs) -> None:
     """Starting, stopping and resuming runs; a page that only shows runs refuses it."""
 
-    @app.get("/api/recipes")
-    def recipes() -> list[dict[str, str]]:
+    @app.get("/api/recipes", response_model=None)
+    def recipes() -> list[Recipe]:
         return list_recipes()
 
-    @app.get("/api/form")
-    def fields(recipe: Annotated[str, Query(max_length=100)]) -> list[dict[str, Any]]:
+    @app.get("/api/form", response_model=None)
+    def fields(recipe: Annotated[str, Query(max_length=100)]) -> list[FormField]:
         return form(recipe)
 
     @app.post("/api/start")
@@ -133,7 +135,7 @@ def _started(app: FastAPI, jobs: Jobs) -> None:
 
 
 def _errors(app: FastAPI) -> None:
-    """A mistake is one line of JSON, whoever made it; the inside of the server is never told."""
+    """A mistake is one line of JSON, whoever made it; the inside of the server stays hidden."""
 
     @app.exception_handler(UserError)
     def wrong(request: Request, error: UserError) -> JSONResponse:
@@ -154,8 +156,8 @@ def _static(app: FastAPI, keys: Keys, root: Path, jobs: Jobs) -> None:
     @app.get("/")
     def index() -> Response:
         """The HTML holds the token that its script sends with everything that changes something."""
-        told = {"page-token": keys.page, "root": str(root), "read-only": str(jobs.read_only).lower()}
-        meta = "\n".join(f'<meta name="{name}" content="{html.escape(value)}">' for name, value in told.items())
+        facts = {"page-token": keys.page, "root": str(root), "read-only": str(jobs.read_only).lower()}
+        meta = "\n".join(f'<meta name="{name}" content="{html.escape(value)}">' for name, value in facts.items())
         icon = assets()["icon.svg"].replace("<svg ", '<svg aria-hidden="true" ', 1)
         text = assets()["index.html"].replace("<!-- meta -->", meta).replace("<!-- icon -->", icon)
         return Response(text, media_type="text/html; charset=utf-8")

@@ -9,11 +9,10 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from steelyard.errors import UserError
 from steelyard.page.jobs import Jobs
-from steelyard.runs.glance import Glance, find_runs, glance, signature
+from steelyard.runs.glance import Glance, RunDocument, find_runs, glance, signature
 
 EVERY = 0.5
 """Seconds between two looks at the folder."""
@@ -30,16 +29,16 @@ class Listing:
         self.root, self.jobs = root, jobs
         self._known: dict[str, tuple[object, Glance]] = {}
         self._lock = threading.Lock()
-        self._last: tuple[float, list[dict[str, Any]]] = (0.0, [])
+        self._last: tuple[float, list[RunDocument]] = (0.0, [])
 
-    def runs(self) -> list[dict[str, Any]]:
+    def runs(self) -> list[RunDocument]:
         """Return all runs, newest first, and what was started and has no folder yet; at most one look in a while."""
         with self._lock:
             if time.monotonic() - self._last[0] > EVERY / 2:
                 self._last = (time.monotonic(), self._look())
             return self._last[1]
 
-    def _look(self) -> list[dict[str, Any]]:
+    def _look(self) -> list[RunDocument]:
         found: list[Glance] = []
         for name in find_runs(self.root):
             with suppress(UserError):  # removed while we looked
@@ -60,19 +59,19 @@ class Listing:
         self._known[name] = ((signature(folder), run.writer is not None and run.writer.alive), run)
         return run
 
-    def _document(self, run: Glance) -> dict[str, Any]:
+    def _document(self, run: Glance) -> RunDocument:
         document = run.document()
         job = self.jobs.of(run.name)
         if job is not None and job.ended not in (None, 0) and run.state in ("stopped", "killed"):
             document["problem"] = job.last_line()
             # It got no further than its set-up: nobody killed it, and there is nothing to resume.
-            document["state"] = run.state if any(line.accuracy is not None for line in run.lines) else "failed"
+            document["state"] = run.state if any(rule.accuracy is not None for rule in run.rules) else "failed"
         if job is not None and job.ended is None and not job.stopping and run.state in ("stopped", "killed", "unknown"):
             document["state"] = "starting"
         return document
 
 
-def event(name: str, data: Any) -> str:
+def event(name: str, data: object) -> str:
     """Write one server-sent event; JSON has no line ends of its own, so nothing in it can end the event."""
     return f"event: {name}\ndata: {json.dumps(data)}\n\n"
 

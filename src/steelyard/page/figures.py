@@ -6,18 +6,20 @@ import threading
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import read_experiment
 from steelyard.page.live import Followed, Snapshot
 from steelyard.page.own_code import read_text
 from steelyard.report.contents import raw_criteria
+from steelyard.report.documents import RawCriteria, Themes, VegaLite
 from steelyard.report.figures.catalogue import KINDS, draw, spec
 from steelyard.report.figures.theme import theme
 from steelyard.report.headline import headline
 from steelyard.report.view import RunView, plain
-from steelyard.runs.glance import glance, run_folder
+from steelyard.runs.glance import RunDocument, glance, run_folder
+from steelyard.runs.reader import History
 
 CLIENTS = 2000
 """Clients that the page offers by name; more are counted."""
@@ -25,6 +27,67 @@ RULES = 6
 """Rules whose updates can be weighed again."""
 VIEWS = 4
 """Views that are kept until one of their runs moves on."""
+
+
+class FigureDocument(TypedDict):
+    """One figure for the page; `spec` is None where there is nothing to show yet."""
+
+    kind: str
+    spec: VegaLite | None
+    note: str
+    description: str
+
+
+class LabelledRun(RunDocument):
+    """A run with the name that figures call it by."""
+
+    label: str
+
+
+class PartDocument(TypedDict):
+    """One rule with one seed, under the label of figures."""
+
+    label: str
+    rule: str
+    seed: int
+
+
+class RuleRow(TypedDict):
+    """One rule in its newest tested round: means over its seeds."""
+
+    rule: str
+    round: int
+    seeds: int
+    accuracy: float | None
+    server: float | None
+    left_out: int
+    tests: int
+
+
+class FigureKind(TypedDict):
+    """A figure that the page offers."""
+
+    name: str
+    title: str
+    caption: str
+    of: str
+
+
+class Overview(TypedDict):
+    """What stands above the figures of one run or several."""
+
+    runs: list[LabelledRun]
+    headline: list[str]
+    measure: str
+    parts: list[PartDocument]
+    labels: list[str]
+    rows: list[RuleRow]
+    figures: list[FigureKind]
+    clients: list[str]
+    more_clients: int
+    notes: list[str]
+    versions: dict[str, str]
+    theme: Themes
 
 
 class PageView(RunView):
@@ -68,27 +131,27 @@ class Figures:
 
     def figure(
         self, runs: Sequence[str], kind: str, rule: str | None, seed: int | None, client: str | None
-    ) -> dict[str, Any]:
+    ) -> FigureDocument:
         """Return one figure as a Vega-Lite document with its note; None for one that has nothing to show yet."""
         view = self.view(runs)
         chart = draw(view, kind, rule=rule, seed=seed, client=client)
         if chart is None:
-            return {"kind": kind, "spec": None, "note": "", "told": ""}
+            return {"kind": kind, "spec": None, "note": "", "description": ""}
         document = spec(chart)
         note = str(document.pop("usermeta", {}).get("note", ""))
-        return {"kind": kind, "spec": document, "note": note, "told": str(document.get("description", ""))}
+        return {"kind": kind, "spec": document, "note": note, "description": str(document.get("description", ""))}
 
-    def overview(self, runs: Sequence[str]) -> dict[str, Any]:
+    def overview(self, runs: Sequence[str]) -> Overview:
         """Return what stands above the figures: state, a line for each rule, which figures there are, the clients."""
         view = self.view(runs)
         names = list(dict.fromkeys(runs))
         clients = _clients(view.histories) if len(names) == 1 else []
-        seen = [glance(self.root, name) for name in names]
+        looks = [glance(self.root, name) for name in names]
         rows = _rows(view)
-        going = any(run.state == "running" for run in seen)
+        going = any(run.state == "running" for run in looks)
         return {
-            "runs": [{**run.document(), "label": label} for run, label in zip(seen, view.names, strict=True)],
-            # What happened is told of runs that are over; of others the figures tell it as it happens.
+            "runs": [{**run.document(), "label": label} for run, label in zip(looks, view.names, strict=True)],
+            # Only runs that are over have a headline; of others the figures show what happens.
             "headline": [] if going or not any(row["accuracy"] is not None for row in rows) else headline(view),
             "measure": view.measure,
             "parts": [{"label": part.label, "rule": part.rule, "seed": part.seed} for part in view.parts],
@@ -110,7 +173,7 @@ class Figures:
             "theme": {"light": theme(False), "dark": theme(True)},
         }
 
-    def weighable(self, runs: Sequence[str]) -> dict[str, Any]:
+    def weighable(self, runs: Sequence[str]) -> dict[str, RawCriteria]:
         """Return the raw criteria of each rule of one run, for weighing its updates again in the browser."""
         view = self.view(runs[:1])
         first = view.part().seed
@@ -122,16 +185,18 @@ class Figures:
         return read_text(run_folder(self.root, run))
 
 
-def _rows(view: PageView) -> list[dict[str, Any]]:
+def _rows(view: PageView) -> list[RuleRow]:
     """One line for each rule: means over its seeds in the newest round that was tested."""
     frame = view.rounds
     tested = frame[frame["accuracy"].notna()]
     last = tested.groupby(["rule", "seed"], sort=False).tail(1)
-    rows: list[dict[str, Any]] = []
+    rows: list[RuleRow] = []
     for label in view.labels:
         mine, every = last[last["rule"] == label], frame[frame["rule"] == label]
         if not len(every):
-            rows.append({"rule": label, "round": 0, "seeds": 0, "accuracy": None, "server": None, "left_out": 0})
+            rows.append(
+                {"rule": label, "round": 0, "seeds": 0, "accuracy": None, "server": None, "left_out": 0, "tests": 0}
+            )
             continue
         rows.append(
             {
@@ -147,7 +212,7 @@ def _rows(view: PageView) -> list[dict[str, Any]]:
     return rows
 
 
-def _clients(histories: Sequence[Any]) -> list[str]:
+def _clients(histories: Sequence[History]) -> list[str]:
     history = histories[0]
     assert isinstance(history, Snapshot)
     return history.live.client_names()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any, NotRequired, TypedDict, cast
 
 from steelyard.errors import UserError
 from steelyard.experiment.kinds import kind_of
@@ -41,20 +42,42 @@ LABELS = {
 }
 
 
-def list_recipes() -> list[dict[str, str]]:
+class FormField(TypedDict):
+    """One field of the form: its name and label, its value, type and bounds, and what its documentation says."""
+
+    name: str
+    label: str
+    value: str | int | float | bool | None
+    type: str
+    help: str
+    minimum: NotRequired[float]
+    maximum: NotRequired[float]
+    exclusiveMinimum: NotRequired[float]
+    exclusiveMaximum: NotRequired[float]
+    choices: NotRequired[list[str]]
+
+
+class Recipe(TypedDict):
+    """A ready experiment and what it says of itself."""
+
+    name: str
+    description: str
+
+
+def list_recipes() -> list[Recipe]:
     """Return the ready experiments with what they say of themselves."""
     described = {name: parse(entry.read_text(encoding="utf-8"), name) for name, entry in recipes().items()}
     return [{"name": name, "description": str(d.get("description", ""))} for name, d in described.items()]
 
 
-def form(recipe: str) -> list[dict[str, Any]]:
+def form(recipe: str) -> list[FormField]:
     """Return the fields that the form shows for a recipe, each with its type, bounds, value and documentation."""
     if recipe not in recipes():
         raise UserError(f"recipe: got '{recipe[:100]}'; allowed: {', '.join(recipes())}")
     document = read_document(recipe)
     kind = str(document.get("kind", "learning"))
     schema = _schema(kind)
-    shown: list[dict[str, Any]] = []
+    shown: list[FormField] = []
     for name in FIELDS[kind]:
         found = _lookup(schema, name)
         if found is None:
@@ -68,11 +91,11 @@ def form(recipe: str) -> list[dict[str, Any]]:
             value = value or ">".join(criteria)
         if value is None and name != "seed":
             continue
-        shown.append({"name": name, "label": LABELS[name], "value": value, **field})
+        shown.append(cast("FormField", {"name": name, "label": LABELS[name], "value": value, **field}))
     return shown
 
 
-def assignments(recipe: str, fields: dict[str, Any]) -> list[str]:
+def assignments(recipe: str, fields: Mapping[str, object]) -> list[str]:
     """Return the changes of a filled form as --set takes them; a field that the form does not have is refused."""
     offered = {field["name"]: field for field in form(recipe)}
     changes: list[str] = []
@@ -85,7 +108,7 @@ def assignments(recipe: str, fields: dict[str, Any]) -> list[str]:
     return changes
 
 
-def _written(name: str, value: Any, field: dict[str, Any]) -> str:
+def _written(name: str, value: object, field: FormField) -> str:
     kind = field["type"]
     if kind in ("integer", "number"):
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):

@@ -9,18 +9,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from steelyard import files
 from steelyard.errors import UserError, without_controls
 from steelyard.experiment.loading import load, recipes
 from steelyard.page.form import assignments
 from steelyard.page.own_code import own_code
-from steelyard.runs.glance import Glance, glance, run_folder
+from steelyard.runs.glance import Glance, RunDocument, glance, run_folder
 from steelyard.runs.process import started
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -74,21 +73,32 @@ class Jobs:
         """Return the runs that this page started and that have not ended."""
         return [run for run, job in self._jobs.items() if job.ended is None]
 
-    def unseen(self, known: Sequence[str]) -> list[dict[str, Any]]:
+    def unseen(self, known: Sequence[str]) -> list[RunDocument]:
         """Return what was started and has no run folder yet: still on its way, or failed with its last line."""
-        found: list[dict[str, Any]] = []
+        found: list[RunDocument] = []
         for run, job in list(self._jobs.items()):
             if run in known:
                 continue
             failed = job.ended is not None
-            entry = {"name": run, "state": "failed" if failed else "starting", "changed": job.begun}
-            empty = {"round": 0, "rounds": None, "measure": "accuracy", "accuracy": None, "rules": [], "bytes": 0}
             found.append(
-                {**entry, **empty, "problem": (job.last_line() or "it ended without a word") if failed else ""}
+                {
+                    "name": run,
+                    "state": "failed" if failed else "starting",
+                    "round": 0,
+                    "rounds": None,
+                    "measure": "accuracy",
+                    "accuracy": None,
+                    "rules": [],
+                    "changed": job.begun,
+                    "bytes": 0,
+                    "problem": (job.last_line() or "it ended without a word") if failed else "",
+                    "ended": "",
+                    "flower": False,
+                }
             )
         return found
 
-    def start(self, recipe: str, name: str, fields: dict[str, Any]) -> str:
+    def start(self, recipe: str, name: str, fields: Mapping[str, object]) -> str:
         """Start a recipe with some fields changed, into a new folder of this name under the root; returns the name."""
         self._allowed()
         if recipe not in recipes():

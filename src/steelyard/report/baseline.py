@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
 
 from steelyard.errors import UserError, listed, nearest
+from steelyard.report.documents import RecordedRule
 from steelyard.runs.reader import History
 
 
-def is_fedavg(settings: Mapping[str, Any]) -> bool:
+def is_fedavg(settings: RecordedRule) -> bool:
     """Say whether recorded settings of a rule are FedAvg: dataset size alone, neither fitted, adapted nor sharpened."""
     sharpened = settings.get("score") == "power" and settings.get("power") not in (None, 1)
     adapts = (settings.get("loss") or {}).get("adapt", "none") != "none"
@@ -22,7 +21,7 @@ def is_fedavg(settings: Mapping[str, Any]) -> bool:
     )
 
 
-def asks_clients(settings: Mapping[str, Any]) -> bool:
+def asks_clients(settings: RecordedRule) -> bool:
     """Say whether a rule asks clients at all; the control "server-only" does not."""
     return settings.get("trained_by", "clients") == "clients"
 

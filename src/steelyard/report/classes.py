@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
+from steelyard.report.documents import RuleTables
 from steelyard.report.grids import Grid
 from steelyard.report.statistics import estimate
 
@@ -15,7 +15,7 @@ MOST = 20
 """Classes up to which each has a column of its own."""
 
 
-def by_class(document: Mapping[str, Any]) -> list[Grid]:
+def by_class(document: RuleTables) -> list[Grid]:
     """Return macro F1 at a few rounds and the last F1 of each class, where the server reports them; else nothing."""
     rows = [row for row in document.get("class_curves", ()) if "f1" in row and row["f1"] and row["f1"][0]]
     if not rows:

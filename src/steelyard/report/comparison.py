@@ -8,24 +8,39 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
 import numpy as np
 
 from steelyard.errors import UserError
 from steelyard.report.baseline import find_baseline
-from steelyard.report.chained import chained
 from steelyard.report.curves import Curve, read_curves
+from steelyard.report.documents import (
+    ClassCurve,
+    Comparison,
+    DeviceRow,
+    EstimateJson,
+    FlawedRow,
+    RightWrong,
+    RuleTables,
+    ScoreCurve,
+    ServerCurve,
+    ServerRow,
+    TargetCell,
+    TargetRow,
+    TargetTable,
+    TestingRow,
+)
 from steelyard.report.flawed import flawed_shares
 from steelyard.report.measures import jain, rounds_to_target, worst_tenth
-from steelyard.report.single import weighed_one
+from steelyard.report.notices import chain_of, single_client_rounds
 from steelyard.report.statistics import Estimate, estimate
-from steelyard.report.verdicts import verdicts
+from steelyard.report.verdicts import Measure, verdicts
 from steelyard.rounds.settings import RoundSettings
 from steelyard.runs.reader import History
 
 
-def compare_run(run: History | Path | str, settings: RoundSettings, baseline: str | None = None) -> dict[str, Any]:
+def compare_run(run: History | Path | str, settings: RoundSettings, baseline: str | None = None) -> Comparison:
     """Return the comparison of a run's rules as one JSON-ready document; `steelyard table --format json` prints it."""
     history = run if isinstance(run, History) else History(run)
     folder = history.folder
@@ -41,13 +56,13 @@ def compare_run(run: History | Path | str, settings: RoundSettings, baseline: st
     return {
         "run": str(folder),
         "status": history.info.get("status", "unknown"),
-        "chain": chained(history),
+        "chain": chain_of(history),
         "algorithms": {str(row["rule"]): str(row["algorithm"]) for row in history.federations.to_dict("records")},
         "rounds": max(int(curve.rounds[-1]) for curve in curves),
         "limit": limit,
         "last": settings.last,
         "reach": settings.reach,
-        "weighed_one": weighed_one(history),
+        "weighed_one": single_client_rounds(history),
         "flawed": _flawed(history, curves),
         "ended": [
             {"rule": rule, "seed": seed, "round": round, "reason": reason}
@@ -57,7 +72,7 @@ def compare_run(run: History | Path | str, settings: RoundSettings, baseline: st
     }
 
 
-def _flawed(history: History, curves: Sequence[Curve]) -> list[dict[str, Any]]:
+def _flawed(history: History, curves: Sequence[Curve]) -> list[FlawedRow]:
     """Return the share of all weight that flawed clients got under each rule; empty for a run without flaws."""
     found: dict[str, list[float]] = {}
     for curve in curves:
@@ -76,7 +91,7 @@ def describe(
     last: int = 5,
     *,
     above: bool = False,
-) -> dict[str, Any]:
+) -> RuleTables:
     """Return all tables of a comparison as plain values; verdicts look at the last round and at the `last` rounds."""
     rules = list(dict.fromkeys(curve.rule for curve in curves))
     rules = [baseline, *(rule for rule in rules if rule != baseline)]
@@ -85,7 +100,7 @@ def describe(
     # The tables of the papers are about accuracy; a score that goes below 0 is an error, which has no such targets.
     accurate = all(float(curve.scores.min(initial=0.0)) >= 0 for curve in curves)
     gains: dict[str, list[list[float]]] = {rule: [] for rule in rules}
-    sections: list[dict[str, Any]] = []
+    sections: list[TargetTable] = []
     for target in targets if accurate else ():
         section = rounds_section(table, rules, seeds, target, shares, limit, above=above)
         sections.append(section)
@@ -118,7 +133,7 @@ def rounds_section(
     limit: int,
     *,
     above: bool = False,
-) -> dict[str, Any]:
+) -> TargetTable:
     """Return one target's part of the papers' tables: rounds of the baseline (the first rule), gains of the others.
 
     A target that is not reached counts as the round limit, so that both unreached is a gain of 0 (SPEC §6). `average`
@@ -130,13 +145,13 @@ def rounds_section(
     }
     counted = {key: [limit if found is None else found for found in row] for key, row in reached.items()}
     base = rules[0]
-    rows: list[dict[str, Any]] = []
+    rows: list[TargetRow] = []
     for rule in rules:
         by_seed = [
             counted[rule, seed] if rule == base else np.subtract(counted[base, seed], counted[rule, seed]).tolist()
             for seed in seeds
         ]
-        cells = [
+        cells: list[TargetCell] = [
             {
                 "share": share,
                 "unreached": sum(reached[rule, seed][column] is None for seed in seeds),
@@ -150,9 +165,15 @@ def rounds_section(
             for column in range(len(shares))
         ]
         printed = estimate(printed_means(by_seed, [list(row) for row in zip(*either, strict=True)]))
-        kind = "rounds" if rule == base else "gain"
-        averages = {"average": average.as_json(), "printed": printed.as_json()}
-        rows.append({"rule": rule, "kind": kind, "cells": cells, **averages})
+        rows.append(
+            {
+                "rule": rule,
+                "kind": "rounds" if rule == base else "gain",
+                "cells": cells,
+                "average": average.as_json(),
+                "printed": printed.as_json(),
+            }
+        )
     return {"target": target, "shares": list(shares), "rows": rows}
 
 
@@ -174,9 +195,9 @@ def _measures(
     seeds: Sequence[int],
     gains: Mapping[str, list[list[float]]],
     last: int,
-) -> dict[str, dict[str, list[float]]]:
+) -> dict[Measure, dict[str, list[float]]]:
     """Return for each measure and rule the differences from the baseline, one per seed; more is better."""
-    measures: dict[str, dict[str, list[float]]] = {}
+    measures: dict[Measure, dict[str, list[float]]] = {}
     if any(gains.values()):
         measures["gain"] = {rule: np.mean(gains[rule], axis=0).tolist() for rule in rules[1:]}
 
@@ -188,22 +209,24 @@ def _measures(
     measures["final"] = against_baseline(lambda curve: float(curve.overall[-1]))
     measures["late"] = against_baseline(lambda curve: float(np.mean(curve.overall[-last:])))
     known = set.intersection(*(set(curve.server) for curve in table.values()))
-    for name in ("accuracy", "macro_f1"):
+    pairs: tuple[tuple[str, Measure, Measure], ...] = (
+        ("accuracy", "server_accuracy", "server_accuracy_late"),
+        ("macro_f1", "server_macro_f1", "server_macro_f1_late"),
+    )
+    for name, final, late in pairs:
         if name in known:
-            measures[f"server_{name}"] = against_baseline(lambda curve, name=name: curve.server[name][-1])
-            measures[f"server_{name}_late"] = against_baseline(
-                lambda curve, name=name: float(np.mean(curve.server[name][-last:]))
-            )
+            measures[final] = against_baseline(lambda curve, name=name: curve.server[name][-1])
+            measures[late] = against_baseline(lambda curve, name=name: float(np.mean(curve.server[name][-last:])))
     if "mape" in known:
         measures["server_mape"] = against_baseline(lambda curve: -curve.server["mape"][-1])
     return measures
 
 
-def _over_seeds(curves: Sequence[Curve], figure: Callable[[Curve], float]) -> dict[str, Any]:
+def _over_seeds(curves: Sequence[Curve], figure: Callable[[Curve], float]) -> EstimateJson:
     return estimate([figure(curve) for curve in curves]).as_json()
 
 
-def _devices(rule: str, curves: Sequence[Curve]) -> dict[str, Any]:
+def _devices(rule: str, curves: Sequence[Curve]) -> DeviceRow:
     """How the last model serves the devices: over all samples, the worst tenth, LEAF's percentiles, spread, Jain."""
 
     def percentile(per_cent: float) -> Callable[[Curve], float]:
@@ -221,25 +244,36 @@ def _devices(rule: str, curves: Sequence[Curve]) -> dict[str, Any]:
     }
 
 
-def _server_row(rule: str, curves: Sequence[Curve]) -> dict[str, Any]:
-    names = sorted(set.intersection(*(set(curve.server) for curve in curves)))
-    last = {name: _over_seeds(curves, lambda curve, name=name: curve.server[name][-1]) for name in names}
-    return {"rule": rule, **last}
+def _server_row(rule: str, curves: Sequence[Curve]) -> ServerRow:
+    row: ServerRow = {"rule": rule}
+    for name in _server_figures(curves):
+        row[name] = _over_seeds(curves, lambda curve, name=name: curve.server[name][-1])
+    return row
 
 
-def _server_curve(rule: str, curves: Sequence[Curve]) -> dict[str, Any]:
+def _server_curve(rule: str, curves: Sequence[Curve]) -> ServerCurve:
     """Every figure of the server's tests, per seed and round: what AdaFed's figures are drawn from."""
-    names = sorted(set.intersection(*(set(curve.server) for curve in curves)))
-    return {"rule": rule, **{name: [list(curve.server[name]) for curve in curves] for name in names}}
+    row: ServerCurve = {"rule": rule}
+    for name in _server_figures(curves):
+        row[name] = [list(curve.server[name]) for curve in curves]
+    return row
 
 
-def _class_curve(rule: str, curves: Sequence[Curve]) -> dict[str, Any]:
-    """Every figure that the server has of single classes, per seed, round and class: F1 over the rounds (paper 001)."""
-    names = sorted(set.intersection(*(set(curve.by_class) for curve in curves)))
-    return {"rule": rule, **{name: [[list(row) for row in curve.by_class[name]] for curve in curves] for name in names}}
+def _server_figures(curves: Sequence[Curve]) -> list[Literal["accuracy", "macro_f1", "mae", "mape", "rmse"]]:
+    """Return which figures of the server's tests every seed has."""
+    known = set.intersection(*(set(curve.server) for curve in curves))
+    return [name for name in ("accuracy", "macro_f1", "mae", "mape", "rmse") if name in known]
 
 
-def _testing(rule: str, curves: Sequence[Curve]) -> dict[str, Any]:
+def _class_curve(rule: str, curves: Sequence[Curve]) -> ClassCurve:
+    """F1 of single classes on the server's rows, per seed, round and class (paper 001)."""
+    row: ClassCurve = {"rule": rule}
+    if all("f1" in curve.by_class for curve in curves):
+        row["f1"] = [[list(values) for values in curve.by_class["f1"]] for curve in curves]
+    return row
+
+
+def _testing(rule: str, curves: Sequence[Curve]) -> TestingRow:
     kept: dict[str, int] = {}
     for curve in curves:
         for order, count in curve.orders.items():
@@ -253,7 +287,7 @@ def _testing(rule: str, curves: Sequence[Curve]) -> dict[str, Any]:
 
 def _matrix(
     table: Mapping[tuple[str, int], Curve], baseline: str, rule: str, seeds: Sequence[int]
-) -> dict[str, Any] | None:
+) -> RightWrong | None:
     """Count test samples that baseline and rule get right or wrong in the last round, summed over seeds."""
     counts = np.zeros((2, 2), dtype=np.int64)
     for seed in seeds:
@@ -270,7 +304,7 @@ def _matrix(
     }
 
 
-def _curve(rule: str, curves: Sequence[Curve]) -> dict[str, Any]:
+def _curve(rule: str, curves: Sequence[Curve]) -> ScoreCurve:
     """Mean and interval of the overall score, round by round, as far as all seeds went."""
     length = min(len(curve.rounds) for curve in curves)
     points: list[Estimate] = [estimate([float(curve.overall[i]) for curve in curves]) for i in range(length)]

@@ -8,6 +8,7 @@ import numpy as np
 
 from steelyard.report import figures
 from steelyard.report.baseline import asks_clients
+from steelyard.report.documents import ClientCard, ClientCards, RawCriteria, ReportData, VegaLite
 from steelyard.report.figures.weights import interesting
 from steelyard.report.reweigh import cohorts
 from steelyard.report.view import Frame, Part, RunView, plain, sampled
@@ -22,11 +23,11 @@ RULES = 10
 """Rules with figures of their own at most."""
 
 
-def contents(view: RunView) -> dict[str, Any]:
+def contents(view: RunView) -> ReportData:
     """Return everything that the scripts of a report read, as one JSON-ready document."""
     parts = chosen_parts(view)
     drawn = {name: figures.draw(view, name) for name, kind in figures.KINDS.items() if kind.of == "view"}
-    by_rule: dict[str, dict[str, Any]] = {name: {} for name, kind in figures.KINDS.items() if kind.of == "part"}
+    by_rule: dict[str, dict[str, VegaLite]] = {name: {} for name, kind in figures.KINDS.items() if kind.of == "part"}
     for name, found in by_rule.items():
         for part in parts:
             chart = figures.KINDS[name].make(view, part)
@@ -82,7 +83,7 @@ class _Grouped:
         return self.columns[column][rows]
 
 
-def _cards(view: RunView, part: Part) -> dict[str, Any] | None:
+def _cards(view: RunView, part: Part) -> ClientCards | None:
     """Return one entry per client: totals, course, flaws, why it was left out; of many clients, the telling ones."""
     frame = view.clients(part)
     if not len(frame):
@@ -93,9 +94,7 @@ def _cards(view: RunView, part: Part) -> dict[str, Any] | None:
     whole = float(totals.sum()) or 1.0
     shares = dict(zip((str(client) for client in totals.index), totals.to_numpy() / whole, strict=True))
     asked, tested = _Grouped(frame), _Grouped(view.evaluations(part))
-    entries: list[dict[str, Any]] = [
-        _card(part, client, shares[client], asked, tested) | {"flaws": flaws.get(client, [])} for client in kept
-    ]
+    entries = [_card(part, client, shares[client], asked, tested, flaws.get(client, [])) for client in kept]
     middle = float(np.median(list(shares.values())))
     most = max(shares.values()) or 1.0
     for entry in entries:
@@ -115,7 +114,7 @@ def _cards(view: RunView, part: Part) -> dict[str, Any] | None:
     return {"clients": entries, "criteria": part.criteria, "last": last, "note": note, "template": spec}
 
 
-def _card(part: Part, client: str, share: float, asked: _Grouped, tested: _Grouped) -> dict[str, Any]:
+def _card(part: Part, client: str, share: float, asked: _Grouped, tested: _Grouped, flaws: list[str]) -> ClientCard:
     rows, served = asked.rows(client), tested.rows(client)
     weighed = rows[np.isfinite(asked.of("weight", rows).astype(np.float64))]
     failed = [row for row in rows.tolist() if isinstance(asked.columns["failure"][row], str)]
@@ -129,16 +128,18 @@ def _card(part: Part, client: str, share: float, asked: _Grouped, tested: _Group
         "asked": len(rows),
         "samples": plain(float(samples.max())) if len(samples) else None,
         "score": plain(float(scores[-1])) if len(scores) else None,
-        "failures": [[int(asked.columns["round"][row]), str(asked.columns["failure"][row])] for row in failed[:50]],
+        "failures": [(int(asked.columns["round"][row]), str(asked.columns["failure"][row])) for row in failed[:50]],
         "rounds": asked.of("round", course).tolist(),
         "weight": _short(asked.of("weight", course)),
         "criteria": [_short(asked.of(f"normalised_{name}", course)) for name in part.criteria],
         "tested": tested.of("round", shown).tolist(),
         "scores": _short(tested.of("score", shown)),
+        "flaws": flaws,
+        "interest": 0.0,
     }
 
 
-def raw_criteria(view: RunView, part: Part) -> dict[str, Any] | None:
+def raw_criteria(view: RunView, part: Part) -> RawCriteria | None:
     """Return the raw criteria of a rule's updates, for weighing them again in the browser; long runs are sampled."""
     found = list(cohorts(view.clients(part), part.criteria))
     if not found or part.criteria == ["EQ"]:  # one criterion that is the same for all: no rule weighs it otherwise

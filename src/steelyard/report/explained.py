@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from steelyard.recommend.kgflex.clients import KgflexClients
 from steelyard.recommend.kgflex.model import Knowledge
 from steelyard.recommend.kgflex.selection import Selection
 from steelyard.recommend.prepared import number_of, titles_of
+from steelyard.report.documents import CloudWord, Explanation, FeatureReason, KeptFeatures
 from steelyard.report.recommender import Finished, open_run
 
 TOPS = (None, 100, 50, 10, 5)
@@ -40,7 +40,7 @@ class Explained:
         """Each feature in words."""
         return self.clients.parts.features.names
 
-    def why(self, user: str, item: str) -> dict[str, Any]:
+    def why(self, user: str, item: str) -> Explanation:
         """Return the score of an item for a user and the features that made it, those that say most first."""
         finished = self.finished
         number, wanted = number_of(finished.prepared, user), self._item(item)
@@ -55,10 +55,7 @@ class Explained:
             "score": sum(each.part for each in found),
             "features_of_user": int(self.knowledge.selection.sizes[number]),
             "features_of_item": len(self.clients.parts.features.of(wanted)),
-            "reasons": [
-                {"feature": self.names[each.feature], "hops": int(hops[each.feature]), **_numbers(each)}
-                for each in found
-            ],
+            "reasons": [_reason(self.names[each.feature], int(hops[each.feature]), each) for each in found],
         }
 
     def _item(self, item: str) -> int:
@@ -75,7 +72,7 @@ class Explained:
         names, seed = self.clients.users.histories.names, self.finished.seed
         return explain.after_lists(self.knowledge, lists, names, seed, self.clients.parts.settings)
 
-    def kept(self, cutoff: int) -> dict[str, Any]:
+    def kept(self, cutoff: int) -> KeptFeatures:
         """Return the quartiles over users of the share of her features that her list keeps (Table 6.2).
 
         Two readings: a feature is kept if an item of the list has it (`shown`), or if the list, taken as her items,
@@ -101,10 +98,10 @@ class Explained:
             "prominent_kept": len(before & then) / len(before) if before else None,
         }
 
-    def clouds(self, cutoff: int, top: int) -> list[dict[str, Any]]:
+    def clouds(self, cutoff: int, top: int) -> list[CloudWord]:
         """Return the most prominent features before and after: in what users took, and in what they are shown."""
         lists, _ = self.finished.lists(cutoff)
-        rows: list[dict[str, Any]] = []
+        rows: list[CloudWord] = []
         for when, selection in (("before", self.knowledge.selection), ("after", self.after(lists))):
             weights = explain.cloud(selection)
             for rank, feature in enumerate(_prominent(selection, top), 1):
@@ -122,8 +119,16 @@ def open_explained(folder: Path, rule: str | None = None) -> Explained:
     return Explained(finished, finished.clients)
 
 
-def _numbers(reason: explain.Reason) -> dict[str, float]:
-    return {name: getattr(reason, name) for name in ("share", "part", "gain", "personal", "common")}
+def _reason(feature: str, hops: int, reason: explain.Reason) -> FeatureReason:
+    return {
+        "feature": feature,
+        "hops": hops,
+        "share": reason.share,
+        "part": reason.part,
+        "gain": reason.gain,
+        "personal": reason.personal,
+        "common": reason.common,
+    }
 
 
 def _quartiles(shares: np.ndarray) -> list[float | None]:

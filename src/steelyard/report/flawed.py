@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
+from steelyard.report.documents import FlawedShares, RuleSummary
 from steelyard.runs.reader import History
 
 SMALL = 0.02
-"""Rules within this of each other, on one seed, are not told apart."""
+"""Rules within this of each other, on one seed, count as equal."""
 
 
 def flaws_of(history: History, seed: int) -> dict[str, list[str]]:
@@ -23,7 +23,7 @@ def flaws_of(history: History, seed: int) -> dict[str, list[str]]:
     return found
 
 
-def flawed_shares(history: History, rule: str, seed: int) -> dict[str, float] | None:
+def flawed_shares(history: History, rule: str, seed: int) -> FlawedShares | None:
     """Return the share of all weight, of all samples and of all updates that flawed clients had; None without flaws."""
     flawed = flaws_of(history, seed)
     if not flawed:  # before the clients' table is read, which is large in a long run
@@ -41,29 +41,28 @@ def flawed_shares(history: History, rule: str, seed: int) -> dict[str, float] | 
     }
 
 
-def sentence(rules: Sequence[Mapping[str, Any]], flaws: Mapping[str, Sequence[str]], clients: int) -> str:
+def sentence(rules: Sequence[RuleSummary], flaws: Mapping[str, Sequence[str]], clients: int) -> str:
     """Say in one plain sentence what weighing did: who was flawed, what say they got, what the model became."""
-    scored = [rule for rule in rules if rule["server"].get("accuracy") is not None]
-    base = next((rule for rule in scored if rule["fedavg"]), None)
-    others = [rule for rule in scored if rule is not base and rule["asks_clients"]]
+    scored = [(rule, value) for rule in rules if (value := rule["server"].get("accuracy")) is not None]
+    base, low = next(((rule, value) for rule, value in scored if rule["fedavg"]), (None, 0.0))
+    others = [(rule, value) for rule, value in scored if rule is not base and rule["asks_clients"]]
     if base is None or not others:
         return ""
-    best = max(others, key=lambda rule: rule["server"]["accuracy"])
-    low, high = base["server"]["accuracy"], best["server"]["accuracy"]
+    best, high = max(others, key=lambda pair: pair[1])
     if high - low < SMALL:
         return (
             f"No rule is more than {100 * SMALL:.0f} points better than {base['rule']} ({low:.1%}): where clients "
             "are of equal worth there is little to gain from weighing them."
         )
-    told = f"{best['rule']} reached {high:.1%} on clean rows, {base['rule']} {low:.1%}"
+    reached = f"{best['rule']} reached {high:.1%} on clean rows, {base['rule']} {low:.1%}"
     if base["flawed"] is None or best["flawed"] is None:
         return (
-            f"{told}: {100 * (high - low):.0f} points on one seed, which may be chance; "
+            f"{reached}: {100 * (high - low):.0f} points on one seed, which may be chance; "
             "steelyard compare with --seeds 10 tells."
         )
-    told_of = Counter(flaw for found in flaws.values() for flaw in found)
+    counted = Counter(flaw for found in flaws.values() for flaw in found)
     return (
-        f"{len(flaws)} of {clients} clients are flawed ({told_of.most_common(1)[0][0]}). By size alone they got "
+        f"{len(flaws)} of {clients} clients are flawed ({counted.most_common(1)[0][0]}). By size alone they got "
         f"{base['flawed']['weight']:.0%} of the weight and the model {low:.1%} on clean rows; {best['rule']} gave them "
         f"{best['flawed']['weight']:.0%} and reached {high:.1%}."
     )

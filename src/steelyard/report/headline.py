@@ -10,9 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from steelyard.report.baseline import asks_clients
-from steelyard.report.chained import chain_line, chained
 from steelyard.report.flawed import SMALL
-from steelyard.report.single import weighed_one, weighed_one_lines
+from steelyard.report.notices import chain_line, chain_of, single_client_lines, single_client_rounds
 from steelyard.report.statistics import estimate, paired_p, verdict
 from steelyard.report.view import RunView, flawed_means
 from steelyard.runs.reader import History
@@ -24,7 +23,7 @@ def headline(view: RunView) -> list[str]:
         parts = zip(view.names, view.histories, strict=True)
         return [f"{name}: {' '.join(headline(RunView([history])))}" for name, history in parts]
     finals, what = _finals(view)
-    state = [*_changed(view.histories[0]), *_state(view), *weighed_one_lines(weighed_one(view.histories[0]))]
+    state = [*_changed(view.histories[0]), *_state(view), *single_client_lines(single_client_rounds(view.histories[0]))]
     if not finals:
         return [*state, "No round has been tested on clients: no accuracy is known."]
     return [*state, *_result(view, finals, what), *ended_lines(view.histories[0]), *_flawed(view, finals)]
@@ -50,7 +49,7 @@ def _finals(view: RunView) -> tuple[dict[str, dict[int, float]], str]:
 
 
 def _changed(history: History) -> list[str]:
-    found = chained(history)
+    found = chain_of(history)
     return [f"{chain_line(found)}."] if found["problem"] else []
 
 

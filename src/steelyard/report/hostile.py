@@ -7,20 +7,18 @@ import textwrap
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from steelyard.report.comparison import compare_run
+from steelyard.report.documents import AttackBlock, AttackRow, Attacks, Outcome
 from steelyard.report.flawed import flaws_of
 from steelyard.report.statistics import estimate
 from steelyard.rounds.settings import RoundSettings
 from steelyard.runs.reader import History
 
 
-def outcome(
-    folder: Path | str, settings: RoundSettings, without: Path | str | None = None
-) -> dict[str, dict[str, Any]]:
+def outcome(folder: Path | str, settings: RoundSettings, without: Path | str | None = None) -> dict[str, Outcome]:
     """Return by rule: accuracy per seed (mean of the last rounds, on the server's rows where some report, else on the
     clients' tests), the share of all weight that hostile clients had, the largest weight that one had in any round,
     and how often a backdoor worked in the last round.
@@ -32,14 +30,17 @@ def outcome(
     hostile = {seed: _hostile(history, before, seed) for seed in document["seeds"]}
     curves: dict[str, list[list[float]]] = {row["rule"]: row["values"] for row in document["curves"]}
     curves |= {row["rule"]: row["accuracy"] for row in document["server_curves"] if "accuracy" in row}
-    return {
-        rule: {
-            "accuracy": [sum(curve[-settings.last :]) / len(curve[-settings.last :]) for curve in by_seed],
-            **_weights(history, rule, hostile),
+    found: dict[str, Outcome] = {}
+    for rule, by_seed in curves.items():
+        weight, largest = _weights(history, rule, hostile)
+        late = [curve[-settings.last :] for curve in by_seed]
+        found[rule] = {
+            "accuracy": [sum(rounds) / len(rounds) for rounds in late],
+            "weight": weight,
+            "largest": largest,
             "backdoor": _backdoor(history, rule),
         }
-        for rule, by_seed in curves.items()
-    }
+    return found
 
 
 def _hostile(history: History, before: History | None, seed: int) -> set[str]:
@@ -47,7 +48,7 @@ def _hostile(history: History, before: History | None, seed: int) -> set[str]:
     return {name for name, flaws in flaws_of(history, seed).items() if Counter(flaws) - Counter(known.get(name, []))}
 
 
-def _weights(history: History, rule: str, hostile: Mapping[int, set[str]]) -> dict[str, float | None]:
+def _weights(history: History, rule: str, hostile: Mapping[int, set[str]]) -> tuple[float | None, float | None]:
     """Return the share of all weight that hostile clients had, mean over seeds, and the largest of one in a round."""
     shares: list[float] = []
     largest: list[float] = []
@@ -60,10 +61,7 @@ def _weights(history: History, rule: str, hostile: Mapping[int, set[str]]) -> di
         theirs = weight[np.isin(found.client[weighed], [i for i, name in enumerate(found.clients) if name in names])]
         shares.append(float(theirs.sum() / (weight.sum() or 1.0)))
         largest += [float(theirs.max())] if len(theirs) else []
-    return {
-        "weight": math.fsum(shares) / len(shares) if shares else None,
-        "largest": max(largest) if largest else None,
-    }
+    return math.fsum(shares) / len(shares) if shares else None, max(largest) if largest else None
 
 
 def _backdoor(history: History, rule: str) -> list[float] | None:
@@ -81,12 +79,12 @@ def _backdoor(history: History, rule: str) -> list[float] | None:
     return found
 
 
-def attack_document(outcomes: Mapping[str, Mapping[str, Mapping[str, Any]]], fraction: float) -> dict[str, Any]:
+def attack_document(outcomes: Mapping[str, Mapping[str, Outcome]], fraction: float) -> Attacks:
     """Return the outcomes of several attacks as one JSON-ready document; "clean" among them is what is lost from."""
     clean = outcomes.get("clean", {})
-    attacks: list[dict[str, Any]] = []
+    attacks: list[AttackBlock] = []
     for attack, rules in outcomes.items():
-        rows: list[dict[str, Any]] = []
+        rows: list[AttackRow] = []
         for rule, found in rules.items():
             before = clean[rule]["accuracy"] if rule in clean else []
             lost = [a - b for a, b in zip(before, found["accuracy"], strict=True)] if before else []
@@ -103,7 +101,7 @@ def attack_document(outcomes: Mapping[str, Mapping[str, Mapping[str, Any]]], fra
     return {"fraction": fraction, "attacks": attacks}
 
 
-def attack_lines(document: Mapping[str, Any], width: int = 80) -> list[str]:
+def attack_lines(document: Attacks, width: int = 80) -> list[str]:
     """Lay the document out for people, a block per attack, no wider than `width`."""
     lines: list[str] = []
     for block in document["attacks"]:
@@ -132,7 +130,7 @@ def attack_lines(document: Mapping[str, Any], width: int = 80) -> list[str]:
 WIDTHS = {"accuracy": 10, "lost": 5, "weight": 6, "backdoor": 8}
 
 
-def _cell(row: Mapping[str, Any], title: str) -> str:
+def _cell(row: AttackRow, title: str) -> str:
     value = row[title]
     if value is None:
         return ""

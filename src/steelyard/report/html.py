@@ -9,18 +9,17 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
-from typing import Any
 
 from steelyard import files
 from steelyard.errors import UserError
 from steelyard.experiment.loading import to_toml
 from steelyard.report import figures
 from steelyard.report.assets import text
-from steelyard.report.chained import chain_line, chained
 from steelyard.report.contents import chosen_parts, contents
+from steelyard.report.documents import ReportData
 from steelyard.report.grids import Grid
 from steelyard.report.headline import headline
-from steelyard.report.promised import promise_lines, promised
+from steelyard.report.notices import chain_line, chain_of, privacy_lines, privacy_of
 from steelyard.report.recommended import TITLES, Recommended, recommended
 from steelyard.report.sign import drawn as draw_sign
 from steelyard.report.sign import sign
@@ -73,7 +72,7 @@ def html(view: RunView) -> str:
     )
 
 
-def embedded(data: Any) -> str:
+def embedded(data: ReportData) -> str:
     """Return JSON that no text inside it can end early: every < is written as an escape."""
     return json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
 
@@ -82,7 +81,7 @@ def _digest(script: str) -> str:
     return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
 
 
-def _sections(view: RunView, data: dict[str, Any], extra: Recommended) -> list[tuple[str, str, str]]:
+def _sections(view: RunView, data: ReportData, extra: Recommended) -> list[tuple[str, str, str]]:
     """Return (id, heading, inner HTML) of each section that the runs have something to show for."""
     drawn, by_rule = data["figures"], data["parts"]
     chooser = _chooser(view)
@@ -178,7 +177,8 @@ def result_grid(view: RunView, index: int) -> Grid:
     flawed = {row["rule"]: row["weight"] for row in document["flawed"]}
     server = {row["rule"]: row for row in document["server"]}
     tested = {row["rule"]: row["testing_rounds"] for row in document["testing"]}
-    clean = all("accuracy" in row for row in server.values())
+    accuracy = {rule: row["accuracy"] for rule, row in server.items() if "accuracy" in row}
+    clean = len(accuracy) == len(server)
     tests = any(row["mean"] > 0 for row in tested.values())
     named = algorithm_cells(document)
     headings = [
@@ -192,7 +192,7 @@ def result_grid(view: RunView, index: int) -> Grid:
     rows: list[tuple[str, ...]] = []
     for row in document["devices"]:
         rule = row["rule"]
-        cells = [rule, *named(rule), *([cell(server[rule]["accuracy"], 2, 100.0)] if clean else [])]
+        cells = [rule, *named(rule), *([cell(accuracy[rule], 2, 100.0)] if clean else [])]
         cells += ([cell(flawed[rule], 1, 100.0)] if rule in flawed else ["–"]) if flawed else []
         cells += [cell(row[key], 2, percent) for key in ("final", "best", "worst_tenth", "spread")]
         cells += [cell(tested[rule])] if tests else []
@@ -254,15 +254,15 @@ def _all_tables(view: RunView) -> str:
     return f"{spoken if told else ''}<details><summary>Devices, server, samples, curves</summary>{made}</details>"
 
 
-def _experiments(view: RunView, data: dict[str, Any]) -> str:
+def _experiments(view: RunView, data: ReportData) -> str:
     parts: list[str] = []
     for name, history, experiment in zip(view.names, view.histories, view.experiments, strict=True):
         info = history.info
         facts = {key.removeprefix("version_"): value for key, value in info.items() if key.startswith("version_")}
         kept = ("status", "device", "precision", "engine_choice", "parameters", "notes")
         facts = {key.replace("_", " "): info[key] for key in kept if info.get(key)} | facts
-        facts |= {"privacy": "; ".join(lines)} if (lines := promise_lines(promised(history))) else {}
-        facts |= {"chain": line} if (line := chain_line(chained(history))) else {}
+        facts |= {"privacy": "; ".join(lines)} if (lines := privacy_lines(privacy_of(history))) else {}
+        facts |= {"chain": line} if (line := chain_line(chain_of(history))) else {}
         rows = "".join(f"<dt>{escape(key)}</dt><dd>{escape(str(value))}</dd>" for key, value in facts.items())
         heading = f"<h3>{escape(name)}</h3>" if len(view.histories) > 1 else ""
         toml = escape(to_toml(experiment))
@@ -274,7 +274,7 @@ def _experiments(view: RunView, data: dict[str, Any]) -> str:
     return "".join(parts) + missing
 
 
-def _missing(data: dict[str, Any]) -> str:
+def _missing(data: ReportData) -> str:
     """Say which figures these runs have nothing for, and what would give them something."""
     absent = [name for name, found in data["parts"].items() if not found]
     absent += [n for n, kind in figures.KINDS.items() if kind.of == "view" and n not in data["figures"]]

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from steelyard.errors import UserError
+from steelyard.report.documents import VegaLite
 from steelyard.report.figures.catalogue import Chart, spec
 from steelyard.report.figures.shared import WIDTH, lists, rule_colour, rule_dash, told
 from steelyard.report.grids import Grid
@@ -45,14 +46,14 @@ class Recommended:
     """Tables and figures of the recommenders among the runs; empty where there is none."""
 
     tables: list[Grid] = field(default_factory=list[Grid])
-    figures: dict[str, dict[str, Any]] = field(default_factory=dict[str, "dict[str, Any]"])
+    figures: dict[str, VegaLite] = field(default_factory=dict[str, VegaLite])
     notes: list[str] = field(default_factory=list[str])
 
 
 @dataclass(frozen=True, eq=False)
 class _System:
     label: str
-    metrics: dict[str, Any]
+    metrics: dict[str, object]
     times_shown: Any
     popularity: Any
 
@@ -110,10 +111,10 @@ def _metrics(systems: list[_System], cutoff: int) -> Grid:
     return Grid(f"Metrics of the lists of {cutoff}", headings, tuple(rows), note)
 
 
-def _cell(value: Any) -> str:
-    if value is None:
-        return "–"
-    return f"{value:.4f}" if isinstance(value, float) else f"{value:,}"
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.4f}"
+    return f"{value:,}" if isinstance(value, int) else "–"
 
 
 def _tradeoff(systems: list[_System]) -> Chart:

@@ -6,7 +6,6 @@ import json
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -19,6 +18,7 @@ from steelyard.recommend.evaluate import Case, figures
 from steelyard.recommend.interactions import Codes
 from steelyard.recommend.prepared import Prepared, number_of, titles_of
 from steelyard.recommend.ranking import Floats
+from steelyard.report.documents import Communication, ListedItem, RecommenderReport
 from steelyard.runs.reader import History
 from steelyard.weighing.rule import WeighingSettings
 
@@ -39,13 +39,19 @@ class Finished:
         """Return every user's list, best first, and the scores of its items."""
         return self.clients.lists(self.federation, self.seed, self.model, cutoff)
 
-    def report(self, cutoffs: list[int]) -> dict[str, Any]:
+    def report(self, cutoffs: list[int]) -> RecommenderReport:
         """Return all metrics by cutoff, as `evaluate` prints them, with the cost by formula and as sent."""
         lists, _ = self.lists(max(cutoffs))
         data = self.prepared.data
         case = Case(self.prepared.users.ground, tuple(data.users), tuple(data.items), lists, None, ())
-        found = {"metrics": figures(case, cutoffs), "communication": self.communication(), "data": data.report()}
-        return found | ({"sampled": self.among_sampled()} if self.clients.judge.sampled is not None else {})
+        found: RecommenderReport = {
+            "metrics": figures(case, cutoffs),
+            "communication": self.communication(),
+            "data": data.report(),
+        }
+        if self.clients.judge.sampled is not None:
+            found["sampled"] = self.among_sampled()
+        return found
 
     def among_sampled(self) -> dict[str, float]:
         """Return the mean of each metric by the protocol of sampled negatives, where the experiment has it."""
@@ -53,28 +59,29 @@ class Finished:
         means = {name: float(values.mean()) for name, values in self.clients.judge.measure(scores).items()}
         return {f"{name}@{self.clients.judge.cutoff}": mean for name, mean in means.items()}
 
-    def communication(self) -> dict[str, Any]:
+    def communication(self) -> Communication:
         """Return CCE and TCC of the thesis' formula, which counts items' vectors, and what was really sent."""
         schedule = self.experiment.schedule()
         each = schedule.rounds_per_epoch
         rounds = self.round * each if self.experiment.one_by_one else self.round
         cost = schedule.cost_per_epoch(self.prepared.histories.catalogue, float(self.prepared.users.shares.mean()))
         sent = self.clients.traffic(self.federation)
-        formula = {"cce_vectors": cost, "tcc_vectors": cost * rounds / each}
-        return {
+        found: Communication = {
             "users_per_round": schedule.users,
             "triples": schedule.triples,
             "rounds_per_epoch": each,
             "rounds": rounds,
-            **(formula if self.experiment.kgflex is None else {}),
             "sent_vectors": sent.vectors,
             "sent_vectors_down": sent.down_vectors,
             "sent_vectors_up": sent.up_vectors,
             "sent_bytes_down": sent.down_bytes,
             "sent_bytes_up": sent.up_bytes,
         }
+        if self.experiment.kgflex is None:
+            found["cce_vectors"], found["tcc_vectors"] = cost, cost * rounds / each
+        return found
 
-    def top(self, user: str, cutoff: int) -> list[dict[str, Any]]:
+    def top(self, user: str, cutoff: int) -> list[ListedItem]:
         """Return one user's list with titles and scores."""
         number = number_of(self.prepared, user)
         lists, scores = self.lists(cutoff)

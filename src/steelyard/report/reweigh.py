@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
 from steelyard.errors import UserError
 from steelyard.messages import Floats
+from steelyard.report.documents import Reweighed, ReweighedClient
 from steelyard.report.view import Frame, Part, RunView
 from steelyard.weighing.rule import Rule, WeighingSettings, label
 
@@ -44,7 +44,7 @@ def part_with(view: RunView, criteria: Sequence[str], rule: str | None, seed: in
     return chosen
 
 
-def reweigh(view: RunView, part: Part, settings: WeighingSettings) -> dict[str, Any]:
+def reweigh(view: RunView, part: Part, settings: WeighingSettings) -> Reweighed:
     """Return each client's share of all weight as recorded and as the rule would have given it, over the whole run."""
     rule = Rule(settings)
     recorded: dict[str, float] = {}
@@ -61,7 +61,7 @@ def reweigh(view: RunView, part: Part, settings: WeighingSettings) -> dict[str, 
         raise UserError(f"{part.history.folder}: no weighed updates under '{part.label}'; allowed: a run with some")
     flaws = view.flaws(part)
     old_total, new_total = sum(recorded.values()) or 1.0, sum(given.values()) or 1.0
-    rows: list[dict[str, Any]] = [
+    rows: list[ReweighedClient] = [
         {
             "client": client,
             "recorded": recorded[client] / old_total,

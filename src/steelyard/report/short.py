@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
-from steelyard.report.single import weighed_one_lines
+from steelyard.report.documents import RuleSummary, Summary
+from steelyard.report.notices import single_client_lines
 from steelyard.rounds.progress import show_score
 
 MOST_RULES = 12
 LONGEST_NAME = 40
 
 
-def short_account(summary: Mapping[str, Any]) -> str:
+def short_account(summary: Summary) -> str:
     """Return a summary as a small table: rule, scores, rounds to the target; only columns that some rule has."""
     rules = summary["rules"]
     columns = {"rule": [_name(rule, several=len({rule["seed"] for rule in rules}) > 1) for rule in rules]}
@@ -28,7 +26,7 @@ def short_account(summary: Mapping[str, Any]) -> str:
     lines = [tuple(shown), *zip(*shown.values(), strict=True)]
     text = ["  ".join(_padded(line, widths)) for line in lines[: MOST_RULES + 1]]
     more = [f"and {len(rules) - MOST_RULES} more rules"] if len(rules) > MOST_RULES else []
-    return "\n".join([*text, *more, *weighed_one_lines(summary["weighed_one"]), f"run stored in {summary['run']}"])
+    return "\n".join([*text, *more, *single_client_lines(summary["weighed_one"]), f"run stored in {summary['run']}"])
 
 
 def _padded(cells: tuple[str, ...], widths: list[int]) -> list[str]:
@@ -39,7 +37,7 @@ def _padded(cells: tuple[str, ...], widths: list[int]) -> list[str]:
     return [first, *others]
 
 
-def _name(rule: Mapping[str, Any], *, several: bool) -> str:
+def _name(rule: RuleSummary, *, several: bool) -> str:
     name = str(rule["rule"])
     name = name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 3]}..."
     return f"{name} #{rule['seed']}" if several else name

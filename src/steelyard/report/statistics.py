@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+
+from steelyard.report.documents import EstimateJson
 
 LEVEL = 0.95
 ALPHA = 0.05
@@ -25,8 +26,9 @@ class Estimate:
         """Half the width of the interval."""
         return (self.high - self.low) / 2
 
-    def as_json(self) -> dict[str, Any]:
-        return {**asdict(self), "values": list(self.values)}
+    def as_json(self) -> EstimateJson:
+        """Return it as documents hold it."""
+        return {"mean": self.mean, "low": self.low, "high": self.high, "values": list(self.values)}
 
 
 def estimate(values: Sequence[float]) -> Estimate:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,20 @@ import numpy as np
 
 from steelyard.messages import Counts, Floats
 from steelyard.report.baseline import asks_clients, is_fedavg
-from steelyard.report.chained import chained
+from steelyard.report.documents import (
+    CriterionUsed,
+    Exploded,
+    HeavyClient,
+    Orders,
+    RecordedRule,
+    RuleSummary,
+    ServerTest,
+    Summary,
+    TargetReached,
+)
 from steelyard.report.flawed import flawed_shares, flaws_of, sentence
 from steelyard.report.measures import rounds_to_target, worst_tenth
-from steelyard.report.promised import promised
-from steelyard.report.single import weighed_one
+from steelyard.report.notices import chain_of, privacy_of, single_client_rounds
 from steelyard.rounds.settings import RoundSettings
 from steelyard.runs.reader import History
 from steelyard.weighing import criteria
@@ -23,27 +33,19 @@ from steelyard.weighing import criteria
 TOP = 5
 
 
-def summarise(folder: Path, settings: RoundSettings, measure: str = "accuracy") -> dict[str, Any]:
+def summarise(folder: Path, settings: RoundSettings, measure: str = "accuracy") -> Summary:
     """Return the account of a run as one JSON-ready document; `measure` says what its accuracy is for this kind."""
     history = History(folder)
-    rules: list[dict[str, Any]] = []
-    table: list[dict[str, Any]] = []
+    rules: list[RuleSummary] = []
+    table: list[TargetReached] = []
     for federation in history.federations.to_dict("records"):
         rule, seed = str(federation["rule"]), int(federation["seed"])
         found = history.scores(rule, seed)
-        account = _account(history, rule, seed, str(federation["settings"]), found, settings)
-        rules.append({"algorithm": str(federation["algorithm"]), **account})
-        table += [
-            {
-                "rule": rule,
-                "seed": seed,
-                "target": target,
-                "share": share,
-                "round": _reached(found, target, share, settings),
-            }
-            for target in settings.all_targets
-            for share in settings.shares
-        ]
+        rules.append(_account(history, rule, seed, federation, found, settings))
+        for target in settings.all_targets:
+            for share in settings.shares:
+                reached = _reached(found, target, share, settings)
+                table.append({"rule": rule, "seed": seed, "target": target, "share": share, "round": reached})
     seeds = list(dict.fromkeys(int(seed) for seed in history.federations["seed"]))
     flaws = {str(seed): flaws_of(history, seed) for seed in seeds}
     first = [rule for rule in rules if rule["seed"] == seeds[0]]
@@ -52,9 +54,9 @@ def summarise(folder: Path, settings: RoundSettings, measure: str = "accuracy") 
         "run": str(folder),
         "status": history.info.get("status", "unknown"),
         "notes": history.info.get("notes", ""),
-        "weighed_one": weighed_one(history),
-        "privacy": promised(history),
-        "chain": chained(history),
+        "weighed_one": single_client_rounds(history),
+        "privacy": privacy_of(history),
+        "chain": chain_of(history),
         "measure": measure,
         "target": settings.target,
         "share": settings.share,
@@ -66,15 +68,22 @@ def summarise(folder: Path, settings: RoundSettings, measure: str = "accuracy") 
 
 
 def _account(
-    history: History, rule: str, seed: int, given: str, found: tuple[Counts, Floats], settings: RoundSettings
-) -> dict[str, Any]:
-    """Return the figures of one rule with one seed: `given` are its settings as stored, `found` rounds and scores."""
+    history: History,
+    rule: str,
+    seed: int,
+    stored: Mapping[Any, Any],
+    found: tuple[Counts, Floats],
+    settings: RoundSettings,
+) -> RuleSummary:
+    """Return the figures of one rule with one seed: `stored` is its row, `found` rounds and scores."""
+    given: RecordedRule = json.loads(stored["settings"])
     scores = found[1]
     last = scores[-1] if len(scores) else np.zeros(0)
     mine: Any = history.rounds[(history.rounds["rule"] == rule) & (history.rounds["seed"] == seed)]
     measured = mine[mine["accuracy"].notna()]
     flawed = flawed_shares(history, rule, seed)
     return {
+        "algorithm": str(stored["algorithm"]),
         "rule": rule,
         "seed": seed,
         "rounds": int(mine["round"].to_numpy().max()),
@@ -91,7 +100,9 @@ def _account(
         "seconds": float(mine["seconds"].to_numpy().sum()),
         "heaviest_clients": _heaviest(history, rule, seed),
         "criteria": _criteria(rule, given, history),
-        **_kind(given),
+        "fedavg": is_fedavg(given),
+        "asks_clients": asks_clients(given),
+        "adapts_loss": given.get("loss") is not None,
         "flawed": flawed,
         "flawed_weight": None if flawed is None else flawed["weight"],
     }
@@ -101,20 +112,20 @@ def _reached(found: tuple[Counts, Floats], target: float, share: float, settings
     return rounds_to_target(*found, target, share, above=settings.above)
 
 
-def _orders(kept: list[str | None], tried: list[str]) -> dict[str, Any]:
+def _orders(kept: list[str | None], tried: list[str]) -> Orders:
     """Return the priority order of the last round, how many rounds kept each, and how often each was tested."""
-    seen = [order for order in kept if isinstance(order, str)]
+    known = [order for order in kept if isinstance(order, str)]
     tested = [order for text in tried for order, _ in json.loads(text)]
-    return {"last": seen[-1] if seen else None, "kept": dict(Counter(seen)), "tried": dict(Counter(tested))}
+    return {"last": known[-1] if known else None, "kept": dict(Counter(known)), "tried": dict(Counter(tested))}
 
 
-def _ended(history: History, rule: str, seed: int) -> dict[str, Any] | None:
+def _ended(history: History, rule: str, seed: int) -> Exploded | None:
     """Return in which round a rule's model exploded, and why; None for one that went on to its end."""
     round, reason = history.ended.get((rule, seed), (0, ""))
     return {"round": round, "reason": reason} if reason else None
 
 
-def _server(metrics: list[str | None], accuracies: list[float]) -> dict[str, Any]:
+def _server(metrics: list[str | None], accuracies: list[float]) -> ServerTest:
     """Return how the last model that the server tested does on its rows; empty when it tests none."""
     known = [(text, accuracy) for text, accuracy in zip(metrics, accuracies, strict=True) if isinstance(text, str)]
     if not known:
@@ -130,28 +141,18 @@ def _clients(history: History, rules: list[str], seed: int) -> int:
     return len(tested or {client for rule in rules for client in history.cohorts(rule, seed).clients})
 
 
-def _kind(settings: str) -> dict[str, bool]:
-    """Say whether a rule is plain FedAvg, whether it asks clients at all, and whether its loss adapts."""
-    given = json.loads(settings)
-    return {
-        "fedavg": is_fedavg(given),
-        "asks_clients": asks_clients(given),
-        "adapts_loss": given.get("loss") is not None,
-    }
-
-
-def _criteria(rule: str, settings: str, history: History) -> list[dict[str, str]]:
+def _criteria(rule: str, settings: RecordedRule, history: History) -> list[CriterionUsed]:
     """Say for each criterion of a rule who measured it, so that a reader knows what a client could have lied about."""
     known = {name: found.measured_by for name, found in criteria.known().items()}
     known |= json.loads(history.info.get("measured_by", "{}"))
     trusted = json.loads(history.info.get("trust", "{}")).get(rule, {})
     return [
         {"name": name, "measured_by": known.get(name, "unknown"), "trust": trusted.get(name, "unknown")}
-        for name in json.loads(settings)["criteria"]
+        for name in settings["criteria"]
     ]
 
 
-def _heaviest(history: History, rule: str, seed: int) -> list[dict[str, Any]]:
+def _heaviest(history: History, rule: str, seed: int) -> list[HeavyClient]:
     found = history.cohorts(rule, seed)
     weighed = ~np.isnan(found.weight)
     client, weight = found.client[weighed], found.weight[weighed]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from steelyard.errors import printable
 from steelyard.experiment.sweep_plan import show
+from steelyard.report.documents import EstimateJson, SweepDocument, SweepRow
 from steelyard.report.grids import Grid, Style, render
 from steelyard.report.sweeps import BEST, PICTURE
 
@@ -17,7 +17,7 @@ MOST_ROWS = 50
 PER_CENT = ("accuracy", "worst10", "server-accuracy", "server-macro-f1")
 
 
-def sweep_table(document: Mapping[str, Any], style: Style = "text", width: int | None = None) -> str:
+def sweep_table(document: SweepDocument, style: Style = "text", width: int | None = None) -> str:
     """Write a sweep as plain text, Markdown or LaTeX, no wider than `width` where one is given."""
     names = short_names(document["fields"])
     rules = {row["rule"] for row in document["rows"]}
@@ -34,9 +34,7 @@ def sweep_table(document: Mapping[str, Any], style: Style = "text", width: int |
     return render([grid], [], style, width)
 
 
-def _cells(
-    document: Mapping[str, Any], row: Mapping[str, Any], names: Mapping[str, str], *, with_rule: bool
-) -> tuple[str, ...]:
+def _cells(document: SweepDocument, row: SweepRow, names: Mapping[str, str], *, with_rule: bool) -> tuple[str, ...]:
     best = document["best"] is not None and row["point"] == document["best"]["point"]
     values = [printable(show(row["values"][field])) for field in names]
     rule = [printable(row["rule"])] if with_rule else []
@@ -59,7 +57,7 @@ def short_names(fields: Sequence[str]) -> dict[str, str]:
     return {field: name if last.count(name) == 1 else field for field, name in zip(fields, last, strict=True)}
 
 
-def show_value(value: Mapping[str, Any], measure: str, measured: str) -> str:
+def show_value(value: EstimateJson, measure: str, measured: str) -> str:
     """Write a mean over seeds with half its 95 % interval, where there are several."""
     if math.isnan(value["mean"]):
         return "–"
@@ -73,7 +71,7 @@ def show_value(value: Mapping[str, Any], measure: str, measured: str) -> str:
     return mean if math.isnan(half) else f"{mean} ±{spread}"
 
 
-def _note(document: Mapping[str, Any], several: bool) -> str:
+def _note(document: SweepDocument, several: bool) -> str:
     notes = ["the best is marked *"] if document["best"] is not None else ["no point has a figure"]
     if several:
         notes.append(f"mean of {len(document['seeds'])} seeds ± half the 95 % interval")
@@ -88,7 +86,7 @@ def _note(document: Mapping[str, Any], several: bool) -> str:
     return "; ".join(notes)
 
 
-def next_lines(document: Mapping[str, Any]) -> list[str]:
+def next_lines(document: SweepDocument) -> list[str]:
     """Say where the sweep lies, and how to run the best point on the test set, or what it did there."""
     folder = document["folder"]
     quoted = printable(shlex.quote(folder))

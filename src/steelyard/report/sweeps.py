@@ -21,6 +21,7 @@ from steelyard.experiment.loading import read_experiment
 from steelyard.experiment.sweep_file import read_runs, read_sweep
 from steelyard.experiment.sweep_plan import LOWER, Sweep, show
 from steelyard.experiment.sweeping import TEST, diverged, done, finished
+from steelyard.report.documents import SweepDocument, SweepRow, SweepTest
 from steelyard.report.measures import rounds_to_target, worst_tenth
 from steelyard.report.statistics import estimate
 from steelyard.runs.export import no_formula
@@ -33,7 +34,7 @@ Figures = dict[int, tuple[float, bool]]
 """By seed: the measure, and whether it was reached (a target may not be)."""
 
 
-def sweep_document(folder: Path | str) -> dict[str, Any]:
+def sweep_document(folder: Path | str) -> SweepDocument:
     """Return a sweep as one JSON-ready document: every point that is done, the best first; for tables and figures.
 
     Nothing is run, also none of the code that the sweep's experiment names.
@@ -56,9 +57,9 @@ def sweep_document(folder: Path | str) -> dict[str, Any]:
         for rule, figures in by_rule.items():
             first = points.setdefault((run.values, rule), (run.folder, {}))
             first[1].update(figures)
-    rows: list[dict[str, Any]] = [
-        _row(number, found, values, rule, run, figures) | {"diverged": (values, rule) in exploded}
-        for number, ((values, rule), (run, figures)) in enumerate(points.items(), 1)
+    rows = [
+        _row(number, found, point, run, figures, diverged=point in exploded)
+        for number, (point, (run, figures)) in enumerate(points.items(), 1)
     ]
     # Sorting is stable: of points that are alike, the one that comes first in the grid is the best.
     rows.sort(key=lambda row: _rank(row, found.measure))
@@ -75,6 +76,7 @@ def sweep_document(folder: Path | str) -> dict[str, Any]:
         "left": left,
         "diverged": [run.folder for run in read_runs(folder) if diverged(folder, run.folder)],
         "test": _test(folder, found),
+        "problems": [],
     }
 
 
@@ -83,7 +85,10 @@ def measured_name(experiment: Description, measure: str) -> str:
     return experiment.score_name if measure == "score" else experiment.measures.get(measure, measure)
 
 
-def _row(number: int, sweep: Sweep, values: tuple[Any, ...], rule: str, run: str, figures: Figures) -> dict[str, Any]:
+def _row(
+    number: int, sweep: Sweep, point: tuple[tuple[Any, ...], str], run: str, figures: Figures, *, diverged: bool
+) -> SweepRow:
+    values, rule = point
     done = [seed for seed in sweep.seeds if seed in figures]
     kept = [figures[seed] for seed in done]
     return {
@@ -94,10 +99,11 @@ def _row(number: int, sweep: Sweep, values: tuple[Any, ...], rule: str, run: str
         "seeds": done,
         "value": estimate([value for value, _ in kept]).as_json(),
         "unreached": sum(not reached for _, reached in kept),
+        "diverged": diverged,
     }
 
 
-def _rank(row: Mapping[str, Any], measure: str) -> tuple[float, ...]:
+def _rank(row: SweepRow, measure: str) -> tuple[float, ...]:
     mean = row["value"]["mean"]
     if not math.isfinite(mean):
         return (math.inf, 0.0)
@@ -150,7 +156,7 @@ def _server(rows: Sequence[Mapping[str, Any]], measure: str) -> float:
     return _last(rows, measure.replace("-", "_"))
 
 
-def _test(folder: Path, sweep: Sweep) -> dict[str, Any] | None:
+def _test(folder: Path, sweep: Sweep) -> SweepTest | None:
     """Return what the best point did on the test set, where it was run there."""
     if not finished(folder / TEST):
         return None
@@ -163,7 +169,7 @@ def _test(folder: Path, sweep: Sweep) -> dict[str, Any] | None:
     }
 
 
-def write_sweep_files(folder: Path) -> dict[str, Any]:
+def write_sweep_files(folder: Path) -> SweepDocument:
     """Write the table, the figure and, where all runs are done, the best point as an experiment; return the document.
 
     Use it after a sweep, and again after it went on.
@@ -176,7 +182,7 @@ def write_sweep_files(folder: Path) -> dict[str, Any]:
     try:
         files.write(folder / RESULTS, sweep_csv(document).encode())
         if document["best"] is not None and not document["left"]:
-            files.write(folder / BEST, best_toml(folder, document).encode())
+            files.write(folder / BEST, best_toml(folder, document, document["best"]).encode())
     except OSError as error:
         raise UserError(f"{folder}: cannot be written: {error.strerror}; allowed: a writable folder") from error
     chart = sweep_chart(document)
@@ -185,7 +191,7 @@ def write_sweep_files(folder: Path) -> dict[str, Any]:
     return document
 
 
-def sweep_csv(document: Mapping[str, Any]) -> str:
+def sweep_csv(document: SweepDocument) -> str:
     """Return the points of a sweep as CSV, the best first, with a column for each field and for each seed."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -210,9 +216,8 @@ def _text(text: str) -> str:
     return no_formula(printable(text))
 
 
-def best_toml(folder: Path, document: Mapping[str, Any]) -> str:
+def best_toml(folder: Path, document: SweepDocument, best: SweepRow) -> str:
     """Return the best point of a sweep as an experiment file, on the test set and with its rule alone."""
-    best = document["best"]
     experiment = read_experiment(folder / best["run"])
     fields = experiment.model_dump(mode="json", exclude_none=True)
     put_federations(fields, {best["rule"]: experiment.rules()[best["rule"]]})

@@ -6,19 +6,19 @@ import csv
 import io
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from steelyard.errors import printable
-from steelyard.report.chained import chain_line
 from steelyard.report.classes import by_class
+from steelyard.report.documents import Comparison, EstimateJson, TargetTable
 from steelyard.report.grids import Grid, Style, render
+from steelyard.report.notices import chain_line
 from steelyard.rounds.progress import RAISE
 from steelyard.runs.export import no_formula
 
 BARS = "▁▂▃▄▅▆▇█"
 
 
-def write_tables(document: Mapping[str, Any], style: Style, width: int | None = None) -> str:
+def write_tables(document: Comparison, style: Style, width: int | None = None) -> str:
     """Return all tables of a comparison and a sentence per rule; plain text is broken to `width`, where given."""
     sentences = [test["sentence"] for test in document["verdicts"]]
     # Last, where a terminal stands: a run that was changed is not to be missed.
@@ -26,7 +26,7 @@ def write_tables(document: Mapping[str, Any], style: Style, width: int | None = 
     return render(grids(document), [*sentences, chain] if chain else sentences, style, width)
 
 
-def grids(document: Mapping[str, Any]) -> list[Grid]:
+def grids(document: Comparison) -> list[Grid]:
     """Return the tables of a comparison: rounds to target, devices, server, testing rounds, samples, curves."""
     several = len(document["seeds"]) > 1
     found = [*_weighed_one(document)]
@@ -48,7 +48,7 @@ def _number(value: float, digits: int) -> str:
     return text.replace("-", "−") if float(text) else text.replace("-", "")
 
 
-def cell(value: Mapping[str, Any], digits: int = 1, factor: float = 1.0) -> str:
+def cell(value: EstimateJson, digits: int = 1, factor: float = 1.0) -> str:
     """Write an estimate as "mean±half", or the mean alone for one seed."""
     if not value["values"]:
         return "–"
@@ -59,7 +59,7 @@ def cell(value: Mapping[str, Any], digits: int = 1, factor: float = 1.0) -> str:
     return f"{_number(mean, digits)}±{_number((value['high'] - value['low']) / 2 * factor, digits)}"
 
 
-def _rounds(section: Mapping[str, Any], document: Mapping[str, Any], several: bool) -> Grid:
+def _rounds(section: TargetTable, document: Comparison, several: bool) -> Grid:
     seeds = len(document["seeds"])
     rows: list[tuple[str, ...]] = []
     for row in section["rows"]:
@@ -75,7 +75,7 @@ def _rounds(section: Mapping[str, Any], document: Mapping[str, Any], several: bo
     return Grid(f"Rounds until a share of the devices {verb} {section['target']:.0%}", headings, tuple(rows), note)
 
 
-def algorithm_cells(document: Mapping[str, Any]) -> Callable[[str | None], tuple[str, ...]]:
+def algorithm_cells(document: Comparison) -> Callable[[str | None], tuple[str, ...]]:
     """Return what gives a rule's cell of the column of algorithms, its heading for None; none where all are FedAvg."""
     algorithms: Mapping[str, str] = document.get("algorithms", {})
     if all(name == "fedavg" for name in algorithms.values()):
@@ -83,7 +83,7 @@ def algorithm_cells(document: Mapping[str, Any]) -> Callable[[str | None], tuple
     return lambda rule: ("algorithm" if rule is None else algorithms.get(rule, "–"),)
 
 
-def _devices(document: Mapping[str, Any]) -> Grid:
+def _devices(document: Comparison) -> Grid:
     # An error is shown as it is, an accuracy in per cent.
     percent = 100.0 if all(row["p10"]["mean"] >= 0 for row in document["devices"]) else 1.0
     columns = ("final", "best", "worst_tenth", "p10", "p90", "spread")
@@ -99,7 +99,7 @@ def _devices(document: Mapping[str, Any]) -> Grid:
     return Grid("Local scores after the last round", headings, tuple(rows), note)
 
 
-def _server(document: Mapping[str, Any]) -> list[Grid]:
+def _server(document: Comparison) -> list[Grid]:
     names = [name for name in document["server"][0] if name != "rule"]
     names = [name for name in names if all(name in row for row in document["server"])]
     if not names:
@@ -113,7 +113,7 @@ def _server(document: Mapping[str, Any]) -> list[Grid]:
     return [Grid("The last model on the server's reporting rows", headings, tuple(rows))]
 
 
-def _ended(document: Mapping[str, Any]) -> list[Grid]:
+def _ended(document: Comparison) -> list[Grid]:
     """Which federations ended early because their model exploded, so that nobody takes their figures for final ones."""
     ended = document.get("ended", [])
     if not ended:
@@ -123,7 +123,7 @@ def _ended(document: Mapping[str, Any]) -> list[Grid]:
     return [Grid("Ended early, without a sound model", ("rule", "seed", "round", "why"), tuple(rows), note)]
 
 
-def _weighed_one(document: Mapping[str, Any]) -> list[Grid]:
+def _weighed_one(document: Comparison) -> list[Grid]:
     """Which federations had rounds of one client, on top: what follows compares nothing in those rounds."""
     found = document.get("weighed_one", [])
     if not found:
@@ -133,7 +133,7 @@ def _weighed_one(document: Mapping[str, Any]) -> list[Grid]:
     return [Grid("Warning: rounds that weighed one client only", ("rule", "seed", "rounds"), tuple(rows), note)]
 
 
-def _flawed(document: Mapping[str, Any]) -> list[Grid]:
+def _flawed(document: Comparison) -> list[Grid]:
     flawed = document.get("flawed", [])
     if not flawed:
         return []
@@ -141,7 +141,7 @@ def _flawed(document: Mapping[str, Any]) -> list[Grid]:
     return [Grid("Share of all weight that flawed clients got", ("rule", "weight (%)"), tuple(rows))]
 
 
-def _testing(document: Mapping[str, Any]) -> list[Grid]:
+def _testing(document: Comparison) -> list[Grid]:
     used = [row for row in document["testing"] if row["testing_rounds"]["mean"] > 0]
     if not used:
         return []
@@ -158,7 +158,7 @@ def _testing(document: Mapping[str, Any]) -> list[Grid]:
     return [Grid("Online adjustment: what it cost and what it kept", headings, tuple(rows))]
 
 
-def _samples(document: Mapping[str, Any]) -> list[Grid]:
+def _samples(document: Comparison) -> list[Grid]:
     if not document["right_wrong"]:
         return []
     base = document["baseline"]
@@ -173,7 +173,7 @@ def _samples(document: Mapping[str, Any]) -> list[Grid]:
     return [Grid(f"Test samples right or wrong in the last round against {base}, all seeds", headings, tuple(rows))]
 
 
-def _curves(document: Mapping[str, Any]) -> Grid:
+def _curves(document: Comparison) -> Grid:
     curves = document["curves"]
     values = [value for curve in curves for value in curve["mean"]]
     low, high = min(values), max(values)
@@ -205,23 +205,25 @@ def bars(values: Sequence[float], low: float, high: float) -> str:
     return "".join(BARS[min(len(BARS) - 1, int(len(BARS) * (value - low) / span))] for value in values)
 
 
-def write_csv(document: Mapping[str, Any]) -> str:
+def write_csv(document: Comparison) -> str:
     """Return the rounds-to-target tables as tidy CSV: a line per target, rule and share; the averages close each."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(["target", "share", "rule", "kind", "mean", "low", "high", "unreached", "seeds"])
     for section in document["rounds_to_target"]:
         for row in section["rows"]:
-            averages = [{"share": name, "unreached": "", **row[name]} for name in ("average", "printed")]
-            parts: list[dict[str, Any]] = [*row["cells"], *averages]
-            for part in parts:
-                numbers = ["" if math.isnan(part[name]) else part[name] for name in ("mean", "low", "high")]
-                head = [section["target"], part["share"], no_formula(printable(row["rule"])), row["kind"]]
-                writer.writerow([*head, *numbers, part["unreached"], len(part["values"])])
+            parts: list[tuple[float | str, EstimateJson, int | str]] = [
+                *((found["share"], found, found["unreached"]) for found in row["cells"]),
+                *((name, row[name], "") for name in ("average", "printed")),
+            ]
+            for share, value, unreached in parts:
+                numbers = ["" if math.isnan(value[name]) else value[name] for name in ("mean", "low", "high")]
+                head = [section["target"], share, no_formula(printable(row["rule"])), row["kind"]]
+                writer.writerow([*head, *numbers, unreached, len(value["values"])])
     return out.getvalue()
 
 
-def curves_csv(document: Mapping[str, Any]) -> str:
+def curves_csv(document: Comparison) -> str:
     """Return the curves as tidy CSV: rule, round, mean, low, high."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")

@@ -3,19 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Literal, cast
 
+from steelyard.report.documents import PairedTest, RuleTests, Verdict
 from steelyard.report.statistics import estimate, holm, paired_p, verdict
+
+Measure = Literal[
+    "gain",
+    "final",
+    "late",
+    "server_accuracy",
+    "server_accuracy_late",
+    "server_macro_f1",
+    "server_macro_f1_late",
+    "server_mape",
+]
+"""What rules are held against the baseline by."""
 
 
 def verdicts(
-    measured: Mapping[str, Mapping[str, Sequence[float]]], baseline: str, rules: Sequence[str], last: int = 5
-) -> list[dict[str, Any]]:
+    measured: Mapping[Measure, Mapping[str, Sequence[float]]], baseline: str, rules: Sequence[str], last: int = 5
+) -> list[Verdict]:
     """Test every rule against the baseline, per measure with Holm's correction over the rules, and say it in words.
 
     `last` is how many rounds the measures of the last rounds are means of.
     """
-    found: dict[str, dict[str, Any]] = {rule: {} for rule in rules[1:]}
+    found: dict[str, RuleTests] = {rule: {} for rule in rules[1:]}
     for measure, by_rule in measured.items():
         raw = [paired_p(by_rule[rule]) for rule in rules[1:]]
         for rule, p, adjusted in zip(rules[1:], raw, holm(raw), strict=True):
@@ -29,7 +42,7 @@ def verdicts(
     return [{"rule": rule, **tests, "sentence": sentence(rule, baseline, tests, last)} for rule, tests in found.items()]
 
 
-_PHRASES: dict[str, tuple[str, str, float]] = {
+_PHRASES: dict[Measure, tuple[str, str, float]] = {
     # measure: what is compared, unit, factor
     "gain": ("rounds to the targets", "rounds gained on average", 1.0),
     "final": ("score after the last round", "points", 100.0),
@@ -42,10 +55,11 @@ _PHRASES: dict[str, tuple[str, str, float]] = {
 }
 
 
-def sentence(rule: str, baseline: str, tests: Mapping[str, Mapping[str, Any]], last: int = 5) -> str:
+def sentence(rule: str, baseline: str, tests: RuleTests, last: int = 5) -> str:
     """Say plainly whether a rule is better, worse or not distinguishable from the baseline, measure by measure."""
     parts: list[str] = []
-    for measure, test in tests.items():
+    given = cast("dict[Measure, PairedTest]", tests)
+    for measure, test in given.items():
         what, unit, factor = _PHRASES[measure]
         what = what.replace("last rounds", f"last {last} rounds")
         if measure in ("final", "late") and "server_mape" in tests:
@@ -60,7 +74,7 @@ def sentence(rule: str, baseline: str, tests: Mapping[str, Mapping[str, Any]], l
             f"p = {test['p_holm']:.2g} after Holm's correction)"
         )
     text = f"{rule} against {baseline}: {'; '.join(parts)}."
-    single = any(test["verdict"] == "untested" for test in tests.values())
+    single = any(test["verdict"] == "untested" for test in given.values())
     return f"{text} One seed: chance cannot be told from effect." if single else text
 
 

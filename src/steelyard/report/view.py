@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pandas as pd
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from steelyard.errors import UserError, listed, nearest
 from steelyard.report.baseline import asks_clients, find_baseline
 from steelyard.report.comparison import compare_run
+from steelyard.report.documents import Comparison, FlawedShares, RecordedRule
 from steelyard.report.flawed import flawed_shares, flaws_of
 from steelyard.runs.frames import clients_frame, evaluations_frame
 from steelyard.runs.reader import History
@@ -36,7 +37,7 @@ class Part:
     rule: str
     seed: int
     history: History
-    settings: dict[str, Any]
+    settings: RecordedRule
 
     @property
     def criteria(self) -> list[str]:
@@ -116,9 +117,9 @@ class RunView:
         return pd.concat(frames, ignore_index=True) if len(frames) > 1 else frames[0]
 
     @cached_property
-    def documents(self) -> list[dict[str, Any] | None]:
+    def documents(self) -> list[Comparison | None]:
         """The comparison of each run's rules, as `steelyard table` prints it; None before the first evaluated round."""
-        found: list[dict[str, Any] | None] = []
+        found: list[Comparison | None] = []
         for history, experiment in zip(self.histories, self.experiments, strict=True):
             try:
                 found.append(compare_run(history, experiment.rounds))
@@ -168,11 +169,17 @@ class RunView:
         return flaws_of(part.history, part.seed)
 
 
-def flawed_means(view: RunView, label: str) -> dict[str, float] | None:
+def flawed_means(view: RunView, label: str) -> FlawedShares | None:
     """Return what `flawed_shares` tells of a rule, the mean of its seeds; None where no client is flawed."""
     parts = [part for part in view.parts if part.label == label]
     every = [found for part in parts if (found := flawed_shares(part.history, part.rule, part.seed))]
-    return {key: float(np.mean([found[key] for found in every])) for key in every[0]} if every else None
+    if not every:
+        return None
+
+    def mean(key: Literal["weight", "samples", "updates"]) -> float:
+        return float(np.mean([found[key] for found in every]))
+
+    return {"weight": mean("weight"), "samples": mean("samples"), "updates": mean("updates")}
 
 
 def _names(folders: Sequence[Path]) -> list[str]:

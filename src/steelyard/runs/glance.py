@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Literal, TypedDict
 
 from steelyard.errors import UserError
 from steelyard.runs.process import Writer, read_writer
@@ -18,8 +18,35 @@ DEPTH = 4
 """Folders within folders that are searched for runs."""
 
 
+class RuleDocument(TypedDict):
+    """One rule with one seed, for programs."""
+
+    rule: str
+    seed: int
+    round: int
+    accuracy: float | None
+    ended: str
+
+
+class RunDocument(TypedDict):
+    """A run as `steelyard ls --format json` and the page's list show it."""
+
+    name: str
+    state: str
+    round: int
+    rounds: int | None
+    measure: str
+    accuracy: float | None
+    rules: list[RuleDocument]
+    changed: float
+    bytes: int
+    problem: str
+    ended: str
+    flower: bool
+
+
 @dataclass(frozen=True)
-class Line:
+class RuleGlance:
     """One rule with one seed: how far it is and how well it does."""
 
     rule: str
@@ -44,7 +71,7 @@ class Glance:
     """Rounds that the run will have; None where it has not said so yet."""
     measure: str
     """What its accuracy is: accuracy, minus RMSE, or a ranking metric."""
-    lines: tuple[Line, ...]
+    rules: tuple[RuleGlance, ...]
     changed: float
     """When it was last written, in seconds since 1970."""
     bytes: int
@@ -57,18 +84,18 @@ class Glance:
     @property
     def accuracy(self) -> float | None:
         """The accuracy of the main rule, with the first seed."""
-        return self.lines[0].accuracy if self.lines else None
+        return self.rules[0].accuracy if self.rules else None
 
     @property
     def ended(self) -> str:
         """One line on the rules that ended because their model exploded: the first of them, and how many more."""
-        found = [line for line in self.lines if line.ended]
+        found = [rule for rule in self.rules if rule.ended]
         if not found:
             return ""
         more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
         return f"{found[0].rule}, seed {found[0].seed}, {found[0].ended}{more}"
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> RunDocument:
         """Return it for programs."""
         return {
             "name": self.name,
@@ -79,13 +106,13 @@ class Glance:
             "accuracy": self.accuracy,
             "rules": [
                 {
-                    "rule": line.rule,
-                    "seed": line.seed,
-                    "round": line.round,
-                    "accuracy": line.accuracy,
-                    "ended": line.ended,
+                    "rule": each.rule,
+                    "seed": each.seed,
+                    "round": each.round,
+                    "accuracy": each.accuracy,
+                    "ended": each.ended,
                 }
-                for line in self.lines
+                for each in self.rules
             ],
             "changed": self.changed,
             "bytes": self.bytes,
@@ -185,13 +212,13 @@ def glance(root: Path, name: str) -> Glance:
     try:
         with reading(folder) as connection:
             info = connection.info()
-            lines = _lines(connection)
+            rules = _rules(connection)
     except UserError as error:
         said = why_unreadable(name, error)
         return Glance(name, folder, "unreadable", 0, None, "accuracy", (), changed, size, None, said)
     writer = read_writer(info.get("writer"))
     rounds = int(info["rounds"]) if "rounds" in info else None
-    reached = max((line.round for line in lines), default=0)
+    reached = max((rule.round for rule in rules), default=0)
     state = _state(info.get("status", ""), writer)
     return Glance(
         name=name,
@@ -200,7 +227,7 @@ def glance(root: Path, name: str) -> Glance:
         round=reached,
         rounds=rounds,
         measure=info.get("measure", "accuracy"),
-        lines=lines,
+        rules=rules,
         changed=changed,
         bytes=size,
         writer=writer,
@@ -213,8 +240,8 @@ def why_unreadable(name: str, error: UserError) -> str:
     return f"{name}: cannot be read: {error.why if isinstance(error, Unreadable) else error}"
 
 
-def _lines(connection: Reader) -> tuple[Line, ...]:
-    lines: list[Line] = []
+def _rules(connection: Reader) -> tuple[RuleGlance, ...]:
+    found: list[RuleGlance] = []
     federations = connection.federations()
     ended = {key: (round, why) for key, round, why in connection.rows("ended", ("federation", "round", "reason"))}
     for key, (rule, seed) in federations.items():
@@ -227,8 +254,8 @@ def _lines(connection: Reader) -> tuple[Line, ...]:
             key,
         )
         said = f"ended in round {ended[key][0]}: {ended[key][1]}" if key in ended else ""
-        lines.append(Line(rule, seed, last[0][0] if last else 0, tested[0][0] if tested else None, said))
-    return tuple(lines)
+        found.append(RuleGlance(rule, seed, last[0][0] if last else 0, tested[0][0] if tested else None, said))
+    return tuple(found)
 
 
 def _state(status: str, writer: Writer | None) -> State:

@@ -6,7 +6,7 @@ import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -111,7 +111,31 @@ class RuleOptions:
         return validated(WeighingSettings, {name: value for name, value in given.items() if value is not None}, "")
 
 
-def weigh_file(path: Path, options: RuleOptions, *, normalised: bool) -> dict[str, Any]:
+class WeighedClient(TypedDict):
+    """One client of a table, weighed."""
+
+    client: str
+    score: float
+    weight: float
+
+
+class Flags(TypedDict):
+    """What had to be made up for: criteria that are 0 for all, scores that are all 0."""
+
+    zero_criteria: list[str]
+    uniform: bool
+
+
+class Weighed(TypedDict):
+    """A table's clients weighed; what `steelyard weigh --format json` prints."""
+
+    clients: list[WeighedClient]
+    criteria: list[str]
+    score: str
+    flags: Flags
+
+
+def weigh_file(path: Path, options: RuleOptions, *, normalised: bool) -> Weighed:
     """Score and weigh the clients of a CSV; returns the document that `steelyard weigh --format json` prints."""
     clients, criteria, values = read_table(path)
     settings = options.settings(criteria)
@@ -123,11 +147,11 @@ def weigh_file(path: Path, options: RuleOptions, *, normalised: bool) -> dict[st
         raise UserError(f"{path}: holds {values.max():g}; allowed: values from 0 to 1, or --normalise for raw measures")
     scores = Rule(settings).score(values)
     shares, uniform = to_weights(scores)
-    rows = [
+    rows: list[WeighedClient] = [
         {"client": client, "score": float(found), "weight": float(share)}
         for client, found, share in zip(clients, scores, shares, strict=True)
     ]
-    flags = {"zero_criteria": zero, "uniform": uniform}
+    flags: Flags = {"zero_criteria": zero, "uniform": uniform}
     return {"clients": rows, "criteria": criteria, "score": settings.score, "flags": flags}
 
 

@@ -103,7 +103,7 @@ export class Figure {
   }
 
   async show() {
-    const { spec, note, told } = this.found;
+    const { spec, note, description } = this.found;
     const room = Math.floor(this.box.clientWidth) || 640;
     const fresh = h("div", {});
     // The interpreter (ast) evaluates nothing, so the page needs no right to run code from text.
@@ -118,7 +118,7 @@ export class Figure {
     this.view = drawn.view;
     this.box.replaceChildren(fresh);
     this.box.setAttribute("role", "img");
-    this.box.setAttribute("aria-label", told);
+    this.box.setAttribute("aria-label", description);
     this.note.textContent = note;
     this.element.dataset.drawn = String(Number(this.element.dataset.drawn ?? 0) + 1);
   }

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import altair as alt
 import pandas as pd
 
+from steelyard.experiment.canary_runs import CanaryResult
+from steelyard.experiment.privacy_sweeps import InversionSweep, Picture
+from steelyard.experiment.recommend_audit import AuditedProtection
 from steelyard.report.figures.catalogue import Chart
 from steelyard.report.figures.shared import HEIGHT, WIDTH, dashes, told
 
@@ -17,7 +20,7 @@ _SIDE = 62
 _ROW_HEADER = alt.Header(labelAngle=0, labelAnchor="middle", labelAlign="left")
 
 
-def pictures(entries: Sequence[Mapping[str, Any]]) -> Chart:
+def pictures(entries: Sequence[Picture]) -> Chart:
     """Draw samples, and beside each what was found in its place under each protection; entries of `show_inversion`."""
     columns = list(dict.fromkeys(str(entry["seen"]) for entry in entries))
     cases = list(dict.fromkeys(str(entry["case"]) for entry in entries))
@@ -45,7 +48,7 @@ def pictures(entries: Sequence[Mapping[str, Any]]) -> Chart:
     return told(chart, "Digits that clients hold, and what a curious server finds in their place.")
 
 
-def inversion(document: Mapping[str, Any]) -> Chart:
+def inversion(document: InversionSweep) -> Chart:
     """Draw how alike what is found is to the sample, over the noise's ε and over the clients in a sum.
 
     `document` is that of `sweep_inversion`.
@@ -76,32 +79,28 @@ def inversion(document: Mapping[str, Any]) -> Chart:
     )
 
 
-def canaries(results: Sequence[Mapping[str, Any]]) -> Chart:
+def canaries(results: Sequence[CanaryResult]) -> Chart:
     """Draw the bound that canaries give beside the ε that the runs state, over the noise; rows of `CanaryResult`."""
     lower, upper = "canaries: at least", "ledger: at most"
     rows = [
-        {"noise": row["noise"], "bound": name, "epsilon": row[key]}
+        {"noise": row.noise, "bound": name, "epsilon": value}
         for row in results
-        for name, key in ((upper, "accounted"), (lower, "lower"))
+        for name, value in ((upper, row.accounted), (lower, row.lower))
     ]
     first = results[0]
     x = alt.X("noise:Q", title="noise multiplier z", scale=alt.Scale(type="log", nice=False), axis=_axis("~g"))
-    y = alt.Y(
-        "epsilon:Q", title=f"ε at δ = {first['delta']:g}", scale=alt.Scale(type="symlog", constant=0.5, nice=False)
-    )
+    y = alt.Y("epsilon:Q", title=f"ε at δ = {first.delta:g}", scale=alt.Scale(type="symlog", constant=0.5, nice=False))
     chart = (
         alt.Chart(pd.DataFrame(rows))
         .mark_line(point=alt.OverlayMarkDef(size=40))
         .encode(x, y, alt.Color("bound:N", scale=alt.Scale(domain=[upper, lower]), legend=_LEGEND))
         .properties(width=WIDTH, height=HEIGHT)
     )
-    planted = (
-        f"{first['canaries']:,} canaries in {first['runs']:,} whole runs each, {first['confidence']:.0%} confidence."
-    )
+    planted = f"{first.canaries:,} canaries in {first.runs:,} whole runs each, {first.confidence:.0%} confidence."
     return told(chart, "Epsilon of whole runs: what canaries show at least, and what the ledger states.", planted)
 
 
-def reconstruction(entries: Sequence[Mapping[str, Any]], chance: float) -> Chart:
+def reconstruction(entries: Sequence[AuditedProtection], chance: float) -> Chart:
     """Draw how many claimed items are truly the user's, over the rounds, for each protection of a recommender.
 
     `entries` are those of `recommend_audit.audit`; `chance` is what claims at random would find.

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from steelyard.errors import UserError, listed, nearest
+from steelyard.report.documents import VegaLite
 from steelyard.report.figures import adapting, class_curves, curves, devices, split, weights
 from steelyard.report.view import RunView
 
@@ -168,9 +169,9 @@ def draw_all(view: RunView, rule: str | None = None, seed: int | None = None) ->
     return {name: chart for name, chart in found.items() if chart is not None}
 
 
-def spec(chart: Chart) -> dict[str, Any]:
+def spec(chart: Chart) -> VegaLite:
     """Return a chart as its Vega-Lite document, without a look of its own: give it `theme` as configuration."""
     # Altair checks a chart against its schema, which takes longer than all else; the tests do that once for every kind.
-    document: dict[str, Any] = chart.to_dict(validate=False)
+    document: VegaLite = chart.to_dict(validate=False)
     document.pop("config", None)
     return document

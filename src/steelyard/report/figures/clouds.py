@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import altair as alt
 import pandas as pd
 
+from steelyard.report.documents import CloudWord
+
 TITLES = {"before": "in what users took", "after": "in what they are shown"}
 
 
-def clouds(rows: Sequence[Mapping[str, Any]]) -> alt.HConcatChart:
+def clouds(rows: Sequence[CloudWord]) -> alt.HConcatChart:
     """Draw the most prominent features of both sides, best on top; those of both sides stand out.
 
     `rows` are those of `Explained.clouds`: when, rank, feature, weight.
@@ -24,7 +25,7 @@ def clouds(rows: Sequence[Mapping[str, Any]]) -> alt.HConcatChart:
     return alt.hconcat(*charts).resolve_scale(size="independent")
 
 
-def _side(rows: Sequence[Mapping[str, Any]], title: str) -> alt.LayerChart | alt.FacetChart:
+def _side(rows: Sequence[Mapping[str, object]], title: str) -> alt.LayerChart | alt.FacetChart:
     count = max(len(rows), 1)
     y = alt.Y("rank:O", axis=None)
     x = alt.X("weight:Q", title="information gain, summed over users", axis=alt.Axis(grid=False))

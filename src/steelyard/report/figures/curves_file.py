@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from steelyard import files
 from steelyard.errors import UserError
+from steelyard.report.documents import Comparison
 from steelyard.report.figures.catalogue import draw
 from steelyard.report.figures.writing import ENDINGS, write_figure
 from steelyard.report.tables import curves_csv
 from steelyard.report.view import RunView
 
 
-def write_curves(folder: Path, document: Mapping[str, Any], path: Path) -> None:
+def write_curves(folder: Path, document: Comparison, path: Path) -> None:
     """Write the curves of a run as a picture (.svg, .png, .pdf) or as numbers (.csv), by the ending of its name."""
     if path.suffix in ENDINGS:
         write_figure(draw(RunView([folder]), "accuracy"), path)

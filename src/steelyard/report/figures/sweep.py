@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -11,13 +11,14 @@ import altair as alt
 import pandas as pd
 
 from steelyard.experiment.sweep_plan import show
+from steelyard.report.documents import SweepDocument, SweepRow
 from steelyard.report.figures.shared import HEIGHT, WIDTH, score_axis, told
 
 MOST_LINES = 12
 """Lines in one figure at most: those of the best points."""
 
 
-def sweep_chart(document: Mapping[str, Any]) -> alt.LayerChart | None:
+def sweep_chart(document: SweepDocument) -> alt.LayerChart | None:
     """Draw a sweep: means over seeds as lines, single seeds as small points, a ring around the best point.
 
     A cross at the edge is a point whose model exploded. The first field with several numbers is the axis; None where
@@ -56,7 +57,7 @@ def sweep_chart(document: Mapping[str, Any]) -> alt.LayerChart | None:
     return told(alt.layer(*layers).properties(width=WIDTH, height=HEIGHT), description, _note(document, lines, others))
 
 
-def _note(document: Mapping[str, Any], lines: Sequence[str], others: Sequence[str]) -> str:
+def _note(document: SweepDocument, lines: Sequence[str], others: Sequence[str]) -> str:
     notes = [f"Ring: the best point, {'less' if document['less_is_better'] else 'more'} is better."]
     if len(document["seeds"]) > 1:
         notes.append(f"Line: mean of {len(document['seeds'])} seeds; small points: each of them.")
@@ -78,7 +79,7 @@ def _limits(data: pd.DataFrame) -> list[float]:
     return [low - room, high + room]
 
 
-def _value(row: Mapping[str, Any], field: str) -> Any:
+def _value(row: SweepRow, field: str) -> Any:
     return row["rule"] if field == "rule" else row["values"][field]
 
 
@@ -86,22 +87,22 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _several(rows: Sequence[Mapping[str, Any]], field: str) -> bool:
+def _several(rows: Sequence[SweepRow], field: str) -> bool:
     return len({show(_value(row, field)) for row in rows}) > 1
 
 
-def _across(rows: Sequence[Mapping[str, Any]], fields: Sequence[str]) -> str:
+def _across(rows: Sequence[SweepRow], fields: Sequence[str]) -> str:
     """Return the field that the axis shows: the first of several numbers, else the first of several values."""
     several = [field for field in (*fields, "rule") if _several(rows, field)]
     numbers = [field for field in several if all(_is_number(_value(row, field)) for row in rows)]
     return (numbers or several or [*fields, "rule"])[0]
 
 
-def _others(rows: Sequence[Mapping[str, Any]], fields: Sequence[str], across: str) -> list[str]:
+def _others(rows: Sequence[SweepRow], fields: Sequence[str], across: str) -> list[str]:
     return [field for field in fields if field != across and _several(rows, field)]
 
 
-def _line(row: Mapping[str, Any], others: Sequence[str]) -> str:
+def _line(row: SweepRow, others: Sequence[str]) -> str:
     words = [
         str(row["rule"]) if field == "rule" else f"{field.rpartition('.')[2]} {show(_value(row, field))}"
         for field in others
@@ -109,7 +110,7 @@ def _line(row: Mapping[str, Any], others: Sequence[str]) -> str:
     return ", ".join(words) or "all"
 
 
-def _entry(row: Mapping[str, Any], across: str, others: Sequence[str]) -> dict[str, Any]:
+def _entry(row: SweepRow, across: str, others: Sequence[str]) -> dict[str, Any]:
     value, found = row["value"], _value(row, across)
     return {
         "point": row["point"],

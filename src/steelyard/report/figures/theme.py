@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from steelyard.report.documents import VegaLite
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 
@@ -14,7 +14,7 @@ _DARK = ["#e3a83b", "#56b4e9", "#2fc59b", "#e08fba", "#a9b4bd", "#f2793a", "#3f8
 FLAWED, SOUND = "flawed", "not flawed"
 
 
-def theme(dark: bool = False) -> dict[str, Any]:
+def theme(dark: bool = False) -> VegaLite:
     """Return the look as a Vega-Lite configuration; given as `config`, one figure serves light and dark."""
     ink, soft, grid, ground = (
         ("#e9e4d8", "#a8a294", "#333a42", "#171b20") if dark else ("#20262d", "#6a6557", "#e4dccb", "#fffdf8")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
 
 from steelyard import files
 from steelyard.errors import UserError
+from steelyard.report.documents import VegaLite
 from steelyard.report.figures.catalogue import Chart, spec
 from steelyard.report.figures.theme import theme
 
@@ -52,8 +52,8 @@ def svg(chart: Chart, dark: bool = False) -> str:
     return str(_maker(".svg")(_dressed(spec(chart), dark)))
 
 
-def _dressed(document: dict[str, Any], dark: bool) -> str:
-    config: dict[str, Any] = theme(dark) | {"font": PAPER, "background": "#171b20" if dark else "white"}
+def _dressed(document: VegaLite, dark: bool) -> str:
+    config: VegaLite = theme(dark) | {"font": PAPER, "background": "#171b20" if dark else "white"}
     config["text"] = config["text"] | {"font": PAPER}
     return json.dumps(document | {"config": config})
 

@@ -1,0 +1,637 @@
+"""The documents that commands print as JSON, reports embed and pages send: their keys and types, in one place.
+
+They are typed dictionaries because the JSON is the public form: what stands here is what `--format json` prints.
+`cli.printing.print_json` writes them, and docs/runs.md lists their keys.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NotRequired, Required
+
+from typing_extensions import TypedDict  # typing's own is one that pydantic reads from Python 3.12 on only
+
+Scalar = str | int | float | bool
+"""One value of a field, as a sweep gives it."""
+VegaLite = dict[str, Any]
+"""A figure as Vega and Vega-Lite define it: their document, not one of ours."""
+Metrics = dict[str, dict[str, object]]
+"""Metrics of lists by cutoff and by name, as `recommend.evaluate.figures` returns them; each metric names itself."""
+
+
+class EstimateJson(TypedDict):
+    """A mean over seeds with its 95 % interval; `low` and `high` are NaN, in JSON null, for a single seed."""
+
+    mean: float
+    low: float
+    high: float
+    values: list[float]
+
+
+class RecordedLoss(TypedDict, total=False):
+    """How a rule's loss adapts."""
+
+    adapt: str
+
+
+class RecordedRule(TypedDict, total=False):
+    """What readers ask of a rule's settings as a run stored them; `runs.typed` has checked them."""
+
+    criteria: Required[list[str]]
+    score: str
+    power: float | None
+    priority: str | None
+    normalise: str
+    loss: RecordedLoss | None
+    fit: object
+    trained_by: str
+
+
+class Chain(TypedDict):
+    """The head of a run's chain, the round that it follows, and the first problem, empty where there is none."""
+
+    head: str
+    round: int
+    problem: str
+
+
+class SingleClient(TypedDict):
+    """How many of a rule's rounds weighed one client only."""
+
+    rule: str
+    seed: int
+    rounds: int
+    of: int
+
+
+class Promise(TypedDict):
+    """What a run promised to its clients, and what it has spent."""
+
+    model: Literal["central", "local"]
+    delta: float
+    budget: float | None
+    accountant: str
+    clip: float
+    noise: dict[str, float]
+    epsilon: dict[str, float]
+    together: float
+    neighbours: str
+    charges: int
+    ended: dict[str, int]
+    notes: list[str]
+
+
+# A run: `steelyard run --format json`, `Result.summary`.
+
+
+class FlawedShares(TypedDict):
+    """The share of all weight, of all samples and of all updates that flawed clients had."""
+
+    weight: float
+    samples: float
+    updates: float
+
+
+class Orders(TypedDict):
+    """Priority orders of a rule: that of the last round, how many rounds kept each, how often each was tested."""
+
+    last: str | None
+    kept: dict[str, int]
+    tried: dict[str, int]
+
+
+class Exploded(TypedDict):
+    """In which round a rule's model exploded, and why."""
+
+    round: int
+    reason: str
+
+
+class CriterionUsed(TypedDict):
+    """A criterion of a rule, who measured it, and how far it can be trusted."""
+
+    name: str
+    measured_by: str
+    trust: str
+
+
+class HeavyClient(TypedDict):
+    """A client that carried much weight."""
+
+    client: str
+    share: float
+    rounds: int
+    samples: int
+
+
+class ServerTest(TypedDict, total=False):
+    """The last model on the server's rows: of classes accuracy and F1, of numbers the errors."""
+
+    accuracy: float | None
+    macro_f1: float
+    f1: list[float]
+    mape: float
+    mae: float
+    rmse: float
+
+
+class RuleSummary(TypedDict):
+    """The final figures of one rule with one seed."""
+
+    algorithm: str
+    rule: str
+    seed: int
+    rounds: int
+    accuracy: float | None
+    worst_tenth: float | None
+    p10: float | None
+    p90: float | None
+    rounds_to_target: int | None
+    testing_rounds: int
+    orders: Orders
+    server: ServerTest
+    ended: Exploded | None
+    left_out: int
+    seconds: float
+    heaviest_clients: list[HeavyClient]
+    criteria: list[CriterionUsed]
+    fedavg: bool
+    asks_clients: bool
+    adapts_loss: bool
+    flawed: FlawedShares | None
+    flawed_weight: float | None
+
+
+class TargetReached(TypedDict):
+    """The first round in which a share of the clients reached a target; None where none did."""
+
+    rule: str
+    seed: int
+    target: float
+    share: float
+    round: int | None
+
+
+class Summary(TypedDict):
+    """A run: its final figures, rule by rule and seed by seed."""
+
+    run: str
+    status: str
+    notes: str
+    weighed_one: list[SingleClient]
+    privacy: Promise | None
+    chain: Chain
+    measure: str
+    target: float
+    share: float
+    sentence: str
+    flaws: dict[str, dict[str, list[str]]]
+    rules: list[RuleSummary]
+    rounds_to_target: list[TargetReached]
+
+
+# A comparison: `steelyard table --format json`, `Result.table`.
+
+
+class TargetCell(EstimateJson):
+    """Rounds to a target, or rounds gained, for one share of the devices."""
+
+    share: float
+    unreached: int
+
+
+class TargetRow(TypedDict):
+    """One rule's rounds (the baseline) or gains (the others) for a target."""
+
+    rule: str
+    kind: Literal["rounds", "gain"]
+    cells: list[TargetCell]
+    average: EstimateJson
+    printed: EstimateJson
+
+
+class TargetTable(TypedDict):
+    """One target's part of the papers' tables."""
+
+    target: float
+    shares: list[float]
+    rows: list[TargetRow]
+
+
+class PairedTest(EstimateJson):
+    """A rule against the baseline in one measure: the difference, p before and after Holm's correction."""
+
+    p: float | None
+    p_holm: float | None
+    verdict: str
+
+
+class RuleTests(TypedDict, total=False):
+    """What a rule is held against the baseline by; a measure that a run does not have is left out."""
+
+    gain: PairedTest
+    final: PairedTest
+    late: PairedTest
+    server_accuracy: PairedTest
+    server_accuracy_late: PairedTest
+    server_macro_f1: PairedTest
+    server_macro_f1_late: PairedTest
+    server_mape: PairedTest
+
+
+class Verdict(RuleTests, total=False):
+    """A rule against the baseline, measure by measure and in words."""
+
+    rule: Required[str]
+    sentence: Required[str]
+
+
+class DeviceRow(TypedDict):
+    """How a rule's last model serves the devices."""
+
+    rule: str
+    final: EstimateJson
+    best: EstimateJson
+    worst_tenth: EstimateJson
+    p10: EstimateJson
+    p90: EstimateJson
+    spread: EstimateJson
+    jain: EstimateJson
+
+
+class ServerRow(TypedDict, total=False):
+    """A rule's last model on the server's reporting rows."""
+
+    rule: Required[str]
+    accuracy: EstimateJson
+    macro_f1: EstimateJson
+    mape: EstimateJson
+    mae: EstimateJson
+    rmse: EstimateJson
+
+
+class ServerCurve(TypedDict, total=False):
+    """Every figure of the server's tests, per seed and round."""
+
+    rule: Required[str]
+    accuracy: list[list[float]]
+    macro_f1: list[list[float]]
+    mape: list[list[float]]
+    mae: list[list[float]]
+    rmse: list[list[float]]
+
+
+class ClassCurve(TypedDict):
+    """F1 of single classes on the server's rows: per seed, round and class."""
+
+    rule: str
+    f1: NotRequired[list[list[list[float]]]]
+
+
+class TestingRow(TypedDict):
+    """What online adjustment cost a rule, and which orders it kept."""
+
+    rule: str
+    testing_rounds: EstimateJson
+    orders_kept: dict[str, int]
+
+
+class RightWrong(TypedDict):
+    """Test samples that the baseline and a rule get right or wrong in the last round, summed over seeds."""
+
+    rule: str
+    both_wrong: int
+    only_rule_right: int
+    only_baseline_right: int
+    both_right: int
+
+
+class ScoreCurve(TypedDict):
+    """The overall score round by round: each seed's, their mean and its interval."""
+
+    rule: str
+    rounds: list[int]
+    values: list[list[float]]
+    mean: list[float]
+    low: list[float]
+    high: list[float]
+
+
+class FlawedRow(TypedDict):
+    """The share of all weight that flawed clients got under a rule."""
+
+    rule: str
+    weight: EstimateJson
+
+
+class EndedRow(Exploded):
+    """A rule and seed that ended because its model exploded."""
+
+    rule: str
+    seed: int
+
+
+class RuleTables(TypedDict):
+    """All tables of a comparison; a pure function of the curves of its rules."""
+
+    baseline: str
+    rules: list[str]
+    seeds: list[int]
+    confidence: float
+    rounds_to_target: list[TargetTable]
+    verdicts: list[Verdict]
+    devices: list[DeviceRow]
+    server: list[ServerRow]
+    testing: list[TestingRow]
+    right_wrong: list[RightWrong]
+    server_curves: list[ServerCurve]
+    class_curves: list[ClassCurve]
+    curves: list[ScoreCurve]
+
+
+class Comparison(RuleTables):
+    """A run's rules, compared."""
+
+    run: str
+    status: str
+    chain: Chain
+    algorithms: dict[str, str]
+    rounds: int
+    limit: int
+    last: int
+    reach: str
+    weighed_one: list[SingleClient]
+    flawed: list[FlawedRow]
+    ended: list[EndedRow]
+
+
+# A sweep: `steelyard sweep --format json`, `SweepResult.table`.
+
+
+class SweepRow(TypedDict):
+    """One point of a sweep: the values of its fields, its rule, and the measure over its seeds."""
+
+    point: int
+    run: str
+    values: dict[str, Scalar]
+    rule: str
+    seeds: list[int]
+    value: EstimateJson
+    unreached: int
+    diverged: bool
+
+
+class SweepTest(TypedDict):
+    """What the best point did on the test set."""
+
+    run: str
+    rule: str
+    value: EstimateJson
+    unreached: int
+
+
+class SweepDocument(TypedDict):
+    """A sweep: every point that is done, the best first."""
+
+    folder: str
+    measure: str
+    measured: str
+    less_is_better: bool
+    validation: float
+    seeds: list[int]
+    fields: list[str]
+    rows: list[SweepRow]
+    best: SweepRow | None
+    left: list[str]
+    diverged: list[str]
+    test: SweepTest | None
+    problems: list[str]
+
+
+# Attacks: `steelyard attack --format json`.
+
+
+class Outcome(TypedDict):
+    """A rule under one attack: accuracy per seed, the weight of hostile clients, how often a backdoor worked."""
+
+    accuracy: list[float]
+    weight: float | None
+    largest: float | None
+    backdoor: list[float] | None
+
+
+class AttackRow(TypedDict):
+    """A rule under one attack, over its seeds; `lost` is what it lost against the run without hostile clients."""
+
+    rule: str
+    accuracy: EstimateJson
+    lost: EstimateJson | None
+    weight: float | None
+    largest: float | None
+    backdoor: EstimateJson | None
+
+
+class AttackBlock(TypedDict):
+    """All rules under one attack."""
+
+    attack: str
+    rules: list[AttackRow]
+
+
+class Attacks(TypedDict):
+    """The outcomes of several attacks; "clean" among them is what is lost from."""
+
+    fraction: float
+    attacks: list[AttackBlock]
+
+
+# Weighing again: `steelyard weigh RUN --format json`.
+
+
+class ReweighedClient(TypedDict):
+    """A client's share of all weight, as recorded and as another rule would have given it."""
+
+    client: str
+    recorded: float
+    weight: float
+    rounds: int
+    flaws: list[str]
+
+
+class FlawedWeights(TypedDict):
+    """What flawed clients have together of all weight."""
+
+    recorded: float
+    weight: float
+
+
+class Reweighed(TypedDict):
+    """A run's updates weighed by another rule."""
+
+    run: str
+    updates_of: str
+    seed: int
+    rule: str
+    rounds: int
+    note: str
+    clients: list[ReweighedClient]
+    flawed: FlawedWeights | None
+
+
+# Recommenders: `steelyard recommend ... --format json`.
+
+
+class ListedItem(TypedDict):
+    """One item of a user's list."""
+
+    rank: int
+    item: str
+    title: str
+    score: float
+    in_test: bool
+
+
+class Communication(TypedDict):
+    """What a recommender sent, and the thesis' formula where it applies."""
+
+    users_per_round: int
+    triples: int
+    rounds_per_epoch: int
+    rounds: int
+    cce_vectors: NotRequired[float]
+    tcc_vectors: NotRequired[float]
+    sent_vectors: int
+    sent_vectors_down: int
+    sent_vectors_up: int
+    sent_bytes_down: int
+    sent_bytes_up: int
+
+
+class RecommenderReport(TypedDict):
+    """All metrics of a recommender's lists by cutoff, its data, and what it sent."""
+
+    metrics: Metrics
+    communication: Communication
+    data: list[str]
+    sampled: NotRequired[dict[str, float]]
+
+
+class FeatureReason(TypedDict):
+    """A feature that made part of an item's score: part = gain x (personal + common)."""
+
+    feature: str
+    hops: int
+    share: float
+    part: float
+    gain: float
+    personal: float
+    common: float
+
+
+class Explanation(TypedDict):
+    """Why an item has its score for a user."""
+
+    user: str
+    item: str
+    title: str
+    score: float
+    features_of_user: int
+    features_of_item: int
+    reasons: list[FeatureReason]
+
+
+class KeptFeatures(TypedDict):
+    """Quartiles over users of the share of their features that their lists keep, by reading and number of features."""
+
+    cutoff: int
+    kept: dict[str, dict[str, list[float | None]]]
+    prominent: int
+    prominent_after: int
+    prominent_kept: float | None
+
+
+class CloudWord(TypedDict):
+    """A prominent feature before or after recommendation."""
+
+    when: str
+    rank: int
+    feature: str
+    weight: float
+
+
+# What the scripts of reports and pages read.
+
+
+class ClientCard(TypedDict):
+    """One client under one rule: its totals, its course over the rounds, its flaws, why it was left out."""
+
+    name: str
+    share: float
+    asked: int
+    samples: float | None
+    score: float | None
+    failures: list[tuple[int, str]]
+    rounds: list[int]
+    weight: list[float | None]
+    criteria: list[list[float | None]]
+    tested: list[int]
+    scores: list[float | None]
+    flaws: list[str]
+    interest: float
+
+
+class ClientCards(TypedDict):
+    """The clients of one rule, and the figure that each of them fills."""
+
+    clients: list[ClientCard]
+    criteria: list[str]
+    last: int
+    note: str
+    template: VegaLite | None
+
+
+class NamedClient(TypedDict):
+    """A client and what is wrong with it."""
+
+    name: str
+    flaws: list[str]
+
+
+class RawRound(TypedDict):
+    """The raw criteria of one round's updates, and the weights that they were given."""
+
+    round: int
+    clients: list[int]
+    raw: list[list[float]]
+    weights: list[float]
+
+
+class RawCriteria(TypedDict):
+    """The updates of one rule, to be weighed again in a browser."""
+
+    criteria: list[str]
+    order: list[int]
+    normalise: str
+    clients: list[NamedClient]
+    rounds: list[RawRound]
+    note: str
+
+
+class Themes(TypedDict):
+    """How figures look, by day and by night."""
+
+    light: VegaLite
+    dark: VegaLite
+
+
+class ReportData(TypedDict):
+    """Everything that the scripts of a report read."""
+
+    main: str
+    measure: str
+    percent: bool
+    themes: Themes
+    figures: dict[str, VegaLite]
+    parts: dict[str, dict[str, VegaLite]]
+    empty: dict[str, str]
+    clients: dict[str, ClientCards]
+    reweigh: dict[str, RawCriteria]
