@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import py_compile
 import shutil
 import subprocess
 import sys
@@ -260,3 +261,24 @@ def test_work_that_ends_late_takes_no_rules_of_others_along(tmp_path: Path) -> N
         with nested, pytest.raises(NotAllowed):  # A task that trusts its server frees no other.
             load_code(str(file), "plugin", "steelyard.criteria")
     assert load_code(str(file), "plugin", "steelyard.criteria").ran
+
+
+def test_bytecode_beside_a_file_is_not_run_in_its_place(tmp_path: Path) -> None:
+    """Whoever agrees to a file has read the file; a folder from elsewhere may hold other bytecode under its name."""
+    file = tmp_path / "losses.py"
+    file.write_text("SAID = 'no'\n")
+    py_compile.compile(str(file), doraise=True)
+    when = file.stat()
+    file.write_text("SAID = 'ok'\n")
+    os.utime(file, ns=(when.st_atime_ns, when.st_mtime_ns))
+    assert load_code(str(file), "training.loss", "steelyard.losses").SAID == "ok"
+    assert list((tmp_path / "__pycache__").iterdir())
+
+
+def test_no_bytecode_is_written_beside_a_file(tmp_path: Path) -> None:
+    """The folder for it may be a link that leads elsewhere."""
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "__pycache__").symlink_to(tmp_path / "theirs")
+    (tmp_path / "losses.py").write_text("SAID = 'ok'\n")
+    assert load_code(str(tmp_path / "losses.py"), "training.loss", "steelyard.losses").SAID == "ok"
+    assert not list((tmp_path / "theirs").iterdir())

@@ -1,7 +1,7 @@
 """Files of runs: whole or not at all, and never through a link, since a run's folder may come from elsewhere.
 
-A path below the folder of a run or of a sweep is walked from there, one name at a time, and a link on the way is
-refused; that folder itself and those above it may be links. Of any other path only the last name may be no link.
+A path below the folder of a run, of a sweep or of attacks is walked from there, one name at a time, and a link on the
+way is refused; that folder itself and those above it may be links. Of any other path only the last name may be no link.
 Nothing is ever cut off in place: a file that has a second name elsewhere keeps what it holds.
 """
 
@@ -22,17 +22,17 @@ RUN_FILE, LEDGER, LOCK, REPORT = "experiment.toml", "privacy.jsonl", "lock", "re
 """Other files of a run: its resolved experiment, what it has told, what its writer holds, its report."""
 CHECKPOINTS, CODE, EXPORT, FIGURES, FLOWER = "checkpoints", "code", "export", "figures", "flower"
 """Folders of a run."""
-SWEEP_FILE = "sweep.toml"
-"""The file in a sweep's folder that says what is swept."""
+SWEEP_FILE, ATTACK_FILE = "sweep.toml", "attack.toml"
+"""The files that say what several runs in one folder are: those of a sweep, those under attack."""
 DRAFT = ".part"
 """Ending of a file that is being written; it gets its name when it is whole."""
 
 
 def _place(path: Path) -> tuple[Path, tuple[str, ...]]:
-    """Return the folder from which a path is walked, and the names below it: the outermost of a run or sweep."""
+    """Return the folder from which a path is walked, and the names below it: the outermost of one or more runs."""
     whole = Path(os.path.abspath(path))
     for above in reversed(whole.parents):
-        if any(os.path.lexists(above / mark) for mark in (DATABASE, SWEEP_FILE)):
+        if any(os.path.lexists(above / mark) for mark in (DATABASE, SWEEP_FILE, ATTACK_FILE)):
             return above, whole.relative_to(above).parts
     return whole.parent, (whole.name,)
 

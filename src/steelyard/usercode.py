@@ -14,10 +14,11 @@ import sysconfig
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from functools import cache
+from importlib.machinery import SourceFileLoader
 from importlib.metadata import entry_points
 from pathlib import Path
 from threading import Lock, RLock
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any, TypeVar
 
 from steelyard.errors import UserError, listed, nearest
@@ -174,8 +175,16 @@ def load_code(code: str, field: str, group: str, name: str | None = None) -> Mod
         return _run(alias, path, code, field)
 
 
+class _Source(SourceFileLoader):
+    """Runs a file as it was read: bytecode beside it may be of another, and its folder a link."""
+
+    def get_code(self, fullname: str) -> CodeType:
+        path = self.get_filename(fullname)
+        return self.source_to_code(self.get_data(path), path)
+
+
 def _run(name: str, path: Path, code: str, field: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, path)
+    spec = importlib.util.spec_from_file_location(name, path, loader=_Source(name, str(path)))
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sqlite3
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,28 @@ def test_without_its_ledger_and_its_marks_a_private_run_is_not_excused(tmp_path:
     change(run, "UPDATE chain SET ledger = NULL, ledger_bytes = NULL")
     assert steelyard("resume", run, "--accept-changes", folder=tmp_path) == 2
     assert "round 0 is not as it was written" in output(tmp_path)
+
+
+def test_a_run_that_keeps_a_ledger_does_not_go_on_without_its_noise(tmp_path: Path) -> None:
+    run = killed(tmp_path, private(tmp_path))
+    document = tomllib.loads((run / "experiment.toml").read_text())
+    del document["privacy"]
+    (run / "experiment.toml").write_text(tomli_w.dumps(document))
+    assert steelyard("resume", run, "--accept-changes", folder=tmp_path) == 2
+    (line,) = output(tmp_path).splitlines()
+    assert line == (
+        f"steelyard: {run / 'experiment.toml'}: privacy: nothing, where the run keeps a privacy ledger; allowed: the "
+        "noise that it promised, or a new run"
+    )
+    assert query(run, "SELECT MAX(round) FROM rounds") == [(2,)]
+
+
+def test_a_chain_that_was_emptied_and_accepted_stays_seen(tmp_path: Path) -> None:
+    run = killed(tmp_path, experiment(tmp_path))
+    change(run, "DELETE FROM chain")
+    assert steelyard("resume", run, "--accept-changes", folder=tmp_path) == 0, output(tmp_path)
+    assert steelyard("table", run, folder=tmp_path) == 0
+    assert "CHANGED since it was written: round 0 is missing from its chain" in output(tmp_path)
 
 
 def test_an_edited_accuracy_is_refused_said_and_can_be_accepted(tmp_path: Path) -> None:

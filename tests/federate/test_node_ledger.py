@@ -92,7 +92,7 @@ def _replaced(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
         (lambda content: content + content, "line 4 is number 1"),
         (lambda content: content + b"\n", "line 4: Invalid JSON"),
         (_replaced(b'"noise":2.0', b'"noise":9.0'), "it says epsilon 3.70863"),
-        (_replaced(b'"noise":2.0', b'"noise":-2.0'), "line 1: noise: Input should be greater than 0"),
+        (_replaced(b'"noise":2.0', b'"noise":-2.0'), "line 1: noise: Input should be greater than or equal to 0.001"),
         (_replaced(b'"noise":2.0,', b""), "line 1: noise: Field required"),
         (_replaced(b"run", b"r\xff\x1bn"), "line 1: "),
     ],

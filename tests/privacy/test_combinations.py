@@ -30,6 +30,8 @@ def described(privacy: dict[str, Any], **weighing: Any) -> LearningDescription:
         (CENTRAL, {"criteria": ["AG"]}, r"weighing\.criteria: .* uses AG, .* whole cohort"),
         (CENTRAL, {"normalise": "rank"}, r"weighing\.normalise: .* ranks clients by one another"),
         (CENTRAL, {"bound": 2.0}, r"weighing\.bound: .* cohort's median"),
+        ({"central": {"clip": 1.0, "noise": 1e-300}}, {}, r"privacy\.central\.noise: .*0\.001"),
+        ({"local": {"clip": 1.0, "noise": 1e7}}, {}, r"privacy\.local\.noise: .*1000000"),
         (
             {"central": {"clip": 1.0, "noise": 1.0, "references": {"DS": 100.0, "Ds": 1.0}}},
             {},

@@ -77,6 +77,14 @@ def test_a_line_that_was_cut_is_taken_away_and_the_next_one_stands_alone(tmp_pat
         '{"federation": "f", "round": 1, "what": "u", "noise": 1, "sampling": "all", "rate": 1, "count": 1}',
         '{"federation": "f", "round": 1, "what": "u", "noise": 1, "sampling": "some", "rate": 1, "count": 1}',
         '{"federation": "f", "round": 1, "what": "u", "noise": 1, "sampling": "poisson", "rate": 0.1, "count": -5}',
+        # A sum with one of these has no ε, or one of 0: a line put behind the last round would lift the budget.
+        '{"federation": "f", "round": 1, "what": "u", "noise": NaN, "sampling": "fixed", "rate": 1, "count": 1}',
+        '{"federation": "f", "round": 1, "what": "u", "noise": 1e-300, "sampling": "fixed", "rate": 1, "count": 1}',
+        '{"federation": "f", "round": 1, "what": "u", "noise": 1, "sampling": "fixed", "rate": 1, "count": Infinity}',
+        '{"federation": ["f"], "round": 1, "what": "u", "noise": 1, "sampling": "fixed", "rate": 1, "count": 1}',
+        '{"federation": "f", "round": 1, "what": "u", "noise": 1, "sampling": "all", "rate": 1, "count": 1, '
+        '"clients": "abc"}',
+        "[" * 100_000,
     ],
 )
 def test_a_line_that_was_changed_is_named(tmp_path: Path, line: str) -> None:

@@ -243,7 +243,7 @@ CHANGES: dict[str, tuple[str, str]] = {
         "UPDATE federations SET settings = replace(settings, '\"DS\",\"LD\"', '\"LD\",\"DS\"')", "round 1 is not",
     ),
     "a round's rows": ("DELETE FROM rounds WHERE round = 1", "round 1 is not"),
-    "the first link": ("DELETE FROM chain WHERE round = 0", "rounds are missing at its begin"),
+    "the first link": ("DELETE FROM chain WHERE round = 0", "round 0 is missing from its chain"),
     "a link": ("DELETE FROM chain WHERE round = 2", "round 2 is missing from its chain"),
     "the links after a round": ("DELETE FROM chain WHERE round > 2", "the checkpoint after round 3 names another head"),
     "all links": ("DELETE FROM chain", "the checkpoint after round 3 names another head"),

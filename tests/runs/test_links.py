@@ -242,6 +242,15 @@ def test_a_point_of_a_sweep_is_no_link(tmp_path: Path, refused: Callable[..., st
     assert "'../moved'" in refused("table", "s")
 
 
+@pytest.mark.parametrize("name", ["attack.toml", "clean"])
+def test_nothing_of_attacks_is_a_link(tmp_path: Path, refused: Callable[..., str], name: str) -> None:
+    plan = ["attack", "quickstart", "--set", "rounds.count=1", "--attack", "alie", "--rules", "EQ", "--out", "a"]
+    assert warm_command(*plan, "--quiet", folder=tmp_path, timeout=120).returncode == 0
+    (tmp_path / "a" / name).rename(tmp_path / "moved")
+    (tmp_path / "a" / name).symlink_to(tmp_path / "moved")
+    assert f"{name}: is a link" in refused("resume", "a")
+
+
 def no_more_than(limit: int) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 

@@ -20,10 +20,8 @@ from steelyard.experiment.loading import build
 from steelyard.experiment.sweep_file import differing, read_plan, write_plan
 from steelyard.experiment.sweep_plan import Part
 from steelyard.experiment.sweeping import finished, run_or_resume
+from steelyard.files import ATTACK_FILE, is_file
 from steelyard.runs.store import held
-
-ATTACK_FILE = "attack.toml"
-"""The file in the folder of attacks that says what they are."""
 
 CLEAN = "clean"
 INFLATION = "inflation"
@@ -120,7 +118,7 @@ class Attack:
 
 def is_attack(folder: Path) -> bool:
     """Whether a folder holds attacks."""
-    return (folder / ATTACK_FILE).is_file()
+    return is_file(folder / ATTACK_FILE)
 
 
 def read_attack(folder: Path) -> Attack:

@@ -13,6 +13,7 @@ from steelyard.errors import UserError, brief, listed
 from steelyard.experiment.code import FOLDER, digest
 from steelyard.experiment.loading import RUN_FILE, own_text, read_experiment
 from steelyard.experiment.noting import versions
+from steelyard.runs.chain import SALT
 from steelyard.runs.reader import History
 from steelyard.runs.store import Store
 from steelyard.settings import parse
@@ -50,6 +51,12 @@ def changed_experiment(history: History, *, accept: bool) -> list[str]:
     path = history.folder / RUN_FILE
     before = _flat(parse(history.info.get(TEXT, ""), "the run's own record of its experiment"))
     now = _flat(parse(own_text(path), str(path)))
+    ledger = SALT in history.info or files.is_file(history.folder / files.LEDGER)
+    if ledger and not any(name.startswith(("privacy.central.", "privacy.local.")) for name in now):
+        raise UserError(
+            f"{path}: privacy: nothing, where the run keeps a privacy ledger; allowed: the noise that it promised, or "
+            "a new run"
+        )
     names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
     changes = [f"{name}: {_told(before, name)} when the run began, {_told(now, name)} now" for name in names]
     code: dict[str, str] = json.loads(history.info.get(CODE_FILES, "{}"))

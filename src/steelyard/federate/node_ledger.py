@@ -28,7 +28,7 @@ from steelyard.errors import UserError, printable, writable
 from steelyard.files import owners_only
 from steelyard.privacy.accounting import Release, spent
 from steelyard.privacy.ledger_marks import Mark, first_difference
-from steelyard.privacy.settings import OWNERS_DELTA, Positive
+from steelyard.privacy.settings import OWNERS_DELTA, Noise, Positive
 from steelyard.usercode import NotAllowed
 
 FILE = "ledger.jsonl"
@@ -50,11 +50,11 @@ class Told(BaseModel):
     clients: int
     """How many clients of this node were asked."""
     clip: Positive
-    noise: Positive
+    noise: Noise
     """Noise on the update, in units of its sensitivity 2·clip."""
     criteria: Annotated[int, Field(ge=0)] = 0
     """How many criteria were told with noise beside each update."""
-    criteria_noise: Positive | None = None
+    criteria_noise: Noise | None = None
     """Noise on a criterion, in units of its bound; None where none was told."""
 
     def releases(self) -> Counter[Release]:

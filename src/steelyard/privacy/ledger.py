@@ -12,15 +12,33 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from steelyard import files
 from steelyard.errors import UserError, printable
-from steelyard.privacy.accounting import AccountantName, Release, Spending, spent
+from steelyard.privacy.accounting import AccountantName, Release, Sampling, Spending, spent
 from steelyard.privacy.ledger_marks import Mark
+from steelyard.privacy.settings import Noise
+
+
+class _Line(BaseModel):
+    """A charge as its line holds it. What no noise of ours is would make a sum without ε, or with an ε of 0."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+    federation: str
+    round: int
+    what: str
+    noise: Noise
+    sampling: Sampling
+    rate: Annotated[float, Field(gt=0, le=1)]
+    count: Annotated[int, Field(ge=1, le=10**12)]
+    clients: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -52,20 +70,11 @@ class Charge:
     @classmethod
     def read(cls, line: str) -> Charge:
         """Read a line that `line` wrote; ValueError for anything else."""
-        found = json.loads(line)
-        if not isinstance(found, dict):
-            raise ValueError("no table")
-        fields = cast("Mapping[str, Any]", found)
-        clients = fields.get("clients")
-        release = Release(float(fields["noise"]), fields["sampling"], float(fields["rate"]))
-        if release.noise <= 0 or release.sampling not in ("all", "poisson", "fixed") or not 0 < release.rate <= 1:
-            raise ValueError("no release")
-        named = None if clients is None else tuple(map(str, clients))
-        if int(fields["count"]) < 1 or (named is None and release.sampling == "all"):
-            raise ValueError("no charge")
-        return cls(
-            str(fields["federation"]), int(fields["round"]), str(fields["what"]), release, named, int(fields["count"])
-        )
+        found = _Line.model_validate_json(line)
+        if found.clients is None and found.sampling == "all":
+            raise ValueError("no clients, and not drawn")
+        release = Release(found.noise, found.sampling, found.rate)
+        return cls(found.federation, found.round, found.what, release, found.clients, found.count)
 
 
 @dataclass(eq=False)
@@ -104,6 +113,13 @@ class Account:
     def epsilon(self, delta: float, accountant: AccountantName = "pld", *, coarse: bool = False) -> float:
         """Return the ε at δ that the worst-hit client has lost; `coarse` is faster and never too low."""
         return max(spent(spending, delta, accountant, coarse=coarse) for spending in self.worst())
+
+
+def _first(error: ValueError) -> str:
+    if not isinstance(error, ValidationError):
+        return str(error)
+    first = error.errors(include_url=False)[0]
+    return ": ".join([*map(str, first["loc"]), first["msg"]])
 
 
 class Ledger:
@@ -179,8 +195,8 @@ class Ledger:
         for number, line in enumerate(whole.splitlines(), 1):
             try:
                 found.append(Charge.read(line.decode()))
-            except (ValueError, KeyError, TypeError) as error:
-                reason = printable(str(error))
+            except ValueError as error:
+                reason = printable(_first(error))
                 raise UserError(
                     f"{path}, line {number}: no charge of a ledger ({reason}); allowed: the file as it was"
                 ) from None

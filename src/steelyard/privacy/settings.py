@@ -15,6 +15,8 @@ LEAST_DELTA = 1e-12
 OWNERS_DELTA = 1e-5
 """δ by which the owner of a device counts what it tells, whatever δ a server names."""
 Positive = Annotated[float, Field(gt=0)]
+Noise = Annotated[float, Field(ge=1e-3, le=1e6)]
+"""A noise multiplier: less promises nothing and has no ε that a computer could count, more drowns everything."""
 
 
 def check_delta(field: str, delta: float, clients: float, allow: str) -> None:
@@ -45,7 +47,7 @@ class CentralSettings(Section):
 
     clip: Positive
     """C: no update is longer than this (L2 norm over all parameters); longer ones are shortened."""
-    noise: Positive | None = None
+    noise: Noise | None = None
     """z: the noise is z·C·w_max on every parameter; default: the least that keeps to privacy.budget.epsilon."""
     weights: Literal["own", "cohort"] = "own"
     """own: a client's weight follows from its own criteria and public references, so that nothing else tells of it;
@@ -62,7 +64,7 @@ class LocalSettings(Section):
 
     clip: Positive
     """C: no update is longer than this (L2 norm over all parameters); longer ones are shortened."""
-    noise: Positive | None = None
+    noise: Noise | None = None
     """z: the noise is z·2C on every parameter; default: the least that keeps to privacy.budget.epsilon."""
 
 
@@ -81,7 +83,7 @@ class PrivacySettings(Section):
     criteria: Literal["charged", "public"] | None = None
     """Criteria that leave a client, or decide about others' weights, are releases too. charged: they are noised and
     charged to the budget; public: you declare that they are known anyway, and the report says so."""
-    criteria_noise: Positive | None = None
+    criteria_noise: Noise | None = None
     """criteria = "charged": the noise on a criterion is this many times its bound. Default: as much as on updates."""
     criteria_bounds: dict[str, Positive] = Field(default_factory=dict)
     """criteria = "charged": the largest value that counts, by criterion, where the criterion itself has no maximum."""

@@ -188,21 +188,18 @@ def _first_problem(db: sqlite3.Connection, sealed: Sequence[tuple[int, object, o
     records = Records(db)
     head = head_of(records.first())
     heads: dict[int, str] = {}
-    begun = sealed[0][0] if sealed else 0
-    for expected, (round, size, sha256, written) in enumerate(sealed, begun):
+    for expected, (round, size, sha256, written) in enumerate(sealed):
         if round != expected:
             return f"round {expected} is missing from its chain"
         head = head_of(records.record(round, head, _mark(size, sha256)))
         if head != written:
-            return (
-                f"round {round} is not as it was written" if heads or not begun else "rounds are missing at its begin"
-            )
+            return f"round {round} is not as it was written"
         heads[round] = head
     checkpoints = db.execute("SELECT round, head FROM checkpoints ORDER BY round").fetchall()
     for round, written in checkpoints:
         if heads.get(round) != written:
             return f"the checkpoint after round {round} names another head than the chain"
-    followed = checkpoints[-1][0] if checkpoints else begun - 1
+    followed = checkpoints[-1][0] if checkpoints else -1
     last = sealed[-1][0] if sealed else followed
     return "" if followed == last else f"round {followed + 1} has a head and no checkpoint after it"
 
