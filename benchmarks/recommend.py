@@ -1,6 +1,7 @@
 """An epoch of pFPL+ against an epoch of implicit's BPR: MovieLens 1M, a million triples, 20 factors, 2 threads each.
 
     python -m benchmarks.recommend --format json
+    python -m benchmarks.recommend --engines      # an epoch of each mode of FPL, with NumPy and compiled by numba
 
 Ours is a whole round of the loop (draw, local passes, admit, weigh, combine) without evaluation; theirs is the time
 that `implicit` itself reports per iteration. The two take turns, so that a busy machine slows both alike; medians are
@@ -19,6 +20,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -27,7 +29,7 @@ import numpy as np
 
 from steelyard.data.files import find
 from steelyard.recommend.clients import LocalRound, RecommendClients
-from steelyard.recommend.fpl import Learning
+from steelyard.recommend.fpl import MODES, Learning
 from steelyard.recommend.interactions import Interactions
 from steelyard.recommend.ranking import Ground
 from steelyard.recommend.reading import read
@@ -41,21 +43,25 @@ from steelyard.weighing.rule import Rule, WeighingSettings
 FACTORS, RATE, THREADS, DATA = 20, 0.05, 2, "movielens_1m/ratings.dat.gz"
 
 
-def data() -> Interactions:
-    """Read all ratings of MovieLens 1M as positives."""
-    return read(find(None, "MovieLens 1M: ratings.dat.gz", DATA))
+def data(rows: int | None = None) -> Interactions:
+    """Read all ratings of MovieLens 1M as positives, or the first of them."""
+    table = read(find(None, "MovieLens 1M: ratings.dat.gz", DATA))
+    return table if rows is None else table.select(np.arange(len(table)) < rows)
 
 
 class Ours:
-    """pFPL+ on all users, one round of the loop at a time."""
+    """A mode of FPL on all users, through the round loop."""
 
-    def __init__(self, table: Interactions) -> None:
+    def __init__(self, table: Interactions, mode: str = "pFPL+", engine: str = "auto") -> None:
         histories = Histories.of(table)
         ground = Ground.between(table, table)
-        self.triples = max(1, round(histories.total / histories.users))
-        self.epoch_triples = self.triples * histories.users
+        schedule = MODES[mode].schedule(histories.users, histories.total)
+        self.epoch_triples = schedule.triples * schedule.users * schedule.rounds_per_epoch
+        # Rounds of one user are bundled, an epoch to a round of the loop, as an experiment does it.
+        local = LocalRound(schedule.triples, sequential=schedule.rounds_per_epoch if schedule.users == 1 else None)
+        self.rounds = schedule.rounds_per_epoch if local.sequential is None else 1
         users = Users(histories, ground, np.ones(histories.users), histories.items.astype(np.int64))
-        self.clients = RecommendClients(users, Learning(RATE, FACTORS), LocalRound(self.triples), threads=THREADS)
+        self.clients = RecommendClients(users, Learning(RATE, FACTORS), local, threads=THREADS, engine=engine)
         self.server = RecommendServer(histories.catalogue, FACTORS)
         self.federation = Federation("EQ", "EQ", 1, Rule(WeighingSettings(criteria=("EQ",))))
         self.states: dict[str, RoundState] = {"EQ": self.federation.start(self.server)}
@@ -63,10 +69,11 @@ class Ours:
         self.round = 0
 
     def epoch(self) -> float:
-        """Do one round and return its seconds."""
-        self.round += 1
+        """Do one epoch and return its seconds."""
         begun = time.perf_counter()
-        one_round([self.federation], self.states, self.clients, self.server, self.plan, self.round)
+        for _ in range(self.rounds):
+            self.round += 1
+            one_round([self.federation], self.states, self.clients, self.server, self.plan, self.round)
         return time.perf_counter() - begun
 
 
@@ -96,11 +103,11 @@ def peak_megabytes() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / scale
 
 
-def measure(repeats: int) -> dict[str, Any]:
+def measure(repeats: int, rows: int | None) -> dict[str, Any]:
     """Time both in turns, after one epoch each to warm up."""
-    child = [sys.executable, "-m", "benchmarks.recommend", "--memory"]
+    child = [sys.executable, "-m", "benchmarks.recommend", "--memory", *([] if rows is None else ["--rows", str(rows)])]
     memory = float(subprocess.run(child, check=True, capture_output=True, text=True).stdout.split()[-1])
-    table = data()
+    table = data(rows)
     ours, theirs = Ours(table), Theirs(table)
     ours.epoch(), theirs.epoch()
     mine: list[float] = []
@@ -118,8 +125,27 @@ def measure(repeats: int) -> dict[str, Any]:
         "factors": FACTORS,
         "threads": THREADS,
         "repeats": repeats,
-        "machine": f"{platform.machine()}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}",
+        "machine": machine(),
     }
+
+
+def engines(table: Interactions) -> Iterator[dict[str, Any]]:
+    """Time one epoch of each mode with each engine, after one to warm up; processor time beside, for busy machines."""
+    for mode in MODES:
+        found: dict[str, Any] = {"mode": mode}
+        for engine in ("numpy", "compiled"):
+            ours = Ours(table, mode, engine)
+            ours.epoch()
+            begun = time.process_time()
+            seconds = ours.epoch()
+            found[engine] = {"seconds": round(seconds, 3), "processor": round(time.process_time() - begun, 3)}
+            found["triples"] = ours.epoch_triples
+        yield found | {"machine": machine()}
+
+
+def machine() -> str:
+    """Return the machine in words."""
+    return f"{platform.machine()}, {os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}"
 
 
 def main() -> None:
@@ -128,14 +154,20 @@ def main() -> None:
     parser.add_argument("--format", choices=("text", "json"), default="text")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--memory", action="store_true", help="only run three epochs of ours and print the peak in MB")
+    parser.add_argument("--engines", action="store_true", help="compare the two engines instead, mode by mode")
+    parser.add_argument("--rows", type=int, help="only so many ratings")
     chosen = parser.parse_args()
+    if chosen.engines:
+        for found in engines(data(chosen.rows)):
+            print(json.dumps(found), flush=True)
+        return
     if chosen.memory:
-        ours = Ours(data())
+        ours = Ours(data(chosen.rows))
         for _ in range(3):
             ours.epoch()
         print(peak_megabytes())
         return
-    found = measure(chosen.repeats)
+    found = measure(chosen.repeats, chosen.rows)
     if chosen.format == "text":
         print(
             f"steelyard {found['seconds']['steelyard']:.3f} s, implicit {found['seconds']['implicit']:.3f} s per epoch"

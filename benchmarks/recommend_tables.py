@@ -1,130 +1,127 @@
-"""The numbers of docs/results/recommend.md: the thesis' chapter 4 with settings chosen on validation rows.
+"""A recommender beside baselines: settings chosen on validation rows by `sweep`, then tested with some seeds.
 
-    STEELYARD_DATA=DATA python -m benchmarks.recommend_tables OUT --jobs 16 --minutes 8
+    python -m benchmarks.recommend_tables fpl-amazon --out OUT --jobs 2
+    python -m benchmarks.recommend_tables fpl-ml1m --out OUT --set fpl.mode=sFPL+ --set fpl.epoch=tables --epochs 1,2,3
+    python -m benchmarks.recommend_tables kgflex-yahoo --out OUT --over kgflex.others=1,5
 
-Many processes with one core each; lines of JSON go to OUT/lines.jsonl as tasks end, and a run that was stopped goes on
-where it was. Data sets in the order of their importance (--data italy,amazon for some of them, in that order); what
-has not begun after --minutes is left for the next call. Needs a C compiler (see fpl_compiled).
-`python -m benchmarks.recommend_pages OUT` writes the tables of the page from the lines.
+The experiment is swept over learning rates, factors and epochs (`--over` in place of the first two), baselines over
+their own settings; what is best by P@10 on each user's validation rows is trained on all training rows and tested.
+Called again with the same OUT it goes on where it was stopped. Prints a table in Markdown and writes OUT/tables.json.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
-import multiprocessing
-import os
-import platform
-import time
-from collections.abc import Iterable
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
 
-from benchmarks.recommend_data import SOURCES, load, scratch
-from benchmarks.recommend_plan import FACTORS, STAGES, cost
-from benchmarks.recommend_systems import Line, Task, key, perform
+from steelyard import Experiment
+from steelyard.api import RecommendExperiment
+from steelyard.recommend.baselines import recommend
+from steelyard.recommend.evaluate import Case, figures
+from steelyard.recommend.prepared import Prepared
+from steelyard.report.recommender import open_run
 
-Work = dict[Future[list[Line]], tuple[str, Task]]
-
-
-def read_lines(path: Path) -> list[Line]:
-    """Return the lines written so far; a last line that was cut off is dropped."""
-    found: list[Line] = []
-    for text in path.read_text().splitlines() if path.exists() else ():
-        try:
-            found.append(json.loads(text))
-        except json.JSONDecodeError:
-            continue
-    return found
-
-
-class Progress:
-    """What is done and what is next, for each data set by itself: its next stage waits for its own lines alone."""
-
-    def __init__(self, names: Iterable[str], lines: list[Line]) -> None:
-        self.lines: dict[str, list[Line]] = {name: [] for name in names}
-        for line in lines:
-            self.lines.setdefault(line["data"], []).append(line)
-        self.stage = dict.fromkeys(names, 0)
-        self.open: dict[str, set[str]] = {name: set() for name in names}
-        self.waiting: list[tuple[int, float, str, Task]] = []
-        self.rank = {name: rank for rank, name in enumerate(names)}
-        for name in names:
-            self.advance(name)
-
-    def advance(self, name: str) -> None:
-        """Begin the next stage of a data set whose tasks are all done, passing over what is already there."""
-        while not self.open[name] and self.stage[name] < len(STAGES):
-            tasks = STAGES[self.stage[name]](name, self.lines[name])
-            self.stage[name] += 1
-            done = {line["task"] for line in self.lines[name]}
-            left = {key(task): task for task in tasks if key(task) not in done}
-            self.open[name] = set(left)
-            self.waiting += [(self.rank[name], -cost(task), mark, task) for mark, task in left.items()]
-        self.waiting.sort(key=lambda entry: entry[:3])
-
-    def ended(self, name: str, task: Task, found: list[Line]) -> None:
-        """Take in the lines of a task."""
-        self.lines[name] += found
-        self.open[name].discard(key(task))
-        self.advance(name)
+CUTOFF, VALIDATION = 10, 0.2
+SHOWN = ("precision", "recall", "ndcg", "item_coverage", "gini")
+GRIDS: Mapping[str, Mapping[str, Sequence[float]]] = {
+    "random": {},
+    "popular": {},
+    "user-knn": {"neighbours": (10, 30, 50, 70, 100)},
+    "item-knn": {"neighbours": (10, 30, 50, 70, 100)},
+    "bpr-mf": {"rate": (0.005, 0.05, 0.5), "factors": (10, 20, 50), "epochs": (10, 30, 50)},
+    "fcf": {"factors": (10, 20, 50), "epochs": (10, 30, 50)},
+}
+"""Settings that are tried for each baseline, as in the thesis (§4.5.3)."""
+Row = dict[str, Any]
 
 
-def carry_out(progress: Progress, out: Path, jobs: int, until: float) -> None:
-    """Keep `jobs` processes busy until nothing is left or the time is over."""
-    running: Work = {}
-    # Forked, so that the data that was read here is there in every process.
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("fork")) as pool, out.open("a") as file:
-        while running or (progress.waiting and time.time() < until):
-            while progress.waiting and len(running) < jobs and time.time() < until:
-                *_, task = progress.waiting.pop(0)
-                running[pool.submit(perform, task)] = (task["data"], task)
-            for future in wait(running, return_when=FIRST_COMPLETED).done:
-                name, task = running.pop(future)
-                if (error := future.exception()) is not None:
-                    # The data set goes no further, but the others do.
-                    print(f"{key(task)}: {error!r}", flush=True)
-                    continue
-                found = future.result()
-                file.writelines(json.dumps(line) + "\n" for line in found)
-                file.flush()
-                progress.ended(name, task, found)
+def points(grid: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    """Give every combination of a grid's values."""
+    for values in itertools.product(*grid.values()):
+        yield dict(zip(grid, values, strict=True))
 
 
-def compile_all() -> None:
-    """Compile the C code once, before many processes want it."""
-    from benchmarks.fpl_compiled import library
+def measured(prepared: Prepared, lists: Any) -> dict[str, float]:
+    """Return the metrics of some lists."""
+    data = prepared.data
+    case = Case(prepared.users.ground, tuple(data.users), tuple(data.items), lists, None, ())
+    found = figures(case, [CUTOFF])
+    return {name: float(value) for name, value in found[str(CUTOFF)].items() if isinstance(value, int | float)}
 
-    for factors in FACTORS:
-        library(factors, scratch())
+
+def baseline(kind: str, experiment: RecommendExperiment, seeds: int) -> Row:
+    """Choose a baseline's settings on the validation rows and test them."""
+    choosing, testing = experiment.changed({"interactions.validation": VALIDATION}).prepare(), experiment.prepare()
+    tried = [
+        (measured(choosing, recommend(kind, choosing.split.train, CUTOFF, 1, point)[0])["precision"], point)
+        for point in points(GRIDS[kind])
+    ]
+    best = max(tried, key=lambda entry: entry[0])[1]
+    found = [
+        measured(testing, recommend(kind, testing.split.train, CUTOFF, seed, best)[0]) for seed in range(1, seeds + 1)
+    ]
+    return {"system": kind, "chosen": best, "seeds": found}
+
+
+def federated(experiment: RecommendExperiment, over: Mapping[str, Sequence[Any]], arguments: Any) -> Row:
+    """Sweep the experiment on the validation rows and run what is best on the test rows."""
+    folder: Path = arguments.out / "sweep"
+    swept = experiment.sweep(
+        *(over,), measure="precision", out=folder, validation=VALIDATION, jobs=arguments.jobs, progress=False
+    )
+    found: list[dict[str, float]] = []
+    for seed in range(1, arguments.seeds + 1):
+        out = arguments.out / f"test-{seed}"
+        if not out.exists():
+            swept.best.changed({"seed": seed}).run(out=out, progress=False)
+        finished = open_run(out)
+        found.append(measured(finished.prepared, finished.lists(CUTOFF)[0]))
+    described = swept.best.model_dump()
+    chosen = {field: described[field.split(".")[0]][field.split(".")[1]] for field in over}
+    name = "kgflex" if experiment.kgflex is not None else f"{experiment.fpl.mode} ({experiment.fpl.epoch})"
+    return {"system": name, "chosen": chosen, "seeds": found}
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Return rows as Markdown: the mean over seeds, and their standard deviation where there are several."""
+    lines = ["| system | chosen | " + " | ".join(SHOWN) + " |", "|---" * (len(SHOWN) + 2) + "|"]
+    for row in rows:
+        chosen = ", ".join(f"{name} {value}" for name, value in row["chosen"].items())
+        cells = [[each[name] for each in row["seeds"]] for name in SHOWN]
+        shown = [f"{mean(cell):.5g}" + (f" ± {stdev(cell):.2g}" if len(cell) > 1 else "") for cell in cells]
+        lines.append(f"| {row['system']} | {chosen} | " + " | ".join(shown) + " |")
+    return "\n".join(lines)
 
 
 def main() -> None:
-    """Parse and go."""
+    """Parse, choose, test, print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--data", default=",".join(SOURCES), help=f"some of {', '.join(SOURCES)}")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--minutes", type=float, default=1e6)
+    parser.add_argument("experiment", help="a recipe, or a TOML file of kind recommend")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--set", action="append", default=[], help="change a field: section.field=value")
+    parser.add_argument("--over", action="append", default=[], help="sweep a field: section.field=value,value")
+    parser.add_argument("--epochs", default="10,30,50")
+    parser.add_argument("--baselines", default=",".join(GRIDS))
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=1)
     chosen = parser.parse_args()
-    begun = time.time()
+    experiment = Experiment.load(chosen.experiment, chosen.set)
+    if not isinstance(experiment, RecommendExperiment):
+        parser.error(f"{chosen.experiment}: not of kind recommend")
+    over: dict[str, list[Any]] = {"rounds.epochs": [int(each) for each in chosen.epochs.split(",")]}
+    for entry in chosen.over or ("fpl.learning_rate=0.005,0.05,0.5", "fpl.factors=10,20,50"):
+        field, _, values = entry.partition("=")
+        over[field] = [json.loads(value) for value in values.split(",")]
     chosen.out.mkdir(parents=True, exist_ok=True)
-    path = chosen.out / "lines.jsonl"
-    compile_all()
-    names = list(dict.fromkeys(chosen.data.split(",")))
-    if unknown := [name for name in names if name not in SOURCES]:
-        parser.error(f"--data: {', '.join(unknown)} is none of {', '.join(SOURCES)}")
-    for name in names:
-        load(name, "validation")
-        load(name, "test")
-    progress = Progress(names, read_lines(path))
-    carry_out(progress, path, chosen.jobs, begun + 60 * chosen.minutes)
-    left = len(progress.waiting)
-    machine = f"{platform.machine()}, {os.cpu_count()} CPUs, Python {platform.python_version()}"
-    summary = {"machine": machine, "jobs": chosen.jobs, "seconds": round(time.time() - begun), "left": left}
-    with (chosen.out / "machine.jsonl").open("a") as file:
-        file.write(json.dumps(summary | {"stages": progress.stage}) + "\n")
-    print(json.dumps(summary))
+    rows = [baseline(kind, experiment, chosen.seeds) for kind in chosen.baselines.split(",") if kind]
+    rows.append(federated(experiment, over, chosen))
+    (chosen.out / "tables.json").write_text(json.dumps(rows, indent=1))
+    print(table(rows))
 
 
 if __name__ == "__main__":

@@ -82,7 +82,11 @@ def watch(experiment: RecommendDescription, rounds: Sequence[int]) -> list[Guess
         )
     prepared = experiment.prepare()
     histories = prepared.histories
-    clients = _Watched(prepared.users, prepared.learning, experiment.local_round(), threads=experiment.fpl.threads)
+    clients = _Watched(
+        *(prepared.users, prepared.learning, experiment.local_round()),
+        threads=experiment.fpl.threads,
+        engine=experiment.fpl.engine,
+    )
     clients.curious = CuriousServer(histories.users, histories.catalogue)
     clients.noise = experiment.device_noise()
     _, server = experiment.assemble()

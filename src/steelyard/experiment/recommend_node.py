@@ -65,6 +65,7 @@ def users_of(
         "sampled": Sampled(ranking.negatives, prepared.split_seed) if ranking.protocol == "sampled" else None,
         "criteria": criteria,
         "threads": model.fpl.threads,
+        "engine": model.fpl.engine,
     }
     if model.kgflex is None or model.knowledge is None:
         return RecommendClients(*known, **options)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -16,14 +16,15 @@ from steelyard.errors import UserError
 from steelyard.messages import Evaluations, Failure, Payload, Question, Task, Updates
 from steelyard.randomness import generator
 from steelyard.recommend.communication import Traffic, row_bytes
-from steelyard.recommend.fpl import Learning, initial_vector, sent_positives
+from steelyard.recommend.engines import Engine, choose_engine
+from steelyard.recommend.fpl import Learning, initial_vector
 from steelyard.recommend.interactions import Codes, Flags
 from steelyard.recommend.judging import Judge
-from steelyard.recommend.parallel import PairRows, distinct_rows, local_pass_in_blocks
+from steelyard.recommend.parallel import PairRows
 from steelyard.recommend.ranking import Floats
 from steelyard.recommend.sampled import Sampled
-from steelyard.recommend.sampling import Histories, MaskKind, Triples, draw_triples, round_keys, user_keys
-from steelyard.recommend.sequential import TableChange, sequential_rounds
+from steelyard.recommend.sampling import Histories, MaskKind, Triples, round_keys, user_keys
+from steelyard.recommend.sequential import TableChange
 from steelyard.recommend.sparse import Floats32
 from steelyard.recommend.users import Users
 from steelyard.weighing.criteria import Criterion, LocalData
@@ -61,11 +62,13 @@ class RecommendClients:
         sampled: Sampled | None = None,
         criteria: Iterable[Criterion] = (),
         threads: int | None = None,
+        engine: str = "auto",
     ) -> None:
         self.users, self.learning, self.local_round = users, learning, local_round
         self.judge = Judge(users, cutoff, score, sampled)
         self.criteria = [criterion for criterion in criteria if criterion.measured_by == "client"]
         self.threads = threads or min(2, os.cpu_count() or 1)
+        self._engine = engine
         self._names = sorted(users.histories.names)
         self.index_of = {name: index for index, name in enumerate(users.histories.names)}
         self._everyone = np.array([self.index_of[name] for name in self._names], dtype=np.int64)
@@ -76,6 +79,12 @@ class RecommendClients:
         self._measured: dict[tuple[int, str], Floats] = {}
         self._refused: dict[tuple[int, str], dict[int, str]] = {}
         """By seed and criterion: why users cannot be weighed by it."""
+
+    @cached_property
+    def engine(self) -> Engine:
+        """What computes; chosen when it is first needed, since lists and tests of a finished run need none."""
+        visits = (self.local_round.sequential or 0) * self.local_round.triples
+        return choose_engine(self._engine, max(self.users.histories.total, visits))
 
     @property
     def shared_rows(self) -> int:
@@ -89,7 +98,7 @@ class RecommendClients:
     def _options(self) -> dict[str, Any]:
         judge = self.judge
         measures = {"cutoff": judge.cutoff, "score": judge.score, "sampled": judge.sampled}
-        return {**measures, "criteria": self.criteria, "threads": self.threads}
+        return {**measures, "criteria": self.criteria, "threads": self.threads, "engine": self._engine}
 
     def names(self, seed: int) -> Sequence[str]:
         return self._names
@@ -155,14 +164,14 @@ class RecommendClients:
     ) -> tuple[Payload, Floats, Codes]:
         """Do one round of the whole cohort; return payload, losses and the number of rows each user sends."""
         keys = round_keys(self._user_keys(task.seed, "triples")[cohort], task.round)
-        triples = draw_triples(histories, cohort, keys, self.local_round.triples)
+        triples = self.engine.draw_triples(histories, cohort, keys, self.local_round.triples)
         sent = self._sent(task.seed, task.round, cohort, triples)
-        done = local_pass_in_blocks(table, vectors[cohort], triples, self.learning, self.threads)
+        done = self.engine.local_pass(table, vectors[cohort], triples, self.learning, self.threads)
         # A pass that ran away is refused by the server; the device goes back to the vector it had.
         good = np.isfinite(done.vectors).all(axis=1)
         vectors[cohort[good]] = done.vectors[good]
         payload = PairRows(triples, sent, done.gradients, table, self.learning)
-        return payload, done.losses.mean(axis=1, dtype=np.float64), distinct_rows(triples, sent)
+        return payload, done.losses.mean(axis=1, dtype=np.float64), self.engine.distinct_rows(triples, sent)
 
     def _in_sequence(
         self, task: Task, cohort: Codes, histories: Histories, table: Floats32, vectors: Floats32
@@ -175,11 +184,11 @@ class RecommendClients:
         for begin in range(0, len(users), step):
             turns, mine = rounds[begin : begin + step], users[begin : begin + step]
             keys = round_keys(self._user_keys(task.seed, "triples")[mine], turns)
-            triples = draw_triples(histories, mine, keys, self.local_round.triples)
+            triples = self.engine.draw_triples(histories, mine, keys, self.local_round.triples)
             sent = self._sent(task.seed, turns, mine, triples)
-            found = sequential_rounds(after, vectors, mine, triples, sent, self.learning)
+            found = self.engine.sequential_rounds(after, vectors, mine, triples, sent, self.learning)
             losses += np.bincount(mine, found, histories.users)
-            rows += np.bincount(mine, distinct_rows(triples, sent), histories.users)
+            rows += np.bincount(mine, self.engine.distinct_rows(triples, sent), histories.users)
         mean_losses = losses / np.maximum(np.bincount(users, minlength=histories.users), 1)
         payload = TableChange(len(cohort), torch.from_numpy((after - table).reshape(-1)))
         return payload, mean_losses[cohort], rows[cohort].astype(np.int64)
@@ -194,7 +203,7 @@ class RecommendClients:
     def _sent(self, seed: int, round: int | Codes, users: Codes, triples: Triples) -> Flags:
         keys = self._user_keys(seed, "mask")[users]
         fresh = round_keys(keys, round) if self.local_round.mask == "round" else keys
-        return sent_positives(fresh, self.users.shares[users], triples.positives)
+        return self.engine.sent_positives(fresh, self.users.shares[users], triples.positives)
 
     def _user_keys(self, seed: int, purpose: str) -> np.ndarray:
         if (seed, purpose) not in self._keys:
@@ -278,6 +287,7 @@ class RecommendClients:
             "clients": f"{len(self._names)} users, simulated",
             "triples_per_user": str(self.local_round.triples),
             "threads": str(self.threads),
+            "engine_choice": self.engine.name,
         }
         return facts | {f"traffic {name}": str(kept) for name, kept in self._traffic.items()}
 

@@ -34,7 +34,7 @@ from steelyard.recommend.interactions import Flags
 from steelyard.recommend.sampling import Items, Keys, Triples
 from steelyard.recommend.sparse import Floats32, SparseRows
 
-_LARGEST_MARGIN = np.float32(80)
+LARGEST_MARGIN = np.float32(80)
 """exp of more than about 88 overflows in single precision; σ(−80) is 0 for all that matters."""
 
 
@@ -156,7 +156,7 @@ def initial_vector(seed: int, user: str, factors: int, spread: float = 0.1) -> F
 
 def descent_weight(margins: Floats32) -> Floats32:
     """Return s = σ(−x̂) = 1 / (1 + exp x̂) of each margin, in single precision: how much a triple still has to teach."""
-    weight = np.exp(np.minimum(margins, _LARGEST_MARGIN))
+    weight = np.exp(np.minimum(margins, LARGEST_MARGIN))
     weight += np.float32(1)
     return np.reciprocal(weight, out=weight)
 

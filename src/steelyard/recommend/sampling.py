@@ -20,7 +20,7 @@ from steelyard.recommend.interactions import Codes, Interactions
 Items = NDArray[np.int32]
 Keys = NDArray[np.uint64]
 MaskKind = Literal["round", "persistent"]
-_TRIES = 32
+TRIES = 32
 """Draws of a negative before the rest is looked up; few users have so many items that this happens."""
 
 
@@ -156,7 +156,7 @@ def _draw_again(histories: Histories, users: Codes, keys: Keys, negatives: Items
     count = negatives.shape[1]
     flat = negatives.reshape(-1)
     again = np.flatnonzero(_taken(histories, np.repeat(users, count), flat))
-    for attempt in range(1, _TRIES):
+    for attempt in range(1, TRIES):
         if not len(again):
             return
         rows, columns = np.divmod(again, count)
@@ -168,7 +168,7 @@ def _draw_again(histories: Histories, users: Codes, keys: Keys, negatives: Items
         row, column = divmod(index, count)
         taken = histories.items[histories.starts[users[row]] : histories.starts[users[row] + 1]]
         free = np.setdiff1d(np.arange(histories.catalogue), taken)
-        word = words_at(keys[row : row + 1], np.array([column + (_TRIES << 32)], dtype=np.uint64))
+        word = words_at(keys[row : row + 1], np.array([column + (TRIES << 32)], dtype=np.uint64))
         flat[index] = free[int(_scaled(word, len(free))[0])]
 
 

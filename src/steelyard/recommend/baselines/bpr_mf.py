@@ -11,11 +11,11 @@ from __future__ import annotations
 import numpy as np
 
 from steelyard.randomness import generator
+from steelyard.recommend.engines import choose_engine
 from steelyard.recommend.fpl import Learning, initial_table, initial_vector
 from steelyard.recommend.interactions import Codes, Interactions
 from steelyard.recommend.lists import Scores
-from steelyard.recommend.sampling import Histories, draw_triples, round_keys, user_keys
-from steelyard.recommend.sequential import sequential_rounds
+from steelyard.recommend.sampling import Histories, round_keys, user_keys
 from steelyard.recommend.sparse import Floats32
 
 
@@ -25,8 +25,9 @@ class BprMf:
     A step of BPR is a round of FPL with one user, one triple and everything sent, so the machinery is that of sFPL.
     """
 
-    def __init__(self, train: Interactions, seed: int, learning: Learning) -> None:
+    def __init__(self, train: Interactions, seed: int, learning: Learning, engine: str = "auto") -> None:
         self.histories, self.seed, self.learning = Histories.of(train), seed, learning
+        self._engine = choose_engine(engine, self.histories.total)
         names = self.histories.names
         self.table = initial_table(seed, self.histories.catalogue, learning.factors)
         self.vectors = np.stack([initial_vector(seed, name, learning.factors) for name in names])
@@ -44,9 +45,9 @@ class BprMf:
         turns = generator(self.seed, self.epochs, "", "bpr-mf turns").integers(len(self._drawn), size=count)
         users = self._drawn[turns]
         keys = round_keys(self._keys[users], (self.epochs - 1) * count + np.arange(count))
-        triples = draw_triples(self.histories, users, keys, 1)
+        triples = self._engine.draw_triples(self.histories, users, keys, 1)
         everything = np.ones((count, 1), dtype=np.bool_)
-        sequential_rounds(self.table, self.vectors, users, triples, everything, self.learning)
+        self._engine.sequential_rounds(self.table, self.vectors, users, triples, everything, self.learning)
 
     def scores(self, users: Codes) -> Floats32:
         """Return b_i + q_i·p_u of all items for these users."""
