@@ -57,6 +57,16 @@ def test_lists_fit_sixty_columns(tmp_path: Path) -> None:
     assert "█" in shown
 
 
+def test_no_fact_about_a_run_steers_the_terminal(tmp_path: Path) -> None:
+    make_run(tmp_path / "runs" / "run")
+    store = Store(tmp_path / "runs" / "run")
+    store.note(status="\x1b[2Js", measure="\x1b[2Jm\u202e")
+    store.close()
+    for command in (("ls",), ("ls", "--format", "json"), ("top", "--once")):
+        shown = narrow(*command, cwd=tmp_path, columns=200)
+        assert shown.replace("\n", "").isprintable(), shown
+
+
 def test_ls_for_programs(tmp_path: Path, steelyard: CommandLine) -> None:
     make_run(tmp_path / "mine" / "one")
     (found,) = json.loads(steelyard("ls", "mine", "--format", "json").stdout)

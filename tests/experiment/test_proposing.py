@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from steelyard.data.seen import Seen
 from steelyard.errors import UserError
 from steelyard.experiment.proposing import propose, toml
+from steelyard.rounds.settings import cohort_size
 
 
 def seen(**changes: Any) -> Seen:
@@ -52,6 +53,9 @@ def test_owners_are_clients_and_small_ones_are_left_out(tmp_path: Path) -> None:
     small = proposed(tmp_path, rows=300, owners={f"u{number}": 3 for number in range(100)})
     assert (small["partition"]["minimum"], small["rounds"]["fraction"]) == (2, 0.1)
     assert "server" not in small["partition"]
+    assert proposed(tmp_path, owners={f"u{number}": 20 for number in range(50)})["rounds"]["fraction"] == 1.0
+    some = proposed(tmp_path, owners={f"u{number}": 20 for number in range(75)})["rounds"]["fraction"]
+    assert cohort_size(75, some, 1) == 10
     with pytest.raises(UserError, match="1 of 3 owners have two rows or more"):
         proposed(tmp_path, owners={"a": 998, "b": 1, "c": 1})
 

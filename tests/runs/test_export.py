@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.runs.records import federation, record, state
 
-from steelyard.errors import UserError
+from steelyard.errors import UserError, printable
 from steelyard.runs.export import csv_lines, export_run, no_formula
 from steelyard.runs.store import Store
 
@@ -93,10 +93,10 @@ def test_any_table_is_read_back_from_csv_to_the_last_bit(
     path.write_bytes(b"".join(csv_lines(frame)))
     with path.open(encoding="utf-8", newline="") as file:
         found = list(csv.reader(file))
-    assert found[0] == [*map(no_formula, names)]
+    assert found[0] == [printable(no_formula(name)) for name in names]
     for (number, whole, text), row in zip(rows, found[1:], strict=True):
         assert (float(row[0]) == number) if math.isfinite(number) else row[0] == ""
-        assert row[1:] == [str(whole), no_formula(text or "")]
+        assert row[1:] == [str(whole), printable(no_formula(text or ""))]
 
 
 FORMULAS = ["=1+1", "+1", "-2+3", "@SUM(A1)", "\t=1", "\r=1", "\n=1", " =1", "\u00a0=1", "\x0b=1", "\0=1", "＝1", "|x"]
@@ -108,9 +108,14 @@ def test_no_text_of_a_csv_is_a_formula(text: str) -> None:
     content = b"".join(csv_lines(frame)).decode()
     assert list(csv.reader(io.StringIO(content, newline=""))) == [
         ["client", "weight"],
-        [f"'{text}", "-1.0"],
+        [printable(f"'{text}"), "-1.0"],
         ["a", "2.0"],
     ]
+
+
+def test_a_csv_that_is_shown_in_a_terminal_does_nothing_to_it() -> None:
+    frame = pd.DataFrame({"client": ["\x1b[2J\x9b31m\u202ea"]})
+    assert b"".join(csv_lines(frame)).decode() == "client\n\\x1b[2J\\x9b31m\\u202ea\n"
 
 
 def test_a_plain_text_stays_as_it_is() -> None:

@@ -72,7 +72,7 @@ def score_of(run: Glance) -> Text:
     """Return the main rule's accuracy, named where it is something else than accuracy."""
     if run.accuracy is None:
         return Text("–", style="dim")
-    return Text(show_score(run.accuracy) if run.measure == "accuracy" else f"{run.accuracy:.4g} {run.measure}")
+    return plain(show_score(run.accuracy) if run.measure == "accuracy" else f"{run.accuracy:.4g} {run.measure}")
 
 
 def age(seconds: float) -> str:

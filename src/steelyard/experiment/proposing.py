@@ -16,6 +16,7 @@ from steelyard.data.seen import Seen
 from steelyard.errors import UserError, without_controls
 from steelyard.experiment.anchoring import anchor
 from steelyard.experiment.loading import build
+from steelyard.rounds.settings import default_fraction
 from steelyard.settings import parse
 
 ENOUGH_FOR_SERVER = 400
@@ -175,7 +176,7 @@ def _training(seen: Seen, model: str, each: float) -> Part:
 
 
 def _rounds(seen: Seen, clients: int) -> Part:
-    fraction = 1.0 if clients <= 10 else max(0.1, round(10 / clients, 2))
+    fraction = round(default_fraction(clients), 2)
     part = Part(
         {
             "count": (20 if fraction == 1 else 30, ""),

@@ -10,7 +10,7 @@ import numpy as np
 from pydantic_core import to_json
 
 from steelyard import files
-from steelyard.errors import UserError
+from steelyard.errors import UserError, printable
 from steelyard.runs.reader import History
 
 if TYPE_CHECKING:
@@ -80,5 +80,5 @@ def no_formula(text: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    text = no_formula(text)
-    return '"' + text.replace('"', '""') + '"' if any(mark in text for mark in ',"\n\r') else text
+    text = printable(no_formula(text))
+    return '"' + text.replace('"', '""') + '"' if any(mark in text for mark in ',"') else text
