@@ -28,7 +28,7 @@ import torch
 from hypothesis import strategies as st
 from safetensors.torch import save
 
-from steelyard.clients.flower import wire
+from steelyard.clients.flower import questions, tasks, wire
 from steelyard.clients.flower.forms import Form, Refused
 from steelyard.clients.flower.introductions import introduction
 from steelyard.data.leaf import read_leaf
@@ -220,7 +220,7 @@ _TASK = Task("DS", 1, 1, ("a", "b"), torch.zeros(6))
 def _read_updates(content: Any, folder: Path) -> None:
     form, arrays = content
     records = wire.content(cast("Form", _Raw(form)), arrays)
-    wire.read_updates(records, _TASK, _TASK.clients, {"DS": lambda value: None})
+    tasks.read_updates(records, _TASK, _TASK.clients, tasks.Expected({"DS": lambda value: None}))
 
 
 _QUESTION = Question("DS", 1, 1, torch.zeros(2, 6))
@@ -229,17 +229,17 @@ _QUESTION = Question("DS", 1, 1, torch.zeros(2, 6))
 def _read_evaluations(content: Any, folder: Path) -> None:
     form, arrays = content
     records = wire.content(cast("Form", _Raw(form)), arrays)
-    wire.read_evaluations(records, _QUESTION, _TASK.clients, (0.0, 1.0))
+    questions.read_evaluations(records, _QUESTION, _TASK.clients, (0.0, 1.0))
 
 
 def _read_task(content: Any, folder: Path) -> None:
     form, arrays = content
-    wire.read_task(wire.content(cast("Form", _Raw(form)), arrays))
+    tasks.read_task(wire.content(cast("Form", _Raw(form)), arrays))
 
 
 def _read_question(content: Any, folder: Path) -> None:
     form, arrays = content
-    wire.read_question(wire.content(cast("Form", _Raw(form)), arrays))
+    questions.read_question(wire.content(cast("Form", _Raw(form)), arrays))
 
 
 def _read_introduction(content: Any, folder: Path) -> None:
@@ -253,7 +253,7 @@ _SPARSE = sparse_codec(0.1, 3, 8)
 def _read_sparse(content: Any, folder: Path) -> None:
     form, arrays = content
     records = wire.content(cast("Form", _Raw(form)), arrays)
-    wire.read_updates(records, _TASK, _TASK.clients, {"DS": lambda value: None}, _SPARSE)
+    tasks.read_updates(records, _TASK, _TASK.clients, tasks.Expected({"DS": lambda value: None}), _SPARSE)
 
 
 def _read_states(content: str, folder: Path) -> None:

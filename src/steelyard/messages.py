@@ -186,6 +186,8 @@ class Updates:
     """[clients, classes]: training samples of each class; None unless a criterion needs it and clients share it."""
     vectors: Vectors = field(default_factory=dict[str, "torch.Tensor"])
     """What the algorithm's clients send beside their models, by name, [clients, parameters] each."""
+    started_over: tuple[str, ...] = ()
+    """Clients across machines that began with nothing kept: in their first round, or because their node lost it."""
 
     def select(self, keep: Sequence[int], refused: Sequence[Failure]) -> Updates:
         """Return the same updates with only the clients at these positions; the rest are noted as failures."""
@@ -204,6 +206,7 @@ class Updates:
             first_losses=None if self.first_losses is None else self.first_losses[rows],
             label_counts=None if self.label_counts is None else self.label_counts[rows],
             vectors={name: vectors[rows] for name, vectors in self.vectors.items()},
+            started_over=self.started_over,
         )
 
 

@@ -77,6 +77,10 @@ def test_rules_without_an_algorithm_take_the_experiments() -> None:
             {"algorithm": {"name": "fednova"}, "privacy": {"aggregation": {"kind": "secure"}}},
             "privacy.aggregation: the server of fednova steps from single updates, and only their sum is told",
         ),
+        (
+            {"algorithm": {"name": "fednova"}, "privacy": {"local": {"clip": 1.0, "noise": 1.0}}},
+            "privacy.local: the server of fednova counts the steps of each client, which devices with noise do not",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused(sections: dict[str, Any], line: str) -> None:

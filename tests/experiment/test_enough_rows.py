@@ -96,3 +96,14 @@ def test_what_is_drawn_follows_from_the_file_and_not_from_the_servers_seed_alone
     seeds = [asked.seed for asked in first.tasks]
     assert seeds[0] == seeds[2] == first.questions[0].seed  # The same again for the same seed, so that runs repeat.
     assert len({*seeds, *(asked.seed for asked in second.tasks), 1, 2}) == 6
+
+
+def test_counts_of_labels_are_not_told_where_a_class_has_few_rows():
+    inner: Any = Recorded()
+    labels = {"big": [8, 8, 0], "small": [20, 4, 0]}
+    clients = EnoughRows(inner, 5, 11, {"big": 9, "small": 9}, labels, counts_labels=True)
+    (updates,) = clients.train([task()])
+    assert updates.clients == inner.tasks[-1].clients == ("big",)
+    (failure,) = updates.failures
+    assert failure.client == "small"
+    assert failure.reason == "label counts: a class has fewer than 5 rows, and its number is not told"

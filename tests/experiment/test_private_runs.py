@@ -163,7 +163,7 @@ def test_devices_that_add_noise_tell_neither_losses_nor_sizes(tmp_path: Path) ->
 
 @pytest.mark.parametrize("criteria", ["public", "charged"])
 def test_a_nodes_answer_with_noise_passes_the_servers_checks(criteria: str) -> None:
-    from steelyard.clients.flower import wire
+    from steelyard.clients.flower import tasks
     from steelyard.clients.node import NodeConfig
     from steelyard.messages import Task
 
@@ -176,7 +176,7 @@ def test_a_nodes_answer_with_noise_passes_the_servers_checks(criteria: str) -> N
     task = Task("f", 3, 1, node.names, server.initial(3))
     (answer,) = node.clients.train([task])
     known = {"DS": lambda value: None}
-    arrived = wire.read_updates(wire.write_updates(answer), task, node.names, known)
+    arrived = tasks.read_updates(tasks.write_updates(answer), task, node.names, tasks.Expected(known))
     assert arrived.clients == node.names
     assert arrived.failures == ()
     assert arrived.losses.tolist() == [0.0, 0.0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 from pathlib import Path
@@ -149,9 +150,14 @@ def test_a_client_with_a_model_of_its_own_keeps_it_in_the_node_state(tmp_path: P
     for name in ours:
         # A simulation may train clients in a stack and a node trains them singly: float32 sums in another order.
         torch.testing.assert_close(ours[name], theirs[name], rtol=1e-5, atol=1e-6)
-    kept = [sorted(made.context.state) for made in grid.nodes.values()]  # type: ignore[attr-defined]
+    states = [made.context.state for made in grid.nodes.values()]  # type: ignore[attr-defined]
+    assert [sorted(state) for state in states] == [
+        [],
+        [f"steelyard/LD>DS>MD/{part}" for part in ("about", "tensors")],
+        [],
+    ]
     # As far back as a resume may go: to the checkpoint before the last.
-    assert kept == [[], [f"steelyard/LD>DS>MD/{stamp}" for stamp in (1, 2, 3, "run")], []]
+    assert sorted(json.loads(states[1]["steelyard/LD>DS>MD/about"]["states"])) == ["1", "2", "3"]
 
 
 def test_flawed_clients_are_as_flawed_on_nodes_as_in_the_simulation(tmp_path: Path):

@@ -13,7 +13,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message
 from tests.federate.test_federate_apps import described, grid_of, weights
 
-from steelyard.clients.flower import wire
+from steelyard.clients.flower import tasks, wire
 from steelyard.clients.flower.forms import TRAIN
 from steelyard.clients.flower.hidden_forms import HIDE, KEYS, OPEN, SHARE
 from steelyard.clients.node import NodeConfig
@@ -248,8 +248,8 @@ def test_a_node_sends_no_whole_model_where_updates_are_hidden_and_answers_no_old
     for kind in (HIDE, OPEN):
         with pytest.raises(NodeFault, match="refused: attempt: this node has no keys"):
             again(kind)[1]()
-    task, header = wire.read_task(again(TRAIN)[0].content)
-    bare = wire.write_task(task, task.clients, 60.0, wire.pack_parameters(task), header.run, header.experiment)
+    task, header = tasks.read_task(again(TRAIN)[0].content)
+    bare = tasks.write_task(task, task.clients, 60.0, tasks.pack_parameters(task), header.run, header.experiment)
     with pytest.raises(NodeFault, match="refused: cohort: its keys go with a task where updates are hidden"):
         again(TRAIN, bare)[1]()
     with pytest.raises(NodeFault, match="refused: attempt"):

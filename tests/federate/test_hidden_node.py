@@ -9,7 +9,7 @@ import pytest
 import torch
 from flwr.app import RecordDict
 
-from steelyard.clients.flower import wire
+from steelyard.clients.flower import tasks, wire
 from steelyard.clients.flower.forms import LossForm, Refused, TaskForm
 from steelyard.clients.flower.hidden_forms import AnswerForm, HideForm, KeysForm, OpenForm, ShareForm
 from steelyard.federate.hidden_node import HiddenRound, read_hide, read_share
@@ -218,4 +218,4 @@ def test_a_task_says_whose_keys_it_brings():
     form = TaskForm(run="r", federation="f", seed=0, round=1, clients=["a"], loss=loss, seconds=1.0, cohort=["a", "b"])
     content = wire.content(form, {"parameters": np.zeros(2, np.float32)})
     with pytest.raises(Refused, match=r"arrays: got parameters; allowed: exactly keys, parameters"):
-        wire.read_task(content)
+        tasks.read_task(content)

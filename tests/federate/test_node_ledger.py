@@ -16,7 +16,7 @@ from tests.clients.flower.flower_fakes import FakeGrid
 from tests.conftest import CommandLine
 from tests.federate.test_federate_apps import described
 
-from steelyard.clients.flower import wire
+from steelyard.clients.flower import tasks
 from steelyard.clients.flower.forms import TRAIN
 from steelyard.clients.node import NodeConfig
 from steelyard.errors import UserError
@@ -257,8 +257,8 @@ def ask(
     described = {"federation": "DS", "clients": ("client-000",), "run": "run", **changes}
     task = Task(described["federation"], 5, round, described["clients"], torch.zeros(650), LossState("cross-entropy"))
     experiment = experiment_text(build(document))
-    content = wire.write_task(
-        task, task.clients, 60.0, wire.pack_parameters(task), described["run"], experiment=experiment
+    content = tasks.write_task(
+        task, task.clients, 60.0, tasks.pack_parameters(task), described["run"], experiment=experiment
     )
     message = Message(content, 40, TRAIN, ttl=60.0, group_id=str(round))
     message.metadata.__dict__["_message_id"] = "asked"

@@ -74,6 +74,9 @@ def test_what_a_server_asks_of_the_split_changes_nothing(tmp_path: Path):
     [
         ({"data": {"source": "npz", "path": "nowhere.npz", "classes": 2, "share": 1e-9}}, "data.share: got 1e-09"),
         ({"training": {"batch_size": 1, "learning_rate": 0.1, "weight_decay": 10.0}}, "training.batch_size: with this"),
+        ({"algorithm": {"name": "fedprox", "mu": 10.0}, "training": {"batch_size": 1}}, "training.batch_size: with this"),
+        ({"algorithm": {"name": "scaffold"}, "training": {"batch_size": 5}}, "training.batch_size: with this"),
+        ({"beside": {"f": {"algorithm": {"name": "feddyn"}}}, "training": {"batch_size": 5}}, "training.batch_size: wi"),
         ({"rounds": {"count": 1, "fraction": 1.0, "samples": True}}, "rounds.samples: right or wrong of each row"),
     ],
 )
@@ -81,3 +84,11 @@ def test_an_experiment_that_wants_few_rows_does_not_begin(tmp_path: Path, sectio
     with pytest.raises(UserError, match=f"NotAllowed: {field}"):
         federated(tmp_path, "run", described(**section))
     assert not (tmp_path / "run").exists()
+
+
+def test_algorithms_and_schedules_work_on_guarded_nodes_with_batches_of_enough_rows(tmp_path: Path):
+    training = {"batch_size": 16, "schedule": {"kind": "step", "every": 1}}
+    beside = {name: {"algorithm": {"name": name}} for name in ("scaffold", "fedprox", "feddyn", "fednova")}
+    history = federated(tmp_path, "run", described(training=training, beside=beside))
+    assert history.clients["failure"].isna().all()
+    assert set(history.clients["rule"]) == {"DS", *beside}

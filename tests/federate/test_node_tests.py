@@ -14,7 +14,7 @@ from tests.clients.flower.flower_fakes import FakeGrid
 from tests.conftest import CommandLine
 from tests.federate.test_node_ledger import node, private
 
-from steelyard.clients.flower import wire
+from steelyard.clients.flower import questions, wire
 from steelyard.clients.flower.forms import EVALUATE
 from steelyard.errors import UserError
 from steelyard.experiment.loading import build
@@ -35,7 +35,7 @@ def question(candidates: int = 2, *, detailed: bool = False) -> Question:
 
 def ask(asked: Callable[[Message], RecordDict | Error], asking: Question) -> RecordDict:
     """Ask a node how good models are, as a server can whenever it likes."""
-    content = wire.write_question(asking, 60.0, "run", experiment=experiment_text(build(private(rounds=1))))
+    content = questions.write_question(asking, 60.0, "run", experiment=experiment_text(build(private(rounds=1))))
     message = Message(content, 40, EVALUATE, ttl=60.0, group_id="1")
     message.metadata.__dict__["_message_id"] = "asked"
     found = asked(message)
@@ -68,7 +68,7 @@ def test_a_question_is_answered_with_names_and_the_reason_alone(
     assert form.pop("failures") == [{"client": name, "reason": f"NotAllowed: {REFUSED}"} for name in HERE]
     assert [form[name] for name in ("clients", "samples", "metrics")] == [[], [], {}]
     assert [form[name] for name in ("scores", "losses")] == [[[], []]] * 2
-    read = wire.read_evaluations(content, asking, HERE, (0.0, 1.0))  # A server can use it as it is.
+    read = questions.read_evaluations(content, asking, HERE, (0.0, 1.0))  # A server can use it as it is.
     assert (read.clients, read.scores.shape) == ((), (2, 0))
     assert (None if read.right is None else read.right.size) == (0 if detailed else None)
     out, err = capfd.readouterr()
@@ -78,7 +78,7 @@ def test_a_question_is_answered_with_names_and_the_reason_alone(
 @pytest.mark.parametrize("own", [{}, {"tests": True}])
 def test_other_nodes_answer_as_ever(tmp_path: Path, own: dict[str, Any]):
     asking = question()
-    read = wire.read_evaluations(ask(node(0, tmp_path, **own), asking), asking, HERE, (0.0, 1.0))
+    read = questions.read_evaluations(ask(node(0, tmp_path, **own), asking), asking, HERE, (0.0, 1.0))
     assert (read.clients, read.failures) == (HERE, ())
     assert read.samples.min() > 0
 

@@ -9,6 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from steelyard.algorithms.feddyn import FedDyn
+from steelyard.algorithms.fedprox import FedProx
+from steelyard.algorithms.scaffold import Scaffold
 from steelyard.learning.descent import Descent
 from steelyard.learning.effective_rows import effective_rows
 from steelyard.learning.parameters import Layout
@@ -82,3 +85,61 @@ def test_never_more_than_there_are_and_never_fewer_than_a_batch_has(size: int, b
     training = TrainingSettings(batch_size=batch, epochs=epochs, weight_decay=pull)
     smallest = size % min(batch, size) or min(batch, size)
     assert smallest * (1 - 1e-9) <= effective_rows(size, training) <= size
+
+
+@settings(max_examples=25, deadline=None)
+@given(size=st.integers(2, 24), batch=st.integers(1, 24), decay=st.floats(0, 4), pull=st.floats(0, 4))
+def test_an_algorithms_pull_forgets_as_weight_decay_does(size: int, batch: int, decay: float, pull: float):
+    training = TrainingSettings(batch_size=batch, weight_decay=decay, learning_rate=0.1)
+    both = training.model_copy(update={"weight_decay": decay + pull})
+    assert effective_rows(size, training, FedProx(mu=pull)) == pytest.approx(measured(size, both), rel=1e-3)
+
+
+def test_the_worst_rate_of_a_schedule_counts():
+    training = TrainingSettings(batch_size=1, learning_rate=0.2, weight_decay=10.0)
+    assert effective_rows(30, training) == pytest.approx(30.0)  # 1 − 0.2·10 = −1: all steps count alike.
+    assert effective_rows(30, training, rates=[1.0, 0.5]) == pytest.approx(1.0)  # 1 − 0.1·10 = 0: the last row alone.
+    still = TrainingSettings(batch_size=1, learning_rate=0.2)
+    assert effective_rows(30, still, rates=[1.0, 0.5, 1e-9]) == pytest.approx(30.0)
+
+
+@pytest.mark.parametrize("algorithm", [Scaffold(), FedDyn()])
+@pytest.mark.parametrize(
+    ("fields", "rows"),
+    [
+        ({"batch_size": "full", "epochs": 3}, 96),
+        ({"batch_size": 12}, 12),
+        ({"batch_size": 19}, 1),  # a last batch of one row
+        ({"batch_size": 19, "updates": 5}, 19),  # which is not reached
+        ({"batch_size": 19, "updates": 6}, 1),
+    ],
+)
+def test_where_a_server_can_move_the_model_within_a_round_one_batch_counts(
+    algorithm: Scaffold, fields: dict[str, object], rows: int
+):
+    assert effective_rows(96, TrainingSettings.model_validate(fields), algorithm) == rows
+
+
+def test_a_correction_can_hide_all_batches_but_the_last():
+    """Units that are dead until the server's vector has moved them: what training then sends is one row's part."""
+    size = 8
+    module = nn.Sequential(nn.Linear(size, size), nn.ReLU(), nn.Linear(size, 1, bias=False))
+    layout = Layout.of(module)
+    with torch.no_grad():
+        module[0].weight.copy_(torch.eye(size))
+        module[0].bias.fill_(-size - 0.5)
+        module[2].weight.fill_(1.0)
+    start = layout.read(module)
+    correction = torch.zeros_like(start)
+    layout.views(correction)["0.bias"].fill_(-10.0)  # +1 in each step of 0.1: alive at the last of eight.
+    training = TrainingSettings(batch_size=1, learning_rate=0.1)
+    descent = Descent.of(training, corrects="step")
+    trained, _ = train_client(
+        *(module, layout, start, torch.eye(size) * 1.6, torch.zeros(size, dtype=torch.int64)),
+        *(np.arange(size)[None], training, LossState("binary-cross-entropy")),
+        descent=descent,
+        correction=correction,
+    )
+    rows = (layout.views(trained)["0.weight"] - torch.eye(size)).abs().sum(0)
+    assert (rows > 1e-6).tolist() == [False] * 7 + [True]
+    assert effective_rows(size, training, Scaffold()) == 1

@@ -51,6 +51,11 @@ class AlgorithmSettings(Section):
         return f"{self.name}({given})" if given else self.name
 
 
+def algorithm_table(algorithm: Algorithm) -> dict[str, Any]:
+    """Return an algorithm as a table: its name with all its parameters; use it where one is sent."""
+    return {"name": algorithm.name, **algorithm.model_dump(mode="json")}
+
+
 def parse_algorithm(text: str) -> AlgorithmSettings | None:
     """Read "scaffold" or "fedprox(mu=0.01)"; None where the text begins with no algorithm's name."""
     name, bracket, inside = text.partition("(")

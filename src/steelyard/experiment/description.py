@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Self, cast
 
 from pydantic import Field, ModelWrapValidatorHandler, ValidationError, ValidationInfo, model_validator
 
+from steelyard.algorithms.algorithm import Algorithm
 from steelyard.algorithms.settings import AlgorithmSettings
 from steelyard.clients.flower.settings import FederateSettings
 from steelyard.errors import UserError
@@ -200,6 +201,10 @@ class Description(Section):
             for rule in self.rules().values():
                 self.check_privacy(rule)
         return found
+
+    def algorithms(self) -> list[Algorithm]:
+        """Return the algorithm of each rule; loads the code that the experiment names for them."""
+        return [(rule.algorithm or self.algorithm).made() for rule in self.rules().values()]
 
     def named_code(self) -> dict[str, str]:
         """Return the code of the user's own that this experiment names, by field; nothing of it is run."""

@@ -27,20 +27,21 @@ class EnoughRows(WrappedClients):
         secret: int,
         tested: Mapping[str, int],
         labelled: Mapping[str, Sequence[int]] | None = None,
+        *,
+        counts_labels: bool = False,
     ) -> None:
         super().__init__(clients)
         self._min_rows, self._secret = min_rows, secret
-        self._tested, self._labelled = tested, labelled or {}
+        self._tested, self._labelled, self._counts_labels = tested, labelled or {}, counts_labels
 
     def train(self, tasks: Sequence[Task]) -> list[Updates]:
-        few = [[name for name in task.clients if self._weighs_few(name, task.loss)] for task in tasks]
+        few = [{name: why for name in task.clients if (why := self._few(name, task.loss))} for task in tasks]
         asked = [
             replace(task, seed=self._seed(task.seed), clients=tuple(name for name in task.clients if name not in left))
             for task, left in zip(tasks, few, strict=True)
         ]
-        why = f"loss: its class weights single out a class of fewer than {self._min_rows} rows"
         return [
-            replace(answer, failures=(*answer.failures, *(Failure(name, why) for name in left)))
+            replace(answer, failures=(*answer.failures, *(Failure(name, why) for name, why in left.items())))
             for answer, left in zip(self.clients.train(asked), few, strict=True)
         ]
 
@@ -74,13 +75,20 @@ class EnoughRows(WrappedClients):
             failures=(*answer.failures, *left),
         )
 
-    def _weighs_few(self, client: str, loss: LossState) -> bool:
-        """Whether weights of classes set apart a class of which this client has some rows, but too few."""
-        if loss.class_weights is None:
-            return False
+    def _few(self, client: str, loss: LossState) -> str:
+        """Say what sets apart a class of which this client has some rows, but too few; empty where nothing does.
+
+        Its counts of labels would tell how many, and two answers with other class weights how they differ.
+        """
         counts = self._labelled.get(client, ())
-        weights = {weight for weight, count in zip(loss.class_weights, counts, strict=False) if count}
-        return len(weights) > 1 and any(0 < count < self._min_rows for count in counts)
+        if not any(0 < count < self._min_rows for count in counts):
+            return ""
+        if self._counts_labels:
+            return f"label counts: a class has fewer than {self._min_rows} rows, and its number is not told"
+        weights = {weight for weight, count in zip(loss.class_weights or (), counts, strict=False) if count}
+        if len(weights) < 2:
+            return ""
+        return f"loss: its class weights single out a class of fewer than {self._min_rows} rows"
 
     def _seed(self, seed: int) -> int:
         return stream_key(self._secret, client=str(seed), purpose="node")

@@ -14,6 +14,7 @@ from steelyard.data.settings import DataSettings, FlawSettings, PartitionSetting
 from steelyard.errors import UserError, listed
 from steelyard.experiment.description import Description
 from steelyard.experiment.privacy_words import check_cohorts
+from steelyard.learning.effective_rows import effective_rows
 from steelyard.learning.settings import ModelSettings, TrainingSettings
 from steelyard.privacy.aggregation_requirements import check_installed
 from steelyard.weighing.adafed import CLASS_METRICS
@@ -199,9 +200,15 @@ class LearningDescription(Description):
             *(self.data, self.partition, self.flaws, self.model, self.training, self.compute, self.criteria()),
             seed=self.seed,
             node=node,
+            rows_behind=self._rows_behind,
             facts=self.facts,
             noise=self._device_noise(),
         )
+
+    def _rows_behind(self, size: int) -> float:
+        """Return how many rows an update of a client with so many rests on: the fewest, of all rounds and rules."""
+        rates = {self.rate(round) for round in range(1, self.rounds.count + 1)}
+        return min(effective_rows(size, self.training, made, sorted(rates)) for made in self.algorithms())
 
     def _device_noise(self) -> DeviceNoise | None:
         """Return what devices add to what they send; None where they add nothing."""
@@ -214,17 +221,6 @@ class LearningDescription(Description):
 
     def check_federated(self) -> None:
         """Refuse what across machines would tell of single updates, or what only a simulation can do."""
-        for rule in self.rules().values():
-            made = (rule.algorithm or self.algorithm).made()
-            if made.at_clients:
-                raise UserError(
-                    f"algorithm.name: got '{made.name}', whose clients do more than train and send a model, which does "
-                    "not travel across machines yet; allowed there: fedavg, and algorithms of the server alone"
-                )
-        if self.training.schedule is not None:
-            raise UserError(
-                "training.schedule: given, and nodes keep one learning rate; allowed across machines: without it"
-            )
         aggregation = None if self.privacy is None else self.privacy.aggregation
         if aggregation is None:
             return

@@ -120,12 +120,14 @@ def host(
     *,
     seed: int,
     node: NodeConfig,
+    rows_behind: Callable[[int], float],
     facts: FactSettings = NO_FACTS,
     noise: DeviceNoise | None = None,
 ) -> NodeClients:
     """Build the clients that live on a node; nothing of other clients is kept.
 
-    Flaws are of simulated clients: a node with data of its own has the clients it has.
+    `rows_behind` says how many rows an update of a client with so many rests on, for the owner's min-rows. Flaws are of
+    simulated clients: a node with data of its own has the clients it has.
     """
     if flaws and node.own_data:
         raise UserError(
@@ -135,7 +137,9 @@ def host(
     dataset = _dataset(data, node)
     about: dict[str, int | list[int]] = {"features": list(dataset.features.shape[1:]), "classes": dataset.classes}
     if node.guards_rows:
-        clients, names, notes = _guarded(dataset, data, model, training, compute, criteria, seed, node, facts)
+        clients, names, notes = _guarded(
+            *(dataset, data, model, training, compute, criteria, seed, node, facts, rows_behind)
+        )
         return NodeClients(clients if noise is None else PrivateClients(clients, noise), names, about, notes)
     shared = _own_rows(partition) if node.own_data else partition
 
@@ -163,6 +167,7 @@ def _guarded(
     seed: int,
     node: NodeConfig,
     facts: FactSettings,
+    rows_behind: Callable[[int], float],
 ) -> tuple[Clients, tuple[str, ...], tuple[str, ...]]:
     """Build the clients of a node that reads its owner's file: its rows are fixed by that file, whatever is asked.
 
@@ -172,12 +177,14 @@ def _guarded(
     held_out = dataset.held_out is not None and bool(dataset.held_out.any())
     shared_out = share_out(dataset, own_partition(node, held_out=held_out, seed=secret), seed)
     fixed = _keep(_with_facts(shared_out, facts, seed, everyone=not node.own_data), node)
-    fixed, notes = with_enough(fixed, training, node)
+    fixed, notes = with_enough(fixed, rows_behind, node)
     _check_introduction(dataset, data, node)
     clients = Simulation(lambda _: fixed, *(model, training, _compute(compute), criteria, node.facts(fixed.names)))
     tested = {rows.client: len(rows.test) for rows in fixed.clients}
     labelled = fixed.label_counts() if dataset.classes else None
-    return EnoughRows(clients, node.min_rows, secret, tested, labelled), tuple(sorted(fixed.names)), notes
+    counting = any(criterion.needs.label_counts for criterion in criteria)
+    guarded = EnoughRows(clients, node.min_rows, secret, tested, labelled, counts_labels=counting)
+    return guarded, tuple(sorted(fixed.names)), notes
 
 
 def _check_introduction(dataset: Dataset, data: DataSettings, node: NodeConfig) -> None:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeVar
 
 from steelyard.clients.node import NodeConfig
-from steelyard.data.dataset import ClientRows, Population
+from steelyard.data.dataset import Population
 from steelyard.data.files import find
 from steelyard.data.fingerprint import file_digest
 from steelyard.data.settings import DataSettings, PartitionSettings
 from steelyard.errors import UserError, listed
-from steelyard.learning.effective_rows import effective_rows
-from steelyard.learning.settings import TrainingSettings
 from steelyard.recommend.settings import InteractionSettings
 from steelyard.settings import Section, validated
 from steelyard.usercode import NotAllowed
@@ -83,23 +82,23 @@ def own_reading(section: type[SectionT], node: NodeConfig, **usual: Any) -> Sect
 
 
 def with_enough(
-    population: Population, training: TrainingSettings, node: NodeConfig
+    population: Population, rows_behind: Callable[[int], float], node: NodeConfig
 ) -> tuple[Population, tuple[str, ...]]:
-    """Return a population without clients whose updates would rest on too few rows, and why, for the owner."""
-    behind = {rows.client: _rows_behind(rows, training) for rows in population.clients}
+    """Return a population without clients whose updates would rest on too few rows, and why, for the owner.
+
+    `rows_behind` says how many rows an update of a client with so many training rows rests on.
+    """
+    behind = {rows.client: rows_behind(len(rows.train)) if len(rows.train) else 0.0 for rows in population.clients}
     kept = tuple(rows for rows in population.clients if behind[rows.client] >= node.min_rows)
     if not kept:
         enough = any(len(rows.train) >= node.min_rows for rows in population.clients)
-        what = "training.batch_size: with this learning_rate, weight_decay and steps, few rows are behind an update"
+        what = "training.batch_size: with this learning_rate, weight_decay, steps and algorithm, few rows are behind "
+        what += "an update"
         few = what if enough else "min-rows: no client here has enough rows to train on"
-        refuse_few(few, 0, node, "larger batches, more steps or less weight decay" if enough else "other nodes")
+        refuse_few(few, 0, node, "larger batches (full), more steps, less weight decay" if enough else "other nodes")
     notes = (
         f"{name} takes no part: an update would rest on {rows:.3g} rows, and min-rows is {node.min_rows}"
         for name, rows in behind.items()
         if rows < node.min_rows
     )
     return replace(population, clients=kept), tuple(notes)
-
-
-def _rows_behind(rows: ClientRows, training: TrainingSettings) -> float:
-    return effective_rows(len(rows.train), training) if len(rows.train) else 0.0

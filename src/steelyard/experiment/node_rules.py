@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
+from steelyard.algorithms.settings import algorithm_table
 from steelyard.clients.node import NodeConfig
-from steelyard.errors import UserError
+from steelyard.errors import UserError, brief, listed
 from steelyard.experiment.code import file_name, rename_code
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import build
 from steelyard.experiment.node_asking import check_rows
+from steelyard.messages import Task
 from steelyard.privacy.settings import OWNERS_DELTA
 from steelyard.settings import put
 from steelyard.usercode import NotAllowed
@@ -65,6 +68,25 @@ def agreed(document: dict[str, Any], node: NodeConfig) -> Description:
     experiment = build(document) if own else experiment
     check_rows(experiment, node)
     return _promised(experiment, node)
+
+
+def agreed_task(task: Task, described: Mapping[str, Any], experiment: Description) -> Task:
+    """Return a server's task as this node does it: with the experiment's own algorithm and its rate of that round.
+
+    `described` is the algorithm that the task names; one that the experiment does not have is refused, as is a round
+    that it does not have, since a schedule would give it any learning rate.
+    """
+    if not 1 <= task.round <= experiment.resolved().rounds.count:
+        raise NotAllowed(f"round: got {task.round}; allowed: 1 to {experiment.resolved().rounds.count}")
+    algorithms = experiment.algorithms()
+    own = next((made for made in algorithms if algorithm_table(made) == dict(described)), None)
+    if own is None:
+        names = listed(dict.fromkeys(made.name for made in algorithms))
+        raise NotAllowed(f"algorithm: got {brief(dict(described))}; allowed: as the experiment has it ({names})")
+    if set(task.vectors) != set(own.receives):
+        got = listed(sorted(task.vectors)) or "none"
+        raise NotAllowed(f"vectors: got {got}; allowed with {own.name}: {listed(own.receives) or 'none'}")
+    return replace(task, algorithm=own, rate=experiment.rate(task.round))
 
 
 def _promised(experiment: Description, node: NodeConfig) -> Description:

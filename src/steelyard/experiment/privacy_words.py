@@ -77,6 +77,11 @@ def check_sums(privacy: PrivacySettings | None, algorithm: Algorithm) -> None:
             f"privacy.{field}: {algorithm.name} has clients send {listed(algorithm.sends)} beside their models, and a "
             "second vector is a second release; allowed: an algorithm that sends models alone"
         )
+    if algorithm.counts_steps and field == "local":
+        raise UserError(
+            f"privacy.local: the server of {algorithm.name} counts the steps of each client, which devices with noise do "
+            "not report; allowed: an algorithm that counts none"
+        )
     if algorithm.sees == "models" and field != "local":
         raise UserError(
             f"privacy.{field}: the server of {algorithm.name} steps from single updates, and only their sum is told; "

@@ -19,14 +19,14 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from steelyard import __version__
-from steelyard.clients.flower import wire
+from steelyard.clients.flower import questions, tasks, wire
 from steelyard.clients.flower.forms import AskForm, IntroductionForm, Refused
 from steelyard.clients.flower.hidden_forms import KeysForm, OpenForm, RoundForm, key_shares_codec
 from steelyard.clients.node import NodeClients, NodeConfig
 from steelyard.clients.private import PrivateClients
 from steelyard.errors import UserError, one_line, printable
 from steelyard.experiment.description import Description
-from steelyard.experiment.node_rules import agreed, told, told_reason
+from steelyard.experiment.node_rules import agreed, agreed_task, told, told_reason
 from steelyard.federate.hidden_node import HiddenRound, read_hide, read_share
 from steelyard.federate.node_ledger import NodeLedger, Told, told_name
 from steelyard.federate.node_state import NodeStates
@@ -127,7 +127,7 @@ def _introduce(message: Message, context: Context) -> RecordDict:
 
 
 def _train(message: Message, context: Context) -> RecordDict:
-    task, header = wire.read_task(message.content)
+    task, header = tasks.read_task(message.content)
 
     def work(config: NodeConfig) -> RecordDict:
         experiment, node = node_clients(header.experiment, config)
@@ -136,19 +136,22 @@ def _train(message: Message, context: Context) -> RecordDict:
             raise Refused("cohort: its keys go with a task where updates are hidden, and with no other")
         if len(set(task.clients)) != len(task.clients):  # Each time would be an answer of its own.
             raise Refused("clients: one is named twice; allowed: each once")
-        charge = _ledger(config, node, task, header.run)
-        states = _states(context, config, experiment, header.run, task.federation)
-        node.clients.restore(states.before(task.round))
-        (updates,) = node.clients.train([task])
+        own = agreed_task(task, header.algorithm, experiment)
+        charge = _ledger(config, node, own, header.run)
+        states = _states(context, config, experiment, header.run, own.federation)
+        kept = states.before(own.round)
+        node.clients.restore(kept)
+        (updates,) = node.clients.train([own])
         if updates.clients:
             charge()  # Only now: work that fails or takes too long tells nothing.
-        states.keep(task.round, node.clients.snapshot())
-        told = tuple(Failure(failure.client, told_reason(failure.reason)) for failure in updates.failures)
-        updates = replace(updates, failures=told)
+        states.keep(own.round, node.clients.snapshot())
+        failures = tuple(Failure(failure.client, told_reason(failure.reason)) for failure in updates.failures)
+        over = updates.clients if own.algorithm.keeps and not kept else ()
+        updates = replace(updates, failures=failures, started_over=over)
         if hides:
-            hidden = _hidden_round(context, experiment, task.federation).trained(header, task, updates)
-            return wire.write_updates(hidden, key_shares_codec(len(header.cohort)))
-        return wire.write_updates(updates, experiment.codec())
+            hidden = _hidden_round(context, experiment, task.federation).trained(header, own, updates)
+            return tasks.write_updates(hidden, key_shares_codec(len(header.cohort)))
+        return tasks.write_updates(updates, experiment.codec())
 
     return on_this_node(context, work, header.seconds)
 
@@ -183,17 +186,17 @@ def _ledger(config: NodeConfig, node: NodeClients, task: Task, run: str) -> Call
 
 
 def _evaluate(message: Message, context: Context) -> RecordDict:
-    question, header = wire.read_question(message.content)
+    question, header = questions.read_question(message.content)
 
     def work(config: NodeConfig) -> RecordDict:
         experiment, node = node_clients(header.experiment, config)
         if not config.tests:
-            return wire.write_evaluations(_untested(question, node.names))
+            return questions.write_evaluations(_untested(question, node.names))
         states = _states(context, config, experiment, header.run, question.federation)
         node.clients.restore(states.before(question.round + 1))
         with torch.no_grad():
             (answer,) = node.clients.evaluate([question])
-        return wire.write_evaluations(answer)
+        return questions.write_evaluations(answer)
 
     return on_this_node(context, work, header.seconds)
 

@@ -2,6 +2,7 @@
 
 A state is what the clients' `snapshot` returns, stamped with the round after which it was taken. The last few are kept,
 because a resumed run may repeat a round: it must start from the state before that round, not from the one after it.
+What did not change from one to the next is written once.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from steelyard.files import owners_only
 from steelyard.runs.checkpoint import read_tensors, write_tensors
 
 State = Mapping[str, torch.Tensor]
-_INDEX = "steelyard"
+_PREFIX, _ABOUT, _TENSORS = "steelyard/", "/about", "/tensors"
 
 
 class NodeStates:
@@ -29,10 +30,11 @@ class NodeStates:
     """
 
     def __init__(self, node: RecordDict, run: str, federation: str, keep: int, folder: Path | None = None) -> None:
-        self._node = node
-        self._run, self._federation, self._most = run, federation, max(2, keep)
+        self._node, self._name = node, f"{_PREFIX}{federation}"
+        self._run, self._most = run, max(2, keep)
         stem = hashlib.sha256(federation.encode()).hexdigest()[:16]
         self._file = None if folder is None else folder / f"{stem}.safetensors"
+        self._forget_other_runs()
         self._states = self._from_node()
         if not self._states and self._file is not None:
             self._states = self._from_file(self._file)
@@ -47,59 +49,63 @@ class NodeStates:
         states = {stamp: kept for stamp, kept in self._states.items() if stamp < round}
         states[round] = {name: tensor.detach().cpu() for name, tensor in state.items()}
         self._states = {stamp: states[stamp] for stamp in sorted(states)[-self._most :]}
-        if not any(self._states.values()) and not self._named():
+        if not any(self._states.values()) and self._name + _ABOUT not in self._node:
             return  # Nothing private: leave no trace.
-        for name in self._named():
-            del self._node[name]
-        for stamp, kept in self._states.items():
-            arrays = {key: Array(tensor.contiguous().numpy()) for key, tensor in kept.items()}
-            self._node[self._name(stamp)] = ArrayRecord(arrays)
-        self._node[self._name(-1)] = ConfigRecord({"run": self._run})
+        about, tensors = self._table()
+        arrays = {number: Array(tensor.contiguous().numpy()) for number, tensor in tensors.items()}
+        self._node[self._name + _TENSORS] = ArrayRecord(arrays)
+        self._node[self._name + _ABOUT] = ConfigRecord({"run": self._run, "states": about})
         if self._file is not None:
-            self._to_file(self._file)
+            self._to_file(self._file, about, tensors)
 
-    def _name(self, stamp: int) -> str:
-        return f"{_INDEX}/{self._federation}/{'run' if stamp < 0 else stamp}"
+    def _table(self) -> tuple[str, dict[str, torch.Tensor]]:
+        """Return which tensor of which state is which, as JSON, and every tensor once, by number."""
+        numbers: dict[object, str] = {}
+        tensors: dict[str, torch.Tensor] = {}
+        table: dict[int, dict[str, str]] = {}
+        for stamp, state in self._states.items():
+            table[stamp] = {}
+            for key, tensor in state.items():
+                # What is held is never written into: the same memory is the same content.
+                number = numbers.setdefault((tensor.data_ptr(), tensor.shape, tensor.dtype), str(len(numbers)))
+                table[stamp][key], tensors[number] = number, tensor
+        return json.dumps(table), tensors
 
-    def _named(self) -> list[str]:
-        prefix = f"{_INDEX}/{self._federation}/"
-        return [name for name in self._node if name.startswith(prefix)]
+    def _forget_other_runs(self) -> None:
+        for name, record in list(self._node.items()):
+            other = isinstance(record, ConfigRecord) and record.get("run") != self._run
+            if name.startswith(_PREFIX) and name.endswith(_ABOUT) and other:
+                del self._node[name], self._node[name.removesuffix(_ABOUT) + _TENSORS]
 
     def _from_node(self) -> dict[int, State]:
-        owner = self._node.get(self._name(-1))
-        if not isinstance(owner, ConfigRecord) or owner.get("run") != self._run:
+        about, arrays = self._node.get(self._name + _ABOUT), self._node.get(self._name + _TENSORS)
+        if not isinstance(about, ConfigRecord) or not isinstance(arrays, ArrayRecord):
             return {}
-        found: dict[int, State] = {}
-        for name in self._named():
-            record = self._node[name]
-            if isinstance(record, ArrayRecord):
-                stamp = int(name.rsplit("/", 1)[1])
-                found[stamp] = {key: torch.from_numpy(array.numpy().copy()) for key, array in record.items()}
-        return found
+        tensors = {number: torch.from_numpy(array.numpy().copy()) for number, array in arrays.items()}
+        return _states(str(about["states"]), tensors)
 
-    def _to_file(self, file: Path) -> None:
-        index: list[list[object]] = []
-        tensors: dict[str, torch.Tensor] = {}
-        for stamp, state in self._states.items():
-            for key, tensor in state.items():
-                tensors[str(len(index))] = tensor
-                index.append([stamp, key])
-        text = json.dumps({"run": self._run, "stamps": sorted(self._states), "index": index})
-        tensors["about"] = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+    def _to_file(self, file: Path, about: str, tensors: Mapping[str, torch.Tensor]) -> None:
+        text = json.dumps({"run": self._run, "states": about})
+        written = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
         try:
             with owners_only(file.parent):
-                write_tensors(file, tensors)
+                write_tensors(file, {**tensors, "about": written})
         except OSError as error:
             raise UserError(f"node config state: {file} cannot be written: {error.strerror}") from error
 
     def _from_file(self, file: Path) -> dict[int, State]:
         if not file.is_file():
             return {}
-        tensors = read_tensors(file)
-        about = json.loads(tensors["about"].numpy().tobytes().decode())
-        if about["run"] != self._run:
-            return {}
-        found: dict[int, dict[str, torch.Tensor]] = {int(stamp): {} for stamp in about["stamps"]}
-        for number, (stamp, key) in enumerate(about["index"]):
-            found[int(stamp)][str(key)] = tensors[str(number)]
-        return dict(found)
+        try:
+            tensors = read_tensors(file)
+            about = json.loads(tensors["about"].numpy().tobytes().decode())
+            return _states(about["states"], tensors) if about["run"] == self._run else {}
+        except (KeyError, TypeError, ValueError) as error:
+            raise UserError(
+                f"node config state: {file} is not a file of states of this version; allowed: without it"
+            ) from error
+
+
+def _states(about: str, tensors: Mapping[str, torch.Tensor]) -> dict[int, State]:
+    table: dict[str, dict[str, str]] = json.loads(about)
+    return {int(stamp): {key: tensors[number] for key, number in state.items()} for stamp, state in table.items()}

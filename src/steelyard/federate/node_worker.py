@@ -54,8 +54,8 @@ def answer(message: Message, context: Context) -> Message:
 
 def work(link: Connection, config: Mapping[str, Any]) -> None:
     """Answer messages until the other side is gone."""
-    # States outlive a message, but not this process; a node that wants more keeps a state folder.
-    contexts: dict[int, Context] = {}
+    # It outlives a message and a run that is resumed, but not this process; a node that wants more has a state folder.
+    state = RecordDict()
     while True:
         try:
             head, objects = read_frame(link.recv_bytes())
@@ -65,9 +65,7 @@ def work(link: Connection, config: Mapping[str, Any]) -> None:
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run, node, 1
         message = opened(head["message"], objects, LARGEST_MESSAGE)
         del objects
-        if run not in contexts:
-            contexts = {run: Context(run, node, dict(config), RecordDict(), {})}
-        link.send_bytes(_packed(answer(message, contexts[run])))
+        link.send_bytes(_packed(answer(message, Context(run, node, dict(config), state, {}))))
         if any(thread.name == "work" and thread.is_alive() for thread in threading.enumerate()):
             os._exit(0)  # What hangs cannot be ended in any other way; a fresh worker does the next message.
 

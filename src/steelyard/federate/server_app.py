@@ -87,6 +87,7 @@ def clients_behind(grid: Grid, experiment: Description, run_name: str) -> Flower
         "experiment": experiment_text(experiment),
         "register": read_register(Path(file)) if file else None,
         "known": experiment.about_data(),
+        "further": _further(experiment),
     }
     if experiment.privacy is not None and experiment.privacy.aggregation is not None:
         clients = HiddenClients(grid, refusals, experiment.federate, experiment.privacy.aggregation, **further)
@@ -96,6 +97,23 @@ def clients_behind(grid: Grid, experiment: Description, run_name: str) -> Flower
     clients.wait()
     print(f"steelyard: {clients.roster.nodes} nodes, {len(clients.roster.registered)} clients", flush=True)
     return clients
+
+
+def _further(experiment: Description) -> set[str]:
+    """Return what nodes must say of each client beside its model: what a criterion or an algorithm looks at.
+
+    Devices with noise say nothing that their promise does not cover (`DeviceNoise`).
+    """
+    needs = [criterion.needs for criterion in experiment.criteria()]
+    privacy = experiment.privacy
+    noisy = privacy is not None and privacy.local is not None
+    public = not noisy or (privacy is not None and privacy.criteria == "public")
+    asked = {
+        "steps": not noisy and experiment.optimiser is not None,
+        "first_losses": not noisy and any(need.first_losses for need in needs),
+        "label_counts": public and any(need.label_counts for need in needs),
+    }
+    return {name for name, wanted in asked.items() if wanted}
 
 
 def _leave_with_launcher() -> None:

@@ -2,31 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import numpy as np
+
+from steelyard.algorithms.algorithm import Algorithm
 from steelyard.learning.settings import TrainingSettings
 
 _MOST_STEPS = 100_000
 """Steps that are looked at; earlier ones weigh as much as these, or nothing."""
 _HUGE = 1e100
+_FEDAVG = Algorithm()
 
 
-def effective_rows(size: int, training: TrainingSettings) -> float:
+def effective_rows(
+    size: int, training: TrainingSettings, algorithm: Algorithm = _FEDAVG, rates: Sequence[float] = (1.0,)
+) -> float:
     """Return the effective number of rows behind an update of a client with so many; at most that many.
 
-    A gradient of size 1 moves the model by h(t) when t steps have followed it: with weight decay λ a step multiplies
-    what was before by 1 − ηλ, so that with ηλ = 1 the last batch is all that is left. Each row of a batch of b has the
-    weight h(t)/b, and (Σw)² / Σw² is the number of equal weights that vary as these do (Kish 1965). Use it to judge
+    A gradient of size 1 moves the model by h(t) when t steps have followed it: with weight decay λ and an algorithm's
+    pull μ a step multiplies what was before by 1 − η(λ + μ), so that with η(λ + μ) = 1 the last batch is all that is
+    left. Each row of a batch of b has the weight h(t)/b, and (Σw)² / Σw² is the number of equal weights that vary as
+    these do (Kish 1965). `rates` are what η is multiplied by over the rounds; the worst of them counts. Use it to judge
     settings, before anything is trained.
+
+    An algorithm that corrects steps moves the model along a vector that the server sends or can bring about. It can
+    keep the model where gradients vanish until a step of its choice, so no more than one batch is sure to count.
     """
     batch = size if training.batch_size == "full" else min(training.batch_size, size)
     each_epoch = -(-size // batch)
     last = size - batch * (each_epoch - 1)
-    moved, speed, total, squares = 0.0, 1.0, 0.0, 0.0
     steps = training.updates or training.epochs * each_epoch
+    if algorithm.corrects != "nothing":
+        return float(last if steps >= each_epoch else batch)
+    damping, rate = training.weight_decay + algorithm.pull, training.learning_rate * np.unique(rates)
+    moved, speed, total, squares = np.zeros((4, len(rate)))
+    speed += 1.0
     for age in range(min(steps, _MOST_STEPS)):
-        speed = speed if age == 0 else training.momentum * speed + training.weight_decay * moved
-        moved -= training.learning_rate * speed
-        if abs(moved) + abs(speed) > _HUGE:  # Steps that grow without end: only their proportions matter.
-            moved, speed, total, squares = moved / _HUGE, speed / _HUGE, total / _HUGE, squares / _HUGE**2
-        total += abs(moved)
-        squares += moved**2 / (last if (steps - age) % each_epoch == 0 else batch)
-    return min(float(size), total**2 / squares) if squares > 0 else 0.0
+        speed = speed if age == 0 else training.momentum * speed + damping * moved
+        moved = moved - rate * speed
+        if (np.abs(moved) + np.abs(speed)).max() > _HUGE:  # Steps that grow without end: only proportions matter.
+            scale = np.maximum(np.abs(moved) + np.abs(speed), 1.0)
+            moved, speed, total, squares = moved / scale, speed / scale, total / scale, squares / scale**2
+        total = total + np.abs(moved)
+        squares = squares + moved**2 / (last if (steps - age) % each_epoch == 0 else batch)
+    behind = np.divide(total**2, squares, out=np.zeros_like(total), where=squares > 0)
+    return min(float(size), float(behind.min()))

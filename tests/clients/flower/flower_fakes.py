@@ -10,7 +10,7 @@ import torch
 from flwr.app import Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from steelyard.clients.flower import wire
+from steelyard.clients.flower import questions, tasks, wire
 from steelyard.clients.flower.forms import EVALUATE, INTRODUCE, TRAIN, IntroductionForm
 from steelyard.clients.flower.grid import FlowerClients
 from steelyard.messages import DenseModels, Evaluations, Failure, Question, Task, Updates
@@ -105,9 +105,11 @@ def honest(*clients: str, train: Train = train, evaluate: Evaluate = evaluate) -
         if kind == INTRODUCE:
             return introduction(*clients)
         if kind == TRAIN:
-            return wire.write_updates(train(wire.read_task(message.content)[0]))
+            return tasks.write_updates(train(tasks.read_task(message.content)[0]))
         assert kind == EVALUATE
-        return wire.write_evaluations(evaluate(wire.read_question(message.content)[0], tuple(sorted(clients))))
+        return questions.write_evaluations(
+            evaluate(questions.read_question(message.content)[0], tuple(sorted(clients)))
+        )
 
     return answer
 

@@ -12,7 +12,7 @@ from flwr.app import Array as FlowerArray
 from flwr.app import ArrayRecord
 from tests.clients.flower.flower_fakes import FakeGrid, evaluate, failing, honest, reasons, task, train
 
-from steelyard.clients.flower import checks, wire
+from steelyard.clients.flower import checks, tasks
 from steelyard.clients.flower.forms import TRAIN
 from steelyard.clients.flower.grid import FlowerClients
 from steelyard.clients.flower.settings import FederateSettings
@@ -147,7 +147,7 @@ HEADERS = [
 @pytest.mark.parametrize("content", HEADERS)
 def test_an_array_header_that_does_not_parse_refuses_its_answer_alone(content: bytes):
     good = with_criteria(lambda u: u)
-    record = wire.write_updates(good(task("c1")))
+    record = tasks.write_updates(good(task("c1")))
     record["arrays"] = ArrayRecord({"models": FlowerArray("float32", (1, 3), "numpy.ndarray", content)})
     (updates,) = crowd(failing("c1", kind=TRAIN, answer=record), honest("c2", train=good)).train([task("c1", "c2")])
     assert updates.clients == ("c2",)

@@ -30,7 +30,8 @@ from tests.clients.flower.flower_fakes import (
     until,
 )
 
-from steelyard.clients.flower import polling, wire
+from steelyard.clients.flower import grid as flower_grid
+from steelyard.clients.flower import polling, questions, tasks, wire
 from steelyard.clients.flower.forms import EVALUATE, INTRODUCE, TRAIN, Form
 from steelyard.clients.flower.grid import FlowerClients, NoAnswers
 from steelyard.clients.flower.payloads import DENSE, Codec
@@ -105,7 +106,7 @@ def test_a_node_that_fails_is_left_out_with_its_reason(answer: Any, reason: str)
 
 
 def test_an_answer_for_another_round_is_left_out():
-    stale = wire.write_updates(train(task("c1", round=4)))
+    stale = tasks.write_updates(train(task("c1", round=4)))
     crowd = clients(FakeGrid({1: failing("c1", answer=stale), 2: honest("c2")}), nodes=2)
     (updates,) = crowd.train([task("c1", "c2", round=5)])
     assert reasons(updates.failures) == {"c1": "round: got 4; allowed: 5"}
@@ -119,7 +120,7 @@ def with_form(records: RecordDict, **changes: Any) -> RecordDict:
 
 @pytest.mark.parametrize("name", ["samples", "losses", "count"])
 def test_a_criterion_named_like_a_field_of_the_answer_refuses_that_answer_alone(name: str):
-    odd = with_form(wire.write_updates(train(task("c1"))), criteria={"DS": [10.0], name: [1.0]})
+    odd = with_form(tasks.write_updates(train(task("c1"))), criteria={"DS": [10.0], name: [1.0]})
     crowd = clients(FakeGrid({1: failing("c1", answer=odd), 2: honest("c2")}), nodes=2)
     (updates,) = crowd.train([task("c1", "c2")])
     assert updates.clients == ("c2",)
@@ -129,7 +130,7 @@ def test_a_criterion_named_like_a_field_of_the_answer_refuses_that_answer_alone(
 @pytest.mark.parametrize("name", ["samples", "loss", "count"])
 def test_a_metric_of_any_name_never_stops_the_run(name: str):
     question = Question("fed", 7, 1, torch.zeros(1, 3))
-    odd = with_form(wire.write_evaluations(evaluate(question, ("c1",))), metrics={name: [1.0]})
+    odd = with_form(questions.write_evaluations(evaluate(question, ("c1",))), metrics={name: [1.0]})
     crowd = clients(FakeGrid({1: failing("c1", kind=EVALUATE, answer=odd), 2: honest("c2")}), nodes=2)
     (answer,) = crowd.evaluate([question])
     if name == "count":  # No column of the record has this name.
@@ -157,7 +158,7 @@ def test_any_error_while_an_evaluation_or_introduction_is_read_concerns_its_node
     question = Question("fed", 7, 1, torch.zeros(1, 3))
     grid = FakeGrid({1: honest("c1"), 2: honest("c2")})
     crowd = clients(grid, nodes=2)
-    read, admit = wire.read_evaluations, crowd.roster._admit
+    read, admit = questions.read_evaluations, crowd.roster._admit
 
     def faulty(records: Any, question: Any, asked: Any, scores: Any) -> Any:
         return read(records, question, asked, scores) if "c1" not in asked else {}["no such field"]
@@ -165,7 +166,7 @@ def test_any_error_while_an_evaluation_or_introduction_is_read_concerns_its_node
     def choosy(node: int, form: Any) -> Any:
         return admit(node, form) if "c3" not in form.clients else {}["no such field"]
 
-    monkeypatch.setattr(wire, "read_evaluations", faulty)
+    monkeypatch.setattr(flower_grid, "read_evaluations", faulty)
     monkeypatch.setattr(crowd.roster, "_admit", choosy)
     grid.nodes[3] = honest("c3")
     (answer,) = crowd.evaluate([question])
@@ -443,7 +444,7 @@ def test_updates_travel_in_the_codec_that_was_handed_over():
         def answer(message: Message) -> Any:
             if message.metadata.message_type != TRAIN:
                 return otherwise(message)
-            return wire.write_updates(train(wire.read_task(message.content)[0]), codec)
+            return tasks.write_updates(train(tasks.read_task(message.content)[0]), codec)
 
         return answer
 
@@ -455,4 +456,4 @@ def test_updates_travel_in_the_codec_that_was_handed_over():
     assert updates.clients == ("c1",)
     assert reasons(updates.failures) == {"c2": "payload: got 'dense'; allowed: other"}
     with pytest.raises(TypeError, match="the codec 'sparse' does not carry DenseModels"):
-        wire.write_updates(train(task("c1")), replace(DENSE, kind="sparse", payload=int))
+        tasks.write_updates(train(task("c1")), replace(DENSE, kind="sparse", payload=int))

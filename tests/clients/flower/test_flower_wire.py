@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.clients.flower.flower_fakes import evaluate, task, train
 
-from steelyard.clients.flower import wire
+from steelyard.clients.flower import questions, tasks
 from steelyard.clients.flower.arrays import pack, unpack
 from steelyard.clients.flower.forms import Refused
 from steelyard.messages import DenseModels, Failure, LossState, Question, Task, Updates
@@ -26,24 +26,24 @@ TASK = task("c1", "c2")
 
 def update(**changes: Any) -> RecordDict:
     """An honest answer of c1 and c2 with some fields of its form replaced."""
-    records = wire.write_updates(train(TASK))
+    records = tasks.write_updates(train(TASK))
     form = json.loads(records.config_records["form"]["json"]) | changes  # type: ignore[arg-type]
     return RecordDict({"form": ConfigRecord({"json": json.dumps(form)}), "arrays": records.array_records["arrays"]})
 
 
 def with_models(models: np.ndarray, key: str = "models") -> RecordDict:
-    records = wire.write_updates(train(TASK))
+    records = tasks.write_updates(train(TASK))
     return RecordDict({"form": records.config_records["form"], "arrays": pack({key: models})})
 
 
 def read(records: RecordDict) -> Updates:
-    return wire.read_updates(records, TASK, TASK.clients, CRITERIA)
+    return tasks.read_updates(records, TASK, TASK.clients, tasks.Expected(CRITERIA))
 
 
 def test_task_survives_the_wire():
     loss = LossState("cross-entropy", (10.0, 1 / 1.1), None, 0.1 + 0.2)
     sent = replace(TASK, loss=loss)
-    got, header = wire.read_task(wire.write_task(sent, ["c2"], 12.5, wire.pack_parameters(sent), "r1", "{}"))
+    got, header = tasks.read_task(tasks.write_task(sent, ["c2"], 12.5, tasks.pack_parameters(sent), "r1", "{}"))
     run, seconds = header.run, header.seconds
     assert header.experiment == "{}"
     assert (got.federation, got.seed, got.round, got.clients) == ("fed", 7, 1, ("c2",))
@@ -53,7 +53,7 @@ def test_task_survives_the_wire():
 
 
 def test_update_survives_the_wire():
-    got = read(wire.write_updates(train(TASK)))
+    got = read(tasks.write_updates(train(TASK)))
     assert got.clients == ("c1", "c2")
     assert got.samples.tolist() == [10, 20]
     assert got.criteria["DS"].tolist() == [10.0, 20.0]
@@ -66,7 +66,7 @@ def test_update_survives_the_wire():
 
 
 def test_the_bytes_of_an_answer_are_shared_out_among_its_clients():
-    records = wire.write_updates(train(TASK))
+    records = tasks.write_updates(train(TASK))
     form = str(records.config_records["form"]["json"])
     # Two models of three numbers of four bytes, after a header of 128 bytes.
     assert len(records.array_records["arrays"]["models"].data) == 128 + 2 * 3 * 4
@@ -85,7 +85,7 @@ def test_numbers_survive_exactly(numbers: list[float], criterion: float, samples
     asked = replace(TASK, clients=("c1",))
     payload = DenseModels(torch.tensor([numbers], dtype=torch.float32))
     answer = Updates("fed", 1, ("c1",), np.asarray([samples]), {"FT": np.asarray([criterion])}, np.ones(1), payload)
-    got = wire.read_updates(wire.write_updates(answer), asked, ["c1"], {"FT": CRITERIA["DS"]})
+    got = tasks.read_updates(tasks.write_updates(answer), asked, ["c1"], tasks.Expected({"FT": CRITERIA["DS"]}))
     assert got.samples[0] == samples
     assert got.criteria["FT"][0] == criterion
     assert torch.equal(got.payload.select([0]).models, payload.models)  # type: ignore[attr-defined]
@@ -94,7 +94,7 @@ def test_numbers_survive_exactly(numbers: list[float], criterion: float, samples
 def test_a_client_that_failed_on_its_node_is_named_with_its_reason():
     answer = train(replace(TASK, clients=("c2",)))
     answer = replace(answer, failures=(Failure("c1", "disk\x1b[31m full\n" + "x" * 500),))
-    got = read(wire.write_updates(answer))
+    got = read(tasks.write_updates(answer))
     assert got.clients == ("c2",)
     assert got.failures[0].client == "c1"
     assert got.failures[0].reason.startswith("disk [31m full xxx")
@@ -102,7 +102,7 @@ def test_a_client_that_failed_on_its_node_is_named_with_its_reason():
 
 
 def test_a_client_that_its_node_forgot_is_named():
-    got = read(wire.write_updates(train(replace(TASK, clients=("c2",)))))
+    got = read(tasks.write_updates(train(replace(TASK, clients=("c2",)))))
     assert got.failures == (Failure("c1", "its node answered without it"),)
 
 
@@ -111,7 +111,7 @@ def test_a_client_that_its_node_forgot_is_named():
     [
         ({"round": 2}, "round: got 2; allowed: 1"),
         ({"federation": "other"}, "federation: got 'other'; allowed: 'fed'"),
-        ({"protocol": 99}, "protocol: got 99; allowed: 2"),
+        ({"protocol": 99}, "protocol: got 99; allowed: 3"),
         ({"clients": ["c1", "c1"]}, "clients: c1 answered twice; allowed: one answer each"),
         ({"clients": ["c1", "mallory"]}, "clients: got mallory; allowed: only those asked, c1, c2"),
         ({"samples": [1]}, "samples: 1 values; allowed: 2"),
@@ -203,7 +203,7 @@ def test_an_absurd_size_is_refused():
 
 
 def test_records_of_another_make_are_refused():
-    honest = wire.write_updates(train(TASK))
+    honest = tasks.write_updates(train(TASK))
     form, arrays = honest.config_records["form"], honest.array_records["arrays"]
     for records in (
         RecordDict(),
@@ -267,13 +267,13 @@ QUESTION = Question("fed", 7, 3, torch.zeros(2, 3), detailed=True)
 
 
 def test_question_and_evaluation_survive_the_wire():
-    got, header = wire.read_question(wire.write_question(QUESTION, 5.0, "r1"))
+    got, header = questions.read_question(questions.write_question(QUESTION, 5.0, "r1"))
     run, seconds = header.run, header.seconds
     assert (got.federation, got.seed, got.round, got.detailed, run, seconds) == ("fed", 7, 3, True, "r1", 5.0)
     assert got.models.shape == (2, 3)
     answer = evaluate(QUESTION, ("c1", "c2"))
     answer = replace(answer, metrics={"ndcg": np.asarray([0.1, 0.7])})
-    back = wire.read_evaluations(wire.write_evaluations(answer), QUESTION, ["c1", "c2", "c3"], (0, 1))
+    back = questions.read_evaluations(questions.write_evaluations(answer), QUESTION, ["c1", "c2", "c3"], (0, 1))
     assert back.clients == ("c1", "c2")
     assert back.failures == (Failure("c3", "its node gave no test of it (no test samples?)"),)
     assert back.scores.tolist() == [[0.01, 0.02], [0.02, 0.03]]
@@ -283,7 +283,7 @@ def test_question_and_evaluation_survive_the_wire():
 
 
 def evaluation(**changes: Any) -> RecordDict:
-    records = wire.write_evaluations(evaluate(QUESTION, ("c1", "c2")))
+    records = questions.write_evaluations(evaluate(QUESTION, ("c1", "c2")))
     form = json.loads(records.config_records["form"]["json"]) | changes  # type: ignore[arg-type]
     return RecordDict({"form": ConfigRecord({"json": json.dumps(form)}), "arrays": records.array_records["arrays"]})
 
@@ -303,28 +303,28 @@ def evaluation(**changes: Any) -> RecordDict:
 )
 def test_a_wrong_evaluation_is_refused(changes: dict[str, Any], reason: str):
     with pytest.raises(Refused) as caught:
-        wire.read_evaluations(evaluation(**changes), QUESTION, ["c1", "c2"], (0, 1))
+        questions.read_evaluations(evaluation(**changes), QUESTION, ["c1", "c2"], (0, 1))
     assert str(caught.value).startswith(reason)
 
 
 def test_a_metric_may_have_any_other_name():
-    got = wire.read_evaluations(evaluation(metrics={"count": [3.0, 4.0]}), QUESTION, ["c1", "c2"], (0, 1))
+    got = questions.read_evaluations(evaluation(metrics={"count": [3.0, 4.0]}), QUESTION, ["c1", "c2"], (0, 1))
     assert got.metrics["count"].tolist() == [3.0, 4.0]
 
 
 def test_a_score_out_of_range_leaves_out_only_its_client():
-    got = wire.read_evaluations(evaluation(scores=[[0.1, 1.1], [0.1, 0.2]]), QUESTION, ["c1", "c2"], (0, 1))
+    got = questions.read_evaluations(evaluation(scores=[[0.1, 1.1], [0.1, 0.2]]), QUESTION, ["c1", "c2"], (0, 1))
     assert got.clients == ("c1",)
     assert got.right is not None
     assert got.right.tolist() == [True, True]
     assert got.failures == (Failure("c2", "score = 1.1; allowed: 0 to 1"),)
-    free = wire.read_evaluations(evaluation(scores=[[-3.0, 7.5], [0.1, 0.2]]), QUESTION, ["c1", "c2"])
+    free = questions.read_evaluations(evaluation(scores=[[-3.0, 7.5], [0.1, 0.2]]), QUESTION, ["c1", "c2"])
     assert free.clients == ("c1", "c2")
-    unscored = wire.read_evaluations(evaluation(scores=[[math.nan, 1], [0.1, 0.2]]), QUESTION, ["c1", "c2"])
+    unscored = questions.read_evaluations(evaluation(scores=[[math.nan, 1], [0.1, 0.2]]), QUESTION, ["c1", "c2"])
     assert unscored.clients == ("c2",)
 
 
 def test_empty_task_is_possible():
     empty = Task("fed", 7, 1, (), torch.zeros(3))
-    got, _ = wire.read_task(wire.write_task(empty, [], 1.0, wire.pack_parameters(empty)))
+    got, _ = tasks.read_task(tasks.write_task(empty, [], 1.0, tasks.pack_parameters(empty)))
     assert got.clients == ()

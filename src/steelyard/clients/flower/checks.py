@@ -154,11 +154,11 @@ def most_counted(samples: Sequence[int], factor: float) -> int:
     return MOST_SAMPLES if len(held) < 2 else max(1, int(factor * held[(len(held) - 1) // 2]))
 
 
-def loss_fault(losses: Floats) -> str | None:
+def loss_fault(losses: Floats, what: str = "loss") -> str | None:
     """Say why a client's losses cannot be true, or None when they can."""
     for loss in losses.tolist():
         if not abs(loss) <= MOST_WORTH:
-            return f"loss = {loss:g}; allowed: a number of at most {MOST_WORTH:g}"
+            return f"{what} = {loss:g}; allowed: a number of at most {MOST_WORTH:g}"
     return None
 
 
@@ -184,11 +184,11 @@ def failures(
     asked: Sequence[str],
     omitted: str = "its node answered without it",
 ) -> tuple[Failure, ...]:
-    """Return the failures that a node told, and one for every asked client that it passed over in silence."""
-    told = {form.client: clean(form.reason) for form in forms}
-    silent = [client for client in asked if client not in told and client not in set(answered)]
+    """Return the failures that a node reports, and one for every asked client that it passed over in silence."""
+    reasons = {form.client: clean(form.reason) for form in forms}
+    silent = [client for client in asked if client not in reasons and client not in set(answered)]
     return (
-        *(Failure(client, reason) for client, reason in told.items()),
+        *(Failure(client, reason) for client, reason in reasons.items()),
         *(Failure(client, omitted) for client in silent),
     )
 

@@ -6,13 +6,13 @@ the question, are the numbers possible) is checked in `checks`.
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Any, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from steelyard.messages import LossState
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Version of these forms; both sides must use the same."""
 
 INTRODUCE = "query.introduce"
@@ -117,6 +117,9 @@ class TaskForm(Form):
     round: int
     clients: list[str]
     loss: LossForm
+    algorithm: dict[str, Any]
+    """The algorithm's name and parameters; what it sends to clients is in the arrays beside it. A node takes none that
+    the experiment does not name."""
     seconds: float
     """How long the server waits; the node gives up by itself after that, so that it is free for the next round."""
     experiment: str = ""
@@ -136,7 +139,7 @@ class FailureForm(BaseModel):
 
 
 class UpdateForm(Form):
-    """A node's answer to a task; the models are in the arrays beside it."""
+    """A node's answer to a task; models, label counts and an algorithm's vectors are in the arrays beside it."""
 
     federation: str
     round: int
@@ -145,6 +148,10 @@ class UpdateForm(Form):
     criteria: dict[str, list[float]]
     losses: list[float]
     payload: str
+    steps: list[int] | None = None
+    first_losses: list[float] | None = None
+    started_over: list[str] = []
+    """Clients that began with nothing kept: in their first round, or because their node lost it."""
     failures: list[FailureForm] = []
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -11,14 +11,16 @@ import torch
 from flwr.app import ArrayRecord, RecordDict
 from flwr.serverapp import Grid
 
-from steelyard.clients.flower import checks, merging, wire
+from steelyard.clients.flower import checks, merging
 from steelyard.clients.flower.checks import clean, reading_one_answer
 from steelyard.clients.flower.forms import EVALUATE, TRAIN, Refused
 from steelyard.clients.flower.payloads import DENSE, Codec, CohortRows
+from steelyard.clients.flower.questions import read_evaluations, write_question
 from steelyard.clients.flower.register import Register
 from steelyard.clients.flower.requesting import Request, RequestSender, Silence
 from steelyard.clients.flower.roster import Roster
 from steelyard.clients.flower.settings import FederateSettings
+from steelyard.clients.flower.tasks import Expected, Refusal, pack_parameters, read_updates, write_task
 from steelyard.errors import UserError
 from steelyard.messages import Evaluations, Failure, Question, Task, Updates
 
@@ -33,6 +35,7 @@ class Part(Protocol):
 PartT = TypeVar("PartT", bound=Part)
 _NAMES = "registered-clients"
 _OWNERS = "client-keys"
+_KEEPING = "clients-that-keep"
 _MOST_EXTRA = 64 << 10
 """Bytes that an answer may have beside its form and its arrays: names of parts, Flower's own records."""
 _PATIENCE = 2.0
@@ -73,14 +76,14 @@ class FlowerClients:
     `criteria` are the measures that clients take themselves, each with the check of its range; `scores` is the range
     that a local score can have; `run` names the run, so that nodes keep its private states apart from others'; `codec`
     is how the updates of this kind of experiment travel; `experiment` is its text for the nodes; `known` is what it
-    says of their data.
+    says of their data; `further` is what answers must say besides (`tasks.Expected`).
     Nothing that a node sends is used before it was checked.
     """
 
     def __init__(
         self,
         grid: Grid,
-        criteria: Mapping[str, wire.Refusal],
+        criteria: Mapping[str, Refusal],
         settings: FederateSettings,
         scores: tuple[float, float] | None = None,
         run: str = "",
@@ -88,6 +91,7 @@ class FlowerClients:
         experiment: str = "",
         register: Register | None = None,
         known: Mapping[str, int | list[int]] | None = None,
+        further: Collection[str] = (),
     ) -> None:
         self.settings = settings
         self.roster = Roster(
@@ -95,13 +99,15 @@ class FlowerClients:
         )
         self._patience = min(_PATIENCE, settings.timeout / 2)
         self._sender = RequestSender(grid)
-        self._criteria = dict(criteria)
+        self._expected = Expected(dict(criteria), frozenset(further))
         self.scores = scores
         self._run = run
         self._experiment = experiment
         self._codec = codec
         self._noted: set[str] = set()
         """Clients whose claim of a large test set is in the notes."""
+        self._keeping: set[tuple[str, str]] = set()
+        """By federation: clients that keep something for the algorithm since an earlier round."""
 
     def wait(self) -> None:
         """Wait for the nodes that the experiment asks for; call it before the first round."""
@@ -115,37 +121,51 @@ class FlowerClients:
         """Send each task to the nodes of its cohort; who does not answer properly in time is named as a failure."""
         self.roster.round = max((task.round for task in tasks), default=0)
         self.roster.refresh(self._patience)
-        return self.send_tasks(tasks, [Sending(wire.pack_parameters(task), self._codec) for task in tasks])
+        return self.send_tasks(tasks, [Sending(pack_parameters(task), self._codec) for task in tasks])
 
     def send_tasks(self, tasks: Sequence[Task], sendings: Sequence[Sending]) -> list[Updates]:
         """Send each task as it is to travel, and join what comes back."""
         requests: list[TaskRequest] = []
         failures: list[list[Failure]] = [[] for _ in tasks]
+        classes = self.roster.about.get("classes")
+        expected = replace(self._expected, classes=classes if isinstance(classes, int) else 0)
         rows = [
-            CohortRows(task.clients, task.parameters) if sending.codec.kind == DENSE.kind else None
+            CohortRows(task) if sending.codec.kind == DENSE.kind else None
             for task, sending in zip(tasks, sendings, strict=True)
         ]
         for index, (task, sending) in enumerate(zip(tasks, sendings, strict=True)):
             for node, asked in self.group(task.clients, failures[index]).items():
-                content = wire.write_task(
+                content = write_task(
                     *(task, asked, self._seconds(tasks), sending.arrays, self._run, self._experiment),
                     cohort=sending.cohort,
                     attempt=sending.attempt,
                 )
-                most = checks.largest_form(len(asked)) + sending.codec.largest(len(asked), task.parameters)
+                most = checks.largest_form(len(asked)) + expected.largest(task, len(asked), sending.codec)
                 request = Request(node, TRAIN, content, task.round, _MOST_EXTRA + most)
                 requests.append(TaskRequest(index, node, asked, request))
 
         def read(request: TaskRequest, content: RecordDict) -> Updates:
             task, kept = tasks[request.index], rows[request.index]
-            part = wire.read_updates(content, task, request.asked, self._criteria, sendings[request.index].codec)
+            part = read_updates(content, task, request.asked, expected, sendings[request.index].codec)
             return part if kept is None else kept.put(part)
 
         parts = self.exchange(requests, self._seconds(tasks), read, failures)
-        return [
+        answers = [
             merging.updates(task, parts.get(i, []), failures[i], sendings[i].codec, rows[i])
             for i, task in enumerate(tasks)
         ]
+        for task, answer in zip(tasks, answers, strict=True):
+            if task.algorithm.keeps:
+                self._note_lost(task, answer)
+        return answers
+
+    def _note_lost(self, task: Task, answer: Updates) -> None:
+        """Note clients that kept something in an earlier round and begin with nothing in this one."""
+        for client in answer.started_over:
+            if (task.federation, client) in self._keeping:
+                kept = ", ".join(task.algorithm.keeps)
+                self.roster.note(f"client {client} of {task.federation} lost what it kept ({kept}); it begins at 0")
+        self._keeping |= {(task.federation, client) for client in answer.clients}
 
     def evaluate(self, questions: Sequence[Question]) -> list[Evaluations]:
         """Send each question to all nodes; raises `NoAnswers` where not one of them answers."""
@@ -156,14 +176,14 @@ class FlowerClients:
         homes = self.group(sorted(self.roster.registered), away)
         for index, question in enumerate(questions):
             failures[index] = list(away)
-            content = wire.write_question(question, self._seconds(questions), self._run, self._experiment)
+            content = write_question(question, self._seconds(questions), self._run, self._experiment)
             details = checks.LARGEST_DETAILS if question.detailed else 0
             for node, asked in homes.items():
                 most = _MOST_EXTRA + checks.largest_form(len(asked), len(question.models)) + details
                 requests.append(TaskRequest(index, node, asked, Request(node, EVALUATE, content, question.round, most)))
 
         def read(request: TaskRequest, content: RecordDict) -> Evaluations:
-            return wire.read_evaluations(content, questions[request.index], request.asked, self.scores)
+            return read_evaluations(content, questions[request.index], request.asked, self.scores)
 
         parts = self.exchange(requests, self._seconds(questions), read, failures)
         for index, question in enumerate(questions):
@@ -192,12 +212,15 @@ class FlowerClients:
         """Return the names of the registered clients; all else that clients keep is on their nodes."""
         # With these a resumed run draws the same cohorts even before every node is back.
         owners = [f"{client}\t{key}" for client, key in sorted(self.roster.owners.items())]
-        return {_NAMES: _tensor(sorted(self.roster.registered)), _OWNERS: _tensor(owners)}
+        keeping = [f"{federation}\t{client}" for federation, client in sorted(self._keeping)]
+        found = {_NAMES: sorted(self.roster.registered), _OWNERS: owners, _KEEPING: keeping}
+        return {name: _tensor(lines) for name, lines in found.items()}
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
         """Register the clients of a snapshot again."""
         self.roster.registered |= set(_lines(state, _NAMES))
-        self.roster.owners |= dict(line.split("\t", 1) for line in _lines(state, _OWNERS))
+        self.roster.owners |= dict(_pairs(state, _OWNERS))
+        self._keeping = set(_pairs(state, _KEEPING))
 
     @property
     def notes(self) -> Sequence[str]:
@@ -275,3 +298,7 @@ def _lines(state: Mapping[str, torch.Tensor], name: str) -> list[str]:
     if name not in state:
         return []
     return [line for line in state[name].to(torch.uint8).numpy().tobytes().decode().split("\n") if line]
+
+
+def _pairs(state: Mapping[str, torch.Tensor], name: str) -> list[tuple[str, str]]:
+    return [(first, second) for first, _, second in (line.partition("\t") for line in _lines(state, name))]

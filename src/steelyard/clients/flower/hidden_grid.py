@@ -32,6 +32,7 @@ from steelyard.clients.flower.hidden_forms import (
 from steelyard.clients.flower.hidden_tries import Answer, RoundTry, Shape, keep_shares, key_rows, read_answer
 from steelyard.clients.flower.requesting import Request
 from steelyard.clients.flower.settings import FederateSettings
+from steelyard.clients.flower.tasks import Refusal, pack_parameters
 from steelyard.messages import Failure, Floats, Task, Updates
 from steelyard.privacy.aggregation_settings import FEWEST, AggregationSettings
 from steelyard.privacy.fixed_point import FixedPoint
@@ -50,12 +51,12 @@ class HiddenClients(FlowerClients):
     def __init__(
         self,
         grid: Grid,
-        criteria: Mapping[str, wire.Refusal],
+        criteria: Mapping[str, Refusal],
         settings: FederateSettings,
         aggregation: AggregationSettings,
-        **further: Any,
+        **options: Any,
     ) -> None:
-        super().__init__(grid, criteria, settings, **further)
+        super().__init__(grid, criteria, settings, **options)
         self._aggregation = aggregation
 
     def train(self, tasks: Sequence[Task]) -> list[Updates]:
@@ -96,7 +97,7 @@ class HiddenClients(FlowerClients):
             work.server.require(len(work.server.keys), f"showed keys ({why})" if why else "showed keys")
 
     def _sending(self, work: RoundTry) -> Sending:
-        arrays = ArrayRecord({**wire.pack_parameters(work.task), **packing.pack({"keys": key_rows(work)})})
+        arrays = ArrayRecord({**pack_parameters(work.task), **packing.pack({"keys": key_rows(work)})})
         cohort = sorted(work.server.keys)
         return Sending(arrays, key_shares_codec(len(cohort)), cohort, work.attempt)
 

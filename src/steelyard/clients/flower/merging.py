@@ -24,23 +24,40 @@ _NO_FLOATS = np.zeros(0, dtype=np.float64)
 def updates(
     task: Task, parts: Sequence[Updates], failures: Sequence[Failure], codec: Codec, rows: CohortRows | None = None
 ) -> Updates:
-    """Join the checked updates of several nodes; with none, an empty answer. `rows` holds whole models already."""
+    """Join the checked updates of several nodes; with none, an empty answer.
+
+    `rows` holds whole models and the algorithm's vectors already.
+    """
     clients = [client for part in parts for client in part.clients]
     order = sorted(range(len(clients)), key=lambda i: clients[i])
     names = sorted({name for part in parts for name in part.criteria})
+    ordered = tuple(clients[i] for i in order)
+    if rows is None:
+        payload, vectors = _payload(task, [part.payload for part in parts if part.clients], order, codec), {}
+    else:
+        payload, vectors = rows.joined(ordered)
     return Updates(
         federation=task.federation,
         round=task.round,
-        clients=tuple(clients[i] for i in order),
+        clients=ordered,
         samples=_column([part.samples for part in parts], _NO_COUNTS)[order],
         criteria={name: _column([part.criteria[name] for part in parts], _NO_FLOATS)[order] for name in names},
         losses=_column([part.losses for part in parts], _NO_FLOATS)[order],
-        payload=_payload(task, [part.payload for part in parts if part.clients], order, codec)
-        if rows is None
-        else rows.joined([clients[i] for i in order]),
+        payload=payload,
         failures=tuple(sorted(failures, key=lambda failure: failure.client)),
         bytes_sent=_column([part.bytes_sent for part in parts if part.bytes_sent is not None], _NO_COUNTS)[order],
+        steps=_said_by_all([part.steps for part in parts], order),
+        first_losses=_said_by_all([part.first_losses for part in parts], order),
+        label_counts=_said_by_all([part.label_counts for part in parts], order),
+        vectors=vectors,
+        started_over=tuple(sorted(client for part in parts for client in part.started_over)),
     )
+
+
+def _said_by_all(columns: Sequence[NDArray[NumberT] | None], order: list[int]) -> NDArray[NumberT] | None:
+    """Join what every node must say where it is asked for; None where it is not."""
+    said = [column for column in columns if column is not None]
+    return np.concatenate(said)[order] if said and len(said) == len(columns) else None
 
 
 def _payload(task: Task, parts: Sequence[Payload], order: list[int], codec: Codec) -> Payload:

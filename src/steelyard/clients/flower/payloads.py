@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from steelyard.clients.flower.arrays import tensor, unpack
 from steelyard.clients.flower.forms import Refused
-from steelyard.messages import DenseModels, Payload, Updates
+from steelyard.messages import DenseModels, Payload, Task, Updates
 
 
 @dataclass(frozen=True)
@@ -50,34 +50,41 @@ class Codec:
 
 
 class CohortRows:
-    """One matrix for a whole cohort, into which whole models are copied as they arrive; no second one is ever needed.
+    """The matrices of a whole cohort, into which models and an algorithm's vectors are copied as they arrive.
 
-    Use one for each task whose updates travel as whole models, `put` for each answer and `joined` at the end.
+    No second copy of them is ever needed. Use one for each task whose updates travel as whole models, `put` for each
+    answer and `joined` at the end.
     """
 
-    def __init__(self, clients: Sequence[str], parameters: torch.Tensor) -> None:
-        self._row = {client: row for row, client in enumerate(sorted(clients))}
-        self._models = torch.empty(len(self._row), parameters.numel())
+    def __init__(self, task: Task) -> None:
+        self._row = {client: row for row, client in enumerate(sorted(task.clients))}
+        shape = (len(self._row), task.parameters.numel())
+        self._models = torch.empty(shape)
+        self._vectors = {name: torch.empty(shape) for name in task.algorithm.sends}
         self._lock, self._closed = Lock(), False
 
     def put(self, part: Updates) -> Updates:
-        """Take over the models of an answer; what is returned holds them no longer."""
+        """Take over the models and vectors of an answer; what is returned holds them no longer."""
         models = cast(DenseModels, part.payload).models
         with self._lock:
             if self._closed:  # Rows have moved: an answer after the deadline must not be written over another.
                 raise Refused("came after the deadline")
-            for client, model in zip(part.clients, models, strict=True):
-                self._models[self._row[client]].copy_(model)
-        return replace(part, payload=DenseModels(models[:0].clone()))
+            rows = [self._row[client] for client in part.clients]
+            for matrix, found in ((self._models, models), *((self._vectors[n], v) for n, v in part.vectors.items())):
+                for row, numbers in zip(rows, found, strict=True):
+                    matrix[row].copy_(numbers)
+        return replace(part, payload=DenseModels(models[:0].clone()), vectors={})
 
-    def joined(self, clients: Sequence[str]) -> DenseModels:
-        """Return the models of these clients, ascending; rows move up over those of clients that are left out."""
+    def joined(self, clients: Sequence[str]) -> tuple[DenseModels, dict[str, torch.Tensor]]:
+        """Return models and vectors of these clients, ascending; rows move up over those of clients left out."""
         with self._lock:
             self._closed = True
-        for row, client in enumerate(clients):
-            if self._row[client] != row:
-                self._models[row].copy_(self._models[self._row[client]])
-        return DenseModels(self._models[: len(clients)])
+        for matrix in (self._models, *self._vectors.values()):
+            for row, client in enumerate(clients):
+                if self._row[client] != row:
+                    matrix[row].copy_(matrix[self._row[client]])
+        count = len(clients)
+        return DenseModels(self._models[:count]), {name: matrix[:count] for name, matrix in self._vectors.items()}
 
 
 def only_keys(arrays: Mapping[str, Array], allowed: Sequence[str]) -> None:

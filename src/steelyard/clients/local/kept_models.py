@@ -56,7 +56,9 @@ class KeptModels:
         return {**own, **past}
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Put back what `snapshot` returned."""
+        """Hold what `snapshot` returned and nothing else."""
+        self._own.clear()
+        self._past.clear()
         for key, model in state.items():
             kind, federation, whose, *_ = json.loads(key)
             if kind == "own":

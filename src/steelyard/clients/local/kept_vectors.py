@@ -43,7 +43,8 @@ class KeptVectors:
         return {json.dumps([KIND, *key]): held for key, held in sorted(self._held.items())}
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Put back what `snapshot` returned; entries of other kinds are passed over."""
+        """Hold what `snapshot` returned and nothing else; entries of other kinds are passed over."""
+        self._held.clear()
         for key, held in state.items():
             kind, *rest = json.loads(key)
             if kind == KIND:

@@ -1,0 +1,262 @@
+"""Tasks and updates as Flower records, and back; `questions` has those of testing.
+
+Trust ends where the server reads: `read_updates` takes nothing from a node as given. A fault of the whole answer raises
+`Refused`; a fault of one client's part leaves that client out, as a Failure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord, RecordDict
+from numpy.typing import NDArray
+
+from steelyard.algorithms.algorithm import Vectors
+from steelyard.algorithms.settings import algorithm_table
+from steelyard.clients.flower import arrays as packing
+from steelyard.clients.flower import checks, payloads
+from steelyard.clients.flower.forms import LossForm, Refused, TaskForm, UpdateForm
+from steelyard.clients.flower.wire import Header, content, failure_forms, split, written
+from steelyard.messages import Failure, Task, Updates
+
+Refusal = Callable[[float], str | None]
+"""Says why a criterion's value cannot be true, or None when it can."""
+VECTOR = "vector/"
+"""Before the name of each array that is a vector of the algorithm."""
+LABEL_COUNTS = "label_counts"
+_ARRAY_HEAD = 4096
+
+
+# ---------------------------------------------------------------- server to node
+
+
+def pack_parameters(task: Task) -> ArrayRecord:
+    """Return the global model of a task and its algorithm's vectors, packed once for all the nodes they go to."""
+    return packing.pack({"parameters": _numbers(task.parameters), **_vector_arrays(task.vectors)})
+
+
+def write_task(
+    task: Task,
+    clients: Sequence[str],
+    seconds: float,
+    parameters: ArrayRecord,
+    run: str = "",
+    experiment: str = "",
+    *,
+    cohort: Sequence[str] = (),
+    attempt: str = "",
+) -> RecordDict:
+    """Return a task for those of its cohort that live on one node.
+
+    Where updates are hidden, `cohort` names all clients of the round, and their keys are in `parameters` too.
+    """
+    form = TaskForm(
+        run=run,
+        federation=task.federation,
+        seed=task.seed,
+        round=task.round,
+        clients=list(clients),
+        loss=LossForm.of(task.loss),
+        algorithm=algorithm_table(task.algorithm),
+        seconds=seconds,
+        experiment=experiment,
+        cohort=list(cohort),
+        attempt=attempt,
+    )
+    return RecordDict({"form": written(form), "arrays": parameters})
+
+
+def read_task(records: RecordDict) -> tuple[Task, Header]:
+    """Return the task that a node received, and what it needs for it.
+
+    Its algorithm and its learning rate are still FedAvg's: the node itself finds them in the experiment.
+    """
+    text, arrays = split(records)
+    form = TaskForm.read(text)
+    named = [name for name in arrays if name.startswith(VECTOR)]
+    payloads.only_keys(arrays, ["parameters", *named, *(["keys"] if form.cohort else [])])
+    parameters = packing.tensor(packing.unpack(arrays["parameters"], "parameters", "<f4", (None,)))
+    vectors = {
+        name.removeprefix(VECTOR): packing.tensor(packing.unpack(arrays[name], name, "<f4", (len(parameters),)))
+        for name in named
+    }
+    clients = tuple(sorted(form.clients))
+    task = Task(
+        *(form.federation, form.seed, form.round, clients, parameters, form.loss.state()),
+        vectors=vectors,
+    )
+    keys = packing.unpack(arrays["keys"], "keys", "|u1", (len(form.cohort), None)) if form.cohort else None
+    return task, Header(
+        *(form.run, form.experiment, form.seconds, tuple(form.cohort), keys, form.attempt, form.algorithm)
+    )
+
+
+def _numbers(tensor: torch.Tensor) -> NDArray[np.float32]:
+    return tensor.detach().to("cpu", torch.float32).numpy()
+
+
+def _vector_arrays(vectors: Vectors) -> dict[str, NDArray[np.float32]]:
+    return {f"{VECTOR}{name}": _numbers(vector) for name, vector in vectors.items()}
+
+
+# ---------------------------------------------------------------- node to server
+
+
+def write_updates(updates: Updates, codec: payloads.Codec = payloads.DENSE) -> RecordDict:
+    """Return what a node's clients trained."""
+    arrays = {**codec.packed(updates.payload), **_vector_arrays(updates.vectors)}
+    if updates.label_counts is not None:
+        arrays[LABEL_COUNTS] = np.asarray(updates.label_counts, dtype=np.int64)
+    form = UpdateForm(
+        federation=updates.federation,
+        round=updates.round,
+        clients=list(updates.clients),
+        samples=[int(count) for count in updates.samples],
+        criteria={name: [float(value) for value in values] for name, values in updates.criteria.items()},
+        losses=[float(loss) for loss in updates.losses],
+        payload=codec.kind,
+        steps=None if updates.steps is None else [int(count) for count in updates.steps],
+        first_losses=None if updates.first_losses is None else [float(loss) for loss in updates.first_losses],
+        started_over=list(updates.started_over),
+        failures=failure_forms(updates.failures),
+    )
+    return content(form, arrays)
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the answers of a run must say of each client beside its model, its samples and its loss."""
+
+    criteria: Mapping[str, Refusal] = field(default_factory=dict[str, Refusal])
+    """The criteria that clients measure, with the check of each one's range."""
+    further: frozenset[str] = frozenset()
+    """Which of "steps", "first_losses" and "label_counts" a criterion or an algorithm of the run needs."""
+    classes: int = 0
+    """The number of classes, for label counts."""
+
+    def largest(self, task: Task, clients: int, codec: payloads.Codec) -> int:
+        """Return the most bytes that the arrays of an honest answer of so many clients have."""
+        vectors = len(task.algorithm.sends) * payloads.DENSE.largest(clients, task.parameters)
+        counts = 8 * clients * self.classes + _ARRAY_HEAD if LABEL_COUNTS in self.further else 0
+        return codec.largest(clients, task.parameters) + vectors + counts
+
+
+def read_updates(
+    records: RecordDict,
+    task: Task,
+    asked: Sequence[str],
+    expected: Expected,
+    codec: payloads.Codec = payloads.DENSE,
+) -> Updates:
+    """Return the usable part of a node's answer to a task; the clients left out are in its failures."""
+    text, arrays = split(records)
+    most, criteria = checks.largest_form(len(asked)), expected.criteria
+    sent = checks.refuse_size(text, arrays, most, expected.largest(task, len(asked), codec))
+    form = UpdateForm.read(text, most)
+    checks.refuse_other(form.federation, form.round, task.federation, task.round)
+    count = checks.refuse_clients(form.clients, form.failures, asked)
+    checks.refuse_lengths(count, {"samples": form.samples, "losses": form.losses})
+    checks.refuse_lengths(count, form.criteria)
+    if set(form.criteria) != set(criteria):
+        raise Refused(f"criteria: got {checks.names(form.criteria)}; allowed: exactly {checks.names(criteria)}")
+    codec.refuse_other(form.payload)
+    further = _further(form, arrays, task, expected)
+    payload = codec.unpack(_without_further(arrays, task, expected), count, task.parameters)
+    finite = payload.finite()
+    far = checks.explosion(payload, task.parameters)
+    losses = checks.floats(form.losses)
+    faults = [
+        checks.sample_fault(form.samples[i])
+        or next((f for name, judge in criteria.items() if (f := judge(form.criteria[name][i]))), None)
+        or next((f for n in criteria if (f := checks.criterion_fault(n, form.criteria[n][i], form.samples[i]))), None)
+        or checks.loss_fault(losses[i : i + 1])
+        or (None if finite[i] else "update: holds NaN or infinite numbers")
+        or (f"update: farther than {checks.MOST_GROWTH:g} times the model; that is no training" if far[i] else None)
+        or further.fault(i)
+        for i in range(count)
+    ]
+    whole = Updates(
+        federation=task.federation,
+        round=task.round,
+        clients=tuple(form.clients),
+        # A number of samples that no array can hold is refused below with its client.
+        samples=_bounded(form.samples),
+        criteria={name: checks.floats(form.criteria[name]) for name in criteria},
+        losses=losses,
+        payload=payload,
+        failures=checks.failures(form.failures, form.clients, asked),
+        bytes_sent=np.full(count, sent // max(count, 1), dtype=np.int64),
+        steps=further.steps,
+        first_losses=further.first_losses,
+        label_counts=further.label_counts,
+        vectors=further.vectors,
+        started_over=tuple(client for client in form.clients if client in form.started_over),
+    )
+    keep = [i for i in range(count) if faults[i] is None]
+    refused = [Failure(form.clients[i], checks.clean(reason)) for i, reason in enumerate(faults) if reason is not None]
+    return whole.select(keep, refused)
+
+
+@dataclass(frozen=True, eq=False)
+class _Further:
+    """What an answer says beside the models because an algorithm or a criterion needs it; None where none does."""
+
+    vectors: Mapping[str, torch.Tensor]
+    steps: NDArray[np.int64] | None
+    first_losses: NDArray[np.float64] | None
+    label_counts: NDArray[np.int64] | None
+
+    def fault(self, client: int) -> str | None:
+        """Say what of it cannot be true for the client at this position, or None where all can."""
+        if self.steps is not None and not 1 <= self.steps[client] < checks.MOST_SAMPLES:
+            return f"steps = {self.steps[client]}; allowed: 1 to {checks.MOST_SAMPLES - 1}"
+        if self.label_counts is not None:
+            counts = self.label_counts[client]
+            if counts.min(initial=0) < 0 or counts.max(initial=0) > checks.MOST_SAMPLES:
+                return f"{LABEL_COUNTS}: holds {counts.min()} to {counts.max()}; allowed: 0 to {checks.MOST_SAMPLES}"
+        for name, vectors in self.vectors.items():
+            if not float(torch.linalg.vector_norm(vectors[client], torch.inf)) <= checks.MOST_WORTH:
+                return f"vector {name}: holds NaN, infinity or a number beyond {checks.MOST_WORTH:g}"
+        losses = self.first_losses
+        return None if losses is None else checks.loss_fault(losses[client : client + 1], "first loss")
+
+
+def _further(form: UpdateForm, arrays: ArrayRecord, task: Task, expected: Expected) -> _Further:
+    """Return what was asked for beside the models; an answer that lacks any of it is refused."""
+    count, needed = len(form.clients), set(expected.further)
+    if task.algorithm.counts_steps:
+        needed.add("steps")
+    said: dict[str, Sequence[Any] | None] = {"steps": form.steps, "first_losses": form.first_losses}
+    for name, values in said.items():
+        if name in needed and values is None:
+            raise Refused(f"{name}: missing; allowed: one for each client, since the run needs them")
+        checks.refuse_lengths(count, {} if values is None else {name: values})
+    for name in [f"{VECTOR}{name}" for name in task.algorithm.sends] + sorted(needed & {LABEL_COUNTS}):
+        if name not in arrays:
+            raise Refused(f"arrays: {name} is missing, which {task.algorithm.name} or a criterion of the run needs")
+    shape = (count, task.parameters.numel())
+    return _Further(
+        {
+            name: packing.tensor(packing.unpack(arrays[VECTOR + name], VECTOR + name, "<f4", shape))
+            for name in task.algorithm.sends
+        },
+        _bounded(form.steps) if "steps" in needed and form.steps is not None else None,
+        checks.floats(form.first_losses) if "first_losses" in needed and form.first_losses is not None else None,
+        packing.unpack(arrays[LABEL_COUNTS], LABEL_COUNTS, "<i8", (count, expected.classes))
+        if LABEL_COUNTS in needed
+        else None,
+    )
+
+
+def _without_further(arrays: ArrayRecord, task: Task, expected: Expected) -> dict[str, Array]:
+    """Return the arrays that are for the codec: all that this task does not ask for besides."""
+    beside = {*expected.further, *(f"{VECTOR}{name}" for name in task.algorithm.sends)}
+    return {name: array for name, array in arrays.items() if name not in beside}
+
+
+def _bounded(counts: Sequence[int]) -> NDArray[np.int64]:
+    return np.asarray([min(max(n, -1), checks.MOST_SAMPLES) for n in counts], dtype=np.int64)
