@@ -78,7 +78,7 @@ def test_rules_without_an_algorithm_take_the_experiments() -> None:
             "privacy.aggregation: the server of fednova steps from single updates, and only their sum is told",
         ),
         (
-            {"algorithm": {"name": "fednova"}, "privacy": {"local": {"clip": 1.0, "noise": 1.0}}},
+            {"algorithm": {"name": "fednova"}, "privacy": {"local": {"clip": 1.0, "noise": 1.0}, "criteria": "public"}},
             "privacy.local: the server of fednova counts the steps of each client, which devices with noise do not",
         ),
     ],

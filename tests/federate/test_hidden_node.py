@@ -215,7 +215,17 @@ def test_keys_that_are_not_the_node_s_own_make_its_clients_withdraw():
 
 def test_a_task_says_whose_keys_it_brings():
     loss = LossForm(name="auto")
-    form = TaskForm(run="r", federation="f", seed=0, round=1, clients=["a"], loss=loss, seconds=1.0, cohort=["a", "b"])
+    form = TaskForm(
+        run="r",
+        federation="f",
+        seed=0,
+        round=1,
+        clients=["a"],
+        loss=loss,
+        algorithm={"name": "fedavg"},
+        seconds=1.0,
+        cohort=["a", "b"],
+    )
     content = wire.content(form, {"parameters": np.zeros(2, np.float32)})
     with pytest.raises(Refused, match=r"arrays: got parameters; allowed: exactly keys, parameters"):
         tasks.read_task(content)

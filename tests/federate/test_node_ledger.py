@@ -276,7 +276,8 @@ def test_a_server_that_asks_again_beyond_or_under_another_name_is_refused_at_the
     asked, document = node(0, tmp_path, epsilon=4.38), private(rounds=1)
     assert isinstance(ask(asked, document, 1), RecordDict)
     assert isinstance(ask(asked, document, 1), RecordDict)  # Noised anew, and counted again.
-    assert isinstance(ask(asked, document, 99, federation="other"), RecordDict)  # Never named.
+    assert reason(ask(asked, document, 99)) == "NotAllowed: round: got 99; allowed: 1 to 1"
+    assert isinstance(ask(asked, document, 1, federation="other"), RecordDict)  # Never named.
     assert isinstance(ask(asked, private(rounds=2), 1, run="other", clients=("client-002",)), RecordDict)
     log = capfd.readouterr().out.splitlines()
     assert log[-1] == "steelyard: ledger: answer 4 (run other, DS, round 1) takes epsilon to 4.377 of 4.38"
@@ -326,7 +327,7 @@ def test_a_node_whose_ledger_is_damaged_or_cannot_be_written_answers_nothing(
     assert isinstance(ask(asked, document, 1), RecordDict)
     (tmp_path / "state" / FILE).write_text("")
     capfd.readouterr()
-    assert reason(ask(asked, document, 2)) == "UserError: node config state"
+    assert reason(ask(asked, document, 1)) == "UserError: node config state"
     out, err = capfd.readouterr()
     assert out.endswith(f"{FILE} is damaged (it is empty), so what was told is unknown; allowed: the file as it was\n")
     assert (out.count("\n"), err) == (1, "")

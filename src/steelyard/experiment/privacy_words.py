@@ -79,8 +79,8 @@ def check_sums(privacy: PrivacySettings | None, algorithm: Algorithm) -> None:
         )
     if algorithm.counts_steps and field == "local":
         raise UserError(
-            f"privacy.local: the server of {algorithm.name} counts the steps of each client, which devices with noise do "
-            "not report; allowed: an algorithm that counts none"
+            f"privacy.local: the server of {algorithm.name} counts the steps of each client, which devices with noise "
+            "do not report; allowed: an algorithm that counts none"
         )
     if algorithm.sees == "models" and field != "local":
         raise UserError(
