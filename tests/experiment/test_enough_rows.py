@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
+from steelyard.clients.node import NodeConfig
 from steelyard.experiment.enough_rows import EnoughRows
+from steelyard.experiment.node_rules import agreed
 from steelyard.messages import DenseModels, Evaluations, LossState, Question, Task, Updates
 
 
@@ -62,7 +66,28 @@ def test_class_weights_that_single_out_few_rows_get_no_update():
         assert updates.clients == inner.tasks[-1].clients == answering
         left = {failure.client: failure.reason for failure in updates.failures}
         assert left == ({} if "small" in answering else {"small": left["small"]})
-    assert left["small"] == "loss: its class weights single out a class of fewer than 5 rows"
+    assert left["small"] == "loss: under its class weights, fewer than 5 rows of a class are behind an update"
+
+
+@pytest.mark.parametrize("training", [{"updates": 12, "batch_size": 1}, {"updates": 1, "batch_size": 12}])
+def test_class_weights_and_few_steps_do_not_single_out_a_row(tmp_path: Path, training: dict[str, Any]):
+    """Under weights of 0 for all classes but one, twelve rows may hold one of that class: its update is that row."""
+    rng = np.random.default_rng(1)
+    np.savez(tmp_path / "own.npz", x=rng.random((120, 5), dtype=np.float32), y=(np.arange(120) % 5 == 0).astype(int))
+    node = NodeConfig.read({"client": "a", "data": str(tmp_path / "own.npz")})
+    for fields, answers in ((training, False), ({"epochs": 2, "batch_size": 8}, True)):
+        asked = {
+            "name": "x",
+            "data": {"source": "npz", "path": "theirs.npz", "classes": 2},
+            "model": {"name": "logistic"},
+            "training": fields,
+            "compute": {"engine": "loop", "device": "cpu"},
+        }
+        own = agreed(asked, node).on_node(node)
+        for weights, answered in (((0.0, 1.0), answers), ((1.0, 1.0), True)):
+            loss = LossState(class_weights=weights)
+            (updates,) = own.clients.train([Task("f", 1, 1, ("a",), torch.zeros(12), loss)])
+            assert updates.clients == (("a",) if answered else ())
 
 
 def test_small_test_sets_are_not_told():

@@ -13,7 +13,7 @@ from steelyard.algorithms.feddyn import FedDyn
 from steelyard.algorithms.fedprox import FedProx
 from steelyard.algorithms.scaffold import Scaffold
 from steelyard.learning.descent import Descent
-from steelyard.learning.effective_rows import effective_rows
+from steelyard.learning.effective_rows import effective_rows, effective_rows_of
 from steelyard.learning.parameters import Layout
 from steelyard.learning.settings import TrainingSettings
 from steelyard.learning.training import train_client
@@ -55,6 +55,21 @@ def test_known_cases(size: int, fields: dict[str, object], rows: float):
 def test_weight_decay_forgets():
     strong = TrainingSettings(batch_size=1, learning_rate=0.5, weight_decay=1.8)
     assert effective_rows(30, strong) == pytest.approx(0.99 / 0.81)  # weights 1, 0.1, 0.01, ...
+
+
+@pytest.mark.parametrize(
+    ("fields", "rows"),
+    [
+        ({"batch_size": 4}, 20.0),
+        ({"batch_size": 4, "updates": 24}, 20.0),
+        ({"batch_size": 4, "updates": 22}, 12.0),  # 8 rows are not visited: they may all be of the class
+        ({"batch_size": 4, "updates": 19}, 0.0),
+        ({"batch_size": 12, "learning_rate": 0.1, "weight_decay": 10.0}, 2.5),  # 12 of the 96 count
+    ],
+)
+def test_of_a_class_those_count_that_are_behind_an_update_for_sure(fields: dict[str, object], rows: float):
+    found = effective_rows_of(20, 96, TrainingSettings.model_validate(fields))
+    assert found == pytest.approx(rows)
 
 
 @pytest.mark.parametrize(("updates", "rows"), [(1, 4.0), (3, 12.0), (24, 96.0), (100, 96.0)])

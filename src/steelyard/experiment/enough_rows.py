@@ -15,9 +15,10 @@ from steelyard.randomness import stream_key
 class EnoughRows(WrappedClients):
     """Clients of a node with a file of its owner's; wrap them where they are built, before anything is sent.
 
-    `tested` is the number of test rows of each client, `labelled` its number of training rows of each class. `secret`
-    is a number that follows from the file, which the server does not have: the order of rows, masks and decoys are
-    drawn with it, so that no server can tell which rows are behind which part of an answer.
+    `tested` is the number of test rows of each client, `labelled` its number of training rows of each class, and
+    `behind` how many of these are at least behind an update; left out: all. `secret` is a number that follows from the
+    file, which the server does not have: the order of rows, masks and decoys are drawn with it, so that no server can
+    tell which rows are behind which part of an answer.
     """
 
     def __init__(
@@ -27,12 +28,14 @@ class EnoughRows(WrappedClients):
         secret: int,
         tested: Mapping[str, int],
         labelled: Mapping[str, Sequence[int]] | None = None,
+        behind: Mapping[str, Sequence[float]] | None = None,
         *,
         counts_labels: bool = False,
     ) -> None:
         super().__init__(clients)
         self._min_rows, self._secret = min_rows, secret
         self._tested, self._labelled, self._counts_labels = tested, labelled or {}, counts_labels
+        self._behind = self._labelled if behind is None else behind
 
     def train(self, tasks: Sequence[Task]) -> list[Updates]:
         few = [{name: why for name in task.clients if (why := self._few(name, task.loss))} for task in tasks]
@@ -80,15 +83,14 @@ class EnoughRows(WrappedClients):
 
         Its counts of labels would tell how many, and two answers with other class weights how they differ.
         """
-        counts = self._labelled.get(client, ())
-        if not any(0 < count < self._min_rows for count in counts):
-            return ""
-        if self._counts_labels:
-            return f"label counts: a class has fewer than {self._min_rows} rows, and its number is not told"
+        counts, least = self._labelled.get(client, ()), self._min_rows
+        if self._counts_labels and any(0 < count < least for count in counts):
+            return f"label counts: a class has fewer than {least} rows, and its number is not told"
         weights = {weight for weight, count in zip(loss.class_weights or (), counts, strict=False) if count}
-        if len(weights) < 2:
+        behind = self._behind.get(client, counts)
+        if len(weights) < 2 or all(rows >= least for count, rows in zip(counts, behind, strict=True) if count):
             return ""
-        return f"loss: its class weights single out a class of fewer than {self._min_rows} rows"
+        return f"loss: under its class weights, fewer than {least} rows of a class are behind an update"
 
     def _seed(self, seed: int) -> int:
         return stream_key(self._secret, client=str(seed), purpose="node")

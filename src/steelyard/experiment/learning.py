@@ -14,7 +14,7 @@ from steelyard.data.settings import DataSettings, FlawSettings, PartitionSetting
 from steelyard.errors import UserError, listed
 from steelyard.experiment.description import Description
 from steelyard.experiment.privacy_words import check_cohorts
-from steelyard.learning.effective_rows import effective_rows
+from steelyard.learning.effective_rows import effective_rows_of
 from steelyard.learning.settings import ModelSettings, TrainingSettings
 from steelyard.privacy.aggregation_requirements import check_installed
 from steelyard.weighing.adafed import CLASS_METRICS
@@ -205,10 +205,10 @@ class LearningDescription(Description):
             noise=self._device_noise(),
         )
 
-    def _rows_behind(self, size: int) -> float:
-        """Return how many rows an update of a client with so many rests on: the fewest, of all rounds and rules."""
+    def _rows_behind(self, size: int, count: int) -> float:
+        """Return how many of `count` rows of a client with `size` are behind its updates: the fewest of all."""
         rates = {self.rate(round) for round in range(1, self.rounds.count + 1)}
-        return min(effective_rows(size, self.training, made, sorted(rates)) for made in self.algorithms())
+        return min(effective_rows_of(count, size, self.training, made, sorted(rates)) for made in self.algorithms())
 
     def _device_noise(self) -> DeviceNoise | None:
         """Return what devices add to what they send; None where they add nothing."""

@@ -120,14 +120,14 @@ def host(
     *,
     seed: int,
     node: NodeConfig,
-    rows_behind: Callable[[int], float],
+    rows_behind: Callable[[int, int], float],
     facts: FactSettings = NO_FACTS,
     noise: DeviceNoise | None = None,
 ) -> NodeClients:
     """Build the clients that live on a node; nothing of other clients is kept.
 
-    `rows_behind` says how many rows an update of a client with so many rests on, for the owner's min-rows. Flaws are of
-    simulated clients: a node with data of its own has the clients it has.
+    `rows_behind` says, of a client's rows, how many of so many are behind an update, for the owner's min-rows. Flaws
+    are of simulated clients: a node with data of its own has the clients it has.
     """
     if flaws and node.own_data:
         raise UserError(
@@ -167,7 +167,7 @@ def _guarded(
     seed: int,
     node: NodeConfig,
     facts: FactSettings,
-    rows_behind: Callable[[int], float],
+    rows_behind: Callable[[int, int], float],
 ) -> tuple[Clients, tuple[str, ...], tuple[str, ...]]:
     """Build the clients of a node that reads its owner's file: its rows are fixed by that file, whatever is asked.
 
@@ -181,9 +181,10 @@ def _guarded(
     _check_introduction(dataset, data, node)
     clients = Simulation(lambda _: fixed, *(model, training, _compute(compute), criteria, node.facts(fixed.names)))
     tested = {rows.client: len(rows.test) for rows in fixed.clients}
-    labelled = fixed.label_counts() if dataset.classes else None
+    labelled = fixed.label_counts() if dataset.classes else {}
+    behind = {name: [rows_behind(sum(counts), count) for count in counts] for name, counts in labelled.items()}
     counting = any(criterion.needs.label_counts for criterion in criteria)
-    guarded = EnoughRows(clients, node.min_rows, secret, tested, labelled, counts_labels=counting)
+    guarded = EnoughRows(clients, node.min_rows, secret, tested, labelled, behind, counts_labels=counting)
     return guarded, tuple(sorted(fixed.names)), notes
 
 

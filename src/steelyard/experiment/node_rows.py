@@ -82,13 +82,14 @@ def own_reading(section: type[SectionT], node: NodeConfig, **usual: Any) -> Sect
 
 
 def with_enough(
-    population: Population, rows_behind: Callable[[int], float], node: NodeConfig
+    population: Population, rows_behind: Callable[[int, int], float], node: NodeConfig
 ) -> tuple[Population, tuple[str, ...]]:
     """Return a population without clients whose updates would rest on too few rows, and why, for the owner.
 
-    `rows_behind` says how many rows an update of a client with so many training rows rests on.
+    `rows_behind` says, of a client's training rows, how many of so many are behind an update.
     """
-    behind = {rows.client: rows_behind(len(rows.train)) if len(rows.train) else 0.0 for rows in population.clients}
+    sizes = {rows.client: len(rows.train) for rows in population.clients}
+    behind = {client: rows_behind(size, size) if size else 0.0 for client, size in sizes.items()}
     kept = tuple(rows for rows in population.clients if behind[rows.client] >= node.min_rows)
     if not kept:
         enough = any(len(rows.train) >= node.min_rows for rows in population.clients)

@@ -29,10 +29,8 @@ def effective_rows(
     An algorithm that corrects steps moves the model along a vector that the server sends or can bring about. It can
     keep the model where gradients vanish until a step of its choice, so no more than one batch is sure to count.
     """
-    batch = size if training.batch_size == "full" else min(training.batch_size, size)
-    each_epoch = -(-size // batch)
+    batch, each_epoch, steps = _steps(size, training)
     last = size - batch * (each_epoch - 1)
-    steps = training.updates or training.epochs * each_epoch
     if algorithm.corrects != "nothing":
         return float(last if steps >= each_epoch else batch)
     damping, rate = training.weight_decay + algorithm.pull, training.learning_rate * np.unique(rates)
@@ -48,3 +46,24 @@ def effective_rows(
         squares = squares + moved**2 / (last if (steps - age) % each_epoch == 0 else batch)
     behind = np.divide(total**2, squares, out=np.zeros_like(total), where=squares > 0)
     return min(float(size), float(behind.min()))
+
+
+def effective_rows_of(
+    count: int, size: int, training: TrainingSettings, algorithm: Algorithm = _FEDAVG, rates: Sequence[float] = (1.0,)
+) -> float:
+    """Return how many of `count` of a client's `size` rows, a class say, are at least behind an update.
+
+    Rows that a round does not visit may all be among them. Use it where weights of classes can leave nothing but one
+    class in an update.
+    """
+    behind = effective_rows(size, training, algorithm, rates)
+    batch, _, steps = _steps(size, training)
+    visited = min(size, steps * batch) if algorithm.corrects == "nothing" else behind
+    return behind * (max(0.0, count - (size - visited)) / visited)
+
+
+def _steps(size: int, training: TrainingSettings) -> tuple[int, int, int]:
+    """Return the rows of a batch, the batches of an epoch, and the steps of a round."""
+    batch = size if training.batch_size == "full" else min(training.batch_size, size)
+    each_epoch = -(-size // batch)
+    return batch, each_epoch, training.updates or training.epochs * each_epoch
