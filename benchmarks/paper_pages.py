@@ -23,12 +23,12 @@ import pandas as pd
 
 from steelyard.experiment.loading import read_experiment
 from steelyard.report.comparison import compare_run
+from steelyard.report.comparison_tables import write_comparison
 from steelyard.report.curves import Curve, read_curves
 from steelyard.report.figures.catalogue import draw
 from steelyard.report.figures.writing import write_figure
-from steelyard.report.grids import render
-from steelyard.report.groups import group_grids
-from steelyard.report.tables import write_tables
+from steelyard.report.groups import group_tables
+from steelyard.report.rendering import render
 from steelyard.report.view import RunView
 from steelyard.runs.reader import History
 
@@ -164,12 +164,12 @@ def write_part(name: str, folder: Path, out: Path) -> None:
     rounds = read_experiment(folder).rounds.model_copy(update={"count": done})
     document = compare_run(folder, rounds) | {"run": name, "told": json.loads((folder / "told.json").read_text())}
     (out / f"{name}.json").write_text(json.dumps(document))
-    (out / f"{name}.md").write_text(write_tables(document, "markdown"))
+    (out / f"{name}.md").write_text(write_comparison(document, "markdown"))
     above = compare_run(folder, rounds.model_copy(update={"reach": "above"}))
     (out / f"{name}-above.json").write_text(json.dumps(above["rounds_to_target"]))
     if name == "unipen62":
         curves = read_curves(History(folder))
-        grids = group_grids(curves, rounds.all_targets, rounds.count)
+        grids = group_tables(curves, rounds.all_targets, rounds.count)
         (out / f"{name}-groups.md").write_text(render(grids, [], "markdown"))
         write_figure(behind(curves), out / f"{name}-behind.svg")
     view = RunView([folder])

@@ -25,7 +25,7 @@ from rich.console import Console
 from tests.report.made_run import make_run
 
 from steelyard.cli.lists import show_runs
-from steelyard.cli.tables import show_summary
+from steelyard.cli.summaries import show_summary
 from steelyard.cli.top import Board
 from steelyard.errors import UserError, one_line
 from steelyard.experiment.loading import read_experiment
@@ -33,10 +33,10 @@ from steelyard.page.feed import Listing
 from steelyard.page.jobs import Jobs
 from steelyard.page.live import LiveHistory
 from steelyard.report.comparison import compare_run
+from steelyard.report.comparison_tables import comparison_csv, write_comparison
 from steelyard.report.contents import contents
 from steelyard.report.html import embedded
 from steelyard.report.summary import summarise
-from steelyard.report.tables import write_csv, write_tables
 from steelyard.report.view import RunView
 from steelyard.runs.export import export_run
 from steelyard.runs.glance import glances
@@ -218,7 +218,11 @@ def questions(root: Path, scratch: Path) -> dict[str, Callable[[], object]]:
 
     def tables_of() -> None:
         document = compare_run(bad, read_experiment(bad).rounds)
-        for text in (write_tables(document, "text", 100), write_tables(document, "latex"), write_csv(document)):
+        for text in (
+            write_comparison(document, "text", 100),
+            write_comparison(document, "latex"),
+            comparison_csv(document),
+        ):
             assert text.replace("\n", "").isprintable(), "a control character"
 
     def frames() -> None:

@@ -30,7 +30,7 @@ PROCESSES.set_forkserver_preload(
         "tests.warm",
         "tests.built_app",
         "steelyard.api",
-        "steelyard.cli.tables",
+        "steelyard.cli.summaries",
         "steelyard.clients.local.clients",
         "steelyard.experiment.learning_node",
         "steelyard.experiment.recommend_node",

@@ -137,6 +137,21 @@ def printable_all(document: Any) -> Any:
     return [printable_all(inner) for inner in cast("list[Any]", document)] if isinstance(document, list) else document
 
 
+_FORMULA = tuple("=+-@＝＋－＠|")
+"""Signs, also in their wide forms, with which a spreadsheet begins a formula or a command."""
+_BLANK = tuple("\t\r\n\v\f\0")
+"""Blanks that no name of ours begins with; some spreadsheets take a text after them for a formula."""
+
+
+def no_formula(text: str) -> str:
+    """Return a text that no spreadsheet takes for a formula; use it for every text that goes into a CSV file.
+
+    Spreadsheets look past blanks for a formula's first sign, and names and reasons come from other people's machines.
+    """
+    first = next((letter for letter in text if not letter.isspace() and letter.isprintable()), "")
+    return f"'{text}" if first in _FORMULA or text[:1] in _BLANK else text
+
+
 def one_line(text: str, longest: int = 1000) -> str:
     """Return an error as the one line that a terminal shows: no control characters, the middle of a long one cut."""
     line = printable(" ".join(text.split()))

@@ -13,7 +13,7 @@ from benchmarks import paper_pages, paper_results
 from steelyard.experiment.loading import read_experiment
 from steelyard.report.comparison import compare_run
 from steelyard.report.curves import Curve, read_curves
-from steelyard.report.groups import group_grids
+from steelyard.report.groups import group_tables
 from steelyard.runs.reader import History
 
 SHORT = ("--set", "compute.device=cpu", "--set", "model.name=logistic")
@@ -101,7 +101,7 @@ def test_fifteen_rules_and_three_seeds_come_out_as_the_papers_table(tmp_path: Pa
     for seed in (1, 2, 3):
         make_archive(f"unipen62-seed{seed}", tmp_path, 12, 40, leads=1.0)
     joined = paper_pages.join(unpacked(tmp_path), tmp_path / "joined")
-    (grid,) = group_grids(read_curves(History(joined)), [0.5], 12)
+    (grid,) = group_tables(read_curves(History(joined)), [0.5], 12)
     assert [row[0] for row in grid.rows] == ["Ind"] * 3 + ["MCA"] * 7 + ["Final"] * 7
     assert [row[1] for row in grid.rows if row[1] == "Mean"] == ["Mean", "Mean"]
     assert grid.headings[2:] == (

@@ -43,7 +43,7 @@ def patients(rows: int = 450) -> pandas.DataFrame:
     return frame
 
 
-def write_csv(folder: Path) -> list[str | Path]:
+def comparison_csv(folder: Path) -> list[str | Path]:
     patients().to_csv(folder / "data.csv", index=False)
     return ["--csv", folder / "data.csv", "--label", "diagnosis", "--owner", "hospital"]
 
@@ -113,7 +113,7 @@ def write_idx(folder: Path) -> list[str | Path]:
 # whose error is the target's deviation of 77.
 FORMS: dict[str, tuple[Callable[[Path], list[str | Path]], list[str], float]] = {
     "csv-owners": (
-        write_csv,
+        comparison_csv,
         [
             "data.csv: 450 rows, 9 columns",
             "label 'diagnosis': 2 classes: ",
@@ -169,7 +169,7 @@ def test_the_same_as_commands(form: str, tmp_path: Path, steelyard: CommandLine)
 
 
 def test_a_file_is_not_written_over(tmp_path: Path, steelyard: CommandLine) -> None:
-    arguments = write_csv(tmp_path)
+    arguments = comparison_csv(tmp_path)
     (tmp_path / "my.toml").write_text("kept")
     refused = steelyard("new", "my.toml", *arguments)
     assert refused.returncode == 2
@@ -182,7 +182,7 @@ def test_a_file_is_not_written_over(tmp_path: Path, steelyard: CommandLine) -> N
 
 
 def test_the_data_are_not_written_over(tmp_path: Path, steelyard: CommandLine) -> None:
-    arguments = write_csv(tmp_path)
+    arguments = comparison_csv(tmp_path)
     before = (tmp_path / "data.csv").read_bytes()
     refused = steelyard("new", "./data.csv", "--force", *arguments)
     assert refused.returncode == 2
@@ -222,7 +222,7 @@ def test_what_cannot_be_is_refused_in_one_line(
 ) -> None:
     from steelyard.errors import UserError
 
-    write_csv(tmp_path)
+    comparison_csv(tmp_path)
     np.savez(tmp_path / "x.npz", x=np.zeros((60, 3)), y=np.arange(60) % 2)
     (tmp_path / "counted.csv").write_text("row,y\n" + "".join(f"{row},{row % 2}\n" for row in range(60)))
     (tmp_path / "short.csv").write_text("a,y\n1,0\n5,1\n")

@@ -11,9 +11,10 @@ import pytest
 
 from steelyard.errors import UserError
 from steelyard.report.comparison import describe
+from steelyard.report.comparison_tables import comparison_csv, curves_csv, write_comparison
 from steelyard.report.curves import Curve
 from steelyard.report.figures.curves_file import write_curves
-from steelyard.report.tables import curves_csv, spark, write_csv, write_tables
+from steelyard.report.rendering import spark
 from steelyard.report.verdicts import verdicts
 
 SHARES = (0.25, 0.5, 1.0)
@@ -82,7 +83,7 @@ def test_above_asks_for_more_than_the_target():
     strict, low = found["rounds_to_target"]
     assert [part["unreached"] for part in strict["rows"][0]["cells"]] == [1, 1, 1]
     assert [part["mean"] for part in low["rows"][0]["cells"]] == [3, 4, 8]
-    table = write_tables(found | {"rounds": 10, "limit": 10, "reach": "above"}, "text")
+    table = write_comparison(found | {"rounds": 10, "limit": 10, "reach": "above"}, "text")
     assert "are above 90%" in table
     # No share of either was reached, so there is nothing to print an average of.
     assert strict["rows"][1]["printed"]["values"] == []
@@ -149,12 +150,12 @@ def test_an_error_is_no_accuracy_and_has_no_targets():
     found = describe([error("DS", 50), error("VE", 40)], "DS", (0.9,), SHARES, 3) | {"rounds": 3, "limit": 3}
     assert found["rounds_to_target"] == []
     assert found["verdicts"][0]["server_mape"]["mean"] == pytest.approx(0.1)
-    assert "−40.00" in write_tables(found, "text")
+    assert "−40.00" in write_comparison(found, "text")
 
 
 @pytest.mark.parametrize("style", ["text", "markdown", "latex"])
 def test_tables_for_people_hold_every_figure(style):
-    text = write_tables(document(), style)
+    text = write_comparison(document(), style)
     for part in ("90%", "worst tenth", "3.5", "DS"):
         assert part.replace("%", r"\%") in text if style == "latex" else part in text
     if style == "latex":
@@ -166,7 +167,7 @@ def test_tables_for_people_hold_every_figure(style):
 
 
 def test_csv_is_tidy():
-    rows = list(csv.DictReader(io.StringIO(write_csv(document()))))
+    rows = list(csv.DictReader(io.StringIO(comparison_csv(document()))))
     assert len(rows) == 2 * 2 * 5
     picked = [row for row in rows if (row["target"], row["rule"], row["share"]) == ("0.9", "LD", "1.0")]
     assert picked[0]["kind"] == "gain"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from steelyard.report.curves import Curve
-from steelyard.report.groups import group_grids, study_of
+from steelyard.report.groups import group_tables, study_of
 
 
 def curve(rule: str, seed: int, reached: list[int]) -> Curve:
@@ -31,7 +31,7 @@ def test_groups_means_and_what_was_not_reached():
         curve("DS>LD", 2, [1, 3, 5, 0]),
         curve("LD>DS", 2, [3, 5, 0, 0]),
     ]
-    (grid,) = group_grids(curves, (0.75,), 10)
+    (grid,) = group_tables(curves, (0.75,), 10)
     assert grid.headings[2:5] == ("Low 20%", "Low 30%", "Low mean")
     found = {row[:2]: row[2:] for row in grid.rows}
     # A quarter of the devices (5 of 20) is enough for 20 %, six need two blocks; 70 and 75 % need three (14 and 15).
@@ -45,6 +45,6 @@ def test_groups_means_and_what_was_not_reached():
 
 
 def test_above_is_stricter():
-    (grid,) = group_grids([curve("DS", 1, [1, 1, 1, 1])], (0.8,), 10, above=True)
+    (grid,) = group_tables([curve("DS", 1, [1, 1, 1, 1])], (0.8,), 10, above=True)
     assert set(grid.rows[0][2:]) == {"—"}
     assert "are above 80%" in grid.title

@@ -11,7 +11,7 @@ import pytest
 from tests.conftest import CommandLine
 from tests.report.made_run import make_run
 
-from steelyard.cli.tables import show_reweighed
+from steelyard.cli.summaries import show_reweighed
 from steelyard.errors import UserError
 from steelyard.report.reweigh import cohorts, part_with, reweigh
 from steelyard.report.view import RunView

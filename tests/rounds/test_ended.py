@@ -18,9 +18,9 @@ from steelyard.experiment.running import resume, run
 from steelyard.messages import DenseModels, Task, Updates
 from steelyard.privacy.accounting import Release, spent
 from steelyard.report.comparison import compare_run
+from steelyard.report.comparison_tables import write_comparison
 from steelyard.report.headline import headline
 from steelyard.report.summary import summarise
-from steelyard.report.tables import write_tables
 from steelyard.report.view import RunView
 from steelyard.rounds.drafting import TooFewClients
 from steelyard.rounds.soundness import Exploded
@@ -95,7 +95,7 @@ def test_the_others_go_on_and_everyone_who_looks_is_told(
     assert document["devices"][0]["final"]["values"] == [
         whole.rounds[whole.rounds["rule"] == "fedavg"].accuracy.iloc[2]
     ]
-    assert "Ended early, without a sound model" in write_tables(document, "markdown")
+    assert "Ended early, without a sound model" in write_comparison(document, "markdown")
     ends = {rule["rule"]: rule["ended"] for rule in summarise(folder, rounds)["rules"]}
     assert ends == {main: None, "fedavg": {"round": 3, "reason": WHY}}
     assert any(line.startswith(f"fedavg, seed 1, ended in round 3: {WHY}.") for line in headline(RunView([folder])))

@@ -10,7 +10,7 @@ from tests.warm import command_environment
 HEAVY = ("torch", "scipy", "pandas", "sklearn", "flwr")
 
 
-MODULES = ("messages", "data", "weighing.rule", "weighing.table", "cli.tables")
+MODULES = ("messages", "data", "weighing.rule", "weighing.table", "cli.summaries")
 
 
 def test_nothing_heavy_is_imported() -> None:

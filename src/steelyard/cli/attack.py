@@ -12,8 +12,9 @@ from typing import Annotated
 import typer
 
 from steelyard.activity import doing
+from steelyard.cli.finishing import watched
 from steelyard.cli.options import ExperimentArgument, FirstSeedOption, FormatOption, QuietOption, SeedsOption, SetOption
-from steelyard.cli.printing import print_json, terminal_width, watched
+from steelyard.cli.printing import print_json, terminal_width
 from steelyard.cli.trust import TrustOption, asking
 from steelyard.errors import printable
 from steelyard.rounds.progress import watching
@@ -70,7 +71,7 @@ def resume_attack(folder: Path, trust: bool, accept_changes: bool, quiet: bool, 
 def _finish(folder: Path, trust: bool, accept_changes: bool, quiet: bool, format: str) -> None:
     """Do what is left of the attacks of a folder, and show what they did; their code was asked for where `trust`."""
     from steelyard.experiment.attacking import CLEAN, run_attack
-    from steelyard.report.hostile import attack_document, attack_lines, outcome
+    from steelyard.report.hostile import attack_document, attack_text, outcome
 
     ask = None if trust else asking(trust)
     tell = None if quiet else _tell
@@ -82,7 +83,7 @@ def _finish(folder: Path, trust: bool, accept_changes: bool, quiet: bool, format
     if format == "json":
         print_json({"folder": str(folder), "seeds": done.seeds, **document})
         return
-    print("\n".join(attack_lines(document, terminal_width() or 80)))
+    print(attack_text(document, terminal_width()))
     print(f"\nruns stored in {printable(str(folder))}")
 
 

@@ -12,8 +12,9 @@ from typing import Annotated, Literal
 import typer
 
 from steelyard.cli import federate_server
+from steelyard.cli.finishing import finish
 from steelyard.cli.options import ExperimentArgument, FormatOption, SetOption
-from steelyard.cli.printing import finish, print_json
+from steelyard.cli.printing import print_json
 from steelyard.cli.trust import TrustOption, asking
 from steelyard.errors import printable
 

@@ -8,18 +8,15 @@ from itertools import pairwise
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from steelyard.errors import without_controls
-from steelyard.report.tables import bars
+from steelyard.report.rendering import Table, as_text, bars
 from steelyard.rounds.progress import show_score
 from steelyard.runs.glance import Glance
 
 STYLES = {"running": "bold cyan", "finished": "green", "stopped": "yellow", "killed": "red", "unreadable": "red"}
 """How states look; each is also a word, so that nothing hangs on colour."""
-NARROW = 80
-"""Below this width the columns that matter least are left out."""
 
 
 def show_runs(folder: Path, found: Sequence[Glance]) -> None:
@@ -28,19 +25,18 @@ def show_runs(folder: Path, found: Sequence[Glance]) -> None:
     if not found:
         console.print(nothing(folder), highlight=False, markup=False, soft_wrap=True)
         return
-    wide = console.width >= NARROW
-    table = Table(box=None, pad_edge=False)
-    table.add_column("run", overflow="fold", ratio=1)
-    table.add_column("state")
-    table.add_column("rounds", justify="right")
-    table.add_column("accuracy", justify="right")
-    table.add_column("age", justify="right", no_wrap=True)
-    if wide:
-        table.add_column("size", justify="right", no_wrap=True)
-    for run in found:
-        cells = [plain(run.name), state_of(run), progress_of(run), score_of(run), Text(age(run.changed))]
-        table.add_row(*cells, *([Text(in_bytes(run.bytes))] if wide else []))
-    console.print(table)
+    rows = tuple(
+        (
+            *(without_controls(run.name, "�"), run.state, progress_of(run), score_of(run)),
+            *(age(run.changed), in_bytes(run.bytes)),
+        )
+        for run in found
+    )
+    table = Table("", ("run", "state", "rounds", "accuracy", "age", "size"), rows, names=2)
+    text = Text(as_text(table, console.width))
+    for state, style in STYLES.items():
+        text.highlight_regex(rf"(?<= ){state}(?= )", style)
+    console.print(text)
     for run in found:
         if run.problem:
             console.print(plain(run.problem), style="red", soft_wrap=True)
@@ -63,16 +59,16 @@ def state_of(run: Glance) -> Text:
     return Text(run.state, style=STYLES.get(run.state, "dim"))
 
 
-def progress_of(run: Glance) -> Text:
+def progress_of(run: Glance) -> str:
     """Return how many rounds are done, of how many."""
-    return Text(f"{run.round}/{'?' if run.rounds is None else run.rounds}")
+    return f"{run.round}/{'?' if run.rounds is None else run.rounds}"
 
 
-def score_of(run: Glance) -> Text:
+def score_of(run: Glance) -> str:
     """Return the main rule's accuracy, named where it is something else than accuracy."""
     if run.accuracy is None:
-        return Text("–", style="dim")
-    return plain(show_score(run.accuracy) if run.measure == "accuracy" else f"{run.accuracy:.4g} {run.measure}")
+        return "–"
+    return show_score(run.accuracy) if run.measure == "accuracy" else f"{run.accuracy:.4g} {run.measure}"
 
 
 def age(seconds: float) -> str:

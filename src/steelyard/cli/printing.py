@@ -4,30 +4,18 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, cast
 
-import typer
-
-from steelyard import files
-from steelyard.activity import doing
-from steelyard.errors import Stopped, ends_as_interrupted, printable
+from steelyard.errors import printable
+from steelyard.report.rendering import Table, as_text, wrapped
 
 if TYPE_CHECKING:
     from steelyard.report.documents import Metrics
-    from steelyard.result import Result
-
-
-DoneT = TypeVar("DoneT")
-
-REPORT = files.REPORT
-"""The report's file in a run's folder."""
 
 
 def print_json(document: object) -> None:
@@ -68,75 +56,32 @@ def print_entries(entries: Mapping[str, str]) -> None:
             print(textwrap.fill(shown, width, subsequent_indent=" " * min(column + 2, width // 2)))
 
 
-def metric_table(document: Metrics) -> str:
+def print_wrapped(text: str) -> None:
+    """Print a sentence; in a terminal it is broken between words."""
+    print(wrapped(printable(text), terminal_width()))
+
+
+def print_table(table: Table) -> None:
+    """Print a table for people; in a terminal it is broken into blocks of columns that fit."""
+    print(as_text(table, terminal_width()))
+
+
+def metric_table(document: Metrics) -> Table:
     """Lay metrics by cutoff out with one line per metric and one column per cutoff; use it for people."""
 
-    def rows(block: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-        flat: dict[str, Any] = {}
+    def flat(block: Mapping[str, object], before: str = "") -> dict[str, object]:
+        found: dict[str, object] = {}
         for name, value in block.items():
-            flat |= rows(value, f"{before}{name} ") if isinstance(value, dict) else {before + name: value}
-        return flat
+            inner = cast("Mapping[str, object]", value)
+            found |= flat(inner, f"{before}{name} ") if isinstance(value, Mapping) else {before + name: value}
+        return found
 
     def cell(value: object) -> str:
         if value is None:
             return "-"
         return f"{value:.5f}" if isinstance(value, float) else str(value)
 
-    columns = {cutoff: rows(block) for cutoff, block in document.items()}
+    columns = {cutoff: flat(block) for cutoff, block in document.items()}
     names = list(next(iter(columns.values())))
-    width = max(map(len, names))
-    lines = [" " * width + "".join(f"{'@' + cutoff:>14}" for cutoff in columns)]
-    lines += [f"{name:<{width}}" + "".join(f"{cell(block[name]):>14}" for block in columns.values()) for name in names]
-    return "\n".join(lines)
-
-
-def watched(work: Callable[[], DoneT]) -> DoneT:
-    """Do the work of a run; a stop by the user (Ctrl-C, or SIGTERM as a page sends it) is reported in one line."""
-    try:
-        with ends_as_interrupted():
-            return work()
-    except Stopped as stop:
-        folder = str(stop.folder)
-        print(
-            f"steelyard: stopped; what is done is in {printable(folder)}; go on with: "
-            f"steelyard resume {shlex.quote(folder)}",
-            file=sys.stderr,
-        )
-        raise typer.Exit(130) from None
-    except KeyboardInterrupt:
-        print("steelyard: stopped before the run began; nothing was written", file=sys.stderr)
-        raise typer.Exit(130) from None
-
-
-def write_own_report(result: Result) -> None:
-    """Write the report of a run into its folder."""
-    # For speed of start: what draws is large.
-    from steelyard.report.html import write_report
-    from steelyard.report.view import RunView
-
-    with doing("writing the report"):
-        write_report(RunView([result.history]), result.folder / REPORT)
-
-
-def report_line(folder: str, written: bool) -> str:
-    """Say where the report of a run is, or how to make it."""
-    if written:
-        return f"report to open: {printable(str(Path(folder) / REPORT))}"
-    return f"a report to open: steelyard report {shlex.quote(folder)}"
-
-
-def finish(work: Callable[[], Result], format: str, report: bool = False) -> None:
-    """Do the work of a command that runs an experiment and print its summary; use it for every such command."""
-    result = watched(work)
-    with doing("summing up"):
-        summary = result.summary
-    if report:
-        write_own_report(result)
-    if format == "json":
-        print_json(summary)
-    else:
-        # For speed of start: tables are drawn only at the end of a run.
-        from steelyard.cli.tables import show_summary
-
-        show_summary(summary)
-        print(report_line(str(result.folder), report))
+    rows = tuple((name, *(cell(block[name]) for block in columns.values())) for name in names)
+    return Table("", ("metric", *(f"@{cutoff}" for cutoff in columns)), rows)

@@ -13,9 +13,10 @@ import typer
 
 from steelyard.activity import doing
 from steelyard.cli.options import FormatOption
-from steelyard.cli.printing import print_json
+from steelyard.cli.printing import print_json, print_table
 from steelyard.cli.trust import TrustOption, asking
 from steelyard.errors import UserError, writable
+from steelyard.report.rendering import Table
 from steelyard.rounds.progress import watching
 
 if TYPE_CHECKING:
@@ -246,30 +247,45 @@ def _print_audit(document: Audit) -> None:
     print(f"  and at most         {canary.accounted:.3f} by the ledger (delta {canary.delta:g})")
     if canary.lower > canary.accounted:
         print("  the promise is not kept: canaries refute what the run states")
-    print("\ngradient inversion on digits: how alike (correlation) each")
-    print("sample is to what is found, and the share that is read")
-    print(f"{'model':7}{'samples':>7}  {'attack':10}{'protection':21}{'alike':>6}{'read':>6}")
-    for entry in found:
-        print(
-            f"{entry['model']:7}{entry['samples']:>7}  {_WAYS.get(entry['attack'], entry['attack']):10}"
-            f"{entry['protection']:21}"
-            f"{entry['likeness']:>6.2f}{entry['read']:>6.0%}"
-        )
-    print("\nmembership on digits: how often a client's sample ranks")
-    print("above a stranger, and the share above 99 of 100 strangers")
-    print(f"{'model':7}{'samples':>7}  {'protection':31}{'ranked':>6}{'found':>6}")
-    for entry in document["membership"]:
-        print(
-            f"{entry['model']:7}{entry['samples']:>7}  {entry['protection']:31}"
-            f"{entry['ranked']:>6.2f}{entry['found']:>6.0%}"
-        )
-    users = document.get("recommender")
-    if users is not None:
-        print(f"\n{users['experiment']}: share of claimed items that are the user's")
-        heads = "".join(f"{row['round']:>7}" for row in users["protections"][0]["rounds"])
-        print(f"{'protection':32}{'round':>6}{heads}")
-        for entry in users["protections"]:
-            shares = [row["sum"]["precision"] for row in entry["rounds"]]
-            cells = "".join(f"{'-' if share is None else format(share, '.3f'):>7}" for share in shares)
-            print(f"{entry['protection']:38}{cells}")
+    print()
+    print_table(_inversion_table(found))
+    print()
+    print_table(_membership_table(document["membership"]))
+    if "recommender" in document:
+        users = document["recommender"]
+        print()
+        print_table(_recommender_table(users))
         print(f"claimed at random: {users['chance']:.3f}")
+
+
+def _inversion_table(rows: list[InversionRow]) -> Table:
+    cells = tuple(
+        (
+            *(row["model"], str(row["samples"]), _WAYS.get(row["attack"], row["attack"]), row["protection"]),
+            *(f"{row['likeness']:.2f}", f"{row['read']:.0%}"),
+        )
+        for row in rows
+    )
+    note = "alike: correlation of each sample with what is found; read: the share that is read"
+    headings = ("model", "samples", "attack", "protection", "alike", "read")
+    return Table("gradient inversion on digits", headings, cells, note, names=4)
+
+
+def _membership_table(rows: list[MembershipRow]) -> Table:
+    cells = tuple(
+        (row["model"], str(row["samples"]), row["protection"], f"{row['ranked']:.2f}", f"{row['found']:.0%}")
+        for row in rows
+    )
+    note = "ranked: how often a client's sample is above a stranger; found: the share above 99 of 100 strangers"
+    headings = ("model", "samples", "protection", "ranked", "found")
+    return Table("membership on digits", headings, cells, note, names=3)
+
+
+def _recommender_table(users: RecommenderAudit) -> Table:
+    rounds = tuple(f"round {row['round']}" for row in users["protections"][0]["rounds"])
+    rows: list[tuple[str, ...]] = []
+    for entry in users["protections"]:
+        shares = [row["sum"]["precision"] for row in entry["rounds"]]
+        rows.append((entry["protection"], *("-" if share is None else f"{share:.3f}" for share in shares)))
+    title = f"{users['experiment']}: share of claimed items that are the user's"
+    return Table(title, ("protection", *rounds), tuple(rows))

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from steelyard.cli.options import FormatOption
-from steelyard.cli.printing import metric_table, print_json
+from steelyard.cli.printing import metric_table, print_json, print_table
 from steelyard.cli.recommend_audit import audit, cost
 from steelyard.cli.recommend_explain import clouds, explain, kept
 from steelyard.cli.recommend_features import features
@@ -76,7 +76,7 @@ def report(
         return
     for line in document["data"]:
         typer.echo(line)
-    typer.echo(metric_table(document["metrics"]))
+    print_table(metric_table(document["metrics"]))
     for name, value in document.get("sampled", {}).items():
         typer.echo(f"{name + ' among sampled negatives':<40}{value:>8.5f}")
     for name, value in document["communication"].items():

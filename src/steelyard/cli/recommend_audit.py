@@ -12,10 +12,11 @@ from typing import Annotated, Literal
 import typer
 
 from steelyard.cli.options import FormatOption
-from steelyard.cli.printing import print_json
+from steelyard.cli.printing import print_json, print_table
 from steelyard.cli.recommend_options import parse_counts
 from steelyard.cli.trust import TrustOption, asking
 from steelyard.errors import UserError
+from steelyard.report.rendering import Table
 
 
 class Mode(StrEnum):
@@ -84,20 +85,13 @@ def audit(
     if format == "json":
         print_json({"experiment": described.name, "protections": found})
         return
-    typer.echo(f"{'':<44}{'by sign of the bias':^26}{'by absence of negatives':^26}{'by sum of changes':^20}")
-    heads = f"{'precision':>14}{'recall':>10}{'precision':>16}{'recall':>10}{'precision':>14}"
-    typer.echo(f"{'protection':<38}{'round':>6}{heads}")
+    rows: list[tuple[str, ...]] = []
     for entry in found:
         for row in entry["rounds"]:
-            cells = [
-                row["sign"]["precision"],
-                row["sign"]["recall"],
-                row["absence"]["precision"],
-                row["absence"]["recall"],
-                row["sum"]["precision"],
-            ]
-            shown = ["-" if cell is None else f"{cell:.3f}" for cell in cells]
-            typer.echo(
-                f"{entry['protection']:<38}{row['round']:>6}{shown[0]:>14}{shown[1]:>10}{shown[2]:>16}{shown[3]:>10}"
-                f"{shown[4]:>14}"
-            )
+            guesses = (row["sign"], row["absence"])
+            shares = [share for guess in guesses for share in (guess["precision"], guess["recall"])]
+            cells = ["-" if share is None else f"{share:.3f}" for share in (*shares, row["sum"]["precision"])]
+            rows.append((entry["protection"], str(row["round"]), *cells))
+    heads = ("sign: precision", "sign: recall", "absence: precision", "absence: recall", "sum: precision")
+    note = "Items claimed by the sign of the bias, by the absence of negatives, and by the sum of changes."
+    print_table(Table("What the server reads of users' items", ("protection", "round", *heads), tuple(rows), note))

@@ -5,23 +5,17 @@ What is heavy is imported inside the commands, for speed of start.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from steelyard.cli.options import FormatOption
-from steelyard.cli.printing import print_json, terminal_width
+from steelyard.cli.printing import print_json, print_table, print_wrapped
 from steelyard.cli.recommend_options import RuleOption, RunArgument, parse_counts, parse_cutoffs
-from steelyard.errors import new_file, printable
+from steelyard.errors import new_file
 from steelyard.recommend.knowledge.naming import counted
-
-if TYPE_CHECKING:
-    from steelyard.report.documents import Explanation
-
-_HEADER = f"{'share':>7}{'part':>10}{'gain':>8}{'hers':>9}{'common':>9}  "
-"""The columns of a reason before the feature's name: part = gain x (hers + common)."""
+from steelyard.report.rendering import Table
 
 
 def explain(
@@ -40,33 +34,26 @@ def explain(
     if format == "json":
         print_json(found)
         return
-    for line in _told(found, count, terminal_width()):
-        typer.echo(printable(line))
-
-
-def _told(found: Explanation, count: int, width: int | None) -> Iterator[str]:
-    """Yield why an item has its score; where the terminal is too narrow for a table, two lines for each feature."""
     reasons = found["reasons"]
-    yield f"{found['title']} for user {found['user']}: score {found['score']:.4f}"
+    print_wrapped(f"{found['title']} for user {found['user']}: score {found['score']:.4f}")
     shared = counted(len(reasons), "feature") if reasons else "no feature"
-    yield f"{shared} shared: the user has {found['features_of_user']}, the item {found['features_of_item']}"
+    print_wrapped(f"{shared} shared: the user has {found['features_of_user']}, the item {found['features_of_item']}")
     if not reasons:
         return
-    shown = reasons[:count]
-    wide = width is None or max(len(row["feature"]) for row in shown) + len(_HEADER) <= width
-    if wide:
-        yield f"{_HEADER}feature"
-    for row in shown:
-        if wide:
-            numbers = f"{row['part']:>10.4f}{row['gain']:>8.3f}{row['personal']:>9.4f}{row['common']:>9.4f}"
-            yield f"{row['share']:>7.1%}{numbers}  {row['feature']}"
-            continue
-        yield f"{row['share']:>7.1%}  {row['feature']}"
-        inner = f"{row['personal']:.4f} hers + {row['common']:.4f} common"
-        yield f"{'':>9}{row['part']:.4f} = {row['gain']:.3f} x ({inner})"
+    rows = tuple(
+        (
+            row["feature"],
+            f"{row['share']:.1%}",
+            *(f"{row['part']:.4f}", f"{row['gain']:.3f}", f"{row['personal']:.4f}", f"{row['common']:.4f}"),
+        )
+        for row in reasons[:count]
+    )
+    print_table(
+        Table("", ("feature", "share", "part", "gain", "hers", "common"), rows, "part = gain x (hers + common)")
+    )
     if len(reasons) > count:
         rest = sum(abs(row["share"]) for row in reasons[count:])
-        yield f"{rest:>7.1%}  in {counted(len(reasons) - count, 'further feature')}"
+        print_wrapped(f"{rest:.1%} in {counted(len(reasons) - count, 'further feature')}")
 
 
 def kept(
@@ -83,10 +70,11 @@ def kept(
         print_json(found)
         return
     for name, words in (("shown", "an item of the list has it"), ("informative", "the list would select it again")):
-        typer.echo(f"a feature is kept if {words}:")
-        typer.echo(f"{'best':>8}{'Q1':>9}{'median':>9}{'Q3':>9}")
-        for top, quartiles in found["kept"][name].items():
-            typer.echo(f"{top:>8}" + "".join("        -" if q is None else f"{q:>9.1%}" for q in quartiles))
+        rows = tuple(
+            (top, *("-" if quartile is None else f"{quartile:.1%}" for quartile in quartiles))
+            for top, quartiles in found["kept"][name].items()
+        )
+        print_table(Table(f"a feature is kept if {words}:", ("best", "Q1", "median", "Q3"), rows))
     if found["prominent_kept"] is None:
         typer.echo("no user has a feature that tells her items from others, so there is nothing to keep")
         return

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from steelyard.cli.options import FormatOption
-from steelyard.cli.printing import metric_table, print_json
+from steelyard.cli.printing import metric_table, print_json, print_table
 from steelyard.cli.recommend_features import features_of
 from steelyard.cli.recommend_options import parse_cutoffs
 from steelyard.errors import UserError, brief, new_file, own_folder
@@ -62,7 +62,7 @@ def evaluate(
     if format == "json":
         print_json(document)
     else:
-        typer.echo(metric_table(document))
+        print_table(metric_table(document))
 
 
 def split(

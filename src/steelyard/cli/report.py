@@ -89,7 +89,7 @@ def weigh(
     if format == "json":
         print_json(document)
     else:
-        from steelyard.cli.tables import show_weighed
+        from steelyard.cli.summaries import show_weighed
 
         show_weighed(document)
 
@@ -117,6 +117,6 @@ def _weigh_run(
     if format == "json":
         print_json(document)
         return
-    from steelyard.cli.tables import show_reweighed
+    from steelyard.cli.summaries import show_reweighed
 
     show_reweighed(document)

@@ -13,6 +13,7 @@ import typer
 
 from steelyard.activity import doing
 from steelyard.cli.attack import resume_attack
+from steelyard.cli.finishing import finish, report_line, watched, write_own_report
 from steelyard.cli.options import (
     BaselineOption,
     ExperimentArgument,
@@ -27,7 +28,7 @@ from steelyard.cli.options import (
     TableFormat,
     TableFormatOption,
 )
-from steelyard.cli.printing import finish, print_json, report_line, terminal_width, watched, write_own_report
+from steelyard.cli.printing import print_json, terminal_width
 from steelyard.cli.sweep import resume_sweep, show_sweep
 from steelyard.cli.trust import TrustOption, asking
 from steelyard.errors import UserError, printable
@@ -160,16 +161,16 @@ def table(
 def _print_groups(folder: Path, format: TableFormat) -> None:
     from steelyard.experiment.loading import read_experiment
     from steelyard.report.curves import read_curves
-    from steelyard.report.grids import render
-    from steelyard.report.groups import group_grids
+    from steelyard.report.groups import group_tables
     from steelyard.report.notices import chain_of
+    from steelyard.report.rendering import render
     from steelyard.runs.reader import History
 
     if format in ("json", "csv"):
         raise UserError(f"--format: got '{format}' with --groups; allowed: text, markdown, latex")
     rounds = read_experiment(folder).rounds
     history = History(folder)
-    found = group_grids(read_curves(history), rounds.all_targets, rounds.count, above=rounds.above)
+    found = group_tables(read_curves(history), rounds.all_targets, rounds.count, above=rounds.above)
     print(render(found, [], format, terminal_width()), end="")
     _warn_of_change(chain_of(history))
 
@@ -177,7 +178,7 @@ def _print_groups(folder: Path, format: TableFormat) -> None:
 def _print_table(folder: Path, baseline: str | None, format: TableFormat, curves: Path | None = None) -> None:
     from steelyard.experiment.loading import read_experiment
     from steelyard.report.comparison import compare_run
-    from steelyard.report.tables import write_csv, write_tables
+    from steelyard.report.comparison_tables import comparison_csv, write_comparison
 
     document = compare_run(folder, read_experiment(folder).rounds, baseline)
     if curves is not None:
@@ -187,10 +188,10 @@ def _print_table(folder: Path, baseline: str | None, format: TableFormat, curves
     if format == "json":
         print_json(document)
     elif format == "csv":
-        print(write_csv(document), end="")
+        print(comparison_csv(document), end="")
         _warn_of_change(document["chain"])
     else:
-        print(write_tables(document, format, terminal_width()), end="")
+        print(write_comparison(document, format, terminal_width()), end="")
 
 
 def _warn_of_change(chain: Chain) -> None:

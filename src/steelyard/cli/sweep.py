@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from steelyard.activity import doing
+from steelyard.cli.finishing import watched
 from steelyard.cli.options import (
     ExperimentArgument,
     QuietOption,
@@ -22,7 +23,7 @@ from steelyard.cli.options import (
     TableFormat,
     TableFormatOption,
 )
-from steelyard.cli.printing import print_json, terminal_width, watched
+from steelyard.cli.printing import print_json, terminal_width
 from steelyard.cli.trust import TrustOption, asking
 from steelyard.errors import printable
 from steelyard.rounds.progress import watching

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from steelyard.report.curves import Curve
-from steelyard.report.grids import Grid
 from steelyard.report.measures import rounds_to_target
+from steelyard.report.rendering import Table
 
 GROUPS: tuple[tuple[str, tuple[float, float]], ...] = (("Low", (0.2, 0.3)), ("Mid", (0.4, 0.5)), ("High", (0.7, 0.75)))
 """Shares of the devices by group, as in the paper."""
@@ -20,7 +20,7 @@ def study_of(rule: str) -> str:
     return "MCA" if ">" in rule else "Ind"
 
 
-def group_grids(curves: Sequence[Curve], targets: Sequence[float], limit: int, *, above: bool = False) -> list[Grid]:
+def group_tables(curves: Sequence[Curve], targets: Sequence[float], limit: int, *, above: bool = False) -> list[Table]:
     """Return one table a target; use it for a comparison of single criteria, fixed orders and online starts.
 
     A cell is the mean over seeds; a seed that does not get there counts as the limit, which makes the cell "≥"; "—" is
@@ -31,7 +31,7 @@ def group_grids(curves: Sequence[Curve], targets: Sequence[float], limit: int, *
     headings = ["study", "rule"]
     for name, shares in GROUPS:
         headings += [*(f"{name} {share:.0%}" for share in shares), f"{name} mean"]
-    found: list[Grid] = []
+    found: list[Table] = []
     for target in targets:
         cells = {
             rule: _cells([curve for curve in curves if curve.rule == rule], target, limit, above) for rule in rules
@@ -46,7 +46,7 @@ def group_grids(curves: Sequence[Curve], targets: Sequence[float], limit: int, *
         note = f"Rounds, mean of {seeds} seeds; ≥: some did not get there in {limit} rounds; —: none did. "
         note += "Studies: " + ", ".join(f"{name} {text}" for name, text in STUDIES.items()) + "."
         title = f"Rounds until a share of the devices {'are above' if above else 'reach'} {target:.0%}"
-        found.append(Grid(title, tuple(headings), tuple(rows), note))
+        found.append(Table(title, tuple(headings), tuple(rows), note, names=2))
     return found
 
 

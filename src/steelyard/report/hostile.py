@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import textwrap
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 from steelyard.report.comparison import compare_run
 from steelyard.report.documents import AttackBlock, AttackRow, Attacks, Outcome
 from steelyard.report.flawed import flaws_of
+from steelyard.report.rendering import Table, render, wrapped
 from steelyard.report.statistics import estimate
 from steelyard.rounds.settings import RoundSettings
 from steelyard.runs.reader import History
@@ -101,42 +101,31 @@ def attack_document(outcomes: Mapping[str, Mapping[str, Outcome]], fraction: flo
     return {"fraction": fraction, "attacks": attacks}
 
 
-def attack_lines(document: Attacks, width: int = 80) -> list[str]:
-    """Lay the document out for people, a block per attack, no wider than `width`."""
-    lines: list[str] = []
+_EXPLAINED = (
+    "accuracy: % in the last rounds, over the seeds; lost: points less than without hostile clients; weight: the "
+    "share of all weight that hostile clients had; backdoor: how often the pattern is taken for its class"
+)
+
+
+def attack_text(document: Attacks, width: int | None = None) -> str:
+    """Write the outcomes for people, a table for each attack, no wider than `width` where one is given."""
+    tables: list[Table] = []
     for block in document["attacks"]:
         clean = block["attack"] == "clean"
         share = "no hostile clients" if clean else f"{document['fraction']:.0%} of the clients hostile"
         doors = any(row["backdoor"] for row in block["rules"])
-        titles = ["accuracy"] if clean else ["accuracy", "lost", "weight", *(["backdoor"] if doors else [])]
-        longest = max(len(row["rule"]) for row in block["rules"])
-        column = max(4, min(longest, width - sum(2 + WIDTHS[title] for title in titles)))
-        head = "".join(f"  {title:>{WIDTHS[title]}}" for title in titles)
-        lines += ["", f"{block['attack']}: {share}", f"{'rule':<{column}}{head}"]
-        for row in block["rules"]:
-            name = row["rule"]
-            if len(name) > column:
-                lines.append(name if len(name) <= width else f"{name[: width - 1]}…")
-                name = ""
-            cells = "".join(f"  {_cell(row, title):>{WIDTHS[title]}}" for title in titles)
-            lines.append(f"{name:<{column}}{cells}")
-    explained = (
-        "accuracy: % in the last rounds, over the seeds; lost: points less than without hostile clients; weight: the "
-        "share of all weight that hostile clients had; backdoor: how often the pattern is taken for its class"
+        headings = ("accuracy",) if clean else ("accuracy", "lost", "weight", *(("backdoor",) if doors else ()))
+        rows = tuple((row["rule"], *_cells(row)[: len(headings)]) for row in block["rules"])
+        tables.append(Table(f"{block['attack']}: {share}", ("rule", *headings), rows))
+    return f"{render(tables, [], 'text', width)}\n{wrapped(_EXPLAINED, width)}"
+
+
+def _cells(row: AttackRow) -> tuple[str, str, str, str]:
+    accuracy, lost, weight, backdoor = row["accuracy"], row["lost"], row["weight"], row["backdoor"]
+    half = "" if math.isnan(accuracy["high"]) else f" ±{100 * (accuracy['high'] - accuracy['mean']):4.1f}"
+    return (
+        f"{100 * accuracy['mean']:.1f}{half}",
+        "" if lost is None else f"{100 * lost['mean']:.1f}",
+        "" if weight is None else f"{weight:.0%}",
+        "" if backdoor is None else f"{backdoor['mean']:.0%}",
     )
-    return [*lines[1:], "", *textwrap.wrap(explained, width)]
-
-
-WIDTHS = {"accuracy": 10, "lost": 5, "weight": 6, "backdoor": 8}
-
-
-def _cell(row: AttackRow, title: str) -> str:
-    value = row[title]
-    if value is None:
-        return ""
-    if title == "accuracy":
-        one = math.isnan(value["high"])
-        return f"{100 * value['mean']:.1f}" + ("" if one else f" ±{100 * (value['high'] - value['mean']):4.1f}")
-    if title == "lost":
-        return f"{100 * value['mean']:.1f}"
-    return f"{value if title == 'weight' else value['mean']:.0%}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 from dataclasses import replace
 from datetime import UTC, datetime
 from html import escape
@@ -15,15 +16,15 @@ from steelyard.errors import UserError
 from steelyard.experiment.loading import to_toml
 from steelyard.report import figures
 from steelyard.report.assets import text
+from steelyard.report.comparison_tables import algorithm_cells, cell, comparison_tables
 from steelyard.report.contents import chosen_parts, contents
 from steelyard.report.documents import ReportData
-from steelyard.report.grids import Grid
 from steelyard.report.headline import headline
 from steelyard.report.notices import chain_line, chain_of, privacy_lines, privacy_of
 from steelyard.report.recommended import TITLES, Recommended, recommended
+from steelyard.report.rendering import Table, as_html
 from steelyard.report.sign import drawn as draw_sign
 from steelyard.report.sign import sign
-from steelyard.report.tables import algorithm_cells, cell, grids
 from steelyard.report.view import RunView
 
 _ROUNDS = "Rounds until a share"
@@ -47,7 +48,7 @@ def html(view: RunView) -> str:
     extra = recommended(view)
     data["figures"] |= extra.figures
     title = " and ".join(view.names)
-    picture, told = sign(view)
+    picture, caption = sign(view)
     sections = _sections(view, data, extra)
     nav = "".join(f'<a href="#{name}">{escape(words)}</a>' for name, words, _ in sections)
     body = "".join(f'<section id="{name}"><h2>{escape(words)}</h2>{inner}</section>' for name, words, inner in sections)
@@ -64,7 +65,7 @@ def html(view: RunView) -> str:
         f"<title>{escape(title)} · Steelyard</title><style>{style}</style></head><body>"
         f'<header><div class="mast"><div><h1>{escape(title)}</h1><p>{escape(described)}</p></div>{picture}</div>'
         f'<div class="headline">{"".join(f"<p>{escape(line)}</p>" for line in headline(view))}</div>'
-        + (f'<p class="tilt">{escape(told)}</p>' if told else "")
+        + (f'<p class="tilt">{escape(caption)}</p>' if caption else "")
         + f"<nav aria-label='Sections'>{nav}</nav></header><main>{body}"
         "<noscript><p>The figures of this report are drawn by scripts inside it; the tables need none.</p></noscript>"
         f"</main><footer>Made by Steelyard, {datetime.now(UTC):%Y-%m-%d %H:%M} UTC; opens without a network.</footer>"
@@ -86,7 +87,7 @@ def _sections(view: RunView, data: ReportData, extra: Recommended) -> list[tuple
     drawn, by_rule = data["figures"], data["parts"]
     chooser = _chooser(view)
     found: list[tuple[str, str, str]] = []
-    result = "".join(table(result_grid(view, index), best=True) for index in range(len(view.histories)))
+    result = "".join(as_html(result_table(view, index)) for index in range(len(view.histories)))
     curves = "".join(_figure(name) for name in ("accuracy", "server") if name in drawn)
     found.append(("result", "What came out", f'{result}<div class="two">{curves}</div>'))
     if extra.tables or extra.notes:
@@ -145,7 +146,7 @@ def _framed(name: str, attribute: str) -> str:
 def _recommended(extra: Recommended) -> str:
     notes = "".join(f'<p class="empty">{escape(note)}</p>' for note in extra.notes)
     drawn = "".join(_figure(name) for name in extra.figures)
-    return "".join(table(grid) for grid in extra.tables) + f'<div class="two">{drawn}</div>{notes}'
+    return "".join(as_html(table) for table in extra.tables) + f'<div class="two">{drawn}</div>{notes}'
 
 
 def _cards(chooser: str) -> str:
@@ -165,20 +166,19 @@ def _again() -> str:
     )
 
 
-def result_grid(view: RunView, index: int) -> Grid:
+def result_table(view: RunView, index: int) -> Table:
     """Return the main table of one run: clean rows first, then the weight of flawed clients, then the devices."""
     document = view.documents[index]
     name = f"{view.names[index]}: " if len(view.histories) > 1 else ""
     if document is None:
-        return Grid(f"{name}no round has been tested on clients", ("rule",), ())
+        return Table(f"{name}no round has been tested on clients", ("rule",), ())
     percent = 100.0 if all(row["p10"]["mean"] >= 0 for row in document["devices"]) else 1.0
     unit = " (%)" if percent == 100.0 else ""
     measure = view.experiments[index].score_name
     flawed = {row["rule"]: row["weight"] for row in document["flawed"]}
-    server = {row["rule"]: row for row in document["server"]}
     tested = {row["rule"]: row["testing_rounds"] for row in document["testing"]}
-    accuracy = {rule: row["accuracy"] for rule, row in server.items() if "accuracy" in row}
-    clean = len(accuracy) == len(server)
+    accuracy = {row["rule"]: row["accuracy"] for row in document["server"] if "accuracy" in row}
+    clean = len(accuracy) == len(document["server"])
     tests = any(row["mean"] > 0 for row in tested.values())
     named = algorithm_cells(document)
     headings = [
@@ -199,59 +199,34 @@ def result_grid(view: RunView, index: int) -> Grid:
         rows.append(tuple(cells))
     seeds = len(document["seeds"])
     note = f"After round {document['rounds']}; mean ± 95 % interval over {seeds} seeds." if seeds > 1 else ""
-    return Grid(f"{name}after round {document['rounds']}", tuple(headings), tuple(rows), note)
+    scores = list(accuracy.values()) if clean else [row["final"] for row in document["devices"]]
+    means = [score["mean"] for score in scores]
+    best = means.index(max(means)) if len(means) > 1 and not any(map(math.isnan, means)) else None
+    return Table(f"{name}after round {document['rounds']}", tuple(headings), tuple(rows), note, best=best)
 
 
-def table(grid: Grid, best: bool = False) -> str:
-    """Return a table as HTML, in a box that scrolls by itself where the page is narrow; `best` marks the best row."""
-    leading = _best(grid) if best else None
-    heads = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in grid.headings)
-    rows = "".join(
-        f"<tr{' class=best' if index == leading else ''}>"
-        + "".join(f"<td>{escape(value)}</td>" for value in row)
-        + "</tr>"
-        for index, row in enumerate(grid.rows)
-    )
-    note = f'<p class="note">{escape(grid.note)}</p>' if grid.note else ""
-    return (
-        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(grid.title)}"><table>'
-        f"<caption><span>{escape(grid.title)}</span></caption><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div>{note}"
-    )
-
-
-def _best(grid: Grid) -> int | None:
-    """Return the row with the highest mean in the first column of scores."""
-    others = ("rule", "algorithm", "weight of flawed (%)")
-    columns = [column for column, heading in enumerate(grid.headings) if heading not in others]
-    try:
-        means = [float(row[columns[0]].split("±")[0].replace("−", "-")) for row in grid.rows]
-    except (ValueError, IndexError):
-        return None
-    return means.index(max(means)) if len(means) > 1 else None
-
-
-def _tables(view: RunView) -> list[Grid]:
+def _tables(view: RunView) -> list[Table]:
     several = len(view.histories) > 1
     return [
-        replace(grid, title=f"{name}: {grid.title}") if several else grid
+        replace(table, title=f"{name}: {table.title}") if several else table
         for name, document in zip(view.names, view.documents, strict=True)
         if document is not None
-        for grid in grids(document)
+        for table in comparison_tables(document)
     ]
 
 
 def _target_tables(view: RunView) -> str:
-    found = [table(grid) for grid in _tables(view) if _ROUNDS in grid.title]
+    found = [as_html(table) for table in _tables(view) if _ROUNDS in table.title]
     several = len({part.seed for part in view.parts}) > 1  # intervals need the whole width
     return "".join(found) if several else f'<div class="two">{"".join(f"<div>{part}</div>" for part in found)}</div>'
 
 
 def _all_tables(view: RunView) -> str:
-    made = "".join(table(grid) for grid in _tables(view) if _ROUNDS not in grid.title)
-    told = [verdict["sentence"] for document in view.documents if document for verdict in document["verdicts"]]
-    sentences = "".join(f"<li>{escape(sentence)}</li>" for sentence in told)
+    made = "".join(as_html(table) for table in _tables(view) if _ROUNDS not in table.title)
+    verdicts = [verdict["sentence"] for document in view.documents if document for verdict in document["verdicts"]]
+    sentences = "".join(f"<li>{escape(sentence)}</li>" for sentence in verdicts)
     spoken = f"<details><summary>Each rule against the baseline, in words</summary><ul>{sentences}</ul></details>"
-    return f"{spoken if told else ''}<details><summary>Devices, server, samples, curves</summary>{made}</details>"
+    return f"{spoken if verdicts else ''}<details><summary>Devices, server, samples, curves</summary>{made}</details>"
 
 
 def _experiments(view: RunView, data: ReportData) -> str:

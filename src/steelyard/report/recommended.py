@@ -13,7 +13,7 @@ from steelyard.errors import UserError
 from steelyard.report.documents import VegaLite
 from steelyard.report.figures.catalogue import Chart, spec
 from steelyard.report.figures.shared import WIDTH, lists, rule_colour, rule_dash, told
-from steelyard.report.grids import Grid
+from steelyard.report.rendering import Table
 from steelyard.report.view import RunView
 
 TITLES = {
@@ -45,7 +45,7 @@ _SHOWN = {
 class Recommended:
     """Tables and figures of the recommenders among the runs; empty where there is none."""
 
-    tables: list[Grid] = field(default_factory=list[Grid])
+    tables: list[Table] = field(default_factory=list[Table])
     figures: dict[str, VegaLite] = field(default_factory=dict[str, VegaLite])
     notes: list[str] = field(default_factory=list[str])
 
@@ -102,13 +102,13 @@ def _systems(view: RunView, index: int) -> list[_System]:
     return found
 
 
-def _metrics(systems: list[_System], cutoff: int) -> Grid:
+def _metrics(systems: list[_System], cutoff: int) -> Table:
     known = [name for name in _SHOWN if name in systems[0].metrics]
     known += [n for n, v in systems[0].metrics.items() if n not in _SHOWN and isinstance(v, int | float)]
     rows = [(system.label, *(_cell(system.metrics.get(name)) for name in known)) for system in systems]
     headings = ("rule", *(_SHOWN.get(name, name.replace("_", " ")) for name in known))
     note = "Over all unrated items; means over users with a relevant test item. The most popular items stand beside."
-    return Grid(f"Metrics of the lists of {cutoff}", headings, tuple(rows), note)
+    return Table(f"Metrics of the lists of {cutoff}", headings, tuple(rows), note)
 
 
 def _cell(value: object) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from steelyard.report.documents import RuleSummary, Summary
 from steelyard.report.notices import single_client_lines
+from steelyard.report.rendering import Table, as_text
 from steelyard.rounds.progress import show_score
 
 MOST_RULES = 12
@@ -22,19 +23,10 @@ def short_account(summary: Summary) -> str:
     reached = [rule["rounds_to_target"] for rule in rules]
     columns["rounds to target"] = ["-" if rounds is None else str(rounds) for rounds in reached]
     shown = {name: cells for name, cells in columns.items() if name == "rule" or any(cell != "-" for cell in cells)}
-    widths = [max(map(len, (name, *cells))) for name, cells in shown.items()]
-    lines = [tuple(shown), *zip(*shown.values(), strict=True)]
-    text = ["  ".join(_padded(line, widths)) for line in lines[: MOST_RULES + 1]]
+    rows = tuple(zip(*shown.values(), strict=True))
+    text = as_text(Table("", tuple(shown), rows[:MOST_RULES]))
     more = [f"and {len(rules) - MOST_RULES} more rules"] if len(rules) > MOST_RULES else []
-    return "\n".join([*text, *more, *single_client_lines(summary["weighed_one"]), f"run stored in {summary['run']}"])
-
-
-def _padded(cells: tuple[str, ...], widths: list[int]) -> list[str]:
-    first, *others = (
-        cell.ljust(width) if column == 0 else cell.rjust(width)
-        for column, (cell, width) in enumerate(zip(cells, widths, strict=True))
-    )
-    return [first, *others]
+    return "\n".join([text, *more, *single_client_lines(summary["weighed_one"]), f"run stored in {summary['run']}"])
 
 
 def _name(rule: RuleSummary, *, several: bool) -> str:

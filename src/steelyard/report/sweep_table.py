@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from steelyard.errors import printable
 from steelyard.experiment.sweep_plan import show
 from steelyard.report.documents import EstimateJson, SweepDocument, SweepRow
-from steelyard.report.grids import Grid, Style, render
+from steelyard.report.rendering import Style, Table, render
 from steelyard.report.sweeps import BEST, PICTURE
 
 MOST_ROWS = 50
@@ -25,13 +25,13 @@ def sweep_table(document: SweepDocument, style: Style = "text", width: int | Non
     head = "better: less" if document["less_is_better"] else "better: more"
     columns = [*names.values(), *(["rule"] if len(rules) > 1 or not names else []), document["measured"]]
     unreached = any(row["unreached"] for row in document["rows"])
-    grid = Grid(
+    table = Table(
         f"{document['measured']} on a validation split ({document['validation']:.0%} of the training data), {head}",
         ("point", *columns, *(["unreached"] if unreached else [])),
         tuple(_cells(document, row, names, with_rule="rule" in columns) for row in document["rows"][:MOST_ROWS]),
         _note(document, several),
     )
-    return render([grid], [], style, width)
+    return render([table], [], style, width)
 
 
 def _cells(document: SweepDocument, row: SweepRow, names: Mapping[str, str], *, with_rule: bool) -> tuple[str, ...]:

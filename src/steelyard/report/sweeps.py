@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -14,7 +12,7 @@ import numpy as np
 import tomli_w
 
 from steelyard import files
-from steelyard.errors import UserError, printable
+from steelyard.errors import UserError
 from steelyard.experiment.description import Description
 from steelyard.experiment.federations import put_federations
 from steelyard.experiment.loading import read_experiment
@@ -23,8 +21,8 @@ from steelyard.experiment.sweep_plan import LOWER, Sweep, show
 from steelyard.experiment.sweeping import TEST, diverged, done, finished
 from steelyard.report.documents import SweepDocument, SweepRow, SweepTest
 from steelyard.report.measures import rounds_to_target, worst_tenth
+from steelyard.report.rendering import as_csv
 from steelyard.report.statistics import estimate
-from steelyard.runs.export import no_formula
 from steelyard.runs.reader import History
 
 RESULTS, BEST, PICTURE = "results.csv", "best.toml", "sweep.svg"
@@ -193,27 +191,18 @@ def write_sweep_files(folder: Path) -> SweepDocument:
 
 def sweep_csv(document: SweepDocument) -> str:
     """Return the points of a sweep as CSV, the best first, with a column for each field and for each seed."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
     seeds = [f"seed {seed}" for seed in document["seeds"]]
-    measured = document["measured"]
-    fields = map(_text, document["fields"])
-    writer.writerow(["point", *fields, "rule", measured, "low", "high", "unreached", *seeds, "run"])
+    headings = ["point", *document["fields"], "rule", document["measured"], "low", "high", "unreached", *seeds, "run"]
+    rows: list[list[str | float]] = []
     for row in document["rows"]:
         value = row["value"]
-        cells = ["" if math.isnan(number) else repr(number) for number in (value["mean"], value["low"], value["high"])]
         # A sweep of one run for each seed that was stopped may lack any of them.
         by_seed = dict(zip(row["seeds"], value["values"], strict=True))
-        figures = [by_seed.get(seed, math.nan) for seed in document["seeds"]]
-        each = ["" if math.isnan(number) else repr(number) for number in figures]
-        values = [value if isinstance(value, int | float) else _text(show(value)) for value in row["values"].values()]
-        rule, run = _text(row["rule"]), _text(row["run"])
-        writer.writerow([row["point"], *values, rule, *cells, row["unreached"], *each, run])
-    return text.getvalue()
-
-
-def _text(text: str) -> str:
-    return no_formula(printable(text))
+        each = [by_seed.get(seed, math.nan) for seed in document["seeds"]]
+        values = [one if isinstance(one, int | float) else show(one) for one in row["values"].values()]
+        numbers = (value["mean"], value["low"], value["high"], row["unreached"])
+        rows.append([row["point"], *values, row["rule"], *numbers, *each, row["run"]])
+    return as_csv(headings, rows)
 
 
 def best_toml(folder: Path, document: SweepDocument, best: SweepRow) -> str:
@@ -225,5 +214,5 @@ def best_toml(folder: Path, document: SweepDocument, best: SweepRow) -> str:
     fields[section].pop(name, None)
     fields["seed"] = document["seeds"][0]
     chosen = ", ".join(f"{field} = {show(value)}" for field, value in best["values"].items())
-    told = f"{document['measured']} {best['value']['mean']:.6g} on a validation split"
-    return f"# Chosen by `steelyard sweep`: {' '.join(f'{chosen} {told}'.split())}.\n{tomli_w.dumps(fields)}"
+    result = f"{document['measured']} {best['value']['mean']:.6g} on a validation split"
+    return f"# Chosen by `steelyard sweep`: {' '.join(f'{chosen} {result}'.split())}.\n{tomli_w.dumps(fields)}"

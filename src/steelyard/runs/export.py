@@ -10,17 +10,13 @@ import numpy as np
 from pydantic_core import to_json
 
 from steelyard import files
-from steelyard.errors import UserError, printable
+from steelyard.errors import UserError, no_formula, printable
 from steelyard.runs.reader import History
 
 if TYPE_CHECKING:
     import pandas as pd
 
 TABLES = ("federations", "rounds", "clients", "evaluations", "untested")
-_FORMULA = tuple("=+-@＝＋－＠|")
-"""Signs, also in their wide forms, with which a spreadsheet begins a formula or a command."""
-_BLANK = tuple("\t\r\n\v\f\0")
-"""Blanks that no name of ours begins with; some spreadsheets take a text after them for a formula."""
 _ROWS = 20_000
 """Rows that are written at once: enough for speed, few enough for memory."""
 
@@ -68,15 +64,6 @@ def _texts(column: np.ndarray[Any, Any]) -> list[str]:
     values = column.tolist()
     known = {value: "" if value is None or value != value else _quoted(str(value)) for value in set(values)}
     return list(map(known.__getitem__, values))
-
-
-def no_formula(text: str) -> str:
-    """Return a text that no spreadsheet takes for a formula; use it for every text that goes into a CSV file.
-
-    Spreadsheets look past blanks for a formula's first sign, and names and reasons come from other people's machines.
-    """
-    first = next((letter for letter in text if not letter.isspace() and letter.isprintable()), "")
-    return f"'{text}" if first in _FORMULA or text[:1] in _BLANK else text
 
 
 def _quoted(text: str) -> str:

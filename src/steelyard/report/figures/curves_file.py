@@ -6,10 +6,10 @@ from pathlib import Path
 
 from steelyard import files
 from steelyard.errors import UserError
+from steelyard.report.comparison_tables import curves_csv
 from steelyard.report.documents import Comparison
 from steelyard.report.figures.catalogue import draw
 from steelyard.report.figures.writing import ENDINGS, write_figure
-from steelyard.report.tables import curves_csv
 from steelyard.report.view import RunView
 
 

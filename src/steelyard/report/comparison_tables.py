@@ -1,39 +1,38 @@
-"""The papers' tables, written for people: text, Markdown, LaTeX or CSV from the document of `comparison`."""
+"""The papers' tables of a comparison: rounds to target, devices, server, classes, samples, curves."""
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from steelyard.errors import printable
-from steelyard.report.classes import by_class
-from steelyard.report.documents import Comparison, EstimateJson, TargetTable
-from steelyard.report.grids import Grid, Style, render
+from steelyard.report.documents import Comparison, EstimateJson, RuleTables, TargetTable
 from steelyard.report.notices import chain_line
+from steelyard.report.rendering import Style, Table, as_csv, render, spark
+from steelyard.report.statistics import estimate
 from steelyard.rounds.progress import RAISE
-from steelyard.runs.export import no_formula
 
-BARS = "▁▂▃▄▅▆▇█"
+F1_ROUNDS = 6
+"""Rounds that the table of macro F1 shows."""
+MOST_CLASSES = 20
+"""Classes up to which each has a column of its own."""
 
 
-def write_tables(document: Comparison, style: Style, width: int | None = None) -> str:
+def write_comparison(document: Comparison, style: Style, width: int | None = None) -> str:
     """Return all tables of a comparison and a sentence per rule; plain text is broken to `width`, where given."""
     sentences = [test["sentence"] for test in document["verdicts"]]
     # Last, where a terminal stands: a run that was changed is not to be missed.
     chain = chain_line(document["chain"]) if "chain" in document else ""
-    return render(grids(document), [*sentences, chain] if chain else sentences, style, width)
+    return render(comparison_tables(document), [*sentences, chain] if chain else sentences, style, width)
 
 
-def grids(document: Comparison) -> list[Grid]:
+def comparison_tables(document: Comparison) -> list[Table]:
     """Return the tables of a comparison: rounds to target, devices, server, testing rounds, samples, curves."""
     several = len(document["seeds"]) > 1
     found = [*_weighed_one(document)]
     found += [_rounds(section, document, several) for section in document["rounds_to_target"]]
     found.append(_devices(document))
     found += _server(document)
-    found += by_class(document)
+    found += class_tables(document)
     found += _ended(document)
     found += _flawed(document)
     found += _testing(document)
@@ -59,7 +58,7 @@ def cell(value: EstimateJson, digits: int = 1, factor: float = 1.0) -> str:
     return f"{_number(mean, digits)}±{_number((value['high'] - value['low']) / 2 * factor, digits)}"
 
 
-def _rounds(section: TargetTable, document: Comparison, several: bool) -> Grid:
+def _rounds(section: TargetTable, document: Comparison, several: bool) -> Table:
     seeds = len(document["seeds"])
     rows: list[tuple[str, ...]] = []
     for row in section["rows"]:
@@ -72,7 +71,7 @@ def _rounds(section: TargetTable, document: Comparison, several: bool) -> Grid:
     note += " Printed: the average over the shares that the first row or the rule reached."
     headings = ("rule", *(f"{share:.0%}" for share in section["shares"]), "average", "printed")
     verb = "are above" if document.get("reach") == "above" else "reach"
-    return Grid(f"Rounds until a share of the devices {verb} {section['target']:.0%}", headings, tuple(rows), note)
+    return Table(f"Rounds until a share of the devices {verb} {section['target']:.0%}", headings, tuple(rows), note)
 
 
 def algorithm_cells(document: Comparison) -> Callable[[str | None], tuple[str, ...]]:
@@ -83,7 +82,7 @@ def algorithm_cells(document: Comparison) -> Callable[[str | None], tuple[str, .
     return lambda rule: ("algorithm" if rule is None else algorithms.get(rule, "–"),)
 
 
-def _devices(document: Comparison) -> Grid:
+def _devices(document: Comparison) -> Table:
     # An error is shown as it is, an accuracy in per cent.
     percent = 100.0 if all(row["p10"]["mean"] >= 0 for row in document["devices"]) else 1.0
     columns = ("final", "best", "worst_tenth", "p10", "p90", "spread")
@@ -96,10 +95,10 @@ def _devices(document: Comparison) -> Grid:
     names = ("final", "best round", "worst tenth", "10th perc.", "90th perc.", "std. dev.")
     headings = ("rule", *named(None), *(f"{name}{unit}" for name in names), "Jain")
     note = f"Final: over all test samples after round {document['rounds']}; the rest over devices."
-    return Grid("Local scores after the last round", headings, tuple(rows), note)
+    return Table("Local scores after the last round", headings, tuple(rows), note)
 
 
-def _server(document: Comparison) -> list[Grid]:
+def _server(document: Comparison) -> list[Table]:
     names = [name for name in document["server"][0] if name != "rule"]
     names = [name for name in names if all(name in row for row in document["server"])]
     if not names:
@@ -110,38 +109,38 @@ def _server(document: Comparison) -> list[Grid]:
         for row in document["server"]
     ]
     headings = ("rule", *(f"{name.replace('_', ' ')}{' (%)' if name in percent else ''}" for name in names))
-    return [Grid("The last model on the server's reporting rows", headings, tuple(rows))]
+    return [Table("The last model on the server's reporting rows", headings, tuple(rows))]
 
 
-def _ended(document: Comparison) -> list[Grid]:
+def _ended(document: Comparison) -> list[Table]:
     """Which federations ended early because their model exploded, so that nobody takes their figures for final ones."""
     ended = document.get("ended", [])
     if not ended:
         return []
     rows = [(row["rule"], str(row["seed"]), str(row["round"]), row["reason"]) for row in ended]
     note = "Their last tested model stands in the other tables; a target that it had not reached is not reached."
-    return [Grid("Ended early, without a sound model", ("rule", "seed", "round", "why"), tuple(rows), note)]
+    return [Table("Ended early, without a sound model", ("rule", "seed", "round", "why"), tuple(rows), note)]
 
 
-def _weighed_one(document: Comparison) -> list[Grid]:
+def _weighed_one(document: Comparison) -> list[Table]:
     """Which federations had rounds of one client, on top: what follows compares nothing in those rounds."""
     found = document.get("weighed_one", [])
     if not found:
         return []
     rows = [(row["rule"], str(row["seed"]), f"{row['rounds']} of {row['of']}") for row in found]
     note = f"No rule can prefer one client to another there. {RAISE}"
-    return [Grid("Warning: rounds that weighed one client only", ("rule", "seed", "rounds"), tuple(rows), note)]
+    return [Table("Warning: rounds that weighed one client only", ("rule", "seed", "rounds"), tuple(rows), note)]
 
 
-def _flawed(document: Comparison) -> list[Grid]:
+def _flawed(document: Comparison) -> list[Table]:
     flawed = document.get("flawed", [])
     if not flawed:
         return []
     rows = [(row["rule"], cell(row["weight"], 1, 100.0)) for row in flawed]
-    return [Grid("Share of all weight that flawed clients got", ("rule", "weight (%)"), tuple(rows))]
+    return [Table("Share of all weight that flawed clients got", ("rule", "weight (%)"), tuple(rows))]
 
 
-def _testing(document: Comparison) -> list[Grid]:
+def _testing(document: Comparison) -> list[Table]:
     used = [row for row in document["testing"] if row["testing_rounds"]["mean"] > 0]
     if not used:
         return []
@@ -155,10 +154,10 @@ def _testing(document: Comparison) -> list[Grid]:
         for row in used
     ]
     headings = ("rule", "rounds", "testing rounds", "rounds that kept each order, all seeds")
-    return [Grid("Online adjustment: what it cost and what it kept", headings, tuple(rows))]
+    return [Table("Online adjustment: what it cost and what it kept", headings, tuple(rows))]
 
 
-def _samples(document: Comparison) -> list[Grid]:
+def _samples(document: Comparison) -> list[Table]:
     if not document["right_wrong"]:
         return []
     base = document["baseline"]
@@ -170,10 +169,10 @@ def _samples(document: Comparison) -> list[Grid]:
         for row in document["right_wrong"]
     ]
     headings = ("rule", "both wrong", "only the rule right", f"only {base} right", "both right")
-    return [Grid(f"Test samples right or wrong in the last round against {base}, all seeds", headings, tuple(rows))]
+    return [Table(f"Test samples right or wrong in the last round against {base}, all seeds", headings, tuple(rows))]
 
 
-def _curves(document: Comparison) -> Grid:
+def _curves(document: Comparison) -> Table:
     curves = document["curves"]
     values = [value for curve in curves for value in curve["mean"]]
     low, high = min(values), max(values)
@@ -185,31 +184,46 @@ def _curves(document: Comparison) -> Grid:
         shown = [_number(at[mark] * percent, 2) if mark in at else "" for mark in marks]
         rows.append((curve["rule"], *shown, spark(curve["mean"], low, high)))
     headings = ("rule", *(f"round {mark}" for mark in marks), "curve")
-    return Grid(f"Score over all test samples{' (%)' if percent == 100.0 else ''}", headings, tuple(rows))
+    return Table(f"Score over all test samples{' (%)' if percent == 100.0 else ''}", headings, tuple(rows))
 
 
 def _mark(rounds: Sequence[int], share: float) -> int:
     return rounds[max(0, math.ceil(share * len(rounds)) - 1)]
 
 
-def spark(values: Sequence[float], low: float, high: float, width: int = 24) -> str:
-    """Draw a curve in one line of block characters, all curves of a table on the same scale."""
-    width = min(width, len(values))
-    indices = [round(i * (len(values) - 1) / max(1, width - 1)) for i in range(width)]
-    return bars([values[index] for index in indices], low, high)
+def class_tables(document: RuleTables) -> list[Table]:
+    """Return macro F1 at a few rounds and the last F1 of each class, where the server reports them; else nothing."""
+    rows = [row for row in document.get("class_curves", ()) if "f1" in row and row["f1"] and row["f1"][0]]
+    if not rows:
+        return []
+    length = min(len(seed) for row in rows for seed in row["f1"])
+    marks = sorted({max(1, math.ceil(length * part / F1_ROUNDS)) for part in range(1, F1_ROUNDS + 1)} | {1})
+    macro = [
+        (row["rule"], *(_f1_cell([sum(seed[mark - 1]) / len(seed[mark - 1]) for seed in row["f1"]]) for mark in marks))
+        for row in rows
+    ]
+    found = [
+        Table("Macro F1 on the server's reporting rows", ("rule", *(f"round {mark}" for mark in marks)), tuple(macro))
+    ]
+    count = len(rows[0]["f1"][0][0])
+    if count <= MOST_CLASSES:
+        last = [
+            (row["rule"], *(_f1_cell([seed[length - 1][label] for seed in row["f1"]]) for label in range(count)))
+            for row in rows
+        ]
+        headings = ("rule", *(f"class {label}" for label in range(count)))
+        found.append(Table(f"F1 of each class on the server's reporting rows, round {length}", headings, tuple(last)))
+    return found
 
 
-def bars(values: Sequence[float], low: float, high: float) -> str:
-    """Draw each value as one letter, a bar whose height says where it lies between low and high."""
-    span = (high - low) or 1.0
-    return "".join(BARS[min(len(BARS) - 1, int(len(BARS) * (value - low) / span))] for value in values)
+def _f1_cell(values: Sequence[float]) -> str:
+    found = estimate(values)
+    return f"{found.mean:.3f}" if len(values) < 2 else f"{found.mean:.3f}±{found.half:.3f}"
 
 
-def write_csv(document: Comparison) -> str:
+def comparison_csv(document: Comparison) -> str:
     """Return the rounds-to-target tables as tidy CSV: a line per target, rule and share; the averages close each."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["target", "share", "rule", "kind", "mean", "low", "high", "unreached", "seeds"])
+    rows: list[tuple[str | float, ...]] = []
     for section in document["rounds_to_target"]:
         for row in section["rows"]:
             parts: list[tuple[float | str, EstimateJson, int | str]] = [
@@ -217,19 +231,16 @@ def write_csv(document: Comparison) -> str:
                 *((name, row[name], "") for name in ("average", "printed")),
             ]
             for share, value, unreached in parts:
-                numbers = ["" if math.isnan(value[name]) else value[name] for name in ("mean", "low", "high")]
-                head = [section["target"], share, no_formula(printable(row["rule"])), row["kind"]]
-                writer.writerow([*head, *numbers, unreached, len(value["values"])])
-    return out.getvalue()
+                head = (section["target"], share, row["rule"], row["kind"])
+                rows.append((*head, value["mean"], value["low"], value["high"], unreached, len(value["values"])))
+    return as_csv(("target", "share", "rule", "kind", "mean", "low", "high", "unreached", "seeds"), rows)
 
 
 def curves_csv(document: Comparison) -> str:
     """Return the curves as tidy CSV: rule, round, mean, low, high."""
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(["rule", "round", "mean", "low", "high"])
-    for curve in document["curves"]:
-        rule = no_formula(printable(curve["rule"]))
-        for point in zip(curve["rounds"], curve["mean"], curve["low"], curve["high"], strict=True):
-            writer.writerow([rule, *("" if math.isnan(value) else value for value in point)])
-    return out.getvalue()
+    rows = [
+        (curve["rule"], *point)
+        for curve in document["curves"]
+        for point in zip(curve["rounds"], curve["mean"], curve["low"], curve["high"], strict=True)
+    ]
+    return as_csv(("rule", "round", "mean", "low", "high"), rows)

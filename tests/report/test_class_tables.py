@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from steelyard.report.classes import by_class
 from steelyard.report.comparison import describe
+from steelyard.report.comparison_tables import class_tables, write_comparison
 from steelyard.report.curves import Curve
-from steelyard.report.tables import write_tables
 
 
 def curve(rule: str, seed: int, f1: list[list[float]]) -> Curve:
@@ -25,7 +24,7 @@ def test_macro_and_each_class_stand_in_the_tables() -> None:
         curve("VP", 2, [[0.5, 0.5], [0.9, 0.7]]),
     ]
     document = describe(curves, "DS", (0.9,), (0.5,), 2) | {"rounds": 2, "limit": 2}
-    macro, last = by_class(document)
+    macro, last = class_tables(document)
     assert macro.headings == ("rule", "round 1", "round 2")
     # Seeds .1 and .2, then .6 and .7: means .15 and .65, half intervals 12.706 · .0707 / √2 = .635.
     assert macro.rows[0] == ("DS", "0.150±0.635", "0.650±0.635")
@@ -33,15 +32,15 @@ def test_macro_and_each_class_stand_in_the_tables() -> None:
     assert last.title == "F1 of each class on the server's reporting rows, round 2"
     assert last.rows[0] == ("DS", "0.500±1.271", "0.800±0.000")
     assert document["class_curves"][0]["f1"][0] == [[0.0, 0.2], [0.4, 0.8]]
-    assert "class 1" in write_tables(document, "markdown")
+    assert "class 1" in write_comparison(document, "markdown")
 
 
 def test_nothing_is_shown_where_the_server_reports_no_classes() -> None:
     curves = [curve("DS", 1, [[], []])]
-    assert by_class(describe(curves, "DS", (0.9,), (0.5,), 2)) == []
+    assert class_tables(describe(curves, "DS", (0.9,), (0.5,), 2)) == []
 
 
 def test_many_classes_have_no_columns() -> None:
     curves = [curve("DS", 1, [[0.5] * 62])]
-    (macro,) = by_class(describe(curves, "DS", (0.9,), (0.5,), 1))
+    (macro,) = class_tables(describe(curves, "DS", (0.9,), (0.5,), 1))
     assert macro.rows == (("DS", "0.500"),)

@@ -1,0 +1,73 @@
+"""What every command does that runs something: a stop in one line, a summary at the end, the report if asked."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+import typer
+
+from steelyard import files
+from steelyard.activity import doing
+from steelyard.cli.printing import print_json
+from steelyard.errors import Stopped, ends_as_interrupted, printable
+
+if TYPE_CHECKING:
+    from steelyard.result import Result
+
+DoneT = TypeVar("DoneT")
+
+
+def watched(work: Callable[[], DoneT]) -> DoneT:
+    """Do the work of a run; a stop by the user (Ctrl-C, or SIGTERM as a page sends it) is reported in one line."""
+    try:
+        with ends_as_interrupted():
+            return work()
+    except Stopped as stop:
+        folder = str(stop.folder)
+        print(
+            f"steelyard: stopped; what is done is in {printable(folder)}; go on with: "
+            f"steelyard resume {shlex.quote(folder)}",
+            file=sys.stderr,
+        )
+        raise typer.Exit(130) from None
+    except KeyboardInterrupt:
+        print("steelyard: stopped before the run began; nothing was written", file=sys.stderr)
+        raise typer.Exit(130) from None
+
+
+def write_own_report(result: Result) -> None:
+    """Write the report of a run into its folder."""
+    # For speed of start: what draws is large.
+    from steelyard.report.html import write_report
+    from steelyard.report.view import RunView
+
+    with doing("writing the report"):
+        write_report(RunView([result.history]), result.folder / files.REPORT)
+
+
+def report_line(folder: str, written: bool) -> str:
+    """Say where the report of a run is, or how to make it."""
+    if written:
+        return f"report to open: {printable(str(Path(folder) / files.REPORT))}"
+    return f"a report to open: steelyard report {shlex.quote(folder)}"
+
+
+def finish(work: Callable[[], Result], format: str, report: bool = False) -> None:
+    """Do the work of a command that runs an experiment and print its summary; use it for every such command."""
+    result = watched(work)
+    with doing("summing up"):
+        summary = result.summary
+    if report:
+        write_own_report(result)
+    if format == "json":
+        print_json(summary)
+    else:
+        # For speed of start: tables are drawn only at the end of a run.
+        from steelyard.cli.summaries import show_summary
+
+        show_summary(summary)
+        print(report_line(str(result.folder), report))

@@ -1,0 +1,221 @@
+"""One table of ready-made cells, and its renderers: plain text, Markdown, LaTeX, HTML, CSV.
+
+Everything that is shown as a table goes through here, so that no name out of a run's database reaches a terminal, a
+page or a spreadsheet as anything but text.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import textwrap
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from itertools import zip_longest
+from typing import Literal
+
+from steelyard.errors import no_formula, printable
+
+Style = Literal["text", "markdown", "latex"]
+BARS = "▁▂▃▄▅▆▇█"
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "%": r"\%",
+    "&": r"\&",
+    "#": r"\#",
+    "_": r"\_",
+    "{": r"\{",
+    "}": r"\}",
+    "$": r"\$",
+    "^": r"\^{}",
+    "~": r"\~{}",
+    ">": r"$\succ$",
+    "±": r"$\pm$",
+    "−": "$-$",
+    "–": "--",
+}
+
+
+@dataclass(frozen=True)
+class Table:
+    """A titled table: the first columns name the row, the others are aligned to the right."""
+
+    title: str
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+    names: int = 1
+    """How many columns name the row; they are aligned to the left."""
+    best: int | None = None
+    """The row that a page marks as the best."""
+
+
+def render(tables: Sequence[Table], sentences: Sequence[str], style: Style, width: int | None = None) -> str:
+    """Write tables and sentences as one document; use it for what people read or put into a paper.
+
+    `width` is that of a terminal: plain text is then broken between columns and words, nothing else is.
+    """
+    writer = {"text": lambda table: as_text(table, width), "markdown": as_markdown, "latex": as_latex}[style]
+    parts = [writer(table) for table in tables]
+    if sentences:
+        parts.append(_list([*map(printable, sentences)], style, width if style == "text" else None))
+    return "\n\n".join(parts) + "\n"
+
+
+def _plain(table: Table) -> Table:
+    """Return a table whose texts no terminal acts on: names of rules come from databases that anybody may have made."""
+    rows = tuple(tuple(map(printable, row)) for row in table.rows)
+    headings = tuple(map(printable, table.headings))
+    return Table(printable(table.title), headings, rows, printable(table.note), table.names)
+
+
+def _list(sentences: Sequence[str], style: Style, width: int | None) -> str:
+    if style == "latex":
+        items = "\n".join(f"\\item {_escape(sentence)}" for sentence in sentences)
+        return f"\\begin{{itemize}}\n{items}\n\\end{{itemize}}"
+    return "\n".join(wrapped(f"- {sentence}", width, "  ") for sentence in sentences)
+
+
+def wrapped(text: str, width: int | None, indent: str = "") -> str:
+    """Return a text broken between words to a terminal's width, later lines indented; as it is where there is none."""
+    if width is None:
+        return text
+    return textwrap.fill(text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+
+
+def as_text(table: Table, width: int | None = None) -> str:
+    """Write a table as plain text; one that is too wide is broken into blocks of columns, each with the first."""
+    table = _plain(table)
+    lines = [table.headings, *table.rows]
+    widths = _widths(table, width)
+    parts = [wrapped(table.title, width)] if table.title else []
+    for columns in _blocks(widths, width):
+        folded = [_folded(row, table.names, columns, widths) for row in lines]
+        rule = "-" * max(len(line) for row in folded for line in row)
+        parts += [rule, *folded[0], rule, *(line for row in folded[1:] for line in row), rule]
+    return "\n".join([*parts, wrapped(table.note, width)] if table.note else parts)
+
+
+def _widths(table: Table, width: int | None) -> list[int]:
+    """Return the widths of columns: whole cells, or where that is too much headings broken between words, or less."""
+    cells = [max([len(row[column]) for row in table.rows], default=0) for column in range(len(table.headings))]
+    whole = [max(cell, len(heading)) for cell, heading in zip(cells, table.headings, strict=True)]
+    if width is None or sum(whole) + 2 * (len(whole) - 1) <= width:
+        return whole
+    words = [max(map(len, heading.split()), default=0) for heading in table.headings]
+    least = [max(cell, word) for cell, word in zip(cells, words, strict=True)]
+    # A column and the first beside it always fit: very long names and reasons are folded.
+    first = min(least[0], max(width - 2 - max(least[1:], default=0), width // 2))
+    return [first, *(min(column, width - 2 - first) for column in least[1:])]
+
+
+def _blocks(widths: Sequence[int], width: int | None) -> list[list[int]]:
+    """Return the columns in blocks that fit the width, one below the other; each begins with the first column."""
+    blocks: list[list[int]] = []
+    used = 0
+    for column in range(1, len(widths)):
+        if not blocks or (width is not None and used + 2 + widths[column] > width):
+            blocks.append([0])
+            used = widths[0]
+        blocks[-1].append(column)
+        used += 2 + widths[column]
+    return blocks or [[0]]
+
+
+def _folded(row: tuple[str, ...], names: int, columns: Sequence[int], widths: Sequence[int]) -> list[str]:
+    """Return the lines of a row, as many as its longest cell needs."""
+    cells = [textwrap.wrap(row[c], max(1, widths[c])) if len(row[c]) > widths[c] else [row[c]] for c in columns]
+    lines: list[str] = []
+    for parts in zip_longest(*cells, fillvalue=""):
+        pairs = zip(columns, parts, strict=True)
+        padded = (part.ljust(widths[c]) if c < names else part.rjust(widths[c]) for c, part in pairs)
+        lines.append("  ".join(padded).rstrip())
+    return lines
+
+
+def as_markdown(table: Table) -> str:
+    """Write a table as Markdown."""
+    table = _plain(table)
+
+    def line(cells: Sequence[str]) -> str:
+        return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+    marks = ["---" if column < table.names else "---:" for column in range(len(table.headings))]
+    lines = [f"**{table.title}**", "", line(table.headings), line(marks), *(line(row) for row in table.rows)]
+    return "\n".join([*lines, "", table.note] if table.note else lines)
+
+
+def as_latex(table: Table) -> str:
+    """Write a table as LaTeX, with its title and note as the caption."""
+    table = _plain(table)
+
+    def line(cells: Sequence[str]) -> str:
+        return " & ".join(_escape(cell) for cell in cells) + r" \\"
+
+    columns = "".join("l" if column < table.names else "r" for column in range(len(table.headings)))
+    caption = _escape(" ".join(part for part in (f"{table.title}.", table.note) if part))
+    return "\n".join(
+        [
+            r"\begin{table}",
+            rf"\caption{{{caption}}}",
+            rf"\begin{{tabular}}{{{columns}}}",
+            r"\toprule",
+            line(table.headings),
+            r"\midrule",
+            *(line(row) for row in table.rows),
+            r"\bottomrule",
+            r"\end{tabular}",
+            r"\end{table}",
+        ]
+    )
+
+
+def _escape(text: str) -> str:
+    return "".join(_LATEX.get(character, character) for character in text)
+
+
+def as_html(table: Table) -> str:
+    """Write a table as HTML, in a box that scrolls by itself where the page is narrow."""
+    heads = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in table.headings)
+    rows = "".join(
+        f"<tr{' class=best' if index == table.best else ''}>"
+        + "".join(f"<td>{escape(value)}</td>" for value in row)
+        + "</tr>"
+        for index, row in enumerate(table.rows)
+    )
+    note = f'<p class="note">{escape(table.note)}</p>' if table.note else ""
+    return (
+        f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(table.title)}"><table>'
+        f"<caption><span>{escape(table.title)}</span></caption><thead><tr>{heads}</tr></thead>"
+        f"<tbody>{rows}</tbody></table></div>{note}"
+    )
+
+
+def as_csv(headings: Sequence[str], rows: Iterable[Sequence[str | float | None]]) -> str:
+    """Write values as CSV: what is not known is empty, and no text is a formula to a spreadsheet."""
+
+    def cell(value: str | float | None) -> str | float:
+        if isinstance(value, str):
+            return no_formula(printable(value))
+        return "" if value is None or math.isnan(value) else value
+
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([cell(heading) for heading in headings])
+    writer.writerows([cell(value) for value in row] for row in rows)
+    return out.getvalue()
+
+
+def spark(values: Sequence[float], low: float, high: float, width: int = 24) -> str:
+    """Draw a curve in one line of block characters, all curves of a table on the same scale."""
+    width = min(width, len(values))
+    indices = [round(i * (len(values) - 1) / max(1, width - 1)) for i in range(width)]
+    return bars([values[index] for index in indices], low, high)
+
+
+def bars(values: Sequence[float], low: float, high: float) -> str:
+    """Draw each value as one letter, a bar whose height says where it lies between low and high."""
+    span = (high - low) or 1.0
+    return "".join(BARS[min(len(BARS) - 1, int(len(BARS) * (value - low) / span))] for value in values)
