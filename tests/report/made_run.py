@@ -63,11 +63,16 @@ def make_run(
     flaws = {"client-0": ["labels flipped <b>badly</b>"], "client-1": ["few steps"]}
     store.note(seeds=list(seeds), flaws={str(seed): flaws for seed in seeds}, **versions())
     chance = np.random.default_rng(0)
-    for number in range(1, rounds + 1):
-        records = [
-            _record(federation, number, rounds, names, asked or max(3, clients - 2), chance)
-            for federation in federations
-        ]
+    for number in range(rounds + 1):
+        # A chain begins with round 0; here it holds no figures.
+        records = (
+            []
+            if number == 0
+            else [
+                _record(federation, number, rounds, names, asked or max(3, clients - 2), chance)
+                for federation in federations
+            ]
+        )
         states = {
             federation.name: RoundState(number, torch.zeros(1), LossState(), OrderState((0,), 0.0))
             for federation in federations

@@ -154,7 +154,7 @@ def test_a_name_that_is_a_formula_is_none_in_any_csv(runs: Path, steelyard: Comm
     assert steelyard("table", runs / "bad", "--curves", "c.csv").returncode == 0
     assert "\n'=1+1," in (runs.parent / "c.csv").read_text(encoding="utf-8")
     change(runs / "bad", "UPDATE federations SET rule = char(9) || '=1+1'")
-    assert "\n'\t=1+1," in export_run(runs / "bad", "csv")[1].read_text(encoding="utf-8")
+    assert "\n'\\t=1+1," in export_run(runs / "bad", "csv")[1].read_text(encoding="utf-8")
 
 
 def test_damaged_folders_give_one_line_and_touch_nothing() -> None:
