@@ -143,6 +143,35 @@ def test_a_node_is_killed_then_the_superlink_and_the_run_is_resumed(tmp_path: Pa
 
 
 @pytest.mark.slow
+def test_scaffold_and_feddyn_over_a_real_superlink_that_is_killed_and_resumed_equal_the_simulation(tmp_path: Path):
+    described = experiment(
+        2,
+        weighing={"criteria": ["DS"], "priority": "DS"},
+        algorithm={"name": "scaffold"},
+        beside={"feddyn": {"criteria": ["DS"], "algorithm": {"name": "feddyn"}}},
+        training={"momentum": 0.5, "schedule": {"kind": "cosine"}},
+        rounds={"count": 4, "fraction": 0.6, "evaluate_every": 4},
+    )
+    run(described, out=tmp_path / "simulated")
+    folder = tmp_path / "run"
+    with started(folder, described, Launch(2)) as federation:
+        federation.submit()
+        wait_for_round(folder, 2)
+        assert federation.superlink is not None
+        os.kill(federation.superlink.pid, signal.SIGKILL)
+        with pytest.raises(UserError, match=r"the superlink ended \(code -9"):
+            follow(federation, 4)
+    assert left_running(folder) == []
+    resume_local(folder)
+    assert_same_weights(tmp_path / "simulated", folder)
+    history = History(folder)
+    assert history.clients["failure"].isna().all()
+    assert history.info["federation_notes"] == ""  # Nodes that were started anew have what their clients kept.
+    assert history.rounds["round"].max() == 4
+    assert left_running(folder) == []
+
+
+@pytest.mark.slow
 def test_twenty_nodes_and_three_rounds_lose_nothing(tmp_path: Path):
     described = experiment(20, timeout=300.0, partition={"clients": 40}, rounds={"count": 3, "fraction": 1.0})
     run(described, out=tmp_path / "simulated")
