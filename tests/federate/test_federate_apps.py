@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import Context, Message, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
 from tests.clients.flower.flower_fakes import FakeGrid
 
+from steelyard.clients.flower.adapter.messages import enter_run
 from steelyard.clients.flower.checks import RECORD_COLUMNS
 from steelyard.clients.node import NodeConfig
 from steelyard.errors import UserError
@@ -27,7 +27,7 @@ from steelyard.federate.server_app import federate
 from steelyard.runs.reader import History
 from steelyard.runs.store import Store
 
-TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1
+enter_run(1, 1)
 
 BUSY = threading.Lock()
 SMALL: dict[str, Any] = {

@@ -244,19 +244,22 @@ TWICE = """
 import sys
 from pathlib import Path
 from flwr.proto.fleet_pb2 import PushMessagesRequest
+from flwr.proto.message_pb2 import Message, ObjectTree
+from steelyard.clients.flower.adapter import fleet
+from steelyard.clients.flower.adapter.messages import RAISED, MessageParts, error_parts
 from steelyard.federate import node, node_link
 
 second = {}
 
 class Twice(node_link.NodeLink):
     def _worked(self, frame, message):
-        bare, tree, pieces = super()._worked(frame, message)
+        first = super()._worked(frame, message)
         if message.metadata.message_type == "query.introduce":
             second.clear()
-            return bare, tree, pieces
-        other, other_tree, other_pieces = node_link._error(message, 2, "once more")
-        second.update(messages=[other], trees=[other_tree])
-        return bare, tree, {**pieces, **other_pieces}
+            return first
+        other = error_parts(message, RAISED, "once more")
+        second.update(messages=[Message.FromString(other.head)], trees=[ObjectTree.FromString(other.tree)])
+        return MessageParts(first.head, first.tree, {**first.parts, **other.parts})
 
 def doubled(messages_list, message_object_trees, **more):
     return PushMessagesRequest(
@@ -265,7 +268,7 @@ def doubled(messages_list, message_object_trees, **more):
         **{**more, "clientapp_runtime_list": [1.0] * (1 + len(second.get("messages", [])))},
     )
 
-class Again(node_link.FleetHttpClient):
+class Again(fleet.FleetHttpClient):
     def PushMessages(self, request):
         pushed = super().PushMessages(request)
         if second:
@@ -281,8 +284,8 @@ class Again(node_link.FleetHttpClient):
                 print("sent a second answer", repr(error), flush=True)
         return pushed
 
-node_link.FleetHttpClient = Again
-node_link.PushMessagesRequest = doubled
+fleet.FleetHttpClient = Again
+fleet.PushMessagesRequest = doubled
 node.NodeLink = Twice
 node.run_node(Path(sys.argv[1]))
 """

@@ -25,7 +25,6 @@ A federation on one machine
     `local_follow`      waits for the end of a run and shows its rounds
     `local_nodes`       all its nodes in one process
     `local_launch`      how it was started, kept for a resume
-    `register_keys`     registers the keys of its nodes
     `processes`         starts processes and ends every one of them
     `own_superlink`     Flower's SuperLink, closed to other accounts of the machine
     `accounts`          whose a connection on loopback is

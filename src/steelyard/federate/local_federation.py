@@ -14,7 +14,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from steelyard import files
+from steelyard.clients.flower.adapter.superlink import KeyRegistration
 from steelyard.clients.node import EVERYTHING
 from steelyard.errors import UserError, ends_as_interrupted
 from steelyard.experiment.description import Description
@@ -107,20 +110,29 @@ class LocalFederation:
         self.launch.write(self.folder)
 
     def _start(self) -> None:
-        told = {OUTCOME: str(self.outcome_file), LAUNCHER: str(os.getpid())}
+        for_app = {OUTCOME: str(self.outcome_file), LAUNCHER: str(os.getpid())}
         # Relative paths of the experiment (its data) are meant from where the user stands.
         log = self.home / "logs" / "superlink.log"
         self.superlink = start_superlink(
-            self._superlink_options(), self._listener, self._process_env(**told), log, Path.cwd()
+            self._superlink_options(), self._listener, self._process_env(**for_app), log, Path.cwd()
         )
         everyone = list(range(self.launch.nodes))
         if not self.launch.tls:  # They load while the SuperLink starts, and wait for it.
             self.nodes = self._start_nodes(everyone)
         self.superlink.wait_for_port(self.port, _START_SECONDS)
         if self.launch.tls:
-            keys = [f"{self._key(number)}.pub" for number in everyone]
-            self._run([sys.executable, "-m", "steelyard.federate.register_keys", CONNECTION, *keys])
+            self._register_keys(everyone)
             self.nodes = self._start_nodes(everyone)
+
+    def _register_keys(self, numbers: list[int]) -> None:
+        assert self.authority is not None
+        registration = KeyRegistration(self.address, self.authority.read_bytes())
+        for number in numbers:
+            public = self._key(number).with_suffix(".pub")
+            try:
+                registration.register(public.read_text(encoding="ascii"), public.stem)
+            except httpx.HTTPError as error:
+                raise UserError(f"{public}: the SuperLink does not register this key: {error}") from error
 
     def _start_nodes(self, numbers: list[int]) -> list[Process]:
         if self.apart:

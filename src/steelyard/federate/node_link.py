@@ -11,50 +11,30 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import httpx
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from flwr.app import Error, Message
-from flwr.app.message import remove_content_from_message
-from flwr.common.serde import message_from_proto, message_to_proto
-from flwr.proto.fleet_pb2 import (
-    ActivateNodeRequest,
-    DeactivateNodeRequest,
-    PullMessagesRequest,
-    PushMessagesRequest,
-    RegisterNodeFleetRequest,
-    UnregisterNodeFleetRequest,
-)
-from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
-from flwr.proto.message_pb2 import Message as MessageProto
-from flwr.proto.message_pb2 import ObjectTree
-from flwr.proto.node_pb2 import Node
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
-from flwr.supercore.inflatable.inflatable_protobuf_utils import (
-    make_confirm_message_received_fn_protobuf,
-    make_pull_object_fn_protobuf,
-    make_push_object_fn_protobuf,
-)
-from flwr.supercore.inflatable.inflatable_utils import ObjectPullError, push_object_contents_from_iterable
-from flwr.supercore.interceptors.http.runtime_version import RuntimeVersionHttpInterceptor
-from flwr.supercore.task_identity import TaskIdentity
-from flwr.supernode.fleet_http_client import FleetHttpClient
-from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
+from flwr.app import Message
 
+from steelyard.clients.flower.adapter.fleet import FleetConnection
+from steelyard.clients.flower.adapter.messages import (
+    DIED,
+    RAISED,
+    MessageParts,
+    PartsLost,
+    PartsTree,
+    error_parts,
+)
 from steelyard.clients.flower.forms import Refused
 from steelyard.clients.flower.parts import LARGEST_MESSAGE, fetch
-from steelyard.clients.flower.transport import bound_answers
 from steelyard.errors import UserError, without_controls
 from steelyard.federate.frames import read_frame, write_frame
 from steelyard.federate.node_workers import Worker, WorkerDied, Workers
 
 ResultT = TypeVar("ResultT")
 
-DIED = 8
-RAISED = 2
-"""Flower's codes for a ClientApp that died, and for one that raised an error."""
 _HEARTBEAT_SECONDS = 10.0
 _SHORTEST_PAUSE, _LONGEST_PAUSE, _GROWTH = 0.1, 1.0, 1.3
 _LONGEST_WAIT = 10.0
@@ -74,18 +54,14 @@ class Server:
     key: Path | None = None
     """The node's private key; None: a key for this start only, where the server lets anybody in."""
 
-    def client(self) -> tuple[FleetHttpClient, ec.EllipticCurvePublicKey]:
-        """Return a client of the fleet protocol that signs every call."""
+    def connection(self) -> FleetConnection:
+        """Return a connection that signs every call."""
         private = ec.generate_private_key(ec.SECP384R1()) if self.key is None else read_private_key(self.key)
         try:
             authority = None if self.authority is None else self.authority.read_bytes()
         except OSError as error:
             raise UserError(f"ca: {self.authority} cannot be read: {error.strerror}; allowed: ca.pem") from error
-        public = private.public_key()
-        signing = [RuntimeVersionHttpInterceptor(component_name="SuperNode"), NodeAuthHttpInterceptor(private, public)]
-        client = FleetHttpClient.from_server_address(self.address, authority is None, authority, signing)
-        bound_answers(client)
-        return client, public
+        return FleetConnection(self.address, authority, private)
 
 
 def read_private_key(file: Path) -> ec.EllipticCurvePrivateKey:
@@ -105,18 +81,16 @@ class NodeLink:
     """One node's life: join, answer messages until `stop` is set, leave. Call `run` in a thread of its own."""
 
     def __init__(self, server: Server, workers: Workers, number: int, stop: threading.Event) -> None:
-        self._client, self._public = server.client()
+        self._fleet = server.connection()
         self._own_key = server.key is None
         self._workers, self._number, self._stop = workers, number, stop
         self._worker: Worker | None = None
-        self._node: Node | None = None
-        self._told = False
+        self._warned = False
 
     def run(self) -> None:
         """Take part until told to stop; raises `UserError` where the server does not want this node."""
         try:
-            self._join()
-            if self._node is None:
+            if not self._join():
                 return
             beat = threading.Thread(target=self._beat, daemon=True, name=f"heartbeat-{self._number}")
             beat.start()
@@ -125,19 +99,18 @@ class NodeLink:
         finally:
             self._leave()
 
-    def _join(self) -> None:
-        key = self._public.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+    def _join(self) -> bool:
+        """Join the federation; False where we are to stop before."""
         if self._own_key:
             try:
-                self._call(lambda: self._client.RegisterNode(RegisterNodeFleetRequest(public_key=key)))
+                self._call(self._fleet.register)
             except httpx.HTTPStatusError as error:
                 raise UserError(f"the server refuses a node without a key: {_words(error.response)}") from None
-        request = ActivateNodeRequest(public_key=key, heartbeat_interval=_HEARTBEAT_SECONDS)
         # A node that was killed counts as connected for a while, and one key is one node: started again, it waits.
         deadline = time.monotonic() + _FORGOTTEN_SECONDS
         while not self._stop.is_set():
             try:
-                joined = self._call(lambda: self._client.ActivateNode(request))
+                return self._call(lambda: self._fleet.activate(_HEARTBEAT_SECONDS)) is not None
             except httpx.HTTPStatusError as error:
                 if error.response.status_code != _PRECONDITION or time.monotonic() > deadline:
                     raise UserError(
@@ -145,92 +118,72 @@ class NodeLink:
                         "other node use it?"
                     ) from None
                 self._stop.wait(1.0)
-            else:
-                self._node = None if joined is None else Node(node_id=joined.node_id)
-                return
+        return False
 
     def _leave(self) -> None:
         if self._worker is not None:
             self._worker.end()
         with contextlib.suppress(httpx.HTTPError, RuntimeError, ValueError):
-            if self._node is not None:
-                self._client.DeactivateNode(DeactivateNodeRequest(node_id=self._node.node_id))
+            if self._fleet.node:
+                self._fleet.deactivate()
                 if self._own_key:
-                    self._client.UnregisterNode(UnregisterNodeFleetRequest(node_id=self._node.node_id))
-        self._client.close()
+                    self._fleet.unregister()
+        self._fleet.close()
 
     def _beat(self) -> None:
-        request = SendNodeHeartbeatRequest(node=self._node, heartbeat_interval=_HEARTBEAT_SECONDS)
         while not self._stop.wait(_HEARTBEAT_SECONDS / 2):
             with contextlib.suppress(httpx.HTTPError, RuntimeError, ValueError):
-                self._client.SendNodeHeartbeat(request)
+                self._fleet.send_heartbeat(_HEARTBEAT_SECONDS)
 
     def _serve(self) -> None:
         pause = _SHORTEST_PAUSE
-        request = PullMessagesRequest(node=self._node)
         while not self._stop.is_set():
-            found = self._call(lambda: self._client.PullMessages(request))
+            found = self._call(self._fleet.next_message)
             if found is None:
                 return
-            if not found.messages_list:
+            if not found:
                 self._stop.wait(pause)
                 pause = min(pause * _GROWTH, _LONGEST_PAUSE)
                 continue
             pause = _SHORTEST_PAUSE
             try:
-                asked = found.messages_list[0]
-                asked.ClearField("content")  # What it says comes in parts, which are counted.
-                asked.content.SetInParent()
-                self._answer(message_from_proto(asked), found.message_object_trees[0])
-            except (httpx.HTTPError, ValueError, RuntimeError, ObjectPullError) as error:
+                self._answer(*found[0])
+            except (httpx.HTTPError, ValueError, RuntimeError, PartsLost) as error:
                 # The run was stopped, or the answer is too late: there will be another message.
                 print(f"steelyard: a message was not answered: {type(error).__name__}: {error}"[:300], flush=True)
 
-    def _answer(self, message: Message, tree: ObjectTree) -> None:
-        assert self._node is not None
+    def _answer(self, message: Message, tree: PartsTree) -> None:
         begun, run, name = time.monotonic(), message.metadata.run_id, message.metadata.message_id
-        pull = make_pull_object_fn_protobuf(self._client.PullObject, self._node, run)
         seconds = min(message.metadata.ttl, _MOST_PULL_SECONDS)  # Flower's own bound is two hours.
-        confirm = make_confirm_message_received_fn_protobuf(self._client.ConfirmMessageReceived, self._node, run)
         try:
-            parts = fetch(name, tree, pull, LARGEST_MESSAGE, seconds, at_once=2)
+            parts = fetch(name, tree, self._fleet.part_puller(run), LARGEST_MESSAGE, seconds, at_once=2)
         except Refused as refusal:
             print(f"steelyard: node {self._number}: a message was refused: {refusal}", flush=True)
-            confirm(name)
-            bare, reply_tree, pieces = _error(message, RAISED, f"refused: {refusal}")
+            self._fleet.confirm(run, name)
+            answer = error_parts(message, RAISED, f"refused: {refusal}")
         else:
-            confirm(name)
-            frame = write_frame({"message": name, "run": run, "node": self._node.node_id}, parts)
+            self._fleet.confirm(run, name)
+            frame = write_frame({"message": name, "run": run, "node": self._fleet.node}, parts)
             del parts
-            bare, reply_tree, pieces = self._worked(frame, message)
-        request = PushMessagesRequest(
-            node=self._node,
-            messages_list=[bare],
-            message_object_trees=[reply_tree],
-            clientapp_runtime_list=[time.monotonic() - begun],
-        )
-        pushed = self._call(lambda: self._client.PushMessages(request))
-        if pushed is None:
-            return
-        wanted = set(pushed.objects_to_push)
-        push = make_push_object_fn_protobuf(self._client.PushObject, self._node, run, pushed.session_id)
-        push_object_contents_from_iterable(((key, piece) for key, piece in pieces.items() if key in wanted), push)
+            answer = self._worked(frame, message)
+        announced = self._call(lambda: self._fleet.announce(answer, time.monotonic() - begun))
+        if announced is not None:
+            self._fleet.push_parts(run, answer, announced)
 
-    def _worked(self, frame: bytes, message: Message) -> tuple[MessageProto, ObjectTree, dict[str, bytes]]:
+    def _worked(self, frame: bytes, message: Message) -> MessageParts:
         """Have a message answered by the worker; one that hangs or dies is replaced for the next message."""
         try:
             if self._worker is None or self._worker.gone:
                 self._worker = self._workers.worker(self._number)
-            _, pieces = read_frame(self._worker.ask(frame, message.metadata.ttl + _GRACE_SECONDS))
+            _, parts = read_frame(self._worker.ask(frame, message.metadata.ttl + _GRACE_SECONDS))
         except (WorkerDied, TimeoutError, UserError) as fault:
             print(f"steelyard: node {self._number}: its worker {type(fault).__name__} {fault}", flush=True)
             if self._worker is not None:
                 self._worker.end()
                 self._worker = None
             code = DIED if isinstance(fault, WorkerDied) else RAISED
-            return _error(message, code, "" if code == DIED else f"{type(fault).__name__}: {fault}")
-        bare = MessageProto.FromString(pieces.pop("message"))
-        return bare, ObjectTree.FromString(pieces.pop("tree")), pieces
+            return error_parts(message, code, "" if code == DIED else f"{type(fault).__name__}: {fault}")
+        return MessageParts(parts.pop("head"), parts.pop("tree"), parts)
 
     def _call(self, call: Callable[[], ResultT]) -> ResultT | None:
         """Call the server, and again while it is away; None once we are to stop."""
@@ -244,33 +197,24 @@ class NodeLink:
                     raise UserError(f"the server refuses this node: {_words(error.response)}") from None
                 if error.response.status_code < 500:
                     raise
-                self._tell(f"the server answers {error.response.status_code}")
+                self._warn(f"the server answers {error.response.status_code}")
             except httpx.TransportError as error:
                 if any(word in str(error).lower() for word in ("certificate", "ssl")):
                     raise UserError(f"ca: the server is not the one that it should be: {error}") from None
-                self._tell(f"the server is not reached: {error}")
+                self._warn(f"the server is not reached: {error}")
             except ValueError as error:
-                self._tell(f"the server's answer cannot be read: {error}")
+                self._warn(f"the server's answer cannot be read: {error}")
             else:
-                self._told = False
+                self._warned = False
                 return result
             self._stop.wait(wait)
             wait = min(2 * wait, _LONGEST_WAIT)
         return None
 
-    def _tell(self, line: str) -> None:
-        if not self._told:
-            self._told = True
+    def _warn(self, line: str) -> None:
+        if not self._warned:
+            self._warned = True
             print(f"steelyard: node {self._number}: {line}; trying again", flush=True)
-
-
-def _error(message: Message, code: int, reason: str) -> tuple[MessageProto, ObjectTree, dict[str, bytes]]:
-    TaskIdentity.run_id, TaskIdentity.task_id = message.metadata.run_id, 1
-    TaskIdentity.node_id = message.metadata.dst_node_id
-    reply: Any = Message(Error(code, reason), reply_to=message)
-    reply.metadata.__dict__["_message_id"] = reply.object_id
-    pieces = {name: nested.deflate() for name, nested in get_all_nested_objects(reply).items()}
-    return message_to_proto(remove_content_from_message(reply)), get_object_tree(reply), pieces
 
 
 def _words(response: httpx.Response) -> str:

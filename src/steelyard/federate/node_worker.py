@@ -21,15 +21,8 @@ from typing import Any, NoReturn
 
 import torch
 from flwr.app import Context, Error, Message, RecordDict
-from flwr.app.message import remove_content_from_message
-from flwr.common.serde import message_to_proto
-from flwr.supercore.inflatable.inflatable_object import (
-    get_all_nested_objects,
-    get_object_tree,
-    no_object_id_recompute,
-)
-from flwr.supercore.task_identity import TaskIdentity
 
+from steelyard.clients.flower.adapter.messages import RAISED, enter_run, take_apart
 from steelyard.clients.flower.parts import LARGEST_MESSAGE, opened
 from steelyard.clients.node import NodeConfig
 from steelyard.errors import UserError
@@ -37,9 +30,6 @@ from steelyard.federate.client_app import NodeFault, app, node_clients
 from steelyard.federate.frames import read_frame, write_frame
 from steelyard.federate.node_workers import WorkersSpec
 from steelyard.federate.processes import end_with_parent
-
-RAISED = 2
-"""Flower's code for a ClientApp that raised an error."""
 
 
 def answer(message: Message, context: Context) -> Message:
@@ -62,7 +52,7 @@ def work(link: Connection, config: Mapping[str, Any]) -> None:
         except (EOFError, OSError):
             return
         run, node = int(head["run"]), int(head["node"])
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run, node, 1
+        enter_run(run, node)
         message = opened(head["message"], objects, LARGEST_MESSAGE)
         del objects
         link.send_bytes(_packed(answer(message, Context(run, node, dict(config), state, {}))))
@@ -71,12 +61,8 @@ def work(link: Connection, config: Mapping[str, Any]) -> None:
 
 
 def _packed(reply: Message) -> bytes:
-    reply.metadata.__dict__["_message_id"] = reply.object_id
-    with no_object_id_recompute():
-        tree = get_object_tree(reply).SerializeToString()
-        bare = message_to_proto(remove_content_from_message(reply)).SerializeToString()
-        objects = {name: nested.deflate() for name, nested in get_all_nested_objects(reply).items()}
-    return write_frame({}, {"message": bare, "tree": tree, **objects})
+    apart = take_apart(reply)
+    return write_frame({}, {"head": apart.head, "tree": apart.tree, **apart.parts})
 
 
 def serve(control: socket.socket) -> NoReturn:

@@ -7,15 +7,14 @@ On loopback that is every account of the machine. So a connection of another acc
 from __future__ import annotations
 
 import asyncio
-import importlib
 import socket
 import sys
-from types import SimpleNamespace
 from typing import Any
 
 import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
+from steelyard.clients.flower.adapter.superlink import run_superlink
 from steelyard.federate.accounts import is_own
 
 
@@ -45,10 +44,7 @@ def main() -> None:
         kept = {name: value for name, value in options.items() if name not in ("host", "port", "reload", "workers")}
         uvicorn.Server(uvicorn.Config(app, http=OwnProtocol, **kept)).run(sockets=[listener])
 
-    # Flower has no setting for how its server is made. The package names a function as it names this module.
-    superlink: Any = importlib.import_module("flwr.superlink.cli.flower_superlink")
-    superlink.uvicorn = SimpleNamespace(run=run)
-    superlink.flower_superlink()
+    run_superlink(run)
 
 
 if __name__ == "__main__":

@@ -15,10 +15,8 @@ from pathlib import Path
 import httpx
 import uvicorn
 from cryptography.hazmat.primitives import serialization
-from flwr.proto.control_pb2 import RegisterNodeRequest
-from flwr.supercore.control import ControlHttpClient
-from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 
+from steelyard.clients.flower.adapter.superlink import KeyRegistration
 from steelyard.clients.flower.register import FILE, REGISTER, Entry, bare
 from steelyard.errors import UserError, ends_as_interrupted
 from steelyard.federate.app_folder import connection_file
@@ -118,8 +116,7 @@ class Registrar:
     def __init__(self, address: str, authority: Path, keys: RegisteredKeys) -> None:
         self._keys = keys
         self._done: set[str] = set()
-        version = RuntimeVersionHttpInterceptor(component_name="flwr CLI")
-        self._link = ControlHttpClient.from_server_address(address, False, authority.read_bytes(), [version])
+        self._link = KeyRegistration(address, authority.read_bytes())
 
     def look(self) -> None:
         """Register what is new."""
@@ -129,10 +126,8 @@ class Registrar:
                 print(f"steelyard: the key of {entry.name} is registered", flush=True)
 
     def _register(self, entry: Entry) -> bool:
-        key = serialization.load_ssh_public_key(entry.key.encode())
-        pem = key.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
         try:
-            self._link.RegisterNode(RegisterNodeRequest(public_key=pem, name=entry.name))
+            self._link.register(entry.key, entry.name)
         except httpx.HTTPStatusError as error:
             # Registered before, in the database of an earlier start: all is well.
             if error.response.status_code == _CONFLICT or "already" in error.response.text.lower():

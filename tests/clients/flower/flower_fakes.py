@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import torch
 from flwr.app import Error, Message, RecordDict
-from flwr.supercore.task_identity import TaskIdentity
 
 from steelyard.clients.flower import questions, tasks, wire
+from steelyard.clients.flower.adapter.messages import enter_run
 from steelyard.clients.flower.forms import EVALUATE, INTRODUCE, TRAIN, IntroductionForm
 from steelyard.clients.flower.grid import FlowerClients
 from steelyard.messages import DenseModels, Evaluations, Failure, Question, Task, Updates
 
 # A message can only be made inside a run; these are this run's papers.
-TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = 1, 1, 1
+enter_run(1, 1)
 
 Answer = RecordDict | Error | None
 Node = Callable[[Message], Answer]

@@ -15,9 +15,6 @@ import numpy as np
 import pytest
 import torch
 from flwr.app import ConfigRecord, Error, Message, RecordDict
-from flwr.proto.runtime_pb2 import PullAppMessagesResponse
-from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
-from flwr.supercore.run import RunNotRunningException
 from tests.clients.flower.flower_fakes import (
     FakeGrid,
     evaluate,
@@ -32,6 +29,8 @@ from tests.clients.flower.flower_fakes import (
 
 from steelyard.clients.flower import grid as flower_grid
 from steelyard.clients.flower import polling, questions, tasks, wire
+from steelyard.clients.flower.adapter.answers import FoundAnswer
+from steelyard.clients.flower.adapter.messages import PartsNotTaken, RunNotRunning
 from steelyard.clients.flower.forms import EVALUATE, INTRODUCE, TRAIN, Form
 from steelyard.clients.flower.grid import FlowerClients, NoAnswers
 from steelyard.clients.flower.payloads import DENSE, Codec
@@ -263,11 +262,11 @@ def test_reading_one_answer_that_hangs_does_not_block_the_others():
 def test_a_run_that_flower_stopped_ends():
     class Stopped(FakeGrid):
         def pull_messages(self, names: Any) -> list[Message]:
-            raise RunNotRunningException  # Not an Exception: nothing that catches those sees it.
+            raise RunNotRunning  # Not an Exception: nothing that catches those sees it.
 
     class StoppedBefore(FakeGrid):
         def push_messages(self, messages: Any) -> list[str]:
-            raise RunNotRunningException
+            raise RunNotRunning
 
     begun = time.monotonic()
     for grid in (Stopped({1: honest("c1")}), StoppedBefore({1: honest("c1")})):
@@ -287,7 +286,7 @@ def _status(code: int) -> httpx.HTTPStatusError:
         ([_status(500)] * 3, "none"),  # The database was locked for a moment.
         ([_status(500)] * 100, "HTTPStatusError"),
         ([_status(400)], "HTTPStatusError"),
-        ([RunNotRunningException()], "RunStopped"),
+        ([RunNotRunning()], "RunStopped"),
     ],
 )
 def test_a_superlink_that_fails_for_a_moment_costs_nobody_the_round(
@@ -296,27 +295,26 @@ def test_a_superlink_that_fails_for_a_moment_costs_nobody_the_round(
     monkeypatch.setattr(polling, "_LONGEST_PAUSE", 0.05)
     looks, arrived, stop = iter(raised), [], threading.Event()
 
-    def pull(request: Any) -> PullAppMessagesResponse:
+    def look(names: Any) -> list[FoundAnswer]:
         error = next(looks, None)
         if error is not None:
             raise error
         stop.set()
-        return PullAppMessagesResponse()
+        return []
 
-    grid = SimpleNamespace(_runtime_client=SimpleNamespace(PullMessages=pull))
     requests = {"a": polling.PendingRequest("a", 10), "b": polling.PendingRequest("b", 10)}
     deadline = time.monotonic() + 30
-    poller = polling.AnswerPoller(grid, requests, deadline, lambda *found: arrived.append(found))  # type: ignore[arg-type]
-    poller._look(stop)
-    told = {"none"} if not arrived else {type(answer).__name__ for _, answer in arrived}
-    assert told == {heard}
+    poller = polling.AnswerPoller(None, requests, deadline, lambda *found: arrived.append(found))  # type: ignore[arg-type]
+    poller._look(stop, SimpleNamespace(look=look))  # type: ignore[arg-type]
+    kinds = {"none"} if not arrived else {type(answer).__name__ for _, answer in arrived}
+    assert kinds == {heard}
     assert sorted(name for name, _ in arrived) == ([] if heard == "none" else ["a", "b"])
 
 
 def test_a_full_disk_of_the_server_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     class Full(FakeGrid):
         def push_messages(self, messages: Any) -> list[str]:
-            raise ObjectPushError("part", 1, "session")
+            raise PartsNotTaken("part", 1, "session")
 
     def ask() -> None:
         RequestSender(Full({1: honest("c1")})).ask([Request(1, INTRODUCE, wire.content(Form(), {}), 0, 1 << 20)], 1.0)  # type: ignore[arg-type]

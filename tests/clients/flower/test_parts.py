@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import ConfigRecord, Error, Message, RecordDict
-from flwr.proto.message_pb2 import ObjectTree
-from flwr.supercore.inflatable.inflatable_object import get_all_nested_objects, get_object_tree
 from google.protobuf.message import DecodeError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.clients.flower.flower_fakes import introduction  # noqa: F401  (gives this run its papers)
 
 from steelyard.clients.flower import arrays as packing
+from steelyard.clients.flower.adapter.messages import PartsTree, take_apart
 from steelyard.clients.flower.forms import AskForm, IntroductionForm, Refused, read_size
 from steelyard.clients.flower.introductions import LARGEST_INTRODUCTION
 from steelyard.clients.flower.introductions import introduction as read_introduction
@@ -28,13 +27,12 @@ from steelyard.clients.flower.wire import content, split
 LARGEST = 16 << 20
 
 
-def sent(body: RecordDict | Error) -> tuple[str, ObjectTree, dict[str, bytes]]:
+def sent(body: RecordDict | Error) -> tuple[str, PartsTree, dict[str, bytes]]:
     message: Any = Message(body, 5, "train.task") if isinstance(body, RecordDict) else None
     if message is None:
         message = Message(body, reply_to=Message(RecordDict(), 5, "train.task"))
-    message.metadata.__dict__["_message_id"] = message.object_id
-    parts = {name: nested.deflate() for name, nested in get_all_nested_objects(message).items()}
-    return message.object_id, get_object_tree(message), parts
+    apart = take_apart(message)
+    return message.metadata.message_id, PartsTree.FromString(apart.tree), apart.parts
 
 
 def received(body: RecordDict | Error, largest: int = LARGEST) -> Message:
@@ -105,7 +103,7 @@ def test_no_more_is_fetched_than_an_answer_can_have():
 
 
 def test_a_tree_of_too_many_names_is_refused_before_the_first_is_fetched():
-    tree = ObjectTree(object_id="m", children=[ObjectTree(object_id=str(number)) for number in range(100)])
+    tree = PartsTree(object_id="m", children=[PartsTree(object_id=str(number)) for number in range(100)])
     with pytest.raises(Refused, match="size: 101 parts; allowed: at most 65"):
         fetch("m", tree, lambda part: pytest.fail("was fetched"), 1 << 20, 5.0)
 

@@ -13,13 +13,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
-from flwr.proto.message_pb2 import ObjectTree
-from flwr.proto.recorddict_pb2 import ConfigRecordValue
-from flwr.supercore.inflatable.inflatable_object import iterate_object_tree
-from flwr.supercore.inflatable.inflatable_utils import pull_objects
 
+from steelyard.clients.flower.adapter.messages import TEXT_TAG, PartsTree, name_message, part_names, pull_parts
 from steelyard.clients.flower.forms import Refused
-from steelyard.clients.flower.pauses import FIRST_PULL_PAUSE, LONGEST_PULL_PAUSE
 
 LARGEST_PART = 32 << 20
 """Most bytes of one part; Flower cuts arrays into pieces of 5 MiB."""
@@ -34,14 +30,13 @@ _MOST_OTHERS = 64
 """Parts that a message may have beside a piece for each MiB."""
 _NAME_BYTES = 65
 _MOST_DIMENSIONS = 32
-_STRING = ConfigRecordValue.STRING_FIELD_NUMBER << 3 | 2
 
 
 def fetch(
-    name: str, tree: ObjectTree, pull: Callable[[str], bytes], largest: int, seconds: float, at_once: int = 1
+    name: str, tree: PartsTree, pull: Callable[[str], bytes], largest: int, seconds: float, at_once: int = 1
 ) -> dict[str, bytes]:
     """Return the parts of a message, by name; refuses one that has, or would become, more than `largest` bytes."""
-    names = dict.fromkeys(nested.object_id for nested in iterate_object_tree(tree))
+    names = part_names(tree)
     if len(names) > _most_parts(largest):
         raise Refused(f"size: {len(names)} parts; allowed: at most {_most_parts(largest)}")
     size, lock = 0, threading.Lock()
@@ -54,13 +49,7 @@ def fetch(
             _refuse_more(size, largest)
         return content
 
-    contents = pull_objects(
-        *(list(names), counted),
-        max_concurrent_pulls=at_once,
-        max_time=seconds,
-        initial_backoff=FIRST_PULL_PAUSE,
-        backoff_cap=LONGEST_PULL_PAUSE,
-    )
+    contents = pull_parts(names, counted, at_once, seconds)
     _read(name, contents, largest)
     return contents
 
@@ -74,7 +63,7 @@ def opened(name: str, contents: dict[str, bytes], largest: int) -> Message:
         found = {key: Array(one.dtype, one.shape, one.stype, b"".join(one.pieces)) for key, one in arrays.items()}
         records = RecordDict({"form": ConfigRecord({"json": form}), "arrays": ArrayRecord(found)})
         message = Message.inflate(contents[name], {content: records})
-    message.metadata.__dict__["_message_id"] = name
+    name_message(message, name)
     return message
 
 
@@ -173,7 +162,7 @@ def _text(body: memoryview) -> str:
     if bytes(item[:6]) != b"\x0a\x04json":
         raise Refused("form: not one JSON text")
     try:
-        return str(_only_field(_only_field(item[6:], 0x12), _STRING), "utf-8")
+        return str(_only_field(_only_field(item[6:], 0x12), TEXT_TAG), "utf-8")
     except UnicodeDecodeError:
         raise Refused("form: not a text") from None
 

@@ -12,21 +12,15 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
 
 from flwr.app import Message
-from flwr.proto.message_pb2 import ConfirmMessageReceivedRequest, ObjectTree
-from flwr.proto.message_pb2 import Message as MessageProto
-from flwr.proto.runtime_pb2 import PullAppMessagesRequest
 from flwr.serverapp import Grid
-from flwr.supercore.inflatable.inflatable_protobuf_utils import make_pull_object_fn_protobuf
-from flwr.supercore.run import RunNotRunningException
-from flwr.superlink.grid import HttpGrid
 
+from steelyard.clients.flower.adapter.answers import AnswerSource, FoundAnswer
+from steelyard.clients.flower.adapter.messages import RunNotRunning
 from steelyard.clients.flower.forms import Refused
 from steelyard.clients.flower.parts import fetch, opened
 from steelyard.clients.flower.superlink import RunStopped, is_passing
-from steelyard.clients.flower.transport import bound_answers
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE, _GROWTH = 0.05, 0.25, 1.3
 """Seconds between looks: quick answers are found quickly, and long work is not asked after all the time."""
@@ -56,16 +50,16 @@ class AnswerPoller:
 
     def __init__(self, grid: Grid, requests: Mapping[str, PendingRequest], deadline: float, arrived: Arrived) -> None:
         self._grid, self._requests, self._deadline, self._arrived = grid, dict(requests), deadline, arrived
-        self._found: queue.SimpleQueue[tuple[str, list[tuple[MessageProto, ObjectTree]]]] = queue.SimpleQueue()
+        self._found: queue.SimpleQueue[tuple[str, list[FoundAnswer]]] = queue.SimpleQueue()
 
     def start(self, stop: threading.Event) -> None:
         """Start looking, in threads that end with `stop`, with the deadline, or with the last answer."""
-        if isinstance(self._grid, HttpGrid):
-            bound_answers(self._client, _LARGEST_LOOK)
-            _thread(self._look, stop)
+        source = AnswerSource.of(self._grid, _LARGEST_LOOK)
+        if source is not None:
+            _thread(self._look, stop, source)
             large = any(request.largest > _LARGE for request in self._requests.values())
             for _ in range(1 if large else min(_AT_ONCE, len(self._requests))):
-                _thread(self._fetch, stop)
+                _thread(self._fetch, stop, source)
         else:
             for name in self._requests:
                 _thread(self._watch, stop, name)
@@ -76,7 +70,7 @@ class AnswerPoller:
         while not stop.wait(next(pauses)) and time.monotonic() < self._deadline:
             try:
                 answers = list(self._grid.pull_messages([name]))
-            except RunNotRunningException:
+            except RunNotRunning:
                 self._arrived(name, RunStopped())
                 return
             except Exception as error:
@@ -86,14 +80,14 @@ class AnswerPoller:
                 self._arrived(name, answers)
                 return
 
-    def _look(self, stop: threading.Event) -> None:
+    def _look(self, stop: threading.Event, source: AnswerSource) -> None:
         """Look for the answers to all requests with one call."""
         waiting = set(self._requests)
         pauses, faults = _pauses(), 0
         while waiting and not stop.wait(next(pauses)) and time.monotonic() < self._deadline:
             try:
-                found = self._client.PullMessages(PullAppMessagesRequest(message_ids=sorted(waiting)))
-            except (Exception, RunNotRunningException) as error:
+                found = source.look(waiting)
+            except (Exception, RunNotRunning) as error:
                 faults += 1
                 if is_passing(error) and faults < _MOST_FAULTS:
                     continue
@@ -101,49 +95,40 @@ class AnswerPoller:
                     self._arrived(name, error if isinstance(error, Exception) else RunStopped())
                 return
             faults = 0
-            answers: dict[str, list[tuple[MessageProto, ObjectTree]]] = {}
-            for message, tree in zip(found.messages_list, found.message_object_trees, strict=True):
-                answers.setdefault(message.metadata.reply_to_message_id, []).append((message, tree))
-            for name, parts in answers.items():
-                if name in waiting:
-                    waiting.discard(name)
-                    self._found.put((name, parts))
+            answers: dict[str, list[FoundAnswer]] = {}
+            for answer in found:
+                answers.setdefault(answer.answers, []).append(answer)
+            for name in sorted(waiting & set(answers)):
+                waiting.discard(name)
+                self._found.put((name, answers[name]))
 
-    def _fetch(self, stop: threading.Event) -> None:
+    def _fetch(self, stop: threading.Event, source: AnswerSource) -> None:
         """Fetch the parts of single answers, whatever they turn out to be."""
         while not stop.is_set() and time.monotonic() < self._deadline:
             try:
-                name, parts = self._found.get(timeout=_LONGEST_PAUSE)
+                name, found = self._found.get(timeout=_LONGEST_PAUSE)
             except queue.Empty:
                 continue
             try:
-                answers: list[Message] | Exception = [self._opened(name, parts)]
-            except RunNotRunningException:
+                answers: list[Message] | Exception = [self._opened(source, name, found)]
+            except RunNotRunning:
                 answers = RunStopped()
             except Exception as error:
                 answers = error
             self._arrived(name, answers)
-            del answers, parts
+            del answers, found
 
-    def _opened(self, name: str, parts: list[tuple[MessageProto, ObjectTree]]) -> Message:
-        if len(parts) > 1:
-            raise Refused(f"answered {len(parts)} times; allowed: once")
-        ((message, tree),) = parts
-        own, largest = message.metadata.message_id, self._requests[name].largest
-        run, identity = cast(HttpGrid, self._grid).run.run_id, cast(HttpGrid, self._grid).node
-        pull = make_pull_object_fn_protobuf(self._client.PullObject, identity, run)
+    def _opened(self, source: AnswerSource, name: str, found: list[FoundAnswer]) -> Message:
+        if len(found) > 1:
+            raise Refused(f"answered {len(found)} times; allowed: once")
+        (answer,) = found
+        largest = self._requests[name].largest
         left = min(max(1.0, self._deadline - time.monotonic()), _MOST_PULL_SECONDS)
         try:
-            contents = fetch(own, tree, pull, largest, left)
+            contents = fetch(answer.name, answer.tree, source.part_puller(), largest, left)
         finally:  # Also where it is refused: the SuperLink need not keep it.
-            request = ConfirmMessageReceivedRequest(node=identity, run_id=run, message_object_id=own)
-            self._client.ConfirmMessageReceived(request)
-        return opened(own, contents, largest)
-
-    @property
-    def _client(self) -> Any:
-        # Flower has no public way to look for answers without fetching them.
-        return cast(Any, self._grid)._runtime_client  # pyright: ignore[reportPrivateUsage]
+            source.confirm(answer.name)
+        return opened(answer.name, contents, largest)
 
 
 def _pauses() -> Iterator[float]:

@@ -16,6 +16,7 @@ from typing import Any
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
+from steelyard.clients.flower.adapter.messages import ERRORS, RAISED
 from steelyard.clients.flower.checks import clean, unreadable
 from steelyard.clients.flower.forms import Refused
 from steelyard.clients.flower.polling import AnswerPoller, PendingRequest
@@ -23,17 +24,6 @@ from steelyard.clients.flower.superlink import RunStopped, reaching_superlink
 
 Read = Callable[[int, RecordDict], Any]
 """Reads the content of the answer to the request at an index; a text that it returns is why it cannot be used."""
-# flwr.common.constant.ErrorCode, in words that say what it means for the round.
-_ERRORS = {
-    1: "its ClientApp could not be loaded",
-    2: "raised an error",
-    3: "its answer is no longer available",
-    4: "its answer is no longer available",
-    5: "its node is gone",
-    7: "its node refused to run this app",
-    8: "its ClientApp died",
-}
-
 
 NOT_WAITED_FOR = "was not waited for"
 """The answer of a node where enough others had answered."""
@@ -157,7 +147,7 @@ def _opened(request: Request, name: str, answer: list[Message]) -> RecordDict | 
 
 
 def _error_words(error: Any) -> str:
-    words = _ERRORS.get(error.code, f"failed with code {error.code}")
+    words = ERRORS.get(error.code, f"failed with code {error.code}")
     # Flower writes <class 'ValueError'>:<'text'>; the class's name and the text are what a reader wants.
     reason = (error.reason or "").replace("<class '", "").replace("'>:<'", ": ").removesuffix("'>")
-    return clean(f"{words}: {reason}" if reason and error.code in (0, 2) else words)
+    return clean(f"{words}: {reason}" if reason and error.code in (0, RAISED) else words)

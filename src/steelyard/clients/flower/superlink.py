@@ -9,9 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
-from flwr.supercore.inflatable.inflatable_utils import ObjectPushError
-from flwr.supercore.run import RunNotRunningException
 
+from steelyard.clients.flower.adapter.messages import PartsNotTaken, RunNotRunning
 from steelyard.clients.flower.register import REGISTER
 from steelyard.errors import UserError
 
@@ -36,9 +35,9 @@ def reaching_superlink() -> Generator[None]:
     """Turn what the SuperLink does wrong into one line; use it around every call that a run cannot do without."""
     try:
         yield
-    except RunNotRunningException:  # Not an Exception in Flower.
+    except RunNotRunning:
         raise RunStopped from None
-    except (httpx.HTTPError, ObjectPushError) as error:
+    except (httpx.HTTPError, PartsNotTaken) as error:
         words = lack_of_room() or f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         raise SuperLinkFault(f"the SuperLink does not take messages any more: {words}") from error
 
