@@ -106,6 +106,8 @@ def description(data: str, scenario: Mapping[str, Any], seed: int, engine: str, 
 def measure(data: str, scenario: str, options: argparse.Namespace) -> dict[str, Any]:
     """Run one scenario with every rule and seed; returns accuracies by rule, one per seed, and the weight of flawed."""
     document = description(data, SCENARIOS[scenario], options.seed, options.engine, options.device)
+    if options.rounds is not None:
+        document["rounds"]["count"] = options.rounds
     described = with_rules(build(document), ["fedavg", *options.rules])
     begun = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
@@ -169,6 +171,7 @@ def main() -> None:
     parser.add_argument("--data", choices=sorted(BASE), default="digits")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--seed", type=int, default=100)
+    parser.add_argument("--rounds", type=int, help="in place of the data set's own number")
     parser.add_argument("--engine", default="auto")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--rules", nargs="*", default=[*WITHOUT_ROWS, *WITH_ROWS], help="what stands beside fedavg")

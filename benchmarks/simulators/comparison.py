@@ -1,4 +1,4 @@
-"""Ten rules of mnist-noniid side by side against ten single runs of them: training alone and whole rounds."""
+"""Ten rules of one experiment side by side against ten single runs of them: training alone and whole rounds."""
 
 from __future__ import annotations
 
@@ -94,11 +94,15 @@ def noise() -> Dataset:
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Time the comparison and the single runs; return what the last line says."""
-    experiment = prepared(options, options.engine)
+    experiment = comparison(options, options.engine)
+    dataset: Dataset | None = None
     try:
-        dataset = load(experiment.data)
+        name = load(experiment.data).name
     except UserError:
-        dataset = noise()
+        if options.recipe != "mnist-noniid":
+            raise
+        dataset, name = noise(), "noise"
+        experiment = comparison(options, options.engine, "data.source=memory")
     federations = federations_of(experiment)
     times: dict[str, Times] = {}
     clients, server = experiment.assemble(dataset)
@@ -107,7 +111,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
     times["ten_single_ours"] = singles(federations, clients, server, experiment, options)
     clients.close()
     if "loop" in options.against:
-        plain = prepared(options, "loop")
+        plain = comparison(options, "loop", *(() if dataset is None else ("data.source=memory",)))
         clients, server = plain.assemble(dataset)
         times["ten_single_loop"] = singles(federations, clients, server, plain, options)
         about["loop"] = f"{clients.describe()['engine_choice']}, {plain.compute.precision}"
@@ -122,7 +126,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         "rounds": options.rounds,
         "device": options.device,
         "precision": options.precision[0],
-        "data": dataset.name,
+        "data": name,
         "about": about,
     }
     return found | ({"commands": commands(options, found["rules"])} if options.commands else {})
@@ -147,7 +151,7 @@ def singles(
 
 def commands(options: argparse.Namespace, rules: Sequence[str]) -> dict[str, Any]:
     """Time what a user types, from start to end: `steelyard compare` with all rules, and once with each alone."""
-    common = [sys.executable, "-m", "steelyard", "compare", "mnist-noniid"]
+    common = [sys.executable, "-m", "steelyard", "compare", options.recipe]
     common += [word for change in changes(options, options.commands, options.engine) for word in ("--set", change)]
     source = os.pathsep.join([str(Path(__file__).parents[2] / "src"), os.environ.get("PYTHONPATH", "")])
     with tempfile.TemporaryDirectory() as folder:
@@ -182,9 +186,10 @@ def changes(options: argparse.Namespace, rounds: int, engine: str) -> list[str]:
     ]
 
 
-def prepared(options: argparse.Namespace, engine: str) -> LearningDescription:
-    """Return mnist-noniid with its ten default rules, on the device asked for."""
-    experiment = load_comparison("mnist-noniid", changes(options, options.warmup + options.rounds, engine))
+def comparison(options: argparse.Namespace, engine: str, *more: str) -> LearningDescription:
+    """Return the recipe with its default rules, ten for mnist-noniid, on the device asked for."""
+    fields = [*changes(options, options.warmup + options.rounds, engine), *more]
+    experiment = load_comparison(options.recipe, fields)
     assert isinstance(experiment, LearningDescription)
     return experiment
 

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from benchmarks.run_folders import run_cases
 from tests.conftest import CommandLine
 from tests.page.page_server import serving
 from tests.report.made_run import make_run
+from tests.runs.damaged_folders import run_cases
 
 from steelyard.errors import UserError
 from steelyard.runs.export import export_run

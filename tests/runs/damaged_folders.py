@@ -1,4 +1,4 @@
-"""Run folders made by nobody of ours: `python -m benchmarks.run_folders [CASES] [FIRST]` damages them and reads them.
+"""Run folders that are damaged and then read: `python -m tests.runs.damaged_folders [CASES] [FIRST]`.
 
 Each case takes a run (at rest, or killed with its log beside it), changes bytes, rows, tables or files of it by a
 random number of its own, and asks everything that looks at runs, and the store that would go on with it. Only a

@@ -1,0 +1,103 @@
+"""The papers' image experiments, part by part: each is one `steelyard compare`, then `steelyard table` and `report`.
+
+    python -m benchmarks.papers results --parts mnist-noniid,mnist-iid --seconds 300
+
+Every command is printed before it runs. A part that outlasts its time is stopped as by Ctrl-C; the same call goes on
+where it stopped. OUT/NAME is the run, OUT/NAME.md its tables, OUT/NAME.html its report; with --figures each figure is a
+file in OUT/figures-NAME.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import subprocess
+import sys
+from itertools import permutations
+from pathlib import Path
+
+TF32 = ("--set", "compute.precision=tf32")
+BF16 = ("--set", "compute.precision=bfloat16")
+ON_GPU = ("--set", "compute.engine=stacked", "--set", "store.checkpoint_every=50", "--set", "store.clients_every=50")
+AUTHORS = ("--set", "model.name=cnn-mnist-authors")
+CRITERIA = ("DS", "LD", "MD")
+ORDERS = [">".join(order) for order in permutations(CRITERIA)]
+FIFTEEN = ",".join([*CRITERIA, *ORDERS, *(f"online({order})" for order in ORDERS)])
+"""Paper 003's Table 1: three single criteria, six fixed orders, online adjustment from each of the six."""
+FACES = {
+    "a": "DS,CB,IS,DS>CB>IS,DS>IS>CB",
+    "b": "CB>DS>IS,CB>IS>DS,IS>DS>CB,IS>CB>DS,online(DS>CB>IS)",
+}
+
+
+def parts() -> dict[str, tuple[str, ...]]:
+    """Return the arguments of `steelyard compare` for each part."""
+    found: dict[str, tuple[str, ...]] = {}
+    for name, rounds in (("mnist-noniid", 300), ("mnist-iid", 100)):
+        usual = (name, "--seeds", "3", "--set", f"rounds.count={rounds}", "--set", "compute.memory_gb=40")
+        found[name] = (*usual, *ON_GPU, *BF16)
+        found[f"{name}-authors"] = (*usual, *AUTHORS, *ON_GPU, *BF16)
+    # Seeds, and half of the rules, apart: the models of all cohorts of a round must fit a third of the memory of a run,
+    # or they go to the memory of the host, which takes fifty times as long.
+    for seed in (1, 2, 3):
+        one = ("--set", f"seed={seed}", *ON_GPU)
+        found[f"unipen62-seed{seed}"] = ("unipen62", "--rules", FIFTEEN, "--set", "compute.memory_gb=37", *one, *BF16)
+        for half, rules in FACES.items():
+            faces = ("celeba", "--rules", rules, "--set", "compute.memory_gb=55", *one, *TF32)
+            found[f"celeba-seed{seed}-{half}"] = faces
+    for number in (1, 2, 3):
+        five = (f"adafed-{number}", "--seeds", "5", "--set", "compute.memory_gb=16", *ON_GPU, *BF16)
+        adam = ("--set", "training.optimiser=adam", "--set", "training.learning_rate=0.001")
+        found |= {f"adafed-{number}": five, f"adafed-{number}-adam": (*five, *adam)}
+    return found | {
+        "adafed-regression": ("adafed-regression", "--seeds", "10", "--set", "compute.device=cpu"),
+        "quickstart": ("quickstart", "--rules", "DS,LD", "--seeds", "2"),
+    }
+
+
+def steelyard(words: list[str], seconds: float | None = None, into: Path | None = None) -> bool:
+    """Run a command of ours, stop it when its time is up, and return whether it ended well."""
+    print("steelyard", *words, f"> {into}" if into else "", flush=True)
+    out = into.open("w") if into else subprocess.DEVNULL
+    with subprocess.Popen([sys.executable, "-m", "steelyard", *words], stdout=out) as process:
+        try:
+            return process.wait(seconds) == 0
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGINT)
+            process.wait()
+            return False
+
+
+def run_part(name: str, arguments: tuple[str, ...], out: Path, seconds: float, figures: bool) -> bool:
+    """Run a part or go on with it, then write its tables and its report."""
+    folder = out / name
+    begun = (folder / "run.sqlite").is_file()
+    ended = steelyard(["resume", str(folder)] if begun else ["compare", *arguments, "--out", str(folder)], seconds)
+    if not (folder / "run.sqlite").is_file():
+        return False
+    tables = steelyard(["table", str(folder), "--format", "markdown"], into=out / f"{name}.md")
+    drawn = ["--figures", str(out / f"figures-{name}")] if figures else []
+    return steelyard(["report", str(folder), "--output", str(out / f"{name}.html"), *drawn]) and tables and ended
+
+
+def main() -> None:
+    """Read the options and run the parts."""
+    known = parts()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, help="folder for the results")
+    parser.add_argument("--parts", default=",".join(known), help="which parts, with commas")
+    parser.add_argument("--seconds", type=float, default=86_400.0, help="time limit of each part")
+    parser.add_argument("--figures", action="store_true", help="also write each figure as a file")
+    parser.add_argument("--set", action="append", default=[], help="further changes, as for steelyard compare")
+    options = parser.parse_args()
+    names = options.parts.split(",")
+    if unknown := [name for name in names if name not in known]:
+        parser.error(f"--parts: got {', '.join(unknown)}; allowed: {', '.join(known)}")
+    options.out.mkdir(parents=True, exist_ok=True)
+    more = tuple(word for change in options.set for word in ("--set", change))
+    ended = [run_part(name, (*known[name], *more), options.out, options.seconds, options.figures) for name in names]
+    sys.exit(0 if all(ended) else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,107 @@
+"""Every script of benchmarks/ starts and ends well in its smallest form: one that nobody starts rots."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.warm import ROOT
+
+from steelyard.experiment.attacking import under_attack
+from steelyard.experiment.loading import load
+
+SMALLEST: dict[str, str] = {
+    "papers": "papers --parts quickstart --set rounds.count=1",
+    "private_round": "out --models mlp --clients 10 --protections plain --seeds 1 --samples 20",
+    "recommend": "--engines --rows 3000",
+    "secure_aggregation": "--parameters 200 --clients 3",
+    "worth": "--seeds 2 --rounds 2 --only clean,_IID --rules EQ --engine loop --device cpu",
+}
+"""The arguments of a script's smallest work; _ stands for a space within an argument."""
+SLOW: dict[str, str] = {
+    "chain": "--bench C --rounds 12",
+    "cold_start": "--out out --data yahoo --draws 1 --minutes 0",
+    "federation": "--nodes 2 --rounds 1",
+    "kgflex": "--recipe kgflex-yahoo --epochs 1",
+    "knowledge": "--format json",
+    "looking": "3 4",
+    "store": "3 4",
+}
+"""The same for scripts that take long even so."""
+ELSEWHERE = {
+    "faults": "test_faults_bench.py (slow)",
+    "recommend_tables": "test_recommend_tables.py",
+    "simulator": "gpu.sh, below",
+}
+NEEDS = {
+    "cold_start": "yahoo_movies",
+    "kgflex": "yahoo_movies",
+    "knowledge": "movielens_1m_dbpedia",
+    "private_round": "mnist",
+    "recommend": "movielens_1m",
+}
+
+
+def data_folder() -> Path:
+    return Path(os.environ.get("STEELYARD_DATA", ROOT.parent / "shared" / "data"))
+
+
+def start(name: str, words: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needed = NEEDS.get(name)
+    if needed is not None and not (data_folder() / needed).is_dir():
+        pytest.skip(f"{needed} is not in {data_folder()}")
+    if name == "looking" and not any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))):
+        pytest.skip("no Chromium")
+    monkeypatch.setenv("STEELYARD_DATA", str(data_folder().resolve()))
+    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        monkeypatch.setenv(variable, "1")
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT / 'src'}:{ROOT}")  # of processes that a script starts
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "argv", [name, *(word.replace("_IID", " IID") for word in words.split())])
+    code = None
+    try:
+        runpy.run_module(f"benchmarks.{name}", run_name="__main__")
+    except SystemExit as ended:
+        code = ended.code
+    assert code in (None, 0)
+
+
+def test_every_script_is_started_somewhere() -> None:
+    scripts = {path.stem for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text()}
+    assert scripts == SMALLEST.keys() | SLOW.keys() | ELSEWHERE.keys()
+    assert {path.name for path in (ROOT / "benchmarks").glob("*.sh")} == {"gpu.sh"}
+
+
+def test_its_experiments_can_be_read() -> None:
+    found = {path.name: load(str(path)) for path in (ROOT / "benchmarks").glob("*.toml")}
+    assert set(found) == {"attacks.toml", "privacy.toml"}
+    assert under_attack(found["attacks.toml"], "alie+inflation", 0.2)
+    assert list(found["privacy.toml"].beside) == ["fedavg", "LD>DS", "MD"]
+
+
+@pytest.mark.parametrize("name", SMALLEST)
+def test_it_starts(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    start(name, SMALLEST[name], tmp_path, monkeypatch)
+    assert capfd.readouterr().out.strip()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SLOW)
+def test_a_longer_one_starts(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start(name, SLOW[name], tmp_path, monkeypatch)
+
+
+def test_the_gpu_script_runs_on_the_processor(tmp_path: Path) -> None:
+    command = ["bash", str(ROOT / "benchmarks" / "gpu.sh"), str(tmp_path), "tiny"]
+    environment = {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "HOME": str(tmp_path)}
+    environment |= {"STEELYARD_CACHE": str(tmp_path / "cache"), "OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=280, env=environment)
+    assert ended.returncode == 0, (tmp_path / "gpu.log").read_text()
+    assert ended.stdout.count('{"bench":') == 2
