@@ -111,7 +111,7 @@ def _ask(folder: Path, *statements: str, values: tuple[Any, ...] = ()) -> None:
             connection.commit()
         finally:
             connection.close()
-    except (sqlite3.Error, OverflowError):
+    except (sqlite3.Error, OverflowError, UnicodeDecodeError):
         pass  # what cannot be written so is no case
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sqlite3
 from collections.abc import Callable
@@ -14,6 +15,8 @@ from tests.report.made_run import make_run
 from tests.runs.damaged_folders import run_cases
 
 from steelyard.errors import UserError
+from steelyard.report.summary import summarise
+from steelyard.rounds.settings import RoundSettings
 from steelyard.runs.export import export_run
 from steelyard.runs.reader import History
 from steelyard.runs.schema import reading
@@ -129,6 +132,36 @@ def test_a_table_without_end_is_ended(runs: Path) -> None:
         history._rows("clients", ("id", "name"))
     with pytest.raises(UserError, match="a question to it does not end"), reading(runs / "bad") as connection:
         connection.execute("SELECT COUNT(*) FROM clients NOT INDEXED WHERE name > 'x'").fetchall()
+    with pytest.raises(UserError, match=r"bad/run.sqlite: not a readable run database: damaged: .* page"):
+        Store(runs / "bad")
+
+
+@pytest.mark.parametrize("name", ["'a' || char(10) || 'b'", "CAST(x'619d' AS TEXT)"], ids=["two lines", "no text"])
+def test_what_sqlite_quotes_of_a_damaged_schema_is_one_line(runs: Path, steelyard: CommandLine, name: str) -> None:
+    change(
+        runs / "bad",
+        "PRAGMA writable_schema=1",
+        f"UPDATE sqlite_master SET name = {name}, sql = 'CREATE TABLE (' WHERE name = 'rounds'",
+    )
+    done = steelyard("ls", runs, "--format", "json")
+    (bad,) = [run for run in json.loads(done.stdout) if run["name"] == "bad"]
+    assert bad["state"] == "unreadable"
+    assert bad["problem"].isprintable(), bad
+    with pytest.raises(UserError, match="not a readable run database"):
+        Store(runs / "bad")
+
+
+def test_rounds_without_their_evaluations_are_one_line(runs: Path, refused: Callable[..., str]) -> None:
+    change(runs / "bad", "DELETE FROM evaluations WHERE round = 2")
+    expected = "fedavg, seed 0: 3 rounds with an accuracy and 2 with evaluations"
+    assert expected in refused("table", runs / "bad")
+
+
+def test_a_rule_without_rounds_has_none(runs: Path) -> None:
+    change(runs / "bad", *(f"DELETE FROM {table}" for table in ("rounds", "evaluations", "updates", "samples")))
+    (rule,) = summarise(runs / "bad", RoundSettings(count=3))["rules"]
+    assert rule["rounds"] == 0
+    assert rule["accuracy"] is None
 
 
 def test_names_from_a_database_do_not_reach_the_terminal(runs: Path, steelyard: CommandLine) -> None:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from steelyard.messages import Floats
 from steelyard.runs.reader import START, History
+from steelyard.runs.schema import unreadable
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,10 +56,13 @@ def read_curves(history: History) -> list[Curve]:
         mine = recorded.get((rule, seed), [])
         rounds, scores = history.scores(rule, seed)
         measured = [row["accuracy"] for row in mine if not _missing(row["accuracy"])]
+        if len(measured) != len(rounds):
+            counts = f"{len(measured)} rounds with an accuracy and {len(rounds)} with evaluations"
+            raise unreadable(history.folder, f"{rule}, seed {seed}: {counts}")
         if not measured and (rule, seed) in history.ended:
             # Its model exploded before any was tested: the first model is the only one that it has.
             rounds, scores = history.scores(rule, seed, START)
-            measured = [first[rule, seed]]
+            measured = [first[rule, seed]] if len(rounds) else []
         overall = np.array(measured, dtype=np.float64)
         kept = Counter(str(row["priority"]) for row in mine if not _missing(row["priority"]))
         tests = sum(int(row["tests"]) for row in mine)

@@ -86,7 +86,7 @@ def _account(
         "algorithm": str(stored["algorithm"]),
         "rule": rule,
         "seed": seed,
-        "rounds": int(mine["round"].to_numpy().max()),
+        "rounds": int(mine["round"].max()) if len(mine) else 0,
         "accuracy": float(measured["accuracy"].iloc[-1]) if len(measured) else None,
         "worst_tenth": worst_tenth(last) if len(last) else None,
         "p10": float(np.percentile(last, 10)) if len(last) else None,

@@ -22,10 +22,15 @@ _STEPS = 10_000
 _STEPS_PER_BYTE = 50
 """More than any question of ours takes: about 30 steps for a row, which is 4 bytes at the least."""
 _LEAST = 1 << 20
+_LONGEST = 1_000_000_000
 
 
 class Damaged(Exception):
     """A database is not as a run wrote it; whoever opened it says so in one line."""
+
+
+BROKEN = (sqlite3.Error, UnicodeDecodeError, Damaged)
+"""How a damaged database shows. SQLite's own messages quote it, and Python decodes them."""
 
 
 def check_files(path: Path, *, write: bool) -> bool:
@@ -99,5 +104,12 @@ def bound(connection: sqlite3.Connection, size: int) -> None:
     begin("")
     connection.set_trace_callback(begin)
     connection.set_progress_handler(step, _STEPS)
-    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, min(size, 1_000_000_000))
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, min(size, _LONGEST))
     distrust(connection)
+
+
+def unbound(connection: sqlite3.Connection) -> None:
+    """Let a database that was found sound be written, and grow."""
+    connection.set_trace_callback(None)
+    connection.set_progress_handler(None, 0)
+    connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST)

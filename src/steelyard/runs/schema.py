@@ -15,7 +15,16 @@ from steelyard import files
 from steelyard.errors import UserError, brief, one_line
 from steelyard.files import BESIDE as BESIDE
 from steelyard.files import DATABASE as DATABASE
-from steelyard.runs.checks import Damaged, bound, check_files, check_schema, distrust, size_of_database
+from steelyard.runs.checks import (
+    BROKEN,
+    Damaged,
+    bound,
+    check_files,
+    check_schema,
+    distrust,
+    size_of_database,
+    unbound,
+)
 from steelyard.runs.typed import Reader
 
 VERSION = 5
@@ -119,12 +128,12 @@ def connect(folder: Path, *, write: bool) -> sqlite3.Connection:
     try:
         connection = _for_writing(path) if write else _for_reading(path)
         _check(connection, path)
-    except (sqlite3.Error, OSError, Damaged, UserError) as error:
+    except (*BROKEN, OSError, UserError) as error:
         if connection is not None:
             connection.close()
         if isinstance(error, UserError):
             raise
-        raise Unreadable(f"{path}: not a readable run database: {_told(error)}", _told(error)) from error
+        raise Unreadable(f"{path}: not a readable run database: {_reason(error)}", _reason(error)) from error
     return connection
 
 
@@ -144,8 +153,8 @@ def reading(folder: Path) -> Generator[Reader]:
     assert isinstance(connection, Reader)
     try:
         yield connection
-    except (sqlite3.Error, Damaged) as error:
-        raise unreadable(folder, _told(error)) from error
+    except BROKEN as error:
+        raise unreadable(folder, _reason(error)) from error
     finally:
         connection.close()
 
@@ -155,17 +164,23 @@ def unreadable(folder: Path, reason: object) -> Unreadable:
     return Unreadable(f"{folder}: the run's database cannot be read: {one_line(str(reason))}", one_line(str(reason)))
 
 
-def _told(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     # What `bound` ends, SQLite calls interrupted.
-    return "a question to it does not end" if str(error) == "interrupted" else str(error)
+    return "a question to it does not end" if str(error) == "interrupted" else one_line(str(error))
 
 
 def _for_writing(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=30)
     distrust(connection)
     if connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone():
-        # Before anything is written: a trigger that somebody put there would run with it.
+        # Before anything is read on or written: pages may point to each other, and a trigger that somebody put there
+        # would run with the first row.
+        bound(connection, size_of_database(path))
+        ((found,),) = connection.execute("PRAGMA quick_check(1)").fetchall()
+        if found != "ok":
+            raise Damaged(f"damaged: {found}; allowed: the file as it was")
         _check(connection, path)
+        unbound(connection)
     with suppress(sqlite3.OperationalError):  # while somebody reads a run at rest; it is written all the same
         connection.execute("PRAGMA journal_mode=WAL")
     connection.execute("PRAGMA synchronous=NORMAL")

@@ -140,19 +140,16 @@ class Store:
     def resume(self, *, accept: bool = False) -> checkpoint.Restored:
         """Return what to go on from and forget what was written after it; empty for a run without a checkpoint.
 
-        The database is checked page by page and for missing rounds, the checkpoint by its checksum, and all by the
-        chain; where the last checkpoint is damaged, the one before is taken. `accept` goes on where rounds are missing
-        or changed or no checkpoint is sound; for a run that keeps a privacy ledger the chain must be whole.
+        The database was checked page by page when it was opened. Here follow missing rounds, the checkpoint's checksum
+        and the chain. Where the last checkpoint is damaged, the one before is taken. `accept` goes on where rounds are
+        missing or changed or no checkpoint is sound; for a run that keeps a privacy ledger the chain must be whole.
         """
         try:
-            ((found,),) = self._db.execute("PRAGMA quick_check(1)").fetchall()
             restored = checkpoint.restore(self._db, self.folder, accept=accept)
         except sqlite3.Error as error:
             raise UserError(f"{self.folder / DATABASE}: damaged: {error}") from error
-        if found == "ok" and not accept:
-            found = self._gap(restored) or found
-        if found != "ok":
-            raise UserError(f"{self.folder / DATABASE}: damaged: {found}; allowed: the file as it was")
+        if not accept and (gap := self._gap(restored)):
+            raise UserError(f"{self.folder / DATABASE}: damaged: {gap}; allowed: the file as it was")
         restored = self._as_chained(restored, accept=accept)
         with self._writing("where it goes on from"), self._db:
             self._note(chain.ledger_seen(self._db))

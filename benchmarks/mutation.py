@@ -1,0 +1,132 @@
+"""Would the tests notice a mistake? `python -m benchmarks.mutation ROOM [--mutants 300] [--seed 1] [--jobs N]`.
+
+Runs mutmut (3.8, `pip install mutmut`) over one room in a copy of the tree, with that room's own tests: all mutants, or
+as many as `--mutants` says, drawn by a fixed seed. The last line is JSON. A mutant that no test reaches counts as
+survived; one that does not end counts as killed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "weighing": (("weighing/*.py",), ("weighing",)),
+    "rounds": (("rounds/*.py",), ("rounds", "algorithms")),
+    "runs": (("runs/*.py",), ("runs",)),
+    "privacy": (("privacy/*.py",), ("privacy",)),
+    "defence": (("defence/*.py",), ("defence",)),
+    "statistics": (("report/statistics.py", "report/intervals.py"), ("report",)),
+    "metrics": (("recommend/metrics.py", "recommend/ranking.py"), ("recommend",)),
+}
+"""For each room the files that are changed, below src/steelyard, and the folders of tests that should notice."""
+KILLED, SURVIVED, NO_TESTS = "killed", "survived", "no tests"
+ENDS = {0: SURVIVED, 5: NO_TESTS, 33: NO_TESTS}
+"""mutmut's exit codes of a mutant that lives; every other code is a test that failed, an error, or no end."""
+
+
+def copied(folder: Path, room: str, deselected: list[str]) -> None:
+    """Copy the files that git knows, with mutmut's settings for one room."""
+    names = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True)
+    for name in names.stdout.splitlines():
+        if (ROOT / name).is_file():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / name, folder / name)
+    files, tests = ROOMS[room]
+    settings = {
+        "source_paths": ["src"],
+        "only_mutate": [f"src/steelyard/{name}" for name in files],
+        "also_copy": ["docs", "examples", "benchmarks", "README.md", "CONTRIBUTING.md"],
+        "pytest_add_cli_args": [
+            *("-n", "0", "-p", "no:cacheprovider", "--hypothesis-profile=mutation"),
+            *(f"--deselect={name}" for name in deselected),
+        ],
+        "pytest_add_cli_args_test_selection": [f"tests/{name}" for name in tests],
+        "process_isolation": "forkserver",
+    }
+    lines = [f"{name} = {json.dumps(value)}" for name, value in settings.items()]
+    project = (folder / "pyproject.toml").read_text()
+    project = re.sub(r"\n\[tool\.mutmut\]\n(?:(?!\n\[).)*", "\n", project, flags=re.DOTALL)
+    (folder / "pyproject.toml").write_text(project + "\n[tool.mutmut]\n" + "\n".join(lines) + "\n")
+
+
+def ends(folder: Path) -> dict[str, int | None]:
+    """Return every mutant with its exit code, None before it was tried."""
+    found: dict[str, int | None] = {}
+    for path in sorted(folder.glob("mutants/src/**/*.meta")):
+        found.update(json.loads(path.read_text())["exit_code_by_key"])
+    return found
+
+
+def inside(path: Path) -> bool:
+    """Tell whether a folder belongs to the tree that was copied."""
+    return path.resolve().is_relative_to(ROOT)
+
+
+def mutmut(folder: Path, names: list[str], jobs: int) -> subprocess.CompletedProcess[str]:
+    """Run mutmut for these mutants."""
+    # Commands that tests start in processes of their own must meet the mutant, too.
+    others = [
+        path
+        for path in os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        if ROOT not in (Path(path), *Path(path).parents)
+    ]
+    before = (folder / "mutants" / "src", folder / "mutants", *others)
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(map(str, before))}
+    command = [sys.executable, "-m", "mutmut", "run", "--max-children", str(jobs), *names]
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+def main() -> None:
+    """Run one room and print the mutants that lived and the share that was killed."""
+    arguments = argparse.ArgumentParser(description=__doc__)
+    arguments.add_argument("room", choices=sorted(ROOMS))
+    arguments.add_argument("--mutants", type=int, default=0, help="draw so many (default: all)")
+    arguments.add_argument("--seed", type=int, default=1)
+    arguments.add_argument("--jobs", type=int, default=os.cpu_count() or 2)
+    arguments.add_argument("--deselect", action="append", default=[], help="a test that cannot run on this machine")
+    chosen = arguments.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        copied(folder, chosen.room, chosen.deselect)
+        (folder / "mutants" / "src").mkdir(parents=True)  # so that Python takes it for a place to import from
+        # mutmut makes all its mutants, and times the tests, before it looks for the one that is asked for.
+        first = mutmut(folder, ["none"], chosen.jobs)
+        every = sorted(ends(folder))
+        if not every or not (folder / "mutants" / "mutmut-stats.json").exists():
+            sys.exit(f"mutmut made no mutants:\n{first.stdout[-3000:]}\n{first.stderr[-3000:]}")
+        drawn = every
+        if 0 < chosen.mutants < len(every):
+            drawn = sorted(random.Random(chosen.seed).sample(every, chosen.mutants))
+        done = mutmut(folder, drawn, chosen.jobs)
+        codes = ends(folder)
+        if done.returncode or any(codes[name] is None for name in drawn):
+            sys.exit(f"mutmut did not finish:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
+        state = {name: ENDS.get(codes[name] or 0, KILLED) for name in drawn}
+        for name, end in state.items():
+            if end != KILLED:
+                shown = subprocess.run(
+                    [sys.executable, "-m", "mutmut", "show", name], cwd=folder, capture_output=True, text=True
+                )
+                print(f"{end}: {name}\n{shown.stdout}")
+        counts = Counter(state.values())
+        print(
+            json.dumps(
+                {"room": chosen.room, "mutants": len(every), "drawn": len(drawn), **counts}
+                | {"killed_percent": round(100 * counts[KILLED] / len(drawn), 1)}
+            )
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,44 @@
+"""SCAFFOLD as other code has it, as plugins: each takes one step differently, to see which of them ends at chance."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+import torch
+
+from steelyard.algorithms.algorithm import ServerStep, Vectors
+from steelyard.algorithms.registry import algorithm
+from steelyard.algorithms.scaffold import CHANGE, CONTROL, Scaffold
+
+
+@algorithm("scaffold-inside")
+class InsideMomentum(Scaffold):
+    """The correction is added to the gradient, so that the client's momentum multiplies it."""
+
+    corrects: ClassVar[Literal["nothing", "gradient", "step"]] = "gradient"
+
+
+@algorithm("scaffold-unshared")
+class Unshared(Scaffold):
+    """The server's control moves by the cohort's mean change, as if all clients had taken part."""
+
+    def step(self, server: ServerStep) -> tuple[torch.Tensor, Vectors]:
+        assert server.sent is not None
+        control = server.tensors[CONTROL] + server.weighted(server.sent[CHANGE])
+        return server.parameters + self.server_rate * server.change, {CONTROL: control}
+
+
+@algorithm("scaffold-both")
+class Both(InsideMomentum, Unshared):
+    """Both at once."""
+
+
+def lenet() -> torch.nn.Module:
+    """NIID-Bench's network: two convolutions of 5×5 without padding, three dense layers."""
+    layers = torch.nn
+    return layers.Sequential(
+        *(layers.Conv2d(3, 6, 5), layers.ReLU(), layers.MaxPool2d(2)),
+        *(layers.Conv2d(6, 16, 5), layers.ReLU(), layers.MaxPool2d(2)),
+        layers.Flatten(),
+        *(layers.Linear(400, 120), layers.ReLU(), layers.Linear(120, 84), layers.ReLU(), layers.Linear(84, 10)),
+    )
