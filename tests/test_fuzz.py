@@ -43,8 +43,9 @@ from steelyard.recommend import reading
 from steelyard.recommend.knowledge import loading
 from steelyard.recommend.knowledge.settings import KnowledgeSettings
 from steelyard.recommend.wire import sparse_codec
-from steelyard.runs.checkpoint import checksum, read_tensors, restore
+from steelyard.runs.checkpoint import checksum, restore
 from steelyard.runs.schema import SCHEMA
+from steelyard.runs.tensor_files import read_tensors
 from steelyard.settings import change, parse
 from steelyard.weighing import table as weighing_table
 

@@ -19,7 +19,7 @@ from steelyard.learning.parameters import Layout
 from steelyard.learning.training import orders as batch_orders
 from steelyard.learning.training import train_client
 from steelyard.messages import LossState
-from steelyard.runs.checkpoint import read_tensors
+from steelyard.runs.tensor_files import read_tensors
 
 SMALL: dict[str, Any] = {
     "name": "small",

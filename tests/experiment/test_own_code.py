@@ -21,8 +21,8 @@ from steelyard.experiment import running
 from steelyard.experiment.code import named_code
 from steelyard.experiment.loading import build, load, read_experiment, to_toml
 from steelyard.federate.app_folder import write_app
-from steelyard.runs.checkpoint import read_tensors
 from steelyard.runs.export import export_run
+from steelyard.runs.tensor_files import read_tensors
 from steelyard.weighing import criteria
 
 MARK = "import os\nwith open(os.environ['MARK'], 'a') as f:\n    f.write(__file__ + '\\n')\n"

@@ -15,7 +15,7 @@ from steelyard.errors import UserError
 from steelyard.experiment.loading import build
 from steelyard.experiment.running import run
 from steelyard.federate.server_app import federate
-from steelyard.runs import checkpoint
+from steelyard.runs import tensor_files
 from steelyard.runs.reader import History
 
 
@@ -52,13 +52,13 @@ def test_what_is_noted_of_nodes_is_there_while_the_run_goes_on(tmp_path: Path):
 
 
 def test_why_a_run_stopped_is_in_its_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def full(path: Path, tensors: Any) -> Any:
+    def full(path: Path, *rest: Any) -> Any:
         if "round-000002" in path.name:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return write(path, tensors)
+        return write(path, *rest)
 
-    write = checkpoint.write_tensors
-    monkeypatch.setattr(checkpoint, "write_tensors", full)
+    write = tensor_files.write_tensors
+    monkeypatch.setattr(tensor_files, "write_tensors", full)
     with pytest.raises(
         UserError, match=r"round 2 cannot be (stored|written): No space left on device; .*`steelyard resume"
     ):

@@ -31,18 +31,18 @@ def steelyard(
 
 def _kill_after(last: int, during: str) -> None:
     """Make the store of this process the last thing that it uses."""
-    from steelyard.runs import checkpoint
+    from steelyard.runs import tensor_files
     from steelyard.runs.store import Store
 
-    commit, write_tensors = Store.commit, checkpoint.write_tensors
+    commit, write_tensors = Store.commit, tensor_files.write_tensors
 
     def commit_and_die(self: Store, round: int, *rest: object, **options: object) -> None:
         commit(self, round, *rest, **options)  # type: ignore[arg-type]
         if round == last:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    def write_and_die(path: Path, tensors: object) -> bytes:
-        content = write_tensors(path, tensors)  # type: ignore[arg-type]
+    def write_and_die(path: Path, *rest: object) -> bytes:
+        content = write_tensors(path, *rest)  # type: ignore[arg-type]
         if path.name == f"round-{last:06d}.safetensors":
             os.kill(os.getpid(), signal.SIGKILL)
         return content
@@ -50,4 +50,4 @@ def _kill_after(last: int, during: str) -> None:
     if during == "commit":
         Store.commit = commit_and_die  # type: ignore[method-assign]
     else:
-        checkpoint.write_tensors = write_and_die
+        tensor_files.write_tensors = write_and_die

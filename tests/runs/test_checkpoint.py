@@ -16,7 +16,7 @@ from tests.runs.records import federation, record, state
 from steelyard.errors import UserError
 from steelyard.messages import LossState
 from steelyard.rounds.state import RoundState
-from steelyard.runs import checkpoint
+from steelyard.runs import checkpoint, tensor_files
 from steelyard.runs.schema import connect
 from steelyard.runs.store import Store
 from steelyard.weighing.priorities import OrderState
@@ -78,8 +78,8 @@ def test_tensors_come_back_from_a_file_to_the_last_bit(
     tmp_path_factory: pytest.TempPathFactory, tensors: dict[str, torch.Tensor]
 ) -> None:
     path = tmp_path_factory.mktemp("checkpoint") / "x.safetensors"
-    checkpoint.write_tensors(path, tensors)
-    found = checkpoint.read_tensors(path)
+    tensor_files.write_tensors(path, tensors)
+    found = tensor_files.read_tensors(path)
     assert found.keys() == tensors.keys()
     assert all(same_bits(found[name], tensors[name]) for name in tensors)
 
@@ -87,8 +87,8 @@ def test_tensors_come_back_from_a_file_to_the_last_bit(
 def test_views_that_share_memory_and_gradients_are_written_as_they_stand(tmp_path: Path) -> None:
     table = torch.arange(6.0).reshape(2, 3)
     given = {"row": table[1], "turned": table.t(), "again": table[1], "learnt": torch.ones(2, requires_grad=True)}
-    checkpoint.write_tensors(tmp_path / "x.safetensors", given)
-    found = checkpoint.read_tensors(tmp_path / "x.safetensors")
+    tensor_files.write_tensors(tmp_path / "x.safetensors", given)
+    found = tensor_files.read_tensors(tmp_path / "x.safetensors")
     assert found["row"].tolist() == found["again"].tolist() == [3.0, 4.0, 5.0]
     assert found["turned"].tolist() == [[0.0, 3.0], [1.0, 4.0], [2.0, 5.0]]
     assert found["learnt"].tolist() == [1.0, 1.0]
@@ -96,28 +96,28 @@ def test_views_that_share_memory_and_gradients_are_written_as_they_stand(tmp_pat
 
 def test_a_file_is_replaced_whole_and_leaves_no_draft(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x.safetensors"
-    checkpoint.write_tensors(path, {"a": torch.zeros(2)})
+    tensor_files.write_tensors(path, {"a": torch.zeros(2)})
 
     def fail(_: int) -> None:
         # What is on its way to the disk must not stand under the name of the whole file yet.
-        assert checkpoint.read_tensors(path)["a"].tolist() == [0.0, 0.0]
-        assert checkpoint.read_tensors(path.with_name("x.safetensors.part"))["a"].tolist() == [1.0, 1.0]
+        assert tensor_files.read_tensors(path)["a"].tolist() == [0.0, 0.0]
+        assert tensor_files.read_tensors(path.with_name("x.safetensors.part"))["a"].tolist() == [1.0, 1.0]
         raise OSError("no space left")
 
     with monkeypatch.context() as patch:
         patch.setattr("os.fsync", fail)
         with pytest.raises(OSError, match="no space left"):
-            checkpoint.write_tensors(path, {"a": torch.ones(2)})
-    assert checkpoint.read_tensors(path)["a"].tolist() == [0.0, 0.0]
-    checkpoint.write_tensors(path, {"a": torch.ones(2)})
-    assert checkpoint.read_tensors(path)["a"].tolist() == [1.0, 1.0]
+            tensor_files.write_tensors(path, {"a": torch.ones(2)})
+    assert tensor_files.read_tensors(path)["a"].tolist() == [0.0, 0.0]
+    tensor_files.write_tensors(path, {"a": torch.ones(2)})
+    assert tensor_files.read_tensors(path)["a"].tolist() == [1.0, 1.0]
     assert [entry.name for entry in tmp_path.iterdir()] == ["x.safetensors"]
 
 
 @pytest.mark.parametrize("damage", ["cut", "missing", "text"])
 def test_a_damaged_file_is_named(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "x.safetensors"
-    checkpoint.write_tensors(path, {"a": torch.zeros(100)})
+    tensor_files.write_tensors(path, {"a": torch.zeros(100)})
     if damage == "cut":
         path.write_bytes(path.read_bytes()[:-8])
     elif damage == "text":
@@ -125,7 +125,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, damage: str) -> None:
     else:
         path.unlink()
     with pytest.raises(UserError, match=r"x\.safetensors: not a readable checkpoint: \S"):
-        checkpoint.read_tensors(path)
+        tensor_files.read_tensors(path)
 
 
 def test_models_and_what_clients_keep_stand_apart(tmp_path: Path) -> None:

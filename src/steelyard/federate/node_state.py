@@ -17,7 +17,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from steelyard.errors import UserError
 from steelyard.files import owners_only
-from steelyard.runs.checkpoint import read_tensors, write_tensors
+from steelyard.runs.tensor_files import read_tensors, write_tensors
 
 State = Mapping[str, torch.Tensor]
 _PREFIX, _ABOUT, _TENSORS = "steelyard/", "/about", "/tensors"

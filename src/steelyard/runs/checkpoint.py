@@ -1,64 +1,29 @@
-"""Checkpoints: the states of all federations as one safetensors file plus one JSON text, with a checksum over both."""
+"""Checkpoints: the states of all federations as tensors (`tensor_files`) and one JSON text, with a checksum."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import re
 import sqlite3
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
-from safetensors import SafetensorError
-from safetensors.torch import load, save
 
-from steelyard import files
-from steelyard.errors import UserError, brief, printable
+from steelyard.errors import UserError, printable
 from steelyard.messages import LossState
 from steelyard.rounds.state import RoundState
+from steelyard.runs.tensor_files import CLIENTS, FOLDER, Loaded, check_name, load_all, read_content
 from steelyard.weighing.priorities import OrderState
 
-FOLDER = files.CHECKPOINTS
-"""Folder of checkpoint files in a run's folder."""
-NAMED = re.compile(r"round-\d{6,}\.safetensors")
-"""What a run calls its checkpoint files; nothing else in their folder is ever opened or removed."""
 KEPT = 2
 """Checkpoints that a run keeps: the newest, and the one before it in case the newest turns out damaged."""
-CLIENTS = "clients/"
 MODELS = "models/"
 SERVER = "server/"
 """How the names of tensors begin that an algorithm's server keeps; the name of the tensor and the federation follow."""
-
-
-def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> bytes:
-    """Write a safetensors file so that it is there whole or not at all, and return its bytes."""
-    content = save({name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()})
-    files.write(path, content)
-    return content
-
-
-def read_tensors(path: Path) -> dict[str, torch.Tensor]:
-    """Read a safetensors file; a damaged one is named in the error."""
-    return _tensors(path, _content(path))
-
-
-def _content(path: Path) -> bytes:
-    try:
-        return files.read_bytes(path)
-    except (OSError, ValueError) as error:  # ValueError: a name with a zero byte
-        reason = getattr(error, "strerror", None) or error
-        raise UserError(f"{path}: not a readable checkpoint: {reason}") from error
-
-
-def _tensors(path: Path, content: bytes) -> dict[str, torch.Tensor]:
-    try:
-        return load(content)
-    except (SafetensorError, ValueError, KeyError, RuntimeError) as error:
-        raise UserError(f"{path}: not a readable checkpoint: {error}") from error
 
 
 def checksum(content: bytes, text: str) -> str:
@@ -136,6 +101,8 @@ class Restored:
     states: dict[str, RoundState] = field(default_factory=dict[str, RoundState])
     kept: dict[str, torch.Tensor] = field(default_factory=dict[str, torch.Tensor])
     problems: tuple[str, ...] = ()
+    loaded: Loaded = field(default_factory=Loaded)
+    """All of its tensors, and the files that they were found in."""
 
 
 def last_checkpoint(connection: sqlite3.Connection, folder: Path) -> Restored:
@@ -158,7 +125,7 @@ def restore(connection: sqlite3.Connection, folder: Path, *, accept: bool = Fals
             except UserError as error:
                 problems.append(str(error))
             else:
-                return Restored(found.round, found.states, found.kept, tuple(problems))
+                return replace(found, problems=tuple(problems))
     if rows and not accept:
         raise UserError(
             f"{problems[0]}; no other checkpoint is sound; allowed: the file as it was, or `steelyard resume {folder} "
@@ -168,22 +135,22 @@ def restore(connection: sqlite3.Connection, folder: Path, *, accept: bool = Fals
 
 
 def _listed(connection: sqlite3.Connection) -> list[tuple[int, str, str, str]]:
-    return connection.execute("SELECT round, file, states, checksum FROM checkpoints ORDER BY round DESC").fetchall()
+    # A run keeps two; a database with more rows is not one of ours, and the newest are enough of it.
+    query = f"SELECT round, file, states, checksum FROM checkpoints ORDER BY round DESC LIMIT {KEPT + 1}"
+    return connection.execute(query).fetchall()
 
 
 def _read(folder: Path, round: int, file: str, text: str, wanted: str, *, strict: bool = True) -> Restored:
-    # The name comes from a database that may have been tampered with.
-    if not isinstance(file, str) or not NAMED.fullmatch(file):
-        raise UserError(f"{folder / FOLDER}: {brief(file)} is no name of a checkpoint; allowed: as the run wrote it")
+    check_name(folder / FOLDER, file)
     path = folder / FOLDER / file
-    content = _content(path)
+    content = read_content(path)
     if strict and checksum(content, str(text)) != wanted:
         raise UserError(f"{path}: not the checkpoint that was written: its checksum differs")
-    tensors = _tensors(path, content)
+    loaded = load_all(folder, file, content, strict=strict)
     try:
-        states, kept = unpack(tensors, text)
+        states, kept = unpack(loaded.tensors, text)
     except (ValueError, TypeError) as error:
         what = next(iter(error.errors(include_url=False))) if isinstance(error, ValidationError) else None
         reason = str(error) if what is None else f"{'.'.join(map(str, what['loc']))}: {what['msg']}"
         raise UserError(f"{path}: the states that belong to it cannot be read: {printable(reason)}") from error
-    return Restored(round, states, kept)
+    return Restored(round, states, kept, loaded=loaded)

@@ -12,9 +12,9 @@ from steelyard import files
 from steelyard.errors import UserError
 from steelyard.files import sync_folder, sync_tree
 from steelyard.rounds.state import Federation
-from steelyard.runs import checkpoint
 from steelyard.runs.schema import BESIDE, DATABASE
 from steelyard.runs.store import Store, exists, held
+from steelyard.runs.tensor_files import FOLDER
 
 DRAFT = ".setup"
 """Folder in which a run is put together; what is in it is no run yet."""
@@ -73,8 +73,8 @@ def _put_together(
         os.fsync(file.fileno())
     for name, text in texts.items():
         files.write(folder / name, text.encode())
-    shutil.rmtree(folder / checkpoint.FOLDER, ignore_errors=True)
-    (folder / checkpoint.FOLDER).mkdir()
+    shutil.rmtree(folder / FOLDER, ignore_errors=True)
+    (folder / FOLDER).mkdir()
     for ending in BESIDE:
         # They would be taken for a part of the new database.
         (folder / (DATABASE + ending)).unlink(missing_ok=True)
@@ -92,7 +92,7 @@ def discard(folder: Path, made: Iterable[str]) -> None:
     with suppress(OSError):
         for ending in ("", *BESIDE):
             (folder / (DATABASE + ending)).unlink(missing_ok=True)
-        for name in (*made, files.LOCK, DRAFT, checkpoint.FOLDER):
+        for name in (*made, files.LOCK, DRAFT, FOLDER):
             if (folder / name).is_dir() and not (folder / name).is_symlink():
                 shutil.rmtree(folder / name, ignore_errors=True)
             else:

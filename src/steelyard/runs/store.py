@@ -21,6 +21,7 @@ from steelyard.runs import chain, checkpoint
 from steelyard.runs.digests import Digests, model_digest
 from steelyard.runs.round_rows import RoundRows
 from steelyard.runs.schema import BESIDE, DATABASE, connect, put_to_rest
+from steelyard.runs.tensor_files import FOLDER, NAMED, TensorFiles
 
 _TABLES = (
     "rounds", "updates", "failures", "untested", "evaluations", "samples", "ended", "digests", "chain", "checkpoints",
@@ -40,10 +41,11 @@ class Store:
         """The privacy ledger of a run that has one, set before its first round: the chain holds how far it has come."""
         self._digests, self._chained = Digests(every=every_digest), -1
         self._records: chain.Records | None = None
+        self._tensors = TensorFiles(folder)
         files.check_run(folder)
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            files.make_folder(folder / checkpoint.FOLDER)
+            files.make_folder(folder / FOLDER)
         except OSError as error:
             raise UserError(f"{folder}: cannot be written: {error.strerror}; allowed: a writable folder") from error
         self._lock = held(folder)
@@ -99,7 +101,8 @@ class Store:
             if packed is not None:
                 tensors, text = packed
                 file = f"round-{round:06d}.safetensors"
-                content = checkpoint.write_tensors(self.folder / checkpoint.FOLDER / file, tensors)
+                # The last one is whole: a finished run is one database with one file beside it.
+                content = self._tensors.write(file, tensors, whole=last)
                 kept = (round, file, text, checkpoint.checksum(content, text))
             # A round without a checkpoint may be lost with the power: it is repeated. One with a checkpoint may not.
             self._db.execute(f"PRAGMA synchronous={'NORMAL' if kept is None else 'FULL'}")
@@ -133,9 +136,13 @@ class Store:
             if written != moved:
                 return
             named = {file for (file,) in self._db.execute("SELECT file FROM checkpoints")}
-            for name in files.names_in(self.folder / checkpoint.FOLDER):
-                if name not in named and checkpoint.NAMED.fullmatch(name.removesuffix(files.DRAFT)):
-                    files.remove(self.folder / checkpoint.FOLDER / name)
+            try:
+                named |= {older for file in named for older in self._tensors.needed(file)}
+            except UserError:
+                return  # which files a damaged checkpoint needs is not known
+            for name in files.names_in(self.folder / FOLDER):
+                if name not in named and NAMED.fullmatch(name.removesuffix(files.DRAFT)):
+                    files.remove(self.folder / FOLDER / name)
 
     def resume(self, *, accept: bool = False) -> checkpoint.Restored:
         """Return what to go on from and forget what was written after it; empty for a run without a checkpoint.
@@ -156,6 +163,7 @@ class Store:
             for table in _TABLES:
                 self._db.execute(f"DELETE FROM {table} WHERE round > ?", (restored.round,))
         self._chained = restored.round
+        self._tensors.start_from(restored.loaded)
         return restored
 
     def _as_chained(self, restored: checkpoint.Restored, *, accept: bool) -> checkpoint.Restored:
@@ -225,7 +233,7 @@ def tidy(folder: Path) -> None:
     On a medium that cannot be written it stays as it is.
     """
     beside = [folder / (DATABASE + ending) for ending in BESIDE]
-    if any(map(files.is_file, beside)) or len(files.names_in(folder / checkpoint.FOLDER)) > 1:
+    if any(map(files.is_file, beside)) or len(files.names_in(folder / FOLDER)) > 1:
         with suppress(UserError):
             store = Store(folder)
             try:
