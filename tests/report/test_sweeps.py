@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import math
+import shutil
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +71,7 @@ def made(values: dict[int, list[float]], unreached: dict[int, int] | None = None
         "left": [],
         "diverged": [],
         "test": None,
+        "problems": [],
     }
     return {**document, **fields}
 
@@ -238,6 +241,21 @@ def test_the_csv_has_a_line_for_every_point(result: SweepResult):
     first = rows[0]
     assert float(first["accuracy"]) == pytest.approx((float(first["seed 0"]) + float(first["seed 1"])) / 2)
     assert first["training.learning_rate"] == "0.3"
+
+
+def test_a_run_that_was_changed_is_said(result: SweepResult, tmp_path: Path):
+    assert result.table["problems"] == []
+    folder = tmp_path / "sweep"
+    shutil.copytree(result.folder, folder)
+    run = result.table["rows"][0]["run"]
+    with sqlite3.connect(folder / run / "run.sqlite") as database:
+        database.execute("UPDATE rounds SET accuracy = 0.99 WHERE round = 1")
+    database.close()
+    document = sweep_document(folder)
+    assert document["problems"] == [
+        f"{run}: CHANGED since it was written: round 1 is not as it was written; what is shown is what is there now"
+    ]
+    assert f"- {run}: CHANGED since" in sweep_table(document)
 
 
 def test_the_figure_is_a_chart_without_a_look_of_its_own(result: SweepResult):

@@ -164,6 +164,13 @@ def test_a_rule_without_rounds_has_none(runs: Path) -> None:
     assert rule["accuracy"] is None
 
 
+@pytest.mark.parametrize(("column", "value"), [("ledger", "x'00'"), ("ledger_bytes", "'many'"), ("head", "x'00'")])
+def test_a_writer_takes_over_no_value_of_another_type(runs: Path, column: str, value: str) -> None:
+    change(runs / "bad", f"UPDATE chain SET {column} = {value}")
+    with pytest.raises(UserError, match=rf"run\.sqlite: damaged: chain, {column}: .* is no (text|whole number)"):
+        Store(runs / "bad")
+
+
 def test_names_from_a_database_do_not_reach_the_terminal(runs: Path, steelyard: CommandLine) -> None:
     """Neither the old control characters nor the newer ones, which terminals take for the same."""
     odd = "red\x1b[31m\x9b2J\x07"

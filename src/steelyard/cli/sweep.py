@@ -138,6 +138,8 @@ def show_sweep(document: SweepDocument, format: TableFormat) -> None:
         print_json(document)
     elif format == "csv":
         print(sweep_csv(document), end="")
+        for problem in document["problems"]:
+            print(f"steelyard: {printable(problem)}", file=sys.stderr)
     else:
         print(sweep_table(document, format, terminal_width()), end="")
         if format == "text":

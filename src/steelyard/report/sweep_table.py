@@ -31,7 +31,7 @@ def sweep_table(document: SweepDocument, style: Style = "text", width: int | Non
         tuple(_cells(document, row, names, with_rule="rule" in columns) for row in document["rows"][:MOST_ROWS]),
         _note(document, several),
     )
-    return render([table], [], style, width)
+    return render([table], document["problems"], style, width)
 
 
 def _cells(document: SweepDocument, row: SweepRow, names: Mapping[str, str], *, with_rule: bool) -> tuple[str, ...]:

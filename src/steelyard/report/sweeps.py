@@ -21,6 +21,7 @@ from steelyard.experiment.sweep_plan import LOWER, Sweep, show
 from steelyard.experiment.sweeping import TEST, diverged, done, finished
 from steelyard.report.documents import SweepDocument, SweepRow, SweepTest
 from steelyard.report.measures import rounds_to_target, worst_tenth
+from steelyard.report.notices import chain_line, chain_of
 from steelyard.report.rendering import as_csv
 from steelyard.report.statistics import estimate
 from steelyard.runs.reader import History
@@ -41,6 +42,7 @@ def sweep_document(folder: Path | str) -> SweepDocument:
     found = read_sweep(folder)
     points: dict[tuple[tuple[Any, ...], str], tuple[str, Figures]] = {}
     left: list[str] = []
+    problems: list[str] = []
     exploded: set[tuple[tuple[Any, ...], str]] = set()
     for run in read_runs(folder):
         if not done(folder, run.folder):
@@ -50,8 +52,11 @@ def sweep_document(folder: Path | str) -> SweepDocument:
             exploded |= {(run.values, rule) for rule in run.rules}
             by_rule: dict[str, Figures] = {rule: dict.fromkeys(run.seeds, (math.nan, True)) for rule in run.rules}
         else:
-            by_rule = _figures(folder / run.folder, found.measure)
-            exploded |= {(run.values, rule) for rule, _ in History(folder / run.folder).ended}
+            history = History(folder / run.folder)
+            by_rule = _figures(history, found.measure)
+            exploded |= {(run.values, rule) for rule, _ in history.ended}
+            if (chain := chain_of(history))["problem"]:
+                problems.append(f"{run.folder}: {chain_line(chain)}")
         for rule, figures in by_rule.items():
             first = points.setdefault((run.values, rule), (run.folder, {}))
             first[1].update(figures)
@@ -74,7 +79,7 @@ def sweep_document(folder: Path | str) -> SweepDocument:
         "left": left,
         "diverged": [run.folder for run in read_runs(folder) if diverged(folder, run.folder)],
         "test": _test(folder, found),
-        "problems": [],
+        "problems": problems,
     }
 
 
@@ -109,9 +114,9 @@ def _rank(row: SweepRow, measure: str) -> tuple[float, ...]:
     return (mean, row["unreached"]) if measure in LOWER else (-mean, row["unreached"])
 
 
-def _figures(folder: Path, measure: str) -> dict[str, Figures]:
+def _figures(history: History, measure: str) -> dict[str, Figures]:
     """Return the measure of every rule and seed of a run."""
-    history, experiment = History(folder), read_experiment(folder)
+    experiment = read_experiment(history.folder)
     found: dict[str, Figures] = {}
     for federation in history.federations.to_dict("records"):
         rule, seed = str(federation["rule"]), int(federation["seed"])
@@ -158,7 +163,7 @@ def _test(folder: Path, sweep: Sweep) -> SweepTest | None:
     """Return what the best point did on the test set, where it was run there."""
     if not finished(folder / TEST):
         return None
-    ((rule, figures),) = _figures(folder / TEST, sweep.measure).items()
+    ((rule, figures),) = _figures(History(folder / TEST), sweep.measure).items()
     return {
         "run": TEST,
         "rule": rule,

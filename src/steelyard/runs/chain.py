@@ -218,7 +218,8 @@ def require_whole(checked: Checked, folder: Path, *, accept: bool) -> None:
 def ledger_seen(db: sqlite3.Connection) -> dict[str, object]:
     """Return the note by which a resume remembers how far the ledger had come in rounds that will be run again."""
     row = db.execute("SELECT ledger_bytes, ledger FROM chain WHERE ledger IS NOT NULL ORDER BY round DESC").fetchone()
-    return {} if row is None else {SEEN: row}
+    mark = None if row is None else _mark(*row)
+    return {} if mark is None else {SEEN: [mark.bytes, mark.sha256]}
 
 
 def _mark(size: object, sha256: object) -> Mark | None:

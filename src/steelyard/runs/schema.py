@@ -148,7 +148,7 @@ def _check(connection: sqlite3.Connection, path: Path) -> None:
 
 @contextmanager
 def reading(folder: Path) -> Generator[Reader]:
-    """Open the database of a run folder for some questions; what goes wrong with one is told in one line."""
+    """Open the database of a run folder for some questions; what goes wrong with one is an error in one line."""
     connection = connect(folder, write=False)
     assert isinstance(connection, Reader)
     try:
@@ -160,7 +160,7 @@ def reading(folder: Path) -> Generator[Reader]:
 
 
 def unreadable(folder: Path, reason: object) -> Unreadable:
-    """Return what a user is told of a database that is not as a run wrote it."""
+    """Return the error for a database that is not as a run wrote it."""
     return Unreadable(f"{folder}: the run's database cannot be read: {one_line(str(reason))}", one_line(str(reason)))
 
 

@@ -153,6 +153,11 @@ class Reader(sqlite3.Connection):
             _check_shape("info", key, text)
         return found
 
+    def check_tables(self) -> None:
+        """Read what a writer takes over from a database as it is: every value of its type, no table without end."""
+        for table in ("clients", "federations", "failures", "untested", "ended", "chain", "checkpoints"):
+            self.rows(table, tuple(_declared(self.schema, table)))
+
     def federations(self) -> dict[int, tuple[str, int]]:
         """Return the rule and the seed of each federation by its number."""
         found = {key: (rule, seed) for key, rule, seed in self.rows("federations", _FEDERATION, "ORDER BY id")}
