@@ -167,7 +167,7 @@ def test_a_rule_without_rounds_has_none(runs: Path) -> None:
 @pytest.mark.parametrize(("column", "value"), [("ledger", "x'00'"), ("ledger_bytes", "'many'"), ("head", "x'00'")])
 def test_a_writer_takes_over_no_value_of_another_type(runs: Path, column: str, value: str) -> None:
     change(runs / "bad", f"UPDATE chain SET {column} = {value}")
-    with pytest.raises(UserError, match=rf"run\.sqlite: damaged: chain, {column}: .* is no (text|whole number)"):
+    with pytest.raises(UserError, match=rf"cannot be read: chain, {column}: .* is no (text|whole number)"):
         Store(runs / "bad")
 
 

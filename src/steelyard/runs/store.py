@@ -20,7 +20,7 @@ from steelyard.rounds.state import Federation, RoundRecord, RoundState
 from steelyard.runs import chain, checkpoint
 from steelyard.runs.digests import Digests, model_digest
 from steelyard.runs.round_rows import RoundRows
-from steelyard.runs.schema import BESIDE, DATABASE, Unreadable, connect, put_to_rest, reading
+from steelyard.runs.schema import BESIDE, DATABASE, connect, put_to_rest, reading
 from steelyard.runs.tensor_files import FOLDER, NAMED, TensorFiles
 
 _TABLES = (
@@ -56,10 +56,9 @@ class Store:
             self._rows = RoundRows(self._db)
         except (UserError, sqlite3.Error) as error:
             self._lock.close()
-            if isinstance(error, UserError) and not isinstance(error, Unreadable):
+            if isinstance(error, UserError):
                 raise
-            reason = error.why if isinstance(error, Unreadable) else error
-            raise UserError(f"{folder / DATABASE}: damaged: {reason}") from error
+            raise UserError(f"{folder / DATABASE}: damaged: {error}") from error
 
     def register(self, federations: Sequence[Federation]) -> None:
         """Name the federations of this run; on a resume they are already there."""
