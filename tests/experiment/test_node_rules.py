@@ -12,7 +12,7 @@ import pytest
 
 from steelyard.clients.node import NodeConfig
 from steelyard.errors import UserError
-from steelyard.experiment.node_rules import agreed, told, told_reason
+from steelyard.experiment.node_rules import agreed, public_error, public_reason
 from steelyard.usercode import NotAllowed, only
 
 
@@ -177,9 +177,9 @@ def test_a_node_that_trusts_does_what_the_experiment_says(tmp_path: Path):
     ],
 )
 def test_an_error_goes_back_as_class_and_field(error: Exception, words: str):
-    assert told(error) == words
+    assert public_error(error) == words
 
 
 def test_a_clients_reason_ends_with_the_class_of_the_error():
-    assert told_reason("criterion FT failed: ValueError: 'Ada Lovelace'") == "criterion FT failed: ValueError"
-    assert told_reason("no training samples") == "no training samples"
+    assert public_reason("criterion FT failed: ValueError: 'Ada Lovelace'") == "criterion FT failed: ValueError"
+    assert public_reason("no training samples") == "no training samples"

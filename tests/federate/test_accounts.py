@@ -17,9 +17,9 @@ pytest.importorskip("flwr")
 from flwr.proto.control_pb2 import ListRunsRequest, StartRunRequest
 from tests.federate.test_federate_processes import experiment
 
-from steelyard.federate.accounts import is_own, owner_of
 from steelyard.federate.local_federation import LocalFederation
 from steelyard.federate.local_launch import Launch
+from steelyard.federate.own_superlink import is_own, owner_of
 from steelyard.federate.processes import reserved_port
 
 NOBODY = 65_534

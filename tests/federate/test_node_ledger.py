@@ -22,7 +22,7 @@ from steelyard.clients.node import NodeConfig
 from steelyard.errors import UserError
 from steelyard.experiment.loading import build
 from steelyard.federate import client_app, node_ledger
-from steelyard.federate.node_ledger import FILE, MARK, NodeLedger, Told
+from steelyard.federate.node_ledger import FILE, MARK, Disclosure, NodeLedger
 from steelyard.federate.node_worker import answer
 from steelyard.federate.run_config import experiment_text
 from steelyard.federate.server_app import federate
@@ -34,23 +34,25 @@ ONE = 4.37718
 """ε at δ = 1e-5 of one Gaussian release with noise 1: Σ 1/z² = 1 of several together."""
 
 
-def told(round: int = 1, noise: float = 2.0, run: str = "run", **more: Any) -> Told:
-    return Told(**{"run": run, "federation": "fed", "round": round, "clients": 1, "clip": 0.5, "noise": noise, **more})
+def disclosure(round: int = 1, noise: float = 2.0, run: str = "run", **more: Any) -> Disclosure:
+    return Disclosure(
+        **{"run": run, "federation": "fed", "round": round, "clients": 1, "clip": 0.5, "noise": noise, **more}
+    )
 
 
 def filled(folder: Path, answers: int) -> NodeLedger:
     ledger = NodeLedger(folder, 8.0)
     for round in range(1, answers + 1):
-        ledger.charge(told(round))
+        ledger.charge(disclosure(round))
     return ledger
 
 
 def test_answers_add_up_as_by_hand_whoever_asked(tmp_path: Path):
     """Noise 2 is 1/4, four criteria with noise 4 are 1/4 together: 1/4 + 1/4 + (1/4 + 1/4) = 1."""
     ledger = NodeLedger(tmp_path / "state", 4.38)
-    ledger.charge(told(1, run="a"))
-    ledger.charge(told(1, run="b", federation="other"))
-    last = ledger.charge(told(2, run="a", criteria=4, criteria_noise=4.0))
+    ledger.charge(disclosure(1, run="a"))
+    ledger.charge(disclosure(1, run="b", federation="other"))
+    last = ledger.charge(disclosure(2, run="a", criteria=4, criteria_noise=4.0))
     assert last.epsilon == pytest.approx(ONE, abs=1e-5)
     assert (last.number, last.delta, last.run, last.round, last.clip, last.noise) == (3, 1e-5, "a", 2, 0.5, 2.0)
     again = NodeLedger(tmp_path / "state", 4.38)  # A node that was started anew.
@@ -63,17 +65,17 @@ def test_answers_add_up_as_by_hand_whoever_asked(tmp_path: Path):
 def test_what_would_pass_the_owners_epsilon_is_refused_and_costs_nothing(tmp_path: Path):
     ledger = NodeLedger(tmp_path, 4.38)
     for round in (1, 2, 3):
-        ledger.charge(told(round))
-    ledger.check(told(4))
-    ledger.charge(told(3))  # The same round once more is one more.
+        ledger.charge(disclosure(round))
+    ledger.check(disclosure(4))
+    ledger.charge(disclosure(3))  # The same round once more is one more.
     before = (tmp_path / FILE).read_bytes()
-    for refused in (told(4), told(1), told(1, run="other"), told(5, noise=10.0)):
+    for refused in (disclosure(4), disclosure(1), disclosure(1, run="other"), disclosure(5, noise=10.0)):
         for ask in (ledger.check, ledger.charge):
             with pytest.raises(NotAllowed, match=r"^privacy\.local: round \d would .* over its epsilon 4\.38; allowed"):
                 ask(refused)
     assert (tmp_path / FILE).read_bytes() == before
-    assert NodeLedger(tmp_path, 4.5).charge(told(5, noise=10.0)).number == 5
-    assert NodeLedger(tmp_path).charge(told(6)).number == 6  # Without an ε it only records.
+    assert NodeLedger(tmp_path, 4.5).charge(disclosure(5, noise=10.0)).number == 5
+    assert NodeLedger(tmp_path).charge(disclosure(6)).number == 6  # Without an ε it only records.
 
 
 def _replaced(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
@@ -103,7 +105,7 @@ def test_a_damaged_ledger_is_refused_and_never_taken_for_an_empty_one(
     ledger = filled(tmp_path, 3)
     broken = damage((tmp_path / FILE).read_bytes())
     (tmp_path / FILE).write_bytes(broken)
-    for ask in (ledger.open, ledger.entries, lambda: ledger.check(told()), lambda: ledger.charge(told())):
+    for ask in (ledger.open, ledger.entries, lambda: ledger.check(disclosure()), lambda: ledger.charge(disclosure())):
         with pytest.raises(UserError) as caught:
             ask()
         line = str(caught.value)
@@ -127,24 +129,24 @@ def test_an_older_copy_or_other_lines_are_no_ledger(
     ledger = filled(tmp_path, 3)
     whole = (tmp_path / FILE).read_bytes()
     (tmp_path / FILE).write_bytes(damage(whole))
-    for ask in (ledger.open, lambda: ledger.check(told()), lambda: ledger.charge(told())):
+    for ask in (ledger.open, lambda: ledger.check(disclosure()), lambda: ledger.charge(disclosure())):
         with pytest.raises(UserError, match=rf"ledger\.jsonl is damaged \({words}.* when the last answer left\)"):
             ask()
     (tmp_path / FILE).unlink()
     with pytest.raises(UserError, match="it is gone, and its mark is there"):
         ledger.open()
     (tmp_path / FILE).write_bytes(whole)
-    assert ledger.charge(told(4)).number == 4
+    assert ledger.charge(disclosure(4)).number == 4
 
 
 def test_a_mark_that_is_gone_or_changed_is_named_and_one_behind_is_an_honest_kill(tmp_path: Path) -> None:
     ledger = filled(tmp_path, 1)
     (tmp_path / MARK).unlink()  # Killed between the first line and its mark.
-    assert ledger.charge(told(2)).number == 2
+    assert ledger.charge(disclosure(2)).number == 2
     behind = (tmp_path / MARK).read_bytes()
-    ledger.charge(told(3))
+    ledger.charge(disclosure(3))
     (tmp_path / MARK).write_bytes(behind)  # Killed between a later line and its mark.
-    assert ledger.charge(told(4)).number == 4
+    assert ledger.charge(disclosure(4)).number == 4
     for content in (b"", b"[]", b'{"bytes": "x", "sha256": 3}'):
         (tmp_path / MARK).write_bytes(content)
         with pytest.raises(UserError, match=r"damaged \(its mark, ledger\.mark, cannot be read\)"):
@@ -160,7 +162,7 @@ def test_a_ledger_that_cannot_be_kept_is_refused(tmp_path: Path, monkeypatch: py
     with pytest.raises(UserError, match=r"node config state: .* is a file; allowed: a folder"):
         blocked.open()
     with pytest.raises(UserError, match="node config state: "):
-        blocked.charge(told())
+        blocked.charge(disclosure())
     (tmp_path / "folder" / FILE).mkdir(parents=True)
     with pytest.raises(UserError, match=r"node config state: .*ledger\.jsonl cannot be read: Is a directory"):
         NodeLedger(tmp_path / "folder", 8.0).open()
@@ -171,7 +173,7 @@ def test_a_ledger_that_cannot_be_kept_is_refused(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(os, "fsync", full)
     with pytest.raises(UserError, match=r"cannot be written \(No space left on device\), so nothing is answered"):
-        ledger.charge(told(2))
+        ledger.charge(disclosure(2))
     monkeypatch.undo()
     assert [entry.round for entry in ledger.entries()] == [1]
 
@@ -179,7 +181,7 @@ def test_a_ledger_that_cannot_be_kept_is_refused(tmp_path: Path, monkeypatch: py
 def _charges(folder: str, run: str, gate: Any) -> None:
     gate.wait(60)
     for round in range(20):
-        NodeLedger(Path(folder)).charge(told(round, run=run))
+        NodeLedger(Path(folder)).charge(disclosure(round, run=run))
 
 
 def test_two_processes_of_a_node_lose_no_entry(tmp_path: Path):
@@ -196,8 +198,8 @@ def test_two_processes_of_a_node_lose_no_entry(tmp_path: Path):
 
 
 def test_names_of_a_server_cannot_fill_the_disk():
-    assert node_ledger.told_name("run") == "run"
-    assert len(node_ledger.told_name("x" * 10**6)) == 200
+    assert node_ledger.ledger_name("run") == "run"
+    assert len(node_ledger.ledger_name("x" * 10**6)) == 200
 
 
 @pytest.mark.parametrize(("config", "keeps"), [({"require": "local"}, True), ({}, False)])
@@ -212,7 +214,7 @@ def test_the_owner_sees_what_was_told(tmp_path: Path, steelyard: CommandLine):
         'server = "h:1"\ninsecure = true\nclient = "a"\nrequire = "local"\nepsilon = 8\nstate = "state"\n'
     )
     ledger = filled(tmp_path / "state", 3)
-    ledger.charge(told(1, run="oth\x1ber", noise=4.0))
+    ledger.charge(disclosure(1, run="oth\x1ber", noise=4.0))
     done = steelyard("federate", "ledger", "node.toml", cwd=tmp_path)
     assert done.stdout.splitlines() == [
         "epsilon 3.709 in 3 answers to fed of run run",
@@ -283,7 +285,7 @@ def test_a_server_that_asks_again_beyond_or_under_another_name_is_refused_at_the
     assert log[-1] == "steelyard: ledger: answer 4 (run other, DS, round 1) takes epsilon to 4.377 of 4.38"
     monkeypatch.setattr("steelyard.clients.private.PrivateClients.train", _nobody_trains)
     restarted = node(0, tmp_path, epsilon=4.38)
-    line = "privacy.local: round 1 would take what this node has told in all over its epsilon 4.38; allowed: nothing"
+    line = "privacy.local: round 1 would take the total of this node's answers over its epsilon 4.38; allowed: no"
     for changes in ({}, {"run": "third"}, {"federation": "fourth"}, {"clients": ("client-004",)}):
         assert reason(ask(restarted, document, 1, **changes)).startswith(f"NotAllowed: {line}")
     out, err = capfd.readouterr()
@@ -317,7 +319,7 @@ def test_charged_criteria_are_counted_as_they_are_noised(tmp_path: Path):
     assert isinstance(ask(node(0, tmp_path, epsilon=8.0), document, 1), RecordDict)
     (entry,) = NodeLedger(tmp_path).entries()
     assert (entry.noise, entry.criteria, entry.criteria_noise, entry.clip) == (2.0, 1, 4.0, 1.0)
-    assert entry.epsilon == pytest.approx(node_ledger.epsilon_of([told(noise=(1 / 4 + 1 / 16) ** -0.5)]))
+    assert entry.epsilon == pytest.approx(node_ledger.epsilon_of([disclosure(noise=(1 / 4 + 1 / 16) ** -0.5)]))
 
 
 def test_a_node_whose_ledger_is_damaged_or_cannot_be_written_answers_nothing(
@@ -329,7 +331,9 @@ def test_a_node_whose_ledger_is_damaged_or_cannot_be_written_answers_nothing(
     capfd.readouterr()
     assert reason(ask(asked, document, 1)) == "UserError: node config state"
     out, err = capfd.readouterr()
-    assert out.endswith(f"{FILE} is damaged (it is empty), so what was told is unknown; allowed: the file as it was\n")
+    assert out.endswith(
+        f"{FILE} is damaged (it is empty), so the total so far is unknown; allowed: the file as it was\n"
+    )
     assert (out.count("\n"), err) == (1, "")
     (tmp_path / "file").touch()
     assert reason(ask(node(0, tmp_path / "file" / "x", epsilon=8.0), document, 1)) == "UserError: node config state"

@@ -187,7 +187,7 @@ def test_a_node_counts_what_it_tells_over_runs_and_restarts(tmp_path: Path):
         assert lines[0] == "steelyard: ledger: epsilon 2.943 of 3.8 in 2 answers so far (delta 1e-05)"
         assert [line.partition("takes ")[2] for line in lines if "answer 3 " in line] == ["epsilon to 3.709 of 3.8"]
         (refused,) = [line for line in lines if "not answered: " in line]
-        assert "round 2 would take what this node has told in all over its epsilon 3.8" in refused
+        assert "round 2 would take the total of this node's answers over its epsilon 3.8" in refused
         rows = History(tmp_path / "runs" / "second").clients
         left = rows[rows["failure"].notna()]
         assert left[["client", "round"]].to_numpy().tolist() == [["hospital-a", 2]]

@@ -1,4 +1,4 @@
-"""The server as a real process: nodes come in through the door, and nobody else comes in at all."""
+"""The server as a real process: nodes come in through the proxy, and nobody else comes in at all."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ from tests.ports import free_ports
 from steelyard.clients.flower.register import Entry, enter, read_register, remove
 from steelyard.errors import UserError
 from steelyard.federate.certificates import make_certificates, make_key
-from steelyard.federate.door import ALLOWED, RegisteredKeys
 from steelyard.federate.processes import environment
+from steelyard.federate.proxy import ALLOWED, RegisteredKeys
 from steelyard.federate.serving import read_public_key
 
 

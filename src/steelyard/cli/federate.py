@@ -67,7 +67,7 @@ def local(
 ) -> None:
     """Start a server and nodes on this machine, run the experiment, and end them."""
     from steelyard.experiment.loading import load
-    from steelyard.federate.requirements import require_flower
+    from steelyard.federate import require_flower
 
     require_flower()
     from steelyard.federate.local import run_local
@@ -80,7 +80,7 @@ def local(
 @app.command("node")
 def node(file: Annotated[Path, typer.Argument(help="The node's own TOML file.")]) -> None:
     """Take part in a federation as a node, by the rules in the node's own file, until you press Ctrl-C."""
-    from steelyard.federate.requirements import require_flower
+    from steelyard.federate import require_flower
 
     require_flower()
     from steelyard.federate.node import run_node
@@ -93,7 +93,7 @@ def ledger(
     file: Annotated[Path, typer.Argument(help="The node's own TOML file.")], format: FormatOption = "text"
 ) -> None:
     """Show what a node's answers with noise have told so far, by run and rule, from the ledger in its state folder."""
-    from steelyard.federate.requirements import require_flower
+    from steelyard.federate import require_flower
 
     require_flower()
     from steelyard.federate.node import ledger_of
@@ -119,7 +119,7 @@ def certificates(
     hosts: Annotated[list[str], typer.Option("--host", help="Name or address of the server. May be given again.")],
 ) -> None:
     """Make the certificates of a SuperLink: an authority of your own and a server certificate."""
-    from steelyard.federate.requirements import require_flower
+    from steelyard.federate import require_flower
 
     require_flower()
     from steelyard.federate.certificates import make_certificates
@@ -134,7 +134,7 @@ def key(
     file: Annotated[Path, typer.Argument(help="New file for the private key; FILE.pub gets the public one.")],
 ) -> None:
     """Make the key pair of a node."""
-    from steelyard.federate.requirements import require_flower
+    from steelyard.federate import require_flower
 
     require_flower()
     from steelyard.federate.certificates import make_key

@@ -21,7 +21,7 @@ def serve(
 ) -> None:
     """Serve nodes until you press Ctrl-C; only registered keys come in, and only as nodes."""
     # For speed of start.
-    from steelyard.federate.requirements import require_flower
+    from steelyard.federate import require_flower
 
     require_flower()
     from steelyard.federate.serving import serve as serve_nodes
@@ -44,7 +44,7 @@ def register(
 ) -> None:
     """Register a node's key on the server's machine; a running server notices at once."""
     # For speed of start.
-    from steelyard.federate.requirements import require_flower
+    from steelyard.federate import require_flower
 
     require_flower()
     from steelyard.clients.flower.register import FILE, Entry, enter, remove
@@ -75,7 +75,7 @@ def submit(
 ) -> None:
     """Start a run on a server of this machine and show its rounds; a run folder is gone on with."""
     # For speed of start.
-    from steelyard.federate.requirements import require_flower
+    from steelyard.federate import require_flower
 
     require_flower()
     from steelyard.experiment.loading import load, read_experiment

@@ -57,7 +57,7 @@ class NodeConfig:
     """Whether this node's clients test models; False: no score, loss or count of test rows leaves it."""
     state: Path | None = None
     """Folder in which the node keeps what its clients keep to themselves, so that it outlives the process; with "local"
-    also the ledger of what was told."""
+    also the ledger of its answers."""
     device: Mapping[str, float] = field(default_factory=dict[str, float])
     """Facts about the device for criteria: device-battery=0.7."""
     user: Mapping[str, float] = field(default_factory=dict[str, float])

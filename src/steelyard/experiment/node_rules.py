@@ -111,10 +111,10 @@ def _check_epsilon(experiment: Description, most: float) -> None:
     names = {name for rule in rules for name in rule.criteria}
     asking = sum(rule.trained_by == "clients" for rule in rules)
     known = registry.known()
-    # One that is not loaded yet counts as told: no code runs for this check.
-    told = sum(name not in known or known[name].measured_by == "client" for name in names)
+    # One that is not loaded yet counts as sent: no code runs for this check.
+    sent = sum(name not in known or known[name].measured_by == "client" for name in names)
     rounds = experiment.resolved().rounds.count
-    costs = device_epsilon(experiment.privacy, rounds, told, asking)
+    costs = device_epsilon(experiment.privacy, rounds, sent, asking)
     if costs > most:
         beside = f" of {asking} rules" if asking > 1 else ""
         raise NotAllowed(
@@ -150,7 +150,7 @@ def _paths_in(value: object, name: str) -> Generator[tuple[str, Path]]:
             yield from _paths_in(one, name)
 
 
-def told(error: BaseException) -> str:
+def public_error(error: BaseException) -> str:
     """Return what a server may know of an error on a node: its class and its field, never what a file held."""
     if isinstance(error, NotAllowed | TimeoutError):
         return f"{type(error).__name__}: {error}"
@@ -158,7 +158,7 @@ def told(error: BaseException) -> str:
     return f"{type(error).__name__}: {field[0]}" if field else type(error).__name__
 
 
-def told_reason(reason: str) -> str:
+def public_reason(reason: str) -> str:
     """Return a client's reason for failing up to the class of the error that it names, without the error's text."""
     found = _ERROR.search(reason)
     return reason[: found.end()] if found else reason

@@ -8,29 +8,38 @@ The two Flower apps
     `app_folder`        writes the folder that `flwr run` starts
 
 On a node's machine
-    `node`              takes part as the node's own file says
+    `node`              takes part as the node's own file says; all nodes of a federation on one machine
     `node_link`         speaks to the server: fetches messages, sends answers
     `node_workers`      starts, asks and replaces the process that does the work
     `node_worker`       that process: the client app, warm between messages
-    `frames`            bytes between the two
 
 On the server's machine
-    `serving`           a SuperLink on loopback, the door, and the keys of the register
-    `door`              the only way in: calls of registered nodes, nothing else
+    `serving`           a SuperLink on loopback, the proxy, and the keys of the register
+    `proxy`             the only way in: calls of registered nodes, nothing else
     `submitting`        starts a run there and shows its rounds
 
 A federation on one machine
     `local`             run or resume an experiment with one
     `local_federation`  its processes: SuperLink and nodes
     `local_follow`      waits for the end of a run and shows its rounds
-    `local_nodes`       all its nodes in one process
     `local_launch`      how it was started, kept for a resume
     `processes`         starts processes and ends every one of them
     `own_superlink`     Flower's SuperLink, closed to other accounts of the machine
-    `accounts`          whose a connection on loopback is
 
 Around them
     `certificates`      certificates for TLS, and keys of nodes
     `resuming`          goes on with any run the way it was started
-    `requirements`      says what to install where Flower is missing
 """
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from steelyard.errors import UserError
+
+
+def require_flower() -> None:
+    """Refuse in one line that says what to install where Flower is missing; call it before Flower is imported."""
+    for module in ("flwr", "cryptography"):
+        if find_spec(module) is None:
+            raise UserError(f"federate: the package '{module}' is not installed; install steelyard[flower]")

@@ -1,4 +1,4 @@
-"""Bounds on who holds connections to the door open, and for how long: nobody without a key must keep nodes out."""
+"""Bounds on who holds connections to the proxy open, and for how long: nobody without a key must keep nodes out."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class BoundedProtocol(H11Protocol):
         """End the connection where no call began since the last look and none is being answered."""
         call: Any = self.cycle
         if call is not None and not call.response_complete:
-            call = self  # It is being answered; the door itself bounds how long that takes.
+            call = self  # It is being answered; the proxy itself bounds how long that takes.
         elif call is before:
             self.transport.abort()
             return

@@ -26,9 +26,9 @@ from steelyard.clients.node import NodeClients, NodeConfig
 from steelyard.clients.private import PrivateClients
 from steelyard.errors import UserError, one_line, printable
 from steelyard.experiment.description import Description
-from steelyard.experiment.node_rules import agreed, agreed_task, told, told_reason
+from steelyard.experiment.node_rules import agreed, agreed_task, public_error, public_reason
 from steelyard.federate.hidden_node import HiddenRound, read_hide, read_share
-from steelyard.federate.node_ledger import NodeLedger, Told, told_name
+from steelyard.federate.node_ledger import Disclosure, NodeLedger, ledger_name
 from steelyard.federate.node_state import NodeStates
 from steelyard.messages import Evaluations, Failure, Question, Task
 from steelyard.usercode import NotAllowed, only
@@ -41,7 +41,7 @@ _built: dict[tuple[str, str], tuple[Description, NodeClients]] = {}
 
 
 class NodeFault(Exception):
-    """Something went wrong on a node; the text is all that the server is told."""
+    """Something went wrong on a node; the text is all that the server learns."""
 
 
 def node_clients(text: str, config: NodeConfig) -> tuple[Description, NodeClients]:
@@ -88,7 +88,7 @@ def on_this_node(context: Context, work: Callable[[NodeConfig], ResultT], second
             print(f"steelyard: not answered: {one_line(str(error))}", flush=True)
         else:
             traceback.print_exc()
-        raise NodeFault(told(error)) from None
+        raise NodeFault(public_error(error)) from None
 
 
 def within(seconds: float, work: Callable[[], ResultT]) -> ResultT:
@@ -145,7 +145,7 @@ def _train(message: Message, context: Context) -> RecordDict:
         if updates.clients:
             charge()  # Only now: work that fails or takes too long tells nothing.
         states.keep(own.round, node.clients.snapshot())
-        failures = tuple(Failure(failure.client, told_reason(failure.reason)) for failure in updates.failures)
+        failures = tuple(Failure(failure.client, public_reason(failure.reason)) for failure in updates.failures)
         over = updates.clients if own.algorithm.keeps and not kept else ()
         updates = replace(updates, failures=failures, started_over=over)
         if hides:
@@ -157,16 +157,16 @@ def _train(message: Message, context: Context) -> RecordDict:
 
 
 def _ledger(config: NodeConfig, node: NodeClients, task: Task, run: str) -> Callable[[], None]:
-    """Refuse a task whose answer would tell more than the owner allows; return what writes the answer down."""
+    """Refuse a task whose answer would disclose more than the owner allows; return what writes it down."""
     ledger = NodeLedger.of(config)
     if ledger is None:
         return lambda: None
     assert isinstance(node.clients, PrivateClients), "an experiment without noise is refused"
     noise = node.clients.noise
     assert noise.settings.local is not None
-    told = Told(
-        run=told_name(run),
-        federation=told_name(task.federation),
+    planned = Disclosure(
+        run=ledger_name(run),
+        federation=ledger_name(task.federation),
         round=task.round,
         clients=len(task.clients),
         clip=noise.settings.local.clip,
@@ -174,10 +174,10 @@ def _ledger(config: NodeConfig, node: NodeClients, task: Task, run: str) -> Call
         criteria=noise.told,
         criteria_noise=noise.criteria_noise if noise.told else None,
     )
-    ledger.check(told)
+    ledger.check(planned)
 
     def charge() -> None:
-        entry = ledger.charge(told)
+        entry = ledger.charge(planned)
         limit = "" if config.epsilon is None else f" of {config.epsilon:g}"
         words = f"answer {entry.number} (run {entry.run}, {entry.federation}, round {entry.round})"
         print(f"steelyard: ledger: {printable(words)} takes epsilon to {entry.epsilon:.4g}{limit}", flush=True)
@@ -217,7 +217,7 @@ def _untested(question: Question, names: Sequence[str]) -> Evaluations:
         scores=none,
         losses=none,
         right=np.zeros(0, dtype=np.bool_) if question.detailed else None,
-        failures=tuple(Failure(client, told(refusal)) for client in names),
+        failures=tuple(Failure(client, public_error(refusal)) for client in names),
     )
 
 

@@ -164,7 +164,7 @@ class LocalFederation:
         }
         spec = self.home / f"{name}.json"
         files.write(spec, json.dumps(document).encode())
-        return self._process(name, [sys.executable, "-m", "steelyard.federate.local_nodes", str(spec)])
+        return self._process(name, [sys.executable, "-m", "steelyard.federate.node", str(spec)])
 
     def _key(self, number: int) -> Path:
         return self.home / "tls" / f"node-{number:03d}"

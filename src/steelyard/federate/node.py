@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import sys
 import threading
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -129,3 +131,25 @@ def run_node(file: Path) -> None:
         print(f"steelyard: no answer rests on fewer than {own.min_rows} rows of {own.data} (min-rows)", flush=True)
     print(f"steelyard: taking part at {server.address}; Ctrl-C leaves", flush=True)
     run_nodes([server], [config])
+
+
+def main(file: Path) -> int:
+    """Take part as the several nodes on this machine that a JSON file describes; their workers are forked with the data
+    loaded: python -m steelyard.federate.node FILE.
+    """
+    document: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    try:
+        servers = [Server(one["address"], _path(one["authority"]), _path(one["key"])) for one in document["servers"]]
+        run_nodes(servers, document["configs"], experiment=document["experiment"], threads=1)
+    except UserError as error:
+        print(f"steelyard: {error}", flush=True)
+        return 2
+    return 0
+
+
+def _path(text: str | None) -> Path | None:
+    return None if text is None else Path(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1])))

@@ -1,8 +1,8 @@
-"""A node's ledger: every answer that left it with noise, whoever asked, and the ε that all of them have told together.
+"""A node's ledger: every answer that left it with noise, whoever asked, and the ε of all of them together.
 
-A server names its own rounds, rules and runs, so a node that limits what it tells counts for itself. Each answer counts
-as one more release about all data here, whichever clients were asked: within one answer a row is one client's, but
-under another name, seed or split it may be another's. An answer that is asked for twice is noised anew, and counts
+A server names its own rounds, rules and runs, so a node that limits what it discloses counts for itself. Each answer
+counts as one more release about all data here, whichever clients were asked: within one answer a row is one client's,
+but under another name, seed or split it may be another's. An answer that is asked for twice is noised anew, and counts
 twice. The file is replaced as a whole before an answer leaves, so a cut or changed one was damaged later. A mark beside
 it, written after it, says how long it was and what its SHA-256 was: an older copy, or one with other lines, differs.
 """
@@ -38,7 +38,7 @@ MARK = "ledger.mark"
 _LONGEST_NAME = 200
 
 
-class Told(BaseModel):
+class Disclosure(BaseModel):
     """What one answer of a node tells, and to whom; names are the server's own and are cut to a length."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
@@ -53,9 +53,9 @@ class Told(BaseModel):
     noise: Noise
     """Noise on the update, in units of its sensitivity 2·clip."""
     criteria: Annotated[int, Field(ge=0)] = 0
-    """How many criteria were told with noise beside each update."""
+    """How many criteria were sent with noise beside each update."""
     criteria_noise: Noise | None = None
-    """Noise on a criterion, in units of its bound; None where none was told."""
+    """Noise on a criterion, in units of its bound; None where none was sent."""
 
     def releases(self) -> Counter[Release]:
         """Return what it tells about any one client."""
@@ -65,14 +65,14 @@ class Told(BaseModel):
         return found
 
 
-class Entry(Told):
+class Entry(Disclosure):
     """One line of the ledger."""
 
     number: int
     time: str
     delta: Annotated[float, Field(gt=0, lt=1)]
     epsilon: Annotated[float, Field(ge=0)]
-    """What all entries up to this one have told together, at δ."""
+    """ε of all entries up to this one together, at δ."""
 
 
 _MARK = TypeAdapter(Mark)
@@ -95,24 +95,24 @@ class NodeLedger:
         return cls(config.state, config.epsilon)
 
     def open(self) -> str:
-        """Return in words what was told so far; a ledger that cannot be read or written is refused. For the start."""
+        """Return in words the total so far; a ledger that cannot be read or written is refused. For the start."""
         writable(self.path.parent, "node config state")
         return f"{standing(self.entries(), self.most)} so far (delta {OWNERS_DELTA:g})"
 
     def entries(self) -> list[Entry]:
-        """Return everything that was told, in order; a damaged file is refused."""
+        """Return all entries, in order; a damaged file is refused."""
         return self._read()[1]
 
-    def check(self, told: Told) -> None:
+    def check(self, planned: Disclosure) -> None:
         """Refuse an answer that would take the total over the owner's ε; nothing is written."""
-        self._next(told, self.entries())
+        self._next(planned, self.entries())
 
-    def charge(self, told: Told) -> Entry:
+    def charge(self, planned: Disclosure) -> Entry:
         """Write an answer down, or refuse it; when this returns it is on the disk, and only then may it leave."""
         try:
             with self._locked():
                 content, entries = self._read()
-                entry = self._next(told, entries)
+                entry = self._next(planned, entries)
                 content += entry.model_dump_json().encode() + b"\n"
                 files.write(self.path, content)
                 mark = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
@@ -124,16 +124,16 @@ class NodeLedger:
             ) from error
         return entry
 
-    def _next(self, told: Told, entries: Sequence[Entry]) -> Entry:
-        total = epsilon_of([*entries, told])
+    def _next(self, planned: Disclosure, entries: Sequence[Entry]) -> Entry:
+        total = epsilon_of([*entries, planned])
         if self.most is not None and total > self.most:
-            # The server is told so; what others were told before is none of its business.
+            # The server learns this much; what others learned before is none of its business.
             raise NotAllowed(
-                f"privacy.local: round {told.round} would take what this node has told in all over its epsilon "
-                f"{self.most:g}; allowed: nothing more"
+                f"privacy.local: round {planned.round} would take the total of this node's answers over its epsilon "
+                f"{self.most:g}; allowed: no further answer"
             )
         return Entry(
-            **told.model_dump(),
+            **planned.model_dump(),
             number=len(entries) + 1,
             time=datetime.now(UTC).isoformat(timespec="seconds"),
             delta=OWNERS_DELTA,
@@ -195,18 +195,18 @@ class NodeLedger:
 
     def _damaged(self, what: str) -> UserError:
         return UserError(
-            f"node config state: {self.path} is damaged ({what}), so what was told is unknown; allowed: the file as "
+            f"node config state: {self.path} is damaged ({what}), so the total so far is unknown; allowed: the file as "
             "it was"
         )
 
 
-def told_name(name: str) -> str:
+def ledger_name(name: str) -> str:
     """Return a name that a server gave as the ledger keeps it."""
     return name if len(name) <= _LONGEST_NAME else f"{name[: _LONGEST_NAME - 3]}..."
 
 
-def epsilon_of(entries: Sequence[Told], delta: float = OWNERS_DELTA) -> float:
-    """Return the ε at δ that these answers have told together of any one client."""
+def epsilon_of(entries: Sequence[Disclosure], delta: float = OWNERS_DELTA) -> float:
+    """Return the ε at δ of these answers together, for any one client."""
     spending: Counter[Release] = Counter()
     for entry in entries:
         spending.update(entry.releases())
@@ -214,7 +214,7 @@ def epsilon_of(entries: Sequence[Told], delta: float = OWNERS_DELTA) -> float:
 
 
 def standing(entries: Sequence[Entry], most: float | None = None) -> str:
-    """Return in words what some answers have told together, and of how much."""
+    """Return in words the ε of some answers together, and of how much."""
     limit = "" if most is None else f" of {most:g}"
     answers = "1 answer" if len(entries) == 1 else f"{len(entries):,} answers"
     return f"epsilon {epsilon_of(entries):.4g}{limit} in {answers}"

@@ -30,8 +30,7 @@ from steelyard.clients.flower.adapter.messages import (
 from steelyard.clients.flower.forms import Refused
 from steelyard.clients.flower.parts import LARGEST_MESSAGE, fetch
 from steelyard.errors import UserError, without_controls
-from steelyard.federate.frames import read_frame, write_frame
-from steelyard.federate.node_workers import Worker, WorkerDied, Workers
+from steelyard.federate.node_workers import Worker, WorkerDied, Workers, read_frame, write_frame
 
 ResultT = TypeVar("ResultT")
 
@@ -88,7 +87,7 @@ class NodeLink:
         self._warned = False
 
     def run(self) -> None:
-        """Take part until told to stop; raises `UserError` where the server does not want this node."""
+        """Take part until `stop` is set; raises `UserError` where the server does not want this node."""
         try:
             if not self._join():
                 return

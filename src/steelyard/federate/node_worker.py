@@ -27,8 +27,7 @@ from steelyard.clients.flower.parts import LARGEST_MESSAGE, opened
 from steelyard.clients.node import NodeConfig
 from steelyard.errors import UserError
 from steelyard.federate.client_app import NodeFault, app, node_clients
-from steelyard.federate.frames import read_frame, write_frame
-from steelyard.federate.node_workers import WorkersSpec
+from steelyard.federate.node_workers import WorkersSpec, read_frame, write_frame
 from steelyard.federate.processes import end_with_parent
 
 

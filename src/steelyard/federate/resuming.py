@@ -9,8 +9,8 @@ from steelyard.errors import UserError
 from steelyard.experiment.code import Ask
 from steelyard.experiment.continuing import accept_experiment
 from steelyard.experiment.running import resume as resume_simulated
+from steelyard.federate import require_flower
 from steelyard.federate.local_launch import read_launch
-from steelyard.federate.requirements import require_flower
 from steelyard.runs.reader import History
 from steelyard.runs.store import exists
 

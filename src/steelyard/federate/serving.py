@@ -1,4 +1,4 @@
-"""`steelyard federate serve`: a SuperLink on loopback, the door in front of it, and the keys of the register in it."""
+"""`steelyard federate serve`: a SuperLink on loopback, the proxy before it, and the keys of the register in it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from steelyard.clients.flower.register import FILE, REGISTER, Entry, bare
 from steelyard.errors import UserError, ends_as_interrupted
 from steelyard.federate.app_folder import connection_file
 from steelyard.federate.bounded import BoundedLoop, BoundedProtocol, allow_many_files
-from steelyard.federate.door import Door, RegisteredKeys
 from steelyard.federate.processes import Process, end_all, environment, reserved_port, start_superlink
+from steelyard.federate.proxy import NodeProxy, RegisteredKeys
 
 _START_SECONDS = 120.0
 _LOOK_SECONDS = 0.5
@@ -79,14 +79,14 @@ def read_public_key(file: Path) -> str:
 
 
 def serve(folder: Path, certificates: Path, host: str, port: int) -> None:
-    """Serve until SIGINT or SIGTERM: nodes come in through the door; whoever is on this machine submits runs."""
+    """Serve until SIGINT or SIGTERM: nodes come in through the proxy; whoever is on this machine submits runs."""
     home = ServerFolder(folder.resolve(), certificates.resolve())
     home.check()
     allow_many_files()
-    with _listening(host, port) as door, _superlink(home) as (superlink, address):
+    with _listening(host, port) as listener, _superlink(home) as (superlink, address):
         keys = RegisteredKeys(home.register)
         registrar = Registrar(address, home.certificates / "ca.pem", keys)
-        application = Door(f"https://{address}", home.certificates / "ca.pem", home.register)
+        application = NodeProxy(f"https://{address}", home.certificates / "ca.pem", home.register)
         config = uvicorn.Config(
             application,
             http=BoundedProtocol,
@@ -105,7 +105,7 @@ def serve(folder: Path, certificates: Path, host: str, port: int) -> None:
         watch.start()
         print(f"steelyard: nodes come in at {host}:{port}; runs are submitted on this machine only", flush=True)
         with contextlib.suppress(KeyboardInterrupt), asyncio.Runner(loop_factory=BoundedLoop) as runner:
-            runner.run(server.serve(sockets=[door]))
+            runner.run(server.serve(sockets=[listener]))
         if superlink.code is not None:
             raise UserError(f"the SuperLink ended (code {superlink.code}): {superlink.tail() or superlink.log}")
 
@@ -147,7 +147,7 @@ def _watch(server: uvicorn.Server, superlink: Process, registrar: Registrar) -> 
             return
         try:
             registrar.look()
-        except Exception as error:  # The door must not close because one entry is odd.
+        except Exception as error:  # Nodes must not be shut out because one entry is odd.
             print(f"steelyard: register: {type(error).__name__}: {error}", flush=True)
         pause.wait(_LOOK_SECONDS)
 
@@ -156,14 +156,14 @@ def _watch(server: uvicorn.Server, superlink: Process, registrar: Registrar) -> 
 def _listening(host: str, port: int) -> Generator[socket.socket]:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        door = socket.create_server((host, port), family=family, backlog=512)
+        listener = socket.create_server((host, port), family=family, backlog=512)
     except OSError as error:
         why = os.strerror(error.errno) if error.errno else str(error)  # The error's own text repeats the address.
         raise UserError(
             f"--listen: {host}:{port} cannot be used: {why}; allowed: an address of this machine and a free port"
         ) from error
-    with door:
-        yield door
+    with listener:
+        yield listener
 
 
 @contextmanager

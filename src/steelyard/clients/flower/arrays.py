@@ -27,7 +27,7 @@ def unpack(array: Array, name: str, dtype: str, shape: tuple[int | None, ...]) -
     """Return an array that came over the wire, or refuse it; None in `shape` stands for any length.
 
     The header of the bytes themselves is believed, not what the message says about them, and the number of bytes must
-    be exactly what the header promises: a header that claims terabytes costs nothing.
+    be exactly what the header declares: a header that claims terabytes costs nothing.
     """
     if array.stype != _NUMPY:
         raise Refused(f"array {name}: serialised as {array.stype!r}; allowed: {_NUMPY}")
@@ -37,9 +37,9 @@ def unpack(array: Array, name: str, dtype: str, shape: tuple[int | None, ...]) -
     if len(found) != len(shape) or any(w is not None and f != w for f, w in zip(found, shape, strict=True)):
         wanted = str(tuple("any" if length is None else length for length in shape)).replace("'", "")
         raise Refused(f"array {name}: shape {found}; allowed: {wanted}")
-    promised = prod(found) * found_dtype.itemsize
-    if len(array.data) - start != promised:
-        raise Refused(f"array {name}: {len(array.data) - start} bytes of data; allowed: {promised}")
+    declared = prod(found) * found_dtype.itemsize
+    if len(array.data) - start != declared:
+        raise Refused(f"array {name}: {len(array.data) - start} bytes of data; allowed: {declared}")
     return np.frombuffer(array.data, dtype=found_dtype, offset=start).reshape(found)
 
 

@@ -25,14 +25,14 @@ from steelyard.errors import UserError
 from steelyard.messages import Evaluations, Failure, Question, Task, Updates
 
 
-class Part(Protocol):
+class NodeAnswer(Protocol):
     """What one node answered: of some clients, and why not of others."""
 
     @property
     def failures(self) -> Sequence[Failure]: ...
 
 
-PartT = TypeVar("PartT", bound=Part)
+AnswerT = TypeVar("AnswerT", bound=NodeAnswer)
 _NAMES = "registered-clients"
 _OWNERS = "client-keys"
 _KEEPING = "clients-that-keep"
@@ -263,13 +263,13 @@ class FlowerClients:
         self,
         requests: list[TaskRequest],
         seconds: float,
-        read: Callable[[TaskRequest, RecordDict], PartT],
+        read: Callable[[TaskRequest, RecordDict], AnswerT],
         failures: list[list[Failure]],
-    ) -> dict[int, list[PartT]]:
+    ) -> dict[int, list[AnswerT]]:
         """Send all requests, read what comes back, and put the blame where an answer is missing or refused."""
-        parts: dict[int, list[PartT]] = {}
+        parts: dict[int, list[AnswerT]] = {}
 
-        def take(index: int, content: RecordDict) -> PartT | str:
+        def take(index: int, content: RecordDict) -> AnswerT | str:
             # Each answer is read as it arrives and let go of, so that not all of them lie in memory at once.
             try:
                 with reading_one_answer():

@@ -46,7 +46,7 @@ class PendingRequest:
 
 
 class AnswerPoller:
-    """Looks for the answers to requests until told to stop; make one for each exchange and call `start`."""
+    """Looks for the answers to requests until it is stopped; make one for each exchange and call `start`."""
 
     def __init__(self, grid: Grid, requests: Mapping[str, PendingRequest], deadline: float, arrived: Arrived) -> None:
         self._grid, self._requests, self._deadline, self._arrived = grid, dict(requests), deadline, arrived

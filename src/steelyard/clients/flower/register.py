@@ -80,7 +80,7 @@ def enter(file: Path, entry: Entry) -> Register:
 
 
 def remove(file: Path, name: str) -> Register:
-    """Take the node of this name out of the register; its key opens the door no longer."""
+    """Take the node of this name out of the register; its key lets nobody in any longer."""
     register = read_register(file)
     left = {key: entry for key, entry in register.entries.items() if entry.name != name}
     if len(left) == len(register.entries):

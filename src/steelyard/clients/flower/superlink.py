@@ -1,4 +1,4 @@
-"""What the SuperLink itself does to a run: it may stop it, fail, or have no room left; each is told in one line."""
+"""What the SuperLink itself does to a run: it may stop it, fail, or have no room left; each becomes one line."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The only way in from outside: a TLS-terminating proxy in front of a SuperLink that listens on loopback alone.
 
 Flower serves nodes, run submission and app runtimes on one port, and asks whoever submits a run for nothing. So the
-SuperLink never gets a public port. The door has one, and passes on nothing but the calls that a node needs, and those
+SuperLink never gets a public port. The proxy has one, and passes on nothing but the calls that a node needs, and those
 only when they are signed with a key of the register; everything else is refused before its body is read.
 """
 
@@ -67,7 +67,7 @@ class Refusal(Exception):
         self.status, self.what = status, what
 
 
-class Door:
+class NodeProxy:
     """An ASGI application that passes the calls of registered nodes on to a SuperLink; serve it with uvicorn and TLS.
 
     `upstream` is the SuperLink on loopback, `authority` the certificate by which it is known.
@@ -77,7 +77,7 @@ class Door:
         self._upstream, self._authority = upstream, authority
         self._keys = RegisteredKeys(register)
         self._client: httpx.AsyncClient | None = None
-        self._told: set[tuple[str, str]] = set()
+        self._printed: set[tuple[str, str]] = set()
         self._room: dict[str, asyncio.Semaphore] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -115,7 +115,7 @@ class Door:
                 body = await self._body(headers, receive, LARGEST if path in PARTS else _LARGEST_OTHER)
                 await self._forward(path, headers, body, send)
         except Refusal as refusal:
-            self._tell(scope, refusal.what)
+            self._print_once(scope, refusal.what)
             await _answer(send, refusal.status, f"refused: {refusal.what}")
 
     def _room_for(self, path: str, headers: dict[str, str]) -> contextlib.AbstractAsyncContextManager[Any]:
@@ -153,12 +153,12 @@ class Door:
             more = event.get("more_body", False)
         return b"".join(parts)
 
-    def _tell(self, scope: Scope, what: str) -> None:
+    def _print_once(self, scope: Scope, what: str) -> None:
         """Print a refusal once per caller and reason, so that a log cannot be filled from outside."""
         caller = str((scope.get("client") or ("unknown", 0))[0])
         line = without_controls(what)
-        if (caller, line) not in self._told and len(self._told) < _MOST_REMEMBERED:
-            self._told.add((caller, line))
+        if (caller, line) not in self._printed and len(self._printed) < _MOST_REMEMBERED:
+            self._printed.add((caller, line))
             print(f"steelyard: refused {caller}: {line}", flush=True)
 
 
