@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from steelyard.data.delimited import parse
 from steelyard.data.files import find, read_text
 from steelyard.data.settings import DataSettings
 from steelyard.errors import UserError, listed, nearest
@@ -98,20 +99,8 @@ def _first(paths: list[Path]) -> Path | None:
     return next((path for path in paths if path.is_file()), None)
 
 
-def _parse(path: Path, text: str, **options: Any) -> pandas.DataFrame:
-    # For speed of start: few data sets have an attribute table.
-    import pandas
-
-    try:
-        return pandas.read_csv(io.StringIO(text), **options)
-    except (ValueError, pandas.errors.ParserError) as problem:
-        raise UserError(
-            f"{path}: cannot be read as a table ({str(problem).splitlines()[0]}); expected {ORIGIN}"
-        ) from None
-
-
 def _read_csv(path: Path) -> pandas.DataFrame:
-    frame = _parse(path, read_text(path))
+    frame = parse(path, io.StringIO(read_text(path)), ORIGIN)
     image = next((name for name in _IMAGE_COLUMNS if name in frame.columns), None)
     if image is None or frame.empty:
         raise UserError(
@@ -126,7 +115,7 @@ def _read_celeba(path: Path) -> pandas.DataFrame:
     head = read_text(path).split("\n", 2)
     if len(head) < 3 or not head[0].strip().isdigit():
         raise UserError(f"{path}: starts with {head[0][:30]!r}; expected {ORIGIN}, which starts with a count")
-    frame = _parse(path, head[2], sep=r"\s+", header=None, names=["image", *head[1].split()], index_col=False)
+    frame = _by_spaces(path, head[2], ["image", *head[1].split()])
     if len(frame) != int(head[0]) or frame.isna().to_numpy().any():
         raise UserError(
             f"{path}: holds {len(frame.dropna())} whole rows (cut off?); expected {int(head[0])}, its first line"
@@ -135,10 +124,14 @@ def _read_celeba(path: Path) -> pandas.DataFrame:
 
 
 def _read_identities(path: Path) -> pandas.DataFrame:
-    frame = _parse(path, read_text(path), sep=r"\s+", header=None, names=["image", "identity"], index_col=False)
+    frame = _by_spaces(path, read_text(path), ["image", "identity"])
     if frame.isna().to_numpy().any() or frame["identity"].dtype.kind not in "iu":
         raise UserError(f"{path}: not lines of an image name and a whole number; expected CelebA's identity_CelebA.txt")
     return _by_image(path, frame)
+
+
+def _by_spaces(path: Path, text: str, names: list[str]) -> pandas.DataFrame:
+    return parse(path, io.StringIO(text), ORIGIN, sep=r"\s+", header=None, names=names, index_col=False)
 
 
 def _by_image(path: Path, frame: pandas.DataFrame) -> pandas.DataFrame:

@@ -1,4 +1,8 @@
-"""Reading a table from a file: CSV with its delimiter, decimal sign and header found out, or Parquet."""
+"""The one reader of delimited files: which sign divides cells, which bytes are text, one error line for what is wrong.
+
+`read_frame` gives typed columns under a header (CSV, Parquet), for tables to learn from; `read_cells` gives every cell
+as text, for interactions, item tables and knowledge graphs. Both parse by `parse`.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from steelyard.data import files
 from steelyard.data.frames import EMPTY, tidy
 from steelyard.errors import UserError, listed
 
@@ -21,6 +26,7 @@ if TYPE_CHECKING:
     import pandas
 
 DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
+TABLE = "a whole .csv or .parquet file"
 _HEAD = 1 << 16
 _COMMA_NUMBER = re.compile(r"[+-]?\d+,\d+(e[+-]?\d+)?", re.IGNORECASE)
 _POINT_NUMBER = re.compile(r"[+-]?\d+\.\d+(e[+-]?\d+)?", re.IGNORECASE)
@@ -51,20 +57,17 @@ def read_frame(path: Path, owner: str | None, named: set[str]) -> pandas.DataFra
     empty = {name: [""] if name == owner else list(EMPTY) for name in form.columns}
     # header=0 replaces the file's own names, so that spaces around them are gone.
     options: dict[str, Any] = {"names": form.columns, "header": 0, "sep": form.delimiter, "decimal": form.decimal}
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error", pandas.errors.ParserWarning)
-            frame: pandas.DataFrame = pandas.read_csv(
-                path,
-                **options,
-                encoding="utf-8-sig",
-                skipinitialspace=True,
-                keep_default_na=False,
-                na_values=empty,
-                low_memory=False,
-            )
-    except (*_BROKEN, ValueError, pandas.errors.ParserError, pandas.errors.ParserWarning) as problem:
-        raise _unreadable(path, problem) from None
+    frame = parse(
+        path,
+        path,
+        TABLE,
+        **options,
+        encoding="utf-8-sig",
+        skipinitialspace=True,
+        keep_default_na=False,
+        na_values=empty,
+        low_memory=False,
+    )
     if not isinstance(frame.index, pandas.RangeIndex):
         raise UserError(f"{path}: rows have more cells than there are column names; expected one cell per column")
     if frame.empty:
@@ -73,6 +76,79 @@ def read_frame(path: Path, owner: str | None, named: set[str]) -> pandas.DataFra
 
 
 _BROKEN = (OSError, EOFError, zlib.error, zipfile.BadZipFile, UnicodeError)
+
+
+def parse(path: Path, source: Path | io.StringIO, expected: str, **options: Any) -> pandas.DataFrame:
+    """Let pandas read delimited text; what it cannot read is one line that ends in what was expected."""
+    # For speed of start: much of the package reads no tables.
+    import pandas
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pandas.errors.ParserWarning)
+            return pandas.read_csv(source, **options)
+    except (*_BROKEN, ValueError, pandas.errors.ParserError, pandas.errors.ParserWarning) as problem:
+        raise _unreadable(path, problem, expected) from None
+
+
+def read_text(path: Path, expected: str) -> str:
+    """Return a file's text, unpacked if its name ends in .gz; bytes that are no UTF-8 are taken for Latin-1."""
+    if not path.is_file():
+        raise UserError(f"{path}: no such file; expected {expected}")
+    raw = files.read_bytes(path)
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        text = raw.decode("latin-1")
+    if not text.strip():
+        raise UserError(f"{path}: the file is empty; expected {expected}")
+    return text
+
+
+def read_cells(path: Path, expected: str, separator: str | None = None, *, strip: bool = True) -> pandas.DataFrame:
+    """Return a file as cells of text, rows by line and columns by number; cells that a line lacks are empty.
+
+    `expected` says what the file should hold, for the error line. Columns are named 0, 1, ...; a header is a row.
+    """
+    text = read_text(path, expected)
+    separator = separator or separator_of(text.split("\n", 1)[0], path) or "\t"
+    if separator == "::":
+        text, separator = text.replace("\t", " ").replace("::", "\t"), "\t"
+    frame = parse(
+        path,
+        io.StringIO(text),
+        expected,
+        sep=separator,
+        header=None,
+        dtype=object,
+        keep_default_na=False,
+        na_filter=False,
+        quoting=csv.QUOTE_MINIMAL if separator in (",", ";") else csv.QUOTE_NONE,
+        skip_blank_lines=False,
+    )
+    if strip:
+        frame = frame.map(str.strip)
+    # Blank lines at the end are no rows.
+    filled = len(frame)
+    while filled and not any(str(cell).strip() for cell in frame.iloc[filled - 1]):
+        filled -= 1
+    if not filled:
+        raise UserError(f"{path}: the file is empty; expected {expected}")
+    return frame.iloc[:filled]
+
+
+def separator_of(first: str, path: Path) -> str | None:
+    """Return what divides the cells of a file by its first line: `::`, a tab, or the commonest of comma, ; and |.
+
+    In a .csv a bar stands between the values of a cell, unless there is neither comma nor semicolon.
+    """
+    for mark in ("::", "\t"):
+        if mark in first:
+            return mark
+    marks = [mark for mark in (",", ";", "|") if mark in first]
+    if ".csv" in path.suffixes and len(marks) > 1:
+        marks = [mark for mark in marks if mark != "|"]
+    return max(marks, key=first.count, default=None)
 
 
 def recognise(path: Path, named: set[str]) -> Form:
@@ -84,9 +160,8 @@ def recognise(path: Path, named: set[str]) -> Form:
     if "\0" in head:
         raise UserError(f"{path}: is not a text file; expected a .csv in UTF-8, or a .parquet file")
     first = next(line for line in head.splitlines() if line.strip())
-    counts = Counter({sign: first.count(sign) for sign in DELIMITERS})
-    delimiter, found = counts.most_common(1)[0]
-    if not found:
+    delimiter = separator_of(first.replace("::", ""), path)
+    if delimiter is None:
         raise UserError(
             f"{path}: the first line {first[:40]!r} has one column only; expected names with "
             f"{listed(DELIMITERS.values())} between them"
@@ -115,11 +190,11 @@ def _head(path: Path) -> str:
         raise _unreadable(path, problem) from None
 
 
-def _unreadable(path: Path, problem: Exception) -> UserError:
+def _unreadable(path: Path, problem: Exception, expected: str = TABLE) -> UserError:
     if isinstance(problem, UnicodeError):
         return UserError(f"{path}: is not UTF-8 text; expected a .csv saved as UTF-8, or a .parquet file")
     reason = (str(problem).splitlines() or [type(problem).__name__])[0].removeprefix("Error tokenizing data. C error: ")
-    return UserError(f"{path}: cannot be read as a table ({reason.strip()}); expected a whole .csv or .parquet file")
+    return UserError(f"{path}: cannot be read as a table ({reason.strip()}); expected {expected}")
 
 
 def _check_header(path: Path, columns: list[str], named: set[str]) -> None:

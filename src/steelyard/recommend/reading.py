@@ -7,7 +7,6 @@ A name that ends in `.gz` is unpacked on the fly.
 
 from __future__ import annotations
 
-import io
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from steelyard.data import files
+from steelyard.data.delimited import read_cells
 from steelyard.errors import UserError, listed
 from steelyard.recommend.interactions import Interactions, ascending, numbered
 
@@ -44,15 +43,9 @@ KNOWN: Mapping[str, tuple[str, ...]] = {
     "time": ("time", "timestamp", "utc", "date", "datetime", "ts", "unixreviewtime"),
 }
 """Names under which a header may give a column; compared in lower case."""
+EXPECTED = "interactions, with the same number of fields on each line (.dat, .data, .inter, .tsv or .csv, plain or .gz)"
 _ORDER = ("user", "item", "rating", "time")
 _FOURSQUARE = "%a %b %d %H:%M:%S %z %Y"
-
-
-def read_bytes(path: Path) -> bytes:
-    """Return a file's bytes, unpacked if its name ends in `.gz`; a missing or broken file is the user's error."""
-    if not path.is_file():
-        raise UserError(f"{path}: no such file; expected a table (.dat, .data, .inter, .tsv or .csv, plain or .gz)")
-    return files.read_bytes(path)
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,55 +104,17 @@ def read_table(path: Path, columns: Mapping[str, str] | None = None) -> Table:
 
     `columns` maps any of user, item, rating and time to the header's own names.
     """
-    # For speed of start: much of the package reads no tables.
-    import pandas as pd
-
-    raw = read_bytes(path).removeprefix(b"\xef\xbb\xbf")
-    first = raw[: raw.find(b"\n") if b"\n" in raw else len(raw)].decode("utf-8", "replace").rstrip("\r")
-    if not first.strip():
-        raise UserError(f"{path}: the file is empty or begins with an empty line; allowed: one interaction per line")
-    separator = _separator(first, path)
-    if separator == "::":
-        raw, separator, first = (
-            raw.replace(b"\t", b" ").replace(b"::", b"\t"),
-            "\t",
-            first.replace("::", "\t"),
-        )
-    header = _header(first.split(separator), columns or {}, path)
-    if header and not raw[raw.find(b"\n") :].strip():
+    cells = read_cells(path, EXPECTED, strip=False)
+    if cells.shape[1] == 1:
+        first = str(cells.iloc[0, 0])
+        raise UserError(f"{path}: line 1 is {first[:60]!r}; allowed separators: tab, '::', comma, ';', '|'")
+    header = _header([str(cell) for cell in cells.iloc[0]], columns or {}, path)
+    frame = cells.iloc[1:] if header else cells
+    if frame.empty:
         raise UserError(f"{path}: a header and no rows; allowed: at least one row")
-    try:
-        frame = pd.read_csv(
-            io.BytesIO(raw),
-            sep=separator,
-            header=None,
-            skiprows=1 if header else 0,
-            dtype=str,
-            keep_default_na=False,
-            quoting=3 if separator == "\t" else 0,
-            encoding="utf-8",
-            encoding_errors="replace",
-        )
-    except (pd.errors.ParserError, pd.errors.EmptyDataError) as error:
-        raise UserError(
-            f"{path}: {' '.join(str(error).split())}; allowed: the same number of fields on each line"
-        ) from None
-    names = header or [*_ORDER, *(f"column{i + 1}" for i in range(len(_ORDER), frame.shape[1]))][: frame.shape[1]]
-    if len(names) != frame.shape[1]:
-        raise UserError(f"{path}: the header names {len(names)} columns, the rows have {frame.shape[1]}")
-    frame.columns = pd.Index(names)
-    if "item" not in names or frame.empty:
-        raise UserError(
-            f"{path}: {len(frame)} rows of {frame.shape[1]} columns; allowed: at least a user and an item in each"
-        )
+    usual = [*_ORDER, *(f"column{number}" for number in range(len(_ORDER) + 1, cells.shape[1] + 1))]
+    frame = frame.set_axis(header or usual[: cells.shape[1]], axis="columns").reset_index(drop=True)
     return Table(path, frame, 2 if header else 1)
-
-
-def _separator(first: str, path: Path) -> str:
-    for mark in ("::", "\t", ",", ";", "|"):
-        if mark in first:
-            return mark
-    raise UserError(f"{path}: line 1 is {first[:60]!r}; allowed separators: tab, '::', comma, ';', '|'")
 
 
 def _header(cells: list[str], wanted: Mapping[str, str], path: Path) -> list[str] | None:
@@ -218,17 +173,8 @@ def read_columns(path: str | Path, wanted: Mapping[str, str | int]) -> dict[str,
     A first line that names an item column is a header. Use it for what is known of items rather than of interactions.
     """
     path = Path(path)
-    raw = read_bytes(path)
-    try:
-        text = raw.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        text = raw.decode("latin-1")
-    lines = [line for line in text.splitlines() if line.strip()]
-    if not lines:
-        raise UserError(f"{path}: the file is empty; allowed: one item per line")
-    mark = next((mark for mark in ("::", "\t", "|", ",", ";") if mark in lines[0]), "\t")
-    cells = [line.split(mark) for line in lines]
-    plain = [cell.split(":")[0].strip().lower() for cell in cells[0]]
+    cells = read_cells(path, "one item on each line")
+    plain = [str(cell).split(":")[0].lower() for cell in cells.iloc[0]]
     header = any(name in KNOWN["item"] for name in plain)
     indices: dict[str, int] = {}
     for name, column in wanted.items():
@@ -243,8 +189,7 @@ def read_columns(path: str | Path, wanted: Mapping[str, str | int]) -> dict[str,
         else:
             known = f"its header has: {listed(plain)}" if header else "it has no header: give the column's number"
             raise UserError(f"{path}: no column '{column}' for {name}; {known}")
-    rows = cells[1:] if header else cells
-    for number, row in enumerate(rows, 2 if header else 1):
-        if len(row) <= max(indices.values()):
-            raise UserError(f"{path}: line {number}: {len(row)} columns; allowed: at least {max(indices.values()) + 1}")
-    return {name: [row[index].strip() for row in rows] for name, index in indices.items()}
+    if max(indices.values()) >= cells.shape[1]:
+        raise UserError(f"{path}: {cells.shape[1]} columns; allowed: at least {max(indices.values()) + 1}")
+    rows = cells.iloc[1:] if header else cells
+    return {name: rows.iloc[:, index].tolist() for name, index in indices.items()}

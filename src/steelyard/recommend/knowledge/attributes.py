@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from steelyard.data.delimited import read_cells
 from steelyard.errors import UserError, brief, listed
 from steelyard.recommend.interactions import Codes
 from steelyard.recommend.knowledge.table import FeatureTable, from_columns
-from steelyard.recommend.knowledge.tables import read_cells
 from steelyard.recommend.reading import KNOWN
 
 if TYPE_CHECKING:

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
+from steelyard.data.delimited import read_cells
 from steelyard.errors import UserError, brief
 from steelyard.recommend.interactions import numbered
 from steelyard.recommend.knowledge.table import FeatureTable, from_columns
-from steelyard.recommend.knowledge.tables import bare, no_empty, read_cells
+from steelyard.recommend.knowledge.tables import bare, no_empty
 
 EXPECTED = "item, predicate id and object id on each line, separated by tabs (KGFlex's item_features)"
 EXPECTED_NAMES = "predicate chain, predicate id and hops on each line, separated by tabs (KGFlex's predicate_mapping)"
@@ -20,7 +21,7 @@ MOST_HOPS = 9
 def read_ids(path: Path, predicates: Path) -> FeatureTable:
     """Read both files; objects keep their ids unless a table of names is given beside."""
     chains = read_mapping(predicates)
-    cells = read_cells(path, EXPECTED, mark="\t")
+    cells = read_cells(path, EXPECTED, "\t")
     if cells.shape[1] != 3:
         raise UserError(f"{path}: {cells.shape[1]} columns; expected {EXPECTED}")
     no_empty(path, cells, EXPECTED)
@@ -35,7 +36,7 @@ def read_ids(path: Path, predicates: Path) -> FeatureTable:
 
 def read_mapping(path: Path) -> dict[str, tuple[str, ...]]:
     """Return the predicate chain of each predicate id; `~` joins the hops."""
-    cells = read_cells(path, EXPECTED_NAMES, mark="\t")
+    cells = read_cells(path, EXPECTED_NAMES, "\t")
     if cells.shape[1] != 3:
         raise UserError(f"{path}: {cells.shape[1]} columns; expected {EXPECTED_NAMES}")
     no_empty(path, cells, EXPECTED_NAMES)

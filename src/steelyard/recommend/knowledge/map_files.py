@@ -6,9 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
+from steelyard.data.delimited import read_text
 from steelyard.errors import UserError, brief
 from steelyard.recommend.knowledge.table import FeatureTable, from_columns
-from steelyard.recommend.knowledge.tables import read_text
 
 EXPECTED = "an item id and its feature ids on each line, separated by tabs (map.tsv of LinkedDatasets)"
 CHAIN = ("feature",)

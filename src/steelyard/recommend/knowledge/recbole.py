@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from steelyard.data.delimited import read_cells
 from steelyard.errors import UserError, listed
 from steelyard.recommend.knowledge.graph import Triples
-from steelyard.recommend.knowledge.tables import no_empty, read_cells
+from steelyard.recommend.knowledge.tables import no_empty
 
 COLUMNS = ("head_id", "relation_id", "tail_id")
 EXPECTED = "a RecBole .kg file: head_id:token, relation_id:token and tail_id:token in its first line"
@@ -14,7 +15,7 @@ EXPECTED = "a RecBole .kg file: head_id:token, relation_id:token and tail_id:tok
 
 def read_kg(path: Path) -> Triples:
     """Read a `.kg` file; its first line says which column is which."""
-    cells = read_cells(path, EXPECTED, mark="\t")
+    cells = read_cells(path, EXPECTED, "\t")
     header = [str(cell).split(":")[0] for cell in cells.iloc[0].tolist()]
     if sorted(set(header) & set(COLUMNS)) != sorted(COLUMNS) or len(set(header)) != len(header):
         raise UserError(f"{path}: line 1 names {listed(header)}; expected {EXPECTED}")

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from steelyard.data.delimited import read_text
 from steelyard.data.files import find
 from steelyard.errors import UserError, listed
 from steelyard.recommend.knowledge import attributes, id_files, links, map_files, rdf, recbole, table, tables, triples
@@ -108,7 +109,7 @@ def recognised(settings: SourceSettings, path: Path) -> FormatName:
         return "triples"
     if settings.columns or plain.endswith((".dat", ".item")):
         return "attributes"
-    first = tables.read_text(path, attributes.EXPECTED).splitlines()[0].split("\t")
+    first = read_text(path, attributes.EXPECTED).splitlines()[0].split("\t")
     if len(first) > 2 and all(cell.strip().isdigit() for cell in first):
         return "map"
     return "triples" if len(first) == 3 and "://" in first[1] else "attributes"

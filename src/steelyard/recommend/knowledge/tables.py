@@ -1,75 +1,18 @@
-"""Tables of text as the readers of graphs and features see them: cells without types, one line for what is wrong."""
+"""What the readers of graphs and features ask of a table of text: no empty cells, pairs of ids, names."""
 
 from __future__ import annotations
 
-import io
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from steelyard.data import files
+from steelyard.data.delimited import read_cells
 from steelyard.errors import UserError
 
 if TYPE_CHECKING:
     import pandas as pd
-
-MARKS = ("::", "\t", "|", ",", ";")
-"""Separators that may stand between cells, the first that the first line holds counts."""
-
-
-def read_text(path: Path, expected: str) -> str:
-    """Return a file's text, unpacked if its name ends in .gz; bytes that are no UTF-8 are taken for Latin-1."""
-    if not path.is_file():
-        raise UserError(f"{path}: no such file; expected {expected}")
-    raw = files.read_bytes(path)
-    try:
-        text = raw.decode("utf-8-sig")
-    except UnicodeDecodeError:
-        text = raw.decode("latin-1")
-    if not text.strip():
-        raise UserError(f"{path}: the file is empty; expected {expected}")
-    return text
-
-
-def read_cells(path: Path, expected: str, mark: str | None = None) -> pd.DataFrame:
-    """Return a file as cells of text, rows by line and columns by number; cells that a line lacks are empty.
-
-    `expected` says what the file should hold, for the error line. Columns are named 0, 1, ...; a header is a row.
-    """
-    # For speed of start: much of the package reads no tables.
-    import pandas as pd
-
-    text = read_text(path, expected)
-    mark = mark or _mark(text.split("\n", 1)[0], path)
-    if mark == "::":
-        text, mark = text.replace("\t", " ").replace("::", "\t"), "\t"
-    try:
-        frame = pd.read_csv(
-            io.StringIO(text),
-            sep=mark,
-            header=None,
-            dtype=object,
-            keep_default_na=False,
-            na_filter=False,
-            quoting=0 if mark in (",", ";") else 3,
-            skip_blank_lines=False,
-        )
-    except (pd.errors.ParserError, pd.errors.EmptyDataError, ValueError) as error:
-        raise UserError(f"{path}: {' '.join(str(error).split())}; expected {expected}") from None
-    frame = frame.map(str.strip)
-    told = np.flatnonzero((frame != "").any(axis=1))
-    if not len(told):
-        raise UserError(f"{path}: the file is empty; expected {expected}")
-    # Blank lines at the end are no rows.
-    return frame.iloc[: int(told[-1]) + 1]
-
-
-def _mark(first: str, path: Path) -> str:
-    """Tell the separator from the first line; in a .csv, bars stand between the values of a cell."""
-    marks = [mark for mark in MARKS if mark != "|" or ".csv" not in path.suffixes]
-    return next((mark for mark in marks if mark in first), "\t")
 
 
 def no_empty(path: Path, cells: pd.DataFrame, expected: str, first_line: int = 1) -> None:
