@@ -174,8 +174,7 @@ def _read_csv(content: bytes, folder: Path) -> None:
 
 def _read_clients(content: bytes, folder: Path) -> None:
     path = _laid("clients.csv", content, folder)
-    options: dict[str, Any] = dict.fromkeys(("priority", "weights", "quantifier", "capacity", "power"))
-    weighing_table.weigh_file(path, weighing_table.RuleOptions(score="prioritized", **options), normalised=True)
+    weighing_table.weigh_file(path, "")
 
 
 def _read_ratings(content: bytes, folder: Path) -> None:

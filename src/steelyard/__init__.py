@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from steelyard.usercode import loss, model
     from steelyard.weighing.criteria import CohortView, LocalData, client_criterion, server_criterion
     from steelyard.weighing.rule import Rule, WeighingSettings
+    from steelyard.weighing.table import Weighed, weigh
 
 __all__ = [
     "Algorithm",
@@ -40,6 +41,7 @@ __all__ = [
     "ServerStep",
     "SweepResult",
     "UserError",
+    "Weighed",
     "WeighingSettings",
     "algorithm",
     "client_criterion",
@@ -48,6 +50,7 @@ __all__ = [
     "model",
     "resume",
     "server_criterion",
+    "weigh",
 ]
 
 # Names are imported when first used: `steelyard --help` must not wait for torch.
@@ -67,6 +70,7 @@ _HOMES = {
     "Rule": "steelyard.weighing.rule",
     "SweepResult": "steelyard.api",
     "UserError": "steelyard.errors",
+    "Weighed": "steelyard.weighing.table",
     "WeighingSettings": "steelyard.weighing.rule",
     "client_criterion": "steelyard.weighing.criteria",
     "in_memory": "steelyard.data",
@@ -74,6 +78,7 @@ _HOMES = {
     "model": "steelyard.usercode",
     "resume": "steelyard.api",
     "server_criterion": "steelyard.weighing.criteria",
+    "weigh": "steelyard.weighing.table",
 }
 
 

@@ -26,7 +26,7 @@ def table(tmp_path: Path) -> Path:
 
 
 def weighed(steelyard: CommandLine, *arguments: str | Path) -> dict[str, tuple[float, float]]:
-    done = steelyard("weigh", *arguments, "--format", "json")
+    done = steelyard("weigh", *arguments, "--normalise", "none", "--format", "json")
     assert done.returncode == 0, done.stderr
     return {row["client"]: (row["score"], row["weight"]) for row in json.loads(done.stdout)["clients"]}
 
@@ -51,9 +51,15 @@ def test_weigh_knows_every_score(steelyard: CommandLine, table: Path, tmp_path: 
     assert owa["Alice"][0] == pytest.approx(0.2)
     power = weighed(steelyard, table, "--score", "power", "--power", "2")
     assert power["Alice"][0] == pytest.approx((0.9 * 0.2 * 0.4) ** 2)
-    normalised = weighed(steelyard, table, "--score", "product", "--normalise")
-    assert normalised["Alice"][0] == pytest.approx(0.9 * 0.2 * (0.4 / 0.9))
-    assert "0.839650" in steelyard("weigh", table, "--priority", "DS>CD>IS").stdout
+    assert "0.839650" in steelyard("weigh", table, "--priority", "DS>CD>IS", "--normalise", "none").stdout
+
+
+def test_weigh_takes_the_words_of_a_comparison(steelyard: CommandLine, table: Path) -> None:
+    assert weighed(steelyard, table, "--by", "DS>CD>IS") == weighed(steelyard, table, "--priority", "DS>CD>IS")
+    product = json.loads(steelyard("weigh", table, "--by", "product", "--format", "json").stdout)
+    assert product["clients"][0]["score"] == pytest.approx(0.9 * 0.2 * (0.4 / 0.9))  # as in a run: shares
+    best = json.loads(steelyard("weigh", table, "--by", "IS/max", "--format", "json").stdout)
+    assert [row["score"] for row in best["clients"]] == [0.8, 1.0]
 
 
 @pytest.mark.parametrize(
@@ -66,7 +72,7 @@ def test_weigh_knows_every_score(steelyard: CommandLine, table: Path, tmp_path: 
         ("client,DS\nAlice,x\n", [], ["row 2", "DS", "'x'"]),
         ("client,DS\nAlice,-1\n", [], ["row 2", "-1"]),
         ("client,DS\nAlice,0.1,0.2\n", [], ["row 2", "3 cells"]),
-        ("client,DS\nAlice,400\n", [], ["400", "--normalise"]),
+        ("client,DS\nAlice,400\n", ["--normalise", "none"], ["400", "without normalising"]),
         ("client,DS,DS\nAlice,0.1,0.2\n", [], ["header"]),
         ("", [], ["no table"]),
     ],

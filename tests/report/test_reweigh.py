@@ -65,7 +65,7 @@ def test_the_updates_are_those_of_a_rule_that_measured_what_is_asked_for(view: R
 def test_the_command(
     steelyard: CommandLine, refused: Callable[..., str], run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    done = steelyard("weigh", run, "--priority", "DS>VP", "--normalise-by", "max", "--format", "json")
+    done = steelyard("weigh", run, "--priority", "DS>VP", "--normalise", "max", "--format", "json")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     view = RunView([run])
@@ -77,7 +77,10 @@ def test_the_command(
     text = capsys.readouterr().out
     assert "as recorded" in text
     assert "not a result" in " ".join(text.split())
-    assert "--normalise: given for a run" in refused("weigh", run, "--normalise")
+    again = steelyard("weigh", run, "--by", "DS>VP/max", "--format", "json")
+    assert json.loads(again.stdout) == document
+    assert "--normalise: got 'none' for a run" in refused("weigh", run, "--normalise", "none")
+    assert "--by: got 'DS' together" in refused("weigh", run, "--by", "DS", "--score", "mean")
 
 
 @pytest.mark.slow

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from steelyard.errors import UserError
-from steelyard.weighing.table import RuleOptions, read_table, weigh_file
+from steelyard.weighing.measures import read_table
+from steelyard.weighing.table import RuleOptions, weigh_file
 
 PLAIN: dict[str, Any] = {
     "score": "prioritized",
@@ -23,7 +24,8 @@ PLAIN: dict[str, Any] = {
 
 
 def weighed(path: Path, *, normalised: bool, **options: Any) -> dict[str, Any]:
-    return weigh_file(path, RuleOptions(**options), normalised=normalised)
+    how = "share" if normalised else None
+    return dict(weigh_file(path, RuleOptions(**options), how).document())
 
 
 def written(folder: Path, text: str) -> Path:
@@ -79,7 +81,7 @@ def test_scores_and_weights_of_the_papers_example(tmp_path: Path) -> None:
     # The weights are written with six decimals.
     assert [row["weight"] for row in found["clients"]] == pytest.approx([0.875164, 0.124836], abs=5e-7)
     assert found["criteria"] == ["DS", "CD", "IS"]
-    assert found["score"] == "prioritized"
+    assert found["rule"] == "DS>IS>CD"
     assert found["flags"] == {"zero_criteria": [], "uniform": False}
 
 
@@ -107,16 +109,15 @@ def test_a_capacity_is_read_from_its_file(tmp_path: Path) -> None:
         weighed(path, **{**PLAIN, "score": "choquet", "capacity": tmp_path / "none.toml"})
 
 
-def test_raw_measures_are_normalised_on_request_only(tmp_path: Path) -> None:
+def test_values_as_they_are_lie_between_0_and_1(tmp_path: Path) -> None:
     path = written(tmp_path, "client,DS,LD\nann,30,0\nbob,10,0\n")
     found = weighed(path, **{**PLAIN, "normalised": True})
     assert [row["weight"] for row in found["clients"]] == [0.75, 0.25]
     assert found["flags"] == {"zero_criteria": ["LD"], "uniform": False}
     with pytest.raises(UserError) as fault:
         weighed(path, **PLAIN)
-    expected = "holds 30; allowed: values from 0 to 1, or --normalise for raw measures"
-    assert str(fault.value) == f"{path}: {expected}"
-    with pytest.raises(UserError, match=r"holds 1\.5; allowed: values from 0 to 1"):
+    assert str(fault.value) == "table: holds 30; allowed without normalising: values from 0 to 1"
+    with pytest.raises(UserError, match=r"holds 1\.5; allowed without normalising: values from 0 to 1"):
         weighed(written(tmp_path, "client,DS\nann,1.5\nbob,0\n"), **PLAIN)
     ones = weighed(written(tmp_path, "client,DS\nann,1\nbob,0\n"), **PLAIN)
     assert [row["weight"] for row in ones["clients"]] == [1.0, 0.0]

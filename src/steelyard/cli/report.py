@@ -46,6 +46,9 @@ def weigh(
     source: Annotated[
         Path, typer.Argument(help="CSV with a client column and a column per criterion, or the folder of a run.")
     ],
+    by: Annotated[
+        str | None, typer.Option(help='The rule in words, as in `compare --rules`: "VP>LD>DS/max", "mean(DS,LD)".')
+    ] = None,
     score: Annotated[
         str, typer.Option(help="prioritized, mean, weighted-mean, owa, choquet, product or power.")
     ] = "prioritized",
@@ -57,11 +60,10 @@ def weigh(
     capacity: Annotated[Path | None, typer.Option(help="For choquet: TOML with a value per subset.")] = None,
     power: Annotated[float | None, typer.Option(help="For power: the exponent.")] = None,
     normalise: Annotated[
-        bool, typer.Option("--normalise", help="For a CSV: first divide each criterion by its sum.")
-    ] = False,
-    normalise_by: Annotated[
-        Literal["share", "max", "rank"] | None,
-        typer.Option("--normalise-by", help="For a run: how criteria are brought to 0..1; default: as the run did."),
+        Literal["share", "max", "rank", "none"] | None,
+        typer.Option(
+            help="How criteria are brought to 0..1; none: values as they are (CSV). Default: share, or as the run did."
+        ),
     ] = None,
     criteria: Annotated[
         str | None, typer.Option("--criteria", help="For a run: which of its criteria, with commas; default: all.")
@@ -77,15 +79,18 @@ def weigh(
     from steelyard.weighing.table import RuleOptions, weigh_file
 
     options = RuleOptions(score, priority, weights, quantifier, capacity, power)
+    if by is not None and options != RuleOptions():
+        raise UserError(f"--by: got '{by}' together with options of a score; allowed: one of the two")
     if source.is_dir():
-        if normalise:
-            raise UserError("--normalise: given for a run; allowed: --normalise-by share, max or rank")
-        _weigh_run(source, options, normalise_by, criteria, rule, seed, format)
+        if normalise == "none":
+            raise UserError("--normalise: got 'none' for a run; allowed: share, max, rank")
+        _weigh_run(source, by, options, normalise, criteria, rule, seed, format)
         return
-    for name, value in {"normalise-by": normalise_by, "criteria": criteria, "rule": rule, "seed": seed}.items():
+    for name, value in {"criteria": criteria, "rule": rule, "seed": seed}.items():
         if value is not None:
             raise UserError(f"--{name}: given for a table; allowed: only for the folder of a run")
-    document = weigh_file(source, options, normalised=normalise)
+    weighed = weigh_file(source, options if by is None else by, None if normalise == "none" else normalise or "share")
+    document = weighed.document()
     if format == "json":
         print_json(document)
     else:
@@ -96,6 +101,7 @@ def weigh(
 
 def _weigh_run(
     folder: Path,
+    by: str | None,
     options: object,
     normalise: str | None,
     criteria: str | None,
@@ -106,14 +112,19 @@ def _weigh_run(
     # For speed of start, as in every command.
     from steelyard.report.reweigh import part_with, reweigh
     from steelyard.report.view import RunView
-    from steelyard.weighing.table import RuleOptions
+    from steelyard.weighing.table import RuleOptions, read_words
 
     assert isinstance(options, RuleOptions)
     view = RunView([folder])
+    settings = None if by is None else read_words(by, None)
     named = criteria.replace(" ", "").split(",") if criteria else options.named()
-    part = part_with(view, named, rule, seed)
-    by = normalise or part.settings.get("normalise", "share")
-    document = reweigh(view, part, options.settings(named or part.criteria, by))
+    part = part_with(view, named if settings is None else settings.criteria, rule, seed)
+    recorded = part.settings.get("normalise", "share")
+    if settings is None:
+        settings = options.settings(named or part.criteria, normalise or recorded)
+    elif settings.normalise == "share":
+        settings = settings.model_copy(update={"normalise": normalise or recorded})
+    document = reweigh(view, part, settings)
     if format == "json":
         print_json(document)
         return

@@ -12,7 +12,7 @@ from steelyard.report.documents import Reweighed, RuleSummary, Summary
 from steelyard.report.notices import chain_line, privacy_lines, single_client_lines
 from steelyard.report.rendering import Table
 from steelyard.rounds.progress import show_score
-from steelyard.weighing.table import Weighed
+from steelyard.weighing.table import WeighedDocument
 
 SHOWN = 10
 """Names in one line."""
@@ -176,7 +176,7 @@ def show_reweighed(document: Reweighed) -> None:
     print_wrapped(document["note"])
 
 
-def show_weighed(document: Weighed) -> None:
+def show_weighed(document: WeighedDocument) -> None:
     """Print scores and weights as a table."""
     document = printable_all(document)
     rows = tuple((_name(row["client"]), f"{row['score']:.6f}", f"{row['weight']:.6f}") for row in document["clients"])

@@ -5,8 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from itertools import chain, combinations
+from pathlib import Path
+from typing import Any
 
 from steelyard.errors import UserError, brief, listed, nearest
+from steelyard.settings import parse
 
 TOLERANCE = 1e-9
 
@@ -103,3 +106,13 @@ def _numbers(table: Mapping[str, object]) -> dict[str, float]:
         if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e30:
             raise UserError(f"capacity: '{key}' has {brief(value)}; allowed: a number from 0 to 1")
     return {key: float(value) for key, value in table.items()}  # type: ignore[arg-type]
+
+
+def read_file(path: Path, option: str) -> dict[str, Any]:
+    """Read the capacity of a Choquet integral from a TOML file; `option` is who asks, for the error line."""
+    try:
+        return parse(path.read_text(encoding="utf-8"), str(path))
+    except UnicodeDecodeError:
+        raise UserError(f"{option}: {path} is not UTF-8 text; allowed: a TOML file") from None
+    except OSError as error:
+        raise UserError(f"{option}: {path} cannot be read: {error.strerror}; allowed: a TOML file") from error

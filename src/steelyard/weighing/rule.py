@@ -240,10 +240,16 @@ class Rule:
             return self._score(values)
         return self._score(values[..., list(self.start_order if order is None else order)])
 
-    def weigh(self, raw: Floats, order: Sequence[int] | None = None) -> Weighing:
-        """Weigh a cohort from its raw measures [clients, criteria]: normalise, score, divide by the sum."""
+    def weigh(
+        self, raw: Floats, order: Sequence[int] | None = None, how: Normalising | Literal["rule"] | None = "rule"
+    ) -> Weighing:
+        """Weigh a cohort from its raw measures [clients, criteria]: normalise, score, divide by the sum.
+
+        `how` it is normalised: as the rule says, in another way, or not at all (None: values are in [0, 1] already).
+        """
         believed = raw if self.settings.bound is None else bounded(raw, self.criteria(), self.settings)
-        normalised, zero = normalise(believed, self.settings.normalise)
+        how = self.settings.normalise if how == "rule" else how
+        normalised, zero = (believed, np.zeros(raw.shape[1])) if how is None else normalise(believed, how)
         found = self.score(normalised, order)
         weights, uniform = to_weights(found)
         weights = self.capped(weights)

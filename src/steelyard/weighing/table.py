@@ -1,8 +1,7 @@
-"""Weighing a table of clients on paper: a CSV in, scores and weights out."""
+"""Weighing a table of clients without any training: measures in, scores and weights out, as in a run."""
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,75 +9,16 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from steelyard.errors import UserError, brief
-from steelyard.settings import LARGEST_REAL, parse, validated
-from steelyard.weighing.rule import Rule, WeighingSettings
-from steelyard.weighing.weights import normalise, to_weights
-
-
-def read_table(path: Path) -> tuple[list[str], list[str], np.ndarray]:
-    """Read (clients, criteria, values [clients, criteria]) from a CSV; each fault is named with its line."""
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = [row for row in csv.reader(file) if any(cell.strip() for cell in row)]
-    except UnicodeDecodeError:
-        raise UserError(f"{path}: is not UTF-8 text; allowed: a CSV with a header") from None
-    except (OSError, csv.Error) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise UserError(f"{path}: cannot be read: {reason}; allowed: a CSV with a header") from error
-    if rows and len(rows[0]) == 1 and any(mark in rows[0][0] for mark in ";\t|"):
-        raise UserError(
-            f"{path}: the header {brief(rows[0][0])} has no commas; allowed: commas between cells, a point in numbers "
-            "(not the semicolons, tabs or decimal commas of some spreadsheets)"
-        )
-    if len(rows) < 2 or len(rows[0]) < 2:
-        raise UserError(f"{path}: no table; allowed: a header with a client column and criteria, then a row per client")
-    header = [cell.strip() for cell in rows[0]]
-    if len(set(header)) != len(header) or "" in header:
-        raise UserError(f"{path}: header {','.join(header)}; allowed: each column named, each name once")
-    if all(_is_number(name) for name in header[1:]):
-        raise UserError(f"{path}: the first line {brief(','.join(header))} holds numbers; allowed: a header of names")
-    named = [column for column, name in enumerate(header) if name.lower() == "client"]
-    client_column = named[0] if named else 0
-    criteria = [name for column, name in enumerate(header) if column != client_column]
-    clients: list[str] = []
-    values: list[list[float]] = []
-    for line, row in enumerate(rows[1:], start=2):
-        if len(row) != len(header):
-            raise UserError(f"{path}, row {line}: {len(row)} cells; allowed: {len(header)}, as in the header")
-        client = row[client_column].strip()
-        if not client:
-            raise UserError(f"{path}, row {line}: the client has no name; allowed: a name for each client")
-        if client in clients:
-            raise UserError(f"{path}, row {line}: names client '{client}' twice; allowed: each client once")
-        clients.append(client)
-        values.append(
-            [_cell(path, line, header[column], cell) for column, cell in enumerate(row) if column != client_column]
-        )
-    return clients, criteria, np.array(values)
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
-
-
-def _cell(path: Path, line: int, column: str, text: str) -> float:
-    word = text.strip().lower()
-    if word in ("true", "yes", "false", "no"):
-        return 1.0 if word in ("true", "yes") else 0.0
-    try:
-        value = float(text)
-    except ValueError:
-        value = float("nan")
-    if not 0 <= value <= LARGEST_REAL:
-        raise UserError(
-            f"{path}, row {line}, {column}: got {brief(text.strip())}; allowed: a number from 0 to 1e30, true or false"
-        )
-    return value
+from steelyard.errors import UserError, brief, listed
+from steelyard.messages import Floats
+from steelyard.settings import validated
+from steelyard.weighing import capacity as capacities
+from steelyard.weighing import criteria as registry
+from steelyard.weighing.measures import Measures, read_measures
+from steelyard.weighing.rule import Rule, WeighingSettings, label
+from steelyard.weighing.trust import bounded
+from steelyard.weighing.weights import Normalising, Weighing
+from steelyard.weighing.words import Frame, read_rule
 
 
 @dataclass(frozen=True)
@@ -104,11 +44,53 @@ class RuleOptions:
             "priority": self.priority,
             "weights": None if self.weights is None else _numbers(self.weights),
             "quantifier": self.quantifier,
-            "capacity": None if self.capacity is None else read_capacity(self.capacity, "--capacity"),
+            "capacity": None if self.capacity is None else capacities.read_file(self.capacity, "--capacity"),
             "power": self.power,
             "normalise": normalise,
         }
         return validated(WeighingSettings, {name: value for name, value in given.items() if value is not None}, "")
+
+
+@dataclass(frozen=True, eq=False)
+class Weighed:
+    """Clients weighed by a rule; printing it shows the table."""
+
+    clients: tuple[str, ...]
+    criteria: tuple[str, ...]
+    values: Floats
+    """[clients, criteria] as given."""
+    scores: Floats
+    weights: Floats
+    """They sum to 1."""
+    reasons: tuple[str, ...]
+    """For each client what had to be made up for: a score of 0 for all, a cap; empty where nothing had to."""
+    rule: str
+    zero_criteria: tuple[str, ...]
+    """Criteria that are 0 for every client and so say nothing."""
+    uniform: bool
+    """Whether all scores are 0, so that all weights are equal."""
+
+    def document(self) -> WeighedDocument:
+        """Return it for programs, as `steelyard weigh --format json` prints it."""
+        rows: list[WeighedClient] = [
+            {"client": client, "score": float(score), "weight": float(weight), "reason": reason}
+            for client, score, weight, reason in zip(self.clients, self.scores, self.weights, self.reasons, strict=True)
+        ]
+        flags: Flags = {"zero_criteria": list(self.zero_criteria), "uniform": self.uniform}
+        return {"clients": rows, "criteria": list(self.criteria), "rule": self.rule, "flags": flags}
+
+    def __repr__(self) -> str:
+        header = ("client", *self.criteria, "score", "weight")
+        cells = [
+            (client, *(f"{value:.6g}" for value in row), f"{score:.6f}", f"{weight:.6f}")
+            for client, row, score, weight in zip(self.clients, self.values, self.scores, self.weights, strict=True)
+        ]
+        widths = [max(len(row[column]) for row in (header, *cells)) for column in range(len(header))]
+        lines = [
+            "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])
+            for row in (header, *cells)
+        ]
+        return "\n".join([*lines, *dict.fromkeys(reason for reason in self.reasons if reason)])
 
 
 class WeighedClient(TypedDict):
@@ -117,6 +99,7 @@ class WeighedClient(TypedDict):
     client: str
     score: float
     weight: float
+    reason: str
 
 
 class Flags(TypedDict):
@@ -126,33 +109,123 @@ class Flags(TypedDict):
     uniform: bool
 
 
-class Weighed(TypedDict):
-    """A table's clients weighed; what `steelyard weigh --format json` prints."""
+class WeighedDocument(TypedDict):
+    """A table's clients weighed, for programs."""
 
     clients: list[WeighedClient]
     criteria: list[str]
-    score: str
+    rule: str
     flags: Flags
 
 
-def weigh_file(path: Path, options: RuleOptions, *, normalised: bool) -> Weighed:
-    """Score and weigh the clients of a CSV; returns the document that `steelyard weigh --format json` prints."""
-    clients, criteria, values = read_table(path)
-    settings = options.settings(criteria)
-    zero: list[str] = []
-    if normalised:
-        values, silent = normalise(values)
-        zero = [name for name, is_zero in zip(criteria, silent, strict=True) if is_zero]
-    elif values.max() > 1:
-        raise UserError(f"{path}: holds {values.max():g}; allowed: values from 0 to 1, or --normalise for raw measures")
-    scores = Rule(settings).score(values)
-    shares, uniform = to_weights(scores)
-    rows: list[WeighedClient] = [
-        {"client": client, "score": float(found), "weight": float(share)}
-        for client, found, share in zip(clients, scores, shares, strict=True)
+def weigh(table: Any, rule: str | WeighingSettings = "", normalise: Normalising | None = "share") -> Weighed:
+    """Weigh clients by a rule, from measures that you have: no training, no torch; use it in code of your own.
+
+    `table`: a mapping of clients to measures, {"ann": {"DS": 120, "VP": 0.8}, ...}, or of columns to lists with a
+    column "client"; a data frame, with such a column or clients as its index; rows as mappings; the path of a CSV; or
+    an array [clients, criteria] whose columns are the rule's criteria as it names them. Columns need not be registered
+    criteria. `rule`: as in `steelyard compare --rules`; "" takes all columns in their order. `normalise`: how each
+    column is brought to [0, 1] over the clients, as in a run, unless the rule says so itself ("VP>DS/max"); None takes
+    values in [0, 1] as they are.
+
+        >>> steelyard.weigh({"ann": {"DS": 300, "VP": 0.5}, "bob": {"DS": 100, "VP": 0.9}}, "VP>DS").weights
+        array([0.4375, 0.5625])
+    """
+    criteria = rule.criteria if isinstance(rule, WeighingSettings) else read_words(rule, None).criteria
+    measures = read_measures(table, criteria)
+    settings = rule if isinstance(rule, WeighingSettings) else read_words(rule, measures.criteria)
+    return _weighed(measures, settings, normalise)
+
+
+def _weighed(measures: Measures, settings: WeighingSettings, normalise: Normalising | None) -> Weighed:
+    if settings.adjust or settings.fit or settings.loss or settings.defence or settings.trained_by == "server":
+        raise UserError(
+            f"rule: '{label(settings)}' needs updates or rounds; allowed for a table: rules of measures alone"
+        )
+    values = _columns(measures, settings.criteria)
+    how = _normalising(settings, normalise)
+    if how is None and values.max() > 1:
+        raise UserError(f"table: holds {values.max():g}; allowed without normalising: values from 0 to 1")
+    believed = bounded(values, [_criterion(name) for name in settings.criteria], settings)
+    found = Rule(settings.model_copy(update={"bound": None})).weigh(believed, how=how)
+    return Weighed(
+        clients=measures.clients,
+        criteria=settings.criteria,
+        values=values,
+        scores=found.scores,
+        weights=found.weights,
+        reasons=_reasons(found, believed, values),
+        rule=label(settings),
+        zero_criteria=found.all_zero,
+        uniform=found.uniform,
+    )
+
+
+def read_words(word: str, columns: Sequence[str] | None) -> WeighingSettings:
+    """Read a rule's words over the columns of a table; None: columns that only the rule names."""
+    if not isinstance(word, str):
+        raise UserError(f"rule: got {brief(word)}; allowed: words as in `steelyard compare --rules`, or settings")
+    names = tuple(columns or ("DS",))
+    frame = Frame(
+        known=columns if columns is None else (*columns, "EQ"),
+        base=WeighingSettings(criteria=names),
+        server_rows=columns is not None and bool({"VP", "VE"} & set(columns)),
+        regression=columns is not None and "VE" in columns and "VP" not in columns,
+        option="rule",
+    )
+    given = read_rule(word.strip(), frame) if word.strip() else {"criteria": list(names)}
+    return validated(WeighingSettings, given, "rule")
+
+
+def _columns(measures: Measures, criteria: Sequence[str]) -> Floats:
+    for name in criteria:
+        if name not in measures.criteria and name != "EQ":
+            raise UserError(f"table: has no column '{name}'; allowed for this rule: {listed(criteria)}")
+    columns = [
+        measures.values[:, measures.criteria.index(name)]
+        if name in measures.criteria
+        else np.ones(len(measures.clients))
+        for name in criteria
     ]
-    flags: Flags = {"zero_criteria": zero, "uniform": uniform}
-    return {"clients": rows, "criteria": criteria, "score": settings.score, "flags": flags}
+    return np.column_stack(columns)
+
+
+def _normalising(settings: WeighingSettings, normalise: Normalising | None) -> Normalising | None:
+    if normalise not in (None, "share", "max", "rank"):
+        raise UserError(f"normalise: got {brief(normalise)}; allowed: share, max, rank, None")
+    if settings.normalise != "share" and normalise not in ("share", settings.normalise):
+        raise UserError(
+            f"normalise: got {normalise} with a rule that says /{settings.normalise}; allowed: one of the two"
+        )
+    return settings.normalise if normalise == "share" else normalise
+
+
+def _criterion(name: str) -> registry.Criterion:
+    """Return a registered criterion; any other column is taken for something that clients say of themselves."""
+    known = registry.known()
+    return known.get(name) or registry.Criterion(name, "client", "data", "a column of a table", lambda local: 0.0)
+
+
+def _reasons(found: Weighing, believed: Floats, values: Floats) -> tuple[str, ...]:
+    """Say for each client why its weight is not simply its score's share."""
+    if found.uniform:
+        return ("all scores are 0: equal weights",) * len(values)
+    total = found.scores.sum()
+    reasons: list[str] = []
+    for score, weight, kept, given in zip(found.scores, found.weights, believed, values, strict=True):
+        cut = [name for name, one, other in zip(found.criteria, kept, given, strict=True) if one < other]
+        words = [f"{name} cut at the bound" for name in cut]
+        if weight < score / total - 1e-12:
+            words.append("capped")
+        reasons.append(", ".join(words))
+    return tuple(reasons)
+
+
+def weigh_file(path: Path, rule: str | RuleOptions, normalise: Normalising | None = "share") -> Weighed:
+    """Weigh the clients of a CSV, by a rule in words or by options of the command line."""
+    measures = read_measures(path, ())
+    settings = read_words(rule, measures.criteria) if isinstance(rule, str) else rule.settings(measures.criteria)
+    return _weighed(measures, settings, normalise)
 
 
 def _numbers(text: str) -> list[float]:
@@ -160,13 +233,3 @@ def _numbers(text: str) -> list[float]:
         return [float(part) for part in text.replace(" ", "").split(",")]
     except ValueError:
         raise UserError(f"--weights: got '{text}'; allowed: numbers with commas, such as 0.5,0.3,0.2") from None
-
-
-def read_capacity(path: Path, option: str) -> dict[str, Any]:
-    """Read the capacity of a Choquet integral from a TOML file; `option` is who asks, for the error line."""
-    try:
-        return parse(path.read_text(encoding="utf-8"), str(path))
-    except UnicodeDecodeError:
-        raise UserError(f"{option}: {path} is not UTF-8 text; allowed: a TOML file") from None
-    except OSError as error:
-        raise UserError(f"{option}: {path} cannot be read: {error.strerror}; allowed: a TOML file") from error

@@ -1,0 +1,245 @@
+"""Rules as words: "DS", "LD>DS>MD/max", "owa(DS,LD;most)", "capped(VP;max_shares=2)", "guarded".
+
+A word is read within a frame: the criteria that may be named, and those that a word without any takes. What each word
+means is in docs/experiments.md.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from steelyard.defence.settings import DEFENCES
+from steelyard.errors import UserError, listed, nearest
+from steelyard.settings import read_value
+from steelyard.weighing import capacity
+from steelyard.weighing.rule import LIMITS, WeighingSettings, parse_priority
+
+STRATEGIES = ("online", "greedy", "bandit")
+WORDS = (
+    *(*STRATEGIES, "budget(20)", "fedavg", "adafed", "adafed-weights", "mean", "product", "power(VP)^3"),
+    *("weighted-mean(DS=2,LD=1)", "owa(DS,LD;most)", "choquet(DS,LD;FILE)", "fitted(RULE)", "RULE/max", "RULE/rank"),
+    *("clip(RULE)", "median(RULE)", "trimmed-mean(RULE)", "multi-krum(RULE)", "centred-clip(RULE)"),
+    *(
+        "geometric-median(RULE)",
+        "fltrust(RULE)",
+        "capped(RULE;bound=3;max_shares=2)",
+        "guarded",
+        "server-only",
+        "recipe",
+    ),
+)
+_EXAMPLES = {
+    "weighted-mean": "a weight for each criterion, as in weighted-mean(DS=2,LD=1)",
+    "owa": "a quantifier or a weight for each rank, as in owa(DS,LD;most) or owa(DS,LD;0.7,0.3)",
+    "choquet": "a TOML file with the capacity, as in choquet(DS,LD;capacity.toml)",
+}
+
+
+@dataclass(frozen=True)
+class Frame:
+    """What a rule's words are read within."""
+
+    known: Collection[str] | None
+    """The criteria that may be named; None: any."""
+    base: WeighingSettings
+    """The criteria, and their order, of a word that names none."""
+    named: Mapping[str, Mapping[str, Any]] = field(default_factory=dict[str, Mapping[str, Any]])
+    """Rules that have names of their own."""
+    server_rows: bool = False
+    """Whether the server has rows to measure on."""
+    regression: bool = False
+    option: str = "--rules"
+    """Who asks, for error lines."""
+    further: Collection[str] = ()
+    """Words beyond rules that the option takes, for error lines."""
+
+    def refused(self, word: str, allowed: str) -> UserError:
+        """Return the error line of a word that is not understood."""
+        return UserError(f"{self.option}: got '{word}'; allowed: {allowed}")
+
+    def check(self, name: str, word: str) -> None:
+        """Refuse a criterion that may not be named."""
+        if self.known is not None and name not in self.known:
+            words = (*WORDS, *self.further)
+            raise UserError(
+                f"{self.option}: '{word}' names no rule or criterion '{name}'{nearest(name, [*self.known, *words])}; "
+                f"allowed: criteria ({listed(self.known)}), orders of them such as DS>LD>MD, {listed(words)}"
+            )
+
+
+def split(text: str, at: str = ",") -> list[str]:
+    """Split at commas, or another mark, outside parentheses."""
+    parts, depth = [""], 0
+    for character in text:
+        depth += (character == "(") - (character == ")")
+        if character == at and depth <= 0:
+            parts.append("")
+        else:
+            parts[-1] += character
+    return [part.strip() for part in parts if part.strip()]
+
+
+def read_rule(word: str, frame: Frame) -> dict[str, Any]:
+    """Return the settings that a word stands for, as they would be in an experiment file."""
+    if frame.known is not None and all(part.strip() in frame.known for part in word.split(">")):
+        return _ordered(word, frame)
+    if word == "fedavg":
+        return {"criteria": ["DS"], "name": "fedavg"}
+    if word == "server-only":
+        return {"trained_by": "server"}
+    if word in ("adafed", "adafed-weights"):
+        return _adafed(word, frame)
+    if word == "guarded":
+        return _guarded(frame)
+    if wrapped := re.fullmatch(r"fitted\((.*)\)", word):
+        return _fitted(wrapped[1].strip(), frame)
+    if defended := re.fullmatch(rf"({'|'.join((*DEFENCES, 'capped'))})\((.*)\)", word):
+        return _defended(defended[1], defended[2].strip(), frame)
+    if divided := re.fullmatch(r"(.+)/(share|max|rank)", word):
+        return _normalised(divided[1], divided[2], frame)
+    match = re.fullmatch(r"([a-z-]+)(?:\(([^()]*)\))?(?:@(\d+))?(?:\^([0-9.]+))?", word)
+    if match is None:
+        return _ordered(word, frame)
+    kind, inside, limit, power = match.groups()
+    if kind == "budget" and inside is not None and inside.isdigit():
+        return {**_ordered(None, frame), "adjust": {"strategy": "online", "budget": int(inside)}, "name": word}
+    if kind in STRATEGIES:
+        adjust = {"strategy": kind} if limit is None else {"strategy": kind, "budget": int(limit)}
+        return {**_ordered(inside, frame), "adjust": adjust}
+    if kind in ("weighted-mean", "owa", "choquet"):
+        return _with_parameters(kind, inside or "", word, frame)
+    if kind in ("mean", "product", "power"):
+        criteria = list(frame.base.criteria) if inside is None else [part.strip() for part in inside.split(",")]
+        for name in criteria:
+            frame.check(name, word)
+        return {
+            "criteria": criteria,
+            "score": kind,
+            **({} if power is None else {"power": _number(power, word, frame)}),
+        }
+    if frame.known is None and inside is limit is power is None:
+        return _ordered(word, frame)
+    words = (*WORDS, *frame.further)
+    raise UserError(
+        f"{frame.option}: got '{word}'{nearest(word, words)}; allowed: criteria, orders of them, {listed(words)}"
+    )
+
+
+def _unnamed(word: str, frame: Frame) -> dict[str, Any]:
+    """Read a rule that is a part of another, which then names itself by what it does."""
+    given = dict(frame.named.get(word) or read_rule(word, frame))
+    return {name: value for name, value in given.items() if name not in ("name", "plugins", "algorithm")}
+
+
+def _normalised(rule: str, how: str, frame: Frame) -> dict[str, Any]:
+    """Read "RULE/max": the rule with its criteria brought to [0, 1] in another way."""
+    given = _unnamed(rule, frame)
+    if given.get("normalise", "share") != "share" or re.search(r"/(share|max|rank)$", rule):
+        raise frame.refused(f"{rule}/{how}", "one of /share, /max, /rank")
+    if given.get("trained_by") == "server":
+        raise UserError(f"{frame.option}: got '{rule}/{how}'; allowed: server-only as it is, since it weighs nobody")
+    return {**given, "normalise": how}
+
+
+def _fitted(inside: str, frame: Frame) -> dict[str, Any]:
+    """Read "fitted(RULE)" or "fitted(RULE;steps=20;rate=1;shrink=0.1)"; RULE itself may hold a semicolon."""
+    rule, *assignments = split(inside, ";") or [""]
+    given = _unnamed(rule, frame) if rule else {}
+    if not rule or "fit" in given:
+        raise UserError(
+            f"{frame.option}: got 'fitted({inside})'; allowed: a rule inside that is not fitted, as in fitted(EQ)"
+        )
+    fit: dict[str, Any] = {}
+    for assignment in assignments:
+        name, equals, value = assignment.partition("=")
+        if not equals:
+            raise UserError(f"{frame.option}: got 'fitted({inside})'; allowed: fitted(RULE;steps=10;rate=3;shrink=0)")
+        fit[name.strip()] = read_value(value.strip())
+    named = f"fitted({rule}{';' if fit else ''}{';'.join(assignments)})"
+    return {**given, "fit": fit, "name": named}
+
+
+def _guarded(frame: Frame) -> dict[str, Any]:
+    """Read "guarded", the rule recommended where clients may be hostile: weights that nobody can talk up, a cap, and
+    centred clipping. Without rows of the server's own to measure on, all clients have an equal say.
+    """
+    worth = "VE" if frame.regression else "VP"
+    weights = {"criteria": [worth], "score": "power", "power": 3.0} if frame.server_rows else {"criteria": ["EQ"]}
+    return {**weights, "max_shares": 2.0, "defence": {"rule": "centred-clip"}, "name": "guarded"}
+
+
+def _defended(kind: str, inside: str, frame: Frame) -> dict[str, Any]:
+    """Read "median(RULE)", "clip(RULE;quantile=0.3)", "median(RULE;mix)", "capped(RULE;bound=3;max_shares=2)"."""
+    rule, *assignments = split(inside, ";") or [""]
+    given = _unnamed(rule, frame) if rule else {}
+    if not rule or (kind != "capped" and "defence" in given):
+        raise frame.refused(f"{kind}({inside})", f"a rule inside without a defence of its own, as in {kind}(EQ)")
+    fields: dict[str, Any] = {}
+    for assignment in assignments:
+        name, _, value = (part.strip() for part in assignment.partition("="))
+        if kind == "capped" and name not in LIMITS:
+            raise UserError(f"{frame.option}: got 'capped({inside})'; allowed: {listed(LIMITS)}, each with a number")
+        fields[name] = read_value(value) if value else True
+    named = f"{kind}({inside})"
+    return {**given, **(fields if kind == "capped" else {"defence": {"rule": kind, **fields}}), "name": named}
+
+
+def _with_parameters(kind: str, inside: str, word: str, frame: Frame) -> dict[str, Any]:
+    """Read "weighted-mean(DS=2,LD=1)", "owa(DS,LD;most)", "owa(DS,LD;0.7,0.3)", "choquet(DS,LD;capacity.toml)"."""
+    listed_criteria, _, parameter = (part.strip() for part in inside.partition(";"))
+    pairs = [part.partition("=") for part in listed_criteria.split(",")]
+    names = [name.strip() for name, _, _ in pairs]
+    for name in names:
+        frame.check(name, word)
+    if bool(parameter) == (kind == "weighted-mean"):
+        raise UserError(f"{frame.option}: got '{word}'; allowed: {_EXAMPLES[kind]}")
+    given: dict[str, Any] = {"criteria": names, "score": kind, "name": word}
+    if kind == "weighted-mean":
+        given["weights"] = [_number(value.strip() or "1", word, frame) for _, _, value in pairs]
+    elif kind == "owa":
+        numbers = re.fullmatch(r"[0-9.,\s]+", parameter) and parameter.count(",") + 1 == len(names)
+        given |= (
+            {"weights": [_number(v, word, frame) for v in parameter.split(",")]}
+            if numbers
+            else {"quantifier": parameter}
+        )
+    else:
+        given["capacity"] = capacity.read_file(Path(parameter), frame.option)
+    return given
+
+
+def _ordered(text: str | None, frame: Frame) -> dict[str, Any]:
+    """Read an order; over the recipe's own criteria it keeps their listed order, in which others are tried."""
+    base = frame.base
+    if text is None or not text.strip():
+        return {"criteria": list(base.criteria), **({"priority": base.priority} if base.priority else {})}
+    names = [part.strip() for part in text.split(">")]
+    for name in names:
+        frame.check(name, text)
+    if len(set(names)) != len(names):
+        raise UserError(f"{frame.option}: got '{text}'; allowed: each criterion once")
+    if sorted(names) == sorted(base.criteria) and len(names) > 1:
+        parse_priority(">".join(names), base.criteria)
+        return {"criteria": list(base.criteria), "priority": ">".join(names)}
+    return {"criteria": names}
+
+
+def _adafed(word: str, frame: Frame) -> dict[str, Any]:
+    regression = frame.regression
+    given: dict[str, Any] = {"criteria": ["VE" if regression else "VP"], "when_zero": "keep", "name": word}
+    if word == "adafed":
+        given["loss"] = {"adapt": "barron" if regression else "class-f1"}
+    return given
+
+
+def _number(text: str, word: str, frame: Frame) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise UserError(
+            f"{frame.option}: got '{word}'; allowed: a number, as in power(VP)^3 or weighted-mean(DS=2,LD=1)"
+        ) from None
