@@ -12,19 +12,20 @@ from pydantic import ValidationError
 
 from steelyard import files
 from steelyard.errors import UserError, brief
-from steelyard.experiment import comparing, running, sweeping
+from steelyard.experiment import comparing, running
 from steelyard.experiment.code import Ask, refuse
 from steelyard.experiment.description import Description
 from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.loading import load, read_experiment
 from steelyard.experiment.recommend import RecommendDescription
-from steelyard.experiment.sweep_plan import Scalar, plan
 from steelyard.report.documents import SweepDocument
-from steelyard.report.sweep_table import sweep_table
-from steelyard.report.sweeps import BEST, sweep_document, write_sweep_files
 from steelyard.result import Result
 from steelyard.rounds.progress import shown_by_default, watching
 from steelyard.settings import Section, explain
+from steelyard.sweeps.plan import Scalar, plan
+from steelyard.sweeps.result import BEST, sweep_document, write_sweep_files
+from steelyard.sweeps.running import sweep as run_sweep
+from steelyard.sweeps.table import sweep_table
 from steelyard.usercode import hand_over_as, is_handed_over
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class SweepResult:
     def plot(self) -> alt.LayerChart:
         """Draw the measure over the grid as an Altair chart."""
         # For speed of start: only those who look at figures need what draws them.
-        from steelyard.report.figures.sweep import sweep_chart
+        from steelyard.sweeps.figure import sweep_chart
 
         chart = sweep_chart(self.table)
         if chart is None:
@@ -159,7 +160,7 @@ class _Verbs:
             many=True,
         )
         with watching(shown):
-            folder = sweeping.sweep(planned, out=out, dataset=dataset, jobs=jobs, progress=shown)
+            folder = run_sweep(planned, out=out, dataset=dataset, jobs=jobs, progress=shown)
             write_sweep_files(folder)
         return SweepResult(folder)
 

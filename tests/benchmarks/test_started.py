@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from tests.warm import ROOT
 
-from steelyard.experiment.attacking import under_attack
 from steelyard.experiment.loading import load
+from steelyard.sweeps.attacking import under_attack
 
 SMALLEST: dict[str, str] = {
     "papers": "papers --parts quickstart --set rounds.count=1",

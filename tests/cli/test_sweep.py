@@ -10,8 +10,8 @@ import pytest
 from tests.conftest import CommandLine
 
 from steelyard import Experiment
-from steelyard.experiment.sweep_file import write_sweep
-from steelyard.experiment.sweep_plan import measures_of, plan
+from steelyard.sweeps.plan import measures_of, plan
+from steelyard.sweeps.plan_file import write_sweep
 
 QUICK = ("--set", "rounds.count=2", "--set", "compute.engine=loop", "--quiet")
 

@@ -11,12 +11,12 @@ from tests.experiment.test_resume_engine import stop_in_round
 from tests.runs.contents import assert_same_bits, checkpoint
 
 from steelyard.errors import UserError
-from steelyard.experiment.attacking import attack_names, under_attack
 from steelyard.experiment.comparing import with_rules
 from steelyard.experiment.loading import build, load
 from steelyard.experiment.running import resume, run
 from steelyard.report.hostile import outcome
 from steelyard.runs.reader import History
+from steelyard.sweeps.attacking import attack_names, under_attack
 
 SMALL: dict[str, Any] = {
     "data": {"source": "digits"},

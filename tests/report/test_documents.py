@@ -19,7 +19,7 @@ from steelyard.result import Result
 from steelyard.weighing.rule import WeighingSettings
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "steelyard"
-ROOMS = ("report", "cli", "page", "result.py", "api.py")
+ROOMS = ("report", "cli", "page", "result.py", "api.py", "sweeps/result.py", "sweeps/table.py", "sweeps/figure.py")
 UNTYPED = ("dict[str, Any]", "Mapping[str, Any]", "dict[str, object]", "Mapping[str, object]")
 ALLOWED = {
     # Rows of one figure, on their way into a data frame.

@@ -50,9 +50,9 @@ def attack(
     """Make some clients hostile and show accuracy under each rule, beside the same without them."""
     with watching(not quiet):
         with doing("starting"):
-            from steelyard.experiment.attacking import Attack, attack_folder, attack_names, rules_for, under_attack
             from steelyard.experiment.comparing import load_comparison
             from steelyard.experiment.loading import load
+            from steelyard.sweeps.attacking import Attack, attack_folder, attack_names, rules_for, under_attack
 
         names = attack_names(attacks)
         base = load(experiment, changes or [], seed, asking(trust))
@@ -70,8 +70,8 @@ def resume_attack(folder: Path, trust: bool, accept_changes: bool, quiet: bool, 
 
 def _finish(folder: Path, trust: bool, accept_changes: bool, quiet: bool, format: str) -> None:
     """Do what is left of the attacks of a folder, and show what they did; their code was asked for where `trust`."""
-    from steelyard.experiment.attacking import CLEAN, run_attack
     from steelyard.report.hostile import attack_document, attack_text, outcome
+    from steelyard.sweeps.attacking import CLEAN, run_attack
 
     ask = None if trust else asking(trust)
     tell = None if quiet else _tell

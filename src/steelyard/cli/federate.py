@@ -92,7 +92,7 @@ def node(file: Annotated[Path, typer.Argument(help="The node's own TOML file.")]
 def ledger(
     file: Annotated[Path, typer.Argument(help="The node's own TOML file.")], format: FormatOption = "text"
 ) -> None:
-    """Show what a node's answers with noise have told so far, by run and rule, from the ledger in its state folder."""
+    """Show what a node's answers with noise have given away so far, by run and rule, from its ledger."""
     from steelyard.federate import require_flower
 
     require_flower()
@@ -104,8 +104,8 @@ def ledger(
     entries = kept.entries()
     if format == "json":
         answers = [entry.model_dump() for entry in entries]
-        told = {"epsilon": epsilon_of(entries), "limit": kept.most, "delta": OWNERS_DELTA, "answers": answers}
-        print_json({"ledger": str(kept.path), **told})
+        standing_now = {"epsilon": epsilon_of(entries), "limit": kept.most, "delta": OWNERS_DELTA, "answers": answers}
+        print_json({"ledger": str(kept.path), **standing_now})
         return
     for run, federation in dict.fromkeys((entry.run, entry.federation) for entry in entries):
         mine = [entry for entry in entries if (entry.run, entry.federation) == (run, federation)]

@@ -72,10 +72,10 @@ def resume(
     """Continue a run, a sweep or attacks, bit for bit as if they had not been stopped."""
     with watching(not quiet):
         with doing("starting"):
-            from steelyard.experiment.attacking import is_attack
-            from steelyard.experiment.sweep_file import is_sweep
             from steelyard.federate.resuming import resume as resume_run
             from steelyard.result import Result
+            from steelyard.sweeps.attacking import is_attack
+            from steelyard.sweeps.plan_file import is_sweep
 
         if is_sweep(folder):
             resume_sweep(folder, trust, accept_changes, quiet, format)
@@ -145,10 +145,10 @@ def table(
     ] = False,
 ) -> None:
     """Show a comparison as the papers' tables: rounds to target, gains, intervals, tests, devices, samples, curves."""
-    from steelyard.experiment.sweep_file import is_sweep
+    from steelyard.sweeps.plan_file import is_sweep
 
     if is_sweep(folder):
-        from steelyard.report.sweeps import sweep_document
+        from steelyard.sweeps.result import sweep_document
 
         show_sweep(sweep_document(folder), format)
         return

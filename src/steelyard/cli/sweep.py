@@ -80,8 +80,8 @@ def sweep(
     with watching(not quiet):
         with doing("starting"):
             from steelyard.experiment.loading import load
-            from steelyard.experiment.sweep_plan import plan
-            from steelyard.experiment.sweeping import sweep as run_sweep
+            from steelyard.sweeps.plan import plan
+            from steelyard.sweeps.running import sweep as run_sweep
 
         ask = asking(trust)
         described = load(experiment, changes or [], seed, ask)
@@ -103,7 +103,7 @@ def sweep(
 
 def resume_sweep(folder: Path, trust: bool, accept_changes: bool, quiet: bool, format: TableFormat) -> None:
     """Go on with a sweep that was stopped or killed; what `steelyard resume` does with the folder of one."""
-    from steelyard.experiment.sweeping import resume_sweep as go_on
+    from steelyard.sweeps.running import resume_sweep as go_on
 
     def work() -> Path:
         tell = None if quiet else _tell
@@ -114,14 +114,14 @@ def resume_sweep(folder: Path, trust: bool, accept_changes: bool, quiet: bool, f
 
 def finish_sweep(work: Callable[[], Path], test: bool, quiet: bool, format: TableFormat) -> None:
     """Do the work of a sweep, write its files, run the best on the test set where asked, and show the table."""
-    from steelyard.report.sweeps import BEST, sweep_document, write_sweep_files
+    from steelyard.sweeps.result import BEST, sweep_document, write_sweep_files
 
     folder = watched(work)
     with doing("summing up"):
         document = write_sweep_files(folder)
     if test and document["best"] is not None:
         from steelyard.experiment.loading import load
-        from steelyard.experiment.sweeping import run_on_test
+        from steelyard.sweeps.running import run_on_test
 
         best = load(folder / BEST)
         watched(lambda: run_on_test(folder, best, progress=not quiet))
@@ -131,8 +131,8 @@ def finish_sweep(work: Callable[[], Path], test: bool, quiet: bool, format: Tabl
 
 def show_sweep(document: SweepDocument, format: TableFormat) -> None:
     """Print a sweep's table for people or programs."""
-    from steelyard.report.sweep_table import next_lines, sweep_table
-    from steelyard.report.sweeps import sweep_csv
+    from steelyard.sweeps.result import sweep_csv
+    from steelyard.sweeps.table import next_lines, sweep_table
 
     if format == "json":
         print_json(document)

@@ -103,8 +103,8 @@ def _body(run: Glance, width: int) -> list[RenderableType]:
         blocks.append(plain(f"  {run.ended}"))
     counts = heaviest(run.folder)
     if counts is not None:
-        told = ", ".join(f"{client} {share:.0%}" for client, share in counts.clients)
-        text = plain(f"  heaviest of {counts.cohort} in round {counts.round}: {told}")
+        shares = ", ".join(f"{client} {share:.0%}" for client, share in counts.clients)
+        text = plain(f"  heaviest of {counts.cohort} in round {counts.round}: {shares}")
         text.truncate(width, overflow="ellipsis")
         blocks.append(text)
     return blocks

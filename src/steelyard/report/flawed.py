@@ -58,7 +58,7 @@ def sentence(rules: Sequence[RuleSummary], flaws: Mapping[str, Sequence[str]], c
     if base["flawed"] is None or best["flawed"] is None:
         return (
             f"{reached}: {100 * (high - low):.0f} points on one seed, which may be chance; "
-            "steelyard compare with --seeds 10 tells."
+            "steelyard compare --seeds 10 shows."
         )
     counted = Counter(flaw for found in flaws.values() for flaw in found)
     return (

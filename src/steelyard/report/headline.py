@@ -18,7 +18,7 @@ from steelyard.runs.reader import History
 
 
 def headline(view: RunView) -> list[str]:
-    """Return what happened in plain sentences; the first says who won. Several runs are told one by one."""
+    """Return what happened in plain sentences; the first says who won. Several runs come one by one."""
     if len(view.histories) > 1:
         parts = zip(view.names, view.histories, strict=True)
         return [f"{name}: {' '.join(headline(RunView([history])))}" for name, history in parts]
@@ -54,13 +54,13 @@ def _changed(history: History) -> list[str]:
 
 
 def _state(view: RunView) -> list[str]:
-    told: list[str] = []
+    lines: list[str] = []
     for name, history, experiment in zip(view.names, view.histories, view.experiments, strict=True):
         status = history.info.get("status", "unknown")
         if status != "finished":
             last = int(history.rounds["round"].to_numpy().max()) if len(history.rounds) else 0
-            told.append(f"{name} is {status}: round {last} of {experiment.resolved().rounds.count}.")
-    return told
+            lines.append(f"{name} is {status}: round {last} of {experiment.resolved().rounds.count}.")
+    return lines
 
 
 def ended_lines(history: History) -> list[str]:
@@ -96,7 +96,7 @@ class _Pair:
 
     @property
     def gain(self) -> float:
-        """How far the rule is ahead in the mean; minus infinity without a seed to tell from."""
+        """How far the rule is ahead in the mean; minus infinity without a seed to compare."""
         return estimate(self.ours).mean - estimate(self.theirs).mean if self.seeds else -math.inf
 
 
@@ -117,15 +117,15 @@ def _result(view: RunView, finals: Finals, what: str) -> list[str]:
     every = {part.seed for part in view.parts}
     if len(best.seeds) < len(every):
         pair += f", on the {len(best.seeds)} of {len(every)} seeds in which both were tested"
-    return [_told(view, best, pair)]
+    return [_with_verdict(view, best, pair)]
 
 
-def _told(view: RunView, best: _Pair, pair: str) -> str:
-    """Finish the sentence on the best rule with what its seeds can tell."""
+def _with_verdict(view: RunView, best: _Pair, pair: str) -> str:
+    """Finish the sentence on the best rule with what its seeds show."""
     if len(best.seeds) < 2:
         close = view.measure == "accuracy" and abs(best.gain) < SMALL
-        tail = "too close to call" if close else "one seed, so chance cannot be told from effect"
-        return f"{pair} ({tail}; steelyard compare with --seeds 10 tells)."
+        tail = "too close to call" if close else "one seed, so it may be chance"
+        return f"{pair} ({tail}; steelyard compare --seeds 10 shows)."
     gains = [one - other for one, other in zip(best.ours, best.theirs, strict=True)]
     won = sum(value > 0 for value in gains)
     p = paired_p(gains)
@@ -157,5 +157,5 @@ def _flawed(view: RunView, finals: Finals) -> list[str]:
         best = max(pairs, key=lambda pair: (pair.gain, estimate(list(finals[pair.label].values())).mean)).label
         shown = [label for label in (view.baseline, best) if label in known]
     first, *rest = [f"{label} gave them {known[label]:.0%}" for label in shown]
-    told = ", ".join([f"{first} of all weight", *rest])
-    return [f"{len(flaws)} of {clients} clients were flawed: {common}. {told}."]
+    shares = ", ".join([f"{first} of all weight", *rest])
+    return [f"{len(flaws)} of {clients} clients were flawed: {common}. {shares}."]

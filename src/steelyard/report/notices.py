@@ -82,4 +82,4 @@ def privacy_lines(promise: Promise | None) -> list[str]:
     if len(spent) == 1:
         return list(spent.values())
     lines = [f"{name}: {line}" for name, line in spent.items()]
-    return [*lines, f"all of these together have told ε {promise['together']:.4g} of any one client"]
+    return [*lines, f"all of these together: ε {promise['together']:.4g} for any one client"]

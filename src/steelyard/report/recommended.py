@@ -12,7 +12,7 @@ import pandas as pd
 from steelyard.errors import UserError
 from steelyard.report.documents import VegaLite
 from steelyard.report.figures.catalogue import Chart, spec
-from steelyard.report.figures.shared import WIDTH, lists, rule_colour, rule_dash, told
+from steelyard.report.figures.shared import WIDTH, described, lists, rule_colour, rule_dash
 from steelyard.report.rendering import Table
 from steelyard.report.view import RunView
 
@@ -136,7 +136,8 @@ def _tradeoff(systems: list[_System]) -> Chart:
         alt.Color("rule:N", scale=alt.Scale(domain=labels), legend=alt.Legend()), tooltip=tips
     )
     names = base.mark_text(align="left", dx=9, dy=-7).encode(text="rule:N")
-    return told(alt.layer(dots, names).properties(width=WIDTH, height=260), "nDCG against catalogue coverage, by rule.")
+    chart = alt.layer(dots, names).properties(width=WIDTH, height=260)
+    return described(chart, "nDCG against catalogue coverage, by rule.")
 
 
 def _popularity(systems: list[_System]) -> Chart:
@@ -158,7 +159,7 @@ def _popularity(systems: list[_System]) -> Chart:
         )
         .properties(width=WIDTH, height=280)
     )
-    return told(chart, "Share of all recommendations that goes to the most popular items, by rule.")
+    return described(chart, "Share of all recommendations that goes to the most popular items, by rule.")
 
 
 def _concentration(shown: Any, popularity: Any) -> dict[str, list[float]]:

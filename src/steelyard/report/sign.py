@@ -19,10 +19,10 @@ def sign(view: RunView) -> tuple[str, str]:
     if shares is None:
         return drawn(0.0, 150.0, "A steelyard, level.").replace('class="sign"', 'class="sign plain"'), ""
     weight, number = shares["weight"], shares["updates"]
-    told = f"Under {part.label} flawed clients were {number:.0%} of those asked and got {weight:.0%} of the weight"
+    caption = f"Under {part.label} flawed clients were {number:.0%} of those asked and got {weight:.0%} of the weight"
     way = "up" if weight < number - 0.005 else "down" if weight > number + 0.005 else "level"
-    told += ": the beam tips them up." if way == "up" else ": they tip the beam." if way == "down" else "."
-    return drawn(tilt(number, weight), 96.0 + 96.0 * (1.0 - weight), told), told
+    caption += ": the beam tips them up." if way == "up" else ": they tip the beam." if way == "down" else "."
+    return drawn(tilt(number, weight), 96.0 + 96.0 * (1.0 - weight), caption), caption
 
 
 def tilt(number: float, weight: float) -> float:

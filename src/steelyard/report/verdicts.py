@@ -75,7 +75,7 @@ def sentence(rule: str, baseline: str, tests: RuleTests, last: int = 5) -> str:
         )
     text = f"{rule} against {baseline}: {'; '.join(parts)}."
     single = any(test["verdict"] == "untested" for test in given.values())
-    return f"{text} One seed: chance cannot be told from effect." if single else text
+    return f"{text} One seed: it may be chance." if single else text
 
 
 def _signed(value: float) -> str:

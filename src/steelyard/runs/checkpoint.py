@@ -70,7 +70,7 @@ _RESTS = TypeAdapter(dict[str, _Rest])
 def unpack(tensors: Mapping[str, torch.Tensor], text: str) -> tuple[dict[str, RoundState], dict[str, torch.Tensor]]:
     """Put states together again from tensors and JSON; the inverse of `pack`. ValueError: the JSON is of another make.
 
-    It is checked field by field, since a resume may be told to accept a checkpoint that was changed.
+    It is checked field by field, since a resume may be asked to accept a checkpoint that was changed.
     """
     try:
         rests = _RESTS.validate_python(json.loads(text))

@@ -206,7 +206,7 @@ def size_of(folder: Path) -> int:
 
 
 def glance(root: Path, name: str) -> Glance:
-    """Look at one run; one that cannot be read is told as such, with the reason, so that a list is never stopped."""
+    """Look at one run; one that cannot be read is marked so, with the reason, so that a list is never stopped."""
     folder = run_folder(root, name)
     size, changed = size_of(folder), _changed(folder)
     try:

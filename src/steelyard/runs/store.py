@@ -169,7 +169,7 @@ class Store:
         return restored
 
     def _as_chained(self, restored: checkpoint.Restored, *, accept: bool) -> checkpoint.Restored:
-        """Hold rounds, ledger and models against the chain; a difference that is accepted is told as a problem."""
+        """Hold rounds, ledger and models against the chain; a difference that is accepted is noted as a problem."""
         try:
             checked = chain.check(self._db, self.folder)
             for name, state in restored.states.items():

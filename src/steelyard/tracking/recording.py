@@ -1,4 +1,4 @@
-"""A recorder that also tells a tracker: the round is stored first, and no error of a tracker stops a run."""
+"""A recorder that also informs a tracker: the round is stored first, and no error of a tracker stops a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Tracked:
-    """Tells a tracker of every round after the store has it; the first error is told in one line and ends the telling.
+    """Informs a tracker of every round after the store has it; the first error is one line, and ends it.
 
     Implements the loop's `Recorder`; use it around the recorder that writes the run.
     """

@@ -8,7 +8,7 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from steelyard.report.figures.shared import WIDTH, lists, round_axis, told
+from steelyard.report.figures.shared import WIDTH, described, lists, round_axis
 from steelyard.report.view import Part, RunView, plain, sampled
 
 ROUNDS = 120
@@ -63,7 +63,7 @@ def orders(view: RunView, part: Part) -> alt.LayerChart | None:
     layers = alt.layer(others, path, dots).properties(width=WIDTH, height=max(90, 30 * len(names)))
     note = f"Filled: the order that a round kept; hollow: orders that it tested. {tests} testing rounds"
     note += f" in {len(kept)} rounds."
-    return told(layers, f"Priority order of each round under {part.label}, and the orders tested.", note)
+    return described(layers, f"Priority order of each round under {part.label}, and the orders tested.", note)
 
 
 def _thinned(rows: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
@@ -97,7 +97,7 @@ def classes(view: RunView, part: Part) -> alt.VConcatChart | None:
     if kappa:
         note = f"κ = 1/(F1 + ε) of the round before: a class that the model misses counts more. {note}".strip()
     chart = alt.vconcat(*panels).resolve_scale(color="independent")
-    return told(chart, f"F1 and loss weight of every class over the rounds under {part.label}.", note)
+    return described(chart, f"F1 and loss weight of every class over the rounds under {part.label}.", note)
 
 
 def _heat(values: dict[int, list[float]], name: str, title: str, domain: list[float] | None, form: str) -> alt.Chart:

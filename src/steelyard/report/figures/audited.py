@@ -12,7 +12,7 @@ from steelyard.experiment.canary_runs import CanaryResult
 from steelyard.experiment.privacy_sweeps import InversionSweep, Picture
 from steelyard.experiment.recommend_audit import AuditedProtection
 from steelyard.report.figures.catalogue import Chart
-from steelyard.report.figures.shared import HEIGHT, WIDTH, dashes, told
+from steelyard.report.figures.shared import HEIGHT, WIDTH, dashes, described
 
 _LEGEND = alt.Legend(columns=3, symbolType="stroke")
 _SIDE = 62
@@ -45,7 +45,7 @@ def pictures(entries: Sequence[Picture]) -> Chart:
             spacing=6,
         )
     )
-    return told(chart, "Digits that clients hold, and what a curious server finds in their place.")
+    return described(chart, "Digits that clients hold, and what a curious server finds in their place.")
 
 
 def inversion(document: InversionSweep) -> Chart:
@@ -72,7 +72,7 @@ def inversion(document: InversionSweep) -> Chart:
         text = level.mark_text(align="left" if left else "right", dx=4 if left else -4, dy=-6, fontSize=10)
         layers = alt.layer(lines, rule, text.encode(x, alt.Y("likeness:Q"), alt.Text("text:N")))
         panels.append(layers.properties(width=WIDTH // 2 - 40, height=HEIGHT - 40))
-    return told(
+    return described(
         alt.hconcat(*panels),
         "Correlation of what gradient inversion finds with the sample, by the noise and by the size of a sum.",
         "Dashed: the mean image of the sample's class, for which nothing need be sent.",
@@ -97,7 +97,7 @@ def canaries(results: Sequence[CanaryResult]) -> Chart:
         .properties(width=WIDTH, height=HEIGHT)
     )
     planted = f"{first.canaries:,} canaries in {first.runs:,} whole runs each, {first.confidence:.0%} confidence."
-    return told(chart, "Epsilon of whole runs: what canaries show at least, and what the ledger states.", planted)
+    return described(chart, "Epsilon of whole runs: what canaries show at least, and what the ledger states.", planted)
 
 
 def reconstruction(entries: Sequence[AuditedProtection], chance: float) -> Chart:
@@ -122,7 +122,7 @@ def reconstruction(entries: Sequence[AuditedProtection], chance: float) -> Chart
     level = alt.Chart(pd.DataFrame([{"precision": chance, "round": rows[-1]["round"], "text": "claimed at random"}]))
     rule = level.mark_rule().encode(alt.Y("precision:Q"))
     text = level.mark_text(align="right", dy=10, fontSize=10).encode(x, alt.Y("precision:Q"), alt.Text("text:N"))
-    return told(
+    return described(
         alt.layer(lines.encode(x, y.scale(domain=[0, 1]), colour, dash), rule, text).properties(
             width=WIDTH, height=HEIGHT
         ),

@@ -122,7 +122,7 @@ _LIST = (
         "split",
         "Samples and classes",
         "Training samples of each client, and their classes where the run knows them.",
-        "No client has told its number of samples yet.",
+        "No client has sent its number of samples yet.",
         "part",
         split.split,
     ),

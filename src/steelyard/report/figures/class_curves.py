@@ -9,7 +9,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from steelyard.report.figures.shared import WIDTH, rule_colour, rule_dash, told
+from steelyard.report.figures.shared import WIDTH, described, rule_colour, rule_dash
 from steelyard.report.view import RunView, plain, sampled
 
 ROUNDS = 60
@@ -57,4 +57,4 @@ def class_f1(view: RunView) -> alt.FacetChart | None:
         )
     )
     note = f"The first {MOST} of {classes} classes." if classes > MOST else ""
-    return told(chart, "F1 of each class on the server's rows over the rounds, by rule.", note)
+    return described(chart, "F1 of each class on the server's rows over the rounds, by rule.", note)

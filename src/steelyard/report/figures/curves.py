@@ -13,13 +13,13 @@ from steelyard.report.figures.shared import (
     HEIGHT,
     POINTS,
     WIDTH,
+    described,
     lists,
     round_axis,
     rule_colour,
     rule_dash,
     score_axis,
     shown_rules,
-    told,
 )
 from steelyard.report.statistics import estimate
 from steelyard.report.view import Frame, RunView, plain, sampled
@@ -91,8 +91,10 @@ def _curves(view: RunView, column: str, measure: str, title: str) -> alt.LayerCh
         opacity=alt.condition(hover, alt.value(0.16), alt.value(0.0)),
     )
     layers = alt.layer(*([band, line] if seeds > 1 else [line])).add_params(hover)
-    told_of = ", ".join(f"{label} {last[label]:.3g}" for label in labels)
-    return told(layers.properties(width=WIDTH, height=HEIGHT), f"{title}, by round. Last: {told_of}.", " ".join(notes))
+    finals = ", ".join(f"{label} {last[label]:.3g}" for label in labels)
+    return described(
+        layers.properties(width=WIDTH, height=HEIGHT), f"{title}, by round. Last: {finals}.", " ".join(notes)
+    )
 
 
 def _banded(view: RunView, labels: list[str], last: dict[str, float]) -> list[str]:
@@ -159,7 +161,7 @@ def targets(view: RunView) -> alt.FacetChart | None:
     note = (
         "A rule that reaches a target in no seed has no point there; where some seeds do not, they count as the limit."
     )
-    return told(chart, "Rounds needed until a share of the devices reach each target, by rule.", note)
+    return described(chart, "Rounds needed until a share of the devices reach each target, by rule.", note)
 
 
 def _goal(target: float) -> str:
@@ -230,7 +232,7 @@ def flawed_weight(view: RunView) -> alt.LayerChart | None:
     longest = max(len(some) for found in rows.values() for some in found)
     if longest > POINTS:
         note += f" Each point is the mean of {-(-longest // POINTS)} rounds."
-    return told(
+    return described(
         layers.properties(width=WIDTH, height=240), "Share of the weight that flawed clients got, by round.", note
     )
 

@@ -8,7 +8,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from steelyard.report.figures.shared import WIDTH, lists, round_axis, score_axis, told
+from steelyard.report.figures.shared import WIDTH, described, lists, round_axis, score_axis
 from steelyard.report.view import Frame, Part, RunView, plain, sampled
 
 DOTS = 120
@@ -57,7 +57,7 @@ def devices(view: RunView) -> alt.LayerChart | None:
     note = "Line: 10th to 90th percentile; bar: middle half; tick: median; dots: devices"
     note += "." if all_drawn else f", {DOTS} for each rule, evenly spaced."
     chart = alt.layer(whisker, box, middle, points).properties(width=WIDTH, height=max(90, 44 * len(labels)))
-    return told(chart, "Distribution of the devices' own scores after the last round, by rule.", note)
+    return described(chart, "Distribution of the devices' own scores after the last round, by rule.", note)
 
 
 def _after_last_round(view: RunView) -> tuple[list[dict[str, Any]], list[dict[str, Any]], bool]:
@@ -116,7 +116,7 @@ def client(view: RunView, part: Part, name: str) -> alt.VConcatChart | None:
         .encode(x, alt.Y("value:Q", title=f"its own {view.measure}", axis=alt.Axis(format=form)), tooltip=tips)
         .properties(width=WIDTH, height=90)
     )
-    return told(
+    return described(
         alt.vconcat(weighed, served), f"Weight, criteria and score of {name} over the rounds under {part.label}."
     )
 

@@ -63,6 +63,6 @@ def lists(rows: Sequence[dict[str, Any]]) -> pd.DataFrame:
     return pd.DataFrame(list(rows))
 
 
-def told(chart: Any, description: str, note: str = "") -> Any:
+def described(chart: Any, description: str, note: str = "") -> Any:
     """Give a figure its description for screen readers, and its note on what was left out, aggregated or sampled."""
     return chart.properties(description=description, usermeta={"note": note} if note else {})

@@ -7,7 +7,7 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from steelyard.report.figures.shared import WIDTH, lists, told
+from steelyard.report.figures.shared import WIDTH, described, lists
 from steelyard.report.figures.theme import FLAWED, SOUND
 from steelyard.report.figures.weights import MARK
 from steelyard.report.view import Frame, Part, RunView, sampled
@@ -43,7 +43,7 @@ def split(view: RunView, part: Part) -> alt.VConcatChart | None:
         notes.append("Labels as the client has them, wrong ones included." if flawed else "")
     chart = alt.vconcat(*panels).resolve_scale(color="independent")
     told_of = f"Training samples per client, {len(rows)} clients, from {min(sizes)} to {max(sizes)}."
-    return told(chart, told_of, " ".join(note for note in (*notes, asked) if note))
+    return described(chart, told_of, " ".join(note for note in (*notes, asked) if note))
 
 
 def _sizes(view: RunView, part: Part, labels: dict[str, list[int]]) -> tuple[Frame, str]:

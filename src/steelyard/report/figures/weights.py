@@ -8,7 +8,7 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from steelyard.report.figures.shared import WIDTH, lists, told
+from steelyard.report.figures.shared import WIDTH, described, lists
 from steelyard.report.figures.theme import FLAWED, SOUND
 from steelyard.report.view import Frame, Part, RunView, plain, sampled
 
@@ -51,7 +51,7 @@ def weights(view: RunView, part: Part) -> alt.LayerChart | None:
         notes.append(f"Recorded every {gap} rounds: a cell stands for the round at its right edge.")
     if flawed:
         notes.append(f"{MARK.strip()} marks flawed clients.")
-    return told(chart, f"Weight of each client in each round under {part.label}.", " ".join(notes))
+    return described(chart, f"Weight of each client in each round under {part.label}.", " ".join(notes))
 
 
 def _cells(rows: list[dict[str, Any]], names: list[str], width: int) -> alt.Chart:
@@ -178,4 +178,4 @@ def criteria(view: RunView, part: Part) -> alt.FacetChart | None:
         .resolve_scale(x="independent")
     )
     note = "" if len(shown) == len(frame) else f"{len(shown)} of {len(frame)} updates, evenly spaced."
-    return told(chart, f"Each criterion of {part.label} against the weight of the update.", note)
+    return described(chart, f"Each criterion of {part.label} against the weight of the update.", note)

@@ -7,10 +7,10 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from steelyard.errors import printable
-from steelyard.experiment.sweep_plan import show
 from steelyard.report.documents import EstimateJson, SweepDocument, SweepRow
 from steelyard.report.rendering import Style, Table, render
-from steelyard.report.sweeps import BEST, PICTURE
+from steelyard.sweeps.plan import show
+from steelyard.sweeps.result import BEST, PICTURE
 
 MOST_ROWS = 50
 """Points that are shown; the file with the results has all."""

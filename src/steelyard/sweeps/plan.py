@@ -38,7 +38,7 @@ class Axis:
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class PlannedRun:
     """One run of a sweep: the values of its fields, the experiment with its rules, the seeds."""
 
     folder: str
@@ -78,7 +78,7 @@ class Sweep:
         return list(product(*(axis.values for axis in self.axes)))
 
     @cached_property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[PlannedRun]:
         """The runs, in the order in which they are run: one for each point, or one for each rule and seed of it."""
         found: list[tuple[str, tuple[Scalar, ...], Description, tuple[int, ...]]] = []
         for values in self.points:
@@ -94,7 +94,7 @@ class Sweep:
                 found += [(f"{name},{rule},seed={seed}", values, one, (seed,)) for seed in self.seeds]
         digits = len(str(len(found)))
         return [
-            Part(f"{number:0{digits}d}-{_safe(name)}".rstrip("-"), values, described, seeds)
+            PlannedRun(f"{number:0{digits}d}-{_safe(name)}".rstrip("-"), values, described, seeds)
             for number, (name, values, described, seeds) in enumerate(found, 1)
         ]
 

@@ -9,8 +9,8 @@ import pytest
 
 from steelyard import Experiment, UserError
 from steelyard.experiment.loading import build
-from steelyard.experiment.sweep_file import difference, read_runs, read_sweep, write_sweep
-from steelyard.experiment.sweep_plan import Axis, alone, measures_of, plan, read_axes
+from steelyard.sweeps.plan import Axis, alone, measures_of, plan, read_axes
+from steelyard.sweeps.plan_file import difference, read_runs, read_sweep, write_sweep
 
 BASE = Experiment.model_validate(
     {

@@ -10,9 +10,9 @@ from typing import Any
 import altair as alt
 import pandas as pd
 
-from steelyard.experiment.sweep_plan import show
 from steelyard.report.documents import SweepDocument, SweepRow
-from steelyard.report.figures.shared import HEIGHT, WIDTH, score_axis, told
+from steelyard.report.figures.shared import HEIGHT, WIDTH, described, score_axis
+from steelyard.sweeps.plan import show
 
 MOST_LINES = 12
 """Lines in one figure at most: those of the best points."""
@@ -54,7 +54,9 @@ def sweep_chart(document: SweepDocument) -> alt.LayerChart | None:
         best = base.transform_filter(alt.datum.point == document["best"]["point"])
         layers.append(best.mark_point(size=260, style="ink", filled=False, strokeWidth=1.6).encode(x, y))
     description = f"{measured} on a validation split, by {across}."
-    return told(alt.layer(*layers).properties(width=WIDTH, height=HEIGHT), description, _note(document, lines, others))
+    return described(
+        alt.layer(*layers).properties(width=WIDTH, height=HEIGHT), description, _note(document, lines, others)
+    )
 
 
 def _note(document: SweepDocument, lines: Sequence[str], others: Sequence[str]) -> str:

@@ -14,13 +14,13 @@ from steelyard.experiment.description import Description
 from steelyard.experiment.folders import unnamed_folder
 from steelyard.experiment.loading import read_experiment
 from steelyard.experiment.running import resume, run
-from steelyard.experiment.sweep_file import difference, is_sweep, read_sweep, write_sweep
-from steelyard.experiment.sweep_jobs import in_processes
-from steelyard.experiment.sweep_plan import Part, Sweep
 from steelyard.rounds.drafting import TooFewClients
 from steelyard.rounds.soundness import Exploded
 from steelyard.runs.reader import History
 from steelyard.runs.store import exists, held
+from steelyard.sweeps.jobs import in_processes
+from steelyard.sweeps.plan import PlannedRun, Sweep
+from steelyard.sweeps.plan_file import difference, is_sweep, read_sweep, write_sweep
 
 if TYPE_CHECKING:
     from steelyard.data.dataset import DatasetOrSeeded
@@ -85,10 +85,12 @@ def resume_sweep(
         left = [number for number, part in enumerate(parts) if not done(folder, part.folder)]
         try:
             if jobs > 1 and len(left) > 1:
-                in_processes(run_part, folder, left, min(jobs, len(left)), lambda number: _told(tell, parts, number))
+                in_processes(
+                    run_part, folder, left, min(jobs, len(left)), lambda number: _announce(tell, parts, number)
+                )
                 return folder
             for number in left:
-                _told(tell, parts, number)
+                _announce(tell, parts, number)
                 _try(parts[number], folder, dataset, progress, ask, accept_changes)
         except KeyboardInterrupt:
             raise Stopped(folder) from None
@@ -111,7 +113,7 @@ def done(folder: Path, run: str) -> bool:
 
 
 def _try(
-    part: Part, folder: Path, dataset: DatasetOrSeeded | None, progress: bool, ask: Ask | None, accept: bool
+    part: PlannedRun, folder: Path, dataset: DatasetOrSeeded | None, progress: bool, ask: Ask | None, accept: bool
 ) -> None:
     """Run a point; a learning rate at which training explodes is an answer, not a reason to stop the sweep."""
     try:
@@ -136,7 +138,9 @@ def run_on_test(
     if exists(target) and not _same_choice(read_experiment(target), best):
         raise UserError(f"{target}: holds a run of another choice; allowed: to remove it and try again")
     try:
-        return run_or_resume(Part(TEST, (), best, read_sweep(folder).seeds), folder, dataset, progress, ask, False)
+        return run_or_resume(
+            PlannedRun(TEST, (), best, read_sweep(folder).seeds), folder, dataset, progress, ask, False
+        )
     except KeyboardInterrupt:
         raise Stopped(folder) from None
 
@@ -157,7 +161,7 @@ def finished(folder: Path) -> bool:
 
 
 def run_or_resume(
-    part: Part, folder: Path, dataset: DatasetOrSeeded | None, progress: bool, ask: Ask | None, accept: bool
+    part: PlannedRun, folder: Path, dataset: DatasetOrSeeded | None, progress: bool, ask: Ask | None, accept: bool
 ) -> Path:
     """Run one part into its folder, or go on with it where it has begun; a mistake is named with the part."""
     target = folder / part.folder
@@ -171,7 +175,7 @@ def run_or_resume(
         raise UserError(f"{part.folder}: {error}") from None
 
 
-def _told(tell: Callable[[str], None] | None, parts: list[Part], number: int) -> None:
+def _announce(tell: Callable[[str], None] | None, parts: list[PlannedRun], number: int) -> None:
     if tell is not None:
         tell(f"run {number + 1} of {len(parts)}: {parts[number].folder}")
 

@@ -12,13 +12,13 @@ from steelyard import files
 from steelyard.errors import UserError, brief, listed, nearest
 from steelyard.experiment.code import FOLDER, content_name, keep_code, rename_code, resolve_code
 from steelyard.experiment.loading import build, own_text
-from steelyard.experiment.sweep_plan import Axis, Scalar, Sweep, measures_of
 from steelyard.files import SWEEP_FILE as SWEEP_FILE
 from steelyard.settings import parse
+from steelyard.sweeps.plan import Axis, Scalar, Sweep, measures_of
 
 
 @dataclass(frozen=True)
-class Kept:
+class ListedRun:
     """What a sweep's file says of one of its runs: its folder, the values of its fields, its rules, the seeds."""
 
     folder: str
@@ -67,13 +67,13 @@ def read_sweep(folder: Path) -> Sweep:
     return Sweep(experiment, axes, rules, seeds, measure, share, stacked)
 
 
-def read_runs(folder: Path) -> list[Kept]:
+def read_runs(folder: Path) -> list[ListedRun]:
     """Return the runs of a sweep as its file lists them; unlike its parts, without building their experiments."""
     path, document = _read(folder)
     try:
         fields = len(document["over"])
         return [
-            Kept(
+            ListedRun(
                 _name(run["folder"]),
                 _scalars(run["values"], fields),
                 tuple(map(str, run["rules"])),

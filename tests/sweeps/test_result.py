@@ -17,13 +17,13 @@ from tests.runs.records import evaluations, federation, record, state
 from steelyard import Experiment, Result, SweepResult, UserError
 from steelyard.experiment.loading import load
 from steelyard.report.figures.shared import HEIGHT
-from steelyard.report.figures.sweep import sweep_chart
 from steelyard.report.figures.writing import svg
 from steelyard.report.statistics import estimate
-from steelyard.report.sweep_table import next_lines, short_names, show_value, sweep_table
-from steelyard.report.sweeps import _figure, _rank, sweep_csv, sweep_document
 from steelyard.runs.reader import History
 from steelyard.runs.store import Store
+from steelyard.sweeps.figure import sweep_chart
+from steelyard.sweeps.result import _figure, _rank, sweep_csv, sweep_document
+from steelyard.sweeps.table import next_lines, short_names, show_value, sweep_table
 
 EXPERIMENT = {
     "name": "small",

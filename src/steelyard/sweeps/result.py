@@ -16,15 +16,15 @@ from steelyard.errors import UserError
 from steelyard.experiment.description import Description
 from steelyard.experiment.federations import put_federations
 from steelyard.experiment.loading import read_experiment
-from steelyard.experiment.sweep_file import read_runs, read_sweep
-from steelyard.experiment.sweep_plan import LOWER, Sweep, show
-from steelyard.experiment.sweeping import TEST, diverged, done, finished
 from steelyard.report.documents import SweepDocument, SweepRow, SweepTest
 from steelyard.report.measures import rounds_to_target, worst_tenth
 from steelyard.report.notices import chain_line, chain_of
 from steelyard.report.rendering import as_csv
 from steelyard.report.statistics import estimate
 from steelyard.runs.reader import History
+from steelyard.sweeps.plan import LOWER, Sweep, show
+from steelyard.sweeps.plan_file import read_runs, read_sweep
+from steelyard.sweeps.running import TEST, diverged, done, finished
 
 RESULTS, BEST, PICTURE = "results.csv", "best.toml", "sweep.svg"
 """Files of a sweep's folder: the table, the best point as an experiment, the figure."""
@@ -178,8 +178,8 @@ def write_sweep_files(folder: Path) -> SweepDocument:
     Use it after a sweep, and again after it went on.
     """
     # For speed of start: only a sweep that has ended is drawn.
-    from steelyard.report.figures.sweep import sweep_chart
     from steelyard.report.figures.writing import write_figure
+    from steelyard.sweeps.figure import sweep_chart
 
     document = sweep_document(folder)
     try:

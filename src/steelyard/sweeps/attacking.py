@@ -17,11 +17,11 @@ from steelyard.experiment.comparing import seeds_of, with_rules
 from steelyard.experiment.description import Description
 from steelyard.experiment.folders import unnamed_folder
 from steelyard.experiment.loading import build
-from steelyard.experiment.sweep_file import differing, read_plan, write_plan
-from steelyard.experiment.sweep_plan import Part
-from steelyard.experiment.sweeping import finished, run_or_resume
 from steelyard.files import ATTACK_FILE, is_file
 from steelyard.runs.store import held
+from steelyard.sweeps.plan import PlannedRun
+from steelyard.sweeps.plan_file import differing, read_plan, write_plan
+from steelyard.sweeps.running import finished, run_or_resume
 
 CLEAN = "clean"
 INFLATION = "inflation"
@@ -43,7 +43,7 @@ RULES = (
     *("fedavg", "EQ", "clip(EQ)", "median(EQ)", "trimmed-mean(EQ)", "multi-krum(EQ)", "centred-clip(EQ)"),
     *("geometric-median(EQ)", "guarded"),
 )
-"""What `steelyard attack` compares unless told otherwise; FLTrust joins where the server has rows of its own."""
+"""What `steelyard attack` compares by default; FLTrust joins where the server has rows of its own."""
 
 
 def attack_names(texts: Sequence[str]) -> list[str]:
@@ -104,11 +104,11 @@ class Attack:
     seeds: int
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[PlannedRun]:
         """The runs: one without hostile clients, then one for each attack."""
         chosen = tuple(seeds_of(self.experiment, self.seeds))
         hostile = {name: under_attack(self.experiment, name, self.fraction) for name in (CLEAN, *self.names)}
-        return [Part(name, (), with_rules(described, ["recipe"]), chosen) for name, described in hostile.items()]
+        return [PlannedRun(name, (), with_rules(described, ["recipe"]), chosen) for name, described in hostile.items()]
 
     def document(self) -> dict[str, Any]:
         """Return it as its file holds it."""

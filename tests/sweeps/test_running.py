@@ -15,11 +15,11 @@ from tests.runs.contents import assert_same_bits, query
 
 from steelyard import Experiment, UserError, in_memory
 from steelyard.experiment.loading import build, load
-from steelyard.experiment.sweep_plan import plan
-from steelyard.experiment.sweeping import finished, resume_sweep, sweep
-from steelyard.report.sweep_table import sweep_table
-from steelyard.report.sweeps import RESULTS, sweep_document
 from steelyard.runs.store import held
+from steelyard.sweeps.plan import plan
+from steelyard.sweeps.result import RESULTS, sweep_document
+from steelyard.sweeps.running import finished, resume_sweep, sweep
+from steelyard.sweeps.table import sweep_table
 
 SMALL = {
     "name": "small",
