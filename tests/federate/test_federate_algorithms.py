@@ -93,6 +93,22 @@ def test_what_criteria_of_the_server_need_of_clients_travels(tmp_path: Path, cri
     assert_same_models(tmp_path / "simulated", tmp_path / "federated")
 
 
+@pytest.mark.parametrize("name", ["fedprox", "feddyn"])
+def test_algorithms_that_need_the_sum_alone_go_with_hidden_sums_and_robust_rules(tmp_path: Path, name: str):
+    """Hidden sums round to fixed point, so a federation that hides is held to one in the open less closely."""
+    rounds = {"count": 3, "fraction": 1.0}
+    shared: dict[str, Any] = {"algorithm": ALGORITHMS[name], "rounds": rounds}
+    robust = described(weighing={"criteria": ["DS"], "priority": "DS", "defence": {"rule": "median"}}, **shared)
+    opened = described(weighing={"criteria": ["DS"], "priority": "DS"}, **shared)
+    hidden = {**opened, "privacy": {"aggregation": {"kind": "secure"}}}
+    for case, here, there, gap in (("robust", robust, robust, 1e-6), ("hidden", opened, hidden, 1e-4)):
+        run(build(here), out=tmp_path / f"{case}-here")
+        grid, config = grid_of(there, 3, fresh=True, out=str(tmp_path / f"{case}-there"))
+        federate(grid, config, "1")  # type: ignore[arg-type]
+        (ours,), (theirs,) = (weights(tmp_path / f"{case}-{where}").values() for where in ("here", "there"))
+        torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=gap)
+
+
 class Mortal(FakeGrid):
     """The server dies in round 3, when every node has trained and kept what came of it."""
 

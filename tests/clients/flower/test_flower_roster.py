@@ -57,7 +57,7 @@ def test_absurd_data_are_refused_with_their_node(features: int):
     grid = FakeGrid({1: _about(features, "c1"), 2: _about(3, "c2")})
     clients = FlowerClients(grid, JUDGES, FederateSettings(nodes=1, timeout=5.0))  # type: ignore[arg-type]
     clients.wait()
-    until(lambda: any("about features: cannot be" in note for note in clients.roster.notes), clients)
+    until(lambda: any("about features: no data have such sizes" in note for note in clients.roster.notes), clients)
     assert clients.names(0) == ["c2"]
 
 

@@ -211,10 +211,12 @@ class FlowerClients:
     def snapshot(self) -> Mapping[str, torch.Tensor]:
         """Return the names of the registered clients; all else that clients keep is on their nodes."""
         # With these a resumed run draws the same cohorts even before every node is back.
-        owners = [f"{client}\t{key}" for client, key in sorted(self.roster.owners.items())]
-        keeping = [f"{federation}\t{client}" for federation, client in sorted(self._keeping)]
-        found = {_NAMES: sorted(self.roster.registered), _OWNERS: owners, _KEEPING: keeping}
-        return {name: _tensor(lines) for name, lines in found.items()}
+        found = {
+            _NAMES: [(client,) for client in self.roster.registered],
+            _OWNERS: self.roster.owners.items(),
+            _KEEPING: self._keeping,
+        }
+        return {name: _tensor(sorted(map("\t".join, rows))) for name, rows in found.items()}
 
     def restore(self, state: Mapping[str, torch.Tensor]) -> None:
         """Register the clients of a snapshot again."""

@@ -68,7 +68,7 @@ def read_answer(
     array: str,
     shape: Shape,
 ) -> Answer:
-    """Return what a node answered for those it was asked for; refuses what cannot be such an answer."""
+    """Return what a node answered for those it was asked for; anything else is refused."""
     text, found = wire.split(content)
     dtype, sizes = shape(work, len(asked))
     most = checks.largest_form(len(asked))

@@ -1,4 +1,4 @@
-"""Reading a node's introduction: its clients, what its data look like, its key; what cannot be is refused."""
+"""Reading a node's introduction: its clients, what its data look like, its key. False claims are refused."""
 
 from __future__ import annotations
 
@@ -33,14 +33,12 @@ def introduction(answer: RecordDict | str) -> IntroductionForm:
 
 
 def facts(about: Mapping[str, int | list[int]]) -> About:
-    """Return what a node says of its data, or refuse what no data look like."""
+    """Return what a node says of its data; sizes that no data have are refused."""
     for name, value in about.items():
         numbers = value if isinstance(value, list) else [value]
         large = any(not 0 <= number <= _LARGEST_FACT for number in numbers) or prod(numbers) > _LARGEST_FACT
         if len(about) > _MOST_DIMENSIONS or len(numbers) > _MOST_DIMENSIONS or len(name) > _LONGEST_NAME or large:
-            raise Refused(
-                f"about {name[:40]}: cannot be; allowed: sizes of which the product is at most {_LARGEST_FACT}"
-            )
+            raise Refused(f"about {name[:40]}: no data have such sizes; allowed: a product of at most {_LARGEST_FACT}")
     return dict(about)
 
 
