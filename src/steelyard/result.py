@@ -77,7 +77,7 @@ class Result:
     def _repr_html_(self) -> str:
         """What a notebook shows: the result in a sentence, the main table, the curves; no scripts, no network."""
         # For speed of start: only those who look at figures need what draws them.
-        from steelyard.report.notebook import notebook_html
+        from steelyard.report.html import notebook_html
         from steelyard.report.view import RunView
 
         try:

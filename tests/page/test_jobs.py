@@ -16,7 +16,7 @@ from tests.page.page_server import Page, Written, finished, serving, until
 from tests.warm import command_environment
 
 from steelyard.page.form import FIELDS, form
-from steelyard.page.own_code import own_code
+from steelyard.page.jobs import own_code
 from steelyard.runs.glance import glance
 from steelyard.runs.process import this_process
 

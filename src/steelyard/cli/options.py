@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from importlib import resources
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from steelyard.cli.completion import recipe_names
+from steelyard.errors import UserError, brief
+
+
+def recipe_names(incomplete: str) -> list[str]:
+    """Return the recipes that begin so, for the Tab key; where none does, the shell goes on with names of files."""
+    names = (entry.name for entry in resources.files("steelyard.recipes").iterdir())
+    found = sorted(name.removesuffix(".toml") for name in names if name.endswith(".toml"))
+    return [name for name in found if name.startswith(incomplete)]
+
 
 Format = Literal["text", "json"]
 SetOption = Annotated[
@@ -30,3 +39,23 @@ ReportOption = Annotated[bool, typer.Option("--report", help="Also write the rep
 SeedOption = Annotated[int | None, typer.Option("--seed", help="Seed of everything; in place of the experiment's.")]
 FirstSeedOption = Annotated[int | None, typer.Option("--seed", help="The first seed; default: the experiment's.")]
 SeedsOption = Annotated[int, typer.Option("--seeds", min=1, help="Number of seeds, counted from the first.")]
+RunArgument = Annotated[Path, typer.Argument(help="Folder of a run of kind recommend.")]
+RuleOption = Annotated[str | None, typer.Option(help="Which rule of the run; default: the main one.")]
+
+
+def parse_counts(text: str, option: str, most: int = 1_000_000) -> list[int]:
+    """Return the numbers of "10,1", each whole and at least 1, without repeats."""
+    try:
+        counts = [int(part) for part in text.split(",")]
+    except ValueError:
+        counts = []
+    if not counts or min(counts) < 1 or max(counts) > most:
+        raise UserError(
+            f"{option}: got {brief(text)}; allowed: whole numbers from 1 to {most:,}, joined by commas, like 10,1"
+        )
+    return list(dict.fromkeys(counts))
+
+
+def parse_cutoffs(text: str) -> list[int]:
+    """Return the cutoffs of "10,1"."""
+    return parse_counts(text, "--cutoff", 10_000)

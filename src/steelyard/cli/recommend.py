@@ -10,13 +10,12 @@ from typing import Annotated
 
 import typer
 
-from steelyard.cli.options import FormatOption
+from steelyard.cli.options import FormatOption, RuleOption, RunArgument, parse_cutoffs
 from steelyard.cli.printing import metric_table, print_json, print_table
 from steelyard.cli.recommend_audit import audit, cost
 from steelyard.cli.recommend_explain import clouds, explain, kept
 from steelyard.cli.recommend_features import features
 from steelyard.cli.recommend_files import baseline, evaluate, split
-from steelyard.cli.recommend_options import RuleOption, RunArgument, parse_cutoffs
 from steelyard.errors import new_file, printable
 
 app = typer.Typer(help="Federated recommenders: data, metrics, leakage, lists.", no_args_is_help=True)

@@ -10,9 +10,8 @@ from typing import Annotated
 
 import typer
 
-from steelyard.cli.options import FormatOption
+from steelyard.cli.options import FormatOption, RuleOption, RunArgument, parse_counts, parse_cutoffs
 from steelyard.cli.printing import print_json, print_table, print_wrapped
-from steelyard.cli.recommend_options import RuleOption, RunArgument, parse_counts, parse_cutoffs
 from steelyard.errors import new_file
 from steelyard.recommend.knowledge.naming import counted
 from steelyard.report.rendering import Table

@@ -12,10 +12,9 @@ from typing import Annotated
 
 import typer
 
-from steelyard.cli.options import FormatOption
+from steelyard.cli.options import FormatOption, parse_cutoffs
 from steelyard.cli.printing import metric_table, print_json, print_table
 from steelyard.cli.recommend_features import features_of
-from steelyard.cli.recommend_options import parse_cutoffs
 from steelyard.errors import UserError, brief, new_file, own_folder
 
 

@@ -182,7 +182,7 @@ def _print_table(folder: Path, baseline: str | None, format: TableFormat, curves
 
     document = compare_run(folder, read_experiment(folder).rounds, baseline)
     if curves is not None:
-        from steelyard.report.figures.curves_file import write_curves
+        from steelyard.report.figures.writing import write_curves
 
         write_curves(folder, document, curves)
     if format == "json":

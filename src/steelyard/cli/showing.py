@@ -10,8 +10,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from steelyard.cli.completion import recipe_names
-from steelyard.cli.options import FormatOption, SetOption
+from steelyard.cli.options import FormatOption, SetOption, recipe_names
 from steelyard.cli.printing import print_entries, print_json
 from steelyard.errors import UserError, printable
 

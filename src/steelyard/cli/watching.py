@@ -64,7 +64,7 @@ def watch(
     ] = False,
 ) -> None:
     """Open a page over the runs in a folder, live while they run; Ctrl-C ends it."""
-    from steelyard.page.requirements import require_page
+    from steelyard.page import require_page
 
     require_page()
     from steelyard.page.serving import serve

@@ -10,8 +10,8 @@ from typing import TypedDict
 
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import read_experiment
+from steelyard.page.jobs import read_text
 from steelyard.page.live import Followed, Snapshot
-from steelyard.page.own_code import read_text
 from steelyard.report.contents import raw_criteria
 from steelyard.report.documents import RawCriteria, Themes, VegaLite
 from steelyard.report.figures.catalogue import KINDS, draw, spec

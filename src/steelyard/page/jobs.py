@@ -16,11 +16,12 @@ from pathlib import Path
 
 from steelyard import files
 from steelyard.errors import UserError, without_controls
-from steelyard.experiment.loading import load, recipes
+from steelyard.experiment.code import named_code
+from steelyard.experiment.loading import RUN_FILE, load, own_text, recipes
 from steelyard.page.form import assignments
-from steelyard.page.own_code import own_code
 from steelyard.runs.glance import Glance, RunDocument, glance, run_folder
 from steelyard.runs.process import started
+from steelyard.settings import parse
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 LOGS = ".page"
@@ -212,3 +213,13 @@ def _end(pid: int, begun: str, run: str) -> None:
         raise UserError(f"{run}: its process has ended already") from None
     except PermissionError:
         raise UserError(f"{run}: its process belongs to another user; allowed: stopping your own") from None
+
+
+def read_text(folder: Path) -> str:
+    """Return the experiment of a run as text; a link or a huge file is refused."""
+    return own_text(folder / RUN_FILE)
+
+
+def own_code(folder: Path) -> list[str]:
+    """Return the code that a run's experiment names, as `section.field = value`; empty for one without any."""
+    return [f"{field} = {value}" for field, value in named_code(parse(read_text(folder), RUN_FILE)).items()]

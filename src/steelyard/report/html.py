@@ -19,6 +19,7 @@ from steelyard.report.assets import text
 from steelyard.report.comparison_tables import algorithm_cells, cell, comparison_tables
 from steelyard.report.contents import chosen_parts, contents
 from steelyard.report.documents import ReportData
+from steelyard.report.figures.writing import svg
 from steelyard.report.headline import headline
 from steelyard.report.notices import chain_line, chain_of, privacy_lines, privacy_of
 from steelyard.report.recommended import TITLES, Recommended, recommended
@@ -257,3 +258,12 @@ def _missing(data: ReportData) -> str:
         return ""
     lines = "".join(f"<li>{escape(figures.KINDS[n].title)}: {escape(figures.KINDS[n].empty)}</li>" for n in absent)
     return f"<h3>Not in this report</h3><ul class='note'>{lines}</ul>"
+
+
+def notebook_html(view: RunView) -> str:
+    """Return a run as HTML without scripts, so that it shows in any notebook and without a network."""
+    chart = figures.draw(view, "server")
+    chart = figures.draw(view, "accuracy") if chart is None else chart
+    sentences = "".join(f"<p>{escape(line)}</p>" for line in headline(view))
+    tables = "".join(as_html(result_table(view, index)) for index in range(len(view.histories)))
+    return f"<div>{sentences}{tables}{'' if chart is None else svg(chart)}</div>"

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from steelyard.errors import UserError, listed, nearest
 from steelyard.report.documents import VegaLite
-from steelyard.report.figures import adapting, class_curves, curves, devices, split, weights
+from steelyard.report.figures import adapting, class_f1, curves, devices, split, weights
 from steelyard.report.view import RunView
 
 Chart = Any
@@ -60,7 +60,7 @@ _LIST = (
         "On the server's rows; a class that a rule misses stays low.",
         "The server of this run reports no F1 of each class.",
         "view",
-        class_curves.class_f1,
+        class_f1.class_f1,
     ),
     Kind(
         "flawed",

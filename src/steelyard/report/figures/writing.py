@@ -8,9 +8,11 @@ from pathlib import Path
 
 from steelyard import files
 from steelyard.errors import UserError
-from steelyard.report.documents import VegaLite
-from steelyard.report.figures.catalogue import Chart, spec
+from steelyard.report.comparison_tables import curves_csv
+from steelyard.report.documents import Comparison, VegaLite
+from steelyard.report.figures.catalogue import Chart, draw, spec
 from steelyard.report.figures.theme import theme
+from steelyard.report.view import RunView
 
 ENDINGS = (".svg", ".png", ".pdf")
 PAPER = "Helvetica, Arial, 'Liberation Sans', 'DejaVu Sans', sans-serif"
@@ -67,3 +69,16 @@ def _maker(ending: str) -> Callable[[str], str | bytes]:
         ".png": lambda text: vl_convert.vegalite_to_png(text, scale=2),
         ".pdf": lambda text: vl_convert.vegalite_to_pdf(text),
     }[ending]
+
+
+def write_curves(folder: Path, document: Comparison, path: Path) -> None:
+    """Write the curves of a run as a picture (.svg, .png, .pdf) or as numbers (.csv), by the ending of its name."""
+    if path.suffix in ENDINGS:
+        write_figure(draw(RunView([folder]), "accuracy"), path)
+        return
+    if path.suffix != ".csv":
+        raise UserError(f"--curves: got '{path}'; allowed: a file name that ends in .svg, .png, .pdf or .csv")
+    try:
+        files.write(path, curves_csv(document).encode("utf-8"))
+    except OSError as error:
+        raise UserError(f"--curves: {path} cannot be written: {error.strerror}; allowed: a writable file") from error
