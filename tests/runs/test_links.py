@@ -221,7 +221,8 @@ def test_only_names_of_ours_are_removed(tmp_path: Path) -> None:
     store = Store(run)
     store.sweep()
     store.close()
-    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["notes.txt", "round-000003.safetensors"]
+    kept = ["notes.txt", "round-000000.safetensors", "round-000003.safetensors"]
+    assert sorted(path.name for path in (run / "checkpoints").iterdir()) == kept
 
 
 def test_a_point_of_a_sweep_is_no_link(tmp_path: Path, refused: Callable[..., str]) -> None:
