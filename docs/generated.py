@@ -42,7 +42,7 @@ def pages() -> dict[str, str]:
 
 def fields_page() -> str:
     """Every field of an experiment file, by kind and section, from the sections' own classes."""
-    from steelyard.experiment.kinds import kind_of
+    from steelyard.experiment.loading import kind_of
 
     lines = [
         "# Fields of an experiment file",

@@ -75,7 +75,7 @@ def test_rules_without_an_algorithm_take_the_experiments() -> None:
         ),
         (
             {"algorithm": {"name": "fednova"}, "privacy": {"aggregation": {"kind": "secure"}}},
-            "privacy.aggregation: the server of fednova steps from single updates, and only their sum is told",
+            "privacy.aggregation: the server of fednova steps from single updates, and here it has only their sum",
         ),
         (
             {"algorithm": {"name": "fednova"}, "privacy": {"local": {"clip": 1.0, "noise": 1.0}, "criteria": "public"}},

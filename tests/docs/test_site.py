@@ -43,7 +43,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path):
 
 
 def test_every_field_of_the_schema_is_on_the_page_with_its_meaning(generated: ModuleType):
-    from steelyard.experiment.kinds import kind_of
+    from steelyard.experiment.loading import kind_of
 
     rows = [line for line in generated.fields_page().splitlines() if line.startswith("| `")]
     documented = {row.split("`")[1] for row in rows}

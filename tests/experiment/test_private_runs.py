@@ -13,8 +13,8 @@ from tests.conftest import CommandLine
 from tests.warm import warm_command
 
 from steelyard.errors import UserError
+from steelyard.experiment.guarantees import guarantee_notes
 from steelyard.experiment.learning import LearningDescription
-from steelyard.experiment.promising import promise_notes
 from steelyard.experiment.running import resume, run
 from steelyard.privacy.accounting import Release, spent
 from steelyard.privacy.ledger import Ledger
@@ -254,14 +254,14 @@ def test_a_resume_whose_budget_is_used_up_ends_at_once(tmp_path: Path, capfd: py
 
 
 def test_a_run_with_hidden_updates_says_what_is_hidden_and_promises_no_more() -> None:
-    (note,) = promise_notes(PrivacySettings.model_validate({"aggregation": {}}), ["DS"])
+    (note,) = guarantee_notes(PrivacySettings.model_validate({"aggregation": {}}), ["DS"])
     assert (
         note == "updates are hidden by masks: the server sees their weighted sum, and criteria and losses in the open"
     )
     local = {"aggregation": {"kind": "ckks"}, "local": {"clip": 1.0, "noise": 1.0}}
-    hidden, scores = promise_notes(PrivacySettings.model_validate(local), ["EQ"])
+    hidden, scores = guarantee_notes(PrivacySettings.model_validate(local), ["EQ"])
     assert "hidden by ckks" in hidden
-    assert "not covered by the promise" in scores
+    assert "not covered by the guarantee" in scores
 
 
 def test_the_command_line_shows_what_was_spent(tmp_path: Path, steelyard: CommandLine) -> None:

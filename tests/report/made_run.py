@@ -9,8 +9,8 @@ import torch
 
 from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.loading import RUN_FILE, to_toml
-from steelyard.experiment.noting import versions
-from steelyard.experiment.running import make_federation
+from steelyard.experiment.run_notes import versions
+from steelyard.experiment.running import federations_of
 from steelyard.messages import DenseModels, Evaluations, Failure, LossState, Updates
 from steelyard.rounds.state import Federation, RoundRecord, RoundState
 from steelyard.runs.store import Store
@@ -53,11 +53,7 @@ def make_run(
     experiment = described(rules, rounds)
     store = Store(folder, checkpoint_every=max(1, rounds))
     (folder / RUN_FILE).write_text(to_toml(experiment), encoding="utf-8")
-    named = [(name, seed) for seed in seeds for name in rules]
-    federations = [
-        make_federation(experiment, name, experiment.rules()[name], seed, several=len(seeds) > 1)
-        for name, seed in named
-    ]
+    federations = federations_of(experiment, seeds)
     store.register(federations)
     names = [f"client-{index}" for index in range(clients)]
     flaws = {"client-0": ["labels flipped <b>badly</b>"], "client-1": ["few steps"]}

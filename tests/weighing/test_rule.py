@@ -107,7 +107,7 @@ def test_the_criteria_of_several_rules_come_once_each_in_order_of_naming(tmp_pat
         criteria_of([settings(criteria=["OWNED"])])
     rules = [settings(), settings(criteria=["MD", "LD"]), settings(criteria=["OWNED"], plugins=[str(script)])]
     assert [criterion.name for criterion in criteria_of(rule for rule in rules)] == ["DS", "LD", "MD", "OWNED"]
-    assert [criterion.name for criterion in Rule(rules[1]).criteria()] == ["MD", "LD"]
+    assert [criterion.name for criterion in Rule(rules[1]).criteria] == ["MD", "LD"]
 
 
 def test_only_prioritized_rules_look_at_an_order() -> None:

@@ -70,7 +70,7 @@ def test_one_that_claims_everything_gets_the_cap_and_no_more() -> None:
 
 def test_the_line_that_warns() -> None:
     def told(settings: WeighingSettings) -> list[str]:
-        return warnings([(settings, Rule(settings).criteria())])
+        return warnings([Rule(settings)])
 
     assert told(rule())[0].startswith("DS: self-reported without a bound")
     assert told(rule(criteria=["DS", "LD", "VS"]))[0].startswith("DS, VS: ")

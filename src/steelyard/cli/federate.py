@@ -46,7 +46,7 @@ def init(
     from steelyard.experiment.loading import load
     from steelyard.federate.app_folder import CONNECTION, write_app
 
-    described = load(experiment, changes or [], seed, asking(trust), anchored=False)
+    described = load(experiment, changes or [], seed, asking(trust), whole_paths=False)
     certificate = None if authority is None else authority.resolve()
     for file in write_app(folder, described, address=address, authority=certificate):
         print(printable(str(file)))

@@ -51,11 +51,12 @@ def run(
     """Run an experiment and show its result."""
     with watching(not quiet):
         with doing("starting"):
-            from steelyard.api import runnable
             from steelyard.experiment.loading import load
+            from steelyard.experiment.running import run as run_experiment
+            from steelyard.result import Result
 
-        described = runnable(load(experiment, changes or [], seed, asking(trust)))
-        finish(lambda: described.run(out, progress=not quiet), format, report)
+        described = load(experiment, changes or [], seed, asking(trust))
+        finish(lambda: Result(run_experiment(described, out=out, progress=not quiet)), format, report)
 
 
 def resume(
@@ -113,13 +114,15 @@ def compare(
     """Run several rules on the same cohorts and first models, and show the papers' tables."""
     with watching(not quiet):
         with doing("starting"):
-            from steelyard.api import runnable
-            from steelyard.experiment.comparing import load_comparison
+            from steelyard.experiment.comparing import load_comparison, seeds_of
+            from steelyard.experiment.running import run as run_experiment
+            from steelyard.result import Result
 
-        described = runnable(load_comparison(experiment, changes or [], rules or [], seed, asking(trust)))
+        described = load_comparison(experiment, changes or [], rules or [], seed, asking(trust))
         if baseline is not None and baseline not in described.rules():
             raise UserError(f"--baseline: got '{baseline}'; allowed: {', '.join(described.rules())}")
-        result = watched(lambda: described.compare(["recipe"], seeds, out, progress=not quiet))
+        chosen = seeds_of(described, seeds)
+        result = watched(lambda: Result(run_experiment(described, seeds=chosen, out=out, progress=not quiet)))
         with doing("comparing the rules"):
             _print_table(result.folder, baseline, format)
     if report:

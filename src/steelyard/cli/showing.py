@@ -36,8 +36,7 @@ def show(
     resolved: Annotated[bool, typer.Option("--resolved", help="With every default filled in.")] = False,
 ) -> None:
     """Print an experiment as TOML, or the schema of experiment files."""
-    from steelyard.experiment.kinds import kind_of
-    from steelyard.experiment.loading import load, source_text, to_toml
+    from steelyard.experiment.loading import kind_of, load, source_text, to_toml
 
     if schema:
         kind = "learning" if experiment is None else str(load(experiment).model_dump().get("kind", "learning"))

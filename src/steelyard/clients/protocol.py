@@ -89,7 +89,7 @@ class FingerprintedClients(Clients, Protocol):
 
 
 @runtime_checkable
-class NotingClients(Clients, Protocol):
+class ClientsWithNotes(Clients, Protocol):
     """Clients of which something new may be known after every round: who came, who was refused, and why."""
 
     @property

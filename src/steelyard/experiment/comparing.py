@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import permutations
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from steelyard.errors import UserError
 from steelyard.experiment.code import Ask
@@ -39,10 +39,9 @@ def load_comparison(
     document = read_document(name_or_file, changes, seed, ask)
     document.setdefault("rounds", {}).setdefault("samples", True)
     experiment = build(document, str(name_or_file))
-    if "checkpoint_every" not in document.get("store", {}):
-        every = max(1, experiment.rounds.count // CHECKPOINTS)
-        experiment = experiment.changed({"store.checkpoint_every": every})
-    return with_rules(experiment, rules)
+    every = max(1, experiment.rounds.count // CHECKPOINTS)
+    given = "checkpoint_every" in document.get("store", {})
+    return with_rules(experiment, rules, {} if given else {"checkpoint_every": every})
 
 
 def compare(
@@ -72,10 +71,14 @@ def seeds_of(experiment: Description, seeds: int) -> list[int]:
     return [experiment.seed + number for number in range(seeds)]
 
 
-def with_rules(experiment: Description, texts: Sequence[str]) -> Description:
-    """Return the experiment with these rules, the first as its main rule; without any, with the default ones."""
+def with_rules(experiment: Description, texts: Sequence[str], store: Mapping[str, Any] | None = None) -> Description:
+    """Return the experiment with these rules, the first as its main rule; without any, with the default ones.
+
+    `store` are further changes, to fields of [store].
+    """
     found = parse_rules(texts, experiment) if texts else default_rules(experiment)
     document = experiment.model_dump(mode="json", exclude_none=True)
+    document["store"] |= store or {}
     put_federations(document, found)
     return build(document, "--rules")
 

@@ -12,7 +12,7 @@ from steelyard.clients.protocol import FingerprintedClients
 from steelyard.errors import UserError, brief, listed
 from steelyard.experiment.code import FOLDER, digest
 from steelyard.experiment.loading import RUN_FILE, own_text, read_experiment
-from steelyard.experiment.noting import versions
+from steelyard.experiment.run_notes import versions
 from steelyard.runs.chain import SALT
 from steelyard.runs.reader import History
 from steelyard.runs.store import Store

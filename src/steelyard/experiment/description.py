@@ -11,10 +11,9 @@ from steelyard.algorithms.algorithm import Algorithm
 from steelyard.algorithms.settings import AlgorithmSettings
 from steelyard.clients.flower.settings import FederateSettings
 from steelyard.errors import UserError
+from steelyard.experiment import privacy_checks
 from steelyard.experiment.code import named_code
 from steelyard.experiment.federations import FederationSettings, check_algorithm, federation_label
-from steelyard.experiment.privacy_words import asked_of, check_names, check_sums
-from steelyard.privacy.combinations import check_combination
 from steelyard.privacy.settings import PrivacySettings
 from steelyard.rounds.settings import RoundSettings
 from steelyard.runs.settings import StoreSettings
@@ -74,29 +73,37 @@ class Description(Section):
             raise
 
     @model_validator(mode="after")
-    def _rules(self, info: ValidationInfo) -> Self:
-        own = federation_label(self._main)
-        if own in self.beside:
-            raise UserError(f"beside.{own}: has the name of the main rule; allowed: any other name")
-        for rule in (self.weighing, *self.beside.values()):
-            if info.context != READING:
-                self._check_criteria(rule)
+    def _check_rules(self, info: ValidationInfo) -> Self:
+        rules, reading = self.rules(), info.context == READING
+        if len(rules) == len(self.beside):
+            raise UserError(f"beside.{next(iter(rules))}: has the name of the main rule; allowed: any other name")
+        known = {} if reading else self._known_criteria()
+        for name, rule in rules.items():
+            criteria = [known[each] for each in rule.criteria if each in known]
+            for criterion in criteria:
+                self.check_criterion(criterion)
             if rule.adjust is not None and self.rounds.evaluate_every != 1:
                 raise UserError(
                     f"rounds.evaluate_every: got {self.rounds.evaluate_every} with weighing.adjust, which compares "
                     "each round with the last; allowed: 1"
                 )
             self.check_rule(rule)
-            if info.context != READING:
-                self.check_privacy(rule)
+            if not reading:
+                privacy_checks.check_rule(self.privacy, name, rule, criteria, self.offers().classes)
         self._check_caps()
         self.check_algorithms(own_code=False)
-        if self.privacy is not None and info.context != READING and not self._plugged:
-            check_names(self.privacy)
+        if self.privacy is not None and not reading and not self._plugins:
+            privacy_checks.check_names(self.privacy)
         return self
 
+    def _known_criteria(self) -> Mapping[str, registry.Criterion]:
+        """Return the criteria that are known without running code; what plugins may define waits for `criteria`."""
+        if self._plugins:
+            return {name: criterion for name, criterion in registry.known().items() if criterion.built_in}
+        return {criterion.name: criterion for criterion in criteria_of(self.rules().values())}
+
     @property
-    def _plugged(self) -> bool:
+    def _plugins(self) -> bool:
         """Whether a rule names code that may define criteria."""
         return any(rule.plugins for rule in (self.weighing, *self.beside.values()))
 
@@ -112,7 +119,7 @@ class Description(Section):
             if own_code or not algorithm.plugins:
                 made = algorithm.made()
                 check_algorithm(rule, made, self.optimiser)
-                check_sums(self.privacy, made)
+                privacy_checks.check_algorithm(self.privacy, made)
 
     @property
     def optimiser(self) -> str | None:
@@ -127,13 +134,6 @@ class Description(Section):
     def rate(self, round: int) -> float:
         """Return what the clients' learning rate is multiplied by in a round."""
         return 1.0
-
-    def _check_criteria(self, rule: WeighingSettings) -> None:
-        """Check the criteria of a rule without running code: those that plugins may define wait for `criteria`."""
-        known = registry.known()
-        for name in rule.criteria:
-            if not self._plugged or (name in known and known[name].built_in):
-                self.check_criterion(registry.get(name))
 
     def _check_caps(self) -> None:
         """Refuse a cap under which even all clients together could not have all the weight."""
@@ -173,10 +173,6 @@ class Description(Section):
         if rule.loss is not None:
             raise UserError("weighing.loss: given, but the loss of this kind of experiment is fixed; allowed: nothing")
 
-    def check_privacy(self, rule: WeighingSettings) -> None:
-        """Refuse a rule with which what [privacy] promises cannot be kept; called for each before any data is read."""
-        check_combination(self.privacy, asked_of(rule, self.offers()))
-
     @property
     def clients_evaluate(self) -> bool:
         """Whether clients test the new models."""
@@ -193,14 +189,16 @@ class Description(Section):
         Whatever runs an experiment calls it first, so this is where criteria from plugins are held against the data.
         """
         self.check_algorithms(own_code=True)
-        found = criteria_of(self.rules().values())
-        for criterion in found:
+        rules = self.rules()
+        found = {criterion.name: criterion for criterion in criteria_of(rules.values())}
+        for criterion in found.values():
             self.check_criterion(criterion)
         if self.privacy is not None:
-            check_names(self.privacy)
-            for rule in self.rules().values():
-                self.check_privacy(rule)
-        return found
+            privacy_checks.check_names(self.privacy)
+            for name, rule in rules.items():
+                criteria = [found[each] for each in rule.criteria]
+                privacy_checks.check_rule(self.privacy, name, rule, criteria, self.offers().classes)
+        return list(found.values())
 
     def algorithms(self) -> list[Algorithm]:
         """Return the algorithm of each rule; loads the code that the experiment names for them."""

@@ -13,13 +13,13 @@ from steelyard.data.flaw_settings import OMNISCIENT
 from steelyard.data.settings import DataSettings, FlawSettings, PartitionSettings, check_flaws, check_together
 from steelyard.errors import UserError, listed
 from steelyard.experiment.description import Description
-from steelyard.experiment.privacy_words import check_cohorts
+from steelyard.experiment.privacy_checks import check_cohorts
 from steelyard.learning.effective_rows import effective_rows_of
 from steelyard.learning.settings import ModelSettings, TrainingSettings
 from steelyard.privacy.aggregation_requirements import check_installed
 from steelyard.weighing.adafed import CLASS_METRICS
 from steelyard.weighing.needs import Offers
-from steelyard.weighing.rule import WeighingSettings, label
+from steelyard.weighing.rule import WeighingSettings
 
 if TYPE_CHECKING:
     from steelyard.clients.node import NodeClients, NodeConfig
@@ -63,10 +63,10 @@ class LearningDescription(Description):
                 "rounds.stop_at_target: got true with partition.test 'none', which leaves no accuracy to reach a "
                 "target; allowed: partition.test = 'local' or 'held-out'"
             )
-        for rule in self.rules().values():
+        for name, rule in self.rules().items():
             if rule.adjust is not None:
                 raise UserError(
-                    f"weighing.adjust: '{label(rule)}' compares accuracies, and partition.test = 'none' leaves "
+                    f"weighing.adjust: '{name}' compares accuracies, and partition.test = 'none' leaves "
                     "none; allowed: partition.test = 'local' or 'held-out'"
                 )
 
@@ -213,7 +213,7 @@ class LearningDescription(Description):
     def _device_noise(self) -> DeviceNoise | None:
         """Return what devices add to what they send; None where they add nothing."""
         # For speed of start, as in `assemble`.
-        from steelyard.experiment.promising import noise_of_devices
+        from steelyard.experiment.guarantees import noise_of_devices
 
         if self.privacy is None or self.privacy.local is None:
             return None

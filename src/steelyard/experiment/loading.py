@@ -6,21 +6,30 @@ from collections.abc import Mapping, Sequence
 from importlib import resources
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import tomli_w
 
 from steelyard import files
 from steelyard.errors import UserError, brief, listed, nearest
-from steelyard.experiment.anchoring import anchor
 from steelyard.experiment.code import FOLDER, Ask, keep_code, named_code, resolve_code
 from steelyard.experiment.description import READING, Description
-from steelyard.experiment.kinds import kind_of
+from steelyard.experiment.learning import LearningDescription
+from steelyard.experiment.paths import resolve_paths
+from steelyard.experiment.recommend import RecommendDescription
 from steelyard.files import RUN_FILE as RUN_FILE
 from steelyard.settings import change, parse, validated
 
 LONGEST = 1_000_000
 """Bytes of an experiment file in a run's folder that are looked at; none of ours comes near."""
+KINDS: Mapping[str, type[Description]] = {"learning": LearningDescription, "recommend": RecommendDescription}
+
+
+def kind_of(kind: object) -> type[Description]:
+    """Return the class of an experiment's kind: "learning" for models of images or tables, "recommend" for FPL."""
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise UserError(f"kind: got {kind!r}{nearest(str(kind), KINDS)}; allowed: {listed(KINDS)}")
+    return KINDS[kind]
 
 
 def recipes() -> dict[str, Traversable]:
@@ -62,20 +71,18 @@ def read_document(
     seed: int | None = None,
     ask: Ask | None = None,
     *,
-    anchored: bool = True,
+    whole_paths: bool = True,
 ) -> dict[str, Any]:
     """Return a recipe or file as plain values, with changes such as "rounds.count=50" applied; nothing is checked.
 
-    Data that lie beside a file get their whole path, unless `anchored` is false. So does code: that of a file from its
-    folder, that of changes from the working folder. `ask` is called with the code that the file names.
+    Data that lie beside a file get their whole path, unless `whole_paths` is false. So does code: that of a file from
+    its folder, that of changes from the working folder. `ask` is called with the code that the file names.
     """
     document = parse(source_text(name_or_file), str(name_or_file))
     if str(name_or_file) not in recipes():
         beside = Path(name_or_file).resolve().parent
         resolve_code(document, beside)
-        _resolve_facts(document, beside)
-        if anchored:
-            anchor(document, beside)
+        resolve_paths(document, beside, data=whole_paths)
     named = named_code(document)
     for assignment in changes:
         change(document, assignment)
@@ -86,12 +93,6 @@ def read_document(
     if seed is not None:
         document["seed"] = seed
     return document
-
-
-def _resolve_facts(document: dict[str, Any], base: Path) -> None:
-    facts = document.get("facts")
-    if isinstance(facts, dict) and isinstance(path := cast("dict[str, Any]", facts).get("path"), str):
-        facts["path"] = str(base / path)
 
 
 def build(document: Mapping[str, Any], where: str = "experiment", *, reading: bool = False) -> Description:
@@ -109,14 +110,14 @@ def load(
     seed: int | None = None,
     ask: Ask | None = None,
     *,
-    anchored: bool = True,
+    whole_paths: bool = True,
 ) -> Description:
     """Load a recipe or a TOML file with changes such as "rounds.count=50"; this is what `steelyard run` does.
 
-    No code that it names is run; `ask` is called with it, where the experiment is about to be run. `anchored` = false
-    keeps paths of data as they are written, for other machines to find in folders of their own.
+    No code that it names is run; `ask` is called with it, where the experiment is about to be run. Without
+    `whole_paths`, paths of data stay as they are written, for other machines to find in folders of their own.
     """
-    return build(read_document(name_or_file, changes, seed, ask, anchored=anchored), str(name_or_file))
+    return build(read_document(name_or_file, changes, seed, ask, whole_paths=whole_paths), str(name_or_file))
 
 
 def read_experiment(folder: Path) -> Description:

@@ -14,8 +14,8 @@ import numpy as np
 
 from steelyard.data.seen import Seen
 from steelyard.errors import UserError, without_controls
-from steelyard.experiment.anchoring import anchor
 from steelyard.experiment.loading import build
+from steelyard.experiment.paths import resolve_paths
 from steelyard.rounds.settings import default_fraction
 from steelyard.settings import parse
 
@@ -67,7 +67,7 @@ def propose(seen: Seen, path: Path, file: Path) -> tuple[str, str]:
     }
     text = _text(_name(file), parts, seen, path)
     document = parse(text, str(file))
-    anchor(document, file.parent)
+    resolve_paths(document, file.parent)
     build(document, str(file))
     name, count = model.fields["name"][0], rounds.fields["count"][0]
     return text, f"{name} on {clients:,} clients, {count} rounds; {rule} beside fedavg and equal"

@@ -126,7 +126,7 @@ class RecommendDescription(Description):
     def device_noise(self) -> DeviceNoise | None:
         """Return what users' devices add to what they send; None where they add nothing."""
         # For speed of start, as in `prepare`.
-        from steelyard.experiment.promising import noise_of_devices
+        from steelyard.experiment.guarantees import noise_of_devices
 
         if self.privacy is None or self.privacy.local is None:
             return None

@@ -6,8 +6,9 @@ import json
 import secrets
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from steelyard import files
 from steelyard.activity import doing
@@ -24,11 +25,10 @@ from steelyard.experiment.continuing import (
     check_rules,
 )
 from steelyard.experiment.description import Description
-from steelyard.experiment.federations import FederationSettings
 from steelyard.experiment.folders import new_folder
+from steelyard.experiment.guarantees import ended_early, guarantee_record, open_ledger, private_rounds, remaining
 from steelyard.experiment.loading import RUN_FILE, own_text, read_experiment, run_file
-from steelyard.experiment.noting import Noting, told, versions, why
-from steelyard.experiment.promising import ended_early, private_rounds, promise, rest_of
+from steelyard.experiment.run_notes import RunRecorder, run_facts, versions, why
 from steelyard.rounds.loop import Progress, run_rounds
 from steelyard.rounds.progress import say, show_progress
 from steelyard.rounds.state import Federation, Plan
@@ -41,36 +41,40 @@ from steelyard.tracking.recording import Tracked
 from steelyard.tracking.trackers import check as check_tracker
 from steelyard.weighing.adafed import loss_rule
 from steelyard.weighing.adjusting import strategy_of
-from steelyard.weighing.rule import Rule, criteria_of
+from steelyard.weighing.rule import Rule
 from steelyard.weighing.trust import trusted
 
 if TYPE_CHECKING:
     from steelyard.clients.protocol import Clients, Server
     from steelyard.data.dataset import DatasetOrSeeded
+    from steelyard.rounds.private import PrivateRounds
+    from steelyard.weighing.criteria import Criterion
 
 Assembly = Callable[[], "tuple[Clients, Server]"]
 
 
-def federations_of(experiment: Description, seeds: Sequence[int] | None = None) -> list[Federation]:
-    """Return every rule of an experiment with every seed as a federation, the main rule first."""
+def federations_of(
+    experiment: Description, seeds: Sequence[int] | None = None, criteria: Sequence[Criterion] | None = None
+) -> list[Federation]:
+    """Return every rule of an experiment with every seed as a federation, the main rule first.
+
+    `criteria` are the experiment's own, where they are looked up already; without them no code of the user's is run.
+    """
     chosen = list(seeds) if seeds else [experiment.seed]
-    made: list[Federation] = []
-    for seed in chosen:
-        for name, settings in experiment.rules().items():
-            made.append(make_federation(experiment, name, settings, seed, several=len(chosen) > 1))
-    return made
-
-
-def make_federation(
-    experiment: Description, name: str, settings: FederationSettings, seed: int, *, several: bool = False
-) -> Federation:
-    """Make one federation from a rule, its algorithm and a seed, which is named where there are several."""
-    full_name = f"{name}#{seed}" if several else name
-    loss = loss_rule(settings.loss, experiment.local_loss)
-    algorithm = (settings.algorithm or experiment.algorithm).made()
-    return Federation(
-        *(full_name, name, seed, Rule(settings), strategy_of(settings.adjust), loss, algorithm, experiment.momentum)
-    )
+    return [
+        Federation(
+            f"{name}#{seed}" if len(chosen) > 1 else name,
+            name,
+            seed,
+            Rule(settings, criteria),
+            strategy_of(settings.adjust),
+            loss_rule(settings.loss, experiment.local_loss),
+            (settings.algorithm or experiment.algorithm).made(),
+            experiment.momentum,
+        )
+        for seed in chosen
+        for name, settings in experiment.rules().items()
+    ]
 
 
 def plan_of(experiment: Description) -> Plan:
@@ -88,6 +92,30 @@ def plan_of(experiment: Description) -> Plan:
         poisson=rounds.sampling == "poisson",
         rate=experiment.rate,
     )
+
+
+@dataclass(frozen=True, eq=False)
+class _Parts:
+    """What a run is made of; each part is made once."""
+
+    experiment: Description
+    clients: Clients
+    server: Server
+    federations: Sequence[Federation]
+    plan: Plan
+    private: PrivateRounds | None
+
+    @classmethod
+    def of(cls, experiment: Description, clients: Clients, server: Server, federations: Sequence[Federation]) -> Self:
+        plan = plan_of(experiment)
+        return cls(
+            *(experiment, clients, server, federations, plan),
+            private_rounds(experiment, plan, federations, clients),
+        )
+
+    @property
+    def seeds(self) -> list[int]:
+        return list(dict.fromkeys(federation.seed for federation in self.federations))
 
 
 def run(
@@ -108,23 +136,24 @@ def run(
     clients, server = _assembled(experiment, dataset, assemble)
     try:
         experiment = _ready(experiment, clients, list(seeds or [experiment.seed]))
-        federations = federations_of(experiment, seeds)
-        # A budget that allows no round at all shows here, before there is a folder.
-        private = private_rounds(experiment, plan_of(experiment), federations, clients)
+        federations = federations_of(experiment, seeds, experiment.criteria())
+        parts = _Parts.of(experiment, clients, server, federations)
+        if parts.private is not None:
+            parts.private.check_first_round(federations)
         made = [name for name in (RUN_FILE, CODE) if not (folder / name).exists()]
         text = run_file(experiment, folder)
         info = {
             "status": "running",
             "seeds": list(seeds or [experiment.seed]),
             "in_memory": dataset is not None,
-            **begun_with(folder, text, clients, [federation.seed for federation in federations]),
+            **begun_with(folder, text, clients, parts.seeds),
             **versions(),
-            **({} if private is None else {SALT: secrets.token_hex(32)}),
+            **({} if parts.private is None else {SALT: secrets.token_hex(32)}),
         }
         set_up(folder, {RUN_FILE: text}, info, federations, made)
         store = _open(folder, experiment, simulated=assemble is None)
         try:
-            return _go(experiment, folder, store, clients, server, federations, progress)
+            return _go(parts, folder, store, progress)
         except Exception:
             if not store.begun:
                 # Nothing to go on with: the folder is free for another try.
@@ -187,20 +216,20 @@ def resume(
     choice = history.info.get("engine_choice")
     if choice:
         experiment = experiment.with_engine(choice)
-    federations = federations_of(experiment, seeds)
+    federations = federations_of(experiment, seeds, experiment.criteria())
     check_rules(history, federations)
     for line in changed_versions(history):
         say(line)
     clients, server = _assembled(experiment, dataset, assemble)
     try:
-        text = own_text(folder / RUN_FILE)
-        now = begun_with(folder, text, clients, [federation.seed for federation in federations])
+        parts = _Parts.of(experiment, clients, server, federations)
+        now = begun_with(folder, own_text(folder / RUN_FILE), clients, parts.seeds)
         changes += changed_data(history, now, accept=accept_changes)
         store = _open(folder, experiment, simulated=assemble is None)
         try:
             if changes:
                 store.note(accepted=changes, **now)
-            return _go(experiment, folder, store, clients, server, federations, progress, accept=accept_changes)
+            return _go(parts, folder, store, progress, accept=accept_changes)
         finally:
             store.close()
     finally:
@@ -219,32 +248,22 @@ def _open(folder: Path, experiment: Description, *, simulated: bool) -> Store:
     return Store(folder, settings.checkpoint_every, settings.clients_every, every_digest=not simulated)
 
 
-def _go(
-    experiment: Description,
-    folder: Path,
-    store: Store,
-    clients: Clients,
-    server: Server,
-    federations: Sequence[Federation],
-    progress: bool | Progress,
-    *,
-    accept: bool = False,
-) -> Path:
+def _go(parts: _Parts, folder: Path, store: Store, progress: bool | Progress, *, accept: bool = False) -> Path:
     """Do all rounds that are left, from the last checkpoint or the first round, and say how it ended."""
+    experiment, clients, federations, private = parts.experiment, parts.clients, parts.federations, parts.private
     store.register(federations)
     restored = store.resume(accept=accept)
     for problem in restored.problems:
         say(f"{problem}; going on from round {max(restored.round, 0)}")
     if accept:
-        check_models(restored.states, federations, server)
+        check_models(restored.states, federations, parts.server)
     clients.restore(restored.kept)
-    plan = plan_of(experiment)
-    private = private_rounds(experiment, plan, federations, clients, folder, begun=restored.round > 0)
-    store.ledger = None if private is None else private.ledger
-    tracked = Tracked(Noting(store, experiment, clients), experiment.tracking)
-    _note_begun(store, experiment, plan)
-    for seed in dict.fromkeys(federation.seed for federation in federations):
-        # So that what is noted of the clients tells of every seed, also of one that had finished before a resume.
+    if private is not None:
+        private.ledger = store.ledger = open_ledger(folder, begun=restored.round > 0)
+    tracked = Tracked(RunRecorder(store, federations, clients, experiment.privacy), experiment.tracking)
+    _note_begun(store, parts)
+    for seed in parts.seeds:
+        # So that what is noted of the clients holds for every seed, also for one that had finished before a resume.
         with doing(f"sharing out the data, seed {seed}"):
             clients.names(seed)
     document = experiment.model_dump(mode="json", exclude_none=True)
@@ -252,11 +271,11 @@ def _go(
     if known is not None:
         store.note(tracked_as=known)
     try:
-        with _shown(progress, plan.rounds) as report:
-            states = rest_of(restored.states, federations, private)
-            states = run_rounds(federations, states, clients, server, plan, tracked, report, private)
+        with _shown(progress, parts.plan.rounds) as report:
+            states = remaining(restored.states, federations, private)
+            states = run_rounds(federations, states, clients, parts.server, parts.plan, tracked, report, private)
     except BaseException as error:
-        with suppress(UserError):  # where the disk is full, what went wrong first is what is told
+        with suppress(UserError):  # where the disk is full, what went wrong first is what is reported
             store.note(status="stopped", stopped=why(error))
         tracked.end(finished=False)
         if isinstance(error, KeyboardInterrupt):
@@ -264,25 +283,26 @@ def _go(
         raise
     ends = [f"{name}: ended in round {state.round + 1}: {state.ended}" for name, state in states.items() if state.ended]
     if private is not None:
-        told_of = promise(private, federations, states)
-        store.note(privacy=told_of)
-        ends = [*ended_early(told_of, plan.rounds), *ends]
+        record = guarantee_record(private, federations, states)
+        store.note(privacy=record)
+        ends = [*ended_early(record, parts.plan.rounds), *ends]
     for line in ends:
         say(line)
-    store.finish(**told(experiment, clients))
+    store.finish(**run_facts(federations, clients, experiment.privacy))
     tracked.end(finished=True)
     return folder
 
 
-def _note_begun(store: Store, experiment: Description, plan: Plan) -> None:
+def _note_begun(store: Store, parts: _Parts) -> None:
     """Note what lists and pages of runs show, and how they tell a run that goes on from one that was killed."""
+    criteria = [criterion for federation in parts.federations for criterion in federation.rule.criteria]
     store.note(
         status="running",
-        rounds=plan.rounds,
-        measure=experiment.score_name,
+        rounds=parts.plan.rounds,
+        measure=parts.experiment.score_name,
         writer=this_process().text(),
-        measured_by={found.name: found.measured_by for found in experiment.criteria()},
-        trust={name: trusted(rule, criteria_of([rule])) for name, rule in experiment.rules().items()},
+        measured_by={criterion.name: criterion.measured_by for criterion in criteria},
+        trust={federation.rule_name: trusted(federation.rule) for federation in parts.federations},
     )
 
 

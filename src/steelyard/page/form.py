@@ -9,8 +9,7 @@ from functools import lru_cache
 from typing import Any, NotRequired, TypedDict, cast
 
 from steelyard.errors import UserError
-from steelyard.experiment.kinds import kind_of
-from steelyard.experiment.loading import read_document, recipes
+from steelyard.experiment.loading import kind_of, read_document, recipes
 from steelyard.settings import parse
 
 FIELDS = {

@@ -47,7 +47,7 @@ def weigh_soundly(
 def _weigh(
     federation: Federation, state: RoundState, task: Task, updates: Updates, server: Server, plan: Plan
 ) -> Draft:
-    criteria = federation.rule.criteria()
+    criteria = federation.rule.criteria
     updates = _admitted(federation, task, updates, criteria, server, plan.min_clients)
     order = state.orders.order
     if not updates.clients:
@@ -89,7 +89,7 @@ def _weigh_privately(
     private: PrivateRounds,
 ) -> Draft:
     """Weigh and combine with noise; also where nobody came, since that must not show."""
-    criteria = federation.rule.criteria()
+    criteria = federation.rule.criteria
     updates = _admitted(federation, task, updates, criteria, server, min(plan.min_clients, len(task.clients)))
     view = _view(federation, state, updates, server)
     raw = measure(criteria, updates, view) if updates.clients else np.zeros((0, len(criteria)))

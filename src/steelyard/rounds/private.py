@@ -37,7 +37,6 @@ class PrivateRounds:
     def __init__(
         self,
         settings: PrivacySettings,
-        ledger: Ledger,
         plan: Plan,
         *,
         bounds: Mapping[str, float] | None = None,
@@ -45,8 +44,9 @@ class PrivateRounds:
         source: Source | None = None,
     ) -> None:
         self.settings = settings
-        self.ledger = ledger
         self.plan = plan
+        self.ledger = Ledger()
+        """In memory until whoever runs the rounds puts the ledger of the run's folder in its place."""
         self.source = source or SystemSource()
         self._limits = dict(bounds or {})
         self._device_criteria = device_criteria
@@ -85,18 +85,23 @@ class PrivateRounds:
         return self.settings.central is not None and self.settings.central.cohorts == "secret"
 
     def prepare(self, federations: Sequence[Federation], names: Mapping[int, Sequence[str]]) -> None:
-        """Find each federation's noise, given the clients of each seed; refuse a budget that allows no round at all."""
+        """Find each federation's noise, given the clients of each seed; refuse a δ that guarantees nothing."""
         self._names = {seed: tuple(sorted(found)) for seed, found in names.items()}
         if not self.settings.accept_large_delta:
             most = max((len(found) for found in self._names.values()), default=0)
             check_delta("privacy.budget.delta", self.delta, most, "privacy.accept_large_delta = true")
+        for federation in federations:
+            if federation.rule.settings.trained_by == "clients":
+                self._noise[federation.name] = self._found_noise(federation)
+
+    def check_first_round(self, federations: Sequence[Federation]) -> None:
+        """Refuse a budget that allows no round at all; call it before the folder of a new run is made."""
         limit = self.settings.budget.epsilon
         for federation in federations:
-            if federation.rule.settings.trained_by != "clients":
+            if limit is None or federation.name not in self._noise:
                 continue
-            self._noise[federation.name] = self._found_noise(federation)
             first = Account().plus(self.charges(federation, 1))
-            if limit is not None and not self.ledger.charges and not self._within(first, limit):
+            if not self._within(first, limit):
                 cost = first.epsilon(self.delta, self.accountant)
                 raise UserError(
                     f"privacy.budget.epsilon: got {limit:g}, and the first round of '{federation.name}' alone costs "
@@ -125,7 +130,7 @@ class PrivateRounds:
             return 0
         if self.settings.local is not None:
             return self._device_criteria
-        return sum(criterion.name != "EQ" for criterion in federation.rule.criteria())
+        return sum(criterion.name != "EQ" for criterion in federation.rule.criteria)
 
     def _criteria_noise(self, federation: str) -> float:
         return self.settings.criteria_noise or self._noise[federation]
@@ -217,7 +222,7 @@ class PrivateRounds:
             references = np.array([central.references.get(name, 1.0) for name in rule.names])
             return weigh_alone(rule, raw, references, self._expected(federation), order)
         if self.settings.criteria == "charged":
-            free = np.array([criterion.name == "EQ" for criterion in rule.criteria()])
+            free = np.array([criterion.name == "EQ" for criterion in rule.criteria])
             bounds = self._bounds(federation)
             raw = np.where(free, raw, noised(raw, bounds, self._criteria_noise(federation.name), self.source))
         return rule.weigh(raw, order)

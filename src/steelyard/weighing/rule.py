@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -217,11 +218,15 @@ def criteria_of(rules: Iterable[WeighingSettings]) -> list[registry.Criterion]:
 
 
 class Rule:
-    """A weighing rule ready for use: pure functions from raw criteria to weights."""
+    """A weighing rule ready for use: pure functions from raw criteria to weights.
 
-    def __init__(self, settings: WeighingSettings) -> None:
+    `known` are criteria that were looked up already, at least this rule's own; a run looks all of its criteria up once.
+    """
+
+    def __init__(self, settings: WeighingSettings, known: Iterable[registry.Criterion] | None = None) -> None:
         self.settings = settings
         self.names = settings.criteria
+        self._known = None if known is None else {criterion.name: criterion for criterion in known}
         self.start_order = settings.order()
         self._score = settings.score_function()
 
@@ -230,9 +235,10 @@ class Rule:
         """Whether the order of the criteria matters to this rule."""
         return self.settings.score == "prioritized"
 
+    @cached_property
     def criteria(self) -> list[registry.Criterion]:
-        """Look the criteria up, after loading the plugins that may define them."""
-        return criteria_of([self.settings])
+        """The criteria, in the order of naming; looked up at the first call, after loading the plugins they are in."""
+        return criteria_of([self.settings]) if self._known is None else [self._known[name] for name in self.names]
 
     def score(self, values: Floats, order: Sequence[int] | None = None) -> Floats:
         """Return the scores of values [clients, criteria] given in the listed order of the criteria."""
@@ -247,7 +253,7 @@ class Rule:
 
         `how` it is normalised: as the rule says, in another way, or not at all (None: values are in [0, 1] already).
         """
-        believed = raw if self.settings.bound is None else bounded(raw, self.criteria(), self.settings)
+        believed = raw if self.settings.bound is None else bounded(raw, self.criteria, self.settings)
         how = self.settings.normalise if how == "rule" else how
         normalised, zero = (believed, np.zeros(raw.shape[1])) if how is None else normalise(believed, how)
         found = self.score(normalised, order)

@@ -19,7 +19,7 @@ from steelyard.messages import Counts, Floats
 from steelyard.weighing.criteria import Criterion
 
 if TYPE_CHECKING:
-    from steelyard.weighing.rule import WeighingSettings
+    from steelyard.weighing.rule import Rule, WeighingSettings
 
 Trust = Literal["measured", "bounded", "attested", "self-reported"]
 
@@ -34,9 +34,9 @@ def trust_of(criterion: Criterion, settings: WeighingSettings) -> Trust:
     return "bounded" if limited or settings.bound is not None else "self-reported"
 
 
-def trusted(settings: WeighingSettings, criteria: Sequence[Criterion]) -> dict[str, Trust]:
+def trusted(rule: Rule) -> dict[str, Trust]:
     """Return how far each criterion of a rule can be trusted, by name."""
-    return {criterion.name: trust_of(criterion, settings) for criterion in criteria}
+    return {criterion.name: trust_of(criterion, rule.settings) for criterion in rule.criteria}
 
 
 def limit_of(values: Floats, bound: float) -> float:
@@ -67,14 +67,15 @@ def bounded_samples(samples: Counts, settings: WeighingSettings) -> Counts:
     return np.minimum(samples, most)
 
 
-def warnings(rules: Iterable[tuple[WeighingSettings, Sequence[Criterion]]]) -> list[str]:
+def warnings(rules: Iterable[Rule]) -> list[str]:
     """Return one line that names the criteria of some rules which nothing limits; none where there are none."""
     found = dict.fromkeys(
-        criterion.name
-        for settings, criteria in rules
-        if settings.trained_by == "clients" and settings.max_weight is None and settings.max_shares is None
-        for criterion in criteria
-        if trust_of(criterion, settings) == "self-reported"
+        name
+        for rule in rules
+        if rule.settings.trained_by == "clients" and rule.settings.max_weight is None
+        if rule.settings.max_shares is None
+        for name, trust in trusted(rule).items()
+        if trust == "self-reported"
     )
     if not found:
         return []

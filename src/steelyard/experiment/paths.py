@@ -1,4 +1,4 @@
-"""Paths of data in an experiment file mean files beside it, wherever the command is called from."""
+"""Relative paths in an experiment file mean files beside it, wherever the command is called from."""
 
 from __future__ import annotations
 
@@ -15,13 +15,18 @@ DATA_FIELDS: Mapping[str, tuple[str, ...]] = {
 """Fields that name data to read, by section. What is written (`store.folder`) goes to the working folder."""
 
 
-def anchor(document: dict[str, Any], folder: Path) -> None:
+def resolve_paths(document: dict[str, Any], folder: Path, *, data: bool = True) -> None:
     """Replace each relative path of data that exists in `folder` by the whole path; all others stay as they are.
+
+    The table of facts always gets its whole path; with `data` = false nothing else does.
 
     Use it on the document of an experiment file, before changes from the command line, whose paths are relative to the
     working folder. A whole path also lets the run be resumed from anywhere.
     """
-    for section, fields in DATA_FIELDS.items():
+    for facts in _tables(document, ["facts"]):
+        if isinstance(path := facts.get("path"), str):
+            facts["path"] = str(folder / path)
+    for section, fields in DATA_FIELDS.items() if data else ():
         for table in _tables(document, section.split(".")):
             for field in fields:
                 given = table.get(field)

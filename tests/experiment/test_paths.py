@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from tests.conftest import CommandLine
 
-from steelyard.experiment.anchoring import anchor
 from steelyard.experiment.loading import load
+from steelyard.experiment.paths import resolve_paths
 
 TABLE = "x,y\n" + "\n".join(f"{row},{row % 2}" for row in range(40)) + "\n"
 EXPERIMENT = """
@@ -45,17 +45,17 @@ def test_other_paths_stay(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
     paths = ("nowhere.csv", "included/heart_disease.csv", "/x/rows.csv", "x" * 5000, "nul\0", 3)
     for path in paths:
         document = {"data": {"path": path}, "store": {"folder": "rows.csv"}, "items": "no section"}
-        anchor(document, folder)
+        resolve_paths(document, folder)
         assert document == {"data": {"path": path}, "store": {"folder": "rows.csv"}, "items": "no section"}
     # what is set on the command line is relative to the working folder, and the flag keeps a file's own words
     assert load(folder / "mine.toml", ["data.path=rows.csv"]).model_dump()["data"]["path"] == Path("rows.csv")
-    assert load(folder / "mine.toml", anchored=False).model_dump()["data"]["path"] == Path("rows.csv")
+    assert load(folder / "mine.toml", whole_paths=False).model_dump()["data"]["path"] == Path("rows.csv")
 
 
 def test_interactions_too(tmp_path: Path) -> None:
     (tmp_path / "likes.csv").write_text("x")
     document = {"interactions": {"path": "likes.csv", "catalogue": "all.csv"}, "items": {"path": "likes.csv"}}
-    anchor(document, tmp_path)
+    resolve_paths(document, tmp_path)
     whole = str(tmp_path / "likes.csv")
     assert document == {"interactions": {"path": whole, "catalogue": "all.csv"}, "items": {"path": whole}}
 
@@ -69,5 +69,5 @@ def test_each_source_of_knowledge(tmp_path: Path) -> None:
     (tmp_path / "g.tsv").write_text("x")
     whole = str(tmp_path / "g.tsv")
     document = {"knowledge": {"sources": [{"path": "g.tsv", "links": "no.tsv"}, {"predicates": "g.tsv"}, "no table"]}}
-    anchor(document, tmp_path)
+    resolve_paths(document, tmp_path)
     assert document["knowledge"]["sources"] == [{"path": whole, "links": "no.tsv"}, {"predicates": whole}, "no table"]

@@ -1,4 +1,4 @@
-"""What an experiment promises to its clients, made ready for the loop, and how it is told afterwards."""
+"""The privacy guarantee of a run: made ready for the loop, and what the run's record and its notes say of it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from steelyard import files
 from steelyard.errors import UserError, listed
 from steelyard.privacy.ledger import Ledger
-from steelyard.privacy.ledger_marks import FILE
 from steelyard.privacy.local import DeviceNoise, device_noise
 from steelyard.privacy.requirements import check_accounting
 from steelyard.privacy.settings import PrivacySettings
@@ -34,24 +33,15 @@ def noise_of_devices(
     privacy: PrivacySettings, criteria: Sequence[Criterion], classes: int | None, rounds: int
 ) -> DeviceNoise:
     """Return what devices do to their answers; the same on a node as in a simulation."""
-    told = [criterion for criterion in criteria if criterion.measured_by == "client"]
-    noise = device_noise(privacy, rounds, len(told))
-    return DeviceNoise(privacy, noise, criteria_bounds(privacy, told, classes))
+    measured = [criterion for criterion in criteria if criterion.measured_by == "client"]
+    noise = device_noise(privacy, rounds, len(measured))
+    return DeviceNoise(privacy, noise, criteria_bounds(privacy, measured, classes))
 
 
 def private_rounds(
-    experiment: Description,
-    plan: Plan,
-    federations: Sequence[Federation],
-    clients: Clients,
-    folder: Path | None = None,
-    *,
-    begun: bool = False,
+    experiment: Description, plan: Plan, federations: Sequence[Federation], clients: Clients
 ) -> PrivateRounds | None:
-    """Return what keeps an experiment's promise, or None where it makes none; `folder` holds the ledger.
-
-    A run that has begun and has lost its ledger is refused: nobody could say any more what it has told.
-    """
+    """Return what keeps an experiment's guarantee; None where it gives none. Its ledger is opened with the folder."""
     privacy = experiment.privacy
     if privacy is None or (privacy.central is None and privacy.local is None):
         return None
@@ -59,35 +49,44 @@ def private_rounds(
     from steelyard.rounds.private import PrivateRounds
 
     check_accounting()
-    path = None if folder is None else folder / FILE
-    if begun and path is not None and not files.is_file(path):
-        raise UserError(f"{path}: the ledger of this run is gone, so what it has told is unknown; allowed: the file")
-    criteria = experiment.criteria()
+    criteria = {each.name: each for federation in federations for each in federation.rule.criteria}
     private = PrivateRounds(
         privacy,
-        Ledger(path),
         plan,
-        bounds=criteria_bounds(privacy, criteria, experiment.offers().classes),
-        device_criteria=sum(criterion.measured_by == "client" for criterion in criteria),
+        bounds=criteria_bounds(privacy, list(criteria.values()), experiment.offers().classes),
+        device_criteria=sum(criterion.measured_by == "client" for criterion in criteria.values()),
     )
     private.prepare(federations, {federation.seed: clients.names(federation.seed) for federation in federations})
     return private
 
 
-def rest_of(
+def open_ledger(folder: Path, *, begun: bool) -> Ledger:
+    """Return the ledger in a run's folder.
+
+    A run that has begun and has lost its ledger is refused: nobody could say any more what it has released.
+    """
+    path = folder / files.LEDGER
+    if begun and not files.is_file(path):
+        raise UserError(
+            f"{path}: the ledger of this run is gone, so what it has released is unknown; allowed: the file as it was"
+        )
+    return Ledger(path)
+
+
+def remaining(
     states: dict[str, RoundState], federations: Sequence[Federation], private: PrivateRounds | None
 ) -> dict[str, RoundState]:
-    """Return the states of a resumed run; a federation whose budget reaches for no further round is at its end."""
+    """Return the states of a resumed run; a federation whose budget allows no further round is at its end."""
     if private is None or not states:
         return states
     ended = [f.name for f in federations if not private.affords(f, (states[f.name].round + 1,))]
     return {name: replace(state, finished=state.finished or name in ended) for name, state in states.items()}
 
 
-def promise(
+def guarantee_record(
     private: PrivateRounds, federations: Sequence[Federation], states: Mapping[str, RoundState]
 ) -> dict[str, Any]:
-    """Return what was promised and what was spent, as a run's record keeps it."""
+    """Return what was guaranteed and what was spent, as a run's record keeps it."""
     settings, kept = private.settings, [f for f in federations if f.rule.settings.trained_by == "clients"]
     section = settings.central or settings.local
     assert section is not None
@@ -103,7 +102,7 @@ def promise(
         "neighbours": private.neighbours,
         "charges": len(private.ledger.charges),
         "ended": {f.name: states[f.name].round for f in kept if _ended(private, f, states[f.name])},
-        "notes": promise_notes(settings, [name for f in kept for name in f.rule.names]),
+        "notes": guarantee_notes(settings, [name for f in kept for name in f.rule.names]),
     }
 
 
@@ -113,12 +112,12 @@ def _ended(private: PrivateRounds, federation: Federation, state: RoundState) ->
     return rests and not private.affords(federation, (state.round + 1,))
 
 
-def promise_notes(privacy: PrivacySettings, criteria: Sequence[str]) -> list[str]:
-    """Return what a reader must know of a promise: what it rests on, and what it does not cover."""
+def guarantee_notes(privacy: PrivacySettings, criteria: Sequence[str]) -> list[str]:
+    """Return what a reader must know of a guarantee: what it rests on, and what it does not cover."""
     notes: list[str] = []
     names = listed(dict.fromkeys(name for name in criteria if name != "EQ"))
     if privacy.criteria == "public" and names:
-        notes.append(f"criteria ({names}) are declared public: the promise does not cover them")
+        notes.append(f"criteria ({names}) are declared public: the guarantee does not cover them")
     if privacy.criteria == "charged" and names:
         notes.append(f"criteria ({names}) carry noise and are charged to the budget")
     if privacy.aggregation is not None:
@@ -129,7 +128,7 @@ def promise_notes(privacy: PrivacySettings, criteria: Sequence[str]) -> list[str
     if privacy.central is not None:
         notes.append("the server is trusted, and so is this run's folder: it holds figures of single clients")
     if privacy.noise:
-        notes.append("scores that clients report of their test rows are not covered by the promise")
+        notes.append("scores that clients report of their test rows are not covered by the guarantee")
     return notes
 
 

@@ -1,4 +1,4 @@
-"""What cannot keep its promise is refused before any data is read, in one sentence that says why."""
+"""A privacy guarantee that cannot hold is refused before any data is read, in one sentence that says why."""
 
 from __future__ import annotations
 

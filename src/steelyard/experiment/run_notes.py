@@ -1,4 +1,4 @@
-"""What a run notes beside its rounds: how its clients compute, what is open to lies, versions, and why it stopped."""
+"""What a run records beside its rounds: how its clients compute, what is open to lies, versions, why it stopped."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from steelyard import __version__
-from steelyard.clients.protocol import NotingClients
+from steelyard.clients.protocol import ClientsWithNotes
 from steelyard.errors import UserError
-from steelyard.experiment.description import Description
-from steelyard.experiment.promising import promise_notes
+from steelyard.experiment.guarantees import guarantee_notes
+from steelyard.privacy.settings import PrivacySettings
 from steelyard.rounds.progress import say, weighed_one
-from steelyard.rounds.state import RoundRecord, RoundState
+from steelyard.rounds.state import Federation, RoundRecord, RoundState
 from steelyard.runs.store import Store
-from steelyard.weighing.rule import criteria_of
 from steelyard.weighing.trust import warnings
 
 if TYPE_CHECKING:
@@ -27,27 +26,34 @@ if TYPE_CHECKING:
 _LIBRARIES = ("torch", "numpy", "scipy", "scikit-learn", "pydantic", "safetensors", "flwr")
 
 
-def told(experiment: Description, clients: Clients) -> dict[str, str]:
+def run_facts(
+    federations: Sequence[Federation], clients: Clients, privacy: PrivacySettings | None = None
+) -> dict[str, str]:
     """Return what a reader of the run should know: how the clients work, and what in the rules is open to lies."""
     facts = dict(clients.describe())
-    rules = [(settings, criteria_of([settings])) for settings in experiment.rules().values()]
+    rules = [federation.rule for federation in federations]
     notes = [facts.get("notes", ""), *warnings(rules)]
-    if experiment.privacy is not None:
-        names = [name for rule in experiment.rules().values() for name in rule.criteria]
-        notes += promise_notes(experiment.privacy, names)
+    if privacy is not None:
+        notes += guarantee_notes(privacy, [name for rule in rules for name in rule.names])
     text = "; ".join(note for note in notes if note)
     return {**facts, "notes": text} if text else facts
 
 
-class Noting:
+class RunRecorder:
     """A recorder that also writes down, with the first round, how the clients compute: a resume must do the same.
 
     It says, once, that a round weighed one client: such rounds look like any other, and compare nothing.
     """
 
-    def __init__(self, store: Store, experiment: Description, clients: Clients) -> None:
-        self._store, self._experiment, self._clients, self._noted = store, experiment, clients, False
-        self._warned = False
+    def __init__(
+        self,
+        store: Store,
+        federations: Sequence[Federation],
+        clients: Clients,
+        privacy: PrivacySettings | None = None,
+    ) -> None:
+        self._store, self._federations, self._clients, self._privacy = store, federations, clients, privacy
+        self._noted = self._warned = False
 
     def commit(
         self,
@@ -59,8 +65,8 @@ class Noting:
         last: bool,
     ) -> None:
         # What is noted of clients elsewhere may change with every round; of simulated ones it does not.
-        if round > 0 and (not self._noted or isinstance(self._clients, NotingClients)):
-            self._store.note(**told(self._experiment, self._clients))
+        if round > 0 and (not self._noted or isinstance(self._clients, ClientsWithNotes)):
+            self._store.note(**run_facts(self._federations, self._clients, self._privacy))
             self._noted = True
         self._store.commit(round, records, states, snapshot, last=last)
         single = next((r for r in records if r.updates and len(r.updates.clients) == 1 and not r.kept_old), None)

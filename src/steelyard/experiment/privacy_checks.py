@@ -1,0 +1,225 @@
+"""Which privacy guarantees cannot hold together with what an experiment asks for: refused before any data is read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from steelyard.algorithms.algorithm import Algorithm
+from steelyard.errors import UserError, listed
+from steelyard.privacy.aggregation_settings import FEWEST, AggregationSettings
+from steelyard.privacy.hidden import check_cohort
+from steelyard.privacy.settings import CentralSettings, PrivacySettings
+from steelyard.rounds.settings import RoundSettings
+from steelyard.weighing import criteria as registry
+from steelyard.weighing.rule import WeighingSettings
+
+
+def check_rule(
+    privacy: PrivacySettings | None,
+    name: str,
+    rule: WeighingSettings,
+    criteria: Sequence[registry.Criterion],
+    classes: int | None,
+) -> None:
+    """Refuse a rule under which the guarantee of [privacy] could not hold; call it for each rule.
+
+    `criteria` are those of the rule that are known: what a plugin defines is checked once that is loaded.
+    """
+    if privacy is None or rule.trained_by != "clients":
+        return
+    checked = _Rule(name, rule, criteria, classes)
+    if privacy.central is not None:
+        checked.with_central(privacy, privacy.central)
+    if privacy.local is not None:
+        checked.releases(privacy, [criterion for criterion in criteria if criterion.measured_by == "client"])
+    if privacy.aggregation is not None:
+        checked.with_aggregation()
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """One rule of an experiment; each check below is one sentence that says why."""
+
+    name: str
+    settings: WeighingSettings
+    criteria: Sequence[registry.Criterion]
+    classes: int | None
+
+    def _refuse(self, field: str, why: str, allowed: str) -> NoReturn:
+        raise UserError(f"{field}: rule '{self.name}' {why}; allowed: {allowed}")
+
+    @property
+    def _defence(self) -> str:
+        """The robust rule; empty for the plain weighted sum."""
+        defence = self.settings.defence
+        return defence.rule if defence is not None and defence.robust else ""
+
+    def with_central(self, privacy: PrivacySettings, central: CentralSettings) -> None:
+        """Refuse what the noise of the server could not cover."""
+        if self.settings.max_weight is None and self.settings.max_shares is None:
+            self._refuse(
+                "weighing.max_weight",
+                "gives weights without a cap, and the noise of privacy.central must cover the largest one",
+                "max_weight or max_shares",
+            )
+        if self._defence:
+            self._refuse(
+                "weighing.defence",
+                f"combines by '{self._defence}', which may follow any single update, so that no noise covers it",
+                "no defence (privacy.central clips already), or privacy.local",
+            )
+        if self.settings.fit is not None:
+            self._refuse(
+                "weighing.fit",
+                "fits weights to single updates, which then decide about the weights of all others",
+                "without it, or privacy.local",
+            )
+        if self.settings.adjust is not None:
+            self._refuse(
+                "weighing.adjust",
+                "tests many weightings of the same updates, and privacy.central would have to pay for each of them",
+                "a fixed order, or privacy.local",
+            )
+        for criterion in self.criteria:
+            if not criterion.of_one:
+                self._refuse(
+                    "weighing.criteria",
+                    f"uses {criterion.name}, which the server measures from a whole cohort, so that one client moves "
+                    "the weights of others beyond any bound",
+                    "criteria that follow from a client alone, or privacy.local",
+                )
+        if central.weights == "own":
+            self._with_own_weights(central)
+        else:
+            self.releases(privacy, self.criteria)
+
+    def _with_own_weights(self, central: CentralSettings) -> None:
+        if self.settings.normalise == "rank":
+            self._refuse("weighing.normalise", "ranks clients by one another", "share or max, or weights = 'cohort'")
+        if self.settings.bound is not None:
+            self._refuse(
+                "weighing.bound",
+                "cuts criteria at the cohort's median, which follows from other clients",
+                "without it (max_weight bounds each client), or privacy.central.weights = 'cohort'",
+            )
+        for criterion in self.criteria:
+            if criterion.name not in central.references and criterion.name != "EQ":
+                self._refuse(
+                    f"privacy.central.references.{criterion.name}",
+                    "needs a typical value to weigh a client by itself, known beforehand and not measured on clients",
+                    "a number, or privacy.central.weights = 'cohort'",
+                )
+
+    def with_aggregation(self) -> None:
+        """Refuse what looks at single updates, or would take several sums of the same ones."""
+        if self._defence:
+            self._refuse(
+                "weighing.defence",
+                f"combines by '{self._defence}', which looks at single updates, and privacy.aggregation hides them",
+                "no defence (weighing.bound and weighing.max_weight work)",
+            )
+        if self.settings.fit is not None:
+            self._refuse(
+                "weighing.fit",
+                "fits weights to single models, and privacy.aggregation hides them",
+                "weights from criteria alone",
+            )
+        if self.settings.adjust is not None:
+            self._refuse(
+                "weighing.adjust",
+                "tries several weightings of the same updates, and each sum would be one more equation from which the "
+                "server could solve for single updates, which privacy.aggregation hides",
+                "a fixed order",
+            )
+        for criterion in self.criteria:
+            if criterion.needs.models:
+                self._refuse(
+                    "weighing.criteria",
+                    f"uses {criterion.name}, which the server measures on single models, and privacy.aggregation hides "
+                    "them",
+                    "criteria that clients measure, such as DS and LD",
+                )
+
+    def releases(self, privacy: PrivacySettings, criteria: Sequence[registry.Criterion]) -> None:
+        """Refuse criteria that would be released without being declared public or charged."""
+        released = [criterion for criterion in criteria if criterion.name != "EQ"]
+        if released and privacy.criteria is None:
+            self._refuse(
+                "privacy.criteria",
+                f"tells {', '.join(criterion.name for criterion in released)} of each client, which is a release too",
+                "'charged' or 'public'",
+            )
+        for criterion in released:
+            # Such a measure follows from the training of this round (a loss, a distance).
+            if privacy.criteria == "public" and criterion.measured_by == "server" and criterion.needs.models:
+                self._refuse(
+                    "privacy.criteria",
+                    f"uses {criterion.name}, which comes out of this round's training and cannot be public beforehand",
+                    "'charged', or criteria of the data such as DS",
+                )
+            unbounded = math.isinf(criterion.most(self.classes)) and criterion.name not in privacy.criteria_bounds
+            if privacy.criteria == "charged" and unbounded:
+                self._refuse(
+                    f"privacy.criteria_bounds.{criterion.name}",
+                    "charges a criterion that has no largest value, and noise must cover the whole range",
+                    "a number",
+                )
+
+
+def check_cohorts(aggregation: AggregationSettings, rounds: RoundSettings, clients: int | None) -> None:
+    """Refuse rounds whose cohorts could be too small to hide in, or too large for the words; `clients` where known.
+
+    By Poisson sampling a cohort may have any size from `rounds.min_clients` to all clients.
+    """
+    if rounds.sampling == "poisson" and rounds.min_clients < FEWEST:
+        raise UserError(
+            f"rounds.min_clients: got {rounds.min_clients} with rounds.sampling = 'poisson' and privacy.aggregation, "
+            "where chance may draw a cohort of one or two, in which nobody can hide; allowed: at least "
+            f"{FEWEST} (a smaller cohort is then drawn again with so many), or rounds.sampling = 'fixed'"
+        )
+    if clients is None:
+        return
+    most = clients if rounds.sampling == "poisson" else rounds.cohort(clients)
+    check_cohort(aggregation, most)
+
+
+def check_names(privacy: PrivacySettings) -> None:
+    """Refuse numbers given for criteria that do not exist; call it once plugins are loaded, or where there are none.
+
+    A wrong name would be passed over, and the guarantee would not be the one that was meant.
+    """
+    references = {} if privacy.central is None else privacy.central.references
+    for field, given in (("central.references", references), ("criteria_bounds", privacy.criteria_bounds)):
+        for name in given:
+            if name not in registry.known():
+                raise UserError(
+                    f"privacy.{field}: got '{name}', which is no criterion; allowed: {listed(registry.known())}"
+                )
+
+
+def check_algorithm(privacy: PrivacySettings | None, algorithm: Algorithm) -> None:
+    """Refuse an algorithm whose server needs more than one noisy or hidden sum of a round."""
+    if privacy is None:
+        return
+    fields = {"central": privacy.central, "local": privacy.local, "aggregation": privacy.aggregation}
+    field = next((name for name, section in fields.items() if section is not None), None)
+    if field is None:
+        return
+    if algorithm.sends:
+        raise UserError(
+            f"privacy.{field}: {algorithm.name} has clients send {listed(algorithm.sends)} beside their models, and a "
+            "second vector is a second release; allowed: an algorithm that sends models alone"
+        )
+    if algorithm.counts_steps and field == "local":
+        raise UserError(
+            f"privacy.local: the server of {algorithm.name} counts the steps of each client, which devices with noise "
+            "do not report; allowed: an algorithm that counts none"
+        )
+    if algorithm.sees == "models" and field != "local":
+        raise UserError(
+            f"privacy.{field}: the server of {algorithm.name} steps from single updates, and here it has only their "
+            "sum; allowed: an algorithm that needs the sum alone"
+        )
