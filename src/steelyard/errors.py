@@ -58,7 +58,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
 def writable(folder: Path, option: str) -> Path:
     """Return a folder in which one may write, made or not; anything else is refused before any work is done.
 
-    Use it for every folder that a command is told to make.
+    Use it for every folder that a user asks a command to make.
     """
     try:
         # The nearest folder that there is says whether the rest can be made.

@@ -19,7 +19,7 @@ from steelyard.errors import UserError
 DATABASE, BESIDE = "run.sqlite", ("-wal", "-shm", "-journal")
 """A run's database, and the endings of what SQLite keeps beside it while it is written."""
 RUN_FILE, LEDGER, LOCK, REPORT = "experiment.toml", "privacy.jsonl", "lock", "report.html"
-"""Other files of a run: its resolved experiment, what it has told, what its writer holds, its report."""
+"""Other files of a run: its resolved experiment, its privacy ledger, what its writer holds, its report."""
 CHECKPOINTS, CODE, EXPORT, FIGURES, FLOWER = "checkpoints", "code", "export", "figures", "flower"
 """Folders of a run."""
 SWEEP_FILE, ATTACK_FILE = "sweep.toml", "attack.toml"

@@ -211,8 +211,8 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
     if first["type"] == "missing":
         return f"{name}: missing; this field must be given{more}"
     if first["type"] == "value_error":
-        told = first["msg"].removeprefix("Value error, ")
-        return f"{name}.{told}{more}" if name else f"{told}{more}"
+        text = first["msg"].removeprefix("Value error, ")
+        return f"{name}.{text}{more}" if name else f"{text}{more}"
     hint = ""
     if first["type"] == "literal_error" and isinstance(got, str):
         hint = nearest(got, [part for part in first["msg"].split("'") if part.strip() not in ("", ",", "or")][1:])

@@ -231,7 +231,7 @@ def is_handed_over(name: str) -> bool:
 def refuse_unknown(name: str, field: str, known: Sequence[str]) -> None:
     """Refuse a name that is neither built in nor written like code of the user's own; nothing is imported for it.
 
-    Use it when settings are read, so that a slip is told before any data is loaded or any point of a grid has run.
+    Use it when settings are read, so that a slip is reported before any data is loaded or any point of a grid has run.
     """
     if name not in known and not name.rpartition(":")[0]:
         raise UserError(

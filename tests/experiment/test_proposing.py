@@ -1,4 +1,4 @@
-"""Proposals for data of many shapes: what they say is valid, and fits what was seen."""
+"""Proposals for data of many shapes: what they say is valid, and fits what the data hold."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from steelyard.data.seen import Seen
+from steelyard.data.summary import DataSummary
 from steelyard.errors import UserError
 from steelyard.experiment.proposing import propose, toml
 from steelyard.rounds.settings import cohort_size
 
 
-def seen(**changes: Any) -> Seen:
+def seen(**changes: Any) -> DataSummary:
     usual: dict[str, Any] = {
         "source": "npz",
         "rows": 1000,
@@ -29,7 +29,7 @@ def seen(**changes: Any) -> Seen:
         "fields": {},
         "account": (),
     }
-    return Seen(**{**usual, **changes})
+    return DataSummary(**{**usual, **changes})
 
 
 def proposed(tmp_path: Path, **changes: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Needs against offers: every need that is not met is refused in one line, and names decide nothing."""
+"""Needs against capabilities: every need that is not met is refused in one line, and names decide nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from steelyard.data.settings import DataSettings
 from steelyard.errors import UserError
 from steelyard.weighing import criteria
 from steelyard.weighing.criteria import CohortView, Criterion, LocalData, client_criterion, server_criterion
-from steelyard.weighing.needs import NO_NEEDS, Needs, Offers, unmet
+from steelyard.weighing.needs import NO_NEEDS, Capabilities, Needs, unmet
 
 KNOWN = {
     "LE": Needs(task="classes", test_set=True),  # measured otherwise than the rest: never named in their place
@@ -18,14 +18,16 @@ KNOWN = {
     "VE": Needs(task="regression"),
     "DS": NO_NEEDS,
 }
-DIGITS = Offers("data.source = 'digits'", task="classes", classes=10, marks=frozenset())
-REGRESSION = Offers("data.source = 'diabetes'", task="regression", classes=0, marks=frozenset())
-USERS = Offers("a recommender", task="ranking", classes=0, marks=frozenset(), label_counts=False, first_losses=False)
-UNKNOWN = Offers("data.source = 'memory'")
+DIGITS = Capabilities("data.source = 'digits'", task="classes", classes=10, marks=frozenset())
+REGRESSION = Capabilities("data.source = 'diabetes'", task="regression", classes=0, marks=frozenset())
+USERS = Capabilities(
+    "a recommender", task="ranking", classes=0, marks=frozenset(), label_counts=False, first_losses=False
+)
+UNKNOWN = Capabilities("data.source = 'memory'")
 
 
 @pytest.mark.parametrize(
-    ("needs", "offers", "line"),
+    ("needs", "available", "line"),
     [
         (
             Needs(classes=2),
@@ -54,23 +56,23 @@ UNKNOWN = Offers("data.source = 'memory'")
         ),
         (
             Needs(marks=("big", "sharp")),
-            Offers("npz", marks=frozenset({"big"})),
+            Capabilities("npz", marks=frozenset({"big"})),
             "needs samples marked sharp, and npz has none; allowed: a source with that mark "
             "(images, npz or csv with data.marks, or memory)",
         ),
         (
             Needs(labels=True),
-            Offers("texts", labels=False),
+            Capabilities("texts", labels=False),
             "looks at labels, and texts has none; allowed: data with labels",
         ),
         (
             Needs(test_set=True),
-            Offers("x", lacks_test_set="and there is none; allowed: one"),
+            Capabilities("x", lacks_test_set="and there is none; allowed: one"),
             "is measured on the server's test set, and there is none; allowed: one",
         ),
         (
             Needs(models=True),
-            Offers("secure aggregation", models=False),
+            Capabilities("secure aggregation", models=False),
             "looks at single updates, and secure aggregation hides them; allowed: criteria that clients measure",
         ),
         (
@@ -85,21 +87,21 @@ UNKNOWN = Offers("data.source = 'memory'")
         ),
     ],
 )
-def test_a_need_that_is_not_met_is_one_line(needs: Needs, offers: Offers, line: str) -> None:
-    assert unmet(needs, offers, KNOWN) == line
+def test_a_need_that_is_not_met_is_one_line(needs: Needs, available: Capabilities, line: str) -> None:
+    assert unmet(needs, available, KNOWN) == line
 
 
 EVERYTHING = Needs(True, 2, ("sharp",), "classes", True, True, True, True)
 
 
-@pytest.mark.parametrize("offers", [UNKNOWN, Offers("faces", "classes", 2, frozenset({"sharp", "big"}))])
-def test_what_is_offered_or_only_the_data_can_tell_is_accepted(offers: Offers) -> None:
-    assert unmet(EVERYTHING, offers, KNOWN) is None
+@pytest.mark.parametrize("available", [UNKNOWN, Capabilities("faces", "classes", 2, frozenset({"sharp", "big"}))])
+def test_what_is_offered_or_only_the_data_can_tell_is_accepted(available: Capabilities) -> None:
+    assert unmet(EVERYTHING, available, KNOWN) is None
 
 
-@pytest.mark.parametrize("offers", [DIGITS, REGRESSION, USERS, UNKNOWN])
-def test_a_criterion_without_needs_fits_everywhere(offers: Offers) -> None:
-    assert unmet(NO_NEEDS, offers, KNOWN) is None
+@pytest.mark.parametrize("available", [DIGITS, REGRESSION, USERS, UNKNOWN])
+def test_a_criterion_without_needs_fits_everywhere(available: Capabilities) -> None:
+    assert unmet(NO_NEEDS, available, KNOWN) is None
 
 
 def test_the_check_names_the_field_and_the_criterion() -> None:
@@ -123,8 +125,8 @@ def test_names_decide_nothing() -> None:
 
     for name, measured in (("VISITS", visits), ("IS2", second)):
         assert criteria.get(name).measure is measured
-        for offers in (DIGITS, REGRESSION, USERS, UNKNOWN):
-            criteria.check(criteria.get(name), offers)
+        for available in (DIGITS, REGRESSION, USERS, UNKNOWN):
+            criteria.check(criteria.get(name), available)
 
 
 def test_needs_of_the_built_in_criteria() -> None:
@@ -194,5 +196,5 @@ def test_decorators_pass_the_needs_on() -> None:
     ],
 )
 def test_sources_say_what_they_offer(settings: dict, task: str | None, classes: int | None, marks: set | None) -> None:
-    found = DataSettings.model_validate(settings).offers()
+    found = DataSettings.model_validate(settings).capabilities()
     assert (found.task, found.classes, found.marks) == (task, classes, marks)

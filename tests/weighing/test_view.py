@@ -114,7 +114,7 @@ def test_a_declared_need_that_clients_do_not_tell_stops_with_one_line(need: str,
     criterion = Criterion("X", "server", "model", "", lambda view: np.ones(3), needs=Needs(**{need: True}))
     with pytest.raises(UserError) as found:
         criterion.on_server(CohortView.of(updates(), START, first_number))
-    assert str(found.value) == f"criterion X: clients do not tell {what}; allowed: criteria without it"
+    assert str(found.value) == f"criterion X: clients do not send {what}; allowed: criteria without it"
     told = CohortView.of(updates(**{need: np.ones((3, 2))}), START, first_number)
     assert criterion.on_server(told).tolist() == [1, 1, 1]
 

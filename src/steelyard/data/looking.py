@@ -16,8 +16,8 @@ from steelyard.data.looking_images import look_at_images
 from steelyard.data.looking_tables import MOST_CLASSES, look_at_table
 from steelyard.data.npz import read_arrays
 from steelyard.data.protocols import INPUTS, LABELS
-from steelyard.data.seen import Seen, counted, few, of_dataset, shown, sizes
 from steelyard.data.settings import DataSettings
+from steelyard.data.summary import DataSummary, counted, few, of_dataset, shown, sizes
 from steelyard.errors import UserError, listed, nearest
 from steelyard.settings import validated
 
@@ -25,7 +25,7 @@ Form = Literal["csv", "parquet", "npz", "images", "idx"]
 _TEST_ARRAYS = ("held_out", "is_test", "test")
 
 
-def look(form: Form, path: Path, label: str | None = None, owner: str | None = None) -> Seen:
+def look(form: Form, path: Path, label: str | None = None, owner: str | None = None) -> DataSummary:
     """Look at data of one form; use it before an experiment is proposed for them."""
     if not path.exists():
         raise UserError(f"--{form}: found no '{path}'; expected {_EXPECTED[form]}")
@@ -51,7 +51,7 @@ _EXPECTED: dict[Form, str] = {
 }
 
 
-def _look_at_arrays(path: Path, label: str | None, owner: str | None) -> Seen:
+def _look_at_arrays(path: Path, label: str | None, owner: str | None) -> DataSummary:
     arrays = read_arrays(path)
     features = _largest(path, arrays)
     rows = len(arrays[features])
@@ -73,8 +73,8 @@ def _look_at_arrays(path: Path, label: str | None, owner: str | None) -> Seen:
         fields["normalise"] = ("standard", "mean 0, deviation 1 per column or channel, from the training part")
     document = {"source": "npz", "path": path, **{name: value for name, (value, _) in fields.items()}}
     dataset = load(validated(DataSettings, document, "new"))
-    seen = of_dataset(dataset, "npz", fields, [f"{path.name}: arrays {few(list(arrays), 12)}", *dataset.notes])
-    return _accounted(seen, f"label '{shown(label)}'", f"owners, by '{shown(owner)}'" if owner else "owners")
+    summary = of_dataset(dataset, "npz", fields, [f"{path.name}: arrays {few(list(arrays), 12)}", *dataset.notes])
+    return _accounted(summary, f"label '{shown(label)}'", f"owners, by '{shown(owner)}'" if owner else "owners")
 
 
 def _largest(path: Path, arrays: dict[str, NDArray[Any]]) -> str:
@@ -110,7 +110,7 @@ def _is_number_to_predict(values: NDArray[Any]) -> bool:
     )
 
 
-def _look_at_idx(path: Path, label: str | None, owner: str | None) -> Seen:
+def _look_at_idx(path: Path, label: str | None, owner: str | None) -> DataSummary:
     for option, given in (("label", label), ("owner", owner)):
         if given is not None:
             raise UserError(f"--{option}: got '{shown(given)}' with --idx, whose files say that; allowed: nothing")
@@ -120,18 +120,22 @@ def _look_at_idx(path: Path, label: str | None, owner: str | None) -> Seen:
     except UserError as error:
         others = "IDX files by other names or with other classes: save their arrays with numpy.savez and use --npz"
         raise UserError(f"--idx: {error}; {others}") from None
-    seen = of_dataset(dataset, "mnist", {}, [f"{folder.name}: four IDX files"])
-    return _accounted(seen, "labels", "writers")
+    summary = of_dataset(dataset, "mnist", {}, [f"{folder.name}: four IDX files"])
+    return _accounted(summary, "labels", "writers")
 
 
-def _accounted(seen: Seen, label: str, owners: str) -> Seen:
+def _accounted(summary: DataSummary, label: str, owners: str) -> DataSummary:
     """Add what rows, shapes and labels are."""
-    what = f"images of {'×'.join(map(str, seen.shape))}" if len(seen.shape) > 1 else f"{prod(seen.shape)} numbers each"
-    lines = [*seen.account, f"{seen.rows:,} rows: {what}"]
-    classes = f"{len(seen.classes)} classes: {counted(seen.classes)} rows" if seen.classes else "a number"
+    what = (
+        f"images of {'×'.join(map(str, summary.shape))}"
+        if len(summary.shape) > 1
+        else f"{prod(summary.shape)} numbers each"
+    )
+    lines = [*summary.account, f"{summary.rows:,} rows: {what}"]
+    classes = f"{len(summary.classes)} classes: {counted(summary.classes)} rows" if summary.classes else "a number"
     lines.append(f"{label}: {classes}")
-    if seen.owners is not None:
-        lines.append(sizes(seen.owners, owners))
-    if seen.held_out:
-        lines.append(f"test part: {seen.held_out:,} rows")
-    return replace(seen, account=tuple(lines))
+    if summary.owners is not None:
+        lines.append(sizes(summary.owners, owners))
+    if summary.held_out:
+        lines.append(f"test part: {summary.held_out:,} rows")
+    return replace(summary, account=tuple(lines))

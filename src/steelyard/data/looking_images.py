@@ -14,8 +14,8 @@ from steelyard.data.attributes import beside, read_table
 from steelyard.data.image_folders import FOLDER, LAYOUT, Folders
 from steelyard.data.images import Pictures
 from steelyard.data.memory import owner_names
-from steelyard.data.seen import Seen, counted, shown, sizes
 from steelyard.data.settings import DataSettings
+from steelyard.data.summary import DataSummary, counted, shown, sizes
 from steelyard.data.table_columns import in_order
 from steelyard.errors import UserError
 
@@ -26,7 +26,7 @@ MOST_IMAGES = 20_000
 """More than this many are not needed for a first run."""
 
 
-def look_at_images(path: Path, label: str | None, owner: str | None) -> Seen:
+def look_at_images(path: Path, label: str | None, owner: str | None) -> DataSummary:
     """Look at images; without a label the folders are the classes, with one it is a column of the table beside them."""
     pictures = Pictures(path)
     folders = Folders.of(path, pictures.names)
@@ -36,10 +36,10 @@ def look_at_images(path: Path, label: str | None, owner: str | None) -> Seen:
         if not folders.by_class:
             table = " (there is a table beside them: name its column with --label)" if beside(path) else ""
             raise UserError(f"--images: '{path}' has no folder for each class{table}; expected {LAYOUT}")
-        seen = _by_folders(folders, owner, fields)
+        found = _by_folders(folders, owner, fields)
     else:
-        seen = _by_table(path, pictures, label, owner, fields)
-    classes, owners, held_out, owned = seen
+        found = _by_table(path, pictures, label, owner, fields)
+    classes, owners, held_out, owned = found
     fields["size"] = (size, f"pixels; images are {told}")
     if grey:
         fields["colours"] = ("grey", "one channel: all images that were opened are grey")
@@ -56,7 +56,7 @@ def look_at_images(path: Path, label: str | None, owner: str | None) -> Seen:
     if held_out:
         account.append(f"test part by folder: {held_out:,} images")
     shape = (1 if grey else 3, size, size)
-    return Seen("images", rows, shape, "classes", classes, owners, held_out, owned, fields, tuple(account))
+    return DataSummary("images", rows, shape, "classes", classes, owners, held_out, owned, fields, tuple(account))
 
 
 Found = tuple[dict[str, int], dict[str, int] | None, int, bool]

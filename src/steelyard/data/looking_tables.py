@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 
 from steelyard.data.delimited import read_frame
-from steelyard.data.seen import Seen, counted, few, of_dataset, shown, sizes
 from steelyard.data.settings import DataSettings
+from steelyard.data.summary import DataSummary, counted, few, of_dataset, shown, sizes
 from steelyard.data.table_columns import LARGEST, Table, parse_numbers
 from steelyard.data.tables import table_dataset
 from steelyard.errors import UserError, listed, nearest
@@ -46,7 +46,7 @@ class Column:
     """A category half of which looks like numbers: it must be named."""
 
 
-def look_at_table(path: Path, label: str | None, owner: str | None) -> Seen:
+def look_at_table(path: Path, label: str | None, owner: str | None) -> DataSummary:
     """Look at a CSV or Parquet file; the label is a usual name where none is given."""
     frame = read_frame(path, owner, {name for name in (label, owner) if name})
     table = Table(path, frame)
@@ -71,15 +71,15 @@ def look_at_table(path: Path, label: str | None, owner: str | None) -> Seen:
     fields |= _column_fields(columns)
     dataset = table_dataset(table, _settings(path, fields, "standard"))
     account = [f"{path.name}: {len(frame):,} rows, {len(table.names)} columns", told, *_told(columns)]
-    seen = of_dataset(dataset, "csv", fields, ())
-    if seen.owners is not None:
-        if len(seen.owners) < 2:
+    summary = of_dataset(dataset, "csv", fields, ())
+    if summary.owners is not None:
+        if len(summary.owners) < 2:
             raise UserError(f"--owner: column '{shown(owner)}' names one owner only; expected two or more")
-        account.append(sizes(seen.owners, f"owners, by '{shown(owner)}'"))
+        account.append(sizes(summary.owners, f"owners, by '{shown(owner)}'"))
     if part is not None:
-        account.append(f"test part, by '{shown(part)}': {seen.held_out:,} rows")
-    fields["normalise"] = _scaling(seen)
-    return replace(seen, fields=fields, account=tuple(account), hints=tuple(_hints(columns, frame, owner)))
+        account.append(f"test part, by '{shown(part)}': {summary.held_out:,} rows")
+    fields["normalise"] = _scaling(summary)
+    return replace(summary, fields=fields, account=tuple(account), hints=tuple(_hints(columns, frame, owner)))
 
 
 def _settings(path: Path, fields: dict[str, tuple[Any, str]], normalise: str) -> DataSettings:
@@ -217,10 +217,10 @@ def _told(columns: Sequence[Column]) -> list[str]:
     return [*lines, f"left out: {'; '.join(_why(left))}"] if left else lines
 
 
-def _scaling(seen: Seen) -> tuple[str, str]:
-    if seen.owners is not None and np.median(list(seen.owners.values())) >= _FEW_ROWS:
+def _scaling(summary: DataSummary) -> tuple[str, str]:
+    if summary.owners is not None and np.median(list(summary.owners.values())) >= _FEW_ROWS:
         return "client", "each owner scales by its own training rows, nothing is shared; or standard: over all"
-    if seen.owners is not None:
+    if summary.owners is not None:
         return (
             "standard",
             "over the training rows of all, as most owners have few; or client: each by its own",

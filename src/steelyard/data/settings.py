@@ -24,27 +24,27 @@ def check_together(data: DataSettings, partition: PartitionSettings) -> None:
     def refuse(field: str, value: object, allowed: str) -> None:
         raise UserError(f"partition.{field}: got {value!r} with data.source '{data.source}'; allowed: {allowed}")
 
-    offers = data.offers()
+    known = data.capabilities()
     for field in ("test", "server"):
         value = getattr(partition, field)
-        if value == "held-out" and not offers.held_out:
+        if value == "held-out" and not known.held_out:
             hint = "local, none" if field == "test" else "fraction, none"
             refuse(field, value, f"{hint} (the source has no test part of its own)")
-    if partition.scheme == "given" and not offers.splits_owners:
+    if partition.scheme == "given" and not known.splits_owners:
         refuse(
             "scheme",
             partition.scheme,
             "iid, shard, dirichlet, natural, table (the source does not split its users' rows)",
         )
-    if partition.scheme == "natural" and not offers.owners:
+    if partition.scheme == "natural" and not known.owners:
         refuse(
             "scheme", partition.scheme, "iid, shard, dirichlet, table (the source does not know whose rows they are)"
         )
-    if offers.task == "regression" and partition.scheme in ("dirichlet", "table"):
+    if known.task == "regression" and partition.scheme in ("dirichlet", "table"):
         refuse(
             "scheme",
             partition.scheme,
             "iid, shard, or natural where the source knows people (a regression has no classes)",
         )
-    if offers.classes and partition.table and len(partition.table[0]) != offers.classes:
-        refuse("table", f"lines of {len(partition.table[0])} counts", f"lines of {offers.classes} counts")
+    if known.classes and partition.table and len(partition.table[0]) != known.classes:
+        refuse("table", f"lines of {len(partition.table[0])} counts", f"lines of {known.classes} counts")

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from steelyard.data.offers import SOURCES, Source, SourceOffers
+from steelyard.data.capabilities import SOURCES, Source, SourceCapabilities
 from steelyard.settings import Section
 
 Count = Annotated[int, Field(ge=1)]
@@ -165,14 +165,14 @@ class DataSettings(Section):
             case _:
                 return None
 
-    def offers(self) -> SourceOffers:
-        """Return what this data is known to hold before it is read: what its source offers, and what is set here."""
-        offered = SOURCES[self.source]
+    def capabilities(self) -> SourceCapabilities:
+        """Return what this data is known to hold before it is read: what its source can give, and what is set here."""
+        known = SOURCES[self.source]
         match self.source:
             case "npz":
                 regression = self.task == "regression"
                 return replace(
-                    offered,
+                    known,
                     task=self.task,
                     classes=0 if regression else self.classes,
                     marks=frozenset(self.marks),
@@ -181,21 +181,21 @@ class DataSettings(Section):
             case "csv":
                 classes = self.classes if self.positive_above is None else 2
                 return replace(
-                    offered,
+                    known,
                     task=self.task,
                     classes=0 if self.task == "regression" else classes,
-                    marks=frozenset({*self.marks, *(offered.marks or ())}),
+                    marks=frozenset({*self.marks, *(known.marks or ())}),
                     owners=self.owner is not None,
                     held_out=self.held_out is not None,
                     splits_owners=self.owner is not None and self.held_out is not None,
                 )
             case "leaf":
-                return replace(offered, classes=self.classes)
+                return replace(known, classes=self.classes)
             case "images":
                 # In folders without a table there are no marks; with one, only the table can tell.
                 unmarked = self.labels == "folder" and self.attributes is None
-                marks = frozenset(self.marks) if self.marks or unmarked else offered.marks
+                marks = frozenset(self.marks) if self.marks or unmarked else known.marks
                 given = self.held_out is not None
-                return replace(offered, marks=marks, held_out=given, splits_owners=given)
+                return replace(known, marks=marks, held_out=given, splits_owners=given)
             case _:
-                return offered
+                return known

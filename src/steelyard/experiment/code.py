@@ -110,8 +110,8 @@ def _copy(source: Path, folder: Path, taken: set[str], field: str) -> str:
 
 def refuse(where: str, code: Mapping[str, str], allowed: str) -> None:
     """Refuse to run the code that a file or folder names, in one line that says which and how to allow it."""
-    told = listed(f"{field} = {value}" for field, value in code.items())
-    raise UserError(f"{where}: names code of its own ({told}), which would run with your rights; allowed: {allowed}")
+    shown = listed(f"{field} = {value}" for field, value in code.items())
+    raise UserError(f"{where}: names code of its own ({shown}), which would run with your rights; allowed: {allowed}")
 
 
 def _each(document: Mapping[str, Any]) -> Iterator[tuple[str, str, Callable[[str], None]]]:

@@ -58,7 +58,7 @@ def changed_experiment(history: History, *, accept: bool) -> list[str]:
             "a new run"
         )
     names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-    changes = [f"{name}: {_told(before, name)} when the run began, {_told(now, name)} now" for name in names]
+    changes = [f"{name}: {_shown(before, name)} when the run began, {_shown(now, name)} now" for name in names]
     code: dict[str, str] = json.loads(history.info.get(CODE_FILES, "{}"))
     kept = _code_files(history.folder)
     changes += [
@@ -152,7 +152,7 @@ def _flat(document: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     return flat
 
 
-def _told(fields: Mapping[str, Any], name: str) -> str:
+def _shown(fields: Mapping[str, Any], name: str) -> str:
     return brief(fields[name]) if name in fields else "nothing"
 
 

@@ -20,7 +20,7 @@ from steelyard.runs.settings import StoreSettings
 from steelyard.settings import PrintedName, Section, ShortName, known_fields, put, validated
 from steelyard.tracking.settings import TrackingSettings
 from steelyard.weighing import criteria as registry
-from steelyard.weighing.needs import Offers
+from steelyard.weighing.needs import Capabilities
 from steelyard.weighing.rule import WeighingSettings, criteria_of
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class Description(Section):
                 )
             self.check_rule(rule)
             if not reading:
-                privacy_checks.check_rule(self.privacy, name, rule, criteria, self.offers().classes)
+                privacy_checks.check_rule(self.privacy, name, rule, criteria, self.capabilities().classes)
         self._check_caps()
         self.check_algorithms(own_code=False)
         if self.privacy is not None and not reading and not self._plugins:
@@ -152,11 +152,11 @@ class Description(Section):
 
     def check_criterion(self, criterion: registry.Criterion) -> None:
         """Refuse a criterion whose needs this experiment does not meet; called for each before any data is read."""
-        registry.check(criterion, self.offers())
+        registry.check(criterion, self.capabilities())
 
-    def offers(self) -> Offers:
+    def capabilities(self) -> Capabilities:
         """Return what this experiment can give to criteria; each kind says what it knows before any data is read."""
-        return Offers(f"kind = '{type(self).__name__}'")
+        return Capabilities(f"kind = '{type(self).__name__}'")
 
     def check_rule(self, rule: WeighingSettings) -> None:
         """Refuse a rule that this kind of experiment cannot follow; called for each before any data is read."""
@@ -197,7 +197,7 @@ class Description(Section):
             privacy_checks.check_names(self.privacy)
             for name, rule in rules.items():
                 criteria = [found[each] for each in rule.criteria]
-                privacy_checks.check_rule(self.privacy, name, rule, criteria, self.offers().classes)
+                privacy_checks.check_rule(self.privacy, name, rule, criteria, self.capabilities().classes)
         return list(found.values())
 
     def algorithms(self) -> list[Algorithm]:

@@ -54,9 +54,9 @@ class EnoughRows(WrappedClients):
             for question in questions
         ]
         answers = self.clients.evaluate(asked)
-        return [self._told(question, answer) for question, answer in zip(questions, answers, strict=True)]
+        return [self._allowed(question, answer) for question, answer in zip(questions, answers, strict=True)]
 
-    def _told(self, question: Question, answer: Evaluations) -> Evaluations:
+    def _allowed(self, question: Question, answer: Evaluations) -> Evaluations:
         """Return an answer without clients whose tests have too few rows, and never right or wrong of a single one."""
         single = question.detailed and self._min_rows > 1
         keep = [

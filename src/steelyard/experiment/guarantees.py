@@ -53,7 +53,7 @@ def private_rounds(
     private = PrivateRounds(
         privacy,
         plan,
-        bounds=criteria_bounds(privacy, list(criteria.values()), experiment.offers().classes),
+        bounds=criteria_bounds(privacy, list(criteria.values()), experiment.capabilities().classes),
         device_criteria=sum(criterion.measured_by == "client" for criterion in criteria.values()),
     )
     private.prepare(federations, {federation.seed: clients.names(federation.seed) for federation in federations})

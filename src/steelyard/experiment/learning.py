@@ -18,7 +18,7 @@ from steelyard.learning.effective_rows import effective_rows_of
 from steelyard.learning.settings import ModelSettings, TrainingSettings
 from steelyard.privacy.aggregation_requirements import check_installed
 from steelyard.weighing.adafed import CLASS_METRICS
-from steelyard.weighing.needs import Offers
+from steelyard.weighing.needs import Capabilities
 from steelyard.weighing.rule import WeighingSettings
 
 if TYPE_CHECKING:
@@ -85,10 +85,10 @@ class LearningDescription(Description):
         schedule = self.training.schedule
         return 1.0 if schedule is None else schedule.share(round, self.rounds.count)
 
-    def offers(self) -> Offers:
+    def capabilities(self) -> Capabilities:
         """Return what the data and the partition can give to criteria, as far as it is known before reading."""
-        data = self.data.offers()
-        return Offers(
+        data = self.data.capabilities()
+        return Capabilities(
             f"data.source = '{self.data.source}'",
             task=data.task,
             classes=data.classes,
@@ -110,7 +110,7 @@ class LearningDescription(Description):
         if rule.loss.adapt != "none" and lacking:
             raise UserError(f"weighing.loss: it adapts to the server's test set, {lacking}")
         fits = ("barron", "none") if self.regression else CLASS_METRICS
-        if rule.loss.adapt not in fits and self.data.offers().task is not None:
+        if rule.loss.adapt not in fits and self.data.capabilities().task is not None:
             raise UserError(
                 f"weighing.loss.adapt: got '{rule.loss.adapt}' with data.source = '{self.data.source}'; "
                 f"allowed: {listed(fits)}"
@@ -134,7 +134,7 @@ class LearningDescription(Description):
     @property
     def regression(self) -> bool:
         """Whether the data's labels are numbers to predict, not classes."""
-        return self.data.offers().task == "regression"
+        return self.data.capabilities().task == "regression"
 
     @property
     def all_clients(self) -> int | None:
@@ -217,7 +217,7 @@ class LearningDescription(Description):
 
         if self.privacy is None or self.privacy.local is None:
             return None
-        return noise_of_devices(self.privacy, self.criteria(), self.offers().classes, self.rounds.count)
+        return noise_of_devices(self.privacy, self.criteria(), self.capabilities().classes, self.rounds.count)
 
     def check_federated(self) -> None:
         """Refuse what across machines would tell of single updates, or what only a simulation can do."""
@@ -238,7 +238,7 @@ class LearningDescription(Description):
 
     def about_data(self) -> Mapping[str, int | list[int]]:
         """Return the number of classes and the shape of a sample, as far as `[data]` decides them."""
-        classes, shape = self.data.offers().classes, self.data.shape
+        classes, shape = self.data.capabilities().classes, self.data.shape
         known: dict[str, int | list[int]] = {} if classes is None else {"classes": classes}
         return known if shape is None else {**known, "features": list(shape)}
 

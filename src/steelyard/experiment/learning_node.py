@@ -190,7 +190,7 @@ def _guarded(
 
 def _check_introduction(dataset: Dataset, data: DataSettings, node: NodeConfig) -> None:
     """Refuse to tell a number of classes that rests on the few rows of one of them."""
-    if data.offers().classes is None and dataset.classes:
+    if data.capabilities().classes is None and dataset.classes:
         counts = torch.bincount(dataset.labels.long())
         what = "data.classes: missing, and a class here has few rows"
         refuse_few(what, int(counts[counts > 0].min()), node, "the number of classes, or a smaller min-rows here")

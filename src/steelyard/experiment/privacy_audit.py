@@ -163,11 +163,11 @@ def attack(
     """Return what the server finds from one client's update, and the client's samples: [samples, pixels] each."""
     net, rows, labels = held.models[model], held.rows, held.labels
     chosen = picked(held, batch * protection.clients, seed)
-    told = sent(held, model, chosen.split(batch), protection, source)
+    gradient = sent(held, model, chosen.split(batch), protection, source)
     mine = chosen[:batch]
     if way == "search":
-        return search(net, told, tuple(rows.shape[1:]), labels[mine], steps, seed), rows[mine]
-    return read_off(told[0], told[1])[None], rows[mine]
+        return search(net, gradient, tuple(rows.shape[1:]), labels[mine], steps, seed), rows[mine]
+    return read_off(gradient[0], gradient[1])[None], rows[mine]
 
 
 def sent(
@@ -176,8 +176,8 @@ def sent(
     """Return what the server sees of clients with these rows: the mean of their gradients, with noise or without."""
     net = held.models[model]
     each = [gradient(net, held.rows[mine], held.labels[mine]) for mine in clients]
-    told = [torch.stack(parts).mean(dim=0) for parts in zip(*each, strict=True)]
-    return told if protection.epsilon is None else _noised(told, protection.epsilon, source or SystemSource())
+    mean = [torch.stack(parts).mean(dim=0) for parts in zip(*each, strict=True)]
+    return mean if protection.epsilon is None else _noised(mean, protection.epsilon, source or SystemSource())
 
 
 def picked(held: Victims, count: int, seed: int) -> torch.Tensor:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from steelyard.data.seen import Seen
+from steelyard.data.summary import DataSummary
 from steelyard.errors import UserError, without_controls
 from steelyard.experiment.loading import build
 from steelyard.experiment.paths import resolve_paths
@@ -33,7 +33,7 @@ STEPS = 10
 
 
 @dataclass
-class Part:
+class TomlTable:
     """One section of the file: its fields with their comments."""
 
     fields: dict[str, tuple[Any, str]] = field(default_factory=dict[str, tuple[Any, str]])
@@ -41,31 +41,33 @@ class Part:
     """A comment above the section."""
 
 
-Proposal = Mapping[str, Part]
+Proposal = Mapping[str, TomlTable]
 
 
-def propose(seen: Seen, path: Path, file: Path) -> tuple[str, str]:
+def propose(summary: DataSummary, path: Path, file: Path) -> tuple[str, str]:
     """Return the text of an experiment for data at `path`, to be written as `file`, and one line that sums it up.
 
     What it proposes was checked as any experiment is; sizes follow from the rows that a client has.
     """
-    partition, clients, each = _partition(seen)
-    model = _model(seen)
-    training = _training(seen, str(model.fields["name"][0]), each)
-    rounds = _rounds(seen, clients)
-    weighing, rule = _weighing(seen, partition)
-    data = Part({"source": (seen.source, ""), "path": (_relative(path, file), "relative to this file"), **seen.fields})
-    parts: dict[str, Part] = {
-        "data": data,
+    partition, clients, each = _partition(summary)
+    model = _model(summary)
+    training = _training(summary, str(model.fields["name"][0]), each)
+    rounds = _rounds(summary, clients)
+    weighing, rule = _weighing(summary, partition)
+    where = {"source": (summary.source, ""), "path": (_relative(path, file), "relative to this file")}
+    sections: dict[str, TomlTable] = {
+        "data": TomlTable({**where, **summary.fields}),
         "partition": partition,
         "model": model,
         "training": training,
         "rounds": rounds,
         "weighing": weighing,
-        "beside.fedavg": Part({"criteria": (["DS"], "a client's say is its size")}, "Further rules, to compare with."),
-        "beside.equal": Part({"criteria": (["EQ"], "everybody alike")}),
+        "beside.fedavg": TomlTable(
+            {"criteria": (["DS"], "a client's say is its size")}, "Further rules, to compare with."
+        ),
+        "beside.equal": TomlTable({"criteria": (["EQ"], "everybody alike")}),
     }
-    text = _text(_name(file), parts, seen, path)
+    text = _text(_name(file), sections, summary, path)
     document = parse(text, str(file))
     resolve_paths(document, file.parent)
     build(document, str(file))
@@ -92,14 +94,14 @@ def write(file: Path, text: str, *, force: bool) -> None:
         raise UserError(f"new: '{file}' cannot be written ({problem.strerror or problem})") from None
 
 
-def _partition(seen: Seen) -> tuple[Part, int, float]:
+def _partition(summary: DataSummary) -> tuple[TomlTable, int, float]:
     """Return the section, how many clients it makes, and how many rows a usual one trains on."""
-    part = Part()
-    trained = seen.rows - seen.held_out
+    section = TomlTable()
+    trained = summary.rows - summary.held_out
     if trained < FEWEST_ROWS:
         raise UserError(f"new: the data have {trained} rows to train on; expected {FEWEST_ROWS} at least")
-    if seen.owners is not None:
-        sizes = np.array(list(seen.owners.values()))
+    if summary.owners is not None:
+        sizes = np.array(list(summary.owners.values()))
         large = sizes >= FEW_OWNER_ROWS
         minimum = FEW_OWNER_ROWS if large.sum() >= 2 and sizes[large].sum() >= 0.8 * sizes.sum() else 2
         kept = sizes[sizes >= minimum]
@@ -107,66 +109,71 @@ def _partition(seen: Seen) -> tuple[Part, int, float]:
             raise UserError(
                 f"--owner: {len(kept)} of {len(sizes)} owners have two rows or more; expected two such owners at least"
             )
-        scheme = "given" if seen.owners_held_out else "natural"
-        part.fields["scheme"] = (scheme, "one client for each owner")
-        part.fields["minimum"] = (minimum, "owners with fewer rows are left out")
+        scheme = "given" if summary.owners_held_out else "natural"
+        section.fields["scheme"] = (scheme, "one client for each owner")
+        section.fields["minimum"] = (minimum, "owners with fewer rows are left out")
         clients, each = len(kept), float(np.median(kept))
     else:
         clients = 50 if trained >= MANY_ROWS else int(np.clip(trained // 50, 2, 10))
         each = trained / clients
-        if seen.classes and each >= 10 * len(seen.classes):
-            part.fields["scheme"] = ("dirichlet", "no owners are known: clients with unequal shares of the classes")
-            part.fields["alpha"] = (1.0, "smaller: more unequal")
-            part.fields["minimum"] = (max(4, int(each / 5)), "least rows of a client")
+        if summary.classes and each >= 10 * len(summary.classes):
+            section.fields["scheme"] = ("dirichlet", "no owners are known: clients with unequal shares of the classes")
+            section.fields["alpha"] = (1.0, "smaller: more unequal")
+            section.fields["minimum"] = (max(4, int(each / 5)), "least rows of a client")
         else:
-            part.fields["scheme"] = ("iid", "no owners are known: rows at random")
-            part.fields["size_spread"] = (0.5, "how unequal in size clients are; 0: alike")
-            part.fields["minimum"] = (max(2, int(each / 5)), "least rows of a client")
-        part.fields["clients"] = (clients, "")
-    own_tests = seen.held_out > 0 and (seen.owners is None or seen.owners_held_out)
+            section.fields["scheme"] = ("iid", "no owners are known: rows at random")
+            section.fields["size_spread"] = (0.5, "how unequal in size clients are; 0: alike")
+            section.fields["minimum"] = (max(2, int(each / 5)), "least rows of a client")
+        section.fields["clients"] = (clients, "")
+    own_tests = summary.held_out > 0 and (summary.owners is None or summary.owners_held_out)
     if own_tests:
-        part.fields["test"] = ("held-out", "clients test on rows of the source's own test part")
+        section.fields["test"] = ("held-out", "clients test on rows of the source's own test part")
     else:
-        part.fields["test"] = ("local", "each client tests on rows of its own, which it never trains on")
-        part.fields["test_fraction"] = (0.2, "")
+        section.fields["test"] = ("local", "each client tests on rows of its own, which it never trains on")
+        section.fields["test_fraction"] = (0.2, "")
         each *= 0.8
     if trained >= ENOUGH_FOR_SERVER:
-        part.fields["server"] = ("fraction", "rows that the server keeps, to weigh clients by what their models can do")
-        part.fields["server_fraction"] = (0.1, "")
-        if seen.owners is not None or seen.classes:
-            balance = "owners" if seen.owners is not None and len(seen.owners) <= 20 else "classes"
-            if balance == "owners" or seen.classes:
-                part.fields["server_balance"] = (balance, "as many of each")
-        part.fields["server_report"] = ("apart", "half of them weigh, the other half only report")
+        section.fields["server"] = (
+            "fraction",
+            "rows that the server keeps, to weigh clients by what their models can do",
+        )
+        section.fields["server_fraction"] = (0.1, "")
+        if summary.owners is not None or summary.classes:
+            balance = "owners" if summary.owners is not None and len(summary.owners) <= 20 else "classes"
+            if balance == "owners" or summary.classes:
+                section.fields["server_balance"] = (balance, "as many of each")
+        section.fields["server_report"] = ("apart", "half of them weigh, the other half only report")
         each *= 0.9
-    return part, clients, each
+    return section, clients, each
 
 
-def _model(seen: Seen) -> Part:
-    if seen.task == "regression":
-        return Part({"name": ("linear", "linear regression; mlp learns curves, but wants a target of about unit size")})
-    images = len(seen.shape) > 1
-    if images and min(seen.shape[-2:]) >= SMALL_SIDE:
-        return Part({"name": ("cnn", "two convolutions and two dense layers; `steelyard models` lists others")})
+def _model(summary: DataSummary) -> TomlTable:
+    if summary.task == "regression":
+        return TomlTable(
+            {"name": ("linear", "linear regression; mlp learns curves, but wants a target of about unit size")}
+        )
+    images = len(summary.shape) > 1
+    if images and min(summary.shape[-2:]) >= SMALL_SIDE:
+        return TomlTable({"name": ("cnn", "two convolutions and two dense layers; `steelyard models` lists others")})
     if images:
-        return Part(
+        return TomlTable(
             {"name": ("mlp", "dense layers, enough for images this small; cnn for larger"), "hidden": ([64], "units")}
         )
-    if seen.rows < 2000:
-        return Part({"name": ("logistic", "safe with few rows; mlp learns more with many")})
-    return Part({"name": ("mlp", "dense layers; logistic is safer with few rows"), "hidden": ([64], "units")})
+    if summary.rows < 2000:
+        return TomlTable({"name": ("logistic", "safe with few rows; mlp learns more with many")})
+    return TomlTable({"name": ("mlp", "dense layers; logistic is safer with few rows"), "hidden": ([64], "units")})
 
 
-def _training(seen: Seen, model: str, each: float) -> Part:
-    images = len(seen.shape) > 1
+def _training(summary: DataSummary, model: str, each: float) -> TomlTable:
+    images = len(summary.shape) > 1
     steps = 2 * STEPS if images else STEPS
     batch = int(np.clip(each / steps, 4, 32))
     epochs = int(np.clip(ceil(steps * batch / max(each, 1)), 1, 5))
     rate = 0.1 if images else 0.05
     if model == "linear":
         # Inputs have deviation 1, so that steps below 1 / inputs cannot run away, whatever the target's size.
-        rate = float(f"{min(0.05, 0.5 / (1 + int(np.prod(seen.shape)))):.1g}")
-    return Part(
+        rate = float(f"{min(0.05, 0.5 / (1 + int(np.prod(summary.shape)))):.1g}")
+    return TomlTable(
         {
             "learning_rate": (rate, ""),
             "epochs": (epochs, "passes over its own rows that a client makes in a round"),
@@ -175,46 +182,46 @@ def _training(seen: Seen, model: str, each: float) -> Part:
     )
 
 
-def _rounds(seen: Seen, clients: int) -> Part:
+def _rounds(summary: DataSummary, clients: int) -> TomlTable:
     fraction = round(default_fraction(clients), 2)
-    part = Part(
+    section = TomlTable(
         {
             "count": (20 if fraction == 1 else 30, ""),
             "fraction": (fraction, "share of the clients that train in a round"),
         }
     )
-    if seen.classes:
-        usual = max(seen.classes.values()) / sum(seen.classes.values())
+    if summary.classes:
+        usual = max(summary.classes.values()) / sum(summary.classes.values())
         target = round(usual + 0.6 * (1 - usual), 2)
-        part.fields["target"] = (target, f"accuracy to reach; always guessing the commonest class gives {usual:.0%}")
-        part.fields["share"] = (0.5, "of the clients")
-    return part
+        section.fields["target"] = (target, f"accuracy to reach; always guessing the commonest class gives {usual:.0%}")
+        section.fields["share"] = (0.5, "of the clients")
+    return section
 
 
-def _weighing(seen: Seen, partition: Part) -> tuple[Part, str]:
+def _weighing(summary: DataSummary, partition: TomlTable) -> tuple[TomlTable, str]:
     criteria: dict[str, str] = {}
-    if "server" in partition.fields and seen.classes:
+    if "server" in partition.fields and summary.classes:
         criteria["VP"] = "how well the client's model does on the server's rows"
-    elif "server" in partition.fields and seen.positive:
+    elif "server" in partition.fields and summary.positive:
         criteria["VE"] = "how small the error of the client's model is on the server's rows"
-    if seen.empty > 0.01:
+    if summary.empty > 0.01:
         criteria["CR"] = "how complete its records are"
-    if len(criteria) < 2 and seen.classes:
+    if len(criteria) < 2 and summary.classes:
         # Of two classes nearly every client knows both: LD tells nobody apart. CB grows with LE, but steeply: it
         # rewards wrong labels, which even a mix out, and lost to size alone (docs/results/celeba.md). LE is milder.
-        name = "LE" if len(seen.classes) == 2 else "LD"
+        name = "LE" if len(summary.classes) == 2 else "LD"
         criteria[name] = "how evenly it holds the classes" if name == "LE" else "how many classes it knows"
     elif not criteria:
         criteria["AG"] = "how far its update agrees with the others'"
     criteria["DS"] = "its size"
     priority = ">".join(criteria)
-    told = "; then ".join(criteria.values())
+    text = "; then ".join(criteria.values())
     fields = {
         "criteria": (list(criteria), "`steelyard criteria` lists others"),
-        "priority": (priority, f"first {told}"),
+        "priority": (priority, f"first {text}"),
         "normalise": ("max", "divided by the cohort's best, so that the later criteria keep their say"),
     }
-    return Part(fields, "What a client's say depends on: the first criterion counts most."), priority
+    return TomlTable(fields, "What a client's say depends on: the first criterion counts most."), priority
 
 
 def _relative(path: Path, file: Path) -> str:
@@ -228,13 +235,13 @@ def _name(file: Path) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", file.stem).strip("._-")[:60] or "experiment"
 
 
-def _text(name: str, parts: Proposal, seen: Seen, path: Path) -> str:
-    lines = [f"# {line}" for line in seen.account]
-    lines += [f"# Hint: {line}" for line in seen.hints]
+def _text(name: str, sections: Proposal, summary: DataSummary, path: Path) -> str:
+    lines = [f"# {line}" for line in summary.account]
+    lines += [f"# Hint: {line}" for line in summary.hints]
     lines += ["", f"name = {toml(name)}", f"description = {toml(f'A first experiment on {path.name}.')}", "seed = 1"]
-    for section, part in parts.items():
-        lines += ["", *([f"# {part.above}"] if part.above else []), f"[{section}]"]
-        for key, (value, comment) in part.fields.items():
+    for title, section in sections.items():
+        lines += ["", *([f"# {section.above}"] if section.above else []), f"[{title}]"]
+        for key, (value, comment) in section.fields.items():
             lines += _written(f"{key} = {toml(value)}", comment)
     # A comment must not end before its line does, whatever a column is called.
     return "\n".join(without_controls(line) for line in lines) + "\n"

@@ -9,10 +9,10 @@ from pydantic import model_validator
 
 from steelyard.errors import UserError
 from steelyard.experiment.description import Description
+from steelyard.recommend.capabilities import KGFLEX_CAPABILITIES, USER_CAPABILITIES
 from steelyard.recommend.fpl import Schedule
 from steelyard.recommend.kgflex.settings import KgflexSettings
 from steelyard.recommend.knowledge.settings import KnowledgeSettings
-from steelyard.recommend.offers import KGFLEX_OFFERS, USER_OFFERS
 from steelyard.recommend.settings import (
     EpochSettings,
     FplSettings,
@@ -21,7 +21,7 @@ from steelyard.recommend.settings import (
     RankingSettings,
 )
 from steelyard.weighing import criteria as registry
-from steelyard.weighing.needs import Offers, unmet
+from steelyard.weighing.needs import Capabilities, unmet
 from steelyard.weighing.rule import WeighingSettings
 
 if TYPE_CHECKING:
@@ -83,15 +83,15 @@ class RecommendDescription(Description):
 
     def check_criterion(self, criterion: registry.Criterion) -> None:
         """Refuse criteria that users of a recommender cannot have."""
-        if unmet(criterion.needs, self.offers(), {}) is not None:
+        if unmet(criterion.needs, self.capabilities(), {}) is not None:
             raise UserError(
                 f"weighing.criteria: {criterion.name} has no meaning for users of a recommender; allowed: EQ, DS, LD "
                 "(distinct categories or items), MD, EX with [kgflex], or criteria of your own about data or user"
             )
 
-    def offers(self) -> Offers:
+    def capabilities(self) -> Capabilities:
         """Return what users of a recommender can give to criteria."""
-        return USER_OFFERS if self.kgflex is None else KGFLEX_OFFERS
+        return USER_CAPABILITIES if self.kgflex is None else KGFLEX_CAPABILITIES
 
     def check_rule(self, rule: WeighingSettings) -> None:
         """Refuse orders that adapt to every round where not every round is tested."""

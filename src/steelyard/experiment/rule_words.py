@@ -69,7 +69,7 @@ def _frame(experiment: Description) -> Frame:
         known=registry.known(),
         base=experiment.weighing,
         named={name: plain(rule) for name, rule in experiment.rules().items()},
-        server_rows=not experiment.offers().lacks_test_set,
+        server_rows=not experiment.capabilities().lacks_test_set,
         regression=experiment.regression,
         further=_ALGORITHMS,
     )

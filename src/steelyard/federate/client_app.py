@@ -171,8 +171,8 @@ def _ledger(config: NodeConfig, node: NodeClients, task: Task, run: str) -> Call
         clients=len(task.clients),
         clip=noise.settings.local.clip,
         noise=noise.noise,
-        criteria=noise.told,
-        criteria_noise=noise.criteria_noise if noise.told else None,
+        criteria=noise.criteria_count,
+        criteria_noise=noise.criteria_noise if noise.criteria_count else None,
     )
     ledger.check(planned)
 

@@ -35,17 +35,17 @@ def read_off(weights: torch.Tensor, biases: torch.Tensor) -> torch.Tensor:
 
 def search(
     model: nn.Module,
-    told: list[torch.Tensor],
+    gradient: list[torch.Tensor],
     shape: tuple[int, ...],
     labels: torch.Tensor,
     steps: int = 300,
     seed: int = 0,
 ) -> torch.Tensor:
-    """Return rows [samples, *shape] whose gradient points where the told one points, within 0 and 1."""
+    """Return rows [samples, *shape] whose gradient points where the one that was sent points, within 0 and 1."""
     generator = torch.Generator().manual_seed(seed)
     rows = torch.rand((len(labels), *shape), generator=generator).requires_grad_()
     optimiser = torch.optim.Adam([rows], lr=0.05)
-    target = torch.cat([part.reshape(-1) for part in told])
+    target = torch.cat([part.reshape(-1) for part in gradient])
     parameters: dict[str, torch.Tensor] = dict(model.named_parameters())
     for _ in range(steps):
         optimiser.zero_grad()

@@ -1,4 +1,4 @@
-"""What releases cost together: ε at δ of everything that was told about a client, and the noise for a budget.
+"""What releases cost together: ε at δ of everything that was released about a client, and the noise for a budget.
 
 Plain Gaussian releases add up exactly: k of them with noise z are one with z/√k (Balle and Wang's δ). With sampled
 cohorts the privacy loss is added up by Google's dp-accounting: as privacy loss distributions (pld; `losses` says whose)

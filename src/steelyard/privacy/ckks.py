@@ -48,7 +48,7 @@ class CkksKeys:
         steps = np.concatenate([np.asarray(part, dtype=np.float64) for part in found]) * 2.0**self.grid.places
         whole = np.rint(steps)
         if np.abs(steps - whole).max(initial=0.0) > 0.25:
-            # Nothing that went in gives this: not to be told, as it would tell of the key.
+            # No honest input gives this, and what was decrypted would say something of the key: it stays here.
             raise ValueError("ciphertexts: their sum lies between the points of the grid; allowed: sums of a cohort")
         return whole * 2.0**-self.grid.places
 

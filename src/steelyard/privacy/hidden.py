@@ -142,8 +142,8 @@ def check_weights(clients: Sequence[str], weights: Floats, settings: Aggregation
 def check_sum(summed: Summed, whole: float, settings: AggregationSettings) -> None:
     """Refuse a sum of updates, weighted by `whole` in all, in which a parameter moves by more than honest ones can.
 
-    Each client has |w·Δ| ≤ w·bound and rounds to `step`, so that |Σ w·Δ| ≤ bound·Σ w + n·step/2. Who sent too much
-    cannot be told from a sum.
+    Each client has |w·Δ| ≤ w·bound and rounds to `step`, so that |Σ w·Δ| ≤ bound·Σ w + n·step/2. A sum does not
+    show who sent too much.
     """
     # 1e-9: products of floats are rounded too.
     limit = settings.bound * whole * (1 + 1e-9) + len(summed.clients) * summed.step / 2

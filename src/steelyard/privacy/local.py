@@ -3,8 +3,8 @@
     sent = Θ + clip_C(u) + N(0, (z·2C)² I)
 
 Whatever two sets of data a device may hold, their clipped updates differ by at most 2C. Nobody is trusted, not even the
-server, and whatever is done with what was sent costs nothing more. Criteria that a device tells are public, or noised
-and charged as well; its losses are not told.
+server, and whatever is done with what was sent costs nothing more. Criteria that a device sends are public, or noised
+and charged as well; its losses are not sent.
 """
 
 from __future__ import annotations
@@ -31,36 +31,37 @@ SIZE = "DS"
 """The criterion that is a client's number of samples."""
 
 
-def plain_noise(settings: PrivacySettings, rounds: int, told: int) -> float:
-    """Return the least noise with which so many rounds keep to the budget, each with an update and `told` criteria."""
+def plain_noise(settings: PrivacySettings, rounds: int, criteria: int) -> float:
+    """Return the least noise with which so many rounds keep to the budget, each with an update and so many criteria."""
     limit, given = settings.budget.epsilon, settings.criteria_noise
     assert limit is not None, "settings without noise and budget are refused"
-    beside = {} if given is None or not told else {Release(given): told * rounds}
-    each = rounds * (1 + (told if given is None else 0))
+    beside = {} if given is None or not criteria else {Release(given): criteria * rounds}
+    each = rounds * (1 + (criteria if given is None else 0))
     accountant = settings.budget.accountant or "pld"
     return noise_for(limit, settings.budget.delta, [(Release(1.0), each)], accountant, beside)
 
 
-def device_noise(settings: PrivacySettings, rounds: int, told: int) -> float:
+def device_noise(settings: PrivacySettings, rounds: int, criteria: int) -> float:
     """Return a device's noise multiplier: the one given, or enough for a device that takes part in every round.
 
     A device cannot know how often it will be asked, and need not believe what a server says of it.
     """
     assert settings.local is not None
-    told = told if settings.criteria == "charged" else 0
-    return settings.local.noise if settings.local.noise is not None else plain_noise(settings, rounds, told)
+    charged = criteria if settings.criteria == "charged" else 0
+    return settings.local.noise if settings.local.noise is not None else plain_noise(settings, rounds, charged)
 
 
-def device_epsilon(settings: PrivacySettings, rounds: int, told: int, rules: int = 1) -> float:
-    """Return what a device tells in so many rounds with an update and `told` criteria each; public ones count nothing.
+def device_epsilon(settings: PrivacySettings, rounds: int, criteria: int, rules: int = 1) -> float:
+    """Return the ε of so many rounds with an update and so many criteria each; criteria that are public cost nothing.
 
     For the owner of a device, who need not take the server's δ. Rules side by side ask for an update each, while noise
     that is found from a budget is found for one of them.
     """
-    noise = device_noise(settings, rounds, told)
+    noise = device_noise(settings, rounds, criteria)
     times = rounds * rules
-    criteria = {Release(settings.criteria_noise or noise): told * times} if settings.criteria == "charged" else {}
-    return spent(Counter({Release(noise): times}) + Counter(criteria), OWNERS_DELTA)
+    charged = criteria * times if settings.criteria == "charged" else 0
+    spending = Counter({Release(noise): times}) + Counter({Release(settings.criteria_noise or noise): charged})
+    return spent(spending, OWNERS_DELTA)
 
 
 @runtime_checkable
@@ -94,7 +95,7 @@ def noisy_models(
 
 
 def without_losses(updates: Updates) -> Updates:
-    """Return what devices with noise sent, with losses that are unknown, as they told none; for the record."""
+    """Return what devices with noise sent, with losses that are unknown, as they sent none; for the record."""
     return replace(updates, losses=np.full(len(updates.clients), np.nan))
 
 
@@ -108,13 +109,13 @@ class DeviceNoise:
         self._bounds = dict(bounds)
 
     @property
-    def told(self) -> int:
-        """How many criteria a device tells with noise beside its update."""
+    def criteria_count(self) -> int:
+        """How many criteria a device sends with noise beside its update."""
         return len(self._bounds) if self.settings.criteria == "charged" else 0
 
     @property
     def criteria_noise(self) -> float:
-        """The noise on a criterion that is told, in units of its bound."""
+        """The noise on a criterion that is sent, in units of its bound."""
         return self.settings.criteria_noise or self.noise
 
     def applied(self, task: Task, updates: Updates) -> Updates:
@@ -128,12 +129,12 @@ class DeviceNoise:
             noisy = payload.noised(local.clip, deviation, self.source)
         else:
             raise UserError("privacy.local: what these clients send cannot carry noise; allowed: without it")
-        told = self._told(replace(updates, payload=noisy, bytes_sent=None))
-        # A loss tells of the data: 0 travels in its place, and the server takes it for unknown (`without_losses`).
-        return replace(told, losses=np.zeros(len(updates.clients)), first_losses=None, steps=None)
+        sent = self._sent(replace(updates, payload=noisy, bytes_sent=None))
+        # A loss says something of the data: 0 travels in its place, and the server takes it for unknown.
+        return replace(sent, losses=np.zeros(len(updates.clients)), first_losses=None, steps=None)
 
-    def _told(self, updates: Updates) -> Updates:
-        """Return the answers with what may be told beside the update: public as it is, charged with noise."""
+    def _sent(self, updates: Updates) -> Updates:
+        """Return the answers with what may be sent beside the update: public as it is, charged with noise."""
         if self.settings.criteria == "public":
             return updates
         count, names = len(updates.clients), list(updates.criteria)
@@ -142,8 +143,8 @@ class DeviceNoise:
             return hidden
         raw = np.stack([updates.criteria[name] for name in names], axis=1)
         bounds = np.array([self._bounds[name] for name in names])
-        told = noised(raw, bounds, self.criteria_noise, self.source)
-        found = {name: told[:, column] for column, name in enumerate(names)}
+        values = noised(raw, bounds, self.criteria_noise, self.source)
+        found = {name: values[:, column] for column, name in enumerate(names)}
         if SIZE not in found:
             return replace(hidden, criteria=found)
         # A size is a whole number from 1, and a server refuses one that differs from the samples that are claimed.

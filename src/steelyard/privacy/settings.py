@@ -79,7 +79,7 @@ class PrivacySettings(Section):
     """The server learns the weighted sum of the updates only, never a single one; by itself this adds no noise."""
     budget: BudgetSettings = BudgetSettings()
     accept_large_delta: bool = False
-    """Allow a δ of 1/clients or more: it would be kept even if one client, drawn at random, were told in the open."""
+    """Allow a δ of 1/clients or more: it holds even where everything of one client, drawn at random, is published."""
     criteria: Literal["charged", "public"] | None = None
     """Criteria that leave a client, or decide about others' weights, are releases too. charged: they are noised and
     charged to the budget; public: you declare that they are known anyway, and the report says so."""

@@ -36,7 +36,7 @@ def weigh_soundly(
 ) -> Draft:
     """Weigh and combine; where that gives no sound model, again without the client that is farthest away."""
     if private is not None and private.central:
-        # Clipped updates cannot make a model explode, and whoever were left out for it would have been told.
+        # Clipped updates cannot make a model explode, and to leave a client out for it would be a release about it.
         return _weigh_privately(federation, state, task, updates, server, plan, private)
     draft = _weigh(federation, state, task, updates, server, plan)
     while not draft.kept_old and not is_sound(draft.model):

@@ -75,10 +75,10 @@ def _report(
     # Rules side by side mostly spend the same: then one figure stands for all.
     spent = dict(epsilons or {})
     if len(set(spent.values())) == 1:
-        told = {SPENT: next(iter(spent.values()))}
+        shown = {SPENT: next(iter(spent.values()))}
     else:
-        told = {f"{SPENT} of {name}": value for name, value in spent.items()}
-    progress(round, {**{name: state.orders.reference for name, state in states.items()}, **told})
+        shown = {f"{SPENT} of {name}": value for name, value in spent.items()}
+    progress(round, {**{name: state.orders.reference for name, state in states.items()}, **shown})
 
 
 def _begin(

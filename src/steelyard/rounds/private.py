@@ -30,7 +30,7 @@ CRITERIA, UPDATE = "criteria", "update"
 class PrivateRounds:
     """The promise of one run; make it once, hand it to the loop, and ask it what was spent.
 
-    `bounds` are the largest values of criteria, `device_criteria` how many of them devices tell with noise. `source` is
+    `bounds` are the largest values of criteria, `device_criteria` how many of them devices send with noise. `source` is
     the operating system's unless a test hands over another.
     """
 
@@ -114,17 +114,17 @@ class PrivateRounds:
 
     def charges(self, federation: Federation, round: int, cohort: Sequence[str] | None = None) -> list[Charge]:
         """Return what a round of a federation will be charged; `cohort` where it is known already."""
-        name, told = federation.name, self._told(federation)
+        name, criteria = federation.name, self._charged_criteria(federation)
         if self.secret:
             return [Charge(name, round, UPDATE, self._release(federation, self._noise[name]))]
         seed = federation.seed
         who = tuple(cohort) if cohort is not None else cohort_of(seed, round, self._names[seed], self.plan)
         found = [Charge(name, round, UPDATE, Release(self._noise[name]), who)]
-        if told:
-            found.append(Charge(name, round, CRITERIA, Release(self._criteria_noise(name)), who, told))
+        if criteria:
+            found.append(Charge(name, round, CRITERIA, Release(self._criteria_noise(name)), who, criteria))
         return found
 
-    def _told(self, federation: Federation) -> int:
+    def _charged_criteria(self, federation: Federation) -> int:
         """Return how many numbers beside its update are released of each client: criteria that are charged."""
         if self.settings.criteria != "charged":
             return 0
@@ -154,7 +154,7 @@ class PrivateRounds:
         if self.secret:
             releases = [(self._release(federation, 1.0), self.plan.rounds)]
             return noise_for(limit, self.delta, releases, self.accountant)
-        return plain_noise(self.settings, self._most_rounds(federation.seed), self._told(federation))
+        return plain_noise(self.settings, self._most_rounds(federation.seed), self._charged_criteria(federation))
 
     def _most_rounds(self, seed: int) -> int:
         """Return in how many rounds the client takes part that takes part most often."""
@@ -166,7 +166,7 @@ class PrivateRounds:
     # ------------------------------------------------------------------ what is left
 
     def epsilon(self, federation: str, *, coarse: bool = False) -> float:
-        """Return what a federation's rounds so far have told about any one client."""
+        """Return what a federation's rounds so far have cost any one client, as ε."""
         return self.ledger.account(federation).epsilon(self.delta, self.accountant, coarse=coarse)
 
     def affords(self, federation: Federation, rounds: Sequence[int]) -> bool:
@@ -214,7 +214,7 @@ class PrivateRounds:
             self.ledger.charge(self.charges(federation, task.round, task.clients))
 
     def weigh(self, federation: Federation, task: Task, raw: Floats, order: Sequence[int]) -> Weighing:
-        """Weigh a cohort for a noisy sum: each client by itself, or over the cohort from what may be told of it."""
+        """Weigh a cohort for a noisy sum: each client by itself, or over the cohort by criteria that are released."""
         central, rule = self.settings.central, federation.rule
         assert central is not None
         self.ledger.charge(self.charges(federation, task.round, task.clients))

@@ -113,9 +113,9 @@ class _Lines:
         left = self._expected.left(round, now)
         if round == self._rounds or now - self._round_last >= self._seconds:
             self._last = self._round_last = now
-            told = f"; about {show_duration(left)} left" if left is not None and round < self._rounds else ""
+            rest = f"; about {show_duration(left)} left" if left is not None and round < self._rounds else ""
             figures = _figures(accuracies)
-            self._write(f"round {round}/{self._rounds}{f': {figures}' if figures else ''}{told}")
+            self._write(f"round {round}/{self._rounds}{f': {figures}' if figures else ''}{rest}")
 
     def pause(self) -> None:
         self._last = float("inf")

@@ -79,7 +79,7 @@ class RoundRecord:
     server_metrics: Mapping[str, float | list[float]] = field(default_factory=dict[str, "float | list[float]"])
     """Further figures of the server's test of the new model: F1 of each class, errors of a regression."""
     epsilon: float | None = None
-    """What the rounds so far have told about any one client, as ε at the budget's δ; None without such a promise."""
+    """What the rounds so far have cost any one client, as ε at the budget's δ; None without a budget."""
 
 
 class Combine(Protocol):

@@ -91,7 +91,7 @@ def under_attack(experiment: Description, attack: str, fraction: float) -> Descr
 
 def rules_for(experiment: Description) -> list[str]:
     """Return the rules to compare where the user names none: those that this experiment's server can follow."""
-    return list(RULES) if experiment.offers().lacks_test_set else [*RULES[:-1], "fltrust(EQ)", RULES[-1]]
+    return list(RULES) if experiment.capabilities().lacks_test_set else [*RULES[:-1], "fltrust(EQ)", RULES[-1]]
 
 
 @dataclass(frozen=True)

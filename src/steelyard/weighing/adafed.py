@@ -32,7 +32,7 @@ from steelyard.weighing.losses import FixedLoss, LossRule
 
 
 def _classified(name: str, view: CohortView) -> ServerTest:
-    # Data from memory says what it is only when it is there, too late for the check of needs and offers.
+    # Data from memory says what it is only when it is there, too late for the check of what criteria need.
     test = view.validation
     if test.f1.shape[1] == 0:
         raise UserError(f"criterion {name}: measures classes, and this is a regression; allowed: VE")
@@ -118,7 +118,7 @@ class LossSettings(Section):
         "class-f1", "class-precision", "class-recall", "class-accuracy", "class-jaccard", "barron", "none"
     ] = "class-f1"
     """class-f1: each class counts κ_c = 1/(F1_c + ε), or by another metric of the class: class-precision, class-recall,
-    class-accuracy (its rows told from all others), class-jaccard; barron: regression with Barron's general loss, whose
+    class-accuracy (its rows against all others), class-jaccard; barron: regression with Barron's general loss, whose
     shape α goes down as the errors get heavier tails; none: Barron's loss with shape and scale as given, to compare
     with."""
     epsilon: float = Field(default=0.1, gt=0)

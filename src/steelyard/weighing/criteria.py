@@ -22,7 +22,7 @@ from steelyard.errors import UserError
 from steelyard.messages import Floats
 from steelyard.registry import Registry
 from steelyard.usercode import CRITERIA
-from steelyard.weighing.needs import NO_NEEDS, NeededTask, Needs, Offers, unmet
+from steelyard.weighing.needs import NO_NEEDS, Capabilities, NeededTask, Needs, unmet
 from steelyard.weighing.view import CohortView, Labelled, LocalData
 
 __all__ = [
@@ -103,12 +103,12 @@ class Criterion:
 
     def on_server(self, view: CohortView) -> Floats:
         """Take a server-side measure of the whole cohort: one number for each client."""
-        for need, told, what in (
+        for need, sent, what in (
             (self.needs.label_counts, view.label_counts, "how many samples of each class they have"),
             (self.needs.first_losses, view.first_losses, "the loss of the model they received"),
         ):
-            if need and told is None:
-                raise UserError(f"criterion {self.name}: clients do not tell {what}; allowed: criteria without it")
+            if need and sent is None:
+                raise UserError(f"criterion {self.name}: clients do not send {what}; allowed: criteria without it")
         try:
             found = np.array(self.measure(view), dtype=np.float64)  # type: ignore[arg-type]
         except UserError:
@@ -168,7 +168,7 @@ def client_criterion(
 ) -> Callable[[Callable[[LocalData], float | bool]], Callable[[LocalData], float | bool]]:
     """Register a function of LocalData as a criterion that each client measures on itself.
 
-    What it needs, such as `needs_marks=("sharp",)`, is held against what the data offers before a run starts.
+    What it needs, such as `needs_marks=("sharp",)`, is compared with what the data can give before a run starts.
     `of_labels` may give the same for many clients at once; a simulation of thousands then measures faster.
     """
     marks = tuple(needs_marks)
@@ -243,8 +243,8 @@ def get(name: str) -> Criterion:
     return _registry.get(name)
 
 
-def check(criterion: Criterion, offers: Offers) -> None:
+def check(criterion: Criterion, available: Capabilities) -> None:
     """Refuse a criterion whose needs the run does not meet; call it before any data is read."""
-    fault = unmet(criterion.needs, offers, {name: other.needs for name, other in known().items()})
+    fault = unmet(criterion.needs, available, {name: other.needs for name, other in known().items()})
     if fault is not None:
         raise UserError(f"weighing.criteria: {criterion.name} {fault}")

@@ -1,4 +1,4 @@
-"""What a criterion needs, what a run offers, and whether the two meet; compared before any data is read."""
+"""What a criterion needs, what a run can give, and whether the two meet; compared before any data is read."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Literal
 from steelyard.errors import listed
 
 NeededTask = Literal["classes", "regression"]
-OfferedTask = Literal["classes", "regression", "ranking"]
+Task = Literal["classes", "regression", "ranking"]
 
 
 @dataclass(frozen=True)
 class Needs:
-    """What must be there for a criterion to be measured; a run that does not offer it refuses the criterion."""
+    """What must be there for a criterion to be measured; a run that cannot give it refuses the criterion."""
 
     labels: bool = False
     """Whether clients must have labels."""
@@ -40,12 +40,12 @@ NO_NEEDS = Needs()
 
 
 @dataclass(frozen=True)
-class Offers:
+class Capabilities:
     """What a run can give; None where only the data can tell, which is then found out when a criterion is measured."""
 
     name: str
-    """What offers it, for error lines: "data.source = 'digits'"."""
-    task: OfferedTask | None = None
+    """What gives it, for error lines: "data.source = 'digits'"."""
+    task: Task | None = None
     classes: int | None = None
     """Number of classes; 0 where there are none."""
     marks: frozenset[str] | None = None
@@ -58,51 +58,57 @@ class Offers:
     expertise: bool = False
 
 
-def unmet(needs: Needs, offers: Offers, known: Mapping[str, Needs]) -> str | None:
-    """Say what of the needs is not offered and what is allowed in its place, or None when everything is.
+def unmet(needs: Needs, available: Capabilities, known: Mapping[str, Needs]) -> str | None:
+    """Say what of the needs is not met and what is allowed in its place, or None when everything is.
 
     `known` are the needs of the criteria that could be used in its place, by name.
     """
-    found = _unmet_by_task(needs, offers, known) or _unmet_by_samples(needs, offers) or _unmet_by_server(needs, offers)
+    found = (
+        _unmet_by_task(needs, available, known)
+        or _unmet_by_samples(needs, available)
+        or _unmet_by_server(needs, available)
+    )
     return found or None
 
 
-def _unmet_by_task(needs: Needs, offers: Offers, known: Mapping[str, Needs]) -> str:
-    if needs.classes is not None and offers.classes not in (None, needs.classes):
-        found = f"has {offers.classes}" if offers.classes else "has no classes"
-        return f"is for {needs.classes} classes, and {offers.name} {found}; allowed: data with {needs.classes} classes"
-    if needs.task is None or offers.task in (None, needs.task):
+def _unmet_by_task(needs: Needs, available: Capabilities, known: Mapping[str, Needs]) -> str:
+    if needs.classes is not None and available.classes not in (None, needs.classes):
+        found = f"has {available.classes}" if available.classes else "has no classes"
+        return (
+            f"is for {needs.classes} classes, and {available.name} {found}; allowed: data with {needs.classes} classes"
+        )
+    if needs.task is None or available.task in (None, needs.task):
         return ""
     measures = {"classes": "measures classes", "regression": "measures the error of a regression"}[needs.task]
-    offered = {"classes": "has classes", "regression": "is a regression", "ranking": "ranks items"}[offers.task]
+    task = {"classes": "has classes", "regression": "is a regression", "ranking": "ranks items"}[available.task]
     alike = {name: other for name, other in known.items() if other.test_set == needs.test_set}
-    instead = [name for name, other in alike.items() if other.task == offers.task]
-    return f"{measures}, and {offers.name} {offered}; allowed: {listed(instead) or 'criteria for any task'}"
+    instead = [name for name, other in alike.items() if other.task == available.task]
+    return f"{measures}, and {available.name} {task}; allowed: {listed(instead) or 'criteria for any task'}"
 
 
-def _unmet_by_samples(needs: Needs, offers: Offers) -> str:
-    if needs.expertise and not offers.expertise:
-        return f"looks at users' features, and {offers.name} has none; allowed: kind = 'recommend' with [kgflex]"
-    if needs.labels and not offers.labels:
-        return f"looks at labels, and {offers.name} has none; allowed: data with labels"
-    if offers.marks is None:
+def _unmet_by_samples(needs: Needs, available: Capabilities) -> str:
+    if needs.expertise and not available.expertise:
+        return f"looks at users' features, and {available.name} has none; allowed: kind = 'recommend' with [kgflex]"
+    if needs.labels and not available.labels:
+        return f"looks at labels, and {available.name} has none; allowed: data with labels"
+    if available.marks is None:
         return ""
     for mark in needs.marks:
-        if mark not in offers.marks:
+        if mark not in available.marks:
             return (
-                f"needs samples marked {mark}, and {offers.name} has none; allowed: a source with that mark "
+                f"needs samples marked {mark}, and {available.name} has none; allowed: a source with that mark "
                 "(images, npz or csv with data.marks, or memory)"
             )
     return ""
 
 
-def _unmet_by_server(needs: Needs, offers: Offers) -> str:
-    if needs.test_set and offers.lacks_test_set:
-        return f"is measured on the server's test set, {offers.lacks_test_set}"
-    if needs.models and not offers.models:
-        return f"looks at single updates, and {offers.name} hides them; allowed: criteria that clients measure"
-    if needs.label_counts and not offers.label_counts:
-        return f"looks at label counts, and {offers.name} does not tell them; allowed: criteria without them"
-    if needs.first_losses and not offers.first_losses:
-        return f"looks at losses before training, and {offers.name} has none; allowed: criteria without them"
+def _unmet_by_server(needs: Needs, available: Capabilities) -> str:
+    if needs.test_set and available.lacks_test_set:
+        return f"is measured on the server's test set, {available.lacks_test_set}"
+    if needs.models and not available.models:
+        return f"looks at single updates, and {available.name} hides them; allowed: criteria that clients measure"
+    if needs.label_counts and not available.label_counts:
+        return f"looks at label counts, and {available.name} does not tell them; allowed: criteria without them"
+    if needs.first_losses and not available.first_losses:
+        return f"looks at losses before training, and {available.name} has none; allowed: criteria without them"
     return ""

@@ -300,9 +300,9 @@ class Simulation:
         engine = self._engine.describe() if self._engine else {"engine_choice": self.compute.engine}
         notes = self.context.notes()
         by_client = {"flaws": self.context.flaws(), "labels": self.context.labels()}
-        told = {"notes": notes} if notes else {}
-        told |= {name: json.dumps(found, separators=(",", ":")) for name, found in by_client.items() if found}
-        return {**facts, **engine, **told}
+        found_notes = {"notes": notes} if notes else {}
+        found_notes |= {name: json.dumps(found, separators=(",", ":")) for name, found in by_client.items() if found}
+        return {**facts, **engine, **found_notes}
 
     def close(self) -> None:
         self._engine = None

@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from steelyard.data.capabilities import Source
 from steelyard.data.dataset import Dataset
-from steelyard.data.offers import Source
 from steelyard.errors import without_controls
 
 MOST_NAMED = 5
@@ -18,7 +18,7 @@ LONGEST = 40
 
 
 @dataclass(frozen=True)
-class Seen:
+class DataSummary:
     """One data set as it was found; `fields` are those of `[data]` beside its source and path, with their comments."""
 
     source: Source
@@ -67,7 +67,9 @@ def sizes(counts: Mapping[str, int], word: str) -> str:
     return f"{word}: {len(counts):,}, of {min(counts.values()):,} to {max(counts.values()):,} rows: {counted(counts)}"
 
 
-def of_dataset(dataset: Dataset, source: Source, fields: Mapping[str, tuple[Any, str]], account: Sequence[str]) -> Seen:
+def of_dataset(
+    dataset: Dataset, source: Source, fields: Mapping[str, tuple[Any, str]], account: Sequence[str]
+) -> DataSummary:
     """Return what a data set that was read whole holds."""
     labels = dataset.labels.numpy()
     tested = np.zeros(len(labels), dtype=np.bool_) if dataset.held_out is None else dataset.held_out
@@ -78,7 +80,7 @@ def of_dataset(dataset: Dataset, source: Source, fields: Mapping[str, tuple[Any,
         owned = all(set(dataset.owners[rows].tolist()) == set(owners) for rows in (tested, ~tested))
     complete = dataset.marks.get("complete")
     classes = {str(number): int((labels == number).sum()) for number in range(dataset.classes)}
-    return Seen(
+    return DataSummary(
         source=source,
         rows=len(dataset),
         shape=dataset.shape,

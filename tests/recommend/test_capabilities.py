@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from steelyard.experiment.recommend import RecommendDescription
 from steelyard.recommend import sparse
-from steelyard.recommend.offers import USER_OFFERS
+from steelyard.recommend.capabilities import USER_CAPABILITIES
 from steelyard.recommend.sparse import SparseRows
 from steelyard.weighing.criteria import LocalData, client_criterion, get
 from steelyard.weighing.needs import unmet
@@ -41,7 +41,7 @@ def test_built_in_criteria_are_told_apart_by_what_they_need() -> None:
 
 
 def _fits(name: str) -> bool:
-    return unmet(get(name).needs, USER_OFFERS, {}) is None
+    return unmet(get(name).needs, USER_CAPABILITIES, {}) is None
 
 
 @given(st.integers(0, 4), st.integers(0, 12), st.integers(0, 2**31))

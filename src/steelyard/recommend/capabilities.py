@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from steelyard.weighing.needs import Offers
+from steelyard.weighing.needs import Capabilities
 
-USER_OFFERS = Offers(
+USER_CAPABILITIES = Capabilities(
     "a recommender",
     task="ranking",
     classes=0,
@@ -16,5 +16,5 @@ USER_OFFERS = Offers(
     first_losses=False,
 )
 """Labels are the items or categories that a user took; single updates are seen, but there are no classes or marks."""
-KGFLEX_OFFERS = replace(USER_OFFERS, name="KGFlex", expertise=True)
+KGFLEX_CAPABILITIES = replace(USER_CAPABILITIES, name="KGFlex", expertise=True)
 """Users of KGFlex also know how many features tell their items from others."""

@@ -1,4 +1,4 @@
-"""What each source of data offers, as far as it is known before anything is read: one table."""
+"""What each source of data can give, as far as it is known before anything is read: one table."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ NO_MARKS: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
-class SourceOffers:
-    """What a source can give; None where only the data can tell. `DataSettings.offers` adds what the settings say."""
+class SourceCapabilities:
+    """What a source can give; None where only the data can tell. `DataSettings.capabilities` adds the settings."""
 
     task: TaskKind | None = "classes"
     """Whether labels are classes or the target of a regression."""
@@ -30,13 +30,13 @@ class SourceOffers:
     """Whether that test part may hold rows of each owner."""
 
 
-SOURCES: Mapping[Source, SourceOffers] = {
-    "digits": SourceOffers(classes=10),
-    "mnist": SourceOffers(classes=10, owners=True, held_out=True),
-    "leaf": SourceOffers(owners=True, held_out=True, splits_owners=True),
-    "npz": SourceOffers(owners=True, held_out=True, splits_owners=True),
-    "images": SourceOffers(marks=None, owners=True),
-    "diabetes": SourceOffers(task="regression", classes=0),
-    "csv": SourceOffers(marks=frozenset({"complete"}), splits_owners=True),
-    "memory": SourceOffers(task=None, marks=None, owners=True, held_out=True, splits_owners=True),
+SOURCES: Mapping[Source, SourceCapabilities] = {
+    "digits": SourceCapabilities(classes=10),
+    "mnist": SourceCapabilities(classes=10, owners=True, held_out=True),
+    "leaf": SourceCapabilities(owners=True, held_out=True, splits_owners=True),
+    "npz": SourceCapabilities(owners=True, held_out=True, splits_owners=True),
+    "images": SourceCapabilities(marks=None, owners=True),
+    "diabetes": SourceCapabilities(task="regression", classes=0),
+    "csv": SourceCapabilities(marks=frozenset({"complete"}), splits_owners=True),
+    "memory": SourceCapabilities(task=None, marks=None, owners=True, held_out=True, splits_owners=True),
 }
