@@ -81,7 +81,7 @@ def own_folder(folder: Path, option: str) -> Path:
     """
     if folder == Path():
         # An empty name is the same path as ".".
-        raise UserError(f"{option}: got nothing or the folder that you are in; allowed: a folder of its own")
+        raise UserError(f"{option}: got nothing or the working folder; allowed: a folder of its own")
     return writable(folder, option)
 
 

@@ -120,7 +120,7 @@ def parse(text: str, where: str) -> dict[str, Any]:
         raise UserError(f"{where}: not valid TOML: nested too deeply") from None
     except ValueError:
         # Python reads no decimal number of more than 4,300 digits.
-        raise UserError(f"{where}: holds a number of thousands of digits; allowed: at most 18") from None
+        raise UserError(f"{where}: holds a number with thousands of digits; allowed: at most 18 digits") from None
 
 
 def change(document: dict[str, Any], assignment: str) -> None:
@@ -139,7 +139,7 @@ def read_value(text: str) -> Any:
     except tomllib.TOMLDecodeError:
         return text
     except RecursionError:
-        raise UserError(f"--set: got {brief(text)}; allowed: values that are not nested so deeply") from None
+        raise UserError(f"--set: got {brief(text)}; allowed: values that are less deeply nested") from None
     except ValueError:
         raise UserError(f"--set: got {brief(text)}; allowed: numbers of at most 18 digits") from None
     # A line break would begin another field.
@@ -165,7 +165,7 @@ def put(document: dict[str, Any], keys: Sequence[str], value: Any, shown: str) -
 
 def _position(sections: Sequence[Any], key: str, shown: str) -> int:
     if not key.isdigit() or int(key) >= len(sections):
-        raise UserError(f"{shown}: no section {key}; allowed: 0 to {len(sections) - 1}, those that the file has")
+        raise UserError(f"{shown}: no section {key}; allowed: 0 to {len(sections) - 1}, the sections of the file")
     return int(key)
 
 

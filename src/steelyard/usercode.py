@@ -94,7 +94,7 @@ def _refuse_forbidden(code: str, field: str) -> None:
     allowed = _allowed()
     if allowed is not None and code not in allowed and code not in {name.rpartition(":")[0] for name in allowed}:
         raise NotAllowed(
-            f"{field}: '{code[:80]}' is not run here; allowed: what is built in, and the node's own `allow`"
+            f"{field}: '{code[:80]}' is not run here; allowed: what is built in, and what the node's own `allow` names"
         )
     if not code.endswith(".py"):
         if code.partition(".")[0] in sys.stdlib_module_names:
@@ -252,7 +252,7 @@ def find_code(
     allowed = _allowed()
     if allowed is not None and ":" in name and name not in allowed:
         raise NotAllowed(
-            f"{field}: '{name[:80]}' is not run here; allowed: {listed(known)}, and the node's own `allow`"
+            f"{field}: '{name[:80]}' is not run here; allowed: {listed(known)}, and what the node's own `allow` names"
         )
     if is_handed_over(name):
         return _given[name]

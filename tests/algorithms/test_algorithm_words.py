@@ -97,7 +97,7 @@ def test_algorithms_that_need_the_sum_alone_go_with_robust_rules_and_hidden_sums
 
 def test_recommenders_take_no_algorithm(refused: Any) -> None:
     line = refused("show", "fpl-ml1m", "--set", "algorithm.name=scaffold", "--resolved")
-    assert "algorithm.name: got 'scaffold', and clients of this kind send no whole models; allowed: fedavg" in line
+    assert "algorithm.name: got 'scaffold', but clients of this kind do not send whole models; allowed: fedavg" in line
 
 
 OWN = """

@@ -110,7 +110,7 @@ def test_a_module_that_nobody_declared_is_not_even_imported(
         "plugin: 'bystander' is not declared for Steelyard; allowed: 'path/to/file.py' of your own, or what an "
         "installed package declares under the entry point steelyard.criteria"
         if allowed is None
-        else "plugin: 'bystander' is not run here; allowed: what is built in, and the node's own `allow`"
+        else "plugin: 'bystander' is not run here; allowed: what is built in, and what the node's own `allow` names"
     )
     assert not (tmp_path / "ran").exists()
 

@@ -49,8 +49,11 @@ def test_without_such_a_column_the_first_names_the_clients(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("client,DS\n", ": no table; allowed: a header with a client column and criteria, then a row per client"),
-        ("client\nann\n", ": no table; allowed: a header with a client column and criteria, then a row per client"),
+        ("client,DS\n", ": holds no table; allowed: a header with a client column and criteria, then a row per client"),
+        (
+            "client\nann\n",
+            ": holds no table; allowed: a header with a client column and criteria, then a row per client",
+        ),
         ("client,DS,DS\nann,1,2\n", ": header client,DS,DS; allowed: each column named, each name once"),
         ("client,DS,\nann,1,2\n", ": header client,DS,; allowed: each column named, each name once"),
         ("client,DS\nann,1\nbob,1,2\n", ", row 3: 3 cells; allowed: 2, as in the header"),

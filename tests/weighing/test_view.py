@@ -86,7 +86,8 @@ def test_costly_parts_are_computed_once_and_only_when_asked_for() -> None:
     with pytest.raises(UserError) as found:
         view.test(np.ones(1))
     assert str(found.value) == (
-        "weighing.criteria: the server tests no models in this run; allowed: criteria without a test set"
+        "weighing.criteria: the server tests no models in this run; allowed: criteria that need no test set of the "
+        "server"
     )
     assert CohortView(np.ones(1, dtype=np.int64), lambda: np.zeros(1), lambda: test).gram.shape == (0, 0)
 
@@ -99,7 +100,7 @@ def test_single_models_that_the_server_does_not_see_cannot_be_tested() -> None:
     with pytest.raises(UserError) as found:
         _ = view.validation
     assert str(found.value) == (
-        "weighing.criteria: the server sees no single models in this run; allowed: criteria without them"
+        "weighing.criteria: the server sees no single models in this run; allowed: criteria that do not need them"
     )
 
 
@@ -114,7 +115,7 @@ def test_a_declared_need_that_clients_do_not_tell_stops_with_one_line(need: str,
     criterion = Criterion("X", "server", "model", "", lambda view: np.ones(3), needs=Needs(**{need: True}))
     with pytest.raises(UserError) as found:
         criterion.on_server(CohortView.of(updates(), START, first_number))
-    assert str(found.value) == f"criterion X: clients do not send {what}; allowed: criteria without it"
+    assert str(found.value) == f"criterion X: clients do not send {what}; allowed: criteria that do not need it"
     told = CohortView.of(updates(**{need: np.ones((3, 2))}), START, first_number)
     assert criterion.on_server(told).tolist() == [1, 1, 1]
 

@@ -18,8 +18,8 @@ MIN_ROWS = 10
 """The rows that an answer must rest on, where the owner of a node says nothing else."""
 EVERYTHING = "*"
 """`allow="*"`: run and read whatever the experiment names; for a federation of one's own on one machine."""
-PROMISES = ("aggregation", "local")
-"""What a node can demand of every experiment."""
+GUARANTEES = ("aggregation", "local")
+"""What a node can require of every experiment."""
 PREFIXES = ("device-", "user-")
 
 
@@ -49,10 +49,10 @@ class NodeConfig:
     kind: str = "learning"
     """The kind of experiment that this node takes part in."""
     require: tuple[str, ...] = ()
-    """What an experiment must promise, or this node takes no part: "aggregation" (the server sees no single update),
+    """What an experiment must guarantee, or this node takes no part: "aggregation" (the server sees no single update),
     "local" (what leaves this node carries noise)."""
     epsilon: float | None = None
-    """With "local": the most that this node tells of a client in all its answers, whoever asks, at δ = 1e-5."""
+    """With "local": the most that this node's answers may cost a client in all, whoever asks, at δ = 1e-5."""
     tests: bool = True
     """Whether this node's clients test models; False: no score, loss or count of test rows leaves it."""
     state: Path | None = None
@@ -121,7 +121,7 @@ class NodeConfig:
             return tuple(ordered[number::count])
         for name in self.names:
             if name not in ordered:
-                raise UserError(f"node config client: no client '{name}'{nearest(name, ordered)} in this experiment")
+                raise UserError(f"node config client: this experiment has no client '{name}'{nearest(name, ordered)}")
         return tuple(sorted(self.names))
 
     def facts(self, clients: Sequence[str]) -> dict[str, dict[str, Mapping[str, float]]]:
@@ -159,8 +159,10 @@ def _list(config: Mapping[str, object], key: str) -> tuple[str, ...]:
 def _required(config: Mapping[str, object]) -> tuple[str, ...]:
     words = _list(config, "require")
     for word in words:
-        if word not in PROMISES:
-            raise UserError(f"node config require: got '{word}'{nearest(word, PROMISES)}; allowed: {listed(PROMISES)}")
+        if word not in GUARANTEES:
+            raise UserError(
+                f"node config require: got '{word}'{nearest(word, GUARANTEES)}; allowed: {listed(GUARANTEES)}"
+            )
     return words
 
 
@@ -171,10 +173,10 @@ def _epsilon(config: Mapping[str, object]) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1e6:
         raise UserError(f"node config epsilon: got {value!r}; allowed: a number above 0, up to 1e6")
     if "local" not in _required(config):
-        raise UserError('node config epsilon: given without require="local"; allowed: with it')
+        raise UserError('node config epsilon: given without require="local"; allowed: both together')
     if config.get("state") is None:
         raise UserError(
-            'node config epsilon: given without state, the folder of its ledger; allowed: with it, as in state="state"'
+            'node config epsilon: given without state, the folder of the ledger; allowed: both, as in state="state"'
         )
     return float(value)
 
@@ -182,7 +184,7 @@ def _epsilon(config: Mapping[str, object]) -> float | None:
 def _tests(config: Mapping[str, object]) -> bool:
     value = config.get("tests", True)
     if not isinstance(value, bool):
-        raise UserError(f"node config tests: got {value!r}; allowed: true, or false, which answers no test of a model")
+        raise UserError(f"node config tests: got {value!r}; allowed: true, or false (the node then tests no models)")
     return value
 
 
@@ -233,9 +235,14 @@ def _refuse_idle(config: Mapping[str, object]) -> None:
     if not given:
         return
     if EVERYTHING in _list(config, "allow"):
-        raise UserError(f'node config {given[0]}: given with allow="*", which lets an experiment do anything')
+        raise UserError(
+            f'node config {given[0]}: given with allow="*", under which it would have no effect; allowed: one of the '
+            "two"
+        )
     if "data" not in config:
-        raise UserError(f"node config {given[0]}: given without data, the file that it is about; allowed: with it")
+        raise UserError(
+            f"node config {given[0]}: given without data, the file that it applies to; allowed: both together"
+        )
 
 
 def _min_rows(config: Mapping[str, object]) -> int:

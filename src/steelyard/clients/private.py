@@ -12,7 +12,7 @@ from steelyard.privacy.local import DeviceNoise
 class PrivateClients(WrappedClients):
     """Clients whose devices clip and noise their updates; wrap them where they are built, before anything is sent.
 
-    Tests of models are answered as they are: they are figures of the experiment, not of the promise. The owner of a
+    Tests of models are answered as they are: the guarantee does not cover them. The owner of a
     node can refuse them there (`NodeConfig.tests`).
     """
 

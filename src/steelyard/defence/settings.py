@@ -61,7 +61,9 @@ class DefenceSettings(Section):
             more = " or mix = true" if name == "hostile" else ""
             raise UserError(f"{name}: given with rule = '{self.rule}'; allowed only with {listed(allowed)}{more}")
         if self.radius is not None and (self.quantile is not None or self.smooth is not None):
-            raise UserError("radius: given with quantile or smooth; allowed: a radius, or one that adapts")
+            raise UserError(
+                "radius: given together with quantile or smooth; allowed: a fixed radius, or quantile and smooth"
+            )
         return self
 
     @property

@@ -2,7 +2,7 @@
 
 A federation of digits gets clients that an auditor plants. Each claims as much data as brings it the largest weight,
 and sends an update that is longer than clipping allows, in a direction that no other client moves in that round; or
-what the promise's other world says: zeros, or the opposite where a client is exchanged for another. Every run is
+what the guarantee's other case says: zeros, or the opposite where a client is exchanged for another. Every run is
 stopped once, after a round was released and before it was written down, and goes on: the round is run again, and the
 ledger has to know both. What the attacker finds in all released models is held against the ε that the run itself
 states.
@@ -58,11 +58,11 @@ class CanaryResult:
     delta: float
     confidence: float
     neighbours: str
-    """What two worlds the promise holds apart, as the runs state it."""
+    """The two neighbouring cases of the guarantee, as the runs state them."""
 
 
 class Auditor:
-    """Who plants canaries in one run and sees its models: knows the promise's worlds and scores each canary."""
+    """Who plants canaries in one run and sees its models: knows both cases and scores each canary."""
 
     def __init__(self, canaries: int, noise: float, rate: float, opposite: bool, seed: int | None = None) -> None:
         generator = np.random.default_rng(seed)
@@ -180,17 +180,17 @@ def audit_runs(
     `seed` draws which canaries are in, for tests; noise and cohorts are the product's, and are never the same again.
     """
     experiment = described(noise, rate, rounds, sampled, delta)
-    auditors, promises = list[Auditor](), list[dict[str, Any]]()
+    auditors, records = list[Auditor](), list[dict[str, Any]]()
     for number in range(runs):
         drawn = None if seed is None else seed + number
         auditor = Auditor(canaries, noise, rate, sampled == "fixed", drawn)
-        promises.append(_play(experiment, auditor, 1 + rounds // 2))
+        records.append(_play(experiment, auditor, 1 + rounds // 2))
         auditors.append(auditor)
     inside = np.concatenate([auditor.inside for auditor in auditors])
     scores = np.concatenate([auditor.scores for auditor in auditors])
     lower = lower_bound(inside, scores, delta, confidence)
-    accounted = max(float(promise["together"]) for promise in promises)
-    neighbours = str(promises[0]["neighbours"])
+    accounted = max(float(record["together"]) for record in records)
+    neighbours = str(records[0]["neighbours"])
     return CanaryResult(
         noise, rate, sampled, rounds, runs, len(inside), lower, accounted, delta, confidence, neighbours
     )

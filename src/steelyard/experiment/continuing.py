@@ -54,7 +54,8 @@ def changed_experiment(history: History, *, accept: bool) -> list[str]:
     ledger = SALT in history.info or files.is_file(history.folder / files.LEDGER)
     if ledger and not any(name.startswith(("privacy.central.", "privacy.local.")) for name in now):
         raise UserError(
-            f"{path}: privacy: nothing, where the run keeps a privacy ledger; allowed: the noise that it promised, or "
+            f"{path}: privacy: missing, but this run keeps a privacy ledger; allowed: the section with which it "
+            "began, or "
             "a new run"
         )
     names = [name for name in {**before, **now} if before.get(name) != now.get(name)]

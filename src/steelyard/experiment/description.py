@@ -54,7 +54,7 @@ class Description(Section):
     """Further rules, by name, that run on the same cohorts and the same first model, for comparison; each may have an
     algorithm of its own, as `[beside.NAME.algorithm]`."""
     privacy: PrivacySettings | None = None
-    """What is promised to the clients, by noise; without it nothing is."""
+    """Which privacy clients are guaranteed; without it none."""
     store: StoreSettings = StoreSettings()
     tracking: TrackingSettings = TrackingSettings()
     federate: FederateSettings = FederateSettings()
@@ -162,16 +162,18 @@ class Description(Section):
         """Refuse a rule that this kind of experiment cannot follow; called for each before any data is read."""
         if rule.defence is not None:
             raise UserError(
-                "weighing.defence: given, but clients of this kind send no whole models; allowed: nothing "
-                "(weighing.bound and max_weight work)"
+                "weighing.defence: given, but clients of this kind do not send whole models; allowed: no "
+                "[weighing.defence] (weighing.bound and max_weight work)"
             )
         if rule.fit is not None or rule.trained_by != "clients":
             field = "fit" if rule.fit is not None else "trained_by"
             raise UserError(
-                f"weighing.{field}: given, but this kind of server has no rows to learn from; allowed: nothing"
+                f"weighing.{field}: given, but this kind of server has no rows to learn from; allowed: leave it out"
             )
         if rule.loss is not None:
-            raise UserError("weighing.loss: given, but the loss of this kind of experiment is fixed; allowed: nothing")
+            raise UserError(
+                "weighing.loss: given, but the loss of this kind of experiment is fixed; allowed: leave it out"
+            )
 
     @property
     def clients_evaluate(self) -> bool:
@@ -239,7 +241,10 @@ class Description(Section):
         """
         if not self.validation_field:
             kind = self.model_dump().get("kind")
-            raise UserError(f"validation: experiments of kind '{kind}' have no validation split; allowed: other kinds")
+            raise UserError(
+                f"validation: experiments of kind '{kind}' have no validation split; allowed: experiments of another "
+                "kind"
+            )
         return self.changed({self.validation_field: share})
 
     @property

@@ -31,7 +31,7 @@ def check_algorithm(settings: FederationSettings, made: Algorithm, optimiser: st
     if optimiser is None:
         if made.name != "fedavg":
             raise UserError(
-                f"algorithm.name: got '{made.name}', and clients of this kind send no whole models; allowed: fedavg"
+                f"algorithm.name: got '{made.name}', but clients of this kind do not send whole models; allowed: fedavg"
             )
         return
     if settings.trained_by == "server" and made.name != "fedavg":
@@ -47,8 +47,9 @@ def check_algorithm(settings: FederationSettings, made: Algorithm, optimiser: st
     defence = settings.defence
     if defence is not None and defence.robust and made.sees == "models":
         raise UserError(
-            f"weighing.defence: got '{defence.rule}' with {made.name}, whose server steps from single updates and not "
-            "from the sum that a robust rule makes; allowed: without it, or an algorithm that needs the sum alone"
+            f"weighing.defence: got '{defence.rule}' with {made.name}, whose server needs single updates, while a "
+            "robust "
+            "rule gives it one sum; allowed: no [weighing.defence], or an algorithm that needs the sum alone"
         )
 
 

@@ -151,8 +151,9 @@ class LearningDescription(Description):
             )
         if partition.server == "held-out" and partition.test == "held-out" and partition.server_report == "none":
             return (
-                "and partition.server and partition.test both take the held-out rows, so that the rows that "
-                "weigh would also report; allowed: partition.server_report = 'apart' (half weighs, half reports) or "
+                "and partition.server and partition.test both take the held-out rows, so that the same "
+                "rows would weigh and report; allowed: partition.server_report = 'apart' (half weighs, half reports) "
+                "or "
                 "'same' (as AdaFed's authors do), partition.server = 'fraction', or another partition.test"
             )
         return ""
@@ -226,13 +227,14 @@ class LearningDescription(Description):
             return
         if aggregation.kind != "secure":
             raise UserError(
-                f"privacy.aggregation.kind: got '{aggregation.kind}', whose clients share a key that nobody hands out "
+                f"privacy.aggregation.kind: got '{aggregation.kind}', whose clients share a key, and nobody hands out "
+                "keys "
                 "across machines; allowed there: secure"
             )
         training = [name for name, rule in self.rules().items() if rule.trained_by == "clients"]
         if len(training) > 1:
             raise UserError(
-                f"beside: {len(training)} rules with privacy.aggregation: in the first round each would give the "
+                f"beside: {len(training)} rules with privacy.aggregation; in the first round each would give the "
                 "server another weighted sum of the same updates; allowed across machines: one rule"
             )
 

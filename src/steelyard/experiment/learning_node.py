@@ -207,7 +207,7 @@ def _dataset(data: DataSettings, node: NodeConfig) -> Dataset:
     if len(node.names) == 1:
         return replace(dataset, owners=np.full(len(dataset), node.names[0]))
     if dataset.owners is None:
-        raise UserError(f"node config clients: {node.data} does not say whose rows they are; allowed: one client")
+        raise UserError(f"node config clients: {node.data} has no column of owners; allowed: one client")
     return dataset
 
 
@@ -263,9 +263,15 @@ class RemoteServer:
     def __init__(self, model: ModelSettings, about: Mapping[str, int | list[int]]) -> None:
         shape, classes = about.get("features"), about.get("classes")
         if not isinstance(shape, list) or not isinstance(classes, int) or classes < 0:
-            raise UserError(f"federate: the nodes do not say what their samples look like, but {dict(about)}")
+            raise UserError(
+                "federate: the nodes do not give the shape of their samples and the number of classes, but "
+                f"{dict(about)}"
+            )
         if min(shape, default=0) < 1 or prod(shape) > MOST_INPUTS or classes > MOST_INPUTS:
-            raise UserError(f"federate: the nodes say samples of shape {shape} in {classes} classes; that cannot be")
+            raise UserError(
+                f"federate: the nodes say samples of shape {shape} in {classes} classes; allowed: shapes and numbers "
+                "above 0"
+            )
         self._model, self._shape, self._classes = model, torch.Size(shape), classes
 
     @property

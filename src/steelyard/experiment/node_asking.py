@@ -25,28 +25,38 @@ def check_rows(experiment: Description, node: NodeConfig) -> None:
         return
     if experiment.rounds.samples and node.min_rows > 1:
         raise NotAllowed(
-            f"rounds.samples: right or wrong of each row rests on one, and this node answers with {node.min_rows} rows "
-            "or more; allowed: false"
+            f"rounds.samples: asks for an answer about each single row, and this node answers about {node.min_rows} "
+            "rows or more; allowed: false"
         )
     if isinstance(experiment, LearningDescription):
         _refuse_other("data", experiment.data, _as_read(experiment.data, node))
         if experiment.flaws:
-            raise NotAllowed("flaws: they choose among rows of this node's own file; allowed: none")
+            raise NotAllowed(
+                "flaws: given, but a server may not choose among the rows of this node's own file; allowed: no "
+                "[[flaws]]"
+            )
         if node.part is not None:
             _refuse_other("partition", experiment.partition, own_partition(node, held_out=False, seed=0))
         elif experiment.partition.validation is not None:
-            raise NotAllowed("partition.validation: this node alone decides which rows it tests on; allowed: nothing")
+            raise NotAllowed(
+                "partition.validation: given, but this node decides itself which rows it tests on; allowed: leave it "
+                "out"
+            )
     elif isinstance(experiment, RecommendDescription):
         _refuse_other("interactions", experiment.interactions, own_reading(InteractionSettings, node))
         if experiment.ranking.threshold is not None:
-            raise NotAllowed("ranking.threshold: it chooses among rows of this node's own file; allowed: nothing")
+            raise NotAllowed(
+                "ranking.threshold: given, but a server may not choose among the rows of this node's own file; "
+                "allowed: leave it out"
+            )
 
 
 def _as_read(asked: DataSettings, node: NodeConfig) -> DataSettings:
     """Return how this node's file is read; without a table [data], as the source's defaults say."""
     if not node.reading and asked.source == "csv":
         raise NotAllowed(
-            "data.source: got 'csv', and this node's file does not say its columns; allowed: with [data] there"
+            "data.source: got 'csv', but this node's configuration does not name the columns of its file; allowed: a "
+            "table [data] there"
         )
     own = own_reading(DataSettings, node, source=asked.source)
     unsaid: dict[str, Any] = {}
@@ -64,6 +74,6 @@ def _refuse_other(name: str, asked: Section, own: Section) -> None:
         value = getattr(asked, field)
         if field not in _FREE and value != getattr(own, field):
             raise NotAllowed(
-                f"{name}.{field}: got {brief(value)}, and this node's own file says how its rows are read and shared "
-                "out; allowed: as it says there"
+                f"{name}.{field}: got {brief(value)}, but this node's own configuration decides how its rows are read "
+                "and shared out; allowed: the value there"
             )

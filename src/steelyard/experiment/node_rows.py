@@ -39,7 +39,7 @@ def check_own(node: NodeConfig) -> None:
     if node.part is not None and "user" not in found.columns:
         raise UserError(
             'node config data.columns: missing beside partition-id; allowed: columns = { user = "NAME" }, whose values '
-            "the server is told as names of clients"
+            "become the names of clients that the server gets"
         )
 
 
@@ -53,7 +53,7 @@ def own_partition(node: NodeConfig, *, held_out: bool, seed: int) -> PartitionSe
     where = "node config partition"
     if node.part is None:
         if other := [name for name in given if name not in _SPLIT]:
-            raise UserError(f"{where}.{other[0]}: has no use beside named clients; allowed: {listed(_SPLIT)}")
+            raise UserError(f"{where}.{other[0]}: has no effect for named clients; allowed: {listed(_SPLIT)}")
         test = given.get("test", "held-out" if held_out else "local")
         given = {"scheme": "given" if test == "held-out" else "natural", "test": test, "seed": seed, **given}
     elif given.get("seed") is None:

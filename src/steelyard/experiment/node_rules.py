@@ -44,13 +44,13 @@ def agreed(document: dict[str, Any], node: NodeConfig) -> Description:
     Call it inside `usercode.only(node.allow)`, so that the experiment cannot name code either.
     """
     if node.trusts:
-        return _promised(build(document), node)
+        return _with_requirements(build(document), node)
     kind = document.get("kind", "learning")
     if kind != node.kind:
         raise NotAllowed(f"kind: got {str(kind)[:40]!r}; this node takes part in '{node.kind}' only")
     facts = document.get("facts")
     if isinstance(facts, dict) and "path" in facts:  # Reading the settings would open it.
-        raise NotAllowed("facts.path: a server cannot name a file of this node; allowed: no such field")
+        raise NotAllowed("facts.path: a server may not name a file of this node; allowed: leave it out")
     rename_code(document, lambda code: _own_code(code, node.allow))
     experiment = build(document)
     own: dict[str, str] = {}
@@ -60,14 +60,14 @@ def agreed(document: dict[str, Any], node: NodeConfig) -> Description:
             continue
         key = _FILES.get(field)
         if key is None or key not in node.files:
-            wanted = f"`{key}` in the node's own config" if key else "no such field"
-            raise NotAllowed(f"{field}: a server cannot name a file of this node; allowed: {wanted}")
+            wanted = f"`{key}` in the node's own config" if key else "leave it out"
+            raise NotAllowed(f"{field}: a server may not name a file of this node; allowed: {wanted}")
         own[field] = str(node.files[key])
     for field, path in own.items():
         put(document, field.split("."), path, field)
     experiment = build(document) if own else experiment
     check_rows(experiment, node)
-    return _promised(experiment, node)
+    return _with_requirements(experiment, node)
 
 
 def agreed_task(task: Task, described: Mapping[str, Any], experiment: Description) -> Task:
@@ -89,21 +89,24 @@ def agreed_task(task: Task, described: Mapping[str, Any], experiment: Descriptio
     return replace(task, algorithm=own, rate=experiment.rate(task.round))
 
 
-def _promised(experiment: Description, node: NodeConfig) -> Description:
-    """Return an experiment that promises what this node demands, or refuse it."""
+def _with_requirements(experiment: Description, node: NodeConfig) -> Description:
+    """Return an experiment that guarantees what this node's owner requires, or refuse it."""
     if "aggregation" in node.require and (experiment.privacy is None or experiment.privacy.aggregation is None):
         raise NotAllowed(
-            "privacy.aggregation: missing, and this node sends no update that the server could see; allowed: with it"
+            "privacy.aggregation: missing, but this node's owner requires it; allowed: experiments with "
+            "[privacy.aggregation]"
         )
     if "local" in node.require and (experiment.privacy is None or experiment.privacy.local is None):
-        raise NotAllowed("privacy.local: missing, and this node sends nothing without noise; allowed: with it")
+        raise NotAllowed(
+            "privacy.local: missing, but this node's owner requires it; allowed: experiments with [privacy.local]"
+        )
     if node.epsilon is not None:
         _check_epsilon(experiment, node.epsilon)
     return experiment
 
 
 def _check_epsilon(experiment: Description, most: float) -> None:
-    """Refuse noise that would tell more of a client than the owner of this node allows."""
+    """Refuse noise under which a client would spend more than the owner of this node allows."""
     from steelyard.privacy.local import device_epsilon  # Late for speed of start: it imports torch.
 
     assert experiment.privacy is not None
@@ -118,8 +121,9 @@ def _check_epsilon(experiment: Description, most: float) -> None:
     if costs > most:
         beside = f" of {asking} rules" if asking > 1 else ""
         raise NotAllowed(
-            f"privacy.local: its noise tells epsilon {costs:.4g} at delta {OWNERS_DELTA:g} over {rounds:,} "
-            f"rounds{beside}, and this node tells at most {most:g}; allowed: more noise, or fewer rounds or rules"
+            f"privacy.local: with its noise a client spends epsilon {costs:.4g} at delta {OWNERS_DELTA:g} over "
+            f"{rounds:,} "
+            f"rounds{beside}, and this node allows {most:g}; allowed: more noise, or fewer rounds or rules"
         )
 
 

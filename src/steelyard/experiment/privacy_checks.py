@@ -68,7 +68,7 @@ class _Rule:
         if self._defence:
             self._refuse(
                 "weighing.defence",
-                f"combines by '{self._defence}', which may follow any single update, so that no noise covers it",
+                f"combines by '{self._defence}', which may follow a single update, so that no noise covers it",
                 "no defence (privacy.central clips already), or privacy.local",
             )
         if self.settings.fit is not None:
@@ -80,7 +80,7 @@ class _Rule:
         if self.settings.adjust is not None:
             self._refuse(
                 "weighing.adjust",
-                "tests many weightings of the same updates, and privacy.central would have to pay for each of them",
+                "tests many weightings of the same updates, and each of them would be charged to the budget",
                 "a fixed order, or privacy.local",
             )
         for criterion in self.criteria:
@@ -177,8 +177,8 @@ def check_cohorts(aggregation: AggregationSettings, rounds: RoundSettings, clien
     if rounds.sampling == "poisson" and rounds.min_clients < FEWEST:
         raise UserError(
             f"rounds.min_clients: got {rounds.min_clients} with rounds.sampling = 'poisson' and privacy.aggregation, "
-            "where chance may draw a cohort of one or two, in which nobody can hide; allowed: at least "
-            f"{FEWEST} (a smaller cohort is then drawn again with so many), or rounds.sampling = 'fixed'"
+            "and a cohort of one or two clients, which may be drawn, hides nobody; allowed: at least "
+            f"{FEWEST} (a smaller cohort is then drawn again), or rounds.sampling = 'fixed'"
         )
     if clients is None:
         return
@@ -210,8 +210,8 @@ def check_algorithm(privacy: PrivacySettings | None, algorithm: Algorithm) -> No
         return
     if algorithm.sends:
         raise UserError(
-            f"privacy.{field}: {algorithm.name} has clients send {listed(algorithm.sends)} beside their models, and a "
-            "second vector is a second release; allowed: an algorithm that sends models alone"
+            f"privacy.{field}: {algorithm.name} has clients send {listed(algorithm.sends)} beside their models, and "
+            "only the models are protected; allowed: an algorithm that sends models alone"
         )
     if algorithm.counts_steps and field == "local":
         raise UserError(
@@ -220,6 +220,6 @@ def check_algorithm(privacy: PrivacySettings | None, algorithm: Algorithm) -> No
         )
     if algorithm.sees == "models" and field != "local":
         raise UserError(
-            f"privacy.{field}: the server of {algorithm.name} steps from single updates, and here it has only their "
-            "sum; allowed: an algorithm that needs the sum alone"
+            f"privacy.{field}: the server of {algorithm.name} needs single updates, and here it has only their sum; "
+            "allowed: an algorithm that needs the sum alone"
         )

@@ -99,7 +99,7 @@ def _partition(summary: DataSummary) -> tuple[TomlTable, int, float]:
     section = TomlTable()
     trained = summary.rows - summary.held_out
     if trained < FEWEST_ROWS:
-        raise UserError(f"new: the data have {trained} rows to train on; expected {FEWEST_ROWS} at least")
+        raise UserError(f"new: the data have {trained} rows to train on; allowed: at least {FEWEST_ROWS}")
     if summary.owners is not None:
         sizes = np.array(list(summary.owners.values()))
         large = sizes >= FEW_OWNER_ROWS
@@ -107,7 +107,7 @@ def _partition(summary: DataSummary) -> tuple[TomlTable, int, float]:
         kept = sizes[sizes >= minimum]
         if len(kept) < 2:
             raise UserError(
-                f"--owner: {len(kept)} of {len(sizes)} owners have two rows or more; expected two such owners at least"
+                f"--owner: {len(kept)} of {len(sizes)} owners have two rows or more; allowed: at least two such owners"
             )
         scheme = "given" if summary.owners_held_out else "natural"
         section.fields["scheme"] = (scheme, "one client for each owner")

@@ -109,17 +109,18 @@ class RecommendDescription(Description):
     def _check_noise(self, privacy: PrivacySettings) -> None:
         if privacy.aggregation is not None:
             raise UserError(
-                "privacy.aggregation: given, but users send the rows of single items here, and which rows they are "
-                "would tell what masks hide; allowed: privacy.local, which puts noise on every row"
+                "privacy.aggregation: given, but users send rows of single items, and the choice of rows would "
+                "show what the masks hide; allowed: privacy.local, which adds noise to every row"
             )
         if privacy.central is not None:
             raise UserError(
-                "privacy.central: given, but the rows that users name are seen one by one by the server here; allowed: "
-                "privacy.local, which puts noise on every row"
+                "privacy.central: given, but the server sees which rows each single user sends; allowed: "
+                "privacy.local, which adds noise to every row"
             )
         if privacy.local is not None and (self.one_by_one or self.kgflex is not None):
             raise UserError(
-                "privacy.local: given with one user in each round or with [kgflex], where it is not built; allowed: "
+                "privacy.local: given with one user in each round or with [kgflex], which it does not support; "
+                "allowed: "
                 "mode = 'pFPL', 'pFPL+' or 'custom' of FPL"
             )
 
@@ -233,8 +234,8 @@ class RecommendDescription(Description):
 
         if self.device_noise() is not None:
             raise UserError(
-                "privacy.local: given, and a row of every item from every user is more than a message may hold; "
-                "allowed across machines: without it, or `steelyard run`"
+                "privacy.local: given, but a row of every item from every user does not fit into a message; "
+                "allowed across machines: no [privacy.local]; or `steelyard run`, on one machine"
             )
         return host(
             *(self.interactions, self.items, self._model(), self.ranking, self.local_round(), self.criteria()),

@@ -147,7 +147,7 @@ def serve(model: ModelSettings, local_round: LocalRound, about: Mapping[str, int
     _refuse_sequential(model, local_round)
     rows = about.get("rows")
     if not isinstance(rows, int) or not 0 < rows <= _MOST_ROWS:
-        raise UserError(f"federate: the nodes do not say how many shared rows there are, but {dict(about)}")
+        raise UserError(f"federate: the nodes do not give the number of shared rows, but {dict(about)}")
     return model.server(rows)
 
 

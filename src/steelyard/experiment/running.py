@@ -177,7 +177,7 @@ def _ready(experiment: Description, clients: Clients, seeds: Sequence[int]) -> D
         with doing(f"sharing out the data, seed {seed}"):
             counts.append(len(clients.names(seed)))
     if least > min(counts):
-        raise UserError(f"rounds.min_clients: got {least}; allowed: at most {min(counts)}, the clients that there are")
+        raise UserError(f"rounds.min_clients: got {least}; allowed: at most {min(counts)}, the number of clients")
     if isinstance(clients, CheckedClients):
         clients.check()
     return experiment.for_clients(min(counts))

@@ -36,7 +36,7 @@ _LEAST_STEPS = 2000.0
 _MOST_STEPS = 1e6
 """Losses that reach far, as of very little noise, are counted in coarser steps, so that they fit into memory."""
 _FARTHEST = 1e5
-"""Losses that reach farther are no promise at all, and are bounded by other means instead of counted."""
+"""Losses that reach farther guarantee nothing, and are bounded by other means instead of counted."""
 
 
 @dataclass(frozen=True, order=True)
@@ -55,7 +55,7 @@ class Release:
 
     @property
     def distance_noise(self) -> float:
-        """The noise in units of how far the two worlds of the promise can be apart.
+        """The noise in units of how far the two neighbouring cases of the guarantee can be apart.
 
         With or without a client they differ by its part; where cohorts have a fixed size, another client comes in its
         place, and the two parts may point in opposite directions: twice as far, so half the noise.
@@ -210,7 +210,9 @@ def noise_for(
     while cost(high) > epsilon:
         low, high = high, high * 2
         if high > 1e6:
-            raise UserError(f"epsilon: {epsilon:g} at delta {delta:g} needs noise beyond any use; allowed: more ε")
+            raise UserError(
+                f"epsilon: {epsilon:g} at delta {delta:g} needs more noise than any model survives; allowed: a larger ε"
+            )
     # Plain releases are counted exactly and at once; distributions of losses take seconds and round by more than this.
     exact = accountant == "pld" and all(release.plain for release, _ in [*asked, *(beside or {}).items()])
     while high / low > (1 + 1e-9 if exact else 1.0002):

@@ -1,7 +1,7 @@
-"""Is the promise kept? A lower bound on ε from what an attacker guesses right about canaries.
+"""Does the guarantee hold? A lower bound on ε from what an attacker guesses right about canaries.
 
-A canary is a client that an auditor plants: with probability 1/2 it takes part as the promise's one world says, else as
-its other world says. The attacker sees all that is released and says of the canaries that it is surest about which of
+A canary is a client that an auditor plants: with probability 1/2 it takes part as one case of the guarantee says,
+else as the other says. The attacker sees all that is released and says of the canaries that it is surest about which of
 the two it was. A mechanism that is (ε, δ)-private limits how many of r such guesses can be right: about as many as r
 coins show that fall right with probability e^ε/(1 + e^ε),
 

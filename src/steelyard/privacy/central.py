@@ -6,7 +6,7 @@ One client moves the sum by at most C·w_max, whatever its data are (H. B. McMah
 "Learning Differentially Private Recurrent Language Models", ICLR 2018, with weights of a rule in place of theirs). That
 holds as long as no client's weight depends on another client; docs/algorithms/privacy.md has the argument. Each
 client's part is cut to the noise's lattice towards 0, which never makes it longer, so the bound is exact and no
-trailing bit tells of it.
+trailing bit shows it.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def noisy_sum(
     """Return Θ + Σ w_a clip_C(Θ_a − Θ) + noise of that standard deviation; what is frozen stays as it is.
 
     With no client at all it is Θ and noise: whether anybody was there must not show. An update that holds NaN or an
-    infinite number is left out: no clipping bounds it, and where it holds them would tell of the data without noise.
+    infinite number is left out: no clipping bounds it, and where it holds them is a fact of the data without noise.
     """
     fine = lattice.step(deviation)
     factors = clip_factors(lengths_of(models, parameters), clip)

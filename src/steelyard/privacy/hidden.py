@@ -70,8 +70,9 @@ class HiddenUpdates:
 
         if self.summed is not None or weights.ndim != 1:
             raise UserError(
-                "privacy.aggregation: a second weighted sum of the same updates was asked for, and enough of them show "
-                "single updates; allowed: one a round"
+                "privacy.aggregation: a second weighted sum of the same updates was asked for, and from several such "
+                "sums "
+                "single updates can be solved; allowed: one sum in a round"
             )
         check_weights(self.clients, weights, self.settings)
         self.summed = self.summing.sum(self.clients, weights)
@@ -108,8 +109,8 @@ class HiddenUpdates:
 
 def _hidden() -> NoReturn:
     raise UserError(
-        "privacy.aggregation: the server sees no single updates in this run, and something asks for them; allowed: "
-        "criteria, rules and defences without them"
+        "privacy.aggregation: the server sees no single updates in this run, but something needs them; allowed: "
+        "criteria, rules and defences that do not"
     )
 
 
@@ -120,13 +121,13 @@ def check_weights(clients: Sequence[str], weights: Floats, settings: Aggregation
     may be less than what was agreed to.
     """
     if not len(weights) or not (np.isfinite(weights).all() and (weights >= 0).all()):
-        raise UserError("privacy.aggregation: weights are missing or no numbers; allowed: numbers from 0 to 1")
+        raise UserError("privacy.aggregation: a weight is missing or is not a number; allowed: numbers from 0 to 1")
     # Whoever has no weight is not in the sum, and nobody hides behind it.
     hiding = int(np.count_nonzero(weights))
     if hiding < FEWEST:
         raise UserError(
-            f"privacy.aggregation: {hiding} of {len(weights)} clients have a weight, and in a sum of two each knows "
-            f"the other's update; nothing is opened; allowed: at least {FEWEST}"
+            f"privacy.aggregation: {hiding} of {len(weights)} clients have a weight, and in a sum of two each client "
+            f"could compute the other's update; the sum stays hidden; allowed: at least {FEWEST} clients"
         )
     shares = weights / weights.sum()
     heaviest = int(np.argmax(shares))
@@ -134,7 +135,7 @@ def check_weights(clients: Sequence[str], weights: Floats, settings: Aggregation
     if shares[heaviest] > settings.largest_weight + 1e-9:
         raise UserError(
             f"privacy.aggregation.largest_weight: {clients[heaviest]} would have {shares[heaviest]:.3g} of the "
-            f"weight, and a sum that is nearly one update hides nothing; nothing is opened; allowed: at most "
+            f"weight, and a sum that is nearly one update does not hide it; the sum stays hidden; allowed: at most "
             f"{settings.largest_weight:g} (set weighing.max_weight, or take larger cohorts)"
         )
 
@@ -150,10 +151,11 @@ def check_sum(summed: Summed, whole: float, settings: AggregationSettings) -> No
     found = np.abs(summed.total)
     if not (found <= limit).all():  # A comparison with NaN is false.
         raise BeyondBound(
-            f"the hidden sum of {len(summed.clients)} clients moves a parameter by {found.max():.3g}, and with honest "
-            f"ones it moves none by more than {settings.bound * whole:.3g} (privacy.aggregation.bound times the sum of "
-            f"their weights): one or more of {first_names(summed.clients, 20)} sent too much, and a sum does not tell "
-            "who; it is not used"
+            f"the hidden sum of {len(summed.clients)} clients moves a parameter by {found.max():.3g}, and "
+            f"honest clients can move it by at most {settings.bound * whole:.3g} (privacy.aggregation.bound times the "
+            "sum "
+            f"of their weights); one or more of {first_names(summed.clients, 20)} sent too much, and the sum does not "
+            "show who; it is not used"
         )
 
 
@@ -161,8 +163,8 @@ def check_cohort(settings: AggregationSettings, clients: int) -> None:
     """Refuse cohorts in which nobody could hide, and numbers of which a sum could overflow; call it before a run."""
     if clients < FEWEST:
         raise UserError(
-            f"privacy.aggregation: cohorts of {clients} clients, and in a sum of two each knows the other's update; "
-            f"allowed: at least {FEWEST} (rounds.fraction, rounds.min_clients)"
+            f"privacy.aggregation: a cohort has {clients} clients, and in a sum of two each could compute the other's "
+            f"update; allowed: at least {FEWEST} (set rounds.fraction or rounds.min_clients)"
         )
     if settings.kind == "ckks":
         Grid.of(settings.bound, clients)

@@ -51,7 +51,7 @@ class Charge:
     """What was released: "update", "criteria"."""
     release: Release
     clients: tuple[str, ...] | None = None
-    """Whose data it tells of, where that is known to everybody; None: any client may have been in it."""
+    """Whose data it is about, where that is known to everybody; None: any client may have been in it."""
     count: int = 1
 
     def line(self) -> str:
@@ -72,7 +72,7 @@ class Charge:
         """Read a line that `line` wrote; ValueError for anything else."""
         found = _Line.model_validate_json(line)
         if found.clients is None and found.sampling == "all":
-            raise ValueError("no clients, and not drawn")
+            raise ValueError("it names no clients, and they were not drawn at random")
         release = Release(found.noise, found.sampling, found.rate)
         return cls(found.federation, found.round, found.what, release, found.clients, found.count)
 
@@ -84,7 +84,7 @@ class Account:
     everybody: Counter[Release] = field(default_factory=Counter[Release])
     """Releases that any client may have been in."""
     single: dict[str, Counter[Release]] = field(default_factory=dict[str, Counter[Release]])
-    """Releases by the client that they tell of."""
+    """Releases by the client that they are about."""
 
     def add(self, charge: Charge) -> None:
         """Count one charge."""
@@ -156,7 +156,7 @@ class Ledger:
         return self._accounts.get(federation, Account())
 
     def together(self) -> Account:
-        """Return what was released in all federations: rules that run side by side tell of the same clients."""
+        """Return what was released in all federations: rules that run side by side are about the same clients."""
         return Account().plus(self.charges)
 
     def _count(self, charge: Charge) -> None:
@@ -179,8 +179,8 @@ class Ledger:
                     os.close(handle)
         except OSError as error:
             raise UserError(
-                f"{self.path}: the ledger cannot be written ({error.strerror}), so no noise is drawn; allowed: room "
-                "and the right to write"
+                f"{self.path}: the ledger cannot be written ({error.strerror}), so no noise is drawn; allowed: a disk "
+                "with room, on which you may write"
             ) from error
 
     def _read(self, path: Path) -> list[Charge]:
@@ -198,6 +198,6 @@ class Ledger:
             except ValueError as error:
                 reason = printable(_first(error))
                 raise UserError(
-                    f"{path}, line {number}: no charge of a ledger ({reason}); allowed: the file as it was"
+                    f"{path}, line {number}: is not a charge ({reason}); allowed: the ledger as the run wrote it"
                 ) from None
         return found

@@ -128,7 +128,9 @@ class DeviceNoise:
         elif isinstance(payload, NoisyPayload):
             noisy = payload.noised(local.clip, deviation, self.source)
         else:
-            raise UserError("privacy.local: what these clients send cannot carry noise; allowed: without it")
+            raise UserError(
+                "privacy.local: noise cannot be added to what these clients send; allowed: no [privacy.local]"
+            )
         sent = self._sent(replace(updates, payload=noisy, bytes_sent=None))
         # A loss says something of the data: 0 travels in its place, and the server takes it for unknown.
         return replace(sent, losses=np.zeros(len(updates.clients)), first_losses=None, steps=None)

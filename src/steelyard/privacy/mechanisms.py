@@ -69,7 +69,9 @@ def exponential(utilities: Floats, sensitivity: float, epsilon: float, source: S
     _check(epsilon, 0.5)
     _check_sensitivity(sensitivity)
     if not len(utilities) or not np.isfinite(utilities).all():
-        raise UserError("utilities: allowed: at least one candidate, all numbers finite")
+        raise UserError(
+            "utilities: empty, or not all finite; allowed: a finite number for each of one or more candidates"
+        )
     # Differences to the best only: the exponents are at most 0, and none overflows.
     powers = np.exp((utilities - utilities.max()) * (epsilon / (2.0 * sensitivity)))
     reached = np.cumsum(powers / powers.sum())

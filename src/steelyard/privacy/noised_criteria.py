@@ -20,7 +20,7 @@ def noised(raw: Floats, bounds: Floats, noise: float, source: Source) -> Floats:
             released[:, column] = np.nan
             continue
         fine = lattice.step(noise * bound)
-        # NaN would go through the noise, and tell of the data by being there.
+        # NaN would go through the noise, and show something of the data by being there.
         whole = np.trunc(np.clip(np.nan_to_num(raw[:, column], nan=0.0), 0.0, bound) / fine)
         drawn = np.rint(normals(source, len(raw)) * (noise * bound / fine))
         released[:, column] = np.clip((whole + drawn) * fine, 0.0, bound)

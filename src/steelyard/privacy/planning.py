@@ -43,7 +43,7 @@ def plan(
 ) -> BudgetPlan:
     """Find the least noise for a budget, or, with `noise` given, what it costs."""
     if (epsilon is None) == (noise is None):
-        raise UserError("--epsilon, --noise: got both or neither; allowed: one of the two")
+        raise UserError("--epsilon, --noise: got both or none of the two; allowed: one of them")
     if not LEAST_DELTA <= delta < 1:
         raise UserError(f"--delta: got {delta:g}; allowed: numbers from {LEAST_DELTA:g} to below 1")
     if epsilon is not None and not 0 < epsilon <= 1e6:
@@ -54,7 +54,8 @@ def plan(
         raise UserError(f"--sampling: got {sampling:g}; allowed: numbers above 0, up to 1")
     if clients is not None and sampling * clients < 1:
         raise UserError(
-            f"--sampling: got {sampling:g} of {clients:,} clients, less than one a round; allowed: from {1 / clients:g}"
+            f"--sampling: got {sampling:g} of {clients:,} clients, which is less than one client a round; allowed: at "
+            f"least {1 / clients:g}"
         )
     if not accept_large_delta:
         # A cohort has a client at least, so there are as many clients as cohorts would take to hold each of them once.

@@ -10,6 +10,6 @@ INSTALL = "pip install 'steelyard[privacy]'"
 
 
 def check_accounting() -> None:
-    """Refuse to promise a budget where the library that adds it up is missing, in one line that says how to get it."""
+    """Refuse a budget where the library that adds it up is missing, in one line that says how to get it."""
     if find_spec("dp_accounting") is None:
-        raise UserError(f"privacy: budgets are added up by dp-accounting, which is not installed; {INSTALL}")
+        raise UserError(f"privacy: a budget needs the package dp-accounting, which is not installed; {INSTALL}")

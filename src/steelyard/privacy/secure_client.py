@@ -1,7 +1,7 @@
 """One client's part of one round of secure aggregation; the same code in a simulation and on a node.
 
 The client makes fresh keys, shares what opens its masks among the others, hides its words, and at the end helps to open
-the sum, once. It never tells both kinds of share of the same client: the server says who stayed, and all others count
+the sum, once. It never reveals both kinds of share of the same client: the server says who stayed, and all others count
 as gone. What it refuses, it refuses for good: the round goes on without it.
 """
 
@@ -170,7 +170,7 @@ class SecureClient:
                 for name, pair in pairs.items()
             }
         except ValueError:
-            raise Withdrawn("another client shows a key that is none") from None
+            raise Withdrawn("another client's key is not a valid key") from None
 
     def _channel_key(self, receiver: str, sender: str) -> bytes:
         other = receiver if sender == self.name else sender
@@ -188,7 +188,9 @@ class SecureClient:
             raise Withdrawn("asked twice to hide its update; allowed: once a round")
         strangers = sorted(set(members) - set(self._cohort))
         if strangers or self.name not in members or len(set(members)) != len(members):
-            raise Withdrawn("the list of clients that go on names strangers, names one twice, or leaves it out")
+            raise Withdrawn(
+                "the list of clients that go on names unknown clients, names one twice, or leaves this client out"
+            )
         if len(members) < self.least:
             raise Withdrawn(f"{len(members)} clients go on; allowed: at least {self.least}")
         others = [sender for sender in members if sender != self.name]
@@ -219,7 +221,7 @@ class SecureClient:
         try:
             return agree(self._mask, self._cohort[other].mask, "mask", self.context)
         except ValueError:
-            raise Withdrawn(f"{other} shows a mask key that is none") from None
+            raise Withdrawn(f"the mask key of {other} is not a valid key") from None
 
     def mask(self, words: Words) -> Words:
         """Return words with all masks on: its own, and for each other member one that cancels in the sum."""
@@ -239,9 +241,9 @@ class SecureClient:
         if self._opened:
             raise Withdrawn("asked twice to open a sum; allowed: once a round")
         if not set(survivors) <= set(self._members) or len(set(survivors)) != len(survivors):
-            raise Withdrawn("the list of survivors names strangers, or names one twice")
+            raise Withdrawn("the list of survivors names unknown clients, or names one twice")
         if self.name not in survivors:
-            raise Withdrawn("asked to open a sum of which it is no part")
+            raise Withdrawn("asked to open a sum that it is not part of")
         if len(survivors) < self.least:
             raise Withdrawn(f"{len(survivors)} clients are left; allowed: at least {self.least}")
         self._opened = True

@@ -54,7 +54,7 @@ class SecureServer:
         refused: dict[str, str] = {}
         for name, keys in sorted(shown.items()):
             if not keys.usable():
-                refused[name] = "shows a key that is none"
+                refused[name] = "its key is not a valid key"
             elif max(counts[keys.channel], counts[keys.mask]) > 1:
                 refused[name] = "shows the same key twice, or one that another client shows"
             else:
@@ -65,8 +65,8 @@ class SecureServer:
         """Give the round up where fewer clients are left than must stay."""
         if count < self.least:
             raise Unopened(
-                f"{self.what}: {count} of {len(self.keys)} clients {stage}, and fewer than {self.least} cannot open a "
-                "sum (privacy.aggregation.threshold); allowed: resume the run when more are there"
+                f"{self.what}: {count} of {len(self.keys)} clients {stage}, and it takes {self.least} to open a "
+                "sum (privacy.aggregation.threshold); allowed: resume the run when more clients are there"
             )
 
     def keep_shares(self, sender: str, shares: Mapping[str, bytes]) -> None:
@@ -118,8 +118,8 @@ class SecureServer:
             if fits(secret):
                 return secret
         raise Unopened(
-            f"{self.what}: the shares of {name}'s secret do not fit what it showed at the start: it dealt false ones, "
-            "or some of those who revealed them lie; nothing is opened"
+            f"{self.what}: the shares of {name}'s secret do not match its key of this round: it sent "
+            "false shares, or clients that returned them changed them; the sum stays hidden"
         )
 
     def _choices(self, helpers: Sequence[str]) -> Iterator[tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""[privacy]: the section that says what is promised to the clients, and how it is kept."""
+"""[privacy]: the section that says which privacy clients are guaranteed, and how."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from steelyard.settings import Section
 LEAST_DELTA = 1e-12
 """Below this, distributions of losses are mostly rounding; no federation has so many clients that it would matter."""
 OWNERS_DELTA = 1e-5
-"""δ by which the owner of a device counts what it tells, whatever δ a server names."""
+"""δ by which the owner of a device counts what it releases, whatever δ a server names."""
 Positive = Annotated[float, Field(gt=0)]
 Noise = Annotated[float, Field(ge=1e-3, le=1e6)]
-"""A noise multiplier: less promises nothing and has no ε that a computer could count, more drowns everything."""
+"""A noise multiplier: less guarantees nothing and has no ε that a computer could count, more drowns everything."""
 
 
 def check_delta(field: str, delta: float, clients: float, allow: str) -> None:
-    """Refuse a δ that is no promise: 1/clients or more; `allow` is what says that it is meant so."""
+    """Refuse a δ that guarantees nothing: 1/clients or more; `allow` names the option that allows it."""
     if clients and delta * clients >= 1:
         raise UserError(
-            f"{field}: got {delta:g} with {clients:g} clients, where telling everything of one client drawn at random "
-            f"would keep the promise; allowed: below {1 / clients:g}, or {allow}"
+            f"{field}: got {delta:g} with {clients:g} clients, where publishing all data of one client drawn at random "
+            f"would still satisfy the guarantee; allowed: below {1 / clients:g}, or {allow}"
         )
 
 
 class BudgetSettings(Section):
-    """[privacy.budget]: how much a run may tell about any one client, as (ε, δ)."""
+    """[privacy.budget]: how much a run may release about any one client, as (ε, δ)."""
 
     epsilon: Annotated[float, Field(gt=0, le=1e6)] | None = None
     """The run stops before it would pass this ε; default: nothing stops it, and what was spent is shown."""
     delta: Annotated[float, Field(ge=LEAST_DELTA, lt=1)] = 1e-5
-    """δ of the promise; below one over the number of clients, unless privacy.accept_large_delta says otherwise."""
+    """δ of the guarantee; below one over the number of clients, unless privacy.accept_large_delta says otherwise."""
     accountant: Literal["pld", "rdp"] | None = None
     """How rounds are added up: pld (privacy loss distributions, tighter) or rdp (Rényi divergences). Default: pld."""
 
@@ -42,7 +42,7 @@ class BudgetSettings(Section):
 class CentralSettings(Section):
     """[privacy.central]: the server clips every update and adds noise to their weighted sum; the server is trusted.
 
-    Everything that is computed from the noisy model then tells at most (ε, δ) about any one client.
+    Everything that is computed from the noisy model then costs any one client at most (ε, δ).
     """
 
     clip: Positive
@@ -50,7 +50,7 @@ class CentralSettings(Section):
     noise: Noise | None = None
     """z: the noise is z·C·w_max on every parameter; default: the least that keeps to privacy.budget.epsilon."""
     weights: Literal["own", "cohort"] = "own"
-    """own: a client's weight follows from its own criteria and public references, so that nothing else tells of it;
+    """own: a client's weight follows from its own criteria and public references, so that nothing else depends on it;
     cohort: weights are shared out over the cohort as without privacy, and the criteria are public or charged."""
     cohorts: Literal["secret", "public"] = "secret"
     """secret: cohorts are drawn from a cryptographic source and kept by the server, which makes rounds cheaper;
@@ -69,7 +69,7 @@ class LocalSettings(Section):
 
 
 class PrivacySettings(Section):
-    """[privacy]: what is promised to the clients; without this section nothing is."""
+    """[privacy]: which privacy clients are guaranteed; without this section none."""
 
     central: CentralSettings | None = None
     """The server clips every update and adds noise to their weighted sum."""
@@ -91,13 +91,18 @@ class PrivacySettings(Section):
     @model_validator(mode="after")
     def _fits(self) -> PrivacySettings:
         if self.central is None and self.local is None and self.aggregation is None:
-            raise UserError("central: missing, and every other mechanism too; allowed: central, local or aggregation")
+            raise UserError(
+                "central: missing, and so are local and aggregation; allowed: one of the three, or local with "
+                "aggregation"
+            )
         if self.central is not None and self.local is not None:
-            raise UserError("local: given with central; allowed: one of the two, since noise of the devices is enough")
+            raise UserError(
+                "local: given together with central; allowed: one of the two, since either adds enough noise"
+            )
         if self.central is not None and self.aggregation is not None:
             raise UserError(
-                "central: given with aggregation: the server would have to clip single updates, which aggregation hides"
-                "; allowed: one of the two, or privacy.local with aggregation"
+                "central: given together with aggregation, but the server would have to clip single updates, which "
+                "aggregation hides; allowed: one of the two, or local with aggregation"
             )
         self._check_noise()
         self._check_criteria()
@@ -105,29 +110,31 @@ class PrivacySettings(Section):
 
     @property
     def noise(self) -> bool:
-        """Whether noise is promised, and with it a budget."""
+        """Whether noise is added, so that there is a budget."""
         return self.central is not None or self.local is not None
 
     def _check_noise(self) -> None:
         for name, section in (("central", self.central), ("local", self.local)):
             if section is not None and section.noise is None and self.budget.epsilon is None:
-                raise UserError(f"{name}.noise: missing, and budget.epsilon too; allowed: at least one of the two")
+                raise UserError(f"{name}.noise: missing, and so is budget.epsilon; allowed: at least one of the two")
 
     def _check_criteria(self) -> None:
         if self.criteria != "charged":
             for name in ("criteria_noise", "criteria_bounds"):
                 if getattr(self, name):
-                    raise UserError(f"{name}: given, but criteria are not charged; allowed: with criteria = 'charged'")
+                    raise UserError(
+                        f"{name}: given, but criteria are not charged; allowed only with criteria = 'charged'"
+                    )
         central = self.central
         if central is not None and central.weights == "cohort" and central.cohorts == "secret":
             raise UserError(
-                "central.cohorts: got 'secret' with weights = 'cohort': there a client changes everybody's weight by "
-                "taking part, so a secret cohort makes no round cheaper; allowed: 'public', or weights = 'own'"
+                "central.cohorts: got 'secret' with weights = 'cohort'; a client that takes part then changes all "
+                "weights, so that a secret cohort saves no budget; allowed: 'public', or weights = 'own'"
             )
         if central is not None and central.weights == "cohort" and central.references:
-            raise UserError("central.references: given with weights = 'cohort'; allowed: with weights = 'own'")
+            raise UserError("central.references: given with weights = 'cohort'; allowed only with weights = 'own'")
         if central is not None and central.weights == "own" and self.criteria == "charged":
             raise UserError(
-                "criteria: got 'charged' with central.weights = 'own', where a criterion moves nothing but its own "
-                "client's bounded weight and is no release; allowed: nothing, or central.weights = 'cohort'"
+                "criteria: got 'charged' with central.weights = 'own', where a criterion changes only its own client's "
+                "weight and is not released; allowed: leave privacy.criteria out, or central.weights = 'cohort'"
             )

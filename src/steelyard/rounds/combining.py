@@ -92,7 +92,9 @@ def _average(
     if settings is None or not settings.robust:
         return partial(payload.combine, task.parameters)
     if not isinstance(payload, DenseModels):
-        raise UserError("weighing.defence: the server sees no single models in this run; allowed: without it")
+        raise UserError(
+            "weighing.defence: the server sees no single models in this run; allowed: no [weighing.defence]"
+        )
     root = _root(federation, task, server) if settings.needs_root else None
     before = cast("float | None", view.memory.get(RADIUS))
     rule = RobustRule(settings, payload, task.parameters, lambda: view.gram, root, before)
@@ -148,6 +150,6 @@ def as_summed(updates: Updates, weighing: Weighing) -> tuple[Updates, Weighing]:
 def _root(federation: Federation, task: Task, server: Server) -> Callable[[], torch.Tensor]:
     if not isinstance(server, FittingServer):
         raise UserError(
-            "weighing.defence.rule: got 'fltrust', but this server has no rows to train on; allowed: others"
+            "weighing.defence.rule: got 'fltrust', but this server has no rows to train on; allowed: the other rules"
         )
     return lambda: server.train(federation.seed, task.round, task.parameters)

@@ -125,7 +125,7 @@ def _require(federation: Federation, task: Task, updates: Updates, least: int) -
         reasons = "; ".join(f"{failure.client}: {failure.reason}" for failure in updates.failures[:3])
         raise TooFewClients(
             f"round {task.round} of {federation.name}: {len(updates.clients)} of {len(task.clients)} clients gave a "
-            f"usable update, rounds.min_clients = {least} ({reasons or 'no answers'})"
+            f"usable update, fewer than rounds.min_clients = {least} ({reasons or 'no answers'})"
         )
 
 

@@ -40,7 +40,7 @@ def run_rounds(
     """Run all federations from their states to the last round, in lock step, and return their final states.
 
     With an empty `states` the run starts anew: the first models are evaluated and recorded as round 0. `private` keeps
-    what the run promises to its clients; a federation whose budget does not reach for another round rests, and so does
+    the run's privacy guarantee; a federation whose budget does not reach for another round rests, and so does
     one whose model exploded, unless there is no other: then the run stops.
     """
     if not states:

@@ -1,4 +1,5 @@
-"""Rounds that keep a promise: cohorts, weights and noise by [privacy], charged to the ledger before they are drawn."""
+"""Rounds under a privacy guarantee: cohorts, weights and noise by [privacy], charged to the ledger before they are "
+"drawn."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ CRITERIA, UPDATE = "criteria", "update"
 
 
 class PrivateRounds:
-    """The promise of one run; make it once, hand it to the loop, and ask it what was spent.
+    """The privacy guarantee of one run; make it once, hand it to the loop, and ask it what was spent.
 
     `bounds` are the largest values of criteria, `device_criteria` how many of them devices send with noise. `source` is
     the operating system's unless a test hands over another.
@@ -57,7 +58,7 @@ class PrivateRounds:
 
     @property
     def delta(self) -> float:
-        """δ of the promise."""
+        """δ of the guarantee."""
         return self.settings.budget.delta
 
     @property
@@ -67,7 +68,7 @@ class PrivateRounds:
 
     @property
     def neighbours(self) -> str:
-        """What two worlds the promise holds apart."""
+        """The two neighbouring cases that the guarantee is about."""
         if not self.central:
             return "any two sets of data on one device"
         if not self.secret:
@@ -186,8 +187,8 @@ class PrivateRounds:
         if not self.affords(federation, (round,)):
             raise UserError(
                 f"privacy.budget.epsilon: got {self.settings.budget.epsilon:g}, and round {round} of "
-                f"'{federation.name}' would pass it, since rounds that are run again are charged again and other "
-                "clients may have come; what is done is kept; allowed: a new run with a larger budget"
+                f"'{federation.name}' would exceed it; a round that is run again is charged again, and new clients may "
+                "have come; the finished rounds are kept; allowed: a new run with a larger budget"
             )
 
     def _within(self, account: Account, limit: float) -> bool:
@@ -232,7 +233,9 @@ class PrivateRounds:
         central, payload = self.settings.central, updates.payload
         assert central is not None
         if not isinstance(payload, DenseModels):
-            raise UserError("privacy.central: the server sees no single models in this run; allowed: without it")
+            raise UserError(
+                "privacy.central: the server sees no single models in this run; allowed: no [privacy.central]"
+            )
         deviation = self._noise[federation.name] * central.clip * self.largest_weight(federation, len(weighing.weights))
         return noisy_sum(
             payload.models, task.parameters, weighing.weights, central.clip, deviation, self.source, payload.frozen

@@ -35,12 +35,12 @@ def fit_to_server(drafts: Sequence[Draft], server: Server) -> None:
     if not fitting:
         return
     if not isinstance(server, FittingServer):
-        raise UserError("weighing.fit: given, but this server has no rows to fit to; allowed: without it")
+        raise UserError("weighing.fit: given, but this server has no rows to fit to; allowed: no [weighing.fit]")
     payloads: list[DenseModels] = []
     starts: list[np.ndarray] = []
     for draft in fitting:
         if not isinstance(draft.updates.payload, DenseModels) or draft.weighing is None:
-            raise UserError("weighing.fit: the server sees no single models in this run; allowed: without it")
+            raise UserError("weighing.fit: the server sees no single models in this run; allowed: no [weighing.fit]")
         payloads.append(draft.updates.payload)
         starts.append(draft.weighing.weights)
     seeds = [draft.federation.seed for draft in fitting]

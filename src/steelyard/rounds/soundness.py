@@ -40,7 +40,9 @@ def without_culprit(task: Task, updates: Updates, least: int) -> Updates:
     distances = updates.payload.divergence(task.parameters)
     culprit = int(np.argmax(np.where(np.isfinite(distances), distances, np.inf)))
     if len(updates.clients) <= max(1, least):
-        raise Exploded(task.federation, task.round, "the global model is no longer finite, whoever is left out")
+        raise Exploded(
+            task.federation, task.round, "the global model is no longer finite, whichever client is left out"
+        )
     keep = [row for row in range(len(updates.clients)) if row != culprit]
     reason = f"left out: with its update ({distances[culprit]:.3g} away) the global model explodes"
     return updates.select(keep, [Failure(updates.clients[culprit], reason)])

@@ -28,12 +28,12 @@ def check_tested(federation: Federation, plan: Plan, first: Evaluations) -> None
     why = f" ({first.failures[0].client}: {first.failures[0].reason})" if first.failures else ""
     if plan.stop_at is not None:
         raise UserError(
-            f"rounds.stop_at_target: got true, and no client tests the model{why}; allowed: false, or clients that do"
+            f"rounds.stop_at_target: got true, and no client tests the model{why}; allowed: false, or clients that test"
         )
     if federation.rule.settings.adjust is not None:
         raise UserError(
             f"weighing.adjust: '{federation.rule_name}' compares accuracies, and no client tests the model{why}; "
-            "allowed: a fixed order, or clients that do"
+            "allowed: a fixed order, or clients that test"
         )
 
 

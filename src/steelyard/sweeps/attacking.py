@@ -72,16 +72,18 @@ def under_attack(experiment: Description, attack: str, fraction: float) -> Descr
         return experiment
     if not 0 < fraction < 0.5:
         raise UserError(
-            f"--fraction: got {fraction:g}; allowed: more than 0, less than 0.5 (share of the clients; against half of "
-            "them no rule can hold)"
+            f"--fraction: got {fraction:g}; allowed: more than 0, less than 0.5 (share of the clients; no rule "
+            "withstands half of them)"
         )
     document = experiment.model_dump(mode="json", exclude_none=True)
     if "flaws" not in document:
         raise UserError(
-            f"attack: experiments of kind '{document.get('kind')}' know no hostile clients; allowed: learning"
+            f"attack: experiments of kind '{document.get('kind')}' have no hostile clients; allowed: kind = 'learning'"
         )
     if experiment.regression:
-        raise UserError("attack: this experiment is a regression, and accuracy is what is shown; allowed: classes")
+        raise UserError(
+            "attack: this experiment is a regression, and attacks are compared by accuracy; allowed: data with classes"
+        )
     name, _, more = attack.partition("+")
     document["flaws"] = [*document["flaws"], {**ATTACKS[name], "pick": "random", "share": fraction}]
     if more:

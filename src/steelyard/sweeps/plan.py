@@ -230,7 +230,7 @@ def _check_field(field: str, experiment: Description) -> None:
     if first in _OWN or field == experiment.validation_field:
         hint = {"seed": " (--seeds gives several)", "beside": " (--rules names rules)"}.get(first, "")
         hint = " (--validation gives the share)" if field == experiment.validation_field else hint
-        raise UserError(f"--over: {field} is no setting to choose{hint}; allowed: other fields")
+        raise UserError(f"--over: {field} is not a setting that a sweep can choose{hint}; allowed: other fields")
     value: Any = experiment.model_dump(mode="json")
     for key in field.split("."):
         if isinstance(value, list) and key.isdigit() and int(key) < len(cast("list[Any]", value)):

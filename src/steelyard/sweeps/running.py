@@ -136,7 +136,7 @@ def run_on_test(
     """Run the experiment that a sweep has chosen on the test set, with the sweep's seeds, or go on with it."""
     target = folder / TEST
     if exists(target) and not _same_choice(read_experiment(target), best):
-        raise UserError(f"{target}: holds a run of another choice; allowed: to remove it and try again")
+        raise UserError(f"{target}: holds a run of another choice; allowed: remove it and try again")
     try:
         return run_or_resume(
             PlannedRun(TEST, (), best, read_sweep(folder).seeds), folder, dataset, progress, ask, False

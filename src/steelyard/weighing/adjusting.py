@@ -26,7 +26,7 @@ class AdjustSettings(Section):
 
     strategy: Literal["online", "greedy", "bandit"] = "online"
     """online: when the accuracy falls, try other orders until one is not below the last round's (paper 003); greedy:
-    test all orders every round and keep the best; bandit: at most one challenger a round, the most promising one."""
+    test all orders every round and keep the best; bandit: at most one challenger a round, the likeliest to win."""
     budget: int | None = Field(default=None, ge=0)
     """At most this many testing rounds in a whole run; then the order stays as it is. Default: no limit."""
 

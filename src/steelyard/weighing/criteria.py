@@ -108,7 +108,9 @@ class Criterion:
             (self.needs.first_losses, view.first_losses, "the loss of the model they received"),
         ):
             if need and sent is None:
-                raise UserError(f"criterion {self.name}: clients do not send {what}; allowed: criteria without it")
+                raise UserError(
+                    f"criterion {self.name}: clients do not send {what}; allowed: criteria that do not need it"
+                )
         try:
             found = np.array(self.measure(view), dtype=np.float64)  # type: ignore[arg-type]
         except UserError:

@@ -29,7 +29,7 @@ class Needs:
     test_set: bool = False
     """Whether the server must hold a test set of its own."""
     label_counts: bool = False
-    """Whether clients must tell the server how many samples of each class they have."""
+    """Whether clients must send the server how many samples of each class they have."""
     first_losses: bool = False
     """Whether clients must measure the loss of the received model before they train: one more pass over their data."""
     expertise: bool = False
@@ -108,7 +108,7 @@ def _unmet_by_server(needs: Needs, available: Capabilities) -> str:
     if needs.models and not available.models:
         return f"looks at single updates, and {available.name} hides them; allowed: criteria that clients measure"
     if needs.label_counts and not available.label_counts:
-        return f"looks at label counts, and {available.name} does not tell them; allowed: criteria without them"
+        return f"looks at label counts, and {available.name} does not give them; allowed: criteria that do not"
     if needs.first_losses and not available.first_losses:
-        return f"looks at losses before training, and {available.name} has none; allowed: criteria without them"
+        return f"looks at losses before training, and {available.name} has none; allowed: criteria that do not"
     return ""

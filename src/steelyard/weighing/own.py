@@ -1,4 +1,4 @@
-"""Weights that follow from a client alone, for promises that no client's data may move another client's weight.
+"""Weights that follow from a client alone, for guarantees under which no client's data may move another's weight.
 
 Every other rule shares weight out over a cohort, so whoever comes, leaves or changes moves everybody's. Here the
 cohort's sums are replaced by numbers that are known beforehand: a typical client's criteria ĉ and the expected number
@@ -27,7 +27,9 @@ def own_cap(rule: Rule, expected: float) -> float:
     """Return w_max in cohorts of so many clients on average; a rule without a cap is refused."""
     settings = rule.settings
     if settings.max_weight is None and settings.max_shares is None:
-        raise UserError("weighing.max_weight: missing; allowed: max_weight or max_shares, which bound a weight")
+        raise UserError(
+            "weighing.max_weight: missing; allowed: max_weight or max_shares, one of which must bound the weights"
+        )
     by_shares = np.inf if settings.max_shares is None else settings.max_shares / expected
     return float(min(by_shares, cap_of(1, settings.max_weight)))
 
@@ -42,7 +44,9 @@ def weigh_alone(
         normalised, typical = np.minimum(1.0, raw / references), np.ones(len(references))
     standard = float(rule.score(typical[None], order)[0])
     if standard <= 0:
-        raise UserError("weighing.score: gives a typical client 0; allowed with privacy: scores above 0")
+        raise UserError(
+            "weighing.score: is 0 for a typical client; allowed with privacy.central.weights = 'own': scores above 0"
+        )
     scores = rule.score(normalised, order)
     weights = np.minimum(scores / (standard * expected), own_cap(rule, expected))
     return Weighing(rule.names, raw, normalised, scores, weights, (), False)

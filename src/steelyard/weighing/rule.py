@@ -103,9 +103,11 @@ class WeighingSettings(Section):
                 "allowed only with prioritized and two criteria or more, since it changes their order"
             )
         if self.fit is not None and self.adjust is not None:
-            raise UserError("fit: given with adjust; allowed: one of the two, since fitting leaves no order to try")
+            raise UserError(
+                "fit: given together with adjust; allowed: one of the two, since fitted weights have no order to adjust"
+            )
         if self.trained_by == "server" and (self.fit, self.adjust, self.loss, self.defence) != (None,) * 4:
-            raise UserError("trained_by: got 'server' with fit, adjust, loss or defence; allowed: without them")
+            raise UserError("trained_by: got 'server' with fit, adjust, loss or defence; allowed: none of these four")
         for name in self.attested:
             if name not in self.criteria:
                 raise UserError(

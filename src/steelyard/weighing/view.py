@@ -87,7 +87,10 @@ def _read_only_test(test: ServerTest) -> ServerTest:
 
 
 def _nothing_to_test(weights: Floats) -> ServerTest:
-    raise UserError("weighing.criteria: the server tests no models in this run; allowed: criteria without a test set")
+    raise UserError(
+        "weighing.criteria: the server tests no models in this run; allowed: criteria that need no test set of the "
+        "server"
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,7 +139,8 @@ class CohortView:
         def validation() -> ServerTest:
             if not isinstance(payload, DenseModels):
                 raise UserError(
-                    "weighing.criteria: the server sees no single models in this run; allowed: criteria without them"
+                    "weighing.criteria: the server sees no single models in this run; allowed: criteria that do not "
+                    "need them"
                 )
             return test(payload.models)
 
