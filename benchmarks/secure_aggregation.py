@@ -18,8 +18,7 @@ import numpy as np
 
 from steelyard.privacy.aggregation_settings import AggregationSettings
 from steelyard.privacy.ckks import CkksKeys
-from steelyard.privacy.fixed_point import FixedPoint
-from steelyard.privacy.grid import Grid
+from steelyard.privacy.fixed_point import FixedPoint, Grid
 from steelyard.privacy.masked_sum import masked_sum
 from steelyard.privacy.paillier import Packing, PaillierKeys
 from steelyard.privacy.secure_client import KEY_SHARES_BYTES, PUBLIC_BYTES, SecureClient

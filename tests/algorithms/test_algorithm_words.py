@@ -63,7 +63,7 @@ def test_rules_without_an_algorithm_take_the_experiments() -> None:
         ),
         (
             {"algorithm": {"name": "fedexp"}, "weighing": {"defence": {"rule": "median"}}},
-            "weighing.defence: got 'median' with fedexp, whose server steps from single updates",
+            "weighing.defence: got 'median' with fedexp, whose server needs single updates",
         ),
         (
             {"algorithm": {"name": "scaffold"}, "weighing": {"trained_by": "server"}},
@@ -75,7 +75,7 @@ def test_rules_without_an_algorithm_take_the_experiments() -> None:
         ),
         (
             {"algorithm": {"name": "fednova"}, "privacy": {"aggregation": {"kind": "secure"}}},
-            "privacy.aggregation: the server of fednova steps from single updates, and here it has only their sum",
+            "privacy.aggregation: the server of fednova needs single updates, and here it has only their sum",
         ),
         (
             {"algorithm": {"name": "fednova"}, "privacy": {"local": {"clip": 1.0, "noise": 1.0}, "criteria": "public"}},

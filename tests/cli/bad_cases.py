@@ -680,7 +680,7 @@ def _commands() -> list[Case]:
         case("--fraction: got 0; allowed", "attack", "learn.toml", "--attack", "sign-flip", "--fraction", "0"),
         case("--fraction: got 0.5; allowed", "attack", "learn.toml", "--attack", "sign-flip", "--fraction", "0.5"),
         case("this experiment is a regression", "attack", "adafed-regression", "--attack", "sign-flip"),
-        case("of kind 'recommend' know no hostile", "attack", "fpl-ml1m", "--attack", "sign-flip"),
+        case("of kind 'recommend' have no hostile", "attack", "fpl-ml1m", "--attack", "sign-flip"),
         case("--fraction: got nan", "attack", "learn.toml", "--attack", "sign-flip", "--fraction", "nan"),
         case("1 to 1,000", "attack", "learn.toml", "--attack", "sign-flip", "--seeds", "1000000"),
         case("is a file", "attack", "learn.toml", "--attack", "sign-flip", "--out", "train.tsv"),

@@ -214,7 +214,7 @@ def test_classes_of_arrays_are_named_as_they_are(tmp_path: Path, monkeypatch: py
         (["--idx", ".", "--label", "y"], "--label: got 'y' with --idx"),
         (["--npz", "x.npz", "--label", "yy"], "--label: found no array 'yy' in x.npz (did you mean 'y'?); allowed: y"),
         (["--csv", "counted.csv"], "has no column that may be an input (left out: row (numbers the rows))"),
-        (["--csv", "short.csv"], "the data have 2 rows to train on; expected 10 at least"),
+        (["--csv", "short.csv"], "the data have 2 rows to train on; allowed: at least 10"),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(

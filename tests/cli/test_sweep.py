@@ -49,7 +49,7 @@ def test_a_sweep_on_digits(steelyard: CommandLine, tmp_path: Path) -> None:
         (("--over", "model.name=mlp,logstic"), "--over: model.name: got 'logstic' (did you mean 'logistic'?)"),
         (("--over", "training.loss=auto,crossentropy"), "--over: training.loss: got 'crossentropy' (did you mean"),
         ((), "--over: got nothing; allowed: a field and its values"),
-        (("--over", "training.epochs=1", "--out", "."), "--out: got nothing or the folder that you are in"),
+        (("--over", "training.epochs=1", "--out", "."), "--out: got nothing or the working folder"),
     ],
 )
 def test_slips_are_one_line(refused: Callable[..., str], arguments: tuple[str, ...], line: str) -> None:

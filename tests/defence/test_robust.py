@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.defence.byzfl_rules import aggregators
 
-from steelyard.defence.clipping import radius_of
 from steelyard.defence.robust import RobustRule
+from steelyard.defence.rules import radius_of
 from steelyard.defence.settings import DEFENCES, DefenceSettings
 from steelyard.messages import DenseModels
 
@@ -227,7 +227,7 @@ def test_the_radius_leans_on_the_round_before() -> None:
     ("given", "message"),
     [
         ({"rule": "median", "hostile": 0.2}, "hostile: given with rule = 'median'"),
-        ({"rule": "clip", "radius": 1.0, "quantile": 0.5}, "radius: given with quantile"),
+        ({"rule": "clip", "radius": 1.0, "quantile": 0.5}, "radius: given together with quantile"),
         ({"rule": "multi-krum", "steps": 3}, "steps: given with rule = 'multi-krum'"),
     ],
 )

@@ -116,8 +116,8 @@ def test_a_run_that_keeps_a_ledger_does_not_go_on_without_its_noise(tmp_path: Pa
     assert steelyard("resume", run, "--accept-changes", folder=tmp_path) == 2
     (line,) = output(tmp_path).splitlines()
     assert line == (
-        f"steelyard: {run / 'experiment.toml'}: privacy: nothing, where the run keeps a privacy ledger; allowed: the "
-        "noise that it promised, or a new run"
+        f"steelyard: {run / 'experiment.toml'}: privacy: missing, but this run keeps a privacy ledger; allowed: the "
+        "section with which it began, or a new run"
     )
     assert query(run, "SELECT MAX(round) FROM rounds") == [(2,)]
 

@@ -189,8 +189,8 @@ HELD = {"scheme": "iid", "clients": 4, "server": "held-out", "test": "held-out"}
     ("document", "message"),
     [
         ({"weighing": {"criteria": ["VP"]}}, "leaves it without one"),
-        ({**MNIST, "partition": HELD, "weighing": {"criteria": ["VP"]}}, "the rows that weigh would also report"),
-        ({**MNIST, "partition": HELD, "weighing": {"loss": {}}}, "the rows that weigh would also report"),
+        ({**MNIST, "partition": HELD, "weighing": {"criteria": ["VP"]}}, "the same rows would weigh and report"),
+        ({**MNIST, "partition": HELD, "weighing": {"loss": {}}}, "the same rows would weigh and report"),
         ({**MNIST, "partition": {**HELD, "server_report": "same"}, "weighing": {"criteria": ["VE"]}}, "VP, VS, VF"),
         (
             {**MNIST, "partition": {**HELD, "server_report": "same"}, "weighing": {"loss": {"adapt": "barron"}}},

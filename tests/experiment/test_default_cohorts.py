@@ -123,7 +123,7 @@ def test_hidden_updates_have_all_of_few_clients_to_hide_among() -> None:
     document["privacy"] = {"aggregation": {"kind": "secure"}}
     build(document)
     document["rounds"]["fraction"] = 0.1
-    with pytest.raises(UserError, match="cohorts of 1 client"):
+    with pytest.raises(UserError, match="a cohort has 1 client"):
         build(document)
 
 

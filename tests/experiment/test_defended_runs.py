@@ -100,7 +100,7 @@ def test_a_liar_is_never_over_the_cap_in_a_whole_run(tmp_path: Path) -> None:
         ),
         (
             {"kind": "recommend", "interactions": {"path": "x.tsv"}, "weighing": {"defence": {}}},
-            "weighing.defence: given, but clients of this kind send no whole models",
+            "weighing.defence: given, but clients of this kind do not send whole models",
         ),
     ],
 )
@@ -112,6 +112,6 @@ def test_what_a_server_cannot_follow_is_refused_before_the_run(document: dict[st
 def test_what_cannot_be_attacked() -> None:
     assert attack_names(["all"])[-2:] == ["backdoor+inflation", "inflation"]
     assert attack_names(["alie, sign-flip+inflation", "alie"]) == ["alie", "sign-flip+inflation"]
-    with pytest.raises(UserError, match="of kind 'recommend' know no hostile clients"):
+    with pytest.raises(UserError, match="of kind 'recommend' have no hostile clients"):
         under_attack(load("fpl-ml1m"), "sign-flip", 0.2)
     assert under_attack(build(SMALL), "clean", 0.0) == build(SMALL)

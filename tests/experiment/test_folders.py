@@ -49,5 +49,5 @@ def test_a_folder_that_holds_a_run_is_refused(experiment: Any, tmp_path: Path) -
 
 @pytest.mark.parametrize("out", ["", "."])
 def test_the_folder_that_the_user_is_in_is_refused(experiment: Any, out: str) -> None:
-    with pytest.raises(UserError, match=r"^--out: got nothing or the folder that you are in; allowed: a folder of its"):
+    with pytest.raises(UserError, match=r"^--out: got nothing or the working folder; allowed: a folder of its"):
         new_folder(experiment, out)

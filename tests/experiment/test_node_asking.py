@@ -69,11 +69,11 @@ def rows_of(made: Any) -> tuple[list[int], list[int]]:
         ({"data": {"marks": {"m": "old"}}}, "data.marks: "),
         ({"data": {"task": "regression", "classes": None}}, "data.task: got 'regression'"),
         ({"partition": {"validation": 0.1}}, "partition.validation: "),
-        ({"rounds": {"samples": True}}, "rounds.samples: right or wrong of each row rests on one"),
+        ({"rounds": {"samples": True}}, "rounds.samples: asks for an answer about each single row"),
         ({"flaws": [{"kind": "free-rider", "pick": "random", "count": 1}]}, "flaws: "),
         (
             {"data": {"source": "csv", "path": "own.csv", "labels": "ssn"}},
-            "data.source: got 'csv', and this node's file does not say its columns",
+            "data.source: got 'csv', but this node's configuration does not name the columns",
         ),
     ],
 )
@@ -192,7 +192,7 @@ def test_names_come_from_a_column_where_the_nodes_file_says_so(tmp_path: Path):
         ({"data": {"path": "x.npz", "labels": "y"}}, "node config data.source: missing"),
         ({"data": {"path": "x.csv", "source": "csv"}}, "node config data: labels: got nothing"),
         ({"data": {"path": "x.npz", "source": "npz", "colour": 1}}, "node config data: colour: unknown field"),
-        ({"data": "x.npz", "partition": {"samples": 3}}, "node config partition.samples: has no use beside named"),
+        ({"data": "x.npz", "partition": {"samples": 3}}, "node config partition.samples: has no effect for named"),
         ({"data": "x.npz", "partition": {"test": "some"}}, "node config partition: test: got 'some'"),
         ({"data": "x.tsv", "kind": "recommend", "partition": {"seed": 1}}, "node config partition: given with kind"),
     ],

@@ -51,7 +51,7 @@ def test_a_model_that_the_server_names_is_not_run(tmp_path: Path, code: str):
 def test_a_table_of_facts_that_the_server_names_is_not_even_opened(tmp_path: Path):
     """Reading the settings reads that table, so it must be refused before; who opens this one waits for ever."""
     os.mkfifo(tmp_path / "patients.csv")
-    with pytest.raises(NotAllowed, match=r"^facts\.path: a server cannot name a file of this node"):
+    with pytest.raises(NotAllowed, match=r"^facts\.path: a server may not name a file of this node"):
         agreed(document(facts={"path": str(tmp_path / "patients.csv")}), config(tmp_path))
 
 
@@ -106,13 +106,13 @@ def test_data_come_from_the_nodes_own_config_alone(tmp_path: Path):
     assert agreed(document(), node).data.path == tmp_path / "mine.npz"  # type: ignore[attr-defined]
     bare = NodeConfig.read({"client": "a"})
     secret = document(data={"source": "npz", "path": "/etc/passwd"})
-    with pytest.raises(NotAllowed, match=r"data.path: a server cannot name a file of this node; allowed: `data` in"):
+    with pytest.raises(NotAllowed, match=r"data.path: a server may not name a file of this node; allowed: `data` in"):
         agreed(secret, bare)
     table = {"source": "images", "path": "x", "attributes": "/etc/passwd"}
-    with pytest.raises(NotAllowed, match=r"data.attributes: a server cannot name a file"):
+    with pytest.raises(NotAllowed, match=r"data.attributes: a server may not name a file"):
         agreed(document(data=table, model={"name": "cnn"}), node)
     included = {"source": "csv", "path": "included/../../../secret.csv", "labels": "y", "classes": 2}
-    with pytest.raises(NotAllowed, match=r"data.path: a server cannot"):
+    with pytest.raises(NotAllowed, match=r"data.path: a server may not"):
         agreed(document(data=included), bare)
 
 
@@ -125,7 +125,7 @@ def noisy(noise: float, rounds: int = 10) -> dict[str, Any]:
 
 def test_a_node_that_requires_noise_takes_part_in_no_experiment_without_it(tmp_path: Path):
     node = config(tmp_path, require="local")
-    with pytest.raises(NotAllowed, match=r"privacy\.local: missing, and this node sends nothing without noise"):
+    with pytest.raises(NotAllowed, match=r"privacy\.local: missing, but this node's owner requires it"):
         agreed(document(), node)
     central = {"central": {"clip": 1.0, "noise": 1.0, "references": {"DS": 10.0}}}
     with pytest.raises(NotAllowed, match=r"privacy\.local: missing"):
@@ -137,21 +137,21 @@ def test_a_node_reckons_for_itself_what_the_noise_tells(tmp_path: Path):
     """Four rounds with noise 2 are one with noise 1: ε = 4.3772 at δ = 1e-5."""
     node = config(tmp_path, require="local", epsilon=4.38, state=str(tmp_path))
     assert agreed(noisy(2.0, rounds=4), node).privacy is not None
-    with pytest.raises(NotAllowed, match=r"tells epsilon 4\.9.* over 5 rounds, and this node tells at most 4\.38"):
+    with pytest.raises(NotAllowed, match=r"spends epsilon 4\.9.* over 5 rounds, and this node allows 4\.38"):
         agreed(noisy(2.0, rounds=5), node)
     # A criterion with noise is a release of its own: five instead of four.
     charged = noisy(2.0, rounds=4)
     charged["privacy"] |= {"criteria": "charged", "criteria_noise": 4.0, "criteria_bounds": {"DS": 100.0}}
-    with pytest.raises(NotAllowed, match=r"tells epsilon 4\.9"):
+    with pytest.raises(NotAllowed, match=r"spends epsilon 4\.9"):
         agreed(charged, node)
     # Rules side by side ask for an update each: two in two rounds are four releases, in three they are six.
     assert agreed({**noisy(2.0, rounds=2), "beside": {"EQ": {"criteria": ["EQ"]}}}, node).privacy is not None
-    with pytest.raises(NotAllowed, match=r"tells epsilon 5\.\d+ at delta 1e-05 over 3 rounds of 2 rules, and"):
+    with pytest.raises(NotAllowed, match=r"spends epsilon 5\.\d+ at delta 1e-05 over 3 rounds of 2 rules, and"):
         agreed({**noisy(2.0, rounds=3), "beside": {"EQ": {"criteria": ["EQ"]}}}, node)
     # A δ of the server's own choice changes nothing.
     loose = noisy(2.0, rounds=5)
     loose["privacy"]["budget"] = {"delta": 0.5}
-    with pytest.raises(NotAllowed, match=r"tells epsilon 4\.9"):
+    with pytest.raises(NotAllowed, match=r"spends epsilon 4\.9"):
         agreed(loose, node)
 
 

@@ -47,9 +47,9 @@ def described(privacy: dict[str, Any], **weighing: Any) -> LearningDescription:
         ({**COHORT, "criteria": "public"}, {"criteria": ["MD"]}, r"privacy\.criteria: .* cannot be public beforehand"),
         ({**COHORT, "criteria": "charged"}, {}, r"privacy\.criteria_bounds\.DS: .* no largest value"),
         (LOCAL, {}, r"privacy\.criteria: .* tells DS of each client"),
-        ({}, {}, r"privacy\.central: missing, and every other mechanism"),
-        ({**CENTRAL, **LOCAL}, {}, r"privacy.*local: given with central"),
-        ({"central": {"clip": 1.0}}, {}, r"central\.noise: missing, and budget\.epsilon too"),
+        ({}, {}, r"privacy\.central: missing, and so are local and aggregation"),
+        ({**CENTRAL, **LOCAL}, {}, r"privacy.*local: given together with central"),
+        ({"central": {"clip": 1.0}}, {}, r"central\.noise: missing, and so is budget\.epsilon"),
         ({"central": {"clip": 1.0, "noise": 1.0, "weights": "cohort"}}, {}, r"central\.cohorts: got 'secret'"),
         ({**CENTRAL, "criteria": "charged"}, {}, r"criteria: got 'charged' with central\.weights = 'own'"),
         ({**LOCAL, "criteria_noise": 1.0}, {}, r"criteria_noise: given, but criteria are not charged"),
@@ -69,7 +69,7 @@ POISSON = {"sampling": "poisson", "fraction": 0.5}
 @pytest.mark.parametrize(
     ("privacy", "rounds", "line"),
     [
-        (HIDDEN, POISSON, r"rounds\.min_clients: got 1 .* chance may draw a cohort of one or two"),
+        (HIDDEN, POISSON, r"rounds\.min_clients: got 1 .* a cohort of one or two clients"),
         (HIDDEN, {**POISSON, "min_clients": 2}, r"rounds\.min_clients: got 2"),
         # 16 bits: a cohort of the 10 expected clients would fit, one of all 20 does not.
         (

@@ -77,7 +77,7 @@ def test_a_round_that_turns_out_to_pass_the_budget_is_not_run(tmp_path: Path, mo
     """As where clients come while a run is under way: the round before could not know."""
     affords = PrivateRounds.affords
     monkeypatch.setattr(PrivateRounds, "affords", lambda self, of, rounds: rounds != (2,) and affords(self, of, rounds))
-    with pytest.raises(UserError, match=r"privacy\.budget\.epsilon: got 50, and round 2 of .* would pass it"):
+    with pytest.raises(UserError, match=r"privacy\.budget\.epsilon: got 50, and round 2 of .* would exceed it"):
         run(described(privacy={**BASE["privacy"], "budget": {"epsilon": 50}}), out=tmp_path / "run")
     assert History(tmp_path / "run").rounds["round"].tolist() == [0, 1]
     assert (tmp_path / "run" / "privacy.jsonl").read_text().count("\n") == 1

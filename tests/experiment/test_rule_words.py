@@ -14,7 +14,7 @@ from steelyard.experiment.rule_words import parse_rules
     [
         ("fitted()", "a rule inside"),
         ("fitted(fitted(DS))", "not fitted"),
-        ("server-only/max", "weighs nobody"),
+        ("server-only/max", "weighs no clients"),
         ("weighted-mean(DS;LD)", r"weighted-mean\(DS=2,LD=1\)"),
         ("choquet(DS,LD)", "TOML file"),
         ("owa(DS,LD)", "quantifier"),

@@ -129,7 +129,7 @@ def test_a_node_that_shows_a_key_of_low_order_is_left_out_and_the_others_go_on(t
     federate(grid, config, "9")  # type: ignore[arg-type]
     there = History(tmp_path / "run").clients
     left = there[~there["failure"].isna()]
-    assert left[["client", "failure"]].to_numpy().tolist() == [["client-002", "shows a key that is none"]]
+    assert left[["client", "failure"]].to_numpy().tolist() == [["client-002", "its key is not a valid key"]]
     assert there[there["failure"].isna()]["weight"].sum() == pytest.approx(1.0)
 
 
@@ -226,7 +226,7 @@ def test_with_more_gone_than_the_threshold_allows_the_run_stops_and_says_so(tmp_
     """Of six clients four must stay."""
     grid, config = grid_of(hidden(), 6, out=str(tmp_path / "run"))
     dropping(grid, {stage: {41, 43, 44}})
-    with pytest.raises(Unopened, match=r"round 1 of LD>DS: 3 of 6 clients .*fewer than 4 cannot open a sum"):
+    with pytest.raises(Unopened, match=r"round 1 of LD>DS: 3 of 6 clients .*it takes 4 to open a sum"):
         federate(grid, config, "9")  # type: ignore[arg-type]
 
 
@@ -261,7 +261,7 @@ def test_a_node_that_requires_hidden_updates_takes_part_in_no_other_experiment()
     document = hidden()
     agreed(dict(document), node)
     del document["privacy"]
-    with pytest.raises(NotAllowed, match=r"privacy.aggregation: missing, and this node sends no update"):
+    with pytest.raises(NotAllowed, match=r"privacy.aggregation: missing, but this node's owner requires it"):
         agreed(dict(document), node)
     with pytest.raises(UserError, match=r"require: got 'agregation' \(did you mean 'aggregation'"):
         NodeConfig.read({"client": "a", "require": "agregation"})

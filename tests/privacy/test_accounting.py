@@ -133,18 +133,21 @@ def test_many_rounds_of_few_clients_are_not_taken_for_many_of_all() -> None:
 @pytest.mark.parametrize(
     ("options", "line"),
     [
-        (("--rounds", "5"), "--epsilon, --noise: got both or neither"),
+        (("--rounds", "5"), "--epsilon, --noise: got both or none of the two"),
         (("--rounds", "5", "--epsilon", "-1"), "--epsilon: got -1"),
         (("--rounds", "5", "--epsilon", "1", "--delta", "2"), "--delta: got 2"),
         (("--rounds", "5", "--epsilon", "1", "--sampling", "0"), "--sampling: got 0"),
         (("--rounds", "5", "--noise", "0"), "--noise: got 0"),
-        (("--rounds", "100000", "--epsilon", "1e-7"), "--epsilon: 1e-07 at delta 1e-05 needs noise beyond any use"),
+        (
+            ("--rounds", "100000", "--epsilon", "1e-7"),
+            "--epsilon: 1e-07 at delta 1e-05 needs more noise",
+        ),
         (("--rounds", "5", "--noise", "1", "--delta", "1e-30"), "--delta: got 1e-30; allowed: numbers from 1e-12"),
         (("--rounds", "5", "--noise", "1", "--sampling", "1e-12"), "--delta: got 1e-05 with 1e+12 clients, where"),
         (("--rounds", "5", "--noise", "1", "--clients", "100000"), "allowed: below 1e-05, or --accept-large-delta"),
         (
             ("--rounds", "5", "--noise", "1", "--clients", "50", "--sampling", "0.01"),
-            "--sampling: got 0.01 of 50 clients, less than one a round; allowed: from 0.02",
+            "--sampling: got 0.01 of 50 clients, which is less than one client a round; allowed: at least 0.02",
         ),
     ],
 )

@@ -10,10 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from steelyard.messages import DenseModels
-from steelyard.privacy.central import bounded_sum, lengths_of, noisy_sum
-from steelyard.privacy.clipping import clip_factors
-from steelyard.privacy.local import noisy_models
-from steelyard.privacy.noised_criteria import noised
+from steelyard.privacy.central import bounded_sum, clip_factors, lengths_of, noisy_sum
+from steelyard.privacy.local import noised, noisy_models
 from steelyard.privacy.source import SeededSource, SystemSource
 
 NUMBERS = st.floats(-1e6, 1e6, width=32)

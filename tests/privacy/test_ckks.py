@@ -8,7 +8,7 @@ import tenseal
 
 from steelyard.errors import UserError
 from steelyard.privacy.ckks import SLOTS, CkksKeys
-from steelyard.privacy.grid import Grid
+from steelyard.privacy.fixed_point import Grid
 
 
 @pytest.fixture(scope="module")

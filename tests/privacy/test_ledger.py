@@ -90,7 +90,7 @@ def test_a_line_that_was_cut_is_taken_away_and_the_next_one_stands_alone(tmp_pat
 def test_a_line_that_was_changed_is_named(tmp_path: Path, line: str) -> None:
     path = tmp_path / "ledger.jsonl"
     path.write_text(charge(1, "a").line() + line + "\n")
-    with pytest.raises(UserError, match=r"ledger\.jsonl, line 2: no charge of a ledger"):
+    with pytest.raises(UserError, match=r"ledger\.jsonl, line 2: is not a charge"):
         Ledger(path)
 
 

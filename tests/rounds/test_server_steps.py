@@ -118,7 +118,7 @@ def test_a_slope_that_is_missing_is_not_passed_over() -> None:
 
 
 def test_a_server_that_cannot_fit_and_models_that_cannot_be_seen_are_named() -> None:
-    message = r"^weighing.fit: given, but this server has no rows to fit to; allowed: no [weighing.fit]$"
+    message = r"^weighing.fit: given, but this server has no rows to fit to; allowed: no \[weighing.fit\]$"
     with pytest.raises(UserError, match=message):
         run_rounds([federation(fit=FIT)], {"f": state(0)}, Clients(), Server(), PLAN, Kept())
 
@@ -135,7 +135,7 @@ def test_a_server_that_cannot_fit_and_models_that_cannot_be_seen_are_named() -> 
         def __getattr__(self, name: str) -> object:
             return getattr(self._inner, name)
 
-    message = r"^weighing.fit: the server sees no single models in this run; allowed: no [weighing.fit]$"
+    message = r"^weighing.fit: the server sees no single models in this run; allowed: no \[weighing.fit\]$"
     with pytest.raises(UserError, match=message):
         run_rounds([federation(fit=FIT)], {"f": state(0)}, Hidden(), Fitting(), PLAN, Kept())
 

@@ -90,7 +90,7 @@ def test_the_culprit_is_the_one_farthest_away():
     assert spoilt.clients == ("a", "b")
     assert [failure.client for failure in spoilt.failures] == ["c"]
     # Two must stay: leaving out one more would look like a lack of clients, which stops a whole comparison.
-    with pytest.raises(Exploded, match="whoever is left out"):
+    with pytest.raises(Exploded, match="whichever client is left out"):
         without_culprit(task, left, 2)
 
 

@@ -183,7 +183,7 @@ def test_too_few_answers_stop_the_run_and_say_why() -> None:
     clients, kept = Clients(NAMES[:4]), Kept()
     clients.broken = {name: f"lost {name}" for name in NAMES}
     plan = Plan(rounds=9, fraction=1.0, min_clients=3)
-    why = r"rounds.min_clients = 3 \(a: lost a; b: lost b; c: lost c\)"
+    why = r"fewer than rounds.min_clients = 3 \(a: lost a; b: lost b; c: lost c\)"
     with pytest.raises(TooFewClients, match=rf"^round 5 of f: 0 of 4 clients gave a usable update, {why}$"):
         run_rounds([federation()], {"f": state(4)}, clients, Server(), plan, kept)
     clients.broken = {"b": "lost b"}

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from steelyard.rounds.targets import devices_needed, reached
+from steelyard.rounds.settings import devices_needed, reached
 
 HUNDREDTHS = st.integers(1, 100)
 

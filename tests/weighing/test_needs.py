@@ -78,12 +78,12 @@ UNKNOWN = Capabilities("data.source = 'memory'")
         (
             Needs(label_counts=True),
             USERS,
-            "looks at label counts, and a recommender does not tell them; allowed: criteria without them",
+            "looks at label counts, and a recommender does not give them; allowed: criteria that do not",
         ),
         (
             Needs(first_losses=True),
             USERS,
-            "looks at losses before training, and a recommender has none; allowed: criteria without them",
+            "looks at losses before training, and a recommender has none; allowed: criteria that do not",
         ),
     ],
 )

@@ -106,11 +106,6 @@ class Algorithm(Section):
     """The local optimisers for which the algorithm is defined."""
 
     @property
-    def at_clients(self) -> bool:
-        """Whether clients do anything but plain training, or the server must know more of it than their models."""
-        return bool(self.pull or self.corrects != "nothing" or self.keeps or self.sends or self.counts_steps)
-
-    @property
     def pull(self) -> float:
         """μ of the term μ/2 ‖θ − Θ‖² in the local loss."""
         return 0.0

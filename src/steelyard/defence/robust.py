@@ -13,15 +13,9 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from steelyard.defence import coordinates
-from steelyard.defence.centred import centred_clip
-from steelyard.defence.clipping import clipped, radius_of
-from steelyard.defence.fltrust import fltrust
-from steelyard.defence.geometric import geometric_median
+from steelyard.defence import rules
 from steelyard.defence.geometry import lengths as lengths_of
 from steelyard.defence.geometry import spans
-from steelyard.defence.krum import multi_krum
-from steelyard.defence.mixing import mixing
 from steelyard.defence.settings import BY_COORDINATE, DefenceSettings
 from steelyard.messages import DenseModels, Floats
 
@@ -72,15 +66,15 @@ class RobustRule:
         settings = self.settings
         match settings.rule:
             case "clip":
-                return clipped(weights, lengths_of(gram), self.radius)
+                return rules.clipped(weights, lengths_of(gram), self.radius)
             case "multi-krum":
-                return multi_krum(weights, gram, settings.share)
+                return rules.multi_krum(weights, gram, settings.share)
             case "centred-clip":
-                return centred_clip(weights, gram, self._radius, settings.steps or 3)
+                return rules.centred_clip(weights, gram, self._radius, settings.steps or 3)
             case "geometric-median":
-                return geometric_median(weights, gram, settings.steps or 8, settings.least_distance or 1e-6)
+                return rules.geometric_median(weights, gram, settings.steps or 8, settings.least_distance or 1e-6)
             case "fltrust":
-                return fltrust(weights, lengths_of(gram), *self._mixed_root)
+                return rules.fltrust(weights, lengths_of(gram), *self._mixed_root)
             case _:
                 return weights
 
@@ -94,7 +88,7 @@ class RobustRule:
         if settings.radius is not None:
             return settings.radius
         quantile = 0.5 if settings.quantile is None else settings.quantile
-        return radius_of(distances, quantile, settings.smooth or 0.0, before)
+        return rules.radius_of(distances, quantile, settings.smooth or 0.0, before)
 
     @cached_property
     def _gram(self) -> Floats:
@@ -102,7 +96,7 @@ class RobustRule:
 
     @cached_property
     def _mixing(self) -> Floats | None:
-        return mixing(self._gram, self.settings.share) if self.settings.mix else None
+        return rules.mixing(self._gram, self.settings.share) if self.settings.mix else None
 
     @cached_property
     def _mixed_gram(self) -> Floats:
@@ -131,7 +125,7 @@ class RobustRule:
             values = models[:, span] if mixed is None else mixed @ models[:, span]
             for row, mine in enumerate(given):
                 if self.settings.rule == "median":
-                    found[row, span] = coordinates.median(values, mine)
+                    found[row, span] = rules.median(values, mine)
                 else:
-                    found[row, span] = coordinates.trimmed_mean(values, mine, self.settings.share)
+                    found[row, span] = rules.trimmed_mean(values, mine, self.settings.share)
         return found

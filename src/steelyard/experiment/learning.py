@@ -16,7 +16,7 @@ from steelyard.experiment.description import Description
 from steelyard.experiment.privacy_checks import check_cohorts
 from steelyard.learning.effective_rows import effective_rows_of
 from steelyard.learning.settings import ModelSettings, TrainingSettings
-from steelyard.privacy.aggregation_requirements import check_installed
+from steelyard.privacy.requirements import check_installed
 from steelyard.weighing.adafed import CLASS_METRICS
 from steelyard.weighing.needs import Capabilities
 from steelyard.weighing.rule import WeighingSettings

@@ -34,6 +34,7 @@ from steelyard.errors import first_names
 from steelyard.messages import DenseModels, Failure, Task, Updates
 from steelyard.privacy.aggregation_settings import FEWEST, AggregationSettings
 from steelyard.privacy.fixed_point import FixedPoint, Words
+from steelyard.privacy.hidden import beyond
 from steelyard.privacy.secure_client import (
     KEY_SHARES_BYTES,
     PUBLIC_BYTES,
@@ -44,7 +45,6 @@ from steelyard.privacy.secure_client import (
     round_context,
 )
 from steelyard.privacy.sharing import SHARE_BYTES
-from steelyard.privacy.withdrawals import beyond
 
 ResultT = TypeVar("ResultT")
 

@@ -15,11 +15,20 @@ import numpy as np
 import torch
 
 from steelyard.messages import Floats
-from steelyard.privacy import lattice
-from steelyard.privacy.clipping import clip_factors
-from steelyard.privacy.source import Source, normals
+from steelyard.privacy.source import Source, lattice_step, normals
 
+SLACK = 1e-9
+"""Updates are clipped to C less this share: norms of millions of numbers round, and the bound must hold."""
 _AT_ONCE = 1 << 20
+
+
+def clip_factors(lengths: Floats, clip: float) -> Floats:
+    """Return by how much each update is shortened: min(1, C/‖u‖), a little less so that rounding cannot exceed C.
+
+    Nothing shortens an update without a length (NaN, infinite): its factor is 0, and whoever calls leaves it out.
+    """
+    lengths = np.where(np.isfinite(lengths), lengths, np.inf)
+    return np.minimum(1.0, np.divide(clip, lengths, out=np.ones_like(lengths), where=lengths > 0)) * (1.0 - SLACK)
 
 
 def lengths_of(models: torch.Tensor, parameters: torch.Tensor) -> Floats:
@@ -58,7 +67,7 @@ def noisy_sum(
     With no client at all it is Θ and noise: whether anybody was there must not show. An update that holds NaN or an
     infinite number is left out: no clipping bounds it, and where it holds them is a fact of the data without noise.
     """
-    fine = lattice.step(deviation)
+    fine = lattice_step(deviation)
     factors = clip_factors(lengths_of(models, parameters), clip)
     if not factors.all():
         models, weights, factors = models[torch.from_numpy(factors > 0)], weights[factors > 0], factors[factors > 0]

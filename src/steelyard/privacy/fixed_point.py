@@ -1,10 +1,10 @@
-"""Fixed-point numbers in a ring: real numbers as whole ones, sized so that no sum of a cohort can overflow."""
+"""Numbers that a cohort can add exactly: fixed-point numbers in a ring, and points of a grid for CKKS."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from math import floor
+from math import ceil, floor, log2
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,11 @@ Words = NDArray[np.unsignedinteger[Any]]
 """Numbers modulo 2^bits; arrays of them add and subtract with the wrap-around that a ring has."""
 FEWEST_PLACES = 8
 """With fewer binary places than these an update of ordinary size is mostly rounding."""
+MODULUS_BITS = 60
+"""Bits of the modulus in which sums must fit."""
+_HEADROOM = 2
+_NOISE_BITS = 26
+"""The step of the grid is this many bits above the scale's unit; noise of a thousand clients has about 18."""
 
 
 @dataclass(frozen=True)
@@ -70,3 +75,32 @@ class FixedPoint:
         """Return the numbers, negative ones too, that words of a sum stand for."""
         signed = words.astype(self.dtype).view(f"<i{self.bits // 8}")
         return signed.astype(np.float64) * self.step
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Where numbers lie that CKKS adds: fine enough to learn, coarse beside the scheme's noise.
+
+    Multiples of 2^-places, in ciphertexts of scale 2^scale; both sides know it."""
+
+    places: int
+    scale: int
+    bound: float
+
+    @classmethod
+    def of(cls, bound: float, clients: int) -> Grid:
+        """Return the finest grid for sums of so many clients with |w·Δ| ≤ bound each."""
+        scale = MODULUS_BITS - _HEADROOM - ceil(log2(max(1.0, bound * clients)))
+        places = scale - _NOISE_BITS
+        if places < FEWEST_PLACES:
+            raise UserError(
+                f"privacy.aggregation.bound: got {bound:g} with kind = 'ckks' and {clients} clients, which leaves "
+                f"{max(places, 0)} binary places and needs {FEWEST_PLACES}; allowed: a smaller bound"
+            )
+        return cls(places, scale, bound)
+
+    def onto(self, values: NDArray[np.floating[Any]]) -> NDArray[np.float64]:
+        """Return numbers moved to the nearest point of the grid; those beyond the bound are refused (ValueError)."""
+        if not (np.abs(values) <= self.bound).all():  # A comparison with NaN is false.
+            raise ValueError(f"values: beyond the bound of {self.bound:g}; allowed: up to it")
+        return np.rint(np.asarray(values, dtype=np.float64) * 2.0**self.places) * 2.0**-self.places

@@ -12,11 +12,12 @@ from numpy.typing import NDArray
 from steelyard.errors import UserError, first_names
 from steelyard.messages import Failure, Floats
 from steelyard.privacy.aggregation_settings import FEWEST, AggregationSettings
-from steelyard.privacy.fixed_point import FixedPoint
-from steelyard.privacy.grid import Grid
+from steelyard.privacy.fixed_point import FixedPoint, Grid
 
 if TYPE_CHECKING:
     import torch  # only for annotations
+
+_BLOCK = 1 << 18
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,6 +113,30 @@ def _hidden() -> NoReturn:
         "privacy.aggregation: the server sees no single updates in this run, but something needs them; allowed: "
         "criteria, rules and defences that do not"
     )
+
+
+def beyond(models: torch.Tensor, parameters: torch.Tensor, bound: float) -> list[str | None]:
+    """Say of each client's model why its update cannot be hidden, or None where it can: [clients, parameters].
+
+    Each client does this for itself; one that cannot write its update down says so and takes no part in the round,
+    instead of sending something else than what it learnt.
+    """
+    import torch  # Late for speed of start.
+
+    largest = torch.zeros(len(models), dtype=torch.float64)
+    start = parameters.to(models.device)
+    for begin in range(0, parameters.numel(), _BLOCK):
+        step = models[:, begin : begin + _BLOCK].to(torch.float64) - start[begin : begin + _BLOCK].to(torch.float64)
+        # amax keeps NaN, and so does maximum.
+        largest = torch.maximum(largest, step.abs().amax(dim=1).cpu())
+    return [
+        None
+        if size <= bound
+        else f"its update changes a parameter by {size:.3g}; allowed: at most {bound:g} (privacy.aggregation.bound)"
+        if size < float("inf")
+        else "model holds NaN or infinity"
+        for size in largest.tolist()
+    ]
 
 
 def check_weights(clients: Sequence[str], weights: Floats, settings: AggregationSettings) -> None:

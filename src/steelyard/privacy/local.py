@@ -20,12 +20,11 @@ import numpy as np
 import torch
 
 from steelyard.errors import UserError
-from steelyard.messages import DenseModels, Payload, Task, Updates
+from steelyard.messages import DenseModels, Floats, Payload, Task, Updates
 from steelyard.privacy.accounting import Release, noise_for, spent
 from steelyard.privacy.central import noisy_sum
-from steelyard.privacy.noised_criteria import noised
 from steelyard.privacy.settings import OWNERS_DELTA, PrivacySettings
-from steelyard.privacy.source import Source, SystemSource
+from steelyard.privacy.source import Source, SystemSource, lattice_step, normals
 
 SIZE = "DS"
 """The criterion that is a client's number of samples."""
@@ -62,6 +61,24 @@ def device_epsilon(settings: PrivacySettings, rounds: int, criteria: int, rules:
     charged = criteria * times if settings.criteria == "charged" else 0
     spending = Counter({Release(noise): times}) + Counter({Release(settings.criteria_noise or noise): charged})
     return spent(spending, OWNERS_DELTA)
+
+
+def noised(raw: Floats, bounds: Floats, noise: float, source: Source) -> Floats:
+    """Return raw criteria [clients, criteria] as they may be released: cut to 0..bound, with noise, and cut again.
+
+    Each number is a release of its own whose sensitivity is the bound: a client's value may be anything in the range.
+    """
+    released = np.empty_like(raw)
+    for column, bound in enumerate(bounds.tolist()):
+        if not np.isfinite(bound):
+            released[:, column] = np.nan
+            continue
+        fine = lattice_step(noise * bound)
+        # NaN would go through the noise, and show something of the data by being there.
+        whole = np.trunc(np.clip(np.nan_to_num(raw[:, column], nan=0.0), 0.0, bound) / fine)
+        drawn = np.rint(normals(source, len(raw)) * (noise * bound / fine))
+        released[:, column] = np.clip((whole + drawn) * fine, 0.0, bound)
+    return released
 
 
 @runtime_checkable

@@ -18,8 +18,7 @@ import numpy as np
 from scipy.special import log_ndtr, ndtr
 
 from steelyard.errors import UserError
-from steelyard.privacy import lattice
-from steelyard.privacy.source import Floats, Source, laplacians, normals, uniforms
+from steelyard.privacy.source import Floats, Source, laplacians, lattice_step, normals, uniforms
 
 
 def gaussian_delta(epsilon: float, noise: float) -> float:
@@ -46,7 +45,7 @@ def gaussian(values: Floats, sensitivity: float, epsilon: float, delta: float, s
     """Return the values with Gaussian noise for (ε, δ); `sensitivity` bounds their L2 change by one client."""
     _check_sensitivity(sensitivity)
     noise = gaussian_noise(epsilon, delta)
-    fine = lattice.step(noise * sensitivity / max(1.0, math.sqrt(values.size)))
+    fine = lattice_step(noise * sensitivity / max(1.0, math.sqrt(values.size)))
     # Rounding to the lattice can move two neighbours apart by one step in each coordinate.
     scale = noise * (sensitivity + fine * math.sqrt(values.size))
     return _on_lattice(values, normals(source, values.size) * scale, fine)
@@ -56,7 +55,7 @@ def laplace(values: Floats, sensitivity: float, epsilon: float, source: Source) 
     """Return the values with Laplace noise for ε; `sensitivity` bounds their L1 change by one client."""
     _check(epsilon, 0.5)
     _check_sensitivity(sensitivity)
-    fine = lattice.step(sensitivity / epsilon / max(1, values.size))
+    fine = lattice_step(sensitivity / epsilon / max(1, values.size))
     scale = (sensitivity + fine * values.size) / epsilon
     return _on_lattice(values, laplacians(source, values.size) * scale, fine)
 

@@ -123,7 +123,7 @@ class PrivacySettings(Section):
             for name in ("criteria_noise", "criteria_bounds"):
                 if getattr(self, name):
                     raise UserError(
-                        f"{name}: given, but criteria are not charged; allowed only with criteria = 'charged'"
+                        f"{name}: given, but criteria are not charged; allowed: only with criteria = 'charged'"
                     )
         central = self.central
         if central is not None and central.weights == "cohort" and central.cohorts == "secret":

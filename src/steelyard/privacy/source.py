@@ -1,11 +1,23 @@
-"""Where noise comes from: the operating system's cryptographic source, never a seed.
+"""Where noise comes from: the operating system's cryptographic source, never a seed; and the lattice that it lies on.
 
 Noise that can be computed again can be taken away again, so no stream of `randomness` may ever be noise, and a run with
 differential privacy is not the same to the bit when it is repeated or resumed. Tests hand over a seeded source.
+
+No trailing bit of a floating-point number may show what the noise was added to. A sum of a secret float and a noise
+float lies on a grid whose fineness follows from the secret, and that has been used to take noise away (I. Mironov: "On
+Significance of the Least Significant Bits for Differential Privacy", CCS 2012). Here the secret is first brought to
+multiples of a step g that is public, and the noise is rounded to multiples of g:
+
+    g · (trunc(x/g) + round(N/g))  =  g · round((g·trunc(x/g) + N)/g)
+
+which is a rounding of the Gaussian (or Laplace) mechanism on a secret that lies on the lattice, so it costs nothing.
+Integers below 2⁵³ are exact in float64. The step is 2⁻¹⁶ of the noise's scale or less: coarse against the error of the
+noise's own float64 computation (2⁻⁵⁰), fine against the noise.
 """
 
 from __future__ import annotations
 
+import math
 import os
 from typing import Protocol
 
@@ -15,9 +27,16 @@ from numpy.typing import NDArray
 Floats = NDArray[np.float64]
 Words = NDArray[np.uint64]
 
+FINENESS = 16
+"""The lattice's step is at most the noise's scale over 2 to this power."""
 _FEW = np.uint64(1 << 40)
 _PER_WORD = 2.0**-64
 """A word times this is a number below 1."""
+
+
+def lattice_step(scale: float) -> float:
+    """Return the lattice's step for noise of a scale: a power of two, so that dividing by it is exact."""
+    return 2.0 ** (math.floor(math.log2(scale)) - FINENESS)
 
 
 class Source(Protocol):

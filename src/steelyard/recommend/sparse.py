@@ -11,9 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steelyard.messages import Floats
-from steelyard.privacy.clipping import clip_factors
-from steelyard.privacy.lattice import step
-from steelyard.privacy.source import Source, normals
+from steelyard.privacy.central import clip_factors
+from steelyard.privacy.source import Source, lattice_step, normals
 from steelyard.recommend.sampling import Items
 
 if TYPE_CHECKING:
@@ -111,7 +110,7 @@ class SparseRows:
         Every item gets a row: which items a user names would tell as much as what she says of them.
         """
         whole, width = self._merged, self.values.shape[1]
-        fine = step(deviation)
+        fine = lattice_step(deviation)
         squares = np.square(whole.values.astype(np.float64)).sum(axis=1)
         factors = clip_factors(np.sqrt(np.bincount(whole.owners, weights=squares, minlength=self.clients)), clip)
         told = np.rint(normals(source, self.clients * items * width) * (deviation / fine))

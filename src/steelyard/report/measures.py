@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steelyard.messages import Floats
-from steelyard.rounds.targets import reached
+from steelyard.rounds.settings import reached
 
 
 def rounds_to_target(

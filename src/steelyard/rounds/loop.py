@@ -14,14 +14,13 @@ from steelyard.activity import doing
 from steelyard.clients.protocol import Clients, ReportingServer, Server
 from steelyard.messages import Question, ServerTest, Task, Updates
 from steelyard.privacy.local import without_losses
-from steelyard.rounds.cohorts import cohort_of
 from steelyard.rounds.drafting import TooFewClients, weigh_soundly
 from steelyard.rounds.private import PrivateRounds, nobody
 from steelyard.rounds.progress import SPENT
 from steelyard.rounds.server_rows import fit_to_server, train_alone
+from steelyard.rounds.settings import reached
 from steelyard.rounds.soundness import Exploded
 from steelyard.rounds.state import Draft, Federation, Plan, Recorder, RoundRecord, RoundState, first_like
-from steelyard.rounds.targets import reached
 from steelyard.rounds.testing import check_tested, evaluate
 
 Progress = Callable[[int, Mapping[str, float | None]], None]
@@ -192,11 +191,8 @@ def make_task(
     names = clients.names(federation.seed)
     if not names:
         raise TooFewClients("no client is registered; allowed: at least one client with training samples")
-    if private is None:
-        cohort = cohort_of(federation.seed, round, names, plan)
-    else:
-        cohort = private.cohort(federation, round, names)
-    algorithm = federation.algorithm
+    seed, algorithm = federation.seed, federation.algorithm
+    cohort = plan.cohort(seed, round, names) if private is None else private.cohort(federation, round, names)
     return Task(
         *(federation.name, federation.seed, round, cohort, state.parameters, state.loss, algorithm),
         vectors={name: state.tensors[name] for name in algorithm.receives},

@@ -9,21 +9,18 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import torch
 
-from steelyard.defence.caps import cap_of
 from steelyard.errors import UserError
 from steelyard.messages import DenseModels, Floats, Task, Updates
 from steelyard.privacy.accounting import AccountantName, Release, noise_for
 from steelyard.privacy.central import noisy_sum
 from steelyard.privacy.ledger import Account, Charge, Ledger
-from steelyard.privacy.local import device_noise, plain_noise
-from steelyard.privacy.noised_criteria import noised
+from steelyard.privacy.local import device_noise, noised, plain_noise
 from steelyard.privacy.settings import PrivacySettings, check_delta
 from steelyard.privacy.source import Source, SystemSource, chosen, each_with
-from steelyard.rounds.cohorts import cohort_of
 from steelyard.rounds.settings import cohort_size
 from steelyard.rounds.state import Federation, Plan
 from steelyard.weighing.own import own_cap, weigh_alone
-from steelyard.weighing.weights import Weighing
+from steelyard.weighing.weights import Weighing, cap_of
 
 CRITERIA, UPDATE = "criteria", "update"
 
@@ -119,7 +116,7 @@ class PrivateRounds:
         if self.secret:
             return [Charge(name, round, UPDATE, self._release(federation, self._noise[name]))]
         seed = federation.seed
-        who = tuple(cohort) if cohort is not None else cohort_of(seed, round, self._names[seed], self.plan)
+        who = tuple(cohort) if cohort is not None else self.plan.cohort(seed, round, self._names[seed])
         found = [Charge(name, round, UPDATE, Release(self._noise[name]), who)]
         if criteria:
             found.append(Charge(name, round, CRITERIA, Release(self._criteria_noise(name)), who, criteria))
@@ -161,7 +158,7 @@ class PrivateRounds:
         """Return in how many rounds the client takes part that takes part most often."""
         counts: Counter[str] = Counter()
         for round in range(1, self.plan.rounds + 1):
-            counts.update(cohort_of(seed, round, self._names[seed], self.plan))
+            counts.update(self.plan.cohort(seed, round, self._names[seed]))
         return max(counts.values(), default=1)
 
     # ------------------------------------------------------------------ what is left
@@ -203,7 +200,7 @@ class PrivateRounds:
         """Return a round's cohort; a secret one is drawn from the source and depends on no seed."""
         self._names[federation.seed] = tuple(sorted(names))
         if not self.secret:
-            return cohort_of(federation.seed, round, names, self.plan)
+            return self.plan.cohort(federation.seed, round, names)
         ordered = sorted(names)
         if self.plan.poisson:
             return tuple(each_with(self.source, ordered, self.plan.fraction))

@@ -8,9 +8,11 @@ from typing import Protocol
 
 import torch
 
+from steelyard import randomness
 from steelyard.algorithms.algorithm import Algorithm, Vectors
 from steelyard.clients.protocol import Server
 from steelyard.messages import Evaluations, Floats, LossState, Updates
+from steelyard.rounds.settings import cohort_size
 from steelyard.weighing.losses import FixedLoss, LossRule
 from steelyard.weighing.priorities import FixedOrder, Order, OrderState, OrderStrategy
 from steelyard.weighing.rule import Rule
@@ -151,6 +153,21 @@ class Plan:
     """Each client takes part with probability `fraction`, by itself, in place of cohorts of a fixed size."""
     report: bool = False
     """Test each new model on the server's reporting rows."""
+
+    def cohort(self, seed: int, round: int, names: Sequence[str]) -> tuple[str, ...]:
+        """Return who takes part in a round, ascending by client id; everybody can draw it from seed and round.
+
+        With Poisson sampling, a cohort that falls short of `min_clients` is drawn again with just as many.
+        """
+        if not self.poisson:
+            return tuple(
+                randomness.choose(seed, round, names, cohort_size(len(names), self.fraction, self.min_clients))
+            )
+        keys = randomness.stream_keys(seed, round, sorted(names), "cohort")
+        drawn = randomness.uniforms(keys, 1)[:, 0]
+        found = tuple(name for name, value in zip(sorted(names), drawn.tolist(), strict=True) if value < self.fraction)
+        least = min(len(names), max(1, self.min_clients))
+        return found if len(found) >= least else tuple(randomness.choose(seed, round, names, least))
 
 
 def first_like(

@@ -16,11 +16,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from steelyard.defence.caps import cap_of
 from steelyard.errors import UserError
 from steelyard.messages import Floats
 from steelyard.weighing.rule import Rule
-from steelyard.weighing.weights import Weighing
+from steelyard.weighing.weights import Weighing, cap_of
 
 
 def own_cap(rule: Rule, expected: float) -> float:

@@ -9,7 +9,6 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field, field_validator, model_validator
 
-from steelyard.defence.caps import cap_of, capped
 from steelyard.defence.settings import DefenceSettings
 from steelyard.errors import UserError, listed, nearest
 from steelyard.messages import Counts, Floats
@@ -21,7 +20,7 @@ from steelyard.weighing.adafed import LossSettings
 from steelyard.weighing.adjusting import AdjustSettings
 from steelyard.weighing.fitted import FitSettings
 from steelyard.weighing.trust import bounded, bounded_samples
-from steelyard.weighing.weights import Normalising, Weighing, normalise, to_weights
+from steelyard.weighing.weights import Normalising, Weighing, cap_of, capped, normalise, to_weights
 
 ScoreName = Literal["prioritized", "mean", "weighted-mean", "owa", "choquet", "product", "power"]
 

@@ -1,4 +1,4 @@
-"""From raw measures to weights: normalise each criterion over the cohort, score, divide by the sum."""
+"""From raw measures to weights: normalise each criterion over the cohort, score, divide by the sum, cap."""
 
 from __future__ import annotations
 
@@ -71,3 +71,32 @@ def to_weights(scores: Floats) -> tuple[Floats, bool]:
     empty = totals <= 0
     share = np.where(np.abs(totals - 1.0) <= ROUNDING, scores, scores / np.where(empty, 1.0, totals))
     return np.where(empty, 1.0 / max(scores.shape[-1], 1), share), bool(empty.any())
+
+
+def cap_of(clients: int, max_weight: float | None = None, max_shares: float | None = None) -> float:
+    """Return the cap on a weight among so many clients: the smaller of a share of all and of some times 1/n."""
+    by_shares = np.inf if max_shares is None else max_shares / max(clients, 1)
+    return float(min(1.0, np.inf if max_weight is None else max_weight, by_shares))
+
+
+def capped(weights: Floats, cap: float) -> Floats:
+    """Return weights of which none is above the cap, with the same sum 1; order among clients is kept.
+
+    The surplus goes to those below the cap in proportion to their weights, again and again until none is above (in
+    equal parts where they have none). A cap that cannot hold all weight, below 1/n, makes them equal.
+    """
+    found = np.asarray(weights, dtype=np.float64).copy()
+    count = len(found)
+    if not count or found.max() <= cap:
+        return found
+    if cap * count <= 1.0 + ROUNDING:
+        return np.full(count, 1.0 / count)
+    full = np.zeros(count, dtype=np.bool_)
+    while (above := (found > cap) & ~full).any():
+        full |= above
+        rest, left = ~full, 1.0 - cap * full.sum()
+        total = found[rest].sum()
+        found[full] = cap
+        # Shares first: left / total overflows where all that is left are weights near the smallest numbers.
+        found[rest] = found[rest] / total * left if total > 0 else left / rest.sum()
+    return np.minimum(found, cap)

@@ -16,12 +16,10 @@ from steelyard.experiment.loading import build
 from steelyard.experiment.running import resume, run
 from steelyard.messages import DenseModels, Task
 from steelyard.privacy.aggregation_settings import AggregationSettings
-from steelyard.privacy.fixed_point import FixedPoint
-from steelyard.privacy.grid import Grid
-from steelyard.privacy.hidden import BeyondBound, HiddenUpdates
+from steelyard.privacy.fixed_point import FixedPoint, Grid
+from steelyard.privacy.hidden import BeyondBound, HiddenUpdates, beyond
 from steelyard.privacy.secure_client import SecureClient
 from steelyard.privacy.secure_server import Unopened
-from steelyard.privacy.withdrawals import beyond
 from steelyard.rounds.soundness import Exploded
 from steelyard.runs.reader import History
 from steelyard.runs.store import Store
@@ -122,7 +120,7 @@ def test_with_more_than_n_minus_t_gone_the_round_is_given_up(stages: dict[str, s
     """Of eight clients six must stay."""
     clients, task = hidden(**stages)
     (answer,) = clients.train([task])
-    with pytest.raises(Unopened, match=r"round 1 of f: 5 of 8 clients .* fewer than 6 cannot open a sum"):
+    with pytest.raises(Unopened, match=r"round 1 of f: 5 of 8 clients .* it takes 6 to open a sum"):
         answer.payload.aggregate(task.parameters, np.full(len(answer.clients), 1 / 8))  # type: ignore[attr-defined]
 
 
@@ -149,7 +147,7 @@ def test_too_few_for_rounds_min_clients_stops_the_run(tmp_path: Path):
     clients, server = experiment.assemble()
     assert isinstance(clients, HiddenSimulation)
     dropping = HiddenSimulation(clients.clients, clients.settings, absent(mask="2"))
-    with pytest.raises(UserError, match=r"7 of 8 clients gave a usable update, rounds.min_clients = 8"):
+    with pytest.raises(UserError, match=r"7 of 8 clients gave a usable update, fewer than rounds.min_clients = 8"):
         run(experiment, out=tmp_path / "run", assemble=lambda: (dropping, server))
 
 
@@ -287,8 +285,11 @@ def test_a_sum_that_is_nearly_one_update_is_not_taken():
 @pytest.mark.parametrize(
     ("weights", "why"),
     [
-        ([0.4, 0.4, 0.05, 0.05, 0.05, 0.05, 0, 0], "largest_weight: client-001 would have 0.667 .*nothing is opened"),
-        ([0.4, 0.3, 0.3, 0, 0, 0, 0, 0], "2 of 7 clients have a weight, .*nothing is opened"),
+        (
+            [0.4, 0.4, 0.05, 0.05, 0.05, 0.05, 0, 0],
+            "largest_weight: client-001 would have 0.667 .*sum stays hidden",
+        ),
+        ([0.4, 0.3, 0.3, 0, 0, 0, 0, 0], "2 of 7 clients have a weight, .*the sum stays hidden"),
     ],
 )
 def test_what_dropouts_leave_must_hide_single_updates_too(weights: list[float], why: str):

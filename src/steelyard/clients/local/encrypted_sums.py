@@ -11,8 +11,7 @@ from steelyard.clients.local.weighted_steps import Absent, WeightedSteps
 from steelyard.messages import Failure, Floats
 from steelyard.privacy.aggregation_settings import AggregationSettings
 from steelyard.privacy.ckks import CkksKeys
-from steelyard.privacy.fixed_point import FixedPoint
-from steelyard.privacy.grid import Grid
+from steelyard.privacy.fixed_point import FixedPoint, Grid
 from steelyard.privacy.hidden import Summed, check_weights
 from steelyard.privacy.paillier import Packing, PaillierKeys
 

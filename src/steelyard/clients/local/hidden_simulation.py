@@ -17,16 +17,15 @@ from steelyard.activity import doing
 from steelyard.clients.local.weighted_steps import Absent, WeightedSteps
 from steelyard.clients.protocol import CheckedClients, Clients, FingerprintedClients, WrappedClients
 from steelyard.messages import DenseModels, Failure, Floats, Task, Updates
-from steelyard.privacy.aggregation_requirements import check_installed
 from steelyard.privacy.aggregation_settings import FEWEST, AggregationSettings
 from steelyard.privacy.fixed_point import FixedPoint, Words
-from steelyard.privacy.hidden import HiddenUpdates, Summed
+from steelyard.privacy.hidden import HiddenUpdates, Summed, beyond
 from steelyard.privacy.masked_sum import masked_sum
+from steelyard.privacy.requirements import check_installed
 from steelyard.privacy.secure_client import PUBLIC_BYTES, Opened, SecureClient, Unreadable, round_context
 from steelyard.privacy.secure_round import HiddenWords, secure_sum
 from steelyard.privacy.secure_server import SecureServer
 from steelyard.privacy.sharing import SHARE_BYTES
-from steelyard.privacy.withdrawals import beyond
 
 if TYPE_CHECKING:
     from steelyard.privacy.ckks import CkksKeys

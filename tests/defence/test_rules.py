@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from steelyard.defence.clipping import radius_of
+from steelyard.defence.rules import radius_of
 
 LENGTHS = np.array([1.0, 4.0, 100.0])
 

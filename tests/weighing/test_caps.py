@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from steelyard.defence.caps import cap_of, capped
+from steelyard.weighing.weights import cap_of, capped
 
 
 def test_the_surplus_goes_to_the_others_in_proportion() -> None:
