@@ -29,45 +29,45 @@ RECOMMEND = {"kind": "recommend", "interactions": {"path": "nowhere.tsv"}}
 def test_the_last_field_changes_fastest():
     found = plan(BASE, ["training.learning_rate=0.1,0.2", "training.epochs=1,2,3"])
     assert found.points == [(0.1, 1), (0.1, 2), (0.1, 3), (0.2, 1), (0.2, 2), (0.2, 3)]
-    assert [part.folder for part in found.runs][:2] == ["1-learning_rate=0.1,epochs=1", "2-learning_rate=0.1,epochs=2"]
-    last = found.runs[-1].experiment.model_dump()
+    assert [part.folder for part in found.parts][:2] == ["1-learning_rate=0.1,epochs=1", "2-learning_rate=0.1,epochs=2"]
+    last = found.parts[-1].experiment.model_dump()
     assert (last["training"]["learning_rate"], last["training"]["epochs"]) == (0.2, 3)
     assert last["partition"]["validation"] == 0.1
-    assert found.runs[-1].seeds == (5,)
+    assert found.parts[-1].seeds == (5,)
 
 
 def test_rules_and_seeds_of_a_point_are_one_run_or_each_its_own():
     stacked = plan(BASE, ["training.epochs=1,2"], rules=["DS,MD>DS>LD"], seeds=3)
-    assert [(part.values, list(part.experiment.rules()), part.seeds) for part in stacked.runs] == [
+    assert [(part.values, list(part.experiment.rules()), part.seeds) for part in stacked.parts] == [
         ((1,), ["DS", "MD>DS>LD"], (5, 6, 7)),
         ((2,), ["DS", "MD>DS>LD"], (5, 6, 7)),
     ]
     apart = plan(BASE, ["training.epochs=1,2"], rules=["DS,MD>DS>LD"], seeds=2, stacked=False)
-    assert [(part.values, list(part.experiment.rules()), part.seeds) for part in apart.runs] == [
+    assert [(part.values, list(part.experiment.rules()), part.seeds) for part in apart.parts] == [
         *(((1,), ["DS"], (5,)), ((1,), ["DS"], (6,)), ((1,), ["MD>DS>LD"], (5,)), ((1,), ["MD>DS>LD"], (6,))),
         *(((2,), ["DS"], (5,)), ((2,), ["DS"], (6,)), ((2,), ["MD>DS>LD"], (5,)), ((2,), ["MD>DS>LD"], (6,))),
     ]
-    assert len({part.folder for part in apart.runs}) == 8
-    assert apart.runs[2].folder == "3-epochs=1,MD-DS-LD,seed=5"
+    assert len({part.folder for part in apart.parts}) == 8
+    assert apart.parts[2].folder == "3-epochs=1,MD-DS-LD,seed=5"
 
 
 def test_without_rules_the_main_rule_alone_is_swept():
     found = plan(BASE, ["weighing.priority=DS>LD>MD,MD>DS>LD"])
-    assert [list(part.experiment.rules()) for part in found.runs] == [["DS>LD>MD"], ["MD>DS>LD"]]
-    assert [list(part.experiment.rules()) for part in plan(BASE, ["training.epochs=2"], rules=["recipe"]).runs] == [
+    assert [list(part.experiment.rules()) for part in found.parts] == [["DS>LD>MD"], ["MD>DS>LD"]]
+    assert [list(part.experiment.rules()) for part in plan(BASE, ["training.epochs=2"], rules=["recipe"]).parts] == [
         ["LD>DS>MD", "fedavg"]
     ]
 
 
 def test_rules_alone_are_a_grid_too():
-    (part,) = plan(BASE, [], rules=["DS,LD"]).runs
+    (part,) = plan(BASE, [], rules=["DS,LD"]).parts
     assert (part.folder, part.values, list(part.experiment.rules())) == ("1", (), ["DS", "LD"])
     with pytest.raises(UserError, match="--over: got nothing"):
         plan(BASE, [])
 
 
 def test_one_of_several_rules_keeps_its_name_and_settings():
-    both = plan(BASE, ["training.epochs=2"], rules=["recipe"]).runs[0].experiment
+    both = plan(BASE, ["training.epochs=2"], rules=["recipe"]).parts[0].experiment
     second = alone(both, "fedavg")
     assert list(second.rules()) == ["fedavg"]
     assert second.weighing.criteria == ("DS",)
@@ -140,7 +140,7 @@ def test_the_share_is_the_given_one_or_the_experiments_own_or_a_tenth():
     assert plan(BASE, ["training.epochs=1"]).validation == 0.1
     assert plan(own, ["training.epochs=1"]).validation == 0.25
     found = plan(own, ["training.epochs=1"], validation=0.3)
-    assert found.validation == found.runs[0].experiment.validation == 0.3
+    assert found.validation == found.parts[0].experiment.validation == 0.3
     assert found.experiment.validation is None, "the best would not run on the test set"
 
 
@@ -171,9 +171,9 @@ def test_measures_are_those_that_a_run_records():
 
 
 def test_checkpoints_are_ten_a_run_unless_the_file_says_so():
-    assert plan(BASE, ["training.epochs=1"]).runs[0].experiment.store.checkpoint_every == 4
+    assert plan(BASE, ["training.epochs=1"]).parts[0].experiment.store.checkpoint_every == 4
     own = Experiment.model_validate({**BASE.model_dump(), "store": {"checkpoint_every": 7}})
-    assert plan(own, ["training.epochs=1"]).runs[0].experiment.store.checkpoint_every == 7
+    assert plan(own, ["training.epochs=1"]).parts[0].experiment.store.checkpoint_every == 7
 
 
 def test_a_sweep_is_read_back_as_it_was_written(tmp_path: Path):
@@ -185,7 +185,7 @@ def test_a_sweep_is_read_back_as_it_was_written(tmp_path: Path):
     assert difference(kept, given) is None
     assert kept.document() == given.document()
     assert [(run.folder, run.values, run.rules, run.seeds) for run in read_runs(tmp_path / "sweep")] == [
-        (part.folder, part.values, ("DS",), (5, 6)) for part in given.runs
+        (part.folder, part.values, ("DS",), (5, 6)) for part in given.parts
     ]
 
 

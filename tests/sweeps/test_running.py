@@ -143,11 +143,11 @@ def test_a_rate_at_which_training_explodes_is_an_answer(tmp_path: Path, rate: fl
     folder = sweep(planned, out=tmp_path / "sweep")
     document = sweep_document(folder)
     assert document["left"] == []
-    assert document["diverged"] == [planned.runs[0].folder]
+    assert document["diverged"] == [planned.parts[0].folder]
     assert document["best"]["values"] == {"training.learning_rate": 0.1}
     assert [row["values"]["training.learning_rate"] for row in document["rows"]] == [0.1, rate]
     assert all(np.isnan(document["rows"][1]["value"]["values"]))
-    reason = folder / f"{planned.runs[0].folder}.diverged"
+    reason = folder / f"{planned.parts[0].folder}.diverged"
     written = reason.stat().st_mtime_ns
     assert "of DS>LD#" in reason.read_text()
     resume_sweep(folder)
@@ -186,7 +186,7 @@ def test_several_processes_give_the_same_bits(tmp_path: Path):
     one = sweep(planned, out=tmp_path / "one")
     several = sweep(planned, out=tmp_path / "several", jobs=2, tell=told.append)
     assert told == [f"run {n} of 3: {n}-epochs={n}" for n in (1, 2, 3)]
-    for part in planned.runs:
+    for part in planned.parts:
         assert_same_bits(several / part.folder, one / part.folder)
     failing = plan(base, ["partition.minimum=12,9000"])
     with pytest.raises(UserError, match=r"^2-minimum=9000: partition"):

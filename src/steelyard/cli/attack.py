@@ -59,7 +59,7 @@ def attack(
         under_attack(base, names[0], fraction)  # refuses what cannot be attacked before rules are read
         described = load_comparison(experiment, changes or [], rules or rules_for(base), seed)
         planned = Attack(described, tuple(names), fraction, seeds)
-        _ = planned.runs  # refuses what cannot be run before there is a folder
+        _ = planned.parts  # refuses what cannot be run before there is a folder
         _finish(attack_folder(planned, out), True, False, quiet, format)
 
 
