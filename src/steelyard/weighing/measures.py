@@ -156,7 +156,9 @@ def read_table(path: Path) -> tuple[list[str], list[str], np.ndarray]:
             "(not the semicolons, tabs or decimal commas of some spreadsheets)"
         )
     if len(rows) < 2 or len(rows[0]) < 2:
-        raise UserError(f"{path}: no table; allowed: a header with a client column and criteria, then a row per client")
+        raise UserError(
+            f"{path}: holds no table; allowed: a header with a client column and criteria, then a row per client"
+        )
     header = [cell.strip() for cell in rows[0]]
     if len(set(header)) != len(header) or "" in header:
         raise UserError(f"{path}: header {','.join(header)}; allowed: each column named, each name once")

@@ -141,7 +141,7 @@ def _normalised(rule: str, how: str, frame: Frame) -> dict[str, Any]:
     if given.get("normalise", "share") != "share" or re.search(r"/(share|max|rank)$", rule):
         raise frame.refused(f"{rule}/{how}", "one of /share, /max, /rank")
     if given.get("trained_by") == "server":
-        raise UserError(f"{frame.option}: got '{rule}/{how}'; allowed: server-only as it is, since it weighs nobody")
+        raise UserError(f"{frame.option}: got '{rule}/{how}'; allowed: server-only alone, since it weighs no clients")
     return {**given, "normalise": how}
 
 

@@ -321,7 +321,7 @@ def test_clients_without_weight_hide_nobody():
         ),
         ({"weighing": {"defence": {"rule": "median"}}}, "combines by 'median', which looks at single updates"),
         ({"weighing": {"criteria": ["DS", "LD"], "adjust": {}}}, "one more equation"),
-        ({"rounds": {"fraction": 0.25}}, "cohorts of 2 clients"),
+        ({"rounds": {"fraction": 0.25}}, "a cohort has 2 clients"),
         ({"privacy": {"aggregation": {"bits": 16}}}, "privacy.aggregation.bound: got 16 with bits = 16 and 8 clients"),
         (
             {"privacy": {**SECURE, "central": {"clip": 1.0, "noise": 1.0}}},
@@ -347,9 +347,9 @@ def test_the_control_without_clients_is_no_contradiction():
 
 
 def test_a_missing_library_is_one_line(monkeypatch: pytest.MonkeyPatch):
-    from steelyard.privacy import aggregation_requirements
+    from steelyard.privacy import requirements
 
-    monkeypatch.setattr(aggregation_requirements, "find_spec", lambda name: None)
+    monkeypatch.setattr(requirements, "find_spec", lambda name: None)
     with pytest.raises(
         UserError, match=r"needs cryptography, which is not installed; pip install 'steelyard\[privacy\]'"
     ):
