@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.conftest import CommandLine
+from tests.warm import command_environment, warm_command
 from typer.testing import CliRunner
 
 from steelyard.cli.main import app
@@ -47,7 +48,7 @@ def test_a_delta_too_large_for_the_canaries_is_refused() -> None:
     assert str(done.exception).startswith("--delta: got 0.01 with 200 clients")
 
 
-def test_the_audit_on_the_command_line(steelyard: CommandLine) -> None:
+def test_the_audit_on_the_command_line(steelyard: CommandLine, tmp_path: Path) -> None:
     few = ("--tries", "1", "--steps", "0", "--canaries", "40")
     done = steelyard("privacy", "audit", *few, "--format", "json")
     assert done.returncode == 0, done.stderr
@@ -55,7 +56,8 @@ def test_the_audit_on_the_command_line(steelyard: CommandLine) -> None:
     assert found["canary"]["lower"] <= found["canary"]["accounted"]
     assert {entry["protection"] for entry in found["inversion"]} >= {"none", "nothing is sent"}
     assert len(found["membership"]) == 24
-    text = steelyard("privacy", "audit", *few, "--sampled", "fixed", "--sampling", "0.5").stdout
+    command = ("privacy", "audit", *few, "--sampled", "fixed", "--sampling", "0.5")
+    text = warm_command(*command, folder=tmp_path, environment=command_environment(COLUMNS="60")).stdout
     assert "canaries: 40 in 1 run, each stopped and resumed once;" in text
     assert "epsilon is at least" in text
     assert "by the ledger" in text

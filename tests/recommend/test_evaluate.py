@@ -83,7 +83,7 @@ def test_undefined_is_null_and_text_is_a_table(folder: Path):
     document = run(folder, "--format", "json")
     assert document["10"]["pop_reo"] is None
     shown = run(folder, "--cutoff", "10,1")
-    assert shown["text"].splitlines()[0].split() == ["@10", "@1"]
+    assert shown["text"].splitlines()[1].split() == ["metric", "@10", "@1"]
     assert "3 users with relevant test items have no list" in shown["notes"]
 
 
