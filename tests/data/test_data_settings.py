@@ -15,6 +15,7 @@ from steelyard.data import DataSettings, FlawSettings, PartitionSettings, check_
 from steelyard.data.loading import load
 from steelyard.data.settings import client_name
 from steelyard.errors import UserError
+from steelyard.experiment.loading import load as load_experiment
 
 IID = {"scheme": "iid", "clients": 4}
 
@@ -31,7 +32,7 @@ IID = {"scheme": "iid", "clients": 4}
         ),
         ({"source": "mnist", "labels": "y"}, "labels: got 'y' with source 'mnist'; allowed with: npz, images"),
         ({"source": "digits", "share": 0.5}, "share: got 0.5 with source 'digits'"),
-        ({"source": "npz", "path": "x", "size": 32}, "size: got 32 with source 'npz'; allowed with: images, leaf"),
+        ({"source": "npz", "path": "x", "size": 32}, "size: got 32 with source 'npz'; allowed with: leaf, images"),
         ({"source": "npz", "path": "x", "share": 0}, "greater than 0"),
         ({"source": "cifar"}, "digits"),
         ({"sauce": "digits"}, "sauce"),
@@ -187,3 +188,14 @@ def test_the_shape_that_settings_decide_is_the_shape_of_what_is_read(fields: dic
     settings = DataSettings(**fields)
     assert settings.shape == tuple(load(settings).features.shape[1:])
     assert DataSettings(source="mnist").shape is None
+
+
+def test_an_unknown_source_is_named_once_with_what_there_is():
+    with pytest.raises(
+        UserError, match=r"^quickstart: data\.source: got 'dgits' \(did you mean 'digits'\?\); allowed:"
+    ):
+        load_experiment("quickstart", ["data.source=dgits"])
+    with pytest.raises(
+        UserError, match=r"^quickstart: weighing\.score: got 'meen' \(did you mean 'mean'\?\); allowed:"
+    ):
+        load_experiment("quickstart", ["weighing.score=meen"])

@@ -8,9 +8,10 @@ import numpy as np
 
 from steelyard.data.dataset import Dataset
 from steelyard.data.memory import in_memory
+from steelyard.data.settings import DataSettings
 
 
-def read_digits() -> Dataset:
+def read_digits(settings: DataSettings) -> Dataset:
     """Return scikit-learn's 1,797 digits as 1×8×8 images between 0 and 1; use it where no download is wanted."""
     # For speed of start: few experiments use these data sets.
     from sklearn.datasets import load_digits
@@ -20,7 +21,7 @@ def read_digits() -> Dataset:
     return in_memory(pixels, np.asarray(bunch.target, dtype=np.int64), classes=10, name="digits")
 
 
-def read_diabetes() -> Dataset:
+def read_diabetes(settings: DataSettings) -> Dataset:
     """Return scikit-learn's 442 patients, 10 scaled columns and the disease's progression; use it to try regression."""
     # For speed of start: few experiments use these data sets.
     from sklearn.datasets import load_diabetes

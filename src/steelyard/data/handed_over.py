@@ -126,3 +126,11 @@ def _from_frame(frame: Any, roles: Mapping[str, Any], fields: Mapping[str, Any],
         wanted["task"] = "regression" if fractions else None
     settings = validated(DataSettings, {key: value for key, value in wanted.items() if value is not None}, name)
     return table_dataset(Table(Path(name), cells), settings)
+
+
+def no_file(settings: DataSettings) -> Dataset:
+    """Say how a data set of source "memory" is given, since there is no file to read."""
+    raise UserError(
+        "data.source: got 'memory', which has no file; allowed: a data set handed over in Python, "
+        "experiment.run(dataset=steelyard.in_memory(...))"
+    )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib import import_module
 
 import torch
 
 from steelyard.data.dataset import Dataset
 from steelyard.data.settings import DataSettings
+from steelyard.data.sources import sources
 from steelyard.data.subset import keep_rows, share_of_rows
-from steelyard.errors import UserError
 
 
 def load(settings: DataSettings) -> Dataset:
@@ -31,40 +32,8 @@ def normalised(dataset: Dataset, settings: DataSettings) -> Dataset:
 
 def _read(settings: DataSettings) -> Dataset:
     # For speed of start: each reader is imported only where its source is named.
-    match settings.source:
-        case "digits":
-            from steelyard.data.bundled import read_digits
-
-            return read_digits()
-        case "diabetes":
-            from steelyard.data.bundled import read_diabetes
-
-            return read_diabetes()
-        case "mnist":
-            from steelyard.data.mnist import read_mnist
-
-            return read_mnist(settings.path)
-        case "npz":
-            from steelyard.data.npz import read_npz
-
-            return read_npz(settings)
-        case "leaf":
-            from steelyard.data.leaf import read_leaf
-
-            return read_leaf(settings)
-        case "images":
-            from steelyard.data.images import read_images
-
-            return read_images(settings)
-        case "csv":
-            from steelyard.data.tables import read_table
-
-            return read_table(settings)
-        case "memory":
-            raise UserError(
-                "data.source: got 'memory', which has no file; allowed: a data set handed over in Python, "
-                "experiment.run(dataset=steelyard.in_memory(...))"
-            )
+    module, _, function = sources()[settings.source].reader.partition(":")
+    return getattr(import_module(module), function)(settings)
 
 
 def standardised(dataset: Dataset) -> Dataset:

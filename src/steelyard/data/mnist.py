@@ -13,6 +13,7 @@ from steelyard.data.dataset import Dataset
 from steelyard.data.files import find, read_bytes
 from steelyard.data.memory import owner_names
 from steelyard.data.npz import read_arrays
+from steelyard.data.settings import DataSettings
 from steelyard.errors import UserError
 
 ORIGIN = (
@@ -23,12 +24,12 @@ ORIGIN = (
 _UNSIGNED_BYTES = 0x08
 
 
-def read_mnist(path: Path | None) -> Dataset:
+def read_mnist(settings: DataSettings) -> Dataset:
     """Return MNIST as uint8 images 1×28×28, its 10,000 test rows marked as held out; use it for the image experiments.
 
     Writers are read from `mnist_writers.npz` (arrays `train_writer` and `test_writer`) if the folder has it.
     """
-    folder = find(path, ORIGIN, default="mnist")
+    folder = find(settings.path, ORIGIN, default="mnist")
     if not folder.is_dir():
         raise UserError(f"data.path: '{folder}' is a file; expected {ORIGIN}")
     train_images, train_labels = _part(folder, "train")

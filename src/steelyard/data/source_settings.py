@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from steelyard.data.capabilities import SOURCES, Source, SourceCapabilities
+from steelyard.data.sources import SourceCapabilities, checked_source, sources
 from steelyard.settings import Section
 
 Count = Annotated[int, Field(ge=1)]
@@ -21,8 +21,6 @@ def _as_text(value: Any) -> Any:
 
 Cell = Annotated[str, BeforeValidator(_as_text)]
 """What a cell of a table holds; a number is kept as its text."""
-
-_TABLE_FIELDS = ("positive_above", "categories", "levels", "ignore", "missing", "na_values", "indicators")
 
 
 def refuse_misplaced(section: Section, choice: str, only: Mapping[str, tuple[str, ...]]) -> None:
@@ -36,10 +34,17 @@ def refuse_misplaced(section: Section, choice: str, only: Mapping[str, tuple[str
             raise ValueError(f"{name}: got {shown!r} with {choice} '{chosen}'; allowed with: {', '.join(allowed)}")
 
 
+def _list_sources(schema: dict[str, Any]) -> None:
+    schema["enum"] = list(sources())
+
+
+SourceName = Annotated[str, Field(json_schema_extra=_list_sources)]
+
+
 class DataSettings(Section):
     """Where the samples come from; use one `[data]` section per experiment."""
 
-    source: Source = "digits"
+    source: SourceName = "digits"
     """digits and diabetes come with scikit-learn; mnist reads IDX files; leaf a LEAF folder with train/ and test/; npz
     NumPy arrays; images a folder or zip of images, in a folder for each class or with an attribute table; csv a table
     with a header, also Parquet; memory is given from Python."""
@@ -117,14 +122,9 @@ class DataSettings(Section):
 
     @model_validator(mode="after")
     def _fits_source(self) -> Self:
-        needs_path = {
-            "leaf": "LEAF folder with train/ and test/",
-            "npz": ".npz file",
-            "images": "folder or .zip of images",
-            "csv": ".csv or .parquet file",
-        }
-        if self.source in needs_path and self.path is None:
-            raise ValueError(f"path: got nothing; allowed with source '{self.source}': a {needs_path[self.source]}")
+        chosen = sources()[checked_source(self.source)]
+        if chosen.needs_path and self.path is None:
+            raise ValueError(f"path: got nothing; allowed with source '{self.source}': a {chosen.needs_path}")
         if self.source == "csv" and self.labels is None:
             raise ValueError("labels: got nothing; allowed with source 'csv': the name of the column to predict")
         if self.positive_above is not None and self.task == "regression":
@@ -133,21 +133,9 @@ class DataSettings(Section):
             raise ValueError(f"normalise: got 'client' with source '{self.source}'; allowed with: csv")
         if self.source == "images" and self.held_out not in (None, "folder"):
             raise ValueError(f"held_out: got '{self.held_out}' with source 'images'; allowed with images: folder")
-        only: dict[str, tuple[str, ...]] = {
-            "features": ("npz",),
-            "held_out": ("npz", "csv", "images"),
-            "colours": ("images",),
-            "task": ("npz", "csv"),
-            "labels": ("npz", "images", "csv"),
-            "owner": ("npz", "images", "csv"),
-            "marks": ("npz", "images", "csv"),
-            "attributes": ("images",),
-            "identities": ("images",),
-            "size": ("images", "leaf"),
-            "classes": ("npz", "leaf", "csv"),
-            "share": ("leaf", "npz", "images", "csv"),
-            "path": ("mnist", "leaf", "npz", "images", "csv"),
-            **dict.fromkeys(_TABLE_FIELDS, ("csv",)),
+        only = {
+            field: tuple(name for name, source in sources().items() if field in source.fields)
+            for field in dict.fromkeys(field for source in sources().values() for field in source.fields)
         }
         refuse_misplaced(self, "source", only)
         return self
@@ -167,7 +155,7 @@ class DataSettings(Section):
 
     def capabilities(self) -> SourceCapabilities:
         """Return what this data is known to hold before it is read: what its source can give, and what is set here."""
-        known = SOURCES[self.source]
+        known = sources()[self.source]
         match self.source:
             case "npz":
                 regression = self.task == "regression"

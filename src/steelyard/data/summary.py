@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import numpy as np
 
-from steelyard.data.capabilities import Source
 from steelyard.data.dataset import Dataset
 from steelyard.errors import without_controls
 
@@ -21,7 +20,7 @@ LONGEST = 40
 class DataSummary:
     """One data set as it was found; `fields` are those of `[data]` beside its source and path, with their comments."""
 
-    source: Source
+    source: str
     rows: int
     shape: tuple[int, ...]
     task: Literal["classes", "regression"]
@@ -68,7 +67,7 @@ def sizes(counts: Mapping[str, int], word: str) -> str:
 
 
 def of_dataset(
-    dataset: Dataset, source: Source, fields: Mapping[str, tuple[Any, str]], account: Sequence[str]
+    dataset: Dataset, source: str, fields: Mapping[str, tuple[Any, str]], account: Sequence[str]
 ) -> DataSummary:
     """Return what a data set that was read whole holds."""
     labels = dataset.labels.numpy()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field, field_validator, model_validator
@@ -22,7 +22,12 @@ from steelyard.weighing.fitted import FitSettings
 from steelyard.weighing.trust import bounded, bounded_samples
 from steelyard.weighing.weights import Normalising, Weighing, cap_of, capped, normalise, to_weights
 
-ScoreName = Literal["prioritized", "mean", "weighted-mean", "owa", "choquet", "product", "power"]
+
+def _list_scores(schema: dict[str, Any]) -> None:
+    schema["enum"] = [*scores.known(), *scores.WITH_PARAMETERS]
+
+
+ScoreName = Annotated[str, Field(json_schema_extra=_list_scores)]
 
 # Which parameter belongs to which scores: one given for another score is a mistake that must not pass in silence.
 _PARAMETERS = {
@@ -91,6 +96,7 @@ class WeighingSettings(Section):
 
     @model_validator(mode="after")
     def _check(self) -> WeighingSettings:
+        scores.checked_name(self.score)
         if len(set(self.criteria)) != len(self.criteria):
             raise UserError(f"criteria: got {listed(self.criteria)}; allowed: each criterion once")
         for name, allowed in _PARAMETERS.items():
@@ -126,10 +132,6 @@ class WeighingSettings(Section):
         """Return the score as a function of values [..., criteria]; for prioritized they stand in priority order."""
         count = len(self.criteria)
         match self.score:
-            case "prioritized":
-                return scores.prioritized
-            case "mean":
-                return scores.mean
             case "weighted-mean":
                 return scores.weighted_mean(self._checked_weights("a weight per criterion"))
             case "owa":
@@ -138,10 +140,10 @@ class WeighingSettings(Section):
                 if self.capacity is None:
                     raise UserError("capacity: missing; score = 'choquet' needs a worth for every subset of criteria")
                 return scores.choquet(capacities.read(self.capacity, self.criteria))
-            case "product":
-                return scores.product
             case "power":
                 return scores.power(1.0 if self.power is None else self.power)
+            case name:
+                return scores.known()[name]
 
     def _owa_weights(self, count: int) -> Sequence[float]:
         if (self.weights is None) == (self.quantifier is None):

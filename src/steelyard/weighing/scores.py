@@ -1,6 +1,7 @@
 """Score functions f: [0,1]^m → R, on the last axis of an array, so that a whole cohort is scored in one call.
 
 Each maps criteria values [..., m] to scores [...]. They do not normalise: that is a step of its own, before them.
+`@score("name")` makes a function known as `weighing.score`; those with parameters are made from fields by `rule`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import numpy as np
 
 from steelyard.errors import UserError, listed, nearest
 from steelyard.messages import Floats
+from steelyard.registry import Registry
+from steelyard.usercode import SCORES
 
 QUANTIFIERS: dict[str, tuple[float, float] | None] = {
     "all": None,
@@ -21,13 +24,41 @@ QUANTIFIERS: dict[str, tuple[float, float] | None] = {
 """Yager's quantifiers as (a, b) of Q(r) = (r − a)/(b − a) cut to [0, 1]; "all" is the minimum."""
 
 Score = Callable[[Floats], Floats]
+WITH_PARAMETERS = ("weighted-mean", "owa", "choquet", "power")
+"""Scores that fields of [weighing] give numbers to."""
+_registry: Registry[Score] = Registry("score", SCORES, lambda function: function.__qualname__)
 
 
+def score(name: str) -> Callable[[Score], Score]:
+    """Make a function of values [..., m] known by this name, in TOML and in --rules."""
+
+    def register(function: Score) -> Score:
+        _registry.add(name, function)
+        return function
+
+    return register
+
+
+def known() -> dict[str, Score]:
+    """Return the scores without parameters, by name."""
+    return _registry.known()
+
+
+def checked_name(name: str) -> str:
+    """Return the name of a score, or say which there are."""
+    names = (*known(), *WITH_PARAMETERS)
+    if name not in names:
+        raise UserError(f"score: got '{name}'{nearest(name, names)}; allowed: {listed(names)}")
+    return name
+
+
+@score("prioritized")
 def prioritized(values: Floats) -> Floats:
     """f_m(c) = Σ_i Π_{j≤i} c_(j) (paper 000, Eq. 6): values in priority order, each gated by all before it."""
     return np.cumprod(values, axis=-1).sum(axis=-1)
 
 
+@score("mean")
 def mean(values: Floats) -> Floats:
     """The plain average of the criteria; use it as the rule without preferences."""
     return values.mean(axis=-1)
@@ -74,6 +105,7 @@ def choquet(capacity: Mapping[frozenset[int], float]) -> Score:
     return score
 
 
+@score("product")
 def product(values: Floats) -> Floats:
     """Π c_i: a client must do well on everything."""
     return values.prod(axis=-1)

@@ -15,7 +15,7 @@ from typing import Any
 from steelyard.defence.settings import DEFENCES
 from steelyard.errors import UserError, listed, nearest
 from steelyard.settings import read_value
-from steelyard.weighing import capacity
+from steelyard.weighing import capacity, scores
 from steelyard.weighing.rule import LIMITS, WeighingSettings, parse_priority
 
 STRATEGIES = ("online", "greedy", "bandit")
@@ -112,7 +112,7 @@ def read_rule(word: str, frame: Frame) -> dict[str, Any]:
         return {**_ordered(inside, frame), "adjust": adjust}
     if kind in ("weighted-mean", "owa", "choquet"):
         return _with_parameters(kind, inside or "", word, frame)
-    if kind in ("mean", "product", "power"):
+    if kind == "power" or (kind in scores.known() and kind != "prioritized"):
         criteria = list(frame.base.criteria) if inside is None else [part.strip() for part in inside.split(",")]
         for name in criteria:
             frame.check(name, word)
