@@ -18,7 +18,7 @@ pytest.importorskip("flwr")
 
 SOURCES = Path(__file__).parents[3] / "src" / "steelyard"
 ADAPTER = SOURCES / "clients" / "flower" / "adapter"
-PUBLIC = {"flwr.app", "flwr.serverapp", "flwr.clientapp"}
+PUBLIC = {"flwr.app", "flwr.serverapp", "flwr.serverapp.strategy", "flwr.clientapp"}
 """What Flower documents for apps."""
 PRIVATE = ("_runtime_client", "_message_id", "object_id")
 """Attributes of Flower's objects that it does not document."""

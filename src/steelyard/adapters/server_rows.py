@@ -1,0 +1,63 @@
+"""The server's own rows in somebody else's federation: a network and labelled rows to test replies on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from steelyard.adapters.arrays import Layout
+from steelyard.errors import UserError
+from steelyard.learning import evaluation
+from steelyard.messages import ServerTest
+
+
+class NoRows:
+    """A server without rows; criteria that need some are refused before the first round."""
+
+    layout: Layout | None = None
+
+    def initial(self, seed: int) -> torch.Tensor:
+        raise NotImplementedError("the framework makes the first model")
+
+    def test(self, seed: int, models: torch.Tensor) -> ServerTest:
+        raise UserError("rows: not given; allowed: rows=ServerRows(network, features, labels)")
+
+
+class ServerRows(NoRows):
+    """Rows of the task that the server holds and trusts; hand them over where a rule measures on them (VP, GA).
+
+    `network` is a torch.nn.Module whose state_dict has the names that clients send, `labels` are classes 0, 1, 2, ...
+    """
+
+    def __init__(self, network: torch.nn.Module, features: Any, labels: Any) -> None:
+        self._network = network
+        self._features = torch.as_tensor(np.asarray(features) if not torch.is_tensor(features) else features)
+        self._labels = torch.as_tensor(np.asarray(labels) if not torch.is_tensor(labels) else labels).long()
+        if len(self._features) != len(self._labels) or not len(self._labels):
+            raise UserError(f"rows: {len(self._features)} features and {len(self._labels)} labels; allowed: as many")
+
+    def test(self, seed: int, models: torch.Tensor) -> ServerTest:
+        """Return accuracy and F1 of each class for each model [models, parameters]."""
+        assert self.layout is not None
+        state = self._network.state_dict()
+        counts = [self._confusion(model, state) for model in models]
+        stacked = np.stack(counts)
+        return ServerTest(evaluation.accuracy(stacked), evaluation.f1(stacked))
+
+    def _confusion(self, model: torch.Tensor, state: dict[str, torch.Tensor]) -> Any:
+        assert self.layout is not None
+        given = {name: torch.from_numpy(np.array(array)) for name, array in self.layout.arrays(model, {}).items()}
+        missing = [name for name in state if name not in given and state[name].is_floating_point()]
+        if missing:
+            raise UserError(f"rows: the network has '{missing[0]}', which clients do not send; allowed: their network")
+        training = self._network.training
+        self._network.eval()
+        try:
+            with torch.no_grad():
+                outputs = torch.func.functional_call(self._network, {**state, **given}, (self._features,))
+        finally:
+            self._network.train(training)
+        classes = max(int(outputs.shape[-1]), 2)
+        return evaluation.confusion(evaluation.predictions(outputs, classes), self._labels, classes)
