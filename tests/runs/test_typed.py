@@ -48,6 +48,11 @@ def change(folder: Path, *statements: str) -> None:
 ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i AS round, 1 AS federation FROM n"
 BAD: dict[str, tuple[tuple[str, ...], str]] = {
     "an accuracy of text": (("UPDATE rounds SET accuracy = 'abc'",), "rounds, accuracy: 'abc' is no number"),
+    "an absurd accuracy": (("UPDATE rounds SET accuracy = 1e308",), "rounds, accuracy: holds a number beyond 1e+200"),
+    "an absurd figure": (
+        ("UPDATE rounds SET server_metrics = '{\"rmse\": 1e308}'",),
+        "rounds, server_metrics: Value error, rmse is beyond 1e+200",
+    ),
     "a seed of text": (("UPDATE federations SET seed = 'x'",), "federations, seed: 'x' is no whole number from 0 on"),
     "a rule of bytes": (("UPDATE federations SET rule = x'00'",), "federations, rule: b'\\x00' is no text"),
     "a fact of another shape": (("INSERT INTO info VALUES ('labels', '[1]')",), "info, labels: Input should be"),

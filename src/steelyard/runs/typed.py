@@ -29,6 +29,8 @@ from steelyard.runs.checks import Damaged
 _CHUNK = 10_000
 _ROW = 4
 """Bytes that a row takes at the least."""
+LARGEST_FIGURE = 1e200
+"""No figure of a run comes near, and sums of such figures are still numbers."""
 _LARGEST = 10**12
 """No count of ours comes near; seeds are no counts."""
 
@@ -65,6 +67,8 @@ class _Loss(BaseModel):
 
 def _known(metrics: dict[str, float | list[float]]) -> dict[str, float | list[float]]:
     for name, value in metrics.items():
+        if any(abs(one) > LARGEST_FIGURE for one in (value if isinstance(value, list) else [value])):
+            raise ValueError(f"{name} is beyond {LARGEST_FIGURE:g}")
         if isinstance(value, list) != (name == "f1") and name in ("f1", "mape", "mae", "rmse"):
             raise ValueError(f"{name} is of another kind")
     return metrics
@@ -181,6 +185,8 @@ def _check(table: str, name: str, column: _Column, values: tuple[Any, ...]) -> S
     if not set(map(type, values)) <= allowed:
         wrong = next(value for value in values if type(value) not in allowed)
         raise Damaged(f"{table}, {name}: {brief(wrong)} is no {column.words}")
+    if column.kind is float and any(value is not None and LARGEST_FIGURE < abs(value) < math.inf for value in values):
+        raise Damaged(f"{table}, {name}: holds a number beyond {LARGEST_FIGURE:g}")
     if column.kind is float and not all(value is None or math.isfinite(value) for value in values):
         if not column.may_lack:
             raise Damaged(f"{table}, {name}: holds a number that is not finite")
