@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steelyard.messages import Floats
-from steelyard.privacy.central import clip_factors
 from steelyard.privacy.source import Source, lattice_step, normals
 from steelyard.recommend.sampling import Items
 
@@ -109,6 +108,9 @@ class SparseRows:
 
         Every item gets a row: which items a user names would tell as much as what she says of them.
         """
+        # For speed of start: settings of recommenders are read without torch.
+        from steelyard.privacy.central import clip_factors
+
         whole, width = self._merged, self.values.shape[1]
         fine = lattice_step(deviation)
         squares = np.square(whole.values.astype(np.float64)).sum(axis=1)
