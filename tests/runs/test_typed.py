@@ -49,10 +49,6 @@ ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELEC
 BAD: dict[str, tuple[tuple[str, ...], str]] = {
     "an accuracy of text": (("UPDATE rounds SET accuracy = 'abc'",), "rounds, accuracy: 'abc' is no number"),
     "an absurd accuracy": (("UPDATE rounds SET accuracy = 1e308",), "rounds, accuracy: holds a number beyond 1e+200"),
-    "an absurd figure": (
-        ("UPDATE rounds SET server_metrics = '{\"rmse\": 1e308}'",),
-        "rounds, server_metrics: Value error, rmse is beyond 1e+200",
-    ),
     "a seed of text": (("UPDATE federations SET seed = 'x'",), "federations, seed: 'x' is no whole number from 0 on"),
     "a rule of bytes": (("UPDATE federations SET rule = x'00'",), "federations, rule: b'\\x00' is no text"),
     "a fact of another shape": (("INSERT INTO info VALUES ('labels', '[1]')",), "info, labels: Input should be"),
@@ -154,6 +150,12 @@ def test_what_sqlite_quotes_of_a_damaged_schema_is_one_line(runs: Path, steelyar
     assert bad["problem"].isprintable(), bad
     with pytest.raises(UserError, match="not a readable run database"):
         Store(runs / "bad")
+
+
+def test_figures_whose_sum_would_be_no_number_are_damage(runs: Path) -> None:
+    change(runs / "bad", """UPDATE rounds SET server_metrics = '{"rmse": 1e308}'""")
+    with pytest.raises(UserError, match=r"rounds, server_metrics: .*rmse is beyond 1e\+200"):
+        len(History(runs / "bad").rounds)
 
 
 def test_rounds_without_their_evaluations_are_one_line(runs: Path, refused: Callable[..., str]) -> None:
