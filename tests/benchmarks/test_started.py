@@ -35,6 +35,7 @@ SLOW: dict[str, str] = {
 """The same for scripts that take long even so."""
 ELSEWHERE = {
     "faults": "test_faults_bench.py (slow)",
+    "mutation": "by hand: it takes hours and needs mutmut",
     "recommend_tables": "test_recommend_tables.py",
     "simulator": "gpu.sh, below",
 }
