@@ -305,7 +305,7 @@ def _told(ask: Callable[[], object]) -> str:
     except UserError as error:
         return "" if one_line(str(error)).isprintable() else f"no line to show: {error!r}"
     except TooLong:
-        return f"took longer than {SECONDS} s"
+        return f"took longer than {SECONDS} s\n{traceback.format_exc(limit=-6)}"
     except Exception:
         return traceback.format_exc(limit=-4)
     finally:

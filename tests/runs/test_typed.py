@@ -169,6 +169,9 @@ def test_a_rule_without_rounds_has_none(runs: Path) -> None:
     (rule,) = summarise(runs / "bad", RoundSettings(count=3))["rules"]
     assert rule["rounds"] == 0
     assert rule["accuracy"] is None
+    change(runs / "bad", *(f"DELETE FROM {table}" for table in ("federations", "chain", "digests", "checkpoints")))
+    with pytest.raises(UserError, match="it names no rule"):
+        summarise(runs / "bad", RoundSettings(count=3))
 
 
 @pytest.mark.parametrize(("column", "value"), [("ledger", "x'00'"), ("ledger_bytes", "'many'"), ("head", "x'00'")])

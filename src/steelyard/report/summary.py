@@ -28,6 +28,7 @@ from steelyard.report.measures import rounds_to_target, worst_tenth
 from steelyard.report.notices import chain_of, privacy_of, single_client_rounds
 from steelyard.rounds.settings import RoundSettings
 from steelyard.runs.reader import History
+from steelyard.runs.schema import unreadable
 from steelyard.weighing import criteria
 
 TOP = 5
@@ -47,6 +48,8 @@ def summarise(folder: Path, settings: RoundSettings, measure: str = "accuracy") 
                 reached = _reached(found, target, share, settings)
                 table.append({"rule": rule, "seed": seed, "target": target, "share": share, "round": reached})
     seeds = list(dict.fromkeys(int(seed) for seed in history.federations["seed"]))
+    if not seeds:
+        raise unreadable(folder, "it names no rule")
     flaws = {str(seed): flaws_of(history, seed) for seed in seeds}
     first = [rule for rule in rules if rule["seed"] == seeds[0]]
     clients = _clients(history, [rule["rule"] for rule in first], seeds[0])
