@@ -83,10 +83,10 @@ class Folders:
         return np.array([folders[0].lower() in TEST_FOLDERS for folders in self.parts])
 
 
-def numbered(names: NDArray[np.str_], told: str) -> tuple[NDArray[np.int64], list[str]]:
+def numbered(names: NDArray[np.str_], title: str) -> tuple[NDArray[np.int64], list[str]]:
     """Number classes in ascending order, numbers before words; also say what the numbers stand for, unless as named."""
     levels = sorted(set(names.tolist()), key=in_order)
     number = {level: value for value, level in enumerate(levels)}
     natural = all(level == str(value) for level, value in number.items())
     labels = np.array([number[name] for name in names.tolist()], dtype=np.int64)
-    return labels, [] if natural else [class_note(told, levels)]
+    return labels, [] if natural else [class_note(title, levels)]

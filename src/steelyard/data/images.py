@@ -84,8 +84,8 @@ def _labels(
     table: Table, settings: DataSettings, rows: NDArray[np.int64], folders: Folders, notes: list[str]
 ) -> NDArray[np.int64]:
     if settings.labels == FOLDER or (settings.labels is None and not table.columns):
-        labels, told = numbered(folders.classes(), f"{folders.path.name}: classes")
-        notes.extend(told)
+        labels, numbered_notes = numbered(folders.classes(), f"{folders.path.name}: classes")
+        notes.extend(numbered_notes)
         return labels
     return class_numbers(table.column("labels", settings.labels or "Smiling"), table.path)[rows]
 

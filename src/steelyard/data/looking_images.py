@@ -30,7 +30,7 @@ def look_at_images(path: Path, label: str | None, owner: str | None) -> DataSumm
     """Look at images; without a label the folders are the classes, with one it is a column of the table beside them."""
     pictures = Pictures(path)
     folders = Folders.of(path, pictures.names)
-    size, grey, told = _sizes(pictures)
+    size, grey, dimensions = _sizes(pictures)
     fields: dict[str, tuple[Any, str]] = {}
     if label is None or label == FOLDER:
         if not folders.by_class:
@@ -40,7 +40,7 @@ def look_at_images(path: Path, label: str | None, owner: str | None) -> DataSumm
     else:
         found = _by_table(path, pictures, label, owner, fields)
     classes, owners, held_out, owned = found
-    fields["size"] = (size, f"pixels; images are {told}")
+    fields["size"] = (size, f"pixels; images are {dimensions}")
     if grey:
         fields["colours"] = ("grey", "one channel: all images that were opened are grey")
     rows = sum(classes.values())
@@ -48,7 +48,7 @@ def look_at_images(path: Path, label: str | None, owner: str | None) -> DataSumm
         share = round(MOST_IMAGES / rows, 3)
         fields["share"] = (share, f"of {rows:,} images, for a first run; 1.0 takes all")
     account = [
-        f"{path.name}: {rows:,} images, {told}, {'grey' if grey else 'colour'}",
+        f"{path.name}: {rows:,} images, {dimensions}, {'grey' if grey else 'colour'}",
         f"classes{' by folder' if fields['labels'][0] == FOLDER else ''}: {len(classes)}: {counted(classes)} images",
     ]
     if owners is not None:

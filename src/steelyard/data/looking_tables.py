@@ -58,7 +58,7 @@ def look_at_table(path: Path, label: str | None, owner: str | None) -> DataSumma
     part = next((name for name in table.names if name not in (label, owner) and _is_part(frame[name])), None)
     columns = [_column(frame[name], name) for name in table.names if name not in (label, owner, part)]
     fields: dict[str, tuple[Any, str]] = {"labels": (label, "the column to predict")}
-    task, told = _task(frame[label], label)
+    task, label_line = _task(frame[label], label)
     if task == "regression":
         fields["task"] = (task, "a number to predict, not a class")
     if owner is not None:
@@ -70,7 +70,7 @@ def look_at_table(path: Path, label: str | None, owner: str | None) -> DataSumma
         raise UserError(f"{path}: has no column that may be an input{why}; expected one of numbers or categories")
     fields |= _column_fields(columns)
     dataset = table_dataset(table, _settings(path, fields, "standard"))
-    account = [f"{path.name}: {len(frame):,} rows, {len(table.names)} columns", told, *_told(columns)]
+    account = [f"{path.name}: {len(frame):,} rows, {len(table.names)} columns", label_line, *_input_lines(columns)]
     summary = of_dataset(dataset, "csv", fields, ())
     if summary.owners is not None:
         if len(summary.owners) < 2:
@@ -122,20 +122,20 @@ def _task(cells: Any, name: str) -> tuple[str, str]:
     numbers = parse_numbers(cells)
     there = cells.notna().to_numpy()
     values = numbers[there]
-    told = f"label '{shown(name)}'"
+    title = f"label '{shown(name)}'"
     distinct = int(cells.nunique())
     if len(values) and bool(np.isfinite(values).all()):
         fractions = bool((values != np.floor(values)).any())
         if fractions or distinct > MOST_CLASSES:
             spread = f"from {values.min():g} to {values.max():g}, mean {values.mean():g}, deviation {values.std():g}"
-            return "regression", f"{told}: a number, {spread}"
+            return "regression", f"{title}: a number, {spread}"
     if distinct > max(_MOST_LEVELS, len(cells) // 2) or (distinct > len(cells) // 2 and distinct > MOST_CLASSES):
         raise UserError(
             f"--label: column '{shown(name)}' is text with {distinct:,} different values in {len(cells):,} rows; "
             "expected classes or numbers"
         )
     counts = {str(value): int(count) for value, count in cells.value_counts().items()}
-    return "classes", f"{told}: {distinct} classes: {counted(counts)} rows"
+    return "classes", f"{title}: {distinct} classes: {counted(counts)} rows"
 
 
 def _column(cells: Any, name: str) -> Column:
@@ -201,14 +201,14 @@ def _why(left: Sequence[Column]) -> list[str]:
     return [f"{few(names)} ({reason})" for reason, names in reasons.items()]
 
 
-def _told(columns: Sequence[Column]) -> list[str]:
+def _input_lines(columns: Sequence[Column]) -> list[str]:
     inputs = [column for column in columns if column.kind in ("number", "category")]
     categories = [column for column in inputs if column.kind == "category"]
-    told = f"inputs: {len(inputs) - len(categories)} of numbers"
+    line = f"inputs: {len(inputs) - len(categories)} of numbers"
     if categories:
         named = few([f"{shown(column.name)} ({column.levels} values)" for column in categories])
-        told += f", {len(categories)} of categories: {named}"
-    lines = [told]
+        line += f", {len(categories)} of categories: {named}"
+    lines = [line]
     holes = sorted((column for column in inputs if column.empty > 0), key=lambda column: -column.empty)
     if holes:
         worst = few([f"{shown(column.name)} {column.empty:.0%}" for column in holes])

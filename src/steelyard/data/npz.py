@@ -105,11 +105,11 @@ def class_numbers(values: NDArray[Any], where: Path) -> NDArray[np.int64]:
     return np.unique(values, return_inverse=True)[1].reshape(-1).astype(np.int64)
 
 
-def numbering(values: NDArray[Any], labels: NDArray[np.int64], told: str) -> tuple[str, ...]:
+def numbering(values: NDArray[Any], labels: NDArray[np.int64], title: str) -> tuple[str, ...]:
     """Return a note that says which label stands for which class, where labels were given other numbers."""
     if values.dtype.kind in "biuf" and np.array_equal(values, labels):
         return ()
-    return (class_note(told, np.unique(values).tolist()),)
+    return (class_note(title, np.unique(values).tolist()),)
 
 
 def _column(path: Path, arrays: dict[str, NDArray[Any]], field: str, name: str) -> NDArray[Any]:

@@ -45,8 +45,8 @@ def share_out(
     parts = _parts(dataset, settings, pool, seed)
     clients, notes = _with_tests(dataset, settings, parts, seed, server)
     if settings.validation is not None:
-        clients, server, report, told = hold_back(dataset, settings, settings.validation, clients, server, seed)
-        notes = [*notes, *told]
+        clients, server, report, held_notes = hold_back(dataset, settings, settings.validation, clients, server, seed)
+        notes = [*notes, *held_notes]
     if len(server) and np.isin(np.concatenate([client.test for client in clients]), server).any():
         notes = [*notes, "the server's test set and the clients' local test sets share rows"]
     clients = sorted(clients, key=lambda client: client.client)

@@ -99,7 +99,7 @@ def from_items(data: Any, label: str | None, owner: str | None, name: str) -> Co
         for number, row in enumerate(rows):
             if width not in (2, 3) or not isinstance(row, Sequence) or len(row) != width:
                 raise UserError(
-                    f"{name}: item {number} is {_told(row)}; expected (sample, label) or (sample, label, owner)"
+                    f"{name}: item {number} is {_kind_of(row)}; expected (sample, label) or (sample, label, owner)"
                 )
         columns = [list(column) for column in zip(*rows, strict=True)]
         parts = (columns[0], columns[1], columns[2] if width == 3 else None)
@@ -119,7 +119,7 @@ def stacked(samples: Sequence[Any], name: str) -> torch.Tensor:
         raise UserError(f"{name}: a sample has rows of different lengths; expected one shape for all") from None
     for number, value in enumerate(values):
         if value.dtype.kind not in "biuf":
-            raise UserError(f"{name}: sample {number} is {_told(samples[number])}; expected numbers or a picture")
+            raise UserError(f"{name}: sample {number} is {_kind_of(samples[number])}; expected numbers or a picture")
         if value.shape != values[0].shape:
             raise UserError(
                 f"{name}: sample {number} has shape {value.shape}, sample 0 {values[0].shape}; expected one shape for "
@@ -157,6 +157,6 @@ def _scalars(values: Sequence[Any]) -> NDArray[Any] | list[Any]:
     return [value.item() if hasattr(value, "item") and np.ndim(value) == 0 else value for value in values]
 
 
-def _told(value: Any) -> str:
+def _kind_of(value: Any) -> str:
     length = f" of {len(value)}" if isinstance(value, Sequence) and not isinstance(value, str) else ""
     return f"{type(value).__name__}{length}"

@@ -163,7 +163,7 @@ def in_order(text: str) -> tuple[bool, float, str]:
     return not number, float(text) if number else 0.0, text
 
 
-def class_note(told: str, levels: Sequence[object]) -> str:
+def class_note(title: str, levels: Sequence[object]) -> str:
     """Say which number each class got, for those that were words, negative or apart; the first few are named."""
     shown = ", ".join(f"{number} = {level}" for number, level in enumerate(levels[:MOST_SHOWN]))
-    return f"{told}: {shown}{', ...' if len(levels) > MOST_SHOWN else ''}"
+    return f"{title}: {shown}{', ...' if len(levels) > MOST_SHOWN else ''}"

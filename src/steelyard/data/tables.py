@@ -124,7 +124,7 @@ def _kept_rows(
     rows, total = np.arange(len(empty)), int(empty.sum())
     if not total:
         return rows, []
-    told = f"{table.path.name}: {total:,} of {empty.size:,} input cells are empty"
+    note = f"{table.path.name}: {total:,} of {empty.size:,} input cells are empty"
     if settings.missing == "refuse":
         row, column = (int(index) for index in np.argwhere(empty)[0])
         raise UserError(
@@ -132,14 +132,14 @@ def _kept_rows(
             "allowed: full rows, or missing = mean, zero or drop"
         )
     if settings.missing != "drop":
-        return rows, [f"{told}; numbers are filled with {'their mean' if settings.missing == 'mean' else '0'}"]
+        return rows, [f"{note}; numbers are filled with {'their mean' if settings.missing == 'mean' else '0'}"]
     rows = rows[~empty.any(axis=1)]
     if not len(rows):
         raise UserError(
             f"{table.path}: every row has an empty cell, and data.missing is 'drop'; allowed: mean, zero, or "
             "data.ignore for columns that are mostly empty"
         )
-    return rows, [f"{told}; {len(empty) - len(rows):,} of {len(empty):,} rows left out"]
+    return rows, [f"{note}; {len(empty) - len(rows):,} of {len(empty):,} rows left out"]
 
 
 def _raw(columns: dict[str, InputColumn], settings: DataSettings) -> RawColumns:
@@ -188,7 +188,7 @@ def _labels(table: Table, settings: DataSettings, kept: NDArray[np.int64]) -> tu
     return _class_numbers(cells, where, f"{table.path.name}: classes of '{settings.labels}'")
 
 
-def _class_numbers(cells: Any, where: str, told: str) -> tuple[NDArray[np.int64], list[str]]:
+def _class_numbers(cells: Any, where: str, title: str) -> tuple[NDArray[np.int64], list[str]]:
     """Number the labels that there are in ascending order, numbers before words."""
     texts = [plain(str(value)) for value in cells.tolist()]
     names = sorted(set(texts), key=in_order)
@@ -196,7 +196,7 @@ def _class_numbers(cells: Any, where: str, told: str) -> tuple[NDArray[np.int64]
         raise UserError(f"{where} holds '{names[0][:40]}' in every row; expected two classes or more, or data.classes")
     number = {name: value for value, name in enumerate(names)}
     natural = all(name == str(value) for name, value in number.items())
-    return np.array([number[text] for text in texts]), [] if natural else [class_note(told, names)]
+    return np.array([number[text] for text in texts]), [] if natural else [class_note(title, names)]
 
 
 def _owners(table: Table, name: str) -> NDArray[np.str_]:

@@ -115,13 +115,13 @@ class SparseRows:
         fine = lattice_step(deviation)
         squares = np.square(whole.values.astype(np.float64)).sum(axis=1)
         factors = clip_factors(np.sqrt(np.bincount(whole.owners, weights=squares, minlength=self.clients)), clip)
-        told = np.rint(normals(source, self.clients * items * width) * (deviation / fine))
-        told = told.reshape(self.clients, items, width)
+        noisy = np.rint(normals(source, self.clients * items * width) * (deviation / fine))
+        noisy = noisy.reshape(self.clients, items, width)
         # A change without a length is not told at all: where it is NaN would tell of the user without noise.
         sound = factors[whole.owners] > 0
         owners, changes = whole.owners[sound], whole.values[sound]
-        told[owners, whole.rows[sound]] += np.trunc(changes * (factors[owners, None] / fine))
-        values = (told * fine).astype(np.float32).reshape(-1, width)
+        noisy[owners, whole.rows[sound]] += np.trunc(changes * (factors[owners, None] / fine))
+        values = (noisy * fine).astype(np.float32).reshape(-1, width)
         owners = np.repeat(np.arange(self.clients, dtype=np.int32), items)
         return SparseRows(
             self.clients, owners, np.tile(np.arange(items, dtype=np.int32), self.clients), values, self.rate

@@ -90,8 +90,8 @@ def _pairs(owners: np.ndarray, cells: Any, between: str | None) -> tuple[np.ndar
     counts = cells.str.split(between).str.len().to_numpy(dtype=np.int64)
     values = parts.fillna("").str.strip().to_numpy(dtype=object)
     items = np.repeat(owners, np.maximum(counts, 1))
-    told = values != ""
-    return items[told], values[told]
+    filled = values != ""
+    return items[filled], values[filled]
 
 
 def _chosen(
@@ -106,7 +106,7 @@ def _chosen(
         item = found.pop("item", item)
         chosen = [Column(name, index, _between(header, index)) for name, index in found.items()]
     elif header:
-        chosen = [Column(plain[i], i, _between(header, i)) for i in range(width) if i != item and _told(header[i])]
+        chosen = [Column(plain[i], i, _between(header, i)) for i in range(width) if i != item and _filled(header[i])]
     elif width == 2:
         chosen = [Column("attribute", 1)]
     elif width == 3 and ".dat" in path.suffixes:
@@ -118,7 +118,7 @@ def _chosen(
     return item, tuple(chosen)
 
 
-def _told(cell: str) -> bool:
+def _filled(cell: str) -> bool:
     name, _, kind = cell.lower().partition(":")
     return not kind.startswith("float") and not any(word in name for word in _UNTOLD)
 

@@ -48,27 +48,27 @@ def _load(described: str, item_ids: tuple[str, ...]) -> Loaded:
     known += [item for each in found for item in np.unique(np.asarray(each.item, dtype=object)).tolist()]
     items = list(dict.fromkeys([*item_ids, *(known if settings.counted == "source" else ())]))
     sieve = Sieve(len(item_ids), Limits(settings.min_items, settings.max_share, settings.max_features))
-    told: list[str] = []
+    notes: list[str] = []
     blocked: Counter[str] = Counter()
     labels: dict[str, str] = {}
     there: set[str] = set()
     if linked:
         start = {entity for _, entities in linked for entity in entities}
         whole = graph.build(read_graphs(sources, start, settings.hops, settings.inverse))
-        told.append(f"graph: {whole}")
+        notes.append(f"graph: {whole}")
         labels |= whole.labels
         there |= _explore(settings, whole, linked, items, sieve, blocked)
     if found:
         joined = table.joined(found)
         sizes = (counted(len(set(joined.item)), "item"), counted(len(joined.chains), "feature"))
-        told.append(f"table: {counted(len(joined), 'pair')} of {sizes[0]} and {sizes[1]}")
+        notes.append(f"table: {counted(len(joined), 'pair')} of {sizes[0]} and {sizes[1]}")
         there |= set(np.unique(np.asarray(joined.item, dtype=object)).tolist())
         _take(settings, joined, items, sieve, blocked)
     labels |= {name: label for source in sources for name, label in source.names().items()}
     features, counts = sieve.result(labels)
     described_items = int((features.per_item() > 0).sum())
     report = FeatureReport(
-        told, len(item_ids), len(there & set(item_ids)), described_items, counts, dict(sorted(blocked.items()))
+        notes, len(item_ids), len(there & set(item_ids)), described_items, counts, dict(sorted(blocked.items()))
     )
     return Loaded(features, report)
 

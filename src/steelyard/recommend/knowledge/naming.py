@@ -70,8 +70,8 @@ def readable(
     """Return each feature ⟨ρ, ω⟩ in words: "director → birthPlace: Cincinnati"."""
     steps = distinct((step.removesuffix(INVERSE) for chain in chains for step in chain), labels)
     ends = distinct(objects, labels)
-    told = {chain: ARROW.join(_step(step, steps) for step in chain) for chain in dict.fromkeys(chains)}
-    return tuple(f"{told[chain]}: {ends[end]}" for chain, end in zip(chains, objects, strict=True))
+    worded = {chain: ARROW.join(_step(step, steps) for step in chain) for chain in dict.fromkeys(chains)}
+    return tuple(f"{worded[chain]}: {ends[end]}" for chain, end in zip(chains, objects, strict=True))
 
 
 def _step(step: str, names: Mapping[str, str]) -> str:

@@ -51,9 +51,9 @@ class FeatureReport:
         shown += [f"blocked: {prefixed(name)}, {counted(count, 'time')}" for name, count in self.blocked.items()]
         for each in self.hops:
             dropped = {"rare": each.rare, "common": each.common, "beyond the cap": each.beyond}
-            told = ", ".join(f"{count:,} {why}" for why, count in dropped.items() if count) or "none"
+            reasons = ", ".join(f"{count:,} {why}" for why, count in dropped.items() if count) or "none"
             shown.append(
-                f"{counted(each.hop, 'hop')}: {each.found:,} found, dropped: {told}, "
+                f"{counted(each.hop, 'hop')}: {each.found:,} found, dropped: {reasons}, "
                 f"kept: {each.kept:,} in {counted(each.pairs, 'pair')}"
             )
         shown.append(f"items: {self.items:,}, known to the sources: {self.linked:,}, with features: {self.described:,}")
