@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from pathlib import Path
 
 import pytest
+from tests.report.made_run import make_run
 
 from steelyard.errors import UserError
+from steelyard.runs.reader import History
 from steelyard.runs.schema import DATABASE, connect
+from steelyard.runs.store import Store
 
 
 def test_a_writer_makes_the_tables_once_and_readers_do_not_block_it(tmp_path: Path) -> None:
@@ -96,3 +100,18 @@ def test_a_row_has_one_meaning(tmp_path: Path) -> None:
         with pytest.raises(sqlite3.IntegrityError):
             writer.execute(text)
     writer.close()
+
+
+def test_a_reader_that_stays_does_not_hold_up_the_end_of_a_run(tmp_path: Path) -> None:
+    """Each attempt to put the database to rest waited half a minute for a page that was left open."""
+    folder = make_run(tmp_path / "run", rounds=2, clients=5, seeds=(0,), rules=("fedavg",))
+    store = Store(folder)
+    reader = sqlite3.connect(folder / "run.sqlite")
+    reader.execute("BEGIN")
+    reader.execute("SELECT * FROM rounds").fetchone()
+    store.note(status="stopped")
+    begun = time.monotonic()
+    store.close()
+    assert time.monotonic() - begun < 25
+    reader.close()
+    assert History(folder).info["status"] == "stopped"

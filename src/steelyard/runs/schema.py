@@ -28,6 +28,8 @@ from steelyard.runs.checks import (
 from steelyard.runs.typed import Reader
 
 VERSION = 5
+_WAIT = 30
+"""Seconds to wait for whoever holds a lock."""
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS info (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -124,17 +126,12 @@ def connect(folder: Path, *, write: bool) -> sqlite3.Connection:
     path = folder / DATABASE
     if not check_files(path, write=write) and not write:
         raise UserError(f"{folder}: no run here (no {DATABASE}); allowed: a folder that `steelyard run` made")
-    connection: sqlite3.Connection | None = None
     try:
-        connection = _for_writing(path) if write else _for_reading(path)
-        _check(connection, path)
+        return _for_writing(path) if write else _for_reading(path)
     except (*BROKEN, OSError, UserError) as error:
-        if connection is not None:
-            connection.close()
         if isinstance(error, UserError):
             raise
         raise Unreadable(f"{path}: not a readable run database: {_reason(error)}", _reason(error)) from error
-    return connection
 
 
 def _check(connection: sqlite3.Connection, path: Path) -> None:
@@ -169,8 +166,24 @@ def _reason(error: Exception) -> str:
     return "a question to it does not end" if str(error) == "interrupted" else one_line(str(error))
 
 
+@contextmanager
+def _closed_on_error(connection: sqlite3.Connection) -> Generator[None]:
+    """Close a connection that comes to nothing at once: one that waits for the collector holds its locks."""
+    try:
+        yield
+    except BaseException:
+        connection.close()
+        raise
+
+
 def _for_writing(path: Path) -> sqlite3.Connection:
-    connection = sqlite3.connect(path, timeout=30)
+    connection = sqlite3.connect(path, timeout=_WAIT)
+    with _closed_on_error(connection):
+        _prepare_writing(connection, path)
+    return connection
+
+
+def _prepare_writing(connection: sqlite3.Connection, path: Path) -> None:
     distrust(connection)
     if connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone():
         # Before anything is read on or written: pages may point to each other, and a trigger that somebody put there
@@ -182,27 +195,31 @@ def _for_writing(path: Path) -> sqlite3.Connection:
         _check(connection, path)
         unbound(connection)
     with suppress(sqlite3.OperationalError):  # while somebody reads a run at rest; it is written all the same
+        connection.execute("PRAGMA busy_timeout=1000")
         connection.execute("PRAGMA journal_mode=WAL")
+    connection.execute(f"PRAGMA busy_timeout={1000 * _WAIT}")
     connection.execute("PRAGMA synchronous=NORMAL")
     with connection:
         connection.executescript(SCHEMA)
         connection.execute("INSERT OR IGNORE INTO info VALUES ('schema', ?)", (str(VERSION),))
-    return connection
+    _check(connection, path)
 
 
 def _for_reading(path: Path) -> Reader:
     size = size_of_database(path)
-    connection = sqlite3.connect(f"file:{_escaped(path)}?mode=ro", uri=True, timeout=30, factory=Reader)
+    connection = sqlite3.connect(f"file:{_escaped(path)}?mode=ro", uri=True, timeout=_WAIT, factory=Reader)
     try:
-        bound(connection, size)
-        connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone()
+        with _closed_on_error(connection):
+            bound(connection, size)
+            connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone()
     except sqlite3.OperationalError as error:
-        connection.close()
         if "unable to open" not in str(error) and "readonly" not in str(error):
             raise
         connection = _from_read_only(path)
+    with _closed_on_error(connection):
         bound(connection, size)
-    connection.size, connection.schema = size, SCHEMA
+        connection.size, connection.schema = size, SCHEMA
+        _check(connection, path)
     return connection
 
 
@@ -233,6 +250,7 @@ def _escaped(path: Path) -> str:
 
 def put_to_rest(connection: sqlite3.Connection) -> None:
     """Make the database one file without side files, as far as nobody is reading it right now."""
+    connection.execute("PRAGMA busy_timeout=100")
     for _ in range(20):
         try:
             connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
