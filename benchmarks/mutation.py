@@ -11,7 +11,6 @@ import argparse
 import json
 import os
 import random
-import re
 import shutil
 import subprocess
 import sys
@@ -26,7 +25,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "runs": (("runs/*.py",), ("runs",)),
     "privacy": (("privacy/*.py",), ("privacy",)),
     "defence": (("defence/*.py",), ("defence",)),
-    "statistics": (("report/statistics.py", "report/intervals.py"), ("report",)),
+    "statistics": (("report/statistics.py", "report/measures.py", "report/sign.py"), ("report",)),
     "metrics": (("recommend/metrics.py", "recommend/ranking.py"), ("recommend",)),
 }
 """For each room the files that are changed, below src/steelyard, and the folders of tests that should notice."""
@@ -56,7 +55,6 @@ def copied(folder: Path, room: str, deselected: list[str]) -> None:
     }
     lines = [f"{name} = {json.dumps(value)}" for name, value in settings.items()]
     project = (folder / "pyproject.toml").read_text()
-    project = re.sub(r"\n\[tool\.mutmut\]\n(?:(?!\n\[).)*", "\n", project, flags=re.DOTALL)
     (folder / "pyproject.toml").write_text(project + "\n[tool.mutmut]\n" + "\n".join(lines) + "\n")
 
 

@@ -30,6 +30,7 @@ SLOW: dict[str, str] = {
     "kgflex": "--recipe kgflex-yahoo --epochs 1",
     "knowledge": "--format json",
     "looking": "3 4",
+    "scaffold": "out --rounds 1 --seeds 1 --cells 0.5:0 --every 10 --device cpu",
     "store": "3 4",
 }
 """The same for scripts that take long even so."""
@@ -45,6 +46,7 @@ NEEDS = {
     "knowledge": "movielens_1m_dbpedia",
     "private_round": "mnist",
     "recommend": "movielens_1m",
+    "scaffold": "cifar10_jpeg",
 }
 
 
@@ -74,6 +76,7 @@ def start(name: str, words: str, folder: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_every_script_is_started_somewhere() -> None:
     scripts = {path.stem for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text()}
+    scripts |= {path.parent.name for path in (ROOT / "benchmarks").glob("*/__main__.py")}
     assert scripts == SMALLEST.keys() | SLOW.keys() | ELSEWHERE.keys()
     assert {path.name for path in (ROOT / "benchmarks").glob("*.sh")} == {"gpu.sh"}
 
