@@ -16,7 +16,7 @@ from steelyard.recommend.reading import read, read_columns
 
 APART = {
     "src/steelyard/data/facts.py",  # a few lines about clients, read with the settings: pandas would slow the start
-    "src/steelyard/weighing/table.py",  # a room below data: clients and criteria to weigh on paper
+    "src/steelyard/weighing/measures.py",  # a room below data: clients and criteria to weigh on paper
 }
 
 

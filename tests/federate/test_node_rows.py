@@ -77,7 +77,10 @@ def test_what_a_server_asks_of_the_split_changes_nothing(tmp_path: Path):
         ({"algorithm": {"name": "fedprox", "mu": 10.0}, "training": {"batch_size": 1}}, "training.batch_size: with"),
         ({"algorithm": {"name": "scaffold"}, "training": {"batch_size": 5}}, "training.batch_size: with this"),
         ({"beside": {"f": {"algorithm": {"name": "feddyn"}}}, "training": {"batch_size": 5}}, "training.batch_size: w"),
-        ({"rounds": {"count": 1, "fraction": 1.0, "samples": True}}, "rounds.samples: right or wrong of each row"),
+        (
+            {"rounds": {"count": 1, "fraction": 1.0, "samples": True}},
+            "rounds.samples: asks for an answer about each",
+        ),
     ],
 )
 def test_an_experiment_that_wants_few_rows_does_not_begin(tmp_path: Path, section: dict[str, Any], field: str):

@@ -10,7 +10,7 @@ from flwr.app import RecordDict
 
 from steelyard.errors import UserError
 from steelyard.federate.node_state import NodeStates
-from steelyard.runs.checkpoint import read_tensors, write_tensors
+from steelyard.runs.tensor_files import read_tensors, write_tensors
 
 
 def test_node_states_roll_back_and_outlive_the_node(tmp_path: Path):

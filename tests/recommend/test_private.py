@@ -49,7 +49,11 @@ def test_a_run_with_noise_shows_what_it_spends(description: dict, tmp_path: Path
     ("fpl", "privacy", "line"),
     [
         ({"mode": "sFPL"}, NOISY, r"privacy\.local: given with one user in each round"),
-        ({"mode": "pFPL"}, {"central": {"clip": 1.0, "noise": 1.0}}, r"privacy\.central: given, but the rows"),
+        (
+            {"mode": "pFPL"},
+            {"central": {"clip": 1.0, "noise": 1.0}},
+            r"privacy\.central: given, but the server sees",
+        ),
     ],
 )
 def test_what_is_not_built_is_refused(description: dict, fpl: dict, privacy: dict, line: str) -> None:
