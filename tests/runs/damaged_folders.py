@@ -189,6 +189,8 @@ def change_files(folder: Path, chance: random.Random) -> None:
     path = folder / chance.choice(names)
     theirs = folder.parent / THEIRS
     kind = chance.randrange(6)
+    if not path.parent.is_dir() and path.parent.exists():
+        return  # an earlier change put a file where this one's folder was
     if kind != 5:
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink(missing_ok=True)
     if kind == 1:
