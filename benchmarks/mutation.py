@@ -25,27 +25,41 @@ ROOMS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "runs": (("runs/*.py",), ("runs",)),
     "privacy": (("privacy/*.py",), ("privacy",)),
     "defence": (("defence/*.py",), ("defence",)),
-    "statistics": (("report/statistics.py", "report/measures.py", "report/sign.py"), ("report",)),
-    "metrics": (("recommend/metrics.py", "recommend/ranking.py"), ("recommend",)),
+    "statistics": (
+        ("report/statistics.py", "report/measures.py", "report/sign.py"),
+        ("report/test_statistics.py", "report/test_measures.py", "report/test_sign.py"),
+    ),
+    "metrics": (("recommend/metrics.py", "recommend/ranking.py"), ("recommend/test_metrics.py",)),
 }
-"""For each room the files that are changed, below src/steelyard, and the folders of tests that should notice."""
+"""For each room the files that are changed, below src/steelyard, and the tests that should notice."""
+COPIED = (
+    "src",
+    "tests",
+    "docs",
+    "examples",
+    "benchmarks",
+    "pyproject.toml",
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+)
 KILLED, SURVIVED, NO_TESTS = "killed", "survived", "no tests"
 ENDS = {0: SURVIVED, 5: NO_TESTS, 33: NO_TESTS}
 """mutmut's exit codes of a mutant that lives; every other code is a test that failed, an error, or no end."""
 
 
 def copied(folder: Path, room: str, deselected: list[str]) -> None:
-    """Copy the files that git knows, with mutmut's settings for one room."""
-    names = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True)
-    for name in names.stdout.splitlines():
-        if (ROOT / name).is_file():
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+    """Copy the tree, with mutmut's settings for one room."""
+    for name in COPIED:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
             shutil.copy(ROOT / name, folder / name)
     files, tests = ROOMS[room]
     settings = {
         "source_paths": ["src"],
         "only_mutate": [f"src/steelyard/{name}" for name in files],
-        "also_copy": ["docs", "examples", "benchmarks", "README.md", "CONTRIBUTING.md"],
+        "also_copy": [name for name in COPIED if name not in ("src", "tests", "pyproject.toml")],
         "pytest_add_cli_args": [
             *("-n", "0", "-p", "no:cacheprovider", "--hypothesis-profile=mutation"),
             *(f"--deselect={name}" for name in deselected),
@@ -64,11 +78,6 @@ def ends(folder: Path) -> dict[str, int | None]:
     for path in sorted(folder.glob("mutants/src/**/*.meta")):
         found.update(json.loads(path.read_text())["exit_code_by_key"])
     return found
-
-
-def inside(path: Path) -> bool:
-    """Tell whether a folder belongs to the tree that was copied."""
-    return path.resolve().is_relative_to(ROOT)
 
 
 def mutmut(folder: Path, names: list[str], jobs: int) -> subprocess.CompletedProcess[str]:

@@ -223,9 +223,124 @@ def test_the_radius_leans_on_the_round_before() -> None:
     assert radius_of(lengths, 0.5, 0.5, None) == 4.0
 
 
+def made(origin: torch.Tensor, models: torch.Tensor, before: float | None = None, **given: object) -> RobustRule:
+    payload = DenseModels(models)
+    return RobustRule(
+        *(DefenceSettings.model_validate(given), payload, origin, lambda: payload.gram(origin)), radius_before=before
+    )
+
+
+def test_the_radius_of_a_round_is_there_for_the_next() -> None:
+    origin, models = torch.zeros(1), torch.tensor([[1.0], [4.0], [-9.0]])
+    assert made(origin, models).radius == pytest.approx(4.0)
+    assert made(origin, models, quantile=1.0).radius == pytest.approx(9.0)
+    assert made(origin, models, radius=0.5).radius == 0.5
+    assert made(origin, models, 16.0, smooth=0.5).radius == pytest.approx(8.0)
+    assert made(origin, models, 16.0).radius == pytest.approx(4.0)
+    leaning = made(origin, models, 16.0, smooth=0.5).combine(equal(3))
+    assert leaning.tolist() == pytest.approx([(1 + 4 - 8) / 3])
+    # Mixed first, two of three each: −9 and 1 become −4, 1 and 4 become 2.5; the median length is 2.5.
+    assert made(origin, models, mix=True).radius == pytest.approx(2.5)
+
+
+def test_centred_clipping_takes_its_radius_and_steps_from_the_settings() -> None:
+    origin, models = torch.zeros(1), torch.tensor([[1.0], [9.0]])
+    # As in test_rules: 1.5, 2.25, 2.625 after one, two, three steps of radius 2.
+    for steps, value in ((1, 1.5), (2, 2.25), (None, 2.625)):
+        found = made(origin, models, rule="centred-clip", radius=2.0, steps=steps).combine(equal(2))
+        assert found.tolist() == pytest.approx([value])
+    # A quantile of 1 reaches the furthest: the plain mean in one step.
+    whole = made(origin, models, rule="centred-clip", quantile=1.0, steps=1).combine(equal(2))
+    assert whole.tolist() == pytest.approx([5.0])
+
+
+def test_the_geometric_median_takes_its_steps_and_least_distance_from_the_settings() -> None:
+    origin, models = torch.zeros(1), torch.tensor([[0.0], [1.0], [8.0]])
+    far = made(origin, models, rule="geometric-median", least_distance=100.0).combine(equal(3))
+    assert far.tolist() == pytest.approx([3.0])
+    # From the start, lengths 0, 1, 8 cut to 1: 2/3. One step: pulls 3/2, 3, 3/22.
+    once = made(origin, models, rule="geometric-median", steps=1).combine(equal(3))
+    assert once.tolist() == pytest.approx([(3 + 8 * 3 / 22) / (1.5 + 3 + 3 / 22)])
+
+
+def test_fltrust_after_mixing_and_from_a_model_that_is_not_0(monkeypatch: pytest.MonkeyPatch) -> None:
+    origin = torch.tensor([10.0, -20.0, 5.0])
+    updates = torch.tensor([[3.0, 0.0, 0.0], [1.0, 0.0, 2.0], [-40.0, 0.0, 0.0]])
+    payload = DenseModels(origin + updates)
+    root = torch.tensor([2.0, 0.0, 1.0])
+
+    def trusted(mixed: np.ndarray) -> np.ndarray:
+        """FLTrust by its equation."""
+        length = float(root.norm())
+        sizes = np.linalg.norm(mixed, axis=1)
+        trust = np.maximum(mixed @ root.numpy() / (sizes * length), 0)
+        return trust @ (mixed * (length / sizes)[:, None]) / trust.sum()
+
+    monkeypatch.setattr("steelyard.defence.geometry.AT_ONCE", {"cpu": 6, "cuda": 6})  # two parameters at a time
+    averaged = np.array([[2.0, 0.0, 1.0], [2.0, 0.0, 1.0], [-19.5, 0.0, 1.0]])
+    for mix, sent in ((False, updates.numpy()), (True, averaged)):
+        rule = RobustRule(
+            *(DefenceSettings(rule="fltrust", mix=mix), payload, origin, lambda: payload.gram(origin)),
+            root_of=lambda: origin + root,
+        )
+        np.testing.assert_allclose((rule.combine(equal(3)) - origin).numpy(), trusted(sent), atol=1e-5)
+
+
+def test_the_inner_products_are_computed_once_and_only_where_a_rule_needs_them() -> None:
+    origin, models = cohort(5)
+    payload = DenseModels(models)
+    asked: list[int] = []
+
+    def gram() -> np.ndarray:
+        asked.append(1)
+        return payload.gram(origin)
+
+    for name, count in (("clip", 1), ("multi-krum", 1), ("median", 0)):
+        asked.clear()
+        rule = RobustRule(DefenceSettings.model_validate({"rule": name}), payload, origin, gram)
+        rule.combine(equal(5))
+        rule.combine(np.stack([equal(5), equal(5)]))
+        assert len(asked) == count, name
+
+
+def test_weights_of_coordinate_rules_need_not_sum_to_one() -> None:
+    origin, models = cohort(5)
+    weights = np.array([[1.0, 2.0, 3.0, 4.0, 5.0], [2.0, 2.0, 0.0, 2.0, 2.0]])
+    for name in ("median", "trimmed-mean"):
+        found = combined(origin, models, weights, rule=name)
+        np.testing.assert_allclose(
+            found, combined(origin, models, weights / weights.sum(axis=1, keepdims=True), rule=name), atol=1e-6
+        )
+
+
+def test_what_a_section_stands_for() -> None:
+    assert DefenceSettings().robust
+    assert not DefenceSettings(rule="none").robust
+    assert DefenceSettings(rule="none", mix=True).robust
+    assert [name for name in DEFENCES if DefenceSettings.model_validate({"rule": name}).needs_root] == ["fltrust"]
+    assert DefenceSettings().share == 0.3
+    assert DefenceSettings(rule="trimmed-mean", hostile=0.0).share == 0.0
+    assert DefenceSettings(rule="trimmed-mean", hostile=0.3).label("DS") == "trimmed-mean(DS;hostile=0.3)"
+    assert DefenceSettings(rule="median", mix=True, hostile=0.25).label("LD>DS") == "median(LD>DS;mix;hostile=0.25)"
+    assert DefenceSettings(rule="geometric-median", least_distance=1e-9).label("DS") == (
+        "geometric-median(DS;least_distance=1e-09)"
+    )
+    assert DefenceSettings().label("DS") == "clip(DS)"
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
+        (
+            {"rule": "median", "hostile": 0.2},
+            r"hostile: given with rule = 'median'; allowed only with trimmed-mean, multi-krum or mix = true \[type",
+        ),
+        ({"rule": "clip", "steps": 2}, r"steps: given with .*allowed only with centred-clip, geometric-median \[type"),
+        ({"rule": "clip", "mix": True, "steps": 2}, "steps: given with rule = 'clip'"),
+        (
+            {"rule": "clip", "radius": 1.0, "smooth": 0.5},
+            "radius: given together with quantile or smooth; allowed: a f",
+        ),
         ({"rule": "median", "hostile": 0.2}, "hostile: given with rule = 'median'"),
         ({"rule": "clip", "radius": 1.0, "quantile": 0.5}, "radius: given together with quantile"),
         ({"rule": "multi-krum", "steps": 3}, "steps: given with rule = 'multi-krum'"),

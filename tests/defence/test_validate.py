@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from steelyard.defence.validate import admit
-from steelyard.messages import DenseModels, Task, Updates
+from steelyard.algorithms.scaffold import Scaffold
+from steelyard.defence.validate import NOT_FINITE, admit
+from steelyard.messages import DenseModels, Failure, Task, Updates
 from steelyard.weighing import criteria
 
 CRITERIA = [criteria.get(name) for name in ("DS", "CB", "MD")]
@@ -48,13 +49,19 @@ def test_criteria_out_of_range(name: str, value: float) -> None:
 
 
 def test_missing_criteria_strangers_and_other_rounds() -> None:
-    missing = replace(answer(), criteria={"DS": np.array([1.0, 2.0, 3.0])})
-    assert admit(TASK, missing, CRITERIA).clients == ()
-    stranger = replace(answer(), clients=("a", "b", "z"))
-    assert admit(TASK, stranger, CRITERIA).clients == ("a", "b")
+    missing = admit(TASK, replace(answer(), criteria={"DS": np.array([1.0, 2.0, 3.0])}), CRITERIA)
+    assert missing.clients == ()
+    assert [failure.reason for failure in missing.failures] == ["criterion CB is missing"] * 3
+    stranger = admit(TASK, replace(answer(), clients=("a", "b", "z")), CRITERIA)
+    assert stranger.clients == ("a", "b")
+    assert stranger.failures == (Failure("z", "was not asked this round"),)
     late = replace(answer(), round=2)
-    assert admit(TASK, late, CRITERIA).clients == ()
-    assert "round 2" in admit(TASK, late, CRITERIA).failures[0].reason
+    left = admit(TASK, late, CRITERIA)
+    assert left.clients == ()
+    assert [failure.client for failure in left.failures] == ["a", "b", "c"]
+    assert {failure.reason for failure in left.failures} == {"answer for round 2 of f; asked for round 3"}
+    other = admit(TASK, replace(answer(), federation="g"), CRITERIA)
+    assert [failure.reason for failure in other.failures] == ["answer for round 3 of g; asked for round 3"] * 3
 
 
 @pytest.mark.parametrize("samples", [-1, 0])
@@ -68,3 +75,47 @@ def test_who_trained_on_nothing_gets_no_weight(samples: int) -> None:
 def test_a_model_of_very_large_finite_numbers_is_not_called_nan() -> None:
     large = replace(answer(), payload=DenseModels(torch.full((3, 4), 3e38)))
     assert admit(TASK, large, CRITERIA).clients == ("a", "b", "c")
+
+
+# ---------------------------------------------------------------- criteria that the server measures, and classes
+
+
+def test_what_the_server_measures_is_not_asked_of_clients() -> None:
+    # MD stands first and is the server's: the clients' criteria behind it are still looked at.
+    bad = answer()
+    bad.criteria["CB"][2] = 7.0
+    left = admit(TASK, bad, [criteria.get("MD"), criteria.get("CB")])
+    assert left.clients == ("a", "b")
+    assert left.failures[0].reason == "criterion CB = 7.0; allowed: 0 to 1.0"
+
+
+def test_the_number_of_classes_bounds_a_criterion_that_counts_them() -> None:
+    diverse = replace(answer(), criteria={"LD": np.array([2.0, 3.0, 4.0])})
+    assert admit(TASK, diverse, [criteria.get("LD")], 3).clients == ("a", "b")
+    assert admit(TASK, diverse, [criteria.get("LD")]).clients == ("a", "b", "c")
+
+
+# ---------------------------------------------------------------- vectors that an algorithm sends beside the model
+
+
+def test_a_vector_that_the_algorithm_needs() -> None:
+    task = replace(TASK, algorithm=Scaffold())
+    (name,) = task.algorithm.sends
+    whole = replace(answer(), vectors={name: torch.ones(3, 4)})
+    assert admit(task, whole, CRITERIA) is whole
+    without = admit(task, answer(), CRITERIA)
+    assert without.clients == ()
+    assert without.failures == tuple(
+        Failure(client, f"the vector {name} of scaffold is missing") for client in ("a", "b", "c")
+    )
+    vectors = torch.ones(3, 4)
+    vectors[0, 3] = float("nan")
+    broken = admit(task, replace(answer(), vectors={name: vectors}), CRITERIA)
+    assert broken.clients == ("b", "c")
+    assert broken.failures == (Failure("a", NOT_FINITE),)
+    # A broken model is refused whatever its vector holds.
+    both = replace(answer(), vectors={name: torch.ones(3, 4)})
+    both.payload.models[1, 0] = float("inf")  # type: ignore[attr-defined]
+    assert admit(task, both, CRITERIA).clients == ("a", "c")
+    large = replace(answer(), vectors={name: torch.full((3, 4), 3e38)})
+    assert admit(task, large, CRITERIA).clients == ("a", "b", "c")

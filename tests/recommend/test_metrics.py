@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from steelyard.recommend import metrics as m
 from steelyard.recommend.interactions import build
-from steelyard.recommend.ranking import Ground, top
+from steelyard.recommend.ranking import Ground, memberships, top
 from steelyard.recommend.significance import compare
+from steelyard.recommend.splits import Split
 
 
 def ground(train, test, users="abc", items="123456", threshold=None, ratings=None) -> Ground:
@@ -178,3 +179,174 @@ def test_paired_tests_agree_with_scipy_and_handle_equal_systems():
     constant = compare(np.array([0.5, 0.5, 0.5]), np.zeros(3))
     assert constant.t_p == 0.0
     assert math.isinf(constant.t)
+
+
+# ---------------------------------------------------------------- at the edges
+
+
+def test_lists_shorter_than_k_count_at_k():
+    view = ground(["c6"], ["a1", "a2", "b3"]).view(lists("1", "45", "6"), 4)
+    assert view.cutoff == 4
+    assert m.Precision().per_user(view).tolist() == [0.25, 0, 0]
+    # At most k hits are possible, and no more than there are relevant items.
+    assert m.NDCG()(view) == pytest.approx(1 / (1 + 1 / math.log2(3)) / 2)
+    narrow = ground(["c6"], ["a1", "a2", "b3"]).view(lists("12", "45", "6", places=2), 1)
+    assert narrow.lists.shape == (3, 1)
+    assert m.NDCG()(narrow) == pytest.approx(0.5)
+    assert m.HitRate()(narrow) == pytest.approx(0.5)
+
+
+def test_lists_with_fewer_places_than_k():
+    view = ground(["c6"], ["a1", "a2", "b3"]).view(lists("12", "31", "45", places=2), 5)
+    assert m.NDCG()(view) == pytest.approx(1.0)
+    assert m.Recall()(view) == pytest.approx(1.0)
+    assert m.Precision()(view) == pytest.approx((2 / 5 + 1 / 5) / 2)
+
+
+def test_no_hit_at_all_is_zero_not_undefined():
+    view = ground(["c6"], ["a1"]).view(lists("2", "3", "4"), 1)
+    assert m.F1()(view) == 0.0
+    assert m.UserF1()(view) == 0.0
+    assert m.HitRate()(view) == 0.0
+
+
+def test_values_per_user_cover_those_without_test_items(hand):
+    # d has no relevant item: she has a value, and no part in the mean.
+    assert m.Recall().per_user(hand).tolist() == pytest.approx([1, 0, 1 / 3, 0])
+    assert m.NDCG().per_user(hand)[3] == 0.0
+    assert hand.judged.tolist() == [True, True, True, False]
+    assert m.HitRate().per_user(hand).dtype == np.float64
+
+
+def test_one_item_shown_to_all_has_no_entropy():
+    base = ground(["a1"], ["a2"], users="ab")
+    found = m.ShannonEntropy()(base.view(lists("1", "1"), 1))
+    assert found == 0.0
+    assert math.copysign(1, found) == 1.0
+    two = m.ShannonEntropy(2)(base.view(lists("1", "2"), 1))
+    assert two == pytest.approx(1.0)
+
+
+def test_a_catalogue_of_one_item_has_no_gini_and_of_none_no_coverage():
+    assert math.isnan(m.Gini()(ground(["a1"], ["a1"], users="a", items="1").view(lists("1"), 1)))
+    assert m.Gini()(ground(["a1"], ["a1"], users="a", items="12").view(lists("1"), 1)) == pytest.approx(0)
+    none = np.zeros(0, dtype=np.int64)
+    nothing = Ground(1, 0, none, none, none, none).view(lists(""), 1)
+    assert math.isnan(m.ItemCoverageShare()(nothing))
+    assert m.ItemCoverage()(nothing) == 0
+    assert isinstance(m.ItemCoverage()(nothing), int)
+
+
+def test_parity_needs_both_groups_and_something_in_them():
+    # The head is item 1, the tail 2 to 6; nobody's relevant item is in the head.
+    base = ground(["a1", "b1", "c1"], ["a2", "b3"])
+    assert math.isnan(m.PopREO()(base.view(lists("1", "2", "3"), 1)))
+    # Relevant ones in both, none of them hit: both recalls are 0.
+    base = ground(["a1", "b1"], ["c1", "b3"])
+    assert math.isnan(m.PopREO()(base.view(lists("4", "4", "4"), 1)))
+    # Everyone trained on the whole head: nothing of it could be shown.
+    base = ground(["a1", "b1", "c1"], ["a2"])
+    assert math.isnan(m.PopRSP()(base.view(lists("2", "2", "2"), 1)))
+    # One who did not, and one of two possible head items: 1/1 against 2/15.
+    base = ground(["a1", "b1"], ["a2"])
+    assert m.PopRSP()(base.view(lists("2", "3", "1"), 1)) == pytest.approx((1 - 2 / 15) / (1 + 2 / 15))
+
+
+def test_every_metric_is_measured_once_by_its_name(hand):
+    measured = m.measure(hand)
+    assert list(measured) == [
+        *("precision", "recall", "f1", "f1_per_user", "hit_rate", "ndcg", "item_coverage", "item_coverage_share"),
+        *("gini", "shannon_entropy", "aclt", "pop_reo", "pop_rsp"),
+    ]
+    assert measured["recall"] == m.Recall()(hand)
+    assert measured["pop_rsp"] == m.PopRSP()(hand)
+
+
+def test_repeated_training_rows_count_once_for_parity_and_each_for_popularity():
+    base = ground(["a1", "a1", "a1", "a2", "b1"], ["a3"], users="ab", items="123")
+    assert base.popularity.tolist() == [4, 1, 0]
+    assert base.short_head.tolist() == [True, False, False]
+    assert base.train_in_head.tolist() == [1, 1]
+    assert base.train_in_tail.tolist() == [1, 0]
+
+
+def test_without_training_there_is_no_head():
+    base = ground([], ["a1"])
+    assert base.short_head.tolist() == [False] * 6
+    assert base.train_in_tail.tolist() == [0, 0, 0]
+
+
+def test_categories_by_name():
+    base = ground(["a1", "a2", "b1"], ["a3"], users="ab", items="123")
+    pairs = [("1", "x"), ("2", "x"), ("2", "y"), ("9", "y"), ("2", "x"), ("9", "z")]
+    found = base.with_categories(list("123"), pairs)
+    # Item 9 is not in the catalogue; its category stays, without items.
+    assert found.categories == ("x", "y", "z")
+    members = sorted(zip(found.member_item.tolist(), found.member_category.tolist(), strict=True))
+    assert members == [(0, 0), (1, 0), (1, 1)]
+    assert found.relevant.tolist() == base.relevant.tolist()
+    bias = m.bias_disparity(found.view(lists("3", "2", places=1), 1))
+    # Taken: x 3 of 3, y 1 of 3, z none; x has 2 of 3 items, y 1 of 3, z none. Shown: item 3 and item 2.
+    assert bias.source[:2] == pytest.approx([1 / (2 / 3), (1 / 3) / (1 / 3)])
+    assert bias.recommended[:2] == pytest.approx([0.5 / (2 / 3), 0.5 / (1 / 3)])
+    assert bias.disparity[:2] == pytest.approx([-0.5, 0.5])
+    assert math.isnan(bias.disparity[2])
+    assert bias.categories == ("x", "y", "z")
+
+
+def test_bias_counts_only_what_was_liked():
+    shared = {"all_users": "ab", "all_items": "12"}
+    train = build(list("aabb"), list("1212"), [5.0, 1.0, 3.0, 2.0], **shared)
+    base = Ground.between(train, build(["a"], ["1"], [3.0], **shared), threshold=3.0)
+    assert base.liked is not None
+    assert base.liked.tolist() == [True, False, True, False]
+    base = base.with_categories(list("12"), [("1", "x"), ("2", "y")])
+    bias = m.bias_disparity(base.view(lists("2", "2", places=1), 1))
+    assert bias.source == pytest.approx([2, 0])
+    assert bias.recommended == pytest.approx([0, 2])
+    # Nothing shown at all: no preference, and no division by 0.
+    assert m.bias_disparity(base.view(lists("", "", places=1), 1)).recommended == pytest.approx([0, 0])
+
+
+def test_a_split_is_judged_by_its_two_tables():
+    shared = {"all_users": "ab", "all_items": "123"}
+    train = build(list("ab"), list("12"), **shared)
+    test = build(list("abb"), list("233"), [4.0, 2.0, 5.0], **shared)
+    split = Split(train, test)
+    every = Ground.of(split)
+    assert (every.users, every.items) == (2, 3)
+    assert every.liked is None
+    # A pair that comes twice is one relevant item.
+    assert (every.test_user.tolist(), every.test_item.tolist()) == ([0, 1], [1, 2])
+    assert (every.train_user.tolist(), every.train_item.tolist()) == ([0, 1], [0, 1])
+    assert Ground.of(split, 4.5).relevant.tolist() == [0, 1]
+
+
+def test_a_cell_may_join_several_categories():
+    assert memberships(["1", "2"], ["x | y", "|z|"]) == [("1", "x"), ("1", "y"), ("2", "z")]
+    assert memberships([3], [4]) == [("3", "4")]  # type: ignore[list-item]
+    with pytest.raises(ValueError, match="shorter"):
+        memberships(["1", "2"], ["x"])
+
+
+def test_hits_belong_to_the_user_who_took_the_item():
+    view = ground(["a6"], ["b1", "c3"]).view(lists("13", "13", "13", places=2), 2)
+    assert view.hits.tolist() == [[False, False], [True, False], [False, True]]
+    assert view.times_shown.tolist() == [3, 0, 3, 0, 0, 0]
+    # A place without an item is no hit, also where its number would point at the user before.
+    last = ground(["c1"], ["a6", "b2"]).view(lists("6", "", "", places=1), 1)
+    assert last.hits.tolist() == [[True], [False], [False]]
+
+
+def test_the_best_items_of_few():
+    scores = np.array([[0.1, 0.9, 0.5], [np.nan, 0.2, 0.3]])
+    seen = np.array([[False, True, False], [False, False, False]])
+    found = top(scores, seen, 4)
+    assert found.tolist() == [[2, 0, -1, -1], [2, 1, -1, -1]]
+    assert found.dtype == np.int64
+    assert top(np.zeros((0, 3)), np.zeros((0, 3), dtype=bool), 2).shape == (0, 2)
+    empty = top(np.zeros((2, 0)), np.zeros((2, 0), dtype=bool), 2)
+    assert empty.tolist() == [[-1, -1], [-1, -1]]
+    assert empty.dtype == np.int64
+    # More ties than places: the lowest numbers, in order.
+    assert top(np.array([[1.0, 1.0, 2.0, 1.0]]), np.zeros((1, 4), dtype=bool), 3).tolist() == [[2, 0, 1]]

@@ -14,7 +14,7 @@ from tests.report.made_run import make_run
 from steelyard.errors import UserError
 from steelyard.report.headline import headline
 from steelyard.report.html import embedded, html, write_report
-from steelyard.report.sign import sign, tilt
+from steelyard.report.sign import sign
 from steelyard.report.view import RunView
 from steelyard.result import Result
 
@@ -126,12 +126,6 @@ def test_a_run_that_has_only_begun_says_so(tmp_path: Path) -> None:
     assert "begun is running: round 0 of 5" in page
     assert "No round has been tested on clients: no accuracy is known." in page
     assert re.findall(r'<section id="([^"]+)">', page) == ["result", "tables", "experiment"]
-
-
-def test_the_beam_tips_to_the_heavier_side() -> None:
-    assert tilt(0.3, 0.1) > 0 > tilt(0.3, 0.5)
-    assert tilt(0.3, 0.3) == 0
-    assert abs(tilt(0.0, 1.0)) == abs(tilt(1.0, 0.0)) == 14
 
 
 def test_several_runs_in_one_report(run: Path, tmp_path: Path) -> None:

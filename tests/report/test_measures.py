@@ -22,6 +22,17 @@ def test_rounds_to_target_by_hand(target: float, share: float, expected: int | N
     assert rounds_to_target(ROUNDS, SCORES, target, share) == expected
 
 
+def test_above_asks_for_more_than_the_target() -> None:
+    assert rounds_to_target(ROUNDS, SCORES, 0.9, 0.1, above=True) == 3
+    assert rounds_to_target(ROUNDS, SCORES, 0.89, 0.1, above=True) == 2
+    assert rounds_to_target(ROUNDS, SCORES, 0.95, 0.1, above=True) is None
+
+
+@pytest.mark.parametrize("shape", [(0, 3), (4, 0), (0, 0)])
+def test_without_rounds_or_devices_nothing_is_reached(shape: tuple[int, int]) -> None:
+    assert rounds_to_target(np.arange(shape[0]), np.ones(shape), 0.5, 0.5) is None
+
+
 def test_the_share_is_not_rounded_up_by_binary_fractions() -> None:
     # 0.07 · 100 is 7.000000000000001 in binary and must ask for 7 devices, not 8.
     scores = np.array([[1.0] * 7 + [0.0] * 93])
@@ -62,3 +73,5 @@ def test_a_tenth_that_is_no_whole_number_of_devices_is_rounded_up(devices: int, 
 def test_jain() -> None:
     assert jain(np.array([0.5, 0.5, 0.5])) == pytest.approx(1)
     assert jain(np.array([1.0, 0, 0, 0])) == pytest.approx(0.25)
+    assert jain(np.array([1.0, 2.0, 3.0])) == pytest.approx(36 / (3 * 14))
+    assert np.isnan(jain(np.zeros(3)))

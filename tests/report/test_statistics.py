@@ -22,9 +22,12 @@ def test_mean_and_interval_of_three_seeds():
 
 
 def test_one_seed_has_no_interval_and_none_has_nothing():
-    assert estimate([4.0]).mean == 4.0
-    assert math.isnan(estimate([4.0]).low)
-    assert math.isnan(estimate([]).mean)
+    one, none = estimate([4.0]), estimate([])
+    assert (one.mean, one.values) == (4.0, (4.0,))
+    assert math.isnan(one.low)
+    assert math.isnan(one.high)
+    assert none.values == ()
+    assert all(map(math.isnan, (none.mean, none.low, none.high)))
 
 
 @given(st.lists(st.floats(-100, 100), min_size=2, max_size=8))
@@ -41,6 +44,22 @@ def test_differences_without_spread():
     assert paired_p([1.0, 1.0]) == 0.5
     assert paired_p([1.0] * 10) == pytest.approx(2 / 1024)
     assert paired_p([1.0]) is None
+    assert paired_p([]) is None
+
+
+def test_spread_and_means_that_are_rounding_are_none():
+    # A millionth of a millionth of the mean, but at least of 1, is what sums round by.
+    assert paired_p([1e6, 1e6 + 1e-7]) == 0.5
+    assert paired_p([-1e6, -1e6 - 1e-7]) == 0.5
+    assert paired_p([1e-13] * 3) == 1.0
+    assert paired_p([-1e-13] * 3) == 1.0
+    assert paired_p([1e-11] * 3) == 0.25
+    assert paired_p([-1e-11] * 3) == 0.25
+    # More than that is a spread: ±1e-9 around 1e-9 has t = 1 with one degree of freedom, p = 1/2 by Cauchy's arctan.
+    assert paired_p([0.0, 2e-9]) == pytest.approx(0.5)
+    # t = 2 with one degree of freedom: p = 1 − 2 arctan(2)/π.
+    assert paired_p([1.0, 3.0]) == pytest.approx(1 - 2 * math.atan(2) / math.pi, rel=1e-12)
+    assert paired_p([-1.0, -3.0]) == pytest.approx(1 - 2 * math.atan(2) / math.pi, rel=1e-12)
 
 
 def test_holm_on_a_worked_example():
@@ -88,3 +107,6 @@ def test_verdicts():
     assert verdict(-1.0, 0.049) == "worse"
     assert verdict(-1.0, 0.05) == "not distinguishable"
     assert verdict(3.0, None) == "untested"
+    assert verdict(0.5, 0.01) == "better"
+    assert verdict(-0.5, 0.0) == "worse"
+    assert verdict(0.0, 0.01) == "not distinguishable"

@@ -40,7 +40,7 @@ def admit(task: Task, updates: Updates, criteria: Sequence[Checked], classes: in
         if name not in updates.vectors:
             missing = f"the vector {name} of {task.algorithm.name} is missing"
             return updates.select([], [Failure(client, missing) for client in updates.clients])
-        finite = finite & updates.vectors[name].sum(dim=1).isfinite().cpu().numpy()
+        finite = finite & updates.vectors[name].isfinite().all(dim=1).cpu().numpy()
     keep: list[int] = []
     refused: list[Failure] = []
     for index, client in enumerate(updates.clients):

@@ -18,15 +18,13 @@ def rounds_to_target(
 
     `scores` is [rounds, devices]. None when no round reaches it (SPEC §6). `above` asks for more than the target.
     """
-    if scores.size == 0:
-        return None
     enough = np.flatnonzero(reached(scores, target, share, above=above))
     return int(rounds[enough[0]]) if len(enough) else None
 
 
 def worst_tenth(scores: Floats) -> float:
     """Return the mean score of the worst 10 % of the devices (at least one); use it to see who is left behind."""
-    count = max(1, math.ceil(0.1 * len(scores) - 1e-9))
+    count = math.ceil(0.1 * len(scores) - 1e-9)
     return float(np.sort(scores)[:count].mean()) if len(scores) else float("nan")
 
 
