@@ -136,13 +136,18 @@ class Description(Section):
         return 1.0
 
     def _check_caps(self) -> None:
-        """Refuse a cap under which even all clients together could not have all the weight."""
+        """Refuse a cap under which all clients together could not have all the weight, and a floor that is too much."""
         most = None if self.all_clients is None else self.rounds.cohort(self.all_clients)
         for name, rule in self.rules().items():
             if most is not None and rule.max_weight is not None and rule.max_weight * most < 1 - 1e-9:
                 raise UserError(
                     f"weighing.max_weight: got {rule.max_weight:g} in rule '{name}', and cohorts have {most} clients; "
                     f"allowed: at least {1 / most:g}, an equal say"
+                )
+            if most is not None and rule.min_weight is not None and rule.min_weight * most > 1 + 1e-9:
+                raise UserError(
+                    f"weighing.min_weight: got {rule.min_weight:g} in rule '{name}', and cohorts have {most} clients; "
+                    f"allowed: at most {1 / most:g}, an equal say"
                 )
 
     @property

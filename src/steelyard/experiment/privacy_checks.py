@@ -59,11 +59,17 @@ class _Rule:
 
     def with_central(self, privacy: PrivacySettings, central: CentralSettings) -> None:
         """Refuse what the noise of the server could not cover."""
-        if self.settings.max_weight is None and self.settings.max_shares is None:
+        if not self.settings.capped:
             self._refuse(
                 "weighing.max_weight",
                 "gives weights without a cap, and the noise of privacy.central must cover the largest one",
                 "max_weight or max_shares",
+            )
+        if self.settings.floors:
+            self._refuse(
+                "weighing.floors",
+                "names clients, so that its weights say who takes part",
+                "min_weight or min_shares, or privacy.local",
             )
         if self._defence:
             self._refuse(
@@ -97,6 +103,12 @@ class _Rule:
             self.releases(privacy, self.criteria)
 
     def _with_own_weights(self, central: CentralSettings) -> None:
+        if self.settings.floored:
+            self._refuse(
+                "weighing.min_weight",
+                "has floors, which the weights of other clients pay for",
+                "no floors, or privacy.central.weights = 'cohort'",
+            )
         if self.settings.normalise == "rank":
             self._refuse("weighing.normalise", "ranks clients by one another", "share or max, or weights = 'cohort'")
         if self.settings.bound is not None:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Self
 
 from steelyard import files
 from steelyard.activity import doing
-from steelyard.clients.protocol import CheckedClients
-from steelyard.errors import Stopped, UserError
+from steelyard.clients.protocol import CheckedClients, FingerprintedClients
+from steelyard.errors import Stopped, UserError, listed, nearest
 from steelyard.experiment.code import FOLDER as CODE
 from steelyard.experiment.code import Ask
 from steelyard.experiment.continuing import (
@@ -178,9 +178,23 @@ def _ready(experiment: Description, clients: Clients, seeds: Sequence[int]) -> D
             counts.append(len(clients.names(seed)))
     if least > min(counts):
         raise UserError(f"rounds.min_clients: got {least}; allowed: at most {min(counts)}, the number of clients")
+    if isinstance(clients, FingerprintedClients):
+        # Across machines, clients may come later; here all are known.
+        _check_floors(experiment, {name for seed in seeds for name in clients.names(seed)})
     if isinstance(clients, CheckedClients):
         clients.check()
     return experiment.for_clients(min(counts))
+
+
+def _check_floors(experiment: Description, names: set[str]) -> None:
+    """Refuse a floor for a client that does not exist."""
+    for rule in experiment.rules().values():
+        for client in rule.floors:
+            if client not in names:
+                raise UserError(
+                    f"weighing.floors: got '{client}'{nearest(client, names)}, which is no client; allowed: "
+                    f"{listed(sorted(names)[:5])}{', ...' if len(names) > 5 else ''}"
+                )
 
 
 def resume(

@@ -53,7 +53,7 @@ def reweigh(view: RunView, part: Part, settings: WeighingSettings) -> Reweighed:
     rounds = 0
     for _, clients, raw, before in cohorts(view.clients(part), settings.criteria):
         rounds += 1
-        for client, old, new in zip(clients, before, rule.weigh(raw).weights, strict=True):
+        for client, old, new in zip(clients, before, rule.weigh(raw, clients=clients).weights, strict=True):
             recorded[client] = recorded.get(client, 0.0) + float(old)
             given[client] = given.get(client, 0.0) + float(new)
             asked[client] = asked.get(client, 0) + 1

@@ -53,7 +53,7 @@ def _weigh(
     if not updates.clients:
         return _kept(federation, state, updates, None, state.memory)
     view = _view(federation, state, updates, server)
-    weighing = federation.rule.weigh(measure(criteria, updates, view), order)
+    weighing = federation.rule.weigh(measure(criteria, updates, view), order, clients=updates.clients)
     # A criterion that is 0 for everyone became 1/n each; when all are, no client showed any worth (AdaFed's p = 0).
     worthless = weighing.uniform or len(weighing.all_zero) == len(weighing.criteria)
     if worthless and federation.rule.settings.when_zero == "keep":

@@ -57,6 +57,6 @@ def fit_to_server(drafts: Sequence[Draft], server: Server) -> None:
     settings = [draft.federation.rule.settings.fit or FitSettings() for draft in fitting]
     for draft, weights in zip(fitting, fit_weights(starts, slopes, settings), strict=True):
         if draft.weighing is not None and draft.combine is not None:
-            limited = draft.federation.rule.capped(weights)
+            limited = draft.federation.rule.settings.limited(weights, draft.updates.clients)
             draft.weighing = replace(draft.weighing, weights=limited)
             draft.model, draft.tensors = draft.combine.step(limited)

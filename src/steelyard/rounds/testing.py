@@ -52,7 +52,7 @@ def evaluate(drafts: Sequence[Draft], clients: Clients, round: int, *, detailed:
         draft.tried = ((draft.order, accuracy),)
         others = _other_orders(draft, accuracy, round)
         if others and draft.weighing is not None and draft.combine is not None:
-            weights = draft.federation.rule.candidates(draft.weighing.normalised, others)
+            weights = draft.federation.rule.candidates(draft.weighing.normalised, others, draft.updates.clients)
             extra.append((draft, others, draft.combine.models(weights)))
     more = [Question(d.federation.name, d.federation.seed, round, models, detailed) for d, _, models in extra]
     answers = clients.evaluate(more) if more else []
@@ -96,7 +96,7 @@ def _decide(draft: Draft, models: torch.Tensor | None, answer: Evaluations | Non
         other = decision.chosen - 1
         draft.order = orders[decision.chosen]
         draft.model = models[other]
-        draft.weighing = draft.federation.rule.weigh(draft.weighing.raw, draft.order)
+        draft.weighing = draft.federation.rule.weigh(draft.weighing.raw, draft.order, clients=draft.updates.clients)
         if draft.tensors and draft.combine is not None:
             draft.tensors = draft.combine.step(draft.weighing.weights)[1]
         draft.answer = replace(answer, scores=answer.scores[other : other + 1], losses=answer.losses[other : other + 1])

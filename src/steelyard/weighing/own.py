@@ -25,7 +25,7 @@ from steelyard.weighing.weights import Weighing, cap_of
 def own_cap(rule: Rule, expected: float) -> float:
     """Return w_max in cohorts of so many clients on average; a rule without a cap is refused."""
     settings = rule.settings
-    if settings.max_weight is None and settings.max_shares is None:
+    if not settings.capped:
         raise UserError(
             "weighing.max_weight: missing; allowed: max_weight or max_shares, one of which must bound the weights"
         )

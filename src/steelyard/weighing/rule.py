@@ -12,15 +12,16 @@ from pydantic import Field, field_validator, model_validator
 from steelyard.defence.settings import DefenceSettings
 from steelyard.errors import UserError, listed, nearest
 from steelyard.messages import Counts, Floats
-from steelyard.settings import PrintedName, Section
+from steelyard.settings import PrintedName
 from steelyard.weighing import capacity as capacities
 from steelyard.weighing import criteria as registry
 from steelyard.weighing import scores
 from steelyard.weighing.adafed import LossSettings
 from steelyard.weighing.adjusting import AdjustSettings
 from steelyard.weighing.fitted import FitSettings
+from steelyard.weighing.limits import LimitSettings
 from steelyard.weighing.trust import bounded, bounded_samples
-from steelyard.weighing.weights import Normalising, Weighing, cap_of, capped, normalise, to_weights
+from steelyard.weighing.weights import Normalising, Weighing, normalise, to_weights
 
 
 def _list_scores(schema: dict[str, Any]) -> None:
@@ -38,11 +39,8 @@ _PARAMETERS = {
     "power": ("power",),
 }
 
-LIMITS = ("bound", "max_weight", "max_shares")
-"""The fields that limit what a client can gain by what it says."""
 
-
-class WeighingSettings(Section):
+class WeighingSettings(LimitSettings):
     """How the clients of a cohort are weighed: criteria, score function and its parameters."""
 
     criteria: tuple[str, ...] = Field(default=("DS",), min_length=1)
@@ -77,15 +75,6 @@ class WeighingSettings(Section):
     loss: LossSettings | None = None
     """AdaFed: let the clients' loss adapt between rounds; default: the same loss every round."""
 
-    bound: float | None = Field(default=None, ge=1, allow_inf_nan=False)
-    """What clients say of themselves (DS, LD, ...) counts at most this many times the cohort's median; default: all of
-    it, and the run's notes name what nothing limits."""
-    attested: tuple[str, ...] = ()
-    """Criteria that clients measure and that you declare trusted: not bounded, not named in the notes."""
-    max_weight: float | None = Field(default=None, gt=0, le=1)
-    """No client gets more than this share of all weight; the surplus goes to the others in proportion."""
-    max_shares: float | None = Field(default=None, ge=1, allow_inf_nan=False)
-    """The same cap counted in equal shares: at most this many times 1/n, whatever the size of the cohort."""
     defence: DefenceSettings | None = None
     """A robust rule that combines the weighted updates where clients may be hostile; default: their weighted sum."""
 
@@ -118,6 +107,7 @@ class WeighingSettings(Section):
                 raise UserError(
                     f"attested: got '{name}'{nearest(name, self.criteria)}; allowed: {listed(self.criteria)}"
                 )
+        self.check_limits()
         self.order()
         self.score_function()
         return self
@@ -204,8 +194,7 @@ def label(settings: WeighingSettings) -> str:
         text = f"{settings.adjust.strategy}({text}){limit}"
     if settings.fit is not None:
         text = f"fitted({text})"
-    limits = [f"{name}={value:g}" for name in LIMITS if (value := getattr(settings, name)) is not None]
-    if limits:
+    if limits := settings.limits():
         text = f"capped({';'.join([text, *limits])})"
     if settings.defence is not None:
         text = settings.defence.label(text)
@@ -250,31 +239,30 @@ class Rule:
         return self._score(values[..., list(self.start_order if order is None else order)])
 
     def weigh(
-        self, raw: Floats, order: Sequence[int] | None = None, how: Normalising | Literal["rule"] | None = "rule"
+        self,
+        raw: Floats,
+        order: Sequence[int] | None = None,
+        how: Normalising | Literal["rule"] | None = "rule",
+        clients: Sequence[str] = (),
     ) -> Weighing:
         """Weigh a cohort from its raw measures [clients, criteria]: normalise, score, divide by the sum.
 
         `how` it is normalised: as the rule says, in another way, or not at all (None: values are in [0, 1] already).
+        `clients` are their names, which floors of single clients look at.
         """
         believed = raw if self.settings.bound is None else bounded(raw, self.criteria, self.settings)
         how = self.settings.normalise if how == "rule" else how
         normalised, zero = (believed, np.zeros(raw.shape[1])) if how is None else normalise(believed, how)
         found = self.score(normalised, order)
         weights, uniform = to_weights(found)
-        weights = self.capped(weights)
+        weights = self.settings.limited(weights, clients)
         all_zero = tuple(name for name, is_zero in zip(self.names, zero, strict=True) if is_zero)
         return Weighing(self.names, raw, normalised, found, weights, all_zero, uniform)
 
-    def candidates(self, normalised: Floats, orders: Sequence[Sequence[int]]) -> Floats:
+    def candidates(self, normalised: Floats, orders: Sequence[Sequence[int]], clients: Sequence[str] = ()) -> Floats:
         """Return the weights [orders, clients] of one cohort under several priority orders."""
-        return np.stack([self.capped(to_weights(self.score(normalised, order))[0]) for order in orders])
-
-    def capped(self, weights: Floats) -> Floats:
-        """Return the weights of one cohort under the caps of this rule; as they are where it has none."""
-        settings = self.settings
-        if settings.max_weight is None and settings.max_shares is None:
-            return weights
-        return capped(weights, cap_of(len(weights), settings.max_weight, settings.max_shares))
+        weights = [to_weights(self.score(normalised, order))[0] for order in orders]
+        return np.stack([self.settings.limited(each, clients) for each in weights])
 
     def samples(self, claimed: Counts) -> Counts:
         """Return the numbers of samples that criteria of the server may use: as claimed, cut at the bound."""

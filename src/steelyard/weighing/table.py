@@ -147,14 +147,14 @@ def _weighed(measures: Measures, settings: WeighingSettings, normalise: Normalis
     if how is None and values.max() > 1:
         raise UserError(f"table: holds {values.max():g}; allowed without normalising: values from 0 to 1")
     believed = bounded(values, [_criterion(name) for name in settings.criteria], settings)
-    found = Rule(settings.model_copy(update={"bound": None})).weigh(believed, how=how)
+    found = Rule(settings.model_copy(update={"bound": None})).weigh(believed, how=how, clients=measures.clients)
     return Weighed(
         clients=measures.clients,
         criteria=settings.criteria,
         values=values,
         scores=found.scores,
         weights=found.weights,
-        reasons=_reasons(found, believed, values),
+        reasons=_reasons(found, believed, values, floored=settings.floored),
         rule=label(settings),
         zero_criteria=found.all_zero,
         uniform=found.uniform,
@@ -206,7 +206,7 @@ def _criterion(name: str) -> registry.Criterion:
     return known.get(name) or registry.Criterion(name, "client", "data", "a column of a table", lambda local: 0.0)
 
 
-def _reasons(found: Weighing, believed: Floats, values: Floats) -> tuple[str, ...]:
+def _reasons(found: Weighing, believed: Floats, values: Floats, *, floored: bool) -> tuple[str, ...]:
     """Say for each client why its weight is not simply its score's share."""
     if found.uniform:
         return ("all scores are 0: equal weights",) * len(values)
@@ -216,7 +216,9 @@ def _reasons(found: Weighing, believed: Floats, values: Floats) -> tuple[str, ..
         cut = [name for name, one, other in zip(found.criteria, kept, given, strict=True) if one < other]
         words = [f"{name} cut at the bound" for name in cut]
         if weight < score / total - 1e-12:
-            words.append("capped")
+            words.append("lowered for the floors of others" if floored else "capped")
+        elif floored and weight > score / total + 1e-12:
+            words.append("raised by the limits")
         reasons.append(", ".join(words))
     return tuple(reasons)
 

@@ -72,8 +72,7 @@ def warnings(rules: Iterable[Rule]) -> list[str]:
     found = dict.fromkeys(
         name
         for rule in rules
-        if rule.settings.trained_by == "clients" and rule.settings.max_weight is None
-        if rule.settings.max_shares is None
+        if rule.settings.trained_by == "clients" and not rule.settings.capped
         for name, trust in trusted(rule).items()
         if trust == "self-reported"
     )

@@ -1,4 +1,4 @@
-"""From raw measures to weights: normalise each criterion over the cohort, score, divide by the sum, cap."""
+"""From raw measures to weights: normalise each criterion over the cohort, score, divide by the sum, limit."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from steelyard.messages import Floats
 Normalising = Literal["share", "max", "rank"]
 
 ROUNDING = 1e-12
+SMALLEST = 1e-300
+"""A weight below this is none: a limit divided by it is no number."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,24 +81,48 @@ def cap_of(clients: int, max_weight: float | None = None, max_shares: float | No
     return float(min(1.0, np.inf if max_weight is None else max_weight, by_shares))
 
 
-def capped(weights: Floats, cap: float) -> Floats:
-    """Return weights of which none is above the cap, with the same sum 1; order among clients is kept.
+def floor_of(clients: int, min_weight: float | None = None, min_shares: float | None = None) -> float:
+    """Return the floor under a weight among so many clients: the larger of a share of all and of some times 1/n."""
+    return max(min_weight or 0.0, (min_shares or 0.0) / max(clients, 1))
 
-    The surplus goes to those below the cap in proportion to their weights, again and again until none is above (in
-    equal parts where they have none). A cap that cannot hold all weight, below 1/n, makes them equal.
+
+def limited(weights: Floats, low: Floats | float = 0.0, high: Floats | float = 1.0, total: float = 1.0) -> Floats:
+    """Return weights with the same sum of which none is below `low` or above `high`; order among clients is kept.
+
+    All weights are multiplied by one number s and cut to their limits: w_i = min(h_i, max(l_i, s·w_i)), with the s at
+    which they sum to `total`. Clients without weight get their floors, and in equal parts what the others may not have.
+    Floors that need more than there is share it in proportion; caps that cannot hold it all make the weights equal.
     """
-    found = np.asarray(weights, dtype=np.float64).copy()
-    count = len(found)
-    if not count or found.max() <= cap:
+    given = np.asarray(weights, dtype=np.float64)
+    lows = np.broadcast_to(np.asarray(low, dtype=np.float64), given.shape)
+    highs = np.maximum(np.broadcast_to(np.asarray(high, dtype=np.float64), given.shape), lows)
+    if ((given >= lows) & (given <= highs)).all():
+        return given.copy()
+    if lows.sum() >= total - ROUNDING:
+        return lows * (total / lows.sum())
+    if highs.sum() <= total + ROUNDING:
+        return highs + (total - highs.sum()) / len(given)
+    found = lows.copy()
+    has = given > SMALLEST
+    most = highs[has].sum() + lows[~has].sum()
+    if most < total:
+        found[has] = highs[has]
+        found[~has] = limited(np.full((~has).sum(), 1.0), lows[~has], highs[~has], total - highs[has].sum())
         return found
-    if cap * count <= 1.0 + ROUNDING:
-        return np.full(count, 1.0 / count)
-    full = np.zeros(count, dtype=np.bool_)
-    while (above := (found > cap) & ~full).any():
-        full |= above
-        rest, left = ~full, 1.0 - cap * full.sum()
-        total = found[rest].sum()
-        found[full] = cap
-        # Shares first: left / total overflows where all that is left are weights near the smallest numbers.
-        found[rest] = found[rest] / total * left if total > 0 else left / rest.sum()
-    return np.minimum(found, cap)
+    found[has] = _scaled(given[has], lows[has], highs[has], total - lows[~has].sum())
+    return found
+
+
+def _scaled(weights: Floats, lows: Floats, highs: Floats, total: float) -> Floats:
+    """Return min(h, max(l, s·w)) for the s at which the sum, which grows with s in straight pieces, is the total."""
+    edges = np.unique(np.concatenate([[0.0], lows / weights, highs / weights]))
+    sums = np.array([np.clip(edge * weights, lows, highs).sum() for edge in edges])
+    piece = int(np.clip(np.searchsorted(sums, total, side="left"), 1, len(edges) - 1))
+    middle = edges[piece - 1] + (edges[piece] - edges[piece - 1]) / 2
+    free = (middle * weights > lows) & (middle * weights < highs)
+    cut = np.clip(middle * weights, lows, highs)
+    if not free.any():
+        return cut
+    # Shares first: a factor s overflows where all that is free are weights near the smallest numbers.
+    cut[free] = weights[free] / weights[free].sum() * (total - cut[~free].sum())
+    return np.clip(cut, lows, highs)

@@ -16,7 +16,8 @@ from steelyard.defence.settings import DEFENCES
 from steelyard.errors import UserError, listed, nearest
 from steelyard.settings import read_value
 from steelyard.weighing import capacity, scores
-from steelyard.weighing.rule import LIMITS, WeighingSettings, parse_priority
+from steelyard.weighing.limits import LIMITS
+from steelyard.weighing.rule import WeighingSettings, parse_priority
 
 STRATEGIES = ("online", "greedy", "bandit")
 WORDS = (
@@ -181,8 +182,12 @@ def _defended(kind: str, inside: str, frame: Frame) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for assignment in assignments:
         name, _, value = (part.strip() for part in assignment.partition("="))
+        if kind == "capped" and name.startswith("floors."):
+            fields.setdefault("floors", {})[name.removeprefix("floors.")] = read_value(value)
+            continue
         if kind == "capped" and name not in LIMITS:
-            raise UserError(f"{frame.option}: got 'capped({inside})'; allowed: {listed(LIMITS)}, each with a number")
+            allowed = listed((*LIMITS, "floors.CLIENT"))
+            raise UserError(f"{frame.option}: got 'capped({inside})'; allowed: {allowed}, each with a number")
         fields[name] = read_value(value) if value else True
     named = f"{kind}({inside})"
     return {**given, **(fields if kind == "capped" else {"defence": {"rule": kind, **fields}}), "name": named}
