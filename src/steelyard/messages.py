@@ -9,7 +9,8 @@ that an implementation may train them all together.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -93,8 +94,44 @@ class Payload(Protocol):
         ...
 
 
+AT_ONCE = {"cpu": 1 << 20, "cuda": 1 << 26}
+"""Numbers that are looked at in one go: all models at once may need several times their memory."""
+
+
+def spans(size: int, rows: int, device: str = "cpu") -> Iterator[slice]:
+    """Yield the columns of models [clients, parameters] in runs small enough to work on so many rows of them."""
+    block = max(1, AT_ONCE[device] // max(rows, 1))
+    for begin in range(0, size, block):
+        yield slice(begin, min(begin + block, size))
+
+
+class SingleModels(ABC):
+    """Whole local models of a cohort that the server can look at one by one, in memory or elsewhere."""
+
+    @property
+    @abstractmethod
+    def like(self) -> torch.Tensor:
+        """Return an empty tensor [clients, 0] of the models' type, on their device."""
+
+    @abstractmethod
+    def blocks(self) -> Iterator[tuple[slice, torch.Tensor]]:
+        """Yield some parameters of all models at a time: where they lie, and their values [clients, some]."""
+
+    @abstractmethod
+    def combine(self, parameters: torch.Tensor, weights: Floats) -> torch.Tensor:
+        """Return what the weights make of the models; see `Payload`."""
+
+    @abstractmethod
+    def tested(self, test: Callable[[torch.Tensor], ServerTest]) -> ServerTest:
+        """Return the test of every model; `test` takes some of them, [models, parameters]."""
+
+    def keep_frozen(self, combined: torch.Tensor, parameters: torch.Tensor) -> torch.Tensor:
+        """Put what is not trained back as it was; here all is trained."""
+        return combined
+
+
 @dataclass(frozen=True, eq=False)
-class DenseModels:
+class DenseModels(SingleModels):
     """Whole local models, stacked: `models[clients, parameters]`. Combining is a matrix product, weights @ models."""
 
     models: torch.Tensor
@@ -112,6 +149,17 @@ class DenseModels:
         for begin, end in self.frozen:
             combined[..., begin:end] = parameters[begin:end].to(combined.device)
         return combined
+
+    @property
+    def like(self) -> torch.Tensor:
+        return self.models[:, :0]
+
+    def blocks(self) -> Iterator[tuple[slice, torch.Tensor]]:
+        for span in spans(self.models.shape[1], len(self.models), self.models.device.type):
+            yield span, self.models[:, span]
+
+    def tested(self, test: Callable[[torch.Tensor], ServerTest]) -> ServerTest:
+        return test(self.models)
 
     def divergence(self, parameters: torch.Tensor) -> Floats:
         import torch  # Late for speed of start.

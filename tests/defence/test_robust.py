@@ -210,7 +210,7 @@ def test_a_free_rider_does_not_catch_the_geometric_median() -> None:
 def test_blocks_of_parameters_give_the_same_as_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     origin, models = cohort(5)
     whole = {name: combined(origin, models, equal(5), rule=name) for name in ("median", "trimmed-mean")}
-    monkeypatch.setattr("steelyard.defence.geometry.AT_ONCE", {"cpu": 11, "cuda": 11})
+    monkeypatch.setattr("steelyard.messages.AT_ONCE", {"cpu": 11, "cuda": 11})
     for name, found in whole.items():
         assert combined(origin, models, equal(5), rule=name).tolist() == found.tolist()
 

@@ -1,8 +1,8 @@
-"""A model as named arrays and as one flat vector: what frameworks send, and what is weighed."""
+"""A model as named arrays, and updates as two flat vectors: what frameworks send, and what is weighed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -11,12 +11,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from steelyard.errors import UserError
+
 Arrays = Mapping[str, NDArray[Any]]
+
+_PIECE = 1 << 22
+"""Numbers of an array that are worked on in one go: an array may be as large as the whole model."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Names, shapes and types of a model's arrays. Floating ones make up the vector, others are averaged apart."""
+    """Names, shapes and types of a model's arrays.
+
+    An update is what a client changed. Floating arrays make up the vector that is weighed; whole numbers and truth
+    values, such as batch norm's counter, make up a second one, which is averaged exactly and rounded.
+    """
 
     shapes: Mapping[str, tuple[int, ...]]
     types: Mapping[str, np.dtype[Any]]
@@ -24,6 +33,9 @@ class Layout:
     @classmethod
     def of(cls, arrays: Arrays) -> Layout:
         """Return the layout of a model."""
+        for name, array in arrays.items():
+            if array.dtype.kind not in "fiub":
+                raise UserError(f"model: array {name} is of type {array.dtype}; allowed: floating point, whole numbers")
         return cls({n: a.shape for n, a in arrays.items()}, {n: a.dtype for n, a in arrays.items()})
 
     @property
@@ -33,18 +45,18 @@ class Layout:
 
     @property
     def counting(self) -> list[str]:
-        """Names of arrays of whole numbers and truth values, such as batch norm's counter."""
-        return [name for name, kind in self.types.items() if kind.kind in "iub"]
+        """Names of the arrays of whole numbers and truth values, in order."""
+        return [name for name, kind in self.types.items() if kind.kind != "f"]
 
     @property
-    def precision(self) -> torch.dtype:
+    def precision(self) -> np.dtype[Any]:
         """What the vector is computed in: float64 where any array is, float32 otherwise (half precision too)."""
-        return torch.float64 if any(self.types[name].itemsize > 4 for name in self.floating) else torch.float32
+        wide = any(self.types[name].itemsize > 4 for name in self.floating)
+        return np.dtype(np.float64 if wide else np.float32)
 
-    @property
-    def size(self) -> int:
-        """Length of the vector."""
-        return sum(prod(self.shapes[name]) for name in self.floating)
+    def size(self, names: Sequence[str]) -> int:
+        """Return how many numbers these arrays hold."""
+        return sum(prod(self.shapes[name]) for name in names)
 
     def refusal(self, arrays: Arrays) -> str:
         """Say why another model is not of this layout; empty where it is."""
@@ -53,34 +65,47 @@ class Layout:
                 return f"array {name} is missing"
             if arrays[name].shape != self.shapes[name]:
                 return f"array {name} has shape {arrays[name].shape}, and {self.shapes[name]} was sent"
-            if (arrays[name].dtype.kind == "f") != (self.types[name].kind == "f"):
+            if (arrays[name].dtype.kind == "f") != (self.types[name].kind == "f") or arrays[
+                name
+            ].dtype.kind not in "fiub":
                 return f"array {name} is of type {arrays[name].dtype}, and {self.types[name]} was sent"
         extra = [name for name in arrays if name not in self.types]
         return f"array {extra[0]} was not sent" if extra else ""
 
-    def vector(self, arrays: Arrays) -> torch.Tensor:
-        """Return the floating arrays as one vector."""
-        kind = np.float64 if self.precision is torch.float64 else np.float32
-        flat = [np.asarray(arrays[name], dtype=kind).reshape(-1) for name in self.floating]
-        return torch.from_numpy(np.concatenate(flat) if flat else np.zeros(0, dtype=kind))
+    def changes(self, names: Sequence[str], arrays: Arrays, sent: Arrays | None) -> Iterator[NDArray[Any]]:
+        """Yield what arrays changed of those that were sent, piece by piece; without these, they are changes already.
 
-    def arrays(self, vector: torch.Tensor, counted: Arrays) -> dict[str, NDArray[Any]]:
-        """Return a vector, and the other arrays, as a model of this layout and its types."""
-        found: dict[str, NDArray[Any]] = {}
-        values, begin = vector.detach().cpu().numpy(), 0
-        for name, kind in self.types.items():
-            if name in counted:
-                found[name] = counted[name]
-                continue
-            length = prod(self.shapes[name])
-            found[name] = values[begin : begin + length].reshape(self.shapes[name]).astype(kind)
-            begin += length
-        return found
+        Whole numbers are subtracted as such, so that even a counter beyond 2⁵³ loses nothing.
+        """
+        for name in names:
+            kind = self.precision if self.types[name].kind == "f" else np.dtype(np.int64)
+            flat = arrays[name].reshape(-1)
+            base = None if sent is None else sent[name].reshape(-1)
+            for begin in range(0, len(flat), _PIECE):
+                piece = flat[begin : begin + _PIECE].astype(kind)
+                if base is not None:
+                    # An overflow is no number, and as such it is refused with its reason.
+                    with np.errstate(over="ignore", invalid="ignore"):
+                        piece -= base[begin : begin + _PIECE].astype(kind)
+                yield piece
 
-    def counted(self, models: list[Arrays], weights: NDArray[np.float64]) -> dict[str, NDArray[Any]]:
-        """Return the weighted means of the other arrays, rounded to their types: Σ wᵢxᵢ in float64."""
+    def arrays(
+        self, vector: torch.Tensor, counted: torch.Tensor | None, sent: Arrays | None
+    ) -> dict[str, NDArray[Any]]:
+        """Return changes as arrays of the layout's types, added to what was sent; the vectors are used up.
+
+        Without `counted`, arrays of whole numbers are left out; without `sent`, the result is the changes.
+        """
         found: dict[str, NDArray[Any]] = {}
-        for name in self.counting:
-            parts = [w * np.asarray(model[name], dtype=np.float64) for w, model in zip(weights, models, strict=True)]
-            found[name] = np.asarray(np.rint(sum(parts, np.zeros(self.shapes[name]))), dtype=self.types[name])
-        return found
+        for names, values in ((self.floating, vector), (self.counting, counted)):
+            begin = 0
+            for name in () if values is None else names:
+                assert values is not None
+                part = values[begin : begin + prod(self.shapes[name])].detach().numpy().reshape(self.shapes[name])
+                begin += part.size
+                if self.types[name].kind != "f":
+                    part = np.rint(part, out=part).astype(np.int64)
+                if sent is not None:
+                    part += sent[name].astype(part.dtype, copy=False)
+                found[name] = part.astype(self.types[name], copy=False)
+        return {name: found[name] for name in self.types if name in found}

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from steelyard.adapters.arrays import Arrays, Layout
 from steelyard.adapters.server_rows import NoRows, ServerRows
+from steelyard.adapters.spilled import Spill
 from steelyard.errors import UserError
-from steelyard.messages import DenseModels, Task, Updates
+from steelyard.messages import Task, Updates
 from steelyard.rounds.drafting import weigh_soundly
-from steelyard.rounds.state import Federation, Plan, RoundState
+from steelyard.rounds.state import Draft, Federation, Plan, RoundState
 from steelyard.settings import validated
 from steelyard.weighing import criteria as registry
 from steelyard.weighing.needs import Capabilities
@@ -24,6 +26,8 @@ from steelyard.weighing.view import Memory
 from steelyard.weighing.words import Frame, read_rule
 
 SAMPLES = "DS"
+MEMORY = 1 << 28
+"""Bytes of a round's updates that are held in memory; what comes after goes to the disk."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +38,8 @@ class Reply:
     arrays: Arrays
     samples: float
     measures: Mapping[str, float] = field(default_factory=dict[str, float])
+    is_change: bool = False
+    """Whether the arrays are what the client changed of the model that it got, and not a whole model."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,45 +88,108 @@ class WeighedRounds:
         """The measures that clients must send, their number of samples apart."""
         return [c.name for c in self.rule.criteria if c.measured_by == "client" and c.name != SAMPLES]
 
-    def combine(self, sent: Arrays, replies: Sequence[Reply], failures: Mapping[str, str] | None = None) -> Combined:
+    def combine(self, sent: Arrays, replies: Iterable[Reply], failures: Mapping[str, str] | None = None) -> Combined:
         """Weigh the replies to a model and combine them; a reply that cannot be weighed is left out with its reason."""
-        self._round += 1
-        layout = Layout.of(sent)
-        kept, reasons = self._sound(layout, replies)
-        reasons = {**(failures or {}), **reasons}
-        if not kept:
-            return Combined(None, {}, {}, {}, reasons)
-        models = torch.empty(len(kept), layout.size, dtype=layout.precision)
-        for row, reply in zip(models, kept, strict=True):
-            row.copy_(layout.vector(reply.arrays))
+        collected = self.begin(sent)
+        for client, reason in (failures or {}).items():
+            collected.refuse(client, reason)
+        for reply in replies:
+            collected.add(reply)
+        return collected.combine()
+
+    def begin(self, sent: Arrays, folder: Path | None = None) -> Collected:
+        """Begin a round with the model that is sent; use it where replies come one by one and are not kept.
+
+        Large updates wait in temporary files, in `folder` or where this machine has such files.
+        """
+        return Collected(self, sent, folder)
+
+    def weigh(self, layout: Layout, sent: Arrays, updates: Updates) -> Draft:
+        """Weigh one cohort's updates, which are changes of the model that was sent, and remember what criteria do."""
         federation = Federation(self.name, self.name, 0, self.rule)
-        start = layout.vector(sent)
-        names = tuple(reply.client for reply in kept)
-        task = Task(self.name, 0, self._round, names, start, federation.loss.first(), federation.algorithm)
-        state = RoundState(
-            self._round - 1, start, task.loss, OrderState(self.rule.start_order, 0.0), memory=self._memory
-        )
-        updates = Updates(
-            federation=self.name,
-            round=self._round,
-            clients=names,
-            samples=np.array([round(reply.samples) for reply in kept], dtype=np.int64),
-            criteria={name: np.array([float(reply.measures[name]) for reply in kept]) for name in self.asked}
-            | {SAMPLES: np.array([float(reply.samples) for reply in kept])},
-            losses=np.full(len(kept), math.nan),
-            payload=DenseModels(models),
-        )
-        self._server.layout = layout
+        # Changes begin from 0; this zero needs no memory, whatever the size of the model.
+        start = torch.from_numpy(np.zeros(1, layout.precision)).expand(layout.size(layout.floating))
+        task = Task(self.name, 0, updates.round, updates.clients, start, federation.loss.first(), federation.algorithm)
+        orders = OrderState(self.rule.start_order, 0.0)
+        state = RoundState(updates.round - 1, start, task.loss, orders, memory=self._memory)
+        self._server.layout, self._server.sent = layout, sent
         draft = weigh_soundly(federation, state, task, updates, self._server, Plan(1, 1.0, min_clients=0))
         self._memory = draft.memory
-        reasons |= {failure.client: failure.reason for failure in draft.updates.failures}
+        return draft
+
+    def next_round(self) -> int:
+        """Return the number of the round that begins."""
+        self._round += 1
+        return self._round
+
+    def lacks(self, reply: Reply) -> str:
+        """Say what a reply lacks that the rule needs; empty where it has all."""
+        if not math.isfinite(reply.samples):
+            return f"samples = {reply.samples}; allowed: a number from 1 on"
+        lacking = [name for name in self.asked if name not in reply.measures]
+        return f"criterion {lacking[0]} is missing" if lacking else ""
+
+
+class Collected:
+    """The replies of one round, checked as they come; of each, only its update is kept, on the disk where it is large.
+
+    Add replies in any order: sums run by client, so that the result does not depend on it.
+    """
+
+    def __init__(self, weighing: WeighedRounds, sent: Arrays, folder: Path | None) -> None:
+        self._weighing, self._sent = weighing, sent
+        self._layout = Layout.of(sent)
+        layout = self._layout
+        self._updates = Spill(layout.size(layout.floating), layout.precision, folder, MEMORY)
+        self._counted = Spill(layout.size(layout.counting), np.dtype(np.float64), folder, MEMORY)
+        self._rows: dict[str, Reply] = {}
+        self.reasons: dict[str, str] = {}
+        """Why clients are left out."""
+
+    def refuse(self, client: str, reason: str) -> None:
+        """Leave a client out."""
+        self.reasons[client] = reason
+
+    def add(self, reply: Reply) -> str:
+        """Take a reply in; the result says why it is left out, and is empty where it is not."""
+        reason = self._layout.refusal(reply.arrays) or self._weighing.lacks(reply)
+        if reply.client in self._rows:
+            reason = "answered twice"
+        if reason:
+            self.reasons[reply.client] = reason
+            return reason
+        layout, base = self._layout, None if reply.is_change else self._sent
+        self._updates.add(layout.changes(layout.floating, reply.arrays, base))
+        self._counted.add(layout.changes(layout.counting, reply.arrays, base))
+        self._rows[reply.client] = replace(reply, arrays={})
+        return ""
+
+    def combine(self) -> Combined:
+        """Weigh the replies and combine them."""
+        number = self._weighing.next_round()
+        order = {client: row for row, client in enumerate(self._rows)}
+        clients = tuple(client for client in sorted(self._rows) if client not in self.reasons)
+        if not clients:
+            return Combined(None, {}, {}, {}, self.reasons)
+        replies = [self._rows[client] for client in clients]
+        updates = Updates(
+            federation=self._weighing.name,
+            round=number,
+            clients=clients,
+            samples=np.array([round(reply.samples) for reply in replies], dtype=np.int64),
+            criteria={name: np.array([float(r.measures[name]) for r in replies]) for name in self._weighing.asked}
+            | {SAMPLES: np.array([float(reply.samples) for reply in replies])},
+            losses=np.full(len(replies), math.nan),
+            payload=self._updates.models([order[client] for client in clients]),
+        )
+        draft = self._weighing.weigh(self._layout, self._sent, updates)
+        reasons = self.reasons | {failure.client: failure.reason for failure in draft.updates.failures}
         if draft.weighing is None or draft.kept_old:
             return Combined(None, {}, {}, {}, reasons)
         weighing, clients = draft.weighing, draft.updates.clients
-        by_name = {reply.client: reply.arrays for reply in kept}
-        counted = layout.counted([by_name[name] for name in clients], weighing.weights)
+        counted = self._counted.models([order[client] for client in clients]).combine(draft.model, weighing.weights)
         return Combined(
-            arrays=layout.arrays(draft.model, counted),
+            arrays=self._layout.arrays(draft.model, counted, self._sent),
             weights=dict(zip(clients, weighing.weights.tolist(), strict=True)),
             scores=dict(zip(clients, weighing.scores.tolist(), strict=True)),
             measures={
@@ -129,26 +198,6 @@ class WeighedRounds:
             },
             reasons=reasons,
         )
-
-    def _sound(self, layout: Layout, replies: Sequence[Reply]) -> tuple[list[Reply], dict[str, str]]:
-        """Return the replies that have the right arrays and every measure, by client, and why others have not."""
-        kept: list[Reply] = []
-        reasons: dict[str, str] = {}
-        for reply in sorted(replies, key=lambda reply: reply.client):
-            reason = layout.refusal(reply.arrays) or self._missing(reply)
-            if reason:
-                reasons[reply.client] = reason
-            elif kept and kept[-1].client == reply.client:
-                reasons[reply.client] = "answered twice"
-            else:
-                kept.append(reply)
-        return [reply for reply in kept if reply.client not in reasons], reasons
-
-    def _missing(self, reply: Reply) -> str:
-        if not math.isfinite(reply.samples):
-            return f"samples = {reply.samples}; allowed: a number from 1 on"
-        lacking = [name for name in self.asked if name not in reply.measures]
-        return f"criterion {lacking[0]} is missing" if lacking else ""
 
 
 def _criteria(settings: WeighingSettings, rows: ServerRows | None, option: str) -> list[registry.Criterion]:

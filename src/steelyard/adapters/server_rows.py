@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from steelyard.adapters.arrays import Layout
+from steelyard.adapters.arrays import Arrays, Layout
 from steelyard.errors import UserError
 from steelyard.learning import evaluation
 from steelyard.messages import ServerTest
@@ -17,6 +17,8 @@ class NoRows:
     """A server without rows; criteria that need some are refused before the first round."""
 
     layout: Layout | None = None
+    sent: Arrays | None = None
+    """The model of the round; what is tested are changes of it."""
 
     def initial(self, seed: int) -> torch.Tensor:
         raise NotImplementedError("the framework makes the first model")
@@ -39,8 +41,7 @@ class ServerRows(NoRows):
             raise UserError(f"rows: {len(self._features)} features and {len(self._labels)} labels; allowed: as many")
 
     def test(self, seed: int, models: torch.Tensor) -> ServerTest:
-        """Return accuracy and F1 of each class for each model [models, parameters]."""
-        assert self.layout is not None
+        """Return accuracy and F1 of each class for each model, given as changes [models, parameters]."""
         state = self._network.state_dict()
         counts = [self._confusion(model, state) for model in models]
         stacked = np.stack(counts)
@@ -48,7 +49,9 @@ class ServerRows(NoRows):
 
     def _confusion(self, model: torch.Tensor, state: dict[str, torch.Tensor]) -> Any:
         assert self.layout is not None
-        given = {name: torch.from_numpy(np.array(array)) for name, array in self.layout.arrays(model, {}).items()}
+        # A copy: what the changes are added to must stay as it is.
+        arrays = self.layout.arrays(model.clone(), None, self.sent)
+        given = {name: torch.from_numpy(array) for name, array in arrays.items()}
         missing = [name for name in state if name not in given and state[name].is_floating_point()]
         if missing:
             raise UserError(f"rows: the network has '{missing[0]}', which clients do not send; allowed: their network")

@@ -7,26 +7,9 @@ the number of steps a rule takes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from steelyard.messages import Floats
-
-if TYPE_CHECKING:
-    import torch
-
-AT_ONCE = {"cpu": 1 << 20, "cuda": 1 << 26}
-"""Numbers that are looked at in one go: all models at once may need several times their memory."""
-
-
-def spans(models: torch.Tensor, rows: int) -> Iterator[slice]:
-    """Yield the columns of models [clients, parameters] in runs small enough to work on so many rows of them."""
-    size = models.shape[1]
-    block = max(1, AT_ONCE["cuda" if models.is_cuda else "cpu"] // max(rows, 1))
-    for begin in range(0, size, block):
-        yield slice(begin, min(begin + block, size))
 
 
 def distances(gram: Floats) -> Floats:

@@ -15,9 +15,8 @@ import torch
 
 from steelyard.defence import rules
 from steelyard.defence.geometry import lengths as lengths_of
-from steelyard.defence.geometry import spans
 from steelyard.defence.settings import BY_COORDINATE, DefenceSettings
-from steelyard.messages import DenseModels, Floats
+from steelyard.messages import Floats, SingleModels
 
 
 class RobustRule:
@@ -30,7 +29,7 @@ class RobustRule:
     def __init__(
         self,
         settings: DefenceSettings,
-        payload: DenseModels,
+        payload: SingleModels,
         parameters: torch.Tensor,
         gram_of: Callable[[], Floats],
         root_of: Callable[[], torch.Tensor] | None = None,
@@ -38,7 +37,7 @@ class RobustRule:
     ) -> None:
         self.settings = settings
         self.payload = payload
-        self.parameters = parameters.to(payload.models.device)
+        self.parameters = parameters.to(payload.like.device)
         self._gram_of = gram_of
         self._root_of = root_of
         self._radius_before = radius_before
@@ -52,10 +51,9 @@ class RobustRule:
 
     def _by_product(self, weights: Floats) -> torch.Tensor:
         coefficients = np.stack([self.coefficients(each) for each in weights])
-        models = self.payload.models
-        rest = torch.as_tensor(1.0 - coefficients.sum(axis=1), dtype=models.dtype, device=models.device)
-        sums = torch.as_tensor(coefficients, dtype=models.dtype, device=models.device) @ models
-        return torch.addmm(sums, rest[:, None], self.parameters[None])
+        sums = self.payload.combine(self.parameters, coefficients)
+        rest = torch.as_tensor(1.0 - coefficients.sum(axis=1), dtype=sums.dtype, device=sums.device)
+        return sums.addcmul_(rest[:, None], self.parameters[None])
 
     def coefficients(self, weights: Floats) -> Floats:
         """Return c of the new model Θ + Σ c_a u_a; for rules that need only inner products."""
@@ -108,21 +106,20 @@ class RobustRule:
         if self._root_of is None:
             raise AssertionError("fltrust without a server that trains is refused before a run")
         mine = (self._root_of().to(self.parameters.device) - self.parameters).to(torch.float64)
-        models, products = self.payload.models, torch.zeros(len(self.payload.models), dtype=torch.float64)
+        products = torch.zeros(len(self.payload.like), dtype=torch.float64)
         base = float(mine @ self.parameters.to(torch.float64))
-        for span in spans(models, len(models)):
-            products += (models[:, span].to(torch.float64) @ mine[span]).cpu()
+        for span, models in self.payload.blocks():
+            products += (models.to(torch.float64) @ mine[span]).cpu()
         found = products.numpy() - base
         return found if self._mixing is None else self._mixing @ found, float(mine.norm())
 
     def _by_coordinate(self, weights: Floats) -> torch.Tensor:
-        models = self.payload.models
-        device = models.device
+        kind, device = self.payload.like.dtype, self.payload.like.device
         given = torch.as_tensor(weights / weights.sum(axis=1, keepdims=True), dtype=torch.float64, device=device)
-        mixed = None if self._mixing is None else torch.as_tensor(self._mixing, dtype=models.dtype, device=device)
-        found = torch.empty((len(weights), models.shape[1]), dtype=models.dtype, device=device)
-        for span in spans(models, len(models)):
-            values = models[:, span] if mixed is None else mixed @ models[:, span]
+        mixed = None if self._mixing is None else torch.as_tensor(self._mixing, dtype=kind, device=device)
+        found = torch.empty((len(weights), len(self.parameters)), dtype=kind, device=device)
+        for span, models in self.payload.blocks():
+            values = models if mixed is None else mixed @ models
             for row, mine in enumerate(given):
                 if self.settings.rule == "median":
                     found[row, span] = rules.median(values, mine)

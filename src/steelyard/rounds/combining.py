@@ -14,7 +14,7 @@ from steelyard.algorithms.algorithm import Algorithm, ServerStep, Vectors
 from steelyard.clients.protocol import FittingServer, Server
 from steelyard.defence.robust import RobustRule
 from steelyard.errors import UserError
-from steelyard.messages import DenseModels, Floats, Task, Updates
+from steelyard.messages import DenseModels, Floats, SingleModels, Task, Updates
 from steelyard.privacy.hidden import BeyondBound, HiddenUpdates
 from steelyard.rounds.soundness import Exploded
 from steelyard.rounds.state import Federation
@@ -91,7 +91,7 @@ def _average(
         return partial(_aggregate, task, payload)
     if settings is None or not settings.robust:
         return partial(payload.combine, task.parameters)
-    if not isinstance(payload, DenseModels):
+    if not isinstance(payload, SingleModels):
         raise UserError(
             "weighing.defence: the server sees no single models in this run; allowed: no [weighing.defence]"
         )

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steelyard.errors import UserError
-from steelyard.messages import Counts, DenseModels, Floats, ServerTest, Updates
+from steelyard.messages import Counts, Floats, ServerTest, SingleModels, Updates
 
 if TYPE_CHECKING:
     import torch  # only for annotations: criteria are listed without waiting for torch
@@ -137,12 +137,12 @@ class CohortView:
         payload = updates.payload
 
         def validation() -> ServerTest:
-            if not isinstance(payload, DenseModels):
+            if not isinstance(payload, SingleModels):
                 raise UserError(
                     "weighing.criteria: the server sees no single models in this run; allowed: criteria that do not "
                     "need them"
                 )
-            return test(payload.models)
+            return payload.tested(test)
 
         return cls(
             samples=read_only(updates.samples),

@@ -22,8 +22,7 @@ import torch
 from steelyard import randomness
 from steelyard.data.dataset import HONEST, Behaviour
 from steelyard.data.flaw_settings import OMNISCIENT
-from steelyard.defence.geometry import spans
-from steelyard.messages import DenseModels, Task
+from steelyard.messages import DenseModels, Task, spans
 
 
 def attack(task: Task, names: Sequence[str], models: torch.Tensor, behaviours: Mapping[str, Behaviour]) -> None:
@@ -57,7 +56,7 @@ def _alone(task: Task, name: str, model: torch.Tensor, origin: torch.Tensor, how
 
 def _together(models: torch.Tensor, origin: torch.Tensor, honest: list[int], rows: list[int], how: Behaviour) -> None:
     scale = _widest(models, origin, honest) if how.attack == "min-max" else how.strength
-    for span in spans(models, len(honest)):
+    for span in spans(models.shape[1], len(honest), models.device.type):
         part, start = models[:, span][honest], origin[span]
         mean = part.mean(dim=0)
         away = mean - start if how.attack == "ipm" else part.std(dim=0, correction=0)
@@ -72,7 +71,7 @@ def _widest(models: torch.Tensor, origin: torch.Tensor, honest: list[int]) -> fl
     share = np.full(len(honest), 1.0 / len(honest))
     away = squares - 2 * gram @ share + share @ gram @ share
     length, along = 0.0, np.zeros(len(honest))
-    for span in spans(models, len(honest)):
+    for span in spans(models.shape[1], len(honest), models.device.type):
         exact = models[:, span][honest].to(torch.float64)
         deviation = exact.std(dim=0, correction=0)
         length += float(deviation.square().sum())
