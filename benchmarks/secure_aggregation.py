@@ -84,7 +84,7 @@ def paillier(size: int, clients: int, tries: int = 12) -> dict[str, Any]:
     """Time Paillier at 3072 bits on some ciphertexts, for a vector of `size` numbers."""
     settings = AggregationSettings(kind="paillier")
     clock = Clock()
-    keys = PaillierKeys(settings.modulus_bits)
+    keys = PaillierKeys.generate(settings.modulus_bits)
     made = clock.lap()
     packing = Packing(FixedPoint.of(settings.word_bits, settings.bound, clients), settings.modulus_bits)
     ciphertexts = -(-size // packing.slots)

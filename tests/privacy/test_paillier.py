@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+
+import gmpy2
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from phe import paillier
 
 from steelyard.privacy.fixed_point import FixedPoint
 from steelyard.privacy.paillier import Packing, PaillierKeys
@@ -14,7 +16,7 @@ from steelyard.privacy.paillier import Packing, PaillierKeys
 
 @pytest.fixture(scope="module")
 def keys() -> PaillierKeys:
-    return PaillierKeys(2048)
+    return PaillierKeys.generate(2048)
 
 
 def test_sums_of_ciphertexts(keys: PaillierKeys):
@@ -27,7 +29,7 @@ def test_many_at_once_are_the_same_in_order(keys: PaillierKeys):
     plains = [*range(40), int(keys.public.n) - 1]
     ciphers = keys.encrypt_all(plains)
     assert len(set(ciphers)) == len(plains)
-    assert keys.decrypt_all(ciphers) == plains == [keys._private.raw_decrypt(cipher) for cipher in ciphers]
+    assert keys.decrypt_all(ciphers) == plains == [keys.decrypt(cipher) for cipher in ciphers]
     assert keys.encrypt_all([]) == []
 
 
@@ -35,17 +37,31 @@ def test_the_same_number_never_looks_the_same(keys: PaillierKeys):
     assert keys.encrypt(7) != keys.encrypt(7)
 
 
-def test_phe_reads_what_is_encrypted_here_and_the_other_way_round(keys: PaillierKeys):
-    public = paillier.PaillierPublicKey(int(keys.public.n))
-    assert keys.decrypt(public.raw_encrypt(123456789)) == 123456789
-    private = paillier.PaillierPrivateKey(public, keys._private.p, keys._private.q)
-    assert private.raw_decrypt(keys.encrypt(987654321)) == 987654321
+@pytest.mark.parametrize(
+    ("plain", "factor", "digest"),
+    [
+        (123456789, 987654321, "204b2f85fd33174d17cc161767dab83f851beaa823912215ff411871e1a06718"),
+        (-5, 3**500, "06f1e10b763446e60e68a42a08c1ba57a264ad939e95a2add61c7d4256339bac"),
+    ],
+)
+def test_ciphertexts_that_phe_made_are_read(plain: int, factor: int, digest: str):
+    """The paper's equation gives the ciphertext of phe 1.5.0 (the digest is of its digits), and it is read here."""
+    p, q = (int(gmpy2.next_prime((3 << 1022) + more)) for more in (0, 1 << 1000))
+    n = p * q
+    cipher = (1 + n * plain) * pow(factor, n, n * n) % (n * n)
+    assert hashlib.sha256(str(cipher).encode()).hexdigest() == digest
+    assert PaillierKeys(p, q).decrypt(cipher) == plain % n
+
+
+def test_a_ciphertext_times_a_number_that_all_may_know(keys: PaillierKeys):
+    assert keys.decrypt(keys.public.multiply(keys.encrypt(12), 1000)) == 12_000
+    assert keys.decrypt(keys.public.multiply(keys.encrypt(12), -1)) == int(keys.public.n) - 12
 
 
 def test_the_random_factor_is_an_nth_residue(keys: PaillierKeys):
     """n-th residues are the ciphertexts of 0, and x^λ = 1 modulo n² tells them."""
     factor = int(keys._random_residues(1)[0])
-    p, q = int(keys._private.p), int(keys._private.q)
+    p, q = (int(found.prime) for found in keys._factors)
     square = int(keys.public.square)
     assert 0 < factor < square
     assert pow(factor, (p - 1) * (q - 1), square) == 1

@@ -1,9 +1,13 @@
 """Paillier's cryptosystem for sums: many numbers in one ciphertext, added by a server that holds no key.
 
-Keys and the arithmetic of decryption are those of the `phe` library, powers those of gmpy2 (GMP), many at a time and on
-all processors. Two things are done here: packing, which phe does not have, and the random factor of a ciphertext. The
-clients share the secret key, so they may work modulo p² and q² apart: r^n mod n² is a uniform n-th residue, modulo p²
-those are exactly the y^p, and y^p and z^q put together cost a third of what phe's r^n does.
+    encrypt: c = (1 + n)^m · r^n mod n²;  n = pq
+    decrypt: m mod p = L(c^(p−1) mod p²) · L((1 + n)^(p−1) mod p²)^(−1) mod p, with L(u) = (u − 1)/p;  likewise mod q
+    add: c₁·c₂;  multiply by k: c^k
+
+(Paillier 1999, with g = 1 + n and the Chinese remainders of its section 7.) Primes are those of an RSA key by the
+`cryptography` library, powers those of gmpy2 (GMP), many at a time and on all processors. The clients share the secret
+key, so they may draw r^n modulo p² and q² apart: it is a uniform n-th residue, modulo p² those are exactly the y^p, and
+y^p and z^q put together cost a third of what r^n does. https://doi.org/10.1007/3-540-48910-X_16
 """
 
 from __future__ import annotations
@@ -17,8 +21,8 @@ from typing import Any
 
 import gmpy2
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric import rsa
 from numpy.typing import NDArray
-from phe import paillier
 
 from steelyard.privacy.fixed_point import FixedPoint
 
@@ -65,16 +69,23 @@ class Packing:
 
 
 class PaillierKeys:
-    """The key pair of a run's clients; the server gets `public` alone, which adds ciphertexts and opens none."""
+    """The key pair of a run's clients; the server gets `public` alone, which adds ciphertexts and opens none.
 
-    def __init__(self, bits: int) -> None:
-        pair: Any = paillier.generate_paillier_keypair(n_length=bits)
-        public, private = pair
-        self.public = PaillierPublic(int(public.n))
-        self._private = private
-        p, q = _gmp.mpz(private.p), _gmp.mpz(private.q)
-        self._factors = (p, p * p), (q, q * q)
-        self._lift = p * p * _gmp.invert(p * p, q * q)
+    The primes are of like length, so that n and (p − 1)(q − 1) have no common factor.
+    """
+
+    def __init__(self, p: int, q: int) -> None:
+        self.public = PaillierPublic(p * q)
+        self._factors = tuple(_Factor.of(_gmp.mpz(prime), self.public.n) for prime in (p, q))
+        one, other = self._factors
+        self._lift = one.square * _gmp.invert(one.square, other.square)
+        self._lift_plain = one.prime * _gmp.invert(one.prime, other.prime)
+
+    @classmethod
+    def generate(cls, bits: int) -> PaillierKeys:
+        """Return a fresh pair with a modulus of so many bits; use it at the beginning of a run."""
+        numbers = rsa.generate_private_key(public_exponent=65537, key_size=bits).private_numbers()
+        return cls(numbers.p, numbers.q)
 
     def encrypt(self, plain: int) -> int:
         """Return a ciphertext of a number below n; done by a client."""
@@ -103,22 +114,39 @@ class PaillierKeys:
         ]
 
     def _random_residues(self, count: int) -> list[Any]:
-        (p, p2), (q, q2) = self._factors
-        below = _gmp.powmod_base_list([secrets.randbelow(int(p) - 1) + 1 for _ in range(count)], p, p2)
-        above = _gmp.powmod_base_list([secrets.randbelow(int(q) - 1) + 1 for _ in range(count)], q, q2)
+        below, above = (factor.random_residues(count) for factor in self._factors)
         square = self.public.square
         return [(one + (other - one) * self._lift) % square for one, other in zip(below, above, strict=True)]
 
     def _decrypted(self, ciphers: Sequence[int]) -> list[int]:
-        # What phe's raw_decrypt does, with the powers of many ciphertexts at a time.
-        (p, p2), (q, q2) = self._factors
-        key = self._private
-        below = _gmp.powmod_base_list(list(ciphers), p - 1, p2)
-        above = _gmp.powmod_base_list(list(ciphers), q - 1, q2)
-        return [
-            int(key.crt(key.l_function(one, p) * key.hp % p, key.l_function(other, q) * key.hq % q))
-            for one, other in zip(below, above, strict=True)
-        ]
+        n = self.public.n
+        below, above = (factor.decrypted(ciphers) for factor in self._factors)
+        return [int((one + (other - one) * self._lift_plain) % n) for one, other in zip(below, above, strict=True)]
+
+
+@dataclass(frozen=True, eq=False)
+class _Factor:
+    """One prime factor of the modulus: what is done modulo its square."""
+
+    prime: Any
+    square: Any
+    inverse: Any
+    """L((1 + n)^(p−1) mod p²)^(−1) mod p."""
+
+    @classmethod
+    def of(cls, prime: Any, n: Any) -> _Factor:
+        square = prime * prime
+        return cls(prime, square, _gmp.invert((_gmp.powmod(1 + n, prime - 1, square) - 1) // prime, prime))
+
+    def random_residues(self, count: int) -> list[Any]:
+        """Return uniform n-th residues modulo p²."""
+        bases = [secrets.randbelow(int(self.prime) - 1) + 1 for _ in range(count)]
+        return _gmp.powmod_base_list(bases, self.prime, self.square)
+
+    def decrypted(self, ciphers: Sequence[int]) -> list[Any]:
+        """Return the numbers in ciphertexts modulo p."""
+        powers = _gmp.powmod_base_list(list(ciphers), self.prime - 1, self.square)
+        return [(power - 1) // self.prime * self.inverse % self.prime for power in powers]
 
 
 class PaillierPublic:
@@ -135,6 +163,10 @@ class PaillierPublic:
     def add(self, one: int, other: int) -> int:
         """Return a ciphertext of the sum of two."""
         return int(one * _gmp.mpz(other) % self.square)
+
+    def multiply(self, cipher: int, factor: int) -> int:
+        """Return a ciphertext of a number times a whole one that everybody may know."""
+        return int(_gmp.powmod(cipher, factor, self.square))
 
 
 def _on_all_processors(work: Callable[[Sequence[int]], list[int]], numbers: Sequence[int]) -> list[int]:

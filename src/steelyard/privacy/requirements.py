@@ -10,7 +10,7 @@ from steelyard.privacy.aggregation_settings import AggregationSettings
 INSTALL = "pip install 'steelyard[privacy]'"
 _NEEDED = {
     "secure": {"cryptography": "privacy"},
-    "paillier": {"cryptography": "privacy", "phe": "encryption", "gmpy2": "encryption"},
+    "paillier": {"cryptography": "privacy", "gmpy2": "encryption"},
     "ckks": {"cryptography": "privacy", "tenseal": "encryption"},
 }
 """By kind of aggregation: the modules that it cannot do without, and the extra that brings each."""

@@ -72,5 +72,5 @@ class EncryptedSums:
 def make_keys(settings: AggregationSettings, clients: int) -> PaillierKeys | CkksKeys:
     """Return keys for cohorts of at most so many clients; made once a run, among the clients."""
     if settings.kind == "paillier":
-        return PaillierKeys(settings.modulus_bits)
+        return PaillierKeys.generate(settings.modulus_bits)
     return CkksKeys(Grid.of(settings.bound, clients))
