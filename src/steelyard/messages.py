@@ -197,7 +197,7 @@ class DenseModels(SingleModels):
         # In float64 a sum of float32 numbers is finite exactly when every term is: not even 1e38s overflow.
         return self.models.sum(dim=1, dtype=torch.float64).isfinite().cpu().numpy()
 
-    def content(self) -> Sequence[NDArray[Any]]:
+    def content(self) -> Sequence[NDArray[Any]] | None:
         return list(self.models.detach().cpu().contiguous().numpy())
 
 

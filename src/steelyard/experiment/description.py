@@ -274,6 +274,9 @@ class Description(Section):
         """Build those clients that live on one node of a federation across machines, from the node's own data."""
         raise UserError(f"kind: '{type(self).__name__}' cannot run across machines yet; allowed: steelyard run")
 
+    def check_runs_here(self, where: str) -> None:
+        """Refuse a run that another program carries on; called before a run goes on."""
+
     def check_federated(self) -> None:
         """Refuse what works in a simulation only; called on the server and on every node, before anything is sent."""
 

@@ -17,12 +17,17 @@ from steelyard.experiment.description import READING, Description
 from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.paths import resolve_paths
 from steelyard.experiment.recommend import RecommendDescription
+from steelyard.experiment.recorded import RecordedDescription
 from steelyard.files import RUN_FILE as RUN_FILE
 from steelyard.settings import change, parse, validated
 
 LONGEST = 1_000_000
 """Bytes of an experiment file in a run's folder that are looked at; none of ours comes near."""
-KINDS: Mapping[str, type[Description]] = {"learning": LearningDescription, "recommend": RecommendDescription}
+KINDS: Mapping[str, type[Description]] = {
+    "learning": LearningDescription,
+    "recommend": RecommendDescription,
+    "recorded": RecordedDescription,
+}
 
 
 def kind_of(kind: object) -> type[Description]:
@@ -101,6 +106,8 @@ def build(document: Mapping[str, Any], where: str = "experiment", *, reading: bo
     `reading` leaves criteria unchecked that may be known only where the experiment ran.
     """
     kind = kind_of(document.get("kind", "learning"))
+    if kind is RecordedDescription and not reading:
+        validated(kind, document, where, READING).check_runs_here(where)
     return validated(kind, document, where, READING if reading else None)
 
 

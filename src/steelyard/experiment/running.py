@@ -216,6 +216,7 @@ def resume(
     files.check_run(folder)
     history = History(folder)
     experiment = read_experiment(folder)
+    experiment.check_runs_here(str(folder))
     if history.info.get("status") == "finished":
         require_whole(history.chain, folder, accept=accept_changes)
         tidy(folder)

@@ -55,11 +55,12 @@ def _changed(history: History) -> list[str]:
 
 def _state(view: RunView) -> list[str]:
     lines: list[str] = []
-    for name, history, experiment in zip(view.names, view.histories, view.experiments, strict=True):
+    for name, history in zip(view.names, view.histories, strict=True):
         status = history.info.get("status", "unknown")
         if status != "finished":
             last = int(history.rounds["round"].to_numpy().max()) if len(history.rounds) else 0
-            lines.append(f"{name} is {status}: round {last} of {experiment.resolved().rounds.count}.")
+            planned = f" of {history.info['rounds']}" if "rounds" in history.info else ""
+            lines.append(f"{name} is {status}: round {last}{planned}.")
     return lines
 
 

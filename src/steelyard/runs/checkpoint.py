@@ -51,6 +51,11 @@ def pack(states: Mapping[str, RoundState], clients: Mapping[str, torch.Tensor]) 
     return tensors, json.dumps(rest)
 
 
+def without_models(states: Mapping[str, RoundState]) -> dict[str, RoundState]:
+    """Return states whose models are empty, for runs that keep none."""
+    return {name: replace(state, parameters=state.parameters[:0]) for name, state in states.items()}
+
+
 class _Rest(BaseModel):
     """Everything of a state but its model, as `pack` writes it."""
 

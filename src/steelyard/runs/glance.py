@@ -231,7 +231,7 @@ def glance(root: Path, name: str) -> Glance:
         changed=changed,
         bytes=size,
         writer=writer,
-        flower=info.get("clients") == "flower",
+        flower=info.get("clients") in ("flower", "recorded"),
     )
 
 

@@ -32,11 +32,19 @@ class Store:
     """The writer of one run folder; implements the loop's `Recorder`. Only one process may hold it at a time."""
 
     def __init__(
-        self, folder: Path, checkpoint_every: int = 1, clients_every: int = 1, *, every_digest: bool = False
+        self,
+        folder: Path,
+        checkpoint_every: int = 1,
+        clients_every: int = 1,
+        *,
+        every_digest: bool = False,
+        keep_models: bool = True,
     ) -> None:
         self.folder = folder
         self.checkpoint_every = checkpoint_every
         self.clients_every = clients_every
+        self.keep_models = keep_models
+        """False: checkpoints hold no models, for federations that others run and go on with."""
         self.ledger: Ledger | None = None
         """The privacy ledger of a run that has one, set before its first round: the chain holds how far it has come."""
         self._digests, self._chained = Digests(every=every_digest), -1
@@ -97,7 +105,8 @@ class Store:
         due = last or round % self.checkpoint_every == 0
         single = last or round % self.clients_every == 0
         self._digests.take(round, records, states, single=single)
-        packed = checkpoint.pack(states, snapshot()) if due else None
+        kept_states = states if self.keep_models else checkpoint.without_models(states)
+        packed = checkpoint.pack(kept_states, snapshot()) if due else None
         with self._writing(f"round {round}"):
             kept: tuple[int, str, str, str] | None = None
             if packed is not None:
@@ -178,7 +187,7 @@ class Store:
                     "WHERE f.name = ? AND d.round = ?",
                     (name, state.round),
                 ).fetchone()
-                if not checked.problem and row != (model_digest(state.parameters),):
+                if self.keep_models and not checked.problem and row != (model_digest(state.parameters),):
                     words = f"the checkpoint's model of {name} is not the one that round {state.round} ended with"
                     checked = replace(checked, problem=words)
         except sqlite3.Error as error:

@@ -1,0 +1,249 @@
+"""The run folder of a federation that somebody else runs: written round by round, whole after every round.
+
+    recorder = Recorder("runs/hospitals", WeighedRounds("VP>DS/max").rule, framework="Flower", rounds=10)
+    recorder.write(weights={"a": 0.4, "b": 0.6}, measures={"a": {"DS": 20.0, "VP": 0.7}, "b": {"DS": 30.0, "VP": 0.8}})
+    recorder.finish()
+
+`steelyard report`, `watch`, `weigh`, `export` and whatever else looks at runs work on the folder. An app that is
+started again opens the same folder and goes on with the round after the last one.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tomli_w
+import torch
+from numpy.typing import NDArray
+
+from steelyard.errors import UserError, listed, own_folder
+from steelyard.experiment.continuing import CODE_FILES, DATA, TEXT, check_rules
+from steelyard.experiment.description import READING
+from steelyard.experiment.loading import RUN_FILE, read_experiment
+from steelyard.experiment.recorded import RecordedDescription
+from steelyard.experiment.run_notes import versions, why
+from steelyard.messages import DenseModels, Evaluations, Failure, Updates
+from steelyard.rounds.state import Federation, RoundRecord, RoundState
+from steelyard.runs.process import this_process
+from steelyard.runs.reader import History
+from steelyard.runs.setup import set_up
+from steelyard.runs.store import Store, exists
+from steelyard.settings import validated
+from steelyard.weighing.priorities import OrderState
+from steelyard.weighing.rule import Rule, label
+from steelyard.weighing.trust import trusted, warnings
+from steelyard.weighing.view import Memory
+from steelyard.weighing.weights import Weighing
+
+
+@dataclass(frozen=True)
+class ClientTest:
+    """One client's test of a round's new model; more is better in `score`."""
+
+    score: float
+    samples: int = 1
+    loss: float = math.nan
+    metrics: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Further figures by name."""
+
+
+class _NotSeen(DenseModels):
+    """Updates that stay with the framework: the chain holds no digests of them."""
+
+    def content(self) -> None:
+        return None
+
+
+class Recorder:
+    """Writes one run folder for a federation of another framework; use it from one thread.
+
+    `rule`: what weighs the clients (`WeighedRounds(...).rule`); `rounds`: how many there will be, where known;
+    `measure`: what clients' scores are; `keep_models`: keep the models that `write` is given (the newest two).
+    A folder that holds a run of the same rule is gone on with, and any other run is refused.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        rule: Rule,
+        *,
+        framework: str,
+        rounds: int | None = None,
+        measure: str = "accuracy",
+        keep_models: bool = False,
+    ) -> None:
+        self.folder = own_folder(Path(folder), "folder")
+        self._rule = rule
+        name = label(rule.settings)
+        self._federation = Federation(name, name, 0, rule)
+        document = {
+            "name": "recorded",
+            "kind": "recorded",
+            "framework": framework,
+            "measure": measure,
+            "keep_models": keep_models,
+            "weighing": rule.settings.model_dump(mode="json", exclude_none=True),
+        } | ({} if rounds is None else {"rounds": {"count": rounds}})
+        described = validated(RecordedDescription, document, "folder", READING)
+        if exists(self.folder):
+            self._check_same(described)
+        else:
+            text = tomli_w.dumps(document)
+            info = {TEXT: text, CODE_FILES: "{}", DATA: "{}", "clients": "recorded", **versions()}
+            set_up(self.folder, {RUN_FILE: text}, info, [self._federation])
+        self._store = Store(self.folder, keep_models=keep_models)
+        try:
+            self._go_on(rounds, measure)
+        except BaseException:
+            self._store.close()
+            raise
+
+    def _check_same(self, described: RecordedDescription) -> None:
+        """Refuse a folder of another kind of run, or of another rule; hold what was written against its chain."""
+        history, before = History(self.folder), read_experiment(self.folder)
+        if not isinstance(before, RecordedDescription):
+            raise UserError(f"folder: {self.folder} holds a run of Steelyard's own; allowed: a folder without a run")
+        check_rules(history, [self._federation])
+        for name in ("framework", "measure", "keep_models", "weighing"):
+            if getattr(before, name) != getattr(described, name):
+                raise UserError(f"folder: {self.folder} began with another {name}; allowed: the same, or a new folder")
+        if history.chain.problem:
+            raise UserError(f"folder: {self.folder}: {history.chain.problem}; allowed: as it was, or a new folder")
+
+    def _go_on(self, rounds: int | None, measure: str) -> None:
+        self._store.register([self._federation])
+        restored = self._store.resume()
+        self.round: int = restored.round
+        """The last round that was written; 0 is the first model, before any training."""
+        state = restored.states.get(self._federation.name)
+        self.memory: Mapping[str, Memory] = {} if state is None else state.memory
+        """What criteria remembered when that round ended; hand it to `WeighedRounds.go_on`."""
+        self._store.note(
+            status="running",
+            measure=measure,
+            writer=this_process().text(),
+            measured_by={criterion.name: criterion.measured_by for criterion in self._rule.criteria},
+            trust={self._federation.rule_name: trusted(self._rule)},
+            notes="; ".join(warnings([self._rule])),
+        )
+        self._begun = time.monotonic()
+        if self.round < 0:
+            self._commit(RoundRecord(self._federation.name, 0, 0.0), torch.zeros(0))
+        if rounds is not None:
+            self._store.note(rounds=self.round + rounds)
+
+    def write(
+        self,
+        weights: Mapping[str, float],
+        measures: Mapping[str, Mapping[str, float]],
+        *,
+        scores: Mapping[str, float] | None = None,
+        samples: Mapping[str, float] | None = None,
+        reasons: Mapping[str, str] | None = None,
+        tests: Mapping[str, ClientTest] | None = None,
+        accuracy: float | None = None,
+        server: Mapping[str, float] | None = None,
+        model: torch.Tensor | NDArray[Any] | None = None,
+        memory: Mapping[str, Memory] | None = None,
+    ) -> int:
+        """Write the next round, whole or not at all, and return its number.
+
+        `weights` and `measures` (raw values by criterion) are of each client that was weighed, `reasons` of each that
+        was left out; without weights the old model was kept. `scores` and what is normalised follow from the rule,
+        unless given. `tests`: how clients tested the new model; `accuracy`: over all of them, by default the mean by
+        samples; `server`: figures of the server's own test, "accuracy" among them. Of `model`, the new one as a flat
+        vector, the digest is kept, and the model itself where the folder keeps models.
+        """
+        number = self.round + 1
+        clients = sorted(weights)
+        weighing = self._weighing(clients, weights, measures, scores) if clients else None
+        counts = samples or {client: measures[client].get("DS", 0.0) for client in clients}
+        updates = Updates(
+            federation=self._federation.name,
+            round=number,
+            clients=tuple(clients),
+            samples=np.array([round(counts.get(client, 0.0)) for client in clients], dtype=np.int64),
+            criteria={},
+            losses=np.full(len(clients), np.nan),
+            payload=_NotSeen(torch.zeros(len(clients), 0)),
+            failures=tuple(Failure(client, reason) for client, reason in sorted((reasons or {}).items())),
+        )
+        answer = None if not tests else self._tested(number, tests)
+        if accuracy is None and answer is not None:
+            accuracy = float(answer.overall()[0])
+        figures = dict(server or {})
+        record = RoundRecord(
+            self._federation.name,
+            number,
+            time.monotonic() - self._begun,
+            updates=updates,
+            weighing=weighing,
+            order=self._rule.start_order,
+            kept_old=not clients,
+            evaluations=answer,
+            accuracy=None if accuracy is None or not math.isfinite(accuracy) else accuracy,
+            server_accuracy=figures.pop("accuracy", None),
+            server_metrics=dict(sorted(figures.items())),
+        )
+        self.memory = self.memory if memory is None else memory
+        self._commit(record, torch.zeros(0) if model is None else torch.as_tensor(model).detach().reshape(-1))
+        return number
+
+    def _weighing(
+        self,
+        clients: Sequence[str],
+        weights: Mapping[str, float],
+        measures: Mapping[str, Mapping[str, float]],
+        scores: Mapping[str, float] | None,
+    ) -> Weighing:
+        for client in clients:
+            lacking = [name for name in self._rule.names if name not in measures.get(client, {})]
+            if lacking:
+                raise UserError(f"measures: client {client} has no {lacking[0]}; allowed: {listed(self._rule.names)}")
+        raw = np.array([[float(measures[client][name]) for name in self._rule.names] for client in clients])
+        found = self._rule.weigh(raw)
+        given = np.array([float(weights[client]) for client in clients])
+        scored = found.scores if scores is None else np.array([float(scores[client]) for client in clients])
+        return Weighing(found.criteria, raw, found.normalised, scored, given, found.all_zero, found.uniform)
+
+    def _tested(self, number: int, tests: Mapping[str, ClientTest]) -> Evaluations:
+        clients = sorted(tests)
+        names = sorted({name for test in tests.values() for name in test.metrics})
+        return Evaluations(
+            federation=self._federation.name,
+            round=number,
+            clients=tuple(clients),
+            samples=np.array([tests[client].samples for client in clients], dtype=np.int64),
+            scores=np.array([[tests[client].score for client in clients]]),
+            losses=np.array([[tests[client].loss for client in clients]]),
+            metrics={
+                name: np.array([tests[client].metrics.get(name, math.nan) for client in clients]) for name in names
+            },
+        )
+
+    def _commit(self, record: RoundRecord, model: torch.Tensor) -> None:
+        state = RoundState(
+            record.round,
+            model,
+            self._federation.loss.first(),
+            OrderState(self._rule.start_order, 0.0),
+            memory=self.memory,
+        )
+        self._store.commit(record.round, [record], {record.federation: state}, dict, last=False)
+        self.round, self._begun = record.round, time.monotonic()
+
+    def finish(self) -> None:
+        """Say that the federation is at its end, and close the folder; it may be opened and gone on with later."""
+        self._store.finish(rounds=self.round)
+        self._store.close()
+
+    def stop(self, error: BaseException | None = None) -> None:
+        """Say that the federation stopped before its end, with the reason, and close the folder."""
+        self._store.note(status="stopped", stopped="" if error is None else why(error))
+        self._store.close()
