@@ -43,6 +43,12 @@ COPIED = (
     "CONTRIBUTING.md",
     "CHANGELOG.md",
 )
+SITE = """import os
+if os.environ.get("MUTANT_UNDER_TEST") == "stats":
+    import mutmut.stats
+    mutmut.stats.record_trampoline_hit = lambda name, caller=None: None
+"""
+"""Read first by every process that a test starts: mutmut's count of what tests reach fails in other folders."""
 KILLED, SURVIVED, NO_TESTS = "killed", "survived", "no tests"
 ENDS = {0: SURVIVED, 5: NO_TESTS, 33: NO_TESTS}
 """mutmut's exit codes of a mutant that lives; every other code is a test that failed, an error, or no end."""
@@ -62,11 +68,13 @@ def copied(folder: Path, room: str, deselected: list[str]) -> None:
         "also_copy": [name for name in COPIED if name not in ("src", "tests", "pyproject.toml")],
         "pytest_add_cli_args": [
             *("-n", "0", "-p", "no:cacheprovider", "--hypothesis-profile=mutation"),
-            *(f"--deselect={name}" for name in deselected),
+            *(f"--{'deselect' if '::' in name else 'ignore'}={name}" for name in deselected),
         ],
         "pytest_add_cli_args_test_selection": [f"tests/{name}" for name in tests],
         "process_isolation": "forkserver",
     }
+    (folder / "mutants" / "src").mkdir(parents=True)  # so that Python takes it for a place to import from
+    (folder / "mutants" / "sitecustomize.py").write_text(SITE)
     lines = [f"{name} = {json.dumps(value)}" for name, value in settings.items()]
     project = (folder / "pyproject.toml").read_text()
     (folder / "pyproject.toml").write_text(project + "\n[tool.mutmut]\n" + "\n".join(lines) + "\n")
@@ -80,9 +88,8 @@ def ends(folder: Path) -> dict[str, int | None]:
     return found
 
 
-def mutmut(folder: Path, names: list[str], jobs: int) -> subprocess.CompletedProcess[str]:
-    """Run mutmut for these mutants."""
-    # Commands that tests start in processes of their own must meet the mutant, too.
+def mutmut(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a Python process in the copy, such that commands which tests start meet the mutant, too."""
     others = [
         path
         for path in os.environ.get("PYTHONPATH", "").split(os.pathsep)
@@ -90,8 +97,16 @@ def mutmut(folder: Path, names: list[str], jobs: int) -> subprocess.CompletedPro
     ]
     before = (folder / "mutants" / "src", folder / "mutants", *others)
     environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(map(str, before))}
-    command = [sys.executable, "-m", "mutmut", "run", "--max-children", str(jobs), *names]
+    command = [sys.executable, *words]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+FIRST_FAILURE = """import os
+os.environ["MUTANT_UNDER_TEST"] = "stats"
+from mutmut.runners.harness import PytestRunner
+PytestRunner().run_stats(tests=[])
+"""
+"""Runs the tests as mutmut does before the first mutant, where mutmut keeps to itself which of them fails."""
 
 
 def main() -> None:
@@ -106,16 +121,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         copied(folder, chosen.room, chosen.deselect)
-        (folder / "mutants" / "src").mkdir(parents=True)  # so that Python takes it for a place to import from
         # mutmut makes all its mutants, and times the tests, before it looks for the one that is asked for.
-        first = mutmut(folder, ["none"], chosen.jobs)
+        run = ("-m", "mutmut", "run", "--max-children", str(chosen.jobs))
+        first = mutmut(folder, *run, "none")
         every = sorted(ends(folder))
         if not every or not (folder / "mutants" / "mutmut-stats.json").exists():
-            sys.exit(f"mutmut made no mutants:\n{first.stdout[-3000:]}\n{first.stderr[-3000:]}")
+            tried = mutmut(folder, "-c", FIRST_FAILURE)
+            sys.exit(f"no mutants, or a test fails without any:\n{first.stderr[-2000:]}\n{tried.stdout[-3000:]}")
         drawn = every
         if 0 < chosen.mutants < len(every):
             drawn = sorted(random.Random(chosen.seed).sample(every, chosen.mutants))
-        done = mutmut(folder, drawn, chosen.jobs)
+        done = mutmut(folder, *run, *drawn)
         codes = ends(folder)
         if done.returncode or any(codes[name] is None for name in drawn):
             sys.exit(f"mutmut did not finish:\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")

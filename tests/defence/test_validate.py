@@ -64,6 +64,11 @@ def test_missing_criteria_strangers_and_other_rounds() -> None:
     assert [failure.reason for failure in other.failures] == ["answer for round 3 of g; asked for round 3"] * 3
 
 
+def test_one_sample_is_enough() -> None:
+    one = replace(answer(), samples=np.array([10, 1, 3]))
+    assert admit(TASK, one, CRITERIA) is one
+
+
 @pytest.mark.parametrize("samples", [-1, 0])
 def test_who_trained_on_nothing_gets_no_weight(samples: int) -> None:
     found = admit(TASK, replace(answer(), samples=np.array([10, samples, 3])), CRITERIA)

@@ -210,6 +210,18 @@ def test_no_hit_at_all_is_zero_not_undefined():
     assert m.HitRate()(view) == 0.0
 
 
+def test_f1_of_equal_precision_and_recall_is_the_same():
+    view = ground(["c6"], ["a1", "b1"]).view(lists("1", "2", "3"), 1)
+    assert m.Precision()(view) == m.Recall()(view) == m.F1()(view) == 0.5
+
+
+def test_aclt_counts_the_long_tail_alone():
+    # The short head is item 1; lists of a and b hold three and two of the tail.
+    view = ground(["a1", "b1", "c1"], ["a2", "b3"]).view(lists("1234", "165", "1"), 4)
+    assert m.ACLT().per_user(view).tolist() == [3, 2, 0]
+    assert m.ACLT()(view) == 2.5
+
+
 def test_values_per_user_cover_those_without_test_items(hand):
     # d has no relevant item: she has a value, and no part in the mean.
     assert m.Recall().per_user(hand).tolist() == pytest.approx([1, 0, 1 / 3, 0])
@@ -229,6 +241,8 @@ def test_one_item_shown_to_all_has_no_entropy():
 
 def test_a_catalogue_of_one_item_has_no_gini_and_of_none_no_coverage():
     assert math.isnan(m.Gini()(ground(["a1"], ["a1"], users="a", items="1").view(lists("1"), 1)))
+    with np.errstate(all="raise"):
+        assert math.isnan(m.Gini()(ground(["a1"], ["a1"], users="a", items="12").view(lists(""), 1)))
     assert m.Gini()(ground(["a1"], ["a1"], users="a", items="12").view(lists("1"), 1)) == pytest.approx(0)
     none = np.zeros(0, dtype=np.int64)
     nothing = Ground(1, 0, none, none, none, none).view(lists(""), 1)
@@ -244,6 +258,13 @@ def test_parity_needs_both_groups_and_something_in_them():
     # Relevant ones in both, none of them hit: both recalls are 0.
     base = ground(["a1", "b1"], ["c1", "b3"])
     assert math.isnan(m.PopREO()(base.view(lists("4", "4", "4"), 1)))
+    # As much of both as is relevant: even.
+    base = ground(["a1", "b1"], ["c1", "b3"])
+    assert m.PopREO()(base.view(lists("4", "3", "1"), 1)) == 0.0
+    # Only relevant ones in the head: nothing to hold it against.
+    assert math.isnan(m.PopREO()(ground(["a1", "b1"], ["c1"]).view(lists("4", "4", "1"), 1)))
+    # One relevant in the tail, hit, and none of one in the head: as uneven as can be.
+    assert m.PopREO()(base.view(lists("4", "3", "4"), 1)) == 1.0
     # Everyone trained on the whole head: nothing of it could be shown.
     base = ground(["a1", "b1", "c1"], ["a2"])
     assert math.isnan(m.PopRSP()(base.view(lists("2", "2", "2"), 1)))

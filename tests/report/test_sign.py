@@ -13,15 +13,16 @@ from steelyard.report.sign import drawn, sign, tilt
 
 def shown(monkeypatch: pytest.MonkeyPatch, shares: dict[str, float] | None) -> tuple[str, str]:
     """The sign of a run in which flawed clients had these shares, under the rule VP>DS."""
-    asked: list[str] = []
+    asked: list[tuple[object, str]] = []
 
-    def of(_view: object, label: str) -> dict[str, float] | None:
-        asked.append(label)
+    def of(view: object, label: str) -> dict[str, float] | None:
+        asked.append((view, label))
         return shares
 
     monkeypatch.setattr(module, "flawed_means", of)
-    found = sign(SimpleNamespace(part=lambda: SimpleNamespace(label="VP>DS")))  # type: ignore[arg-type]
-    assert asked == ["VP>DS"]
+    view = SimpleNamespace(part=lambda: SimpleNamespace(label="VP>DS"))
+    found = sign(view)  # type: ignore[arg-type]
+    assert asked == [(view, "VP>DS")]
     return found
 
 

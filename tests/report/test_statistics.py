@@ -54,6 +54,8 @@ def test_spread_and_means_that_are_rounding_are_none():
     assert paired_p([1e-13] * 3) == 1.0
     assert paired_p([-1e-13] * 3) == 1.0
     assert paired_p([1e-11] * 3) == 0.25
+    # s = √2 · 1.2e-12 is more than what is rounded away around 0: t = 1 again.
+    assert paired_p([0.0, 2.4e-12]) == pytest.approx(0.5)
     assert paired_p([-1e-11] * 3) == 0.25
     # More than that is a spread: ±1e-9 around 1e-9 has t = 1 with one degree of freedom, p = 1/2 by Cauchy's arctan.
     assert paired_p([0.0, 2e-9]) == pytest.approx(0.5)
@@ -66,6 +68,7 @@ def test_holm_on_a_worked_example():
     # Sorted: .005·4 = .02, .01·3 = .03, .03·2 = .06, .04·1 = .04, which may not fall below .06.
     assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert holm([0.5, None, 0.9]) == [1.0, None, 1.0]
+    assert holm([0.8, 0.9, 0.95]) == [1.0, 1.0, 1.0]
 
 
 @given(st.lists(st.floats(0, 1), max_size=8))

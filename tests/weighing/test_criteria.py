@@ -274,6 +274,58 @@ def test_what_a_client_cannot_have_measured_is_refused() -> None:
         assert criteria.get("DS").refusal(value) is not None
 
 
+def test_who_counts_classes_cannot_count_more_than_there_are() -> None:
+    assert criteria.get("LD").refusal(3.0, 3) is None
+    assert criteria.get("LD").refusal(4.0, 3) == "criterion LD = 4.0; allowed: 0 to 3"
+    assert criteria.get("LD").refusal(4.0, None) is None
+    assert criteria.get("LD").most(3) == 3
+    assert criteria.get("DS").most(3) == np.inf
+    assert criteria.get("CB").most(3) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("given", "claims"),
+    [
+        ({}, False),
+        ({"uses_claims": True}, True),
+        ({"needs_label_counts": True}, True),
+        ({"needs_first_losses": True}, True),
+    ],
+)
+def test_a_measure_that_looks_at_what_clients_say_is_no_truer_than_they_are(
+    given: dict[str, bool], claims: bool
+) -> None:
+    name = f"SAID{'-'.join(given)}"
+
+    @server_criterion(name, maximum=2.0, of_one=True, needs_models=False, needs_task="classes", **given)  # type: ignore[arg-type]
+    def said(view: CohortView) -> np.ndarray:
+        return view.samples
+
+    found = criteria.get(name)
+    assert found.uses_claims is claims
+    assert (found.maximum, found.of_one) == (2.0, True)
+    assert found.needs == Needs(
+        models=False,
+        task="classes",
+        label_counts=given.get("needs_label_counts", False),
+        first_losses=given.get("needs_first_losses", False),
+    )
+
+
+def test_a_reason_of_many_lines_is_told_in_one() -> None:
+    def failing(data: LocalData) -> float:
+        raise RuntimeError("no\n  battery")
+
+    found, why = Criterion("X", "client", "data", "", failing).taken(local([0]))
+    assert np.isnan(found)
+    assert why == "criterion X failed: RuntimeError: no battery"
+
+    def leaving(data: LocalData) -> float:
+        raise SystemExit(3)
+
+    assert Criterion("X", "client", "data", "", leaving).taken(local([0]))[1] == "criterion X failed: SystemExit: 3"
+
+
 def test_label_entropy_by_hand() -> None:
     """Two of four classes held alike: ln 2 / ln 4 = ½; one class: 0; all alike: 1; many clients at once agree."""
     entropy = criteria.known()["LE"]

@@ -60,3 +60,24 @@ def test_the_cap_is_the_smaller_of_the_two() -> None:
     assert own_cap(rule(max_shares=None, max_weight=0.3), 10.0) == pytest.approx(0.3)
     with pytest.raises(UserError, match="max_weight: missing"):
         own_cap(rule(max_shares=None), 10.0)
+
+
+def test_a_given_order_is_that_of_both_the_client_and_the_typical_one() -> None:
+    made = rule(criteria=("DS", "LD"), max_shares=None, max_weight=1.0)
+    raw, references = np.array([[200.0, 5.0]]), np.array([100.0, 10.0])
+    # As above with LD first: c = (1/4, 1): f = 0.25 + 0.25 = 0.5 against 0.75.
+    found = weigh_alone(made, raw, references, 2.0, (1, 0))
+    assert found.weights == pytest.approx([0.5 / 1.5])
+    assert found.scores == pytest.approx([0.5])
+    assert found.raw.tolist() == raw.tolist()
+    assert found.normalised == pytest.approx(np.array([[1.0, 0.25]]))
+    assert (found.criteria, found.all_zero, found.uniform) == (("DS", "LD"), (), False)
+
+
+def test_a_typical_client_that_scores_nothing_is_refused() -> None:
+    made = Rule(WeighingSettings(criteria=("DS",), max_shares=2.0, score="power", power=400.0))
+    with pytest.raises(UserError) as found:
+        weigh_alone(made, np.ones((1, 1)), np.ones(1), 1e6)
+    assert str(found.value) == (
+        "weighing.score: is 0 for a typical client; allowed with privacy.central.weights = 'own': scores above 0"
+    )

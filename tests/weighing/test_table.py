@@ -10,7 +10,8 @@ import pytest
 
 from steelyard.errors import UserError
 from steelyard.weighing.measures import read_table
-from steelyard.weighing.table import RuleOptions, weigh_file
+from steelyard.weighing.rule import WeighingSettings
+from steelyard.weighing.table import RuleOptions, read_words, weigh, weigh_file
 
 PLAIN: dict[str, Any] = {
     "score": "prioritized",
@@ -59,6 +60,15 @@ def test_without_such_a_column_the_first_names_the_clients(tmp_path: Path) -> No
         ("client,DS\nann,1\nbob,1,2\n", ", row 3: 3 cells; allowed: 2, as in the header"),
         ("client,DS\nann, much \n", ", row 2, DS: got 'much'; allowed: a number from 0 to 1e30, true or false"),
         ("client,DS\nann,-1\n", ", row 2, DS: got '-1'; allowed: a number from 0 to 1e30, true or false"),
+        ("client,DS\nann,1\n ,2\n", ", row 3: the client has no name; allowed: a name for each client"),
+        ("client,DS\nann,1\nann ,2\n", ", row 3: names client 'ann' twice; allowed: each client once"),
+        (
+            "client;DS\nann;1\n",
+            ": the header 'client;DS' has no commas; allowed: commas between cells, a point in numbers (not the "
+            "semicolons, tabs or decimal commas of some spreadsheets)",
+        ),
+        ("ann,1\nbob,2\n", ": the first line 'ann,1' holds numbers; allowed: a header of names"),
+        ("client,DS\nann,1e31\n", ", row 2, DS: got '1e31'; allowed: a number from 0 to 1e30, true or false"),
         ("client,DS\nann,inf\n", ", row 2, DS: got 'inf'; allowed: a number from 0 to 1e30, true or false"),
     ],
 )
@@ -166,3 +176,77 @@ def test_a_quoted_cell_may_hold_a_line_break(tmp_path: Path) -> None:
 
 def test_values_are_numbers(tmp_path: Path) -> None:
     assert read_table(written(tmp_path, "client,DS\nann,1\n"))[2].dtype == np.float64
+
+
+def test_a_table_with_the_server_s_measures_knows_the_words_that_need_them(tmp_path: Path) -> None:
+    for name in ("VP", "VE"):
+        path = written(tmp_path, f"client,{name}\nann,0.5\nbob,1.0\n")
+        with pytest.raises(UserError, match="needs updates or rounds") as found:
+            weigh_file(path, "guarded")
+        assert str(found.value) == (
+            "rule: 'guarded' needs updates or rounds; allowed for a table: rules of measures alone"
+        )
+        # The cube of the one measure that the server took itself.
+        settings = read_words("guarded", (name,))
+        assert (settings.criteria, settings.score, settings.power) == ((name,), "power", 3.0)
+    assert read_words("guarded", ("DS",)).criteria == ("EQ",)
+    assert read_words("guarded", ("VE", "VP")).criteria == ("VP",)
+    assert read_words("guarded", None).criteria == ("EQ",)
+
+
+@pytest.mark.parametrize("word", ["fitted(DS)", "median(DS)", "online(DS>LD)", "server-only", "adafed-weights"])
+def test_a_rule_that_needs_rounds_is_refused_by_its_name(tmp_path: Path, word: str) -> None:
+    path = written(tmp_path, "client,DS,LD,VP\nann,0.5,1,1\nbob,1,1,1\n")
+    if word == "adafed-weights":  # AdaFed's weights alone are a rule of measures
+        assert weigh_file(path, word).criteria == ("VP",)
+        word = "adafed"
+    with pytest.raises(UserError) as found:
+        weigh_file(path, word)
+    assert str(found.value) == (f"rule: '{word}' needs updates or rounds; allowed for a table: rules of measures alone")
+
+
+def test_what_a_document_and_a_print_hold(tmp_path: Path) -> None:
+    path = written(tmp_path, "client,DS\na,1\nsomebody,2\nc,9\n")
+    found = weigh_file(path, "capped(DS;bound=2)")
+    document = found.document()
+    assert document == {
+        "clients": [
+            {"client": "a", "score": 1 / 7, "weight": 1 / 7, "reason": ""},
+            {"client": "somebody", "score": 2 / 7, "weight": 2 / 7, "reason": ""},
+            {"client": "c", "score": 4 / 7, "weight": 4 / 7, "reason": "DS cut at the bound"},
+        ],
+        "criteria": ["DS"],
+        "rule": "capped(DS;bound=2)",
+        "flags": {"zero_criteria": [], "uniform": False},
+    }
+    assert repr(found).splitlines() == [
+        "client    DS     score    weight",
+        "a          1  0.142857  0.142857",
+        "somebody   2  0.285714  0.285714",
+        "c          9  0.571429  0.571429",
+        "DS cut at the bound",
+    ]
+
+
+def test_a_column_that_the_rule_names_must_be_there(tmp_path: Path) -> None:
+    with pytest.raises(UserError) as found:
+        weigh({"a": {"DS": 1.0}}, WeighingSettings(criteria=("DS", "LD")))
+    assert str(found.value) == "table: has no column 'LD'; allowed for this rule: DS, LD"
+    assert weigh({"a": {"DS": 1.0}, "b": {"DS": 3.0}}, WeighingSettings(criteria=("EQ", "DS"))).values.tolist() == [
+        [1.0, 1.0],
+        [1.0, 3.0],
+    ]
+
+
+def test_a_measure_of_the_server_is_not_cut_at_the_bound() -> None:
+    # MD is the server's, DS and an unknown column what clients say of themselves.
+    table = {name: {"MD": value, "DS": value, "mine": value} for name, value in (("a", 1.0), ("b", 1.0), ("c", 9.0))}
+    for column, weight in (("MD", 9 / 11), ("DS", 2 / 4), ("mine", 2 / 4)):
+        assert weigh(table, f"capped({column};bound=2)").weights[2] == pytest.approx(weight)
+
+
+def test_options_name_the_criteria_of_their_priority() -> None:
+    assert RuleOptions(priority="LD > DS").named() == ["LD", "DS"]
+    assert RuleOptions().named() == []
+    assert RuleOptions().settings(["DS"], "max").normalise == "max"
+    assert RuleOptions().settings(["DS"]).normalise == "share"

@@ -54,6 +54,12 @@ def test_where_most_have_nothing_the_others_are_the_measure() -> None:
 def test_claimed_samples_are_cut_for_measures_that_use_them() -> None:
     assert bounded_samples(np.array([10, 10, 10_000]), rule(bound=3.0)).tolist() == [10, 10, 30]
     assert bounded_samples(np.array([10, 10, 10_000]), rule()).tolist() == [10, 10, 10_000]
+    believed = rule(bound=3.0, attested=["DS"])
+    assert bounded_samples(np.array([10, 10, 10_000]), believed).tolist() == [10, 10, 10_000]
+    assert bounded_samples(np.zeros(0, dtype=np.int64), rule(bound=3.0)).tolist() == []
+    # Nobody is cut below one sample, since who trained on nothing gets no weight.
+    assert bounded_samples(np.array([0, 0, 0]), rule(bound=3.0)).tolist() == [0, 0, 0]
+    assert bounded_samples(np.array([1, 1, 9]), rule(bound=1.0)).tolist() == [1, 1, 1]
 
 
 def test_one_that_claims_everything_gets_the_cap_and_no_more() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -201,3 +202,25 @@ def test_what_the_server_looks_at_cannot_be_written() -> None:
     assert remembered == {"A": {"a": 1.0}}
     assert given.samples.tolist() == [5, 6, 7]
     given.samples[0] = 4  # the run's own arrays stay as they were
+
+
+def test_every_part_of_the_servers_test_can_be_read_and_not_written() -> None:
+    parts: dict[str, Any] = {
+        "accuracy": np.array([0.5, 0.25, 1.0]),
+        "f1": np.array([[0.1, 0.9]] * 3),
+        "errors": {"mape": np.array([1.0, 2.0, 3.0])},
+        "losses": np.array([3.0, 2.0, 1.0]),
+        "by_class": {"recall": np.array([[0.2, 0.8]] * 3)},
+    }
+    view = CohortView.of(updates(), START, lambda _models: ServerTest(**parts))
+    shown = {name: getattr(view.validation, name) for name in parts}
+    assert shown["errors"].keys() == {"mape"}
+    assert shown["by_class"].keys() == {"recall"}
+    for found, expected in (
+        *((shown[name], parts[name]) for name in ("accuracy", "f1", "losses")),
+        (shown["errors"]["mape"], parts["errors"]["mape"]),
+        (shown["by_class"]["recall"], parts["by_class"]["recall"]),
+    ):
+        assert np.array_equal(found, expected)
+        with pytest.raises(ValueError, match="read-only"):
+            found[...] = 9

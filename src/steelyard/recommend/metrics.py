@@ -155,7 +155,7 @@ class ACLT(PerUser):
     name = "aclt"
 
     def per_user(self, view: View) -> Floats:
-        return _in_group(view, head=False).sum(axis=1).astype(np.float64)
+        return _in_group(view, head=False).sum(axis=1, dtype=np.float64)
 
 
 class PopREO(Metric):
@@ -226,7 +226,7 @@ def bias_disparity(view: View) -> Bias:
     def preference(counts: Codes) -> Floats:
         within = np.bincount(
             ground.member_category,
-            weights=counts[ground.member_item].astype(np.float64),
+            weights=counts[ground.member_item],
             minlength=len(ground.categories),
         )
         return within / max(int(counts.sum()), 1)

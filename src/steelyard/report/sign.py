@@ -10,6 +10,8 @@ from steelyard.report.view import RunView, flawed_means
 
 STEEPEST = 14.0
 """Degrees."""
+LEVEL = 0.005
+"""Shares that differ by no more are shown as equal."""
 
 
 def sign(view: RunView) -> tuple[str, str]:
@@ -20,8 +22,8 @@ def sign(view: RunView) -> tuple[str, str]:
         return drawn(0.0, 150.0, "A steelyard, level.").replace('class="sign"', 'class="sign plain"'), ""
     weight, number = shares["weight"], shares["updates"]
     caption = f"Under {part.label} flawed clients were {number:.0%} of those asked and got {weight:.0%} of the weight"
-    way = "up" if weight < number - 0.005 else "down" if weight > number + 0.005 else "level"
-    caption += ": the beam tips them up." if way == "up" else ": they tip the beam." if way == "down" else "."
+    less = number - weight
+    caption += "." if abs(less) <= LEVEL else ": the beam tips them up." if less > 0 else ": they tip the beam."
     return drawn(tilt(number, weight), 96.0 + 96.0 * (1.0 - weight), caption), caption
 
 

@@ -87,6 +87,6 @@ def verdict(mean: float, adjusted: float | None) -> str:
     """Return better, worse, not distinguishable, or untested (a single seed); more is better."""
     if adjusted is None:
         return "untested"
-    if adjusted >= ALPHA or mean == 0:
-        return "not distinguishable"
-    return "better" if mean > 0 else "worse"
+    if adjusted < ALPHA and mean:
+        return "better" if mean > 0 else "worse"
+    return "not distinguishable"

@@ -146,7 +146,7 @@ def class_weights(metric: Floats, epsilon: float = 0.1) -> Floats:
 
     The metric may be another than F1 that is 1 at best and 0 at worst.
     """
-    return 1.0 / (np.asarray(metric, dtype=np.float64) + epsilon)
+    return 1.0 / (metric + epsilon)
 
 
 @dataclass(frozen=True)
