@@ -269,6 +269,10 @@ class Question:
     """One flat model per row: [candidates, parameters]."""
     detailed: bool = False
     """Also return right or wrong for every single test sample of the first candidate."""
+    algorithm: Algorithm = field(default_factory=Algorithm)
+    """Where it is personal, each client tests the model of its own that the algorithm makes of each candidate."""
+    rate: float = 1.0
+    """What the clients' learning rate is multiplied by, where they train before they test."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,20 +24,34 @@ class Federated:
     momentum: float = MOMENTUM
     kept: dict[str, dict[str, Vector]] = field(default_factory=dict)
     server: dict[str, Vector] = field(default_factory=dict)
+    every_steps: dict[str, int] = field(default_factory=dict)
+    """How many steps each client takes in a round, in the cohort or not."""
+    own: dict[str, Vector] = field(default_factory=dict)
+    """Where clients have models of their own: what each of them tests; who is not in here tests the server's model."""
 
     def gradient(self, client: str, model: Vector) -> Vector:
         x, y = self.features[client], self.labels[client]
         return 2 * x.T @ (x @ model - y) / len(y)
+
+    def error(self, client: str, rows: int) -> float:
+        """The mean squared error of what a client tests, on so many of its rows."""
+        x, y = self.features[client][:rows], self.labels[client][:rows]
+        return float(np.mean((x @ self.own.get(client, self.model) - y) ** 2))
 
     def weights(self, cohort: Sequence[str]) -> dict[str, float]:
         total = sum(len(self.labels[client]) for client in cohort)
         return {client: len(self.labels[client]) / total for client in cohort}
 
     def local(
-        self, client: str, steps: int, gradient: Callable[[Vector], Vector], after: Vector | float = 0.0
+        self,
+        client: str,
+        steps: int,
+        gradient: Callable[[Vector], Vector],
+        after: Vector | float = 0.0,
+        start: Vector | None = None,
     ) -> Vector:
         """Heavy-ball steps along a gradient; `after` is added to each step, behind the momentum."""
-        model, velocity = self.model.copy(), np.zeros_like(self.model)
+        model, velocity = (self.model if start is None else start).copy(), np.zeros_like(self.model)
         for _ in range(steps):
             velocity = self.momentum * velocity + gradient(model)
             model = model - RATE * (velocity + after)
@@ -131,3 +145,28 @@ def fedexp(run: Federated, cohort: Sequence[str], steps: Mapping[str, int]) -> N
     change = sum(weights[c] * (models[c] - run.model) for c in cohort)
     spread = sum(weights[c] * np.sum((models[c] - run.model) ** 2) for c in cohort)
     run.model = run.model + max(1.0, spread / (2 * (np.sum(change**2) + 0.001))) * change
+
+
+def local_only(run: Federated, cohort: Sequence[str], steps: Mapping[str, int]) -> None:
+    for client in cohort:
+        start = run.own.get(client, run.model)
+        run.own[client] = run.local(client, steps[client], lambda m, c=client: run.gradient(c, m), start=start)
+
+
+def fine_tuned(run: Federated, cohort: Sequence[str], steps: Mapping[str, int]) -> None:
+    fedavg(run, cohort, steps)
+    # Everybody trains before the test, not the cohort alone; all have rows enough for as many steps as their size says.
+    run.own = run.plain(list(run.features), run.every_steps)
+
+
+def ditto(run: Federated, cohort: Sequence[str], steps: Mapping[str, int], strength: float = 0.7) -> None:
+    received = run.model.copy()
+    fedavg(run, cohort, steps)
+    for client in cohort:
+        start = run.own.get(client, received)
+        run.own[client] = run.local(
+            client,
+            steps[client],
+            lambda m, c=client: run.gradient(c, m) + strength * (m - received),
+            start=start,
+        )

@@ -53,7 +53,7 @@ def test_rules_without_an_algorithm_take_the_experiments() -> None:
     [
         (
             {"algorithm": {"name": "scafold"}},
-            "algorithm.name: got 'scafold' (did you mean 'scaffold'?); allowed: fedavg",
+            "algorithm.name: got 'scafold' (did you mean 'scaffold'?); allowed: ditto",
         ),
         ({"algorithm": {"name": "fedprox", "nu": 1}}, "algorithm.nu: unknown field; allowed here: mu"),
         ({"algorithm": {"name": "fedprox", "mu": -1}}, "algorithm.mu: got -1; allowed: greater than or equal to 0"),
@@ -72,6 +72,10 @@ def test_rules_without_an_algorithm_take_the_experiments() -> None:
         (
             {"algorithm": {"name": "scaffold"}, "privacy": {"aggregation": {"kind": "secure"}}},
             "privacy.aggregation: scaffold has clients send control_change beside their models",
+        ),
+        (
+            {"algorithm": {"name": "fedrep"}, "privacy": {"aggregation": {"kind": "secure"}}},
+            "privacy.aggregation: clients of fedrep keep the head of their models to themselves",
         ),
         (
             {"algorithm": {"name": "fednova"}, "privacy": {"aggregation": {"kind": "secure"}}},

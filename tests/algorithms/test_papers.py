@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from tests.algorithms import papers
+from tests.algorithms.test_private_parts import PARTS
 
 from steelyard.algorithms import catalogue
 from steelyard.algorithms.settings import AlgorithmSettings
@@ -17,7 +18,7 @@ from steelyard.data.dataset import ClientRows, Dataset, Population
 from steelyard.learning.settings import ModelSettings, TrainingSettings
 from steelyard.messages import Task, Updates
 from steelyard.rounds.loop import run_rounds
-from steelyard.rounds.state import Federation, Plan
+from steelyard.rounds.state import Federation, Plan, RoundRecord
 from steelyard.weighing import criteria
 from steelyard.weighing.rule import Rule, WeighingSettings
 
@@ -32,6 +33,9 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "fedavgm": {"beta": 0.7, "server_rate": 0.9},
     **{name: {"server_rate": 0.2, "tau": 0.01} for name in ("fedadam", "fedyogi", "fedadagrad")},
     "fedexp": {},
+    "local-only": {},
+    "fine-tuned": {},
+    "ditto": {"strength": 0.7},
 }
 
 
@@ -47,10 +51,11 @@ class Watched(Simulation):
         return super().train(tasks)
 
 
-class Nothing:
-    """A recorder that writes nothing."""
+class LastRound:
+    """A recorder that keeps what was tested last."""
 
-    def commit(self, *given: Any, **named: Any) -> None: ...
+    def commit(self, round: int, records: Sequence[RoundRecord], *given: Any, **named: Any) -> None:
+        self.tested = records[0].evaluations
 
 
 def problem(*, repeated: bool) -> tuple[Population, papers.Federated]:
@@ -85,17 +90,23 @@ def test_rounds_are_those_of_the_paper(name: str, engine: str, batch: Any, fract
     algorithm = AlgorithmSettings(name=name, **PARAMETERS[name]).made()
     federation = Federation("f", "f", 3, Rule(WeighingSettings()), algorithm=algorithm, momentum=training.momentum)
     first = server.initial(3).double().numpy()
-    found = run_rounds([federation], {}, clients, server, Plan(4, fraction), Nothing())["f"]
+    recorder = LastRound()
+    found = run_rounds([federation], {}, clients, server, Plan(4, fraction), recorder)["f"]
     paper.model = first
+    paper.every_steps = {name: papers.EPOCHS * (size // BATCH if batch == BATCH else 1) for name, size in SIZES.items()}
     for cohort in clients.cohorts:
-        steps = {client: papers.EPOCHS * (SIZES[client] // BATCH if batch == BATCH else 1) for client in cohort}
-        getattr(papers, name)(paper, cohort, steps)
+        steps = {client: paper.every_steps[client] for client in cohort}
+        getattr(papers, name.replace("-", "_"))(paper, cohort, steps)
     assert [len(cohort) for cohort in clients.cohorts] == [round(5 * fraction)] * 4
-    assert not np.allclose(paper.model, first, atol=1e-2)
+    assert np.allclose(paper.model, first, atol=1e-2) == (name == "local-only")
     # Float32 against float64, four rounds.
     assert found.parameters.numpy() == pytest.approx(paper.model, abs=5e-5)
+    assert recorder.tested is not None
+    assert list(recorder.tested.clients) == list(SIZES)
+    errors = [paper.error(client, rows=2) for client in SIZES]
+    assert recorder.tested.losses[0] == pytest.approx(errors, rel=1e-3, abs=1e-5)
 
 
 def test_every_built_in_algorithm_is_held_to_its_paper() -> None:
     built_in = {name for name, made in catalogue.known().items() if made.__module__.startswith("steelyard.algorithms")}
-    assert set(PARAMETERS) == built_in
+    assert set(PARAMETERS) | set(PARTS) == built_in

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import torch
 
@@ -15,6 +16,7 @@ from steelyard.experiment.running import resume, run
 from steelyard.runs.reader import History
 
 RULES = ["scaffold,feddyn(alpha=0.1),fedadam,fedavgm+LD,fedprox(mu=0.5)"]
+PERSONAL = ["local-only,fine-tuned,ditto,fedrep(head_epochs=2)"]
 
 
 def final(folder: Path) -> dict[str, torch.Tensor]:
@@ -24,14 +26,17 @@ def final(folder: Path) -> dict[str, torch.Tensor]:
     return {name: state.parameters for name, state in states.items()} | kept | clients
 
 
-def test_a_stopped_comparison_goes_on_to_the_same_bits(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("rules", "kept", "servers"), [(RULES, 2, 5), (PERSONAL, 3, 0)])
+def test_a_stopped_comparison_goes_on_to_the_same_bits(
+    tmp_path: Path, rules: list[str], kept: int, servers: int
+) -> None:
     document = {
         "rounds": {"count": 4, "fraction": 0.5},
         "partition": {"clients": 6},
-        "model": {"name": "logistic"},
+        "model": {"name": "mlp", "hidden": [8]},
         "training": {"momentum": 0.5, "schedule": {"kind": "cosine"}},
     }
-    experiment = with_rules(Experiment.model_validate(document), RULES)
+    experiment = with_rules(Experiment.model_validate(document), rules)
     whole = run(experiment, out=tmp_path / "whole")
 
     def stop(round: int, figures: Mapping[str, float | None]) -> None:
@@ -43,12 +48,14 @@ def test_a_stopped_comparison_goes_on_to_the_same_bits(tmp_path: Path) -> None:
     resume(tmp_path / "cut")
     expected, found = final(whole), final(tmp_path / "cut")
     assert set(found) == set(expected)
-    # Two kept vectors (SCAFFOLD, FedDyn) of the clients that took part, and five tensors of servers.
-    assert sum("vector" in name for name in found) > 6
+    # The vectors that clients keep (of SCAFFOLD and FedDyn, or models of their own), each of those who took part.
+    assert sum("vector" in name for name in found) > 3 * kept
     of_servers = ("control", "sum_of_changes", "mean", "square", "velocity")
-    assert sum(name.split("/")[-1] in of_servers for name in found) == 5
+    assert sum(name.split("/")[-1] in of_servers for name in found) == servers
     for name, tensor in expected.items():
         assert torch.equal(found[name], tensor), name
+    scores = [History(folder).rounds[["rule", "round", "accuracy"]] for folder in (whole, tmp_path / "cut")]
+    pd.testing.assert_frame_equal(*scores)
 
 
 def test_the_store_names_the_algorithm(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import pytest
-from tests.algorithms.test_papers import Nothing, problem
+from tests.algorithms.test_papers import LastRound, problem
 
 from steelyard.algorithms.scaffold import Scaffold
 from steelyard.clients.local import ComputeSettings, Simulation, SimulationServer
@@ -35,7 +35,7 @@ def distance(algorithm: Scaffold, momentum: float, fraction: float = 1.0) -> flo
     )
     federation = Federation("f", "f", 3, Rule(WeighingSettings()), algorithm=algorithm, momentum=momentum)
     try:
-        states = run_rounds([federation], {}, clients, SimulationServer(clients), Plan(ROUNDS, fraction), Nothing())
+        states = run_rounds([federation], {}, clients, SimulationServer(clients), Plan(ROUNDS, fraction), LastRound())
     except Exploded:
         return np.inf
     rows = np.vstack(list(paper.features.values()))

@@ -18,11 +18,11 @@ from steelyard.algorithms.scaffold import CONTROL, Scaffold
 from steelyard.clients.flower import tasks
 from steelyard.clients.flower.forms import Refused
 from steelyard.experiment.loading import build
-from steelyard.experiment.node_rules import agreed_task
+from steelyard.experiment.node_rules import agreed_question, agreed_task
 from steelyard.experiment.running import run
 from steelyard.federate import client_app
 from steelyard.federate.server_app import federate
-from steelyard.messages import Task
+from steelyard.messages import Question, Task
 from steelyard.runs.reader import History
 from steelyard.usercode import NotAllowed
 
@@ -68,6 +68,41 @@ def test_algorithms_give_the_models_of_the_simulation(tmp_path: Path):
     sent = there.clients.groupby("rule")["bytes"].min()
     assert sent["scaffold"] > 2 * 650 * 4 > sent["feddyn"] > 650 * 4  # SCAFFOLD alone sends a second vector.
     assert there.info["federation_notes"] == ""  # A first round is no loss.
+
+
+def test_clients_across_machines_test_models_of_their_own(tmp_path: Path):
+    names = ("local-only", "fine-tuned", "ditto", "fedrep")
+    document = described(
+        weighing={"criteria": ["DS"], "priority": "DS"},
+        beside={name: {"criteria": ["DS"], "algorithm": {"name": name}} for name in names},
+        model={"name": "mlp", "hidden": [6]},
+        training={"schedule": {"kind": "step", "every": 1, "factor": 0.5}},
+        rounds={"count": 3, "fraction": 0.7},
+    )
+    run(build(document), out=tmp_path / "simulated")
+    grid, config = grid_of(document, 3, fresh=True, out=str(tmp_path / "federated"))
+    federate(grid, config, "1")  # type: ignore[arg-type]
+    assert_same_models(tmp_path / "simulated", tmp_path / "federated")
+    here, there = (History(tmp_path / name).evaluations for name in ("simulated", "federated"))
+    order = ["rule", "round", "client"]
+    here, there = here.sort_values(order), there.sort_values(order)
+    assert here[order].to_numpy().tolist() == there[order].to_numpy().tolist()
+    np.testing.assert_allclose(here["loss"], there["loss"], rtol=1e-4)
+    last = here[here["round"] == 3].groupby("rule")["loss"].sum()
+    assert last.nunique() == 1 + len(names)  # None of them tests what another tests.
+    # The body of FedRep moves, its head stays at the clients.
+    assert History(tmp_path / "federated").personal == frozenset(names)
+
+
+def test_a_node_answers_a_question_with_the_algorithm_of_its_experiment_or_not_at_all():
+    schedule = {"learning_rate": 1.0, "schedule": {"kind": "step", "every": 1, "factor": 0.5}}
+    experiment = build(described(algorithm={"name": "ditto", "strength": 0.5}, training=schedule))
+    asked = Question("f", 0, 3, torch.zeros(1, 2), rate=7.0)
+    own = agreed_question(asked, {"name": "ditto", "strength": 0.5}, experiment)
+    assert (own.algorithm.name, own.rate) == ("ditto", 0.25)
+    assert agreed_question(asked, {}, experiment) is asked
+    with pytest.raises(NotAllowed, match=r"algorithm: got .* allowed: as the experiment has it \(ditto\)"):
+        agreed_question(asked, {"name": "fine-tuned"}, experiment)
 
 
 @pytest.mark.parametrize("criterion", ["first", "labels", "steps"])

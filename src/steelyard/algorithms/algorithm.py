@@ -1,7 +1,9 @@
 """What an algorithm is: the points at which one may differ from FedAvg, and what it is given there.
 
-    client: step ← gradient + pull·(θ − Θ) + correction      (learning/descent.py is the gate)
+    client: begins at the received model, or with parts of a model of its own in it
+            step ← gradient + pull·(θ − Θ) + correction      (learning/descent.py is the gate)
             after its last step: what it keeps for its next round, what it sends beside its model
+            tests the received model, or one of its own
     server: from the cohort's weighted sum, or from single updates, to the new model and to what it keeps
 
 An algorithm is one file in this folder that reads like its paper: a frozen section of settings with the methods that
@@ -26,6 +28,31 @@ if TYPE_CHECKING:
 
 Vectors = Mapping[str, "torch.Tensor"]
 """Vectors by name, each as long as the model: of one federation [parameters], of a cohort [clients, parameters]."""
+Part = Literal["nothing", "head", "body", "norms", "everything"]
+"""A part of a model: its last layer, all but its last layer, its batch norms with their running means, or all of it."""
+OWN = "own"
+"""Under this name clients keep a model of their own. It begins as the first model that a client receives, not at 0."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One of the trainings that make up a client's round: which part of the model moves, and for how many epochs."""
+
+    part: Part = "everything"
+    epochs: int | None = None
+    """Passes over the client's data; None: as [training] says."""
+
+
+@dataclass(frozen=True, eq=False)
+class SecondTraining:
+    """A second training of the same clients in the same round, of a model that is not sent."""
+
+    start: torch.Tensor
+    """Where each client begins, [clients, parameters]."""
+    pull: float
+    """μ of the term μ/2 ‖θ − start‖² in its loss."""
+    correction: torch.Tensor
+    """What is added to each client's gradients, [clients, parameters]."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +70,9 @@ class LocalTraining:
     received: Vectors
     """What the server sent beside the model, [parameters] each."""
     kept: Vectors
-    """What the clients kept from their last round, [clients, parameters] each; 0 for a client's first."""
+    """What the clients kept from their last round, [clients, parameters] each; at first 0, and Θ for OWN."""
+    second: torch.Tensor | None = None
+    """The models of the second training, [clients, parameters], where the algorithm has one."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +133,18 @@ class Algorithm(Section):
     """Whether the server must know how many steps each client took."""
     optimisers: ClassVar[tuple[str, ...]] = ("sgd", "adam", "adadelta")
     """The local optimisers for which the algorithm is defined."""
+    personal: ClassVar[bool] = False
+    """Whether each client tests a model of its own; then its accuracy is that model's."""
+    private: ClassVar[Part] = "nothing"
+    """The part of its model that each client keeps for itself, under OWN: it is not sent, and the server's model keeps
+    what it had there."""
+    tunes: ClassVar[bool] = False
+    """Whether each client trains its model once more, as in the next round, before it tests it."""
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """The trainings of a client's round, each from where the last one ended."""
+        return (Stage(),)
 
     @property
     def pull(self) -> float:
@@ -113,6 +154,21 @@ class Algorithm(Section):
     def correction(self, received: Vectors, kept: Vectors) -> torch.Tensor:
         """Return each client's correction for the whole round, [clients, parameters]; asked for where it corrects."""
         raise NotImplementedError(f"{type(self).__name__}.correction")
+
+    def begin(self, parameters: torch.Tensor, kept: Vectors, private: torch.Tensor) -> torch.Tensor:
+        """Return where clients begin a round, [clients, parameters]; asked for where the algorithm is personal.
+
+        `parameters` is Θ, [1 or clients, parameters]; `private` says of each parameter whether it is kept from others.
+        """
+        return parameters.where(~private, kept[OWN]) if OWN in kept else parameters
+
+    def own_models(self, parameters: torch.Tensor, kept: Vectors, private: torch.Tensor) -> torch.Tensor:
+        """Return the models that clients test, [clients, parameters]; asked for where the algorithm is personal."""
+        return self.begin(parameters, kept, private)
+
+    def again(self, local: LocalTraining) -> SecondTraining | None:
+        """Return what a second training in the same round begins with; None where there is none."""
+        return None
 
     def after_training(self, local: LocalTraining) -> tuple[Vectors, Vectors]:
         """Return what the clients keep, and what they send beside their models; [clients, parameters] each."""

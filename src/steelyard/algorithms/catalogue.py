@@ -5,18 +5,37 @@ Use `known` and `load_plugins` from here, so that the built-in ones are there.
 
 from __future__ import annotations
 
-from steelyard.algorithms import fedavg, fedavgm, feddyn, fedexp, fednova, fedopt, fedprox, scaffold
+from steelyard.algorithms import (
+    ditto,
+    fedavg,
+    fedavgm,
+    fedbn,
+    feddyn,
+    fedexp,
+    fednova,
+    fedopt,
+    fedprox,
+    fedrep,
+    fine_tuned,
+    local_only,
+    scaffold,
+)
 from steelyard.algorithms.registry import known, load_plugins
 
 __all__ = [
+    "ditto",
     "fedavg",
     "fedavgm",
+    "fedbn",
     "feddyn",
     "fedexp",
     "fednova",
     "fedopt",
     "fedprox",
+    "fedrep",
+    "fine_tuned",
     "known",
     "load_plugins",
+    "local_only",
     "scaffold",
 ]

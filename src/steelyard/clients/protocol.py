@@ -7,6 +7,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
+from steelyard.algorithms.algorithm import Algorithm
 from steelyard.messages import Evaluations, Question, ServerTest, Task, Updates
 
 
@@ -72,9 +73,9 @@ class WrappedClients:
 
 @runtime_checkable
 class CheckedClients(Clients, Protocol):
-    """Clients that can tell before a run begins whether model, loss and engine go with the data."""
+    """Clients that can tell before a run begins whether model, loss, engine and algorithms go with the data."""
 
-    def check(self) -> None:
+    def check(self, algorithms: Sequence[Algorithm]) -> None:
         """Refuse what cannot work, in one line; called once, before the run's folder is made."""
         ...
 

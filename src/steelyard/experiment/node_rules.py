@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from steelyard.algorithms.algorithm import Algorithm
 from steelyard.algorithms.settings import algorithm_table
 from steelyard.clients.node import NodeConfig
 from steelyard.errors import UserError, brief, listed
@@ -17,7 +18,7 @@ from steelyard.experiment.code import file_name, rename_code
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import build
 from steelyard.experiment.node_asking import check_rows
-from steelyard.messages import Task
+from steelyard.messages import Question, Task
 from steelyard.privacy.settings import OWNERS_DELTA
 from steelyard.settings import put
 from steelyard.usercode import NotAllowed
@@ -78,15 +79,28 @@ def agreed_task(task: Task, described: Mapping[str, Any], experiment: Descriptio
     """
     if not 1 <= task.round <= experiment.resolved().rounds.count:
         raise NotAllowed(f"round: got {task.round}; allowed: 1 to {experiment.resolved().rounds.count}")
+    own = _agreed_algorithm(described, experiment)
+    if set(task.vectors) != set(own.receives):
+        got = listed(sorted(task.vectors)) or "none"
+        raise NotAllowed(f"vectors: got {got}; allowed with {own.name}: {listed(own.receives) or 'none'}")
+    return replace(task, algorithm=own, rate=experiment.rate(task.round))
+
+
+def agreed_question(question: Question, described: Mapping[str, Any], experiment: Description) -> Question:
+    """Return a server's question as this node answers it: with the experiment's own algorithm, where one is named."""
+    if not described:
+        return question
+    own = _agreed_algorithm(described, experiment)
+    return replace(question, algorithm=own, rate=experiment.rate(max(question.round, 1)))
+
+
+def _agreed_algorithm(described: Mapping[str, Any], experiment: Description) -> Algorithm:
     algorithms = experiment.algorithms()
     own = next((made for made in algorithms if algorithm_table(made) == dict(described)), None)
     if own is None:
         names = listed(dict.fromkeys(made.name for made in algorithms))
         raise NotAllowed(f"algorithm: got {brief(dict(described))}; allowed: as the experiment has it ({names})")
-    if set(task.vectors) != set(own.receives):
-        got = listed(sorted(task.vectors)) or "none"
-        raise NotAllowed(f"vectors: got {got}; allowed with {own.name}: {listed(own.receives) or 'none'}")
-    return replace(task, algorithm=own, rate=experiment.rate(task.round))
+    return own
 
 
 def _with_requirements(experiment: Description, node: NodeConfig) -> Description:

@@ -225,6 +225,12 @@ def check_algorithm(privacy: PrivacySettings | None, algorithm: Algorithm) -> No
             f"privacy.{field}: {algorithm.name} has clients send {listed(algorithm.sends)} beside their models, and "
             "only the models are protected; allowed: an algorithm that sends models alone"
         )
+    if algorithm.private != "nothing":
+        kept = {"head": "the head", "norms": "the batch norms", "everything": "all"}.get(algorithm.private, "a part")
+        raise UserError(
+            f"privacy.{field}: clients of {algorithm.name} keep {kept} of their models to themselves, and what is "
+            "protected here are whole models; allowed: an algorithm that sends whole models"
+        )
     if algorithm.counts_steps and field == "local":
         raise UserError(
             f"privacy.local: the server of {algorithm.name} counts the steps of each client, which devices with noise "

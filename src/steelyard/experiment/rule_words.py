@@ -14,7 +14,8 @@ from steelyard.weighing import criteria as registry
 from steelyard.weighing.words import WORDS, Frame, read_rule, split
 
 _ALGORITHMS = (
-    *("scaffold", "fedprox(mu=0.01)", "feddyn", "fednova", "fedavgm", "fedadam", "fedyogi", "fedexp", "ALGORITHM+RULE"),
+    *("scaffold", "fedprox(mu=0.01)", "feddyn", "fednova", "fedavgm", "fedadam", "fedyogi", "fedexp"),
+    *("local-only", "fine-tuned", "ditto", "fedrep", "fedbn", "ALGORITHM+RULE"),
 )
 _LONGEST = 200
 

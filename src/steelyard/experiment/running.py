@@ -182,7 +182,7 @@ def _ready(experiment: Description, clients: Clients, seeds: Sequence[int]) -> D
         # Across machines, clients may come later; here all are known.
         _check_floors(experiment, {name for seed in seeds for name in clients.names(seed)})
     if isinstance(clients, CheckedClients):
-        clients.check()
+        clients.check(experiment.algorithms())
     return experiment.for_clients(min(counts))
 
 
@@ -317,6 +317,7 @@ def _note_begun(store: Store, parts: _Parts) -> None:
         measure=parts.experiment.score_name,
         writer=this_process().text(),
         measured_by={criterion.name: criterion.measured_by for criterion in criteria},
+        personal=sorted({f.rule_name for f in parts.federations if f.algorithm.personal}),
         trust={federation.rule_name: trusted(federation.rule) for federation in parts.federations},
     )
 

@@ -10,6 +10,7 @@ import json
 import threading
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -26,7 +27,7 @@ from steelyard.clients.node import NodeClients, NodeConfig
 from steelyard.clients.private import PrivateClients
 from steelyard.errors import UserError, one_line, printable
 from steelyard.experiment.description import Description
-from steelyard.experiment.node_rules import agreed, agreed_task, public_error, public_reason
+from steelyard.experiment.node_rules import agreed, agreed_question, agreed_task, public_error, public_reason
 from steelyard.federate.hidden_node import HiddenRound, read_hide, read_share
 from steelyard.federate.node_ledger import Disclosure, NodeLedger, ledger_name
 from steelyard.federate.node_state import NodeStates
@@ -194,8 +195,8 @@ def _evaluate(message: Message, context: Context) -> RecordDict:
             return questions.write_evaluations(_untested(question, node.names))
         states = _states(context, config, experiment, header.run, question.federation)
         node.clients.restore(states.before(question.round + 1))
-        with torch.no_grad():
-            (answer,) = node.clients.evaluate([question])
+        with nullcontext() if header.algorithm else torch.no_grad():  # Some train their own models before they test.
+            (answer,) = node.clients.evaluate([agreed_question(question, header.algorithm, experiment)])
         return questions.write_evaluations(answer)
 
     return on_this_node(context, work, header.seconds)

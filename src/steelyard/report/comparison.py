@@ -58,6 +58,7 @@ def compare_run(run: History | Path | str, settings: RoundSettings, baseline: st
         "status": history.info.get("status", "unknown"),
         "chain": chain_of(history),
         "algorithms": {str(row["rule"]): str(row["algorithm"]) for row in history.federations.to_dict("records")},
+        "personal": sorted(history.personal),
         "rounds": max(int(curve.rounds[-1]) for curve in curves),
         "limit": limit,
         "last": settings.last,

@@ -82,19 +82,36 @@ def algorithm_cells(document: Comparison) -> Callable[[str | None], tuple[str, .
     return lambda rule: ("algorithm" if rule is None else algorithms.get(rule, "–"),)
 
 
+def tested_cells(document: Comparison) -> Callable[[str | None], tuple[str, ...]]:
+    """Return what says of a rule whose models its clients tested; nothing where all tested the server's."""
+    personal = document.get("personal", [])
+    if not personal:
+        return lambda rule: ()
+    return lambda rule: ("tested" if rule is None else "own models" if rule in personal else "common model",)
+
+
 def _devices(document: Comparison) -> Table:
     # An error is shown as it is, an accuracy in per cent.
     percent = 100.0 if all(row["p10"]["mean"] >= 0 for row in document["devices"]) else 1.0
     columns = ("final", "best", "worst_tenth", "p10", "p90", "spread")
-    named = algorithm_cells(document)
+    named, tested = algorithm_cells(document), tested_cells(document)
+    served = {row["rule"]: row["accuracy"] for row in document["server"] if "accuracy" in row and tested(None)}
     rows = [
-        (row["rule"], *named(row["rule"]), *(cell(row[name], 2, percent) for name in columns), cell(row["jain"], 4))
+        (
+            *(row["rule"], *named(row["rule"]), *tested(row["rule"])),
+            *(cell(row[name], 2, percent) for name in columns),
+            cell(row["jain"], 4),
+            *([cell(served[row["rule"]], 2, 100.0)] if row["rule"] in served else ["–"] if served else []),
+        )
         for row in document["devices"]
     ]
     unit = " (%)" if percent == 100.0 else ""
     names = ("final", "best round", "worst tenth", "10th perc.", "90th perc.", "std. dev.")
-    headings = ("rule", *named(None), *(f"{name}{unit}" for name in names), "Jain")
+    headings = ("rule", *named(None), *tested(None), *(f"{name}{unit}" for name in names), "Jain")
+    headings += ("server's rows (%)",) if served else ()
     note = f"Final: over all test samples after round {document['rounds']}; the rest over devices."
+    if tested(None):
+        note += " Own models: each client tested the one that it uses itself. Server's rows: the common model there."
     return Table("Local scores after the last round", headings, tuple(rows), note)
 
 

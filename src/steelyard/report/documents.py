@@ -355,6 +355,8 @@ class Comparison(RuleTables):
     status: str
     chain: Chain
     algorithms: dict[str, str]
+    personal: list[str]
+    """The rules whose clients tested models of their own; all figures of devices are then of these models."""
     rounds: int
     limit: int
     last: int

@@ -32,10 +32,12 @@ def headline(view: RunView) -> list[str]:
 def _finals(view: RunView) -> tuple[dict[str, dict[int, float]], str]:
     """Return the last score of each rule and seed: on clean rows where all have them, else the clients' own.
 
+    Where clients test models of their own, the clients' scores decide: the server has not seen those models.
     One that ended before its first test has that of its first model, as in the tables.
     """
     ended = {key for history in view.histories for key in history.ended}
-    for column, what in (("server_accuracy", "on clean rows"), ("accuracy", "")):
+    personal = any(history.personal for history in view.histories)
+    for column, what in (("accuracy", ""),) if personal else (("server_accuracy", "on clean rows"), ("accuracy", "")):
         frame = view.rounds
         early = np.array([key in ended for key in zip(frame["rule"], frame["seed"], strict=True)], dtype=bool)
         frame = frame[frame[column].notna() & ((frame["round"] > 0) | early)]

@@ -16,7 +16,7 @@ from steelyard.errors import UserError
 from steelyard.experiment.loading import to_toml
 from steelyard.report import figures
 from steelyard.report.assets import text
-from steelyard.report.comparison_tables import algorithm_cells, cell, comparison_tables
+from steelyard.report.comparison_tables import algorithm_cells, cell, comparison_tables, tested_cells
 from steelyard.report.contents import chosen_parts, contents
 from steelyard.report.documents import ReportData
 from steelyard.report.figures.writing import svg
@@ -181,10 +181,11 @@ def result_table(view: RunView, index: int) -> Table:
     accuracy = {row["rule"]: row["accuracy"] for row in document["server"] if "accuracy" in row}
     clean = len(accuracy) == len(document["server"])
     tests = any(row["mean"] > 0 for row in tested.values())
-    named = algorithm_cells(document)
+    named, whose = algorithm_cells(document), tested_cells(document)
     headings = [
         "rule",
         *named(None),
+        *whose(None),
         *(["accuracy on clean rows (%)"] if clean else []),
         *(["weight of flawed (%)"] if flawed else []),
     ]
@@ -193,14 +194,15 @@ def result_table(view: RunView, index: int) -> Table:
     rows: list[tuple[str, ...]] = []
     for row in document["devices"]:
         rule = row["rule"]
-        cells = [rule, *named(rule), *([cell(accuracy[rule], 2, 100.0)] if clean else [])]
+        cells = [rule, *named(rule), *whose(rule), *([cell(accuracy[rule], 2, 100.0)] if clean else [])]
         cells += ([cell(flawed[rule], 1, 100.0)] if rule in flawed else ["–"]) if flawed else []
         cells += [cell(row[key], 2, percent) for key in ("final", "best", "worst_tenth", "spread")]
         cells += [cell(tested[rule])] if tests else []
         rows.append(tuple(cells))
     seeds = len(document["seeds"])
     note = f"After round {document['rounds']}; mean ± 95 % interval over {seeds} seeds." if seeds > 1 else ""
-    scores = list(accuracy.values()) if clean else [row["final"] for row in document["devices"]]
+    # What clients' own models are worth shows on the clients: the server's rows test the common model alone.
+    scores = list(accuracy.values()) if clean and not whose(None) else [row["final"] for row in document["devices"]]
     means = [score["mean"] for score in scores]
     best = means.index(max(means)) if len(means) > 1 and not any(map(math.isnan, means)) else None
     return Table(f"{name}after round {document['rounds']}", tuple(headings), tuple(rows), note, best=best)

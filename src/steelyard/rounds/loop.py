@@ -143,7 +143,7 @@ def one_round(
     tested = drafts if last or round % plan.evaluate_every == 0 else [d for d in drafts if d.federation.name in ending]
     if tested:
         with doing("testing on all clients"):
-            evaluate(tested, clients, round, detailed=plan.detailed and last)
+            evaluate(tested, clients, plan, round, detailed=plan.detailed and last)
     records: list[RoundRecord] = []
     for draft in drafts:
         state, record = _finish(draft, server, plan, time.perf_counter() - begun)

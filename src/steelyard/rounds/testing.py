@@ -37,14 +37,20 @@ def check_tested(federation: Federation, plan: Plan, first: Evaluations) -> None
         )
 
 
-def evaluate(drafts: Sequence[Draft], clients: Clients, round: int, *, detailed: bool) -> None:
+def question(draft: Draft, models: torch.Tensor, plan: Plan, round: int, *, detailed: bool) -> Question:
+    """Ask for a test of models [candidates, parameters], or of what the clients' own algorithm makes of them."""
+    federation = draft.federation
+    return Question(
+        federation.name, federation.seed, round, models, detailed, federation.algorithm, rate=plan.rate(round)
+    )
+
+
+def evaluate(drafts: Sequence[Draft], clients: Clients, plan: Plan, round: int, *, detailed: bool) -> None:
     """Test the combined models on every client; where a strategy wants more orders, test those together too.
 
     What is found stands in the drafts: the answers, the orders that were tried, and the one that is kept.
     """
-    questions = [
-        Question(draft.federation.name, draft.federation.seed, round, draft.model[None], detailed) for draft in drafts
-    ]
+    questions = [question(draft, draft.model[None], plan, round, detailed=detailed) for draft in drafts]
     extra: list[tuple[Draft, list[Order], torch.Tensor]] = []
     for draft, answer in zip(drafts, clients.evaluate(questions), strict=True):
         draft.answer = answer
@@ -54,7 +60,7 @@ def evaluate(drafts: Sequence[Draft], clients: Clients, round: int, *, detailed:
         if others and draft.weighing is not None and draft.combine is not None:
             weights = draft.federation.rule.candidates(draft.weighing.normalised, others, draft.updates.clients)
             extra.append((draft, others, draft.combine.models(weights)))
-    more = [Question(d.federation.name, d.federation.seed, round, models, detailed) for d, _, models in extra]
+    more = [question(draft, models, plan, round, detailed=detailed) for draft, _, models in extra]
     answers = clients.evaluate(more) if more else []
     for (draft, others, models), answer in zip(extra, answers, strict=True):
         draft.tried += tuple(zip(others, answer.overall().tolist(), strict=True))
@@ -62,14 +68,14 @@ def evaluate(drafts: Sequence[Draft], clients: Clients, round: int, *, detailed:
     for draft in drafts:
         if draft.orders is None:
             _decide(draft, None, None)
-    _ask_again([draft for draft in drafts if draft.partial], clients, round, detailed=detailed)
+    _ask_again([draft for draft in drafts if draft.partial], clients, plan, round, detailed=detailed)
 
 
-def _ask_again(drafts: Sequence[Draft], clients: Clients, round: int, *, detailed: bool) -> None:
+def _ask_again(drafts: Sequence[Draft], clients: Clients, plan: Plan, round: int, *, detailed: bool) -> None:
     """Right or wrong per sample and further metrics come for the first candidate only: get them for the one kept."""
     if not drafts:
         return
-    questions = [Question(d.federation.name, d.federation.seed, round, d.model[None], detailed) for d in drafts]
+    questions = [question(draft, draft.model[None], plan, round, detailed=detailed) for draft in drafts]
     for draft, answer in zip(drafts, clients.evaluate(questions), strict=True):
         draft.answer = answer
 

@@ -108,6 +108,11 @@ class History:
             return {known(names, key, "federation"): (round, reason) for key, round, reason in rows}
 
     @cached_property
+    def personal(self) -> frozenset[str]:
+        """The rules whose clients tested models of their own: their scores on clients are these models'."""
+        return frozenset(map(str, json.loads(self.info.get("personal", "[]"))))
+
+    @cached_property
     def chain(self) -> Checked:
         """The run's chain of rounds, computed again: its head, and what is not as it was written."""
         with reading(self.folder) as connection:

@@ -166,6 +166,8 @@ class QuestionForm(Form):
     detailed: bool
     seconds: float
     experiment: str = ""
+    algorithm: dict[str, Any] = {}
+    """Where clients test models of their own: the algorithm's name and parameters; else empty."""
 
 
 class EvaluationForm(Form):

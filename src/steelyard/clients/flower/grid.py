@@ -11,6 +11,7 @@ import torch
 from flwr.app import ArrayRecord, RecordDict
 from flwr.serverapp import Grid
 
+from steelyard.algorithms.algorithm import OWN
 from steelyard.clients.flower import checks, merging
 from steelyard.clients.flower.checks import clean, reading_one_answer
 from steelyard.clients.flower.forms import EVALUATE, TRAIN, Refused
@@ -164,7 +165,8 @@ class FlowerClients:
         for client in answer.started_over:
             if (task.federation, client) in self._keeping:
                 kept = ", ".join(task.algorithm.keeps)
-                self.roster.note(f"client {client} of {task.federation} lost what it kept ({kept}); it begins at 0")
+                again = "with the common model" if OWN in task.algorithm.keeps else "at 0"
+                self.roster.note(f"client {client} of {task.federation} lost what it kept ({kept}); it begins {again}")
         self._keeping |= {(task.federation, client) for client in answer.clients}
 
     def evaluate(self, questions: Sequence[Question]) -> list[Evaluations]:

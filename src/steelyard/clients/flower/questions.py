@@ -9,6 +9,7 @@ import torch
 from flwr.app import ArrayRecord, RecordDict
 from numpy.typing import NDArray
 
+from steelyard.algorithms.settings import algorithm_table
 from steelyard.clients.flower import arrays as packing
 from steelyard.clients.flower import checks, payloads
 from steelyard.clients.flower.forms import EvaluationForm, QuestionForm
@@ -27,6 +28,7 @@ def write_question(question: Question, seconds: float, run: str = "", experiment
         detailed=question.detailed,
         seconds=seconds,
         experiment=experiment,
+        algorithm=algorithm_table(question.algorithm) if question.algorithm.personal else {},
     )
     return content(form, {"models": question.models.detach().to("cpu", torch.float32).numpy()})
 
@@ -38,7 +40,7 @@ def read_question(records: RecordDict) -> tuple[Question, Header]:
     payloads.only_keys(arrays, ["models"])
     models = packing.tensor(packing.unpack(arrays["models"], "models", "<f4", (form.candidates, None)))
     question = Question(form.federation, form.seed, form.round, models, form.detailed)
-    return question, Header(form.run, form.experiment, form.seconds)
+    return question, Header(form.run, form.experiment, form.seconds, algorithm=form.algorithm)
 
 
 def write_evaluations(answer: Evaluations) -> RecordDict:

@@ -52,7 +52,7 @@ class Header:
     """Where updates are hidden: the public keys of each of them."""
     attempt: str = ""
     algorithm: Mapping[str, Any] = field(default_factory=dict[str, Any])
-    """Of a task: name and parameters of the algorithm."""
+    """Name and parameters of the algorithm; of a question only where clients test models of their own."""
 
 
 def failure_forms(failures: Sequence[Failure]) -> list[FailureForm]:

@@ -5,20 +5,20 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from steelyard.clients.local.device_data.dataset import DevicePopulation, Ints
+from steelyard.clients.local.device_data.dataset import DeviceDataset, Ints, TestRows
 from steelyard.learning import evaluation
 from steelyard.messages import Evaluations, Floats, Question
 
 
 def evaluations(
-    question: Question, population: DevicePopulation, predictions: torch.Tensor, losses: torch.Tensor
+    question: Question, tests: TestRows, dataset: DeviceDataset, predictions: torch.Tensor, losses: torch.Tensor
 ) -> Evaluations:
     """Return each client's score and loss of each model, from predictions and losses [models, tested rows].
 
     Scores are accuracies for classes, and minus the root mean squared error for a regression.
     """
-    tests, classes = population.tests, population.dataset.classes
-    labels = population.dataset.labels[tests.unique]
+    classes = dataset.classes
+    labels = dataset.labels[tests.unique]
     metrics: dict[str, Floats] = {}
     right = None
     if classes:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from steelyard.activity import doing
+from steelyard.algorithms.algorithm import Algorithm
 from steelyard.clients.local.weighted_steps import Absent, WeightedSteps
 from steelyard.clients.protocol import CheckedClients, Clients, FingerprintedClients, WrappedClients
 from steelyard.messages import DenseModels, Failure, Floats, Task, Updates
@@ -47,11 +48,11 @@ class HiddenSimulation(WrappedClients):
         self.settings, self._absent = settings, absent
         self._keys: PaillierKeys | CkksKeys | None = None
 
-    def check(self) -> None:
+    def check(self, algorithms: Sequence[Algorithm]) -> None:
         """Refuse what the simulation refuses, and a missing library."""
         check_installed(self.settings)
         if isinstance(self.clients, CheckedClients):
-            self.clients.check()
+            self.clients.check(algorithms)
 
     def fingerprint(self, seed: int) -> Mapping[str, str]:
         """Return what tells the clients' data from others, where they can tell."""

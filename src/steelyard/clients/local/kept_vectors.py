@@ -1,4 +1,4 @@
-"""What an algorithm's clients keep from round to round: vectors by name, each as long as the model, 0 at first."""
+"""What an algorithm's clients keep from round to round: vectors by name, each as long as the model."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from steelyard.algorithms.algorithm import Vectors
-from steelyard.messages import Task
+from steelyard.algorithms.algorithm import OWN, Algorithm, Vectors
 
 KIND = "vector"
 
@@ -22,21 +21,29 @@ class KeptVectors:
     def __init__(self) -> None:
         self._held: dict[tuple[str, str, str], torch.Tensor] = {}
 
-    def of(self, task: Task, clients: Sequence[str], device: torch.device) -> dict[str, torch.Tensor]:
-        """Return what these clients keep, stacked: [clients, parameters] by name."""
-        nothing = torch.zeros_like(task.parameters, device=device)
+    def of(
+        self, federation: str, algorithm: Algorithm, clients: Sequence[str], received: torch.Tensor
+    ) -> dict[str, torch.Tensor]:
+        """Return what these clients keep, stacked: [clients, parameters] by name.
+
+        `received` [clients, parameters] is what the clients received: a model of their own begins as that.
+        """
 
         def stacked(name: str) -> torch.Tensor:
-            held = [self._held.get((task.federation, client, name), nothing).to(device) for client in clients]
-            return torch.stack(held) if held else nothing[None][:0]
+            found = received.clone() if name == OWN else torch.zeros_like(received)
+            for row, client in enumerate(clients):
+                held = self._held.get((federation, client, name))
+                if held is not None:
+                    found[row] = held.to(found.device)
+            return found
 
-        return {name: stacked(name) for name in task.algorithm.keeps}
+        return {name: stacked(name) for name in algorithm.keeps}
 
-    def keep(self, task: Task, clients: Sequence[str], vectors: Vectors) -> None:
+    def keep(self, federation: str, clients: Sequence[str], vectors: Vectors) -> None:
         """Keep what the clients ended with, [clients, parameters] by name."""
         for name, rows in vectors.items():
             for client, row in zip(clients, rows.detach().cpu(), strict=True):
-                self._held[task.federation, client, name] = row.clone()
+                self._held[federation, client, name] = row.clone()
 
     def snapshot(self) -> dict[str, torch.Tensor]:
         """Return all vectors by name; names hold federation, client and vector."""

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from steelyard.algorithms.algorithm import LocalTraining
+from steelyard.algorithms.algorithm import Algorithm, LocalTraining, Stage
 from steelyard.clients.local.answers import evaluations
 from steelyard.clients.local.context import Populations, SimulationContext
 from steelyard.clients.local.criteria import ClientCriteria, Facts
@@ -22,6 +22,7 @@ from steelyard.clients.local.hardware import peak_memory
 from steelyard.clients.local.hostile import attack
 from steelyard.clients.local.kept_models import KeptModels
 from steelyard.clients.local.kept_vectors import KeptVectors
+from steelyard.clients.local.personal import OwnModels
 from steelyard.clients.local.settings import ComputeSettings
 from steelyard.data.fingerprint import fingerprint
 from steelyard.learning.descent import Descent
@@ -55,17 +56,19 @@ class Simulation:
         self._evaluator: Evaluator | None = None
         self._kept = KeptModels()
         self._vectors = KeptVectors()
+        self._own = OwnModels(self.context, self._vectors)
         self._peak = 0
 
     def names(self, seed: int) -> Sequence[str]:
         return self.context.population(seed).names
 
-    def check(self) -> None:
-        """Refuse a model, a loss or an engine that does not go with the data."""
+    def check(self, algorithms: Sequence[Algorithm]) -> None:
+        """Refuse a model, a loss or an engine that does not go with the data, and algorithms that the model lacks."""
         self.context.loss(LossState(self.context.training.loss))
         self.context.too_few(1)  # refuses batch norm with batches of one
         if self._engine is None:
             self._engine = ChosenEngine(self.context.setup, self.compute.engine)
+        self._own.check(algorithms)
 
     def fingerprint(self, seed: int) -> Mapping[str, str]:
         return fingerprint(self.context.population(seed).source)
@@ -81,7 +84,7 @@ class Simulation:
         groups: dict[object, list[int]] = {}
         for index, task in enumerate(tasks):
             loss, dataset = self.context.loss(task.loss), self.context.population(task.seed).dataset
-            key = (id(dataset), loss.name, loss.shape, loss.scale, self._descent(task))
+            key = (id(dataset), loss.name, loss.shape, loss.scale, self._descent(task), task.algorithm.stages)
             groups.setdefault(key, []).append(index)
         return list(groups.values())
 
@@ -96,6 +99,8 @@ class Simulation:
         models = self.context.matrix(len(cohort))
         self._peak = max(self._peak, models.numel() * 4)
         losses = self._trained(cohort, models)
+        done = [self._local(cohort, number, models) for number in range(len(tasks))]
+        self._own.keep(cohort, models)
         for number, task in enumerate(tasks):
             jobs = np.flatnonzero(cohort.task == number)
             if len(jobs) and cohort.populations[number].behaviours:
@@ -106,15 +111,29 @@ class Simulation:
             behaviours = cohort.populations[number].behaviours
             if behaviours:
                 self._kept.keep(cohort.tasks[number], cohort.name(job), models[job], behaviours)
-        return [self._updates(cohort, number, models, losses, failures[number]) for number in range(len(tasks))]
+        return [
+            self._updates(cohort, number, models, losses, failures[number], done[number])
+            for number in range(len(tasks))
+        ]
 
     def _trained(self, cohort: Cohort, models: torch.Tensor) -> Floats:
-        """Write the model of every job into `models` and return the losses; free riders do no work."""
+        """Write the model of every job into `models` and return the losses of the last stage."""
+        losses = np.zeros(len(cohort))
+        for number, stage in enumerate(cohort.tasks[0].algorithm.stages):
+            engine = self._main_engine() if stage == Stage() else self._own.engine(stage)
+            losses = self._train_stage(engine, cohort.begin_at(models.clone()) if number else cohort, models)
+        return losses
+
+    def _main_engine(self) -> ChosenEngine:
+        if self._engine is None:
+            self._engine = ChosenEngine(self.context.setup, self.compute.engine)
+        return self._engine
+
+    def _train_stage(self, engine: ChosenEngine, cohort: Cohort, models: torch.Tensor) -> Floats:
+        """Train every job; free riders do no work."""
         idle = np.array([cohort.behaviour(job).free_rider for job in range(len(cohort))], dtype=np.bool_)
         losses = np.zeros(len(cohort))
         if not idle.all():
-            engine = self._engine or ChosenEngine(self.context.setup, self.compute.engine)
-            self._engine = engine
             if not idle.any():
                 return engine.train(cohort, models)
             busy = np.flatnonzero(~idle)
@@ -151,14 +170,16 @@ class Simulation:
         loss, descent = self.context.loss(tasks[0].loss), self._descent(tasks[0])
         form = LossState(loss.name, None, loss.shape, loss.scale)
         cohort = Cohort(tuple(tasks), populations, form, descent, table[:, 0], table[:, 1], tuple(starts), table[:, 2])
+        cohort = self._own.begin(cohort)
         return replace(cohort, corrections=self._corrections(cohort)) if descent.corrected else cohort, failures
 
     def _corrections(self, cohort: Cohort) -> torch.Tensor:
         """What each job's algorithm adds to its gradients or steps, [jobs, parameters]."""
         parts: list[torch.Tensor] = []
         for number, task in enumerate(cohort.tasks):
-            clients = [cohort.name(job) for job in np.flatnonzero(cohort.task == number).tolist()]
-            kept = self._vectors.of(task, clients, self.context.device)
+            _, clients = cohort.jobs(number)
+            received = task.parameters.to(self.context.device).expand(len(clients), -1)
+            kept = self._vectors.of(task.federation, task.algorithm, clients, received)
             parts.append(task.algorithm.correction(self._received(task), kept))
         return torch.cat(parts)
 
@@ -174,7 +195,13 @@ class Simulation:
         return tuple(found[task.seed, task.round] for task in tasks)
 
     def _updates(
-        self, cohort: Cohort, number: int, models: torch.Tensor, losses: Floats, failures: list[Failure]
+        self,
+        cohort: Cohort,
+        number: int,
+        models: torch.Tensor,
+        losses: Floats,
+        failures: list[Failure],
+        local: LocalTraining | None,
     ) -> Updates:
         jobs = np.flatnonzero(cohort.task == number)
         task, working = cohort.tasks[number], cohort.populations[number]
@@ -192,34 +219,43 @@ class Simulation:
             samples=_claimed(population, clients),
             criteria=criteria,
             losses=losses[jobs],
-            payload=DenseModels(mine, self.context.setup.layout.frozen),
+            payload=DenseModels(mine, self._own.spans(task.algorithm)),
             failures=tuple(failures),
             steps=step_counts(working.sizes[clients], self.context.training, joined=self.context.setup.batch_norm),
             first_losses=self._first_losses(task, population, clients) if self.criteria.tell_first_losses else None,
             label_counts=self.criteria.label_counts(population, clients),
         )
-        updates = replace(updates, vectors=self._after_training(task, cohort, jobs, mine, updates))
+        updates = replace(updates, vectors=self._after_training(task, names, local, mine))
         if not refused:
             return updates
         keep = [row for row, name in enumerate(names) if name not in refused]
         return updates.select(keep, [Failure(name, why) for name, why in refused.items()])
 
+    def _local(self, cohort: Cohort, number: int, models: torch.Tensor) -> LocalTraining | None:
+        """Return what the clients of a task did, with their second training; None where the algorithm asks nothing."""
+        task, device = cohort.tasks[number], self.context.device
+        jobs, names = cohort.jobs(number)
+        if not (task.algorithm.keeps or task.algorithm.sends) or not names:
+            return None
+        mine = cohort.take(range(len(cohort))[jobs])
+        common = len(np.unique(mine.origin)) == 1
+        start = mine.starts[mine.origin[0]].to(device)[None] if common else mine.start(device)
+        counts = step_counts(mine.sizes, self.context.training, joined=self.context.setup.batch_norm)
+        steps = torch.from_numpy(counts).to(device, torch.float32)[:, None]
+        kept = self._vectors.of(task.federation, task.algorithm, names, start.expand(len(names), -1))
+        received = self._received(task)
+        local = LocalTraining(start, models[jobs].to(device), steps, cohort.descent.rate, received, kept)
+        return self._own.train_again(mine, task.algorithm.again(local), local, self._main_engine())
+
     def _after_training(
-        self, task: Task, cohort: Cohort, jobs: Ints, models: torch.Tensor, updates: Updates
+        self, task: Task, names: Sequence[str], local: LocalTraining | None, models: torch.Tensor
     ) -> dict[str, torch.Tensor]:
         """Let the algorithm's clients keep what they keep; return what they send beside their models."""
-        algorithm = task.algorithm
-        if not (algorithm.keeps or algorithm.sends) or not len(jobs):
-            return {name: models.new_zeros((0, models.shape[1])) for name in algorithm.sends}
-        device, origins = self.context.device, cohort.origin[jobs]
-        common = len(np.unique(origins)) == 1
-        start = cohort.starts[origins[0]].to(device)[None] if common else cohort.take(jobs).start(device)
-        assert updates.steps is not None
-        steps = torch.from_numpy(updates.steps).to(device, torch.float32)[:, None]
-        kept = self._vectors.of(task, updates.clients, device)
-        local = LocalTraining(start, models.to(device), steps, cohort.descent.rate, self._received(task), kept)
-        keep, sent = algorithm.after_training(local)
-        self._vectors.keep(task, updates.clients, keep)
+        if local is None:
+            return {name: models.new_zeros((0, models.shape[1])) for name in task.algorithm.sends}
+        # A hostile client's vectors follow from the model that it sends, not from the one that it trained.
+        keep, sent = task.algorithm.after_training(replace(local, models=models.to(self.context.device)))
+        self._vectors.keep(task.federation, names, keep)
         return dict(sent)
 
     def _first_losses(self, task: Task, population: DevicePopulation, clients: Ints) -> Floats:
@@ -235,18 +271,44 @@ class Simulation:
 
     def evaluate(self, questions: Sequence[Question]) -> list[Evaluations]:
         answers: dict[int, Evaluations] = {}
-        for seed in dict.fromkeys(question.seed for question in questions):
+        for index, question in enumerate(questions):
+            if question.algorithm.personal:
+                population = self.context.population(question.seed)
+                answers[index] = self._own.tested(question, population, self.evaluator, self._tuned(question))
+        common = [index for index in range(len(questions)) if index not in answers]
+        for seed in dict.fromkeys(questions[index].seed for index in common):
             # Questions of one seed concern the same samples: all their models are tested on them in one go.
-            indices = [index for index, question in enumerate(questions) if question.seed == seed]
+            indices = [index for index in common if questions[index].seed == seed]
             population = self.context.population(seed)
             loss = self.context.loss(LossState(self.context.training.loss))
             models = torch.cat([questions[index].models.to(self.context.device) for index in indices])
             predictions, losses = self.evaluator.test(models, population.dataset, population.tests.unique, loss)
             counts = [len(questions[index].models) for index in indices]
             for index, *found in zip(indices, predictions.split(counts), losses.split(counts), strict=True):
-                answers[index] = evaluations(questions[index], population, *found)
-            self._try_backdoor(answers, [questions[index] for index in indices], indices, population)
+                answers[index] = evaluations(questions[index], population.tests, population.dataset, *found)
+        for seed in dict.fromkeys(question.seed for question in questions):
+            indices = [index for index, question in enumerate(questions) if question.seed == seed]
+            asked = [questions[index] for index in indices]
+            self._try_backdoor(answers, asked, indices, self.context.population(seed))
         return [answers[index] for index in range(len(questions))]
+
+    def _tuned(self, question: Question) -> torch.Tensor | None:
+        """Return the models that clients test where they train once more before: [candidates · clients, parameters]."""
+        if not question.algorithm.tunes:
+            return None
+        clients = self.context.population(question.seed).tests.clients
+        asked = (question.federation, question.seed, question.round + 1, clients)
+        parts: list[torch.Tensor] = []
+        for model in question.models:
+            cohort, _ = self._cohort([Task(*asked, model, rate=question.rate)])
+            models = self.context.matrix(len(cohort))
+            if len(cohort):
+                self._trained(cohort, models)
+            # Who cannot train tests the model as it is.
+            every = model.to(models.device).repeat(len(clients), 1)
+            every[np.searchsorted(clients, cohort.jobs(0)[1])] = models
+            parts.append(every)
+        return torch.cat(parts).to(self.context.device)
 
     def _try_backdoor(
         self,

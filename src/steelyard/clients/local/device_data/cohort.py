@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -62,6 +62,15 @@ class Cohort:
         """Return how the client of a job departs from the protocol."""
         behaviours = self.populations[self.task[job]].behaviours
         return behaviours.get(self.name(job), HONEST) if behaviours else HONEST
+
+    def jobs(self, number: int) -> tuple[slice, list[str]]:
+        """Return where the jobs of a task stand, and the names of their clients; jobs of one task stand together."""
+        begin, end = np.searchsorted(self.task, (number, number + 1)).tolist()
+        return slice(begin, end), [self.name(job) for job in range(begin, end)]
+
+    def begin_at(self, models: torch.Tensor) -> Cohort:
+        """Return the same jobs, each beginning at its row of models [jobs, parameters]."""
+        return replace(self, starts=tuple(models.unbind()), origin=np.arange(len(self)))
 
     def take(self, jobs: Sequence[int] | Ints) -> Cohort:
         """Return some of the jobs, in the order asked for."""

@@ -150,6 +150,12 @@ class TestRows:
             index.astype(np.int64).reshape(-1),
         )
 
+    @cached_property
+    def apart(self) -> TestRows:
+        """The same, each client's samples for itself: where two clients test on the same row, it stands twice."""
+        rows = self.unique[torch.from_numpy(self.index).to(self.unique.device)]
+        return TestRows(self.clients, self.sizes, rows, np.arange(len(self.index)))
+
     def sums(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
         """Sum values[..., unique rows] over each client's test samples: [..., clients]."""
         if not len(self.sizes):

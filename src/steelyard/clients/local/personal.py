@@ -1,0 +1,126 @@
+"""Models of the clients' own: where they begin, what stays at home, second trainings, and what each client tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from steelyard.algorithms.algorithm import OWN, Algorithm, LocalTraining, SecondTraining, Stage
+from steelyard.clients.local.answers import evaluations
+from steelyard.clients.local.context import SimulationContext
+from steelyard.clients.local.device_data.cohort import Cohort
+from steelyard.clients.local.device_data.dataset import DevicePopulation
+from steelyard.clients.local.engines.choice import ChosenEngine
+from steelyard.clients.local.evaluator import Evaluator
+from steelyard.clients.local.kept_vectors import KeptVectors
+from steelyard.learning import parts
+from steelyard.learning.parameters import Layout
+from steelyard.messages import Evaluations, LossState, Question
+
+TESTED_TOGETHER = 64
+"""Clients whose own models lie in memory at once while they are tested."""
+
+
+class OwnModels:
+    """What personal algorithms add to a simulation; the vectors themselves are the clients' kept ones."""
+
+    def __init__(self, context: SimulationContext, vectors: KeptVectors) -> None:
+        self.context = context
+        self.vectors = vectors
+        self._masks: dict[str, torch.Tensor] = {}
+        self._engines: dict[Stage, ChosenEngine] = {}
+
+    def check(self, algorithms: Sequence[Algorithm]) -> None:
+        """Refuse algorithms that keep a part of the model apart which it does not have."""
+        for algorithm in algorithms:
+            parts.check_part(self.context.setup.module, algorithm.private, algorithm.name)
+
+    def private(self, algorithm: Algorithm) -> torch.Tensor:
+        """Return for each parameter whether clients keep it to themselves."""
+        part = algorithm.private
+        if part not in self._masks:
+            self._masks[part] = parts.mask(self.context.setup.module, part, self.context.device)
+        return self._masks[part]
+
+    def spans(self, algorithm: Algorithm) -> tuple[tuple[int, int], ...]:
+        """Return begin and end of what the server's model keeps as it is."""
+        private = parts.spans(self.context.setup.module, algorithm.private)
+        return tuple(sorted({*self.context.setup.layout.frozen, *private}))
+
+    def engine(self, stage: Stage) -> ChosenEngine:
+        """Return what trains a part of the model: one client after another, on every machine and in every resume."""
+        if stage not in self._engines:
+            setup = self.context.setup
+            module = parts.trained_alone(setup.module, stage.part)
+            training = setup.training
+            if stage.epochs is not None:
+                training = training.model_copy(update={"epochs": stage.epochs, "updates": None})
+            alone = replace(setup, module=module, layout=Layout.of(module), training=training)
+            self._engines[stage] = ChosenEngine(alone, "loop")
+        return self._engines[stage]
+
+    def begin(self, cohort: Cohort) -> Cohort:
+        """Return the cohort with each job beginning where its algorithm says."""
+        if not any(task.algorithm.personal for task in cohort.tasks):
+            return cohort
+        models = cohort.start(self.context.device)
+        for number, task in enumerate(cohort.tasks):
+            if task.algorithm.personal:
+                jobs, names = cohort.jobs(number)
+                kept = self.vectors.of(task.federation, task.algorithm, names, models[jobs])
+                models[jobs] = task.algorithm.begin(models[jobs], kept, self.private(task.algorithm))
+        return cohort.begin_at(models)
+
+    def keep(self, cohort: Cohort, models: torch.Tensor) -> None:
+        """Let clients keep their whole model where a part of it is private; what is sent lacks that part."""
+        for number, task in enumerate(cohort.tasks):
+            jobs, names = cohort.jobs(number)
+            if task.algorithm.private != "nothing" and len(names):
+                self.vectors.keep(task.federation, names, {OWN: models[jobs]})
+                private = self.private(task.algorithm).to(models.device)
+                models[jobs] = models[jobs].where(~private, task.parameters.to(models.device))
+
+    def train_again(
+        self, cohort: Cohort, second: SecondTraining | None, local: LocalTraining, engine: ChosenEngine
+    ) -> LocalTraining:
+        """Do the second training of a task's cohort, where there is one; what is returned holds its models."""
+        if second is None:
+            return local
+        descent = replace(cohort.descent, pull=second.pull, corrects="gradient")
+        out = self.context.matrix(len(cohort))
+        engine.train(replace(cohort.begin_at(second.start), descent=descent, corrections=second.correction), out)
+        return replace(local, second=out.to(self.context.device))
+
+    def tested(
+        self, question: Question, population: DevicePopulation, evaluator: Evaluator, tuned: torch.Tensor | None
+    ) -> Evaluations:
+        """Test each client's own model on the client's own rows, for every candidate of a question.
+
+        `tuned` [candidates · clients, parameters] are the models where clients have trained them on before the test.
+        """
+        tests, dataset = population.tests.apart, population.dataset
+        loss = self.context.loss(LossState(self.context.training.loss))
+        rows = tests.unique.split(tests.sizes.tolist())
+        count = len(rows)
+        predictions = torch.zeros((len(question.models), len(tests.unique)), device=self.context.device)
+        losses = torch.zeros_like(predictions)
+        ends = np.cumsum(tests.sizes).tolist()
+        for candidate, model in enumerate(question.models.to(self.context.device)):
+            for begin in range(0, count, TESTED_TOGETHER):
+                names = tests.clients[begin : begin + TESTED_TOGETHER]
+                first = candidate * count + begin
+                models = self._models(question, names, model) if tuned is None else tuned[first : first + len(names)]
+                for client, own in enumerate(models, begin):
+                    span = slice(ends[client] - len(rows[client]), ends[client])
+                    found = evaluator.test(own[None], dataset, rows[client], loss)
+                    predictions[candidate, span], losses[candidate, span] = found[0][0], found[1][0]
+        return evaluations(question, tests, dataset, predictions, losses)
+
+    def _models(self, question: Question, clients: Sequence[str], model: torch.Tensor) -> torch.Tensor:
+        """Return what some clients test for one candidate: [clients, parameters]."""
+        shared = model.expand(len(clients), -1)
+        kept = self.vectors.of(question.federation, question.algorithm, clients, shared)
+        return question.algorithm.own_models(shared, kept, self.private(question.algorithm))

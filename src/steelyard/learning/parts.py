@@ -1,0 +1,60 @@
+"""Parts of a model by what they are: its head, its body, its batch norms; which of its numbers each of them is."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
+
+from steelyard.algorithms.algorithm import Part
+from steelyard.errors import UserError
+from steelyard.learning.parameters import Layout
+
+
+def _names(module: nn.Module, part: Part) -> set[str]:
+    """Return the names of the parameters and buffers that are this part of a module."""
+    everything = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
+    if part in ("nothing", "everything"):
+        return everything if part == "everything" else set()
+    if part == "norms":
+        norms = [name for name, layer in module.named_modules() if isinstance(layer, _BatchNorm)]
+        return {name for name in everything if name.rpartition(".")[0] in norms}
+    last = [name for name, _ in module.named_parameters()][-1].rpartition(".")[0]
+    head = {name for name in everything if name.rpartition(".")[0] == last}
+    return head if part == "head" else everything - head
+
+
+def check_part(module: nn.Module, part: Part, algorithm: str) -> None:
+    """Refuse an algorithm that keeps a part of the model apart which this model does not have."""
+    if part == "norms" and not _names(module, part):
+        raise UserError(
+            f"algorithm.name: got '{algorithm}' with a model without batch norm; allowed: one with batch norm"
+        )
+    if part in ("head", "body") and not {name for name, _ in module.named_parameters()} & _names(module, "body"):
+        raise UserError(
+            f"algorithm.name: got '{algorithm}' with a model of one layer, which is all head; allowed: two or more"
+        )
+
+
+def spans(module: nn.Module, part: Part) -> tuple[tuple[int, int], ...]:
+    """Return begin and end of each tensor of this part in the flat vector."""
+    names = _names(module, part)
+    return tuple((s.offset, s.offset + s.size) for s in Layout.of(module).slots if s.name in names)
+
+
+def mask(module: nn.Module, part: Part, device: torch.device) -> torch.Tensor:
+    """Return for each number of the flat vector whether it belongs to this part."""
+    found = torch.zeros(Layout.of(module).size, dtype=torch.bool, device=device)
+    for begin, end in spans(module, part):
+        found[begin:end] = True
+    return found
+
+
+def trained_alone(module: nn.Module, part: Part) -> nn.Module:
+    """Return a copy of a module in which only this part is trained."""
+    own, names = copy.deepcopy(module), _names(module, part)
+    for name, parameter in own.named_parameters():
+        parameter.requires_grad_(parameter.requires_grad and name in names)
+    return own
