@@ -16,6 +16,7 @@ from steelyard.experiment.loading import load
 from steelyard.sweeps.attacking import under_attack
 
 SMALLEST: dict[str, str] = {
+    "large_models": "--megabytes 0.5 --clients 3 --rules MD>DS/max --here",
     "papers": "papers --parts quickstart --set rounds.count=1",
     "private_round": "out --models mlp --clients 10 --protections plain --seeds 1 --samples 20",
     "recommend": "--engines --rows 3000",
@@ -58,6 +59,8 @@ def start(name: str, words: str, folder: Path, monkeypatch: pytest.MonkeyPatch) 
     needed = NEEDS.get(name)
     if needed is not None and not (data_folder() / needed).is_dir():
         pytest.skip(f"{needed} is not in {data_folder()}")
+    if name == "large_models":
+        pytest.importorskip("nvflare")
     if name == "looking" and not any(map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))):
         pytest.skip("no Chromium")
     monkeypatch.setenv("STEELYARD_DATA", str(data_folder().resolve()))

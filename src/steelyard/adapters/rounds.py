@@ -88,6 +88,11 @@ class WeighedRounds:
         """The measures that clients must send, their number of samples apart."""
         return [c.name for c in self.rule.criteria if c.measured_by == "client" and c.name != SAMPLES]
 
+    @property
+    def needs_samples(self) -> bool:
+        """Whether the rule looks at how many samples clients have."""
+        return SAMPLES in self.rule.names
+
     def combine(self, sent: Arrays, replies: Iterable[Reply], failures: Mapping[str, str] | None = None) -> Combined:
         """Weigh the replies to a model and combine them; a reply that cannot be weighed is left out with its reason."""
         collected = self.begin(sent)
@@ -164,8 +169,8 @@ class Collected:
         self._rows[reply.client] = replace(reply, arrays={})
         return ""
 
-    def combine(self) -> Combined:
-        """Weigh the replies and combine them."""
+    def combine(self, *, as_change: bool = False) -> Combined:
+        """Weigh the replies and combine them, into a new model or into the change of the one that was sent."""
         number = self._weighing.next_round()
         order = {client: row for row, client in enumerate(self._rows)}
         clients = tuple(client for client in sorted(self._rows) if client not in self.reasons)
@@ -189,7 +194,7 @@ class Collected:
         weighing, clients = draft.weighing, draft.updates.clients
         counted = self._counted.models([order[client] for client in clients]).combine(draft.model, weighing.weights)
         return Combined(
-            arrays=self._layout.arrays(draft.model, counted, self._sent),
+            arrays=self._layout.arrays(draft.model, counted, None if as_change else self._sent),
             weights=dict(zip(clients, weighing.weights.tolist(), strict=True)),
             scores=dict(zip(clients, weighing.scores.tolist(), strict=True)),
             measures={

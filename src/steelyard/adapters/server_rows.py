@@ -37,6 +37,9 @@ class ServerRows(NoRows):
         self._network = network
         self._features = torch.as_tensor(np.asarray(features) if not torch.is_tensor(features) else features)
         self._labels = torch.as_tensor(np.asarray(labels) if not torch.is_tensor(labels) else labels).long()
+        floating = [value.dtype for value in network.state_dict().values() if value.is_floating_point()]
+        if floating and self._features.is_floating_point():
+            self._features = self._features.to(floating[0])
         if len(self._features) != len(self._labels) or not len(self._labels):
             raise UserError(f"rows: {len(self._features)} features and {len(self._labels)} labels; allowed: as many")
 
@@ -51,15 +54,21 @@ class ServerRows(NoRows):
         assert self.layout is not None
         # A copy: what the changes are added to must stay as it is.
         arrays = self.layout.arrays(model.clone(), None, self.sent)
-        given = {name: torch.from_numpy(array) for name, array in arrays.items()}
-        missing = [name for name in state if name not in given and state[name].is_floating_point()]
-        if missing:
-            raise UserError(f"rows: the network has '{missing[0]}', which clients do not send; allowed: their network")
+        floating = [name for name, value in state.items() if value.is_floating_point()]
+        for name in sorted({*floating} ^ {*arrays}):
+            whose = "the network has '{}', which clients do not send" if name in floating else "clients send '{}' too"
+            raise UserError(f"rows: {whose.format(name)}; allowed: the clients' network")
+        given = {name: torch.from_numpy(array).to(state[name].dtype) for name, array in arrays.items()}
         training = self._network.training
         self._network.eval()
         try:
             with torch.no_grad():
                 outputs = torch.func.functional_call(self._network, {**state, **given}, (self._features,))
+        except (RuntimeError, ValueError, TypeError) as error:
+            reason = str(error).partition("\n")[0]
+            raise UserError(
+                f"rows: the network cannot look at them ({reason}); allowed: rows as clients have"
+            ) from error
         finally:
             self._network.train(training)
         classes = max(int(outputs.shape[-1]), 2)

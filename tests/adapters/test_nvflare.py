@@ -1,0 +1,290 @@
+"""NVFlare's aggregator that weighs: weights as `steelyard.weigh` gives them, bad answers left out, types kept."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.warm import ROOT
+
+pytest.importorskip("nvflare")
+
+from nvflare.apis.dxo import DXO, DataKind
+from nvflare.apis.fl_constant import ReservedKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+from nvflare.app_common.app_constant import AppConstants
+from nvflare.app_common.app_event_type import AppEventType
+from nvflare.app_common.workflows.base_fedavg import BaseFedAvg
+from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
+
+import steelyard
+from steelyard.errors import UserError
+from steelyard.nvflare import ServerRows, WeighedAggregator
+
+SENT: dict[str, Any] = {"w": np.zeros((2, 3), dtype=np.float32), "b": np.zeros(2, dtype=np.float32)}
+
+
+def model(value: float, **changed: Any) -> dict[str, Any]:
+    return {"w": np.full((2, 3), value, np.float32), "b": np.full(2, value, np.float32), **changed}
+
+
+def answer(client: str, params: Any, steps: Any = 10, metrics: Any = None, kind: str = "FULL", **meta: Any) -> FLModel:
+    """What the controller hands to an aggregator."""
+    steps = {} if steps is None else {"NUM_STEPS_CURRENT_ROUND": steps}
+    return FLModel(ParamsType(kind), params, metrics=metrics, meta={"client_name": client, **steps, **meta})
+
+
+def send(aggregator: WeighedAggregator, sent: Mapping[str, Any] = SENT) -> FLContext:
+    """Begin a round as NVFlare's controllers do."""
+    aggregator.reset_stats()
+    context = FLContext()
+    task = DXO(DataKind.WEIGHTS, dict(sent)).to_shareable()
+    context.set_prop(AppConstants.TRAIN_SHAREABLE, task, private=True, sticky=False)
+    aggregator.handle_event(AppEventType.BEFORE_TRAIN_TASK, context)
+    return context
+
+
+def aggregated(aggregator: WeighedAggregator, answers: Sequence[FLModel], sent: Mapping[str, Any] = SENT) -> FLModel:
+    send(aggregator, sent)
+    for each in answers:
+        aggregator.accept_model(each)
+    return aggregator.aggregate_model()
+
+
+def test_weights_are_those_of_a_table() -> None:
+    rows = {"a": (300, 0.5), "b": (100, 0.9), "c": (50, 0.7)}
+    aggregator = WeighedAggregator("quality>DS/max", metrics=["quality"])
+    found = aggregated(
+        aggregator, [answer(c, model(i), n, {"quality": q}) for i, (c, (n, q)) in enumerate(rows.items())]
+    )
+    expected = steelyard.weigh({c: {"quality": q, "DS": n} for c, (n, q) in rows.items()}, "quality>DS/max").weights
+    assert list(aggregator.rounds[0].weights.values()) == pytest.approx(expected, abs=1e-12)
+    assert found.params["w"][0, 0] == pytest.approx(expected @ [0, 1, 2])
+    assert found.params["w"].dtype == np.float32
+    assert found.metrics == pytest.approx({"quality": expected @ [0.5, 0.9, 0.7]})
+
+
+@pytest.mark.parametrize("kind", ["FULL", "DIFF"])
+def test_by_size_it_is_nvflares_own_average(kind: str) -> None:
+    answers = [answer(c, model(i), n, {"loss": i}, kind) for c, i, n in (("a", 1, 30), ("b", 2, 10), ("c", 5, 7))]
+    sent = model(4.0)
+    ours, theirs = aggregated(WeighedAggregator("DS"), answers, sent), BaseFedAvg.aggregate_fn(answers)
+    assert ours.params_type == theirs.params_type
+    assert ours.metrics == pytest.approx(theirs.metrics)
+    for name, array in theirs.params.items():
+        assert ours.params[name] == pytest.approx(array, abs=1e-6)
+
+
+def test_a_criterion_may_stand_in_the_meta_and_another_key_may_hold_the_size() -> None:
+    aggregator = WeighedAggregator("LD>DS", size="rows")
+    aggregated(aggregator, [answer(c, model(1), None, rows=n, LD=d) for c, n, d in (("a", 30, 2), ("b", 10, 9))])
+    expected = steelyard.weigh({"a": {"LD": 2, "DS": 30}, "b": {"LD": 9, "DS": 10}}, "LD>DS").weights
+    assert list(aggregator.rounds[0].weights.values()) == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("params", "steps", "metrics", "reason"),
+    [
+        (model(np.nan), 10, {"q": 1}, "model holds NaN or infinity"),
+        (model(1), 10, {}, "criterion q is missing"),
+        (model(1), 10, None, "criterion q is missing"),
+        (model(1), 10, {"q": "much"}, "criterion q"),
+        (model(1), 10, {"q": float("nan")}, "criterion q"),
+        (model(1), 10, {"q": -1.0}, "criterion q"),
+        (model(1), None, {"q": 1}, "meta NUM_STEPS_CURRENT_ROUND is missing"),
+        (model(1), 0, {"q": 1}, "samples = 0"),
+        (model(1), "many", {"q": 1}, "samples = nan"),
+        (model(1, b=np.zeros(3, np.float32)), 9, {"q": 1}, "array b has shape (3,), and (2,) was sent"),
+        (model(1, b=np.array([object(), 1])), 9, {"q": 1}, "array b is of type object"),
+        (model(1, x=np.zeros(1)), 10, {"q": 1}, "array x was not sent"),
+        ({"w": SENT["w"]}, 10, {"q": 1}, "array b is missing"),
+        ([1.0], 10, {"q": 1}, "sent no arrays by name"),
+    ],
+)
+def test_an_answer_that_cannot_be_weighed_is_left_out(params: Any, steps: Any, metrics: Any, reason: str) -> None:
+    aggregator = WeighedAggregator("q>DS", metrics=["q"])
+    good = [answer("a", model(1), 10, {"q": 1.0}), answer("c", model(3), 10, {"q": 1.0})]
+    found = aggregated(aggregator, [good[0], answer("b", params, steps, metrics), good[1]])
+    assert found.params["w"][0, 0] == pytest.approx(2.0)
+    assert list(aggregator.rounds[0].reasons) == ["b"]
+    assert aggregator.rounds[0].reasons["b"].startswith(reason)
+
+
+def test_who_answers_twice_counts_for_nothing() -> None:
+    aggregator = WeighedAggregator("EQ")
+    found = aggregated(aggregator, [answer(c, model(v)) for c, v in (("a", 1), ("b", 50), ("b", 90), ("c", 3))])
+    assert found.params["w"][0, 0] == pytest.approx(2.0)
+    assert aggregator.rounds[0].reasons == {"b": "answered twice"}
+
+
+def test_nothing_to_weigh_keeps_the_model() -> None:
+    aggregator = WeighedAggregator("DS")
+    sent = model(7.0)
+    found = aggregated(aggregator, [answer("a", model(np.nan)), answer("b", model(np.inf))], sent)
+    assert found.params_type == ParamsType.FULL
+    assert (found.params["w"] == 7).all()
+    assert set(aggregator.rounds[0].reasons) == {"a", "b"}
+
+
+def test_rounds_do_not_leak_into_one_another() -> None:
+    aggregator = WeighedAggregator("DS")
+    aggregated(aggregator, [answer("a", model(1)), answer("b", model(5))])
+    send(aggregator)
+    aggregator.accept_model(answer("a", model(9)))
+    found = aggregated(aggregator, [answer("b", model(2))])
+    assert found.params["w"][0, 0] == pytest.approx(2.0)
+    assert [list(each.weights) for each in aggregator.rounds] == [["a", "b"], ["b"]]
+
+
+def test_tensors_come_back_as_tensors_of_their_type() -> None:
+    sent = {
+        "w": torch.zeros(3, dtype=torch.bfloat16),
+        "d": torch.zeros(2, dtype=torch.float64),
+        "seen": torch.tensor(7),
+        "plain": np.zeros(2, np.float16),
+    }
+    answers = [
+        answer(
+            c,
+            {
+                "w": torch.full((3,), v, dtype=torch.bfloat16),
+                "d": torch.full((2,), v, dtype=torch.float64),
+                "seen": torch.tensor(n),
+                "plain": np.full(2, v, np.float16),
+            },
+            s,
+        )
+        for c, v, n, s in (("a", 1.0, 2**40, 1), ("b", 2.0, 2**40 + 4, 3))
+    ]
+    found = aggregated(WeighedAggregator("DS"), answers, sent).params
+    assert {name: value.dtype for name, value in found.items()} == {name: value.dtype for name, value in sent.items()}
+    assert int(found["seen"]) == 2**40 + 3
+    assert found["d"].tolist() == [1.75, 1.75]
+    assert found["w"].tolist() == [1.75] * 3
+
+
+def test_many_small_steps_in_bfloat16_are_not_lost_in_the_sum() -> None:
+    """Summed in bfloat16, 256 + 1/50 of each of fifty would stay 256; in float32 the mean is 257."""
+    sent = {"w": torch.full((2,), 256.0, dtype=torch.bfloat16)}
+    answers = [
+        answer(f"c{i:02}", {"w": torch.full((2,), 256.0 + 2 * (i % 2), dtype=torch.bfloat16)}) for i in range(50)
+    ]
+    found = aggregated(WeighedAggregator("EQ"), answers, sent).params["w"]
+    assert found.tolist() == torch.tensor([257.0, 257.0]).to(torch.bfloat16).tolist()
+
+
+def test_robust_rules_and_caps_hold_an_attacker() -> None:
+    answers = [answer(c, model(v)) for c, v in zip("abcd", (1.0, 1.1, 0.9, 1000.0), strict=True)]
+    assert 0.8 < aggregated(WeighedAggregator("median(EQ)"), answers).params["w"][0, 0] < 1.2
+    capped = WeighedAggregator("capped(DS;max_shares=1.5)")
+    aggregated(capped, [answer(c, model(1), n) for c, n in (("a", 1), ("b", 1), ("c", 1000))])
+    assert capped.rounds[0].weights["c"] == pytest.approx(0.5)
+
+
+def test_the_distance_of_models_is_measured_here_for_both_kinds_of_answers() -> None:
+    sent = model(3.0)
+    weights: list[Mapping[str, float]] = []
+    for kind, base in (("FULL", 3.0), ("DIFF", 0.0)):
+        aggregator = WeighedAggregator("MD")
+        aggregated(aggregator, [answer(c, model(base + v), kind=kind) for c, v in (("a", 0.1), ("b", 5.0))], sent)
+        weights.append(aggregator.rounds[0].weights)
+    assert weights[0]["a"] > weights[0]["b"]
+    assert weights[0] == pytest.approx(weights[1], abs=1e-6)
+
+
+def test_the_servers_rows_decide() -> None:
+    x = np.eye(2, dtype=np.float32)
+    rows = ServerRows(torch.nn.Linear(2, 2, bias=False), x, [0, 1])
+    sent = {"weight": np.zeros((2, 2), np.float32)}
+    aggregator = WeighedAggregator("VP", rows)
+    aggregated(aggregator, [answer("good", {"weight": x}), answer("wrong", {"weight": -x})], sent)
+    assert aggregator.rounds[0].weights == {"good": 1.0, "wrong": 0.0}
+
+
+def test_scatter_and_gather_knows_clients_by_their_authenticated_name() -> None:
+    aggregator = WeighedAggregator("DS")
+    context = send(aggregator)
+    aggregator.reset(context)
+    send(aggregator)
+    for client, value in (("site-1", 1.0), ("site-2", 3.0)):
+        share = DXO(DataKind.WEIGHTS, model(value), {"NUM_STEPS_CURRENT_ROUND": 5, "client_name": "x"}).to_shareable()
+        share.set_peer_props({ReservedKey.IDENTITY_NAME: client})
+        assert aggregator.accept(share, context)
+    found = aggregator.aggregate(context)
+    assert set(aggregator.rounds[0].weights) == {"site-1", "site-2"}
+    assert found["DXO"]["data"]["w"][0, 0] == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        ({"rule": "VP>DS"}, "VP is measured on the server's test set, and no rows were given"),
+        ({"rule": "online(DS>MD)"}, "steers training itself"),
+        ({"rule": "fltrust(EQ)"}, "trains at the server"),
+        ({"rule": "quality"}, "got 'quality'"),
+        ({"rule": ""}, "rule: got ''"),
+        ({"rule": 7}, "rule: got int"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_the_first_round(arguments: dict[str, Any], line: str) -> None:
+    with pytest.raises(UserError) as found:
+        WeighedAggregator(**arguments)
+    assert line in str(found.value)
+    assert "\n" not in str(found.value)
+
+
+def test_a_workflow_that_shows_no_model_is_refused() -> None:
+    with pytest.raises(UserError, match="has not seen the model"):
+        WeighedAggregator("DS").accept_model(answer("a", model(1)))
+
+
+class Rows(ServerRows):
+    """Rows that a job can write down."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        super().__init__(torch.nn.Linear(2, 2), np.zeros((count, 2), np.float32), [0] * count)
+
+
+def test_a_recipe_writes_it_into_a_job(tmp_path: Path) -> None:
+    """What NVFlare writes is what was asked for, and no file of ours but this one component is copied."""
+    (tmp_path / "client.py").write_text("")
+    aggregator = WeighedAggregator("VP>q/max", rows=Rows(3), metrics=["q"], folder="/data/spill")
+    recipe = FedAvgRecipe(
+        name="job",
+        model={"class_path": "torch.nn.Linear", "args": {"in_features": 2, "out_features": 2}},
+        min_clients=2,
+        train_script=str(tmp_path / "client.py"),
+        aggregator=aggregator,
+    )
+    recipe.export(str(tmp_path / "jobs"))
+    (config,) = (tmp_path / "jobs").rglob("config_fed_server.json")
+    (workflow,) = json.loads(config.read_text())["workflows"]
+    written = workflow["args"]["aggregator"]
+    assert written["path"] == "steelyard.nvflare.WeighedAggregator"
+    assert written["args"]["rows"].pop("path").endswith(".Rows")
+    assert written["args"] == {
+        "rule": "VP>q/max",
+        "rows": {"args": {"count": 3}},
+        "metrics": ["q"],
+        "folder": "/data/spill",
+    }
+    copied = {path.name for path in (tmp_path / "jobs").rglob("custom/steelyard/**/*.py")}
+    assert copied <= {"nvflare.py"}
+
+
+def test_without_nvflare_one_line_names_the_extra() -> None:
+    script = "import sys; sys.modules['nvflare'] = None\nimport steelyard.nvflare"
+    command = [sys.executable, "-c", f"{script}"]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT / "src", timeout=120)
+    assert ended.returncode == 1
+    last = ended.stderr.strip().splitlines()[-1]
+    assert last.endswith("pip install 'steelyard[nvflare]'")
