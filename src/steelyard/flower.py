@@ -3,15 +3,18 @@
 from flwr.serverapp.strategy import FedAvg
 from steelyard.flower import ServerRows, Weighed
 
-strategy = Weighed("VP>DS/max", FedAvg(fraction_train=0.5), rows=ServerRows(Net(), features, labels))
+rows = ServerRows(Net(), features, labels)
+strategy = Weighed("VP>DS/max", FedAvg(fraction_train=0.5), rows=rows, folder="runs/first")
 result = strategy.start(grid=grid, initial_arrays=ArrayRecord(Net().state_dict()), num_rounds=10)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from logging import getLogger
-from typing import Any
+from pathlib import Path
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
@@ -25,10 +28,21 @@ from flwr.serverapp.strategy import (
     Krum,
     MultiKrum,
     QFedAvg,
+    Result,
     Strategy,
 )
 
-from steelyard.adapters.rounds import Combined, Reply, WeighedRounds
+from steelyard.adapters.flower_replies import (
+    SCORES,
+    FewAtATime,
+    plain_metrics,
+    read_reply,
+    read_test,
+    refuse_masks,
+    refuse_noise,
+)
+from steelyard.adapters.recorder import ClientTest, Recorder
+from steelyard.adapters.rounds import Collected, Combined, WeighedRounds
 from steelyard.adapters.server_rows import ServerRows
 from steelyard.errors import UserError
 from steelyard.weighing.rule import WeighingSettings
@@ -41,13 +55,25 @@ __all__ = ["ServerRows", "Weighed"]
 _OTHER_SUMS = (Bulyan, FedMedian, FedTrimmedAvg, FedXgbBagging, FedXgbCyclic, Krum, MultiKrum, QFedAvg)
 
 
+@dataclass(eq=False)
+class _Round:
+    """A round until all of it is known and can be written down."""
+
+    combined: Combined
+    tests: dict[str, ClientTest] = field(default_factory=dict[str, ClientTest])
+    server: dict[str, float] = field(default_factory=dict[str, float])
+
+
 class Weighed(Strategy):
     """A Flower strategy in which a rule weighs the replies; use it around FedAvg, FedAdam and others that sum by a key.
 
     `rule`: in the words of `steelyard compare --rules`, or settings. Criteria that clients measure come from each
     reply's metrics by name (DS from its number of samples), MD, AG, VP and the like are computed here from the arrays
     and from `rows`. Names that are no criteria are metrics too, given in `metrics`. A reply that cannot be weighed is
-    left out; `rounds` keeps weights, measures and reasons of every round.
+    left out; `rounds` keeps weights, measures and reasons of every round. With a `folder`, every round is also written
+    there as a run for `steelyard report`, `watch` and `weigh`; an app that is started again goes on in it. `measure`
+    names the metric of clients' tests that is their score there; without it, it is one called accuracy, acc or the
+    like. `keep_models` keeps the newest models in the folder too.
     """
 
     def __init__(
@@ -58,6 +84,9 @@ class Weighed(Strategy):
         rows: ServerRows | None = None,
         metrics: Sequence[str] = (),
         plugins: Sequence[str] = (),
+        folder: str | Path | None = None,
+        measure: str | None = None,
+        keep_models: bool = False,
     ) -> None:
         inner = FedAvg() if strategy is None else strategy
         if not isinstance(inner, FedAvg) or isinstance(inner, _OTHER_SUMS):
@@ -67,21 +96,107 @@ class Weighed(Strategy):
             )
         self.strategy = inner
         self.rounds: dict[int, Combined] = {}
-        """What came of each round: weights, scores, measures, and why clients were left out."""
+        """What came of each round: weights, scores, measures, and why clients were left out; models are not kept."""
         self._weighing = WeighedRounds(rule, rows, metrics, plugins)
+        self._folder, self._measure, self._keep_models = folder, measure, keep_models
+        self._recorder: Recorder | None = None
+        self._pending: _Round | None = None
         self._sent: ArrayRecord | None = None
+        self._asked: set[str] = set()
 
     def summary(self) -> None:
         """Log the rule, then what the strategy inside says of itself."""
         _LOG.info("\t├──> Weighed by: %s", self._weighing.name)
         self.strategy.summary()
 
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None = None,
+    ) -> Result:
+        """Run the rounds as every strategy does; replies are pulled a few at a time, and the folder is written."""
+
+        def noted(number: int, arrays: ArrayRecord) -> MetricRecord | None:
+            assert evaluate_fn is not None
+            found = evaluate_fn(number, arrays)
+            if found is not None and number in self.rounds and self._pending is not None:
+                self._pending.server = self._named(found)
+            return found
+
+        configs = (train_config, evaluate_config, None if evaluate_fn is None else noted)
+        self._open(num_rounds)
+        try:
+            found = super().start(FewAtATime(grid), initial_arrays, num_rounds, timeout, *configs)
+        except BaseException as error:
+            if self._recorder is not None:
+                with suppress(UserError):  # what went wrong first is what is reported
+                    self._write()
+                    self._recorder.stop(error)
+                self._recorder = None
+            raise
+        self.close()
+        return found
+
+    def close(self) -> None:
+        """Write the last round and close the folder; call it at the end of rounds that `start` does not run."""
+        self._write()
+        if self._recorder is not None:
+            self._recorder.finish()
+            self._recorder = None
+
+    def _open(self, rounds: int | None = None) -> None:
+        if self._folder is None or self._recorder is not None:
+            return
+        self._recorder = Recorder(
+            self._folder,
+            self._weighing.rule,
+            framework="Flower",
+            rounds=rounds,
+            measure=self._measure or SCORES[0],
+            keep_models=self._keep_models,
+        )
+        self._weighing.go_on(self._recorder.round, self._recorder.memory)
+
+    def _write(self) -> None:
+        """Write the round that is at its end."""
+        pending, self._pending = self._pending, None
+        if pending is None or self._recorder is None:
+            return
+        found = pending.combined
+        self._recorder.write(
+            found.weights,
+            found.measures,
+            scores=found.scores,
+            samples=found.samples,
+            reasons=found.reasons,
+            tests=pending.tests,
+            server=pending.server,
+            model=found.arrays,
+            memory=self._weighing.memory,
+        )
+
+    def _named(self, record: MetricRecord) -> dict[str, float]:
+        """Return the server's figures, the score under the name that the folder has for it."""
+        found = {name: float(value) for name, value in record.items() if not isinstance(value, list)}
+        score = next((name for name in (self._measure, *SCORES) if name in found), None)
+        return found if score is None else {"accuracy": found.pop(score), **found}
+
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
         """Ask as the strategy inside does; the model is kept, since updates are measured against it."""
+        refuse_noise(config)
+        self._open()
+        self._write()
         self._sent = arrays
-        return self.strategy.configure_train(server_round, arrays, config, grid)
+        messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
+        self._asked = {str(message.metadata.dst_node_id) for message in messages}
+        return messages
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -91,7 +206,13 @@ class Weighed(Strategy):
 
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Combine tests as the strategy inside does."""
-        return self.strategy.aggregate_evaluate(server_round, replies)
+        answers = list(replies)
+        if self._pending is not None:
+            for message in answers:
+                test = read_test(message, self.strategy.weighted_by_key, self._measure)
+                if test is not None:
+                    self._pending.tests[str(message.metadata.src_node_id)] = test
+        return self.strategy.aggregate_evaluate(server_round, answers)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -99,9 +220,12 @@ class Weighed(Strategy):
         """Weigh the replies, and hand their combination to the strategy inside as the reply of one client."""
         if self._sent is None:
             raise UserError("strategy: has sent no model yet; allowed: aggregate_train after configure_train")
-        found, failures, messages = self._read(replies)
-        combined = self._weighing.combine(_numpy(self._sent), found, failures)
-        self.rounds[server_round] = combined
+        collected = self._weighing.begin({name: array.numpy() for name, array in self._sent.items()})
+        messages = self._collect(collected, replies)
+        combined = collected.combine()
+        del collected
+        self.rounds[server_round] = replace(combined, arrays=None)
+        self._pending = _Round(combined)
         for client, reason in combined.reasons.items():
             _LOG.info("\t> Left out node %s: %s", client, reason)
         if combined.arrays is None:
@@ -111,25 +235,30 @@ class Weighed(Strategy):
         arrays, metrics = self.strategy.aggregate_train(server_round, [whole])
         return None if arrays is None else self._typed(arrays), metrics
 
-    def _read(self, replies: Iterable[Message]) -> tuple[list[Reply], dict[str, str], dict[str, Message]]:
-        found: list[Reply] = []
-        failures: dict[str, str] = {}
+    def _collect(self, collected: Collected, replies: Iterable[Message]) -> dict[str, Message]:
+        """Take the replies in, each when it comes, and return their messages, which hold no arrays any more."""
         messages: dict[str, Message] = {}
         for message in replies:
             client = str(message.metadata.src_node_id)
-            reply = _reply(client, message, self.strategy.weighted_by_key)
+            refuse_masks(client, message)
+            if message.has_error() and client not in self._asked:
+                continue  # The server itself says that a node's reply was lost.
+            reply = read_reply(client, message, self.strategy.weighted_by_key)
             if isinstance(reply, str):
-                failures[client] = reply
+                collected.refuse(client, reply)
             else:
-                found.append(reply)
+                collected.add(reply)
                 messages[client] = message
-        return found, failures, messages
+            del message, reply
+        for client in sorted(self._asked - set(messages) - set(collected.reasons)):
+            collected.refuse(client, "no reply came")
+        return messages
 
     def _as_reply(self, combined: Combined, messages: Mapping[str, Message]) -> Message:
         """Return one message that holds the combined model and the weighted means of the metrics."""
         assert combined.arrays is not None
         key = self.strategy.weighted_by_key
-        records = {client: _metrics(messages[client]) for client in combined.weights}
+        records = {client: plain_metrics(messages[client]) for client in combined.weights}
         common = set.intersection(*(set(record) for record in records.values())) - {key}
         means: dict[str, float] = {
             name: sum(weight * float(records[client][name]) for client, weight in combined.weights.items())
@@ -147,31 +276,3 @@ class Weighed(Strategy):
         assert self._sent is not None
         types = {name: array.numpy().dtype for name, array in self._sent.items()}
         return ArrayRecord({name: Array(array.numpy().astype(types[name])) for name, array in arrays.items()})
-
-
-def _numpy(record: ArrayRecord) -> dict[str, Any]:
-    return {name: array.numpy() for name, array in record.items()}
-
-
-def _metrics(message: Message) -> dict[str, float]:
-    """Return a reply's plain metrics; lists are left out."""
-    (record,) = message.content.metric_records.values()
-    return {name: float(value) for name, value in record.items() if not isinstance(value, list)}
-
-
-def _reply(client: str, message: Message, key: str) -> Reply | str:
-    """Return what a node sent, or why it cannot be weighed."""
-    if message.has_error():
-        return f"answered with an error: {message.error.reason}"
-    content = message.content
-    if len(content.array_records) != 1 or len(content.metric_records) != 1:
-        counts = f"{len(content.array_records)} and {len(content.metric_records)}"
-        return f"sent {counts} records of arrays and metrics; allowed: one of each"
-    metrics = _metrics(message)
-    if key not in metrics:
-        return f"metric {key} is missing"
-    (arrays,) = content.array_records.values()
-    try:
-        return Reply(client, _numpy(arrays), metrics[key], metrics)
-    except (ValueError, TypeError, OSError, EOFError) as error:
-        return f"an array cannot be read: {error}"

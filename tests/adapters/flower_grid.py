@@ -9,11 +9,11 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from steelyard.clients.flower.adapter.messages import enter_run
+from steelyard.clients.flower.adapter.messages import enter_run, name_message
 
 Arrays = Mapping[str, NDArray[Any]]
-Client = Callable[[dict[str, NDArray[Any]]], tuple[Arrays, Mapping[str, float]] | str]
-"""From the model that was sent to a model and metrics, or to the reason of an error."""
+Client = Callable[[dict[str, NDArray[Any]]], tuple[Arrays, Mapping[str, float]] | str | None]
+"""From the model that was sent to a model and metrics, to the reason of an error, or to no reply at all."""
 
 
 def record(arrays: Arrays) -> ArrayRecord:
@@ -35,22 +35,45 @@ def answered(message: Message, arrays: Arrays, metrics: Mapping[str, Any]) -> Me
 
 
 class Nodes:
-    """The part of Flower's grid that strategies use."""
+    """The part of Flower's grid that strategies use; a node answers when its reply is pulled."""
 
-    def __init__(self, clients: Mapping[int, Client]) -> None:
-        self.clients = clients
+    def __init__(self, clients: Mapping[int, Client], tests: Mapping[int, Mapping[str, float]] | None = None) -> None:
+        self.clients, self.tests = clients, dict(tests or {})
+        self._sent: dict[str, Message] = {}
+        self.pulls: list[int] = []
+        """How many replies each call brought."""
 
     def get_node_ids(self) -> list[int]:
         enter_run(1, 1)
         return sorted(self.clients)
 
-    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        return [self._answer(message) for message in messages]
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        names: list[str] = []
+        for message in messages:
+            names.append(f"{message.metadata.message_type}-{message.metadata.dst_node_id}-{len(self.pulls)}")
+            name_message(message, names[-1])
+            self._sent[names[-1]] = message
+        return names
 
-    def _answer(self, message: Message) -> Message:
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        answers = [self._answer(self._sent[name]) for name in message_ids]
+        found = [message for message in answers if message is not None]
+        self.pulls.append(len(found))
+        return found
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        return self.pull_messages(self.push_messages(messages))
+
+    def _answer(self, message: Message) -> Message | None:
+        node = message.metadata.dst_node_id
+        if message.metadata.message_type == "evaluate":
+            enter_run(1, node)
+            return Message(
+                RecordDict({"metrics": MetricRecord(dict(self.tests.get(node, {"num-examples": 1})))}), reply_to=message
+            )
         (sent,) = message.content.array_records.values()
-        found = self.clients[message.metadata.dst_node_id]({name: array.numpy() for name, array in sent.items()})
+        found = self.clients[node]({name: array.numpy() for name, array in sent.items()})
         if isinstance(found, str):
-            enter_run(1, message.metadata.dst_node_id)
+            enter_run(1, node)
             return Message(Error(code=1, reason=found), reply_to=message)
-        return answered(message, *found)
+        return None if found is None else answered(message, *found)

@@ -30,6 +30,6 @@ def write_round(recorder: Recorder, rule: Rule) -> int:
         reasons={"east": "model holds NaN or infinity"},
         tests={name: ClientTest(0.1 * number, 10 * i, 0.5, {"f1": 0.3}) for i, name in enumerate(CLIENTS, 1)},
         server={"accuracy": 0.2 * number, "loss": 1.5},
-        model=np.full(20_000, number, np.float32),
+        model={"w": np.full((100, 200), number, np.float32), "steps": np.array(number)},
         memory={"AG": [1.0 * number]},
     )

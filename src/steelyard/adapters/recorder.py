@@ -15,13 +15,12 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import tomli_w
 import torch
-from numpy.typing import NDArray
 
+from steelyard.adapters.arrays import Arrays
 from steelyard.errors import UserError, listed, own_folder
 from steelyard.experiment.continuing import CODE_FILES, DATA, TEXT, check_rules
 from steelyard.experiment.description import READING
@@ -58,6 +57,15 @@ class _NotSeen(DenseModels):
 
     def content(self) -> None:
         return None
+
+
+def _vector(model: torch.Tensor | Arrays | None) -> torch.Tensor:
+    """Return a model's floating numbers as one vector, float64 where any of them is."""
+    if isinstance(model, torch.Tensor):
+        return model.detach().cpu().reshape(-1)
+    floating = [array.reshape(-1) for array in (model or {}).values() if array.dtype.kind == "f"]
+    kind = np.float64 if any(array.itemsize > 4 for array in floating) else np.float32
+    return torch.from_numpy(np.concatenate(floating, dtype=kind) if floating else np.zeros(0, kind))
 
 
 class Recorder:
@@ -149,7 +157,7 @@ class Recorder:
         tests: Mapping[str, ClientTest] | None = None,
         accuracy: float | None = None,
         server: Mapping[str, float] | None = None,
-        model: torch.Tensor | NDArray[Any] | None = None,
+        model: torch.Tensor | Arrays | None = None,
         memory: Mapping[str, Memory] | None = None,
     ) -> int:
         """Write the next round, whole or not at all, and return its number.
@@ -158,7 +166,7 @@ class Recorder:
         was left out; without weights the old model was kept. `scores` and what is normalised follow from the rule,
         unless given. `tests`: how clients tested the new model; `accuracy`: over all of them, by default the mean by
         samples; `server`: figures of the server's own test, "accuracy" among them. Of `model`, the new one as a flat
-        vector, the digest is kept, and the model itself where the folder keeps models.
+        vector or as arrays, the digest is kept, and the model itself where the folder keeps models.
         """
         number = self.round + 1
         clients = sorted(weights)
@@ -192,7 +200,7 @@ class Recorder:
             server_metrics=dict(sorted(figures.items())),
         )
         self.memory = self.memory if memory is None else memory
-        self._commit(record, torch.zeros(0) if model is None else torch.as_tensor(model).detach().reshape(-1))
+        self._commit(record, _vector(model))
         return number
 
     def _weighing(

@@ -53,6 +53,7 @@ class Combined:
     measures: Mapping[str, Mapping[str, float]]
     """Raw measures of each client, by criterion."""
     reasons: Mapping[str, str]
+    samples: Mapping[str, float] = field(default_factory=dict[str, float])
 
 
 class WeighedRounds:
@@ -72,8 +73,13 @@ class WeighedRounds:
         settings = rule if isinstance(rule, WeighingSettings) else self._read(rule, measures, option)
         self.rule = Rule(settings, _criteria(settings, rows, option))
         self.name = label(settings)
-        self._memory: Mapping[str, Memory] = {}
+        self.memory: Mapping[str, Memory] = {}
+        """What criteria remember from the rounds so far."""
         self._round = 0
+
+    def go_on(self, round: int, memory: Mapping[str, Memory]) -> None:
+        """Go on after the last round of a folder, with what criteria remembered then."""
+        self._round, self.memory = max(round, 0), memory
 
     def _read(self, word: str, measures: Sequence[str], option: str) -> WeighingSettings:
         if not isinstance(word, str) or not word.strip():
@@ -116,10 +122,10 @@ class WeighedRounds:
         start = torch.from_numpy(np.zeros(1, layout.precision)).expand(layout.size(layout.floating))
         task = Task(self.name, 0, updates.round, updates.clients, start, federation.loss.first(), federation.algorithm)
         orders = OrderState(self.rule.start_order, 0.0)
-        state = RoundState(updates.round - 1, start, task.loss, orders, memory=self._memory)
+        state = RoundState(updates.round - 1, start, task.loss, orders, memory=self.memory)
         self._server.layout, self._server.sent = layout, sent
         draft = weigh_soundly(federation, state, task, updates, self._server, Plan(1, 1.0, min_clients=0))
-        self._memory = draft.memory
+        self.memory = draft.memory
         return draft
 
     def next_round(self) -> int:
@@ -202,6 +208,7 @@ class Collected:
                 for client, row in zip(clients, weighing.raw.tolist(), strict=True)
             },
             reasons=reasons,
+            samples=dict(zip(clients, draft.updates.samples.tolist(), strict=True)),
         )
 
 

@@ -1,0 +1,149 @@
+"""Replies of a Flower app's nodes: pulled a few at a time, and read into what can be weighed."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from steelyard.adapters.recorder import ClientTest
+from steelyard.adapters.rounds import Reply
+from steelyard.errors import UserError, one_line
+
+AT_ONCE = 1 << 28
+"""Bytes of replies that are pulled with one call: small models come together, large ones one by one."""
+_FIRST_PAUSE, _LONGEST_PAUSE, _GROWTH = 0.05, 3.0, 1.5
+"""Seconds between looks for replies; the longest is Flower's own."""
+_SECURE = "secaggplus"
+"""How the records of Flower's secure aggregation begin, and the error of a node that expects them."""
+_CLIPPING = "clipping_norm"
+"""What Flower's strategies that add noise put into the configuration of a round."""
+SCORES = ("accuracy", "acc", "eval_acc", "eval_accuracy", "test_accuracy")
+_LONGEST_REASON, _MOST_METRICS = 500, 50
+"""Characters of a node's reason, and further metrics of its test, that are taken in."""
+_LOSSES = ("loss", "eval_loss", "test_loss")
+
+
+class FewAtATime(Grid):
+    """A grid whose replies are pulled while they are read, so that never more than a few of them are in memory."""
+
+    def __init__(self, grid: Grid) -> None:
+        self._grid = grid
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> Iterator[Message]:
+        """Send messages and yield the replies as they come, until all are there or the time is over."""
+        given = list(messages)
+        size = max((_size(message) for message in given), default=0)
+        waiting = [name for name in self._grid.push_messages(given) if name]
+        given.clear()
+        return self._pulled(waiting, max(1, AT_ONCE // max(size, 1)), timeout)
+
+    def _pulled(self, waiting: list[str], at_once: int, timeout: float | None) -> Iterator[Message]:
+        end = None if timeout is None else time.monotonic() + timeout
+        pause = _FIRST_PAUSE
+        while waiting and (end is None or time.monotonic() < end):
+            answered: set[str] = set()
+            for begin in range(0, len(waiting), at_once):
+                for message in self._grid.pull_messages(waiting[begin : begin + at_once]):
+                    answered.add(message.metadata.reply_to_message_id)
+                    yield message
+                    del message
+            waiting = [name for name in waiting if name not in answered]
+            pause = _FIRST_PAUSE if answered else min(pause * _GROWTH, _LONGEST_PAUSE)
+            if waiting:
+                time.sleep(pause)
+
+    def set_run(self, run: Any) -> None:
+        self._grid.set_run(run)
+
+    @property
+    def run(self) -> Any:
+        return self._grid.run
+
+    def create_message(self, *arguments: Any, **options: Any) -> Message:
+        return self._grid.create_message(*arguments, **options)
+
+    def get_node_ids(self) -> Iterable[int]:
+        return self._grid.get_node_ids()
+
+    def get_nodes(self) -> Iterable[Any]:
+        return self._grid.get_nodes()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        return self._grid.push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        return self._grid.pull_messages(message_ids)
+
+
+def _size(message: Message) -> int:
+    return sum(len(array.data) for record in message.content.array_records.values() for array in record.values())
+
+
+def refuse_noise(config: Iterable[str]) -> None:
+    """Refuse a round of a strategy that clips at the nodes and adds noise: it counts on weights that are equal."""
+    if _CLIPPING in config:
+        raise UserError(
+            f"strategy: the configuration holds '{_CLIPPING}', so a strategy of Flower's that adds noise stands around "
+            "Weighed, and its noise is for equal weights; allowed: Weighed on its own, or Steelyard's [privacy.central]"
+        )
+
+
+def refuse_masks(node: str, message: Message) -> None:
+    """Refuse replies of Flower's secure aggregation: single ones mean nothing, and so no client can be weighed."""
+    shown = message.error.reason if message.has_error() else " ".join(message.content)
+    if _SECURE in str(shown):
+        raise UserError(
+            f"node {node}: its app uses Flower's secure aggregation (secaggplus_mod), which hides single replies; "
+            "allowed: apps without it, or [privacy.aggregation] of Steelyard"
+        )
+
+
+def plain_metrics(message: Message) -> dict[str, float]:
+    """Return a reply's metrics; lists are left out."""
+    (record,) = message.content.metric_records.values()
+    return {name: float(value) for name, value in record.items() if not isinstance(value, list)}
+
+
+def read_reply(client: str, message: Message, key: str) -> Reply | str:
+    """Return what a node sent, or why it cannot be weighed; its arrays are taken out of the message one by one."""
+    if message.has_error():
+        return f"answered with an error: {one_line(str(message.error.reason))[:_LONGEST_REASON]}"
+    content = message.content
+    if len(content.array_records) != 1 or len(content.metric_records) != 1:
+        counts = f"{len(content.array_records)} and {len(content.metric_records)}"
+        return f"sent {counts} records of arrays and metrics; allowed: one of each"
+    metrics = plain_metrics(message)
+    if key not in metrics:
+        return f"metric {key} is missing"
+    (record,) = content.array_records.values()
+    arrays: dict[str, Any] = {}
+    try:
+        for name in list(record):
+            # The bytes go as their array comes: a model is in memory once.
+            arrays[name] = record.pop(name).numpy()
+    except (ValueError, TypeError, OSError, EOFError) as error:
+        return f"an array cannot be read: {error}"
+    return Reply(client, arrays, metrics[key], metrics)
+
+
+def read_test(message: Message, key: str, measure: str | None) -> ClientTest | None:
+    """Return a node's test of a model, where it has one: `measure` names the metric, or it is called as most do."""
+    if message.has_error() or len(message.content.metric_records) != 1:
+        return None
+    metrics = plain_metrics(message)
+    score = _first(metrics, SCORES if measure is None else (measure,))
+    samples, loss = metrics.pop(key, 0.0), _first(metrics, _LOSSES)
+    if score is None or not math.isfinite(score) or not 0 <= samples < 2**53:
+        return None
+    kept = {name: metrics[name] for name in sorted(metrics)[:_MOST_METRICS]}
+    return ClientTest(score, round(samples), math.nan if loss is None else loss, kept)
+
+
+def _first(metrics: dict[str, float], names: Iterable[str]) -> float | None:
+    """Take the first of these metrics that there is."""
+    return next((metrics.pop(name) for name in names if name in metrics), None)
