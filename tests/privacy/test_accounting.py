@@ -6,6 +6,7 @@ import json
 import math
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,6 +17,7 @@ from tests.warm import command_environment
 from steelyard.errors import UserError
 from steelyard.privacy.accounting import Release, noise_for, spent, together
 from steelyard.privacy.mechanisms import gaussian_epsilon, gaussian_noise
+from steelyard.privacy.planning import plan
 
 DELTA = 1e-5
 
@@ -180,3 +182,77 @@ def test_without_dp_accounting_one_line_says_what_to_install() -> None:
     assert done.returncode == 2
     assert "pip install 'steelyard[privacy]'" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_plan_says_what_its_noise_costs_by_both_accountants() -> None:
+    found = plan(epsilon=None, noise=2.0, delta=1e-6, rounds=30, sampling=0.2, sampled="fixed", accountant="rdp")
+    release = Release(2.0, "fixed", 0.2)
+    assert found.epsilon == found.epsilon_rdp == spent({release: 30}, 1e-6, "rdp")
+    assert found.epsilon_after_first == spent({release: 1}, 1e-6, "rdp")
+    assert (found.noise_multiplier, found.budget, found.delta, found.rounds) == (2.0, None, 1e-6, 30)
+    assert (found.sampling, found.sampled, found.accountant) == (0.2, "fixed", "rdp")
+    whole = plan(epsilon=None, noise=2.0, delta=1e-6, rounds=30, sampling=1.0)
+    assert whole.epsilon == spent({Release(2.0): 30}, 1e-6)
+    # All clients in a cohort of a fixed size: another may still come in one's place.
+    replaced = plan(epsilon=None, noise=2.0, delta=1e-6, rounds=30, sampling=1.0, sampled="fixed")
+    assert replaced.epsilon == spent({Release(1.0): 30}, 1e-6)
+    drawn = plan(epsilon=None, noise=2.0, delta=1e-6, rounds=30, sampling=0.2)
+    assert drawn.epsilon == spent({Release(2.0, "poisson", 0.2): 30}, 1e-6)
+    budget = plan(epsilon=2.0, delta=1e-6, rounds=30, sampling=1.0)
+    assert budget.epsilon <= 2.0 == budget.budget
+    assert plan(epsilon=None, noise=budget.noise_multiplier / 1.001, delta=1e-6, rounds=30, sampling=1.0).epsilon > 2.0
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"epsilon": 1.0, "noise": 1.0}, "--epsilon, --noise: got both or none of the two; allowed: one of them"),
+        ({"epsilon": 2e6}, "--epsilon: got 2e+06; allowed: numbers above 0, up to 1e6"),
+        ({"epsilon": 0.0}, "--epsilon: got 0; allowed: numbers above 0, up to 1e6"),
+        ({"noise": 1e-4}, "--noise: got 0.0001; allowed: numbers from 0.001 to 1e6"),
+        ({"noise": 2e6}, "--noise: got 2e+06; allowed: numbers from 0.001 to 1e6"),
+        ({"noise": 1.0, "delta": 1.0}, "--delta: got 1; allowed: numbers from 1e-12 to below 1"),
+        ({"noise": 1.0, "sampling": 1.5}, "--sampling: got 1.5; allowed: numbers above 0, up to 1"),
+        (
+            {"noise": 1.0, "clients": 1000, "delta": 1e-3},
+            "--delta: got 0.001 with 1000 clients, where publishing all data of one client drawn at random would still "
+            "satisfy the guarantee; allowed: below 0.001, or --accept-large-delta",
+        ),
+    ],
+)
+def test_what_cannot_be_planned(given: dict[str, Any], line: str) -> None:
+    fields = {"epsilon": None, "delta": 1e-6, "rounds": 5, "sampling": 1.0, **given}
+    with pytest.raises(UserError) as found:
+        plan(**fields)
+    assert str(found.value) == line
+
+
+def test_what_is_at_the_edge_can_be_planned() -> None:
+    for edge in (
+        {"noise": 1e-3},
+        {"noise": 1e6},
+        {"epsilon": 1e6},
+        {"noise": 1.0, "delta": 1e-12},
+        {"noise": 1.0, "sampling": 0.5, "clients": 2, "delta": 0.4},
+        {"noise": 1.0, "clients": 1000, "delta": 1e-3, "accept_large_delta": True},
+    ):
+        fields: dict[str, Any] = {"epsilon": None, "delta": 1e-6, "rounds": 2, "sampling": 1.0, **edge}
+        assert plan(**fields).epsilon >= 0
+
+
+def test_a_budget_of_nothing_needs_a_number_above_0() -> None:
+    for epsilon in (0.0, -1.0):
+        with pytest.raises(UserError) as found:
+            noise_for(epsilon, DELTA, [(Release(1.0), 1)])
+        assert str(found.value) == f"epsilon: got {epsilon:g}; allowed: numbers above 0"
+
+
+def test_noise_beside_what_else_is_released_keeps_to_the_budget_exactly() -> None:
+    beside = {Release(12.0): 5}
+    found = noise_for(2.0, DELTA, [(Release(9.0), 4)], beside=beside)
+    assert spent({Release(found): 4, **beside}, DELTA) <= 2.0
+    assert spent({Release(found / (1 + 1e-8)): 4, **beside}, DELTA) > 2.0
+    # Little noise is enough for a large budget: the search goes below 1.
+    small = noise_for(500.0, DELTA, [(Release(1.0), 1)])
+    assert small < 0.1
+    assert spent({Release(small): 1}, DELTA) == pytest.approx(500.0, rel=1e-6)

@@ -112,3 +112,24 @@ def test_criteria_are_told_within_their_range_with_noise_of_its_size() -> None:
     assert beyond.max() <= 1.0
     unknown = noised(np.full((1000, 1), np.nan), np.array([1.0]), 0.1, SeededSource(5))
     assert np.isfinite(unknown).all()
+
+
+def test_lengths_and_sums_do_not_depend_on_how_many_parameters_are_looked_at_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    models = torch.tensor([[3.0, 1.0, 4.0, 1.0, 5.0], [2.0, 7.0, 1.0, 8.0, 2.0]])
+    start = torch.ones(5)
+    whole = lengths_of(models, start), bounded_sum(models, start, np.array([0.5, 0.25]), 0.125)
+    assert whole[0] == pytest.approx([np.sqrt(4 + 9 + 16), np.sqrt(1 + 36 + 49 + 1)])
+    assert whole[1].tolist() == [10.0, 12.0, 12.0, 14.0, 18.0]
+    assert whole[1].dtype == torch.float64
+    for at_once in (1, 4, 6):  # one, two and three parameters of the two models
+        monkeypatch.setattr("steelyard.privacy.central._AT_ONCE", at_once)
+        assert np.array_equal(lengths_of(models, start), whole[0])
+        assert torch.equal(bounded_sum(models, start, np.array([0.5, 0.25]), 0.125), whole[1])
+
+
+def test_each_part_is_cut_to_the_lattice_towards_0() -> None:
+    # 0.7 and −0.7 of a step are nothing, each by itself; together with others they would have moved the sum.
+    models = torch.tensor([[0.7, -0.7], [0.7, -0.7], [1.9, -1.9]])
+    assert bounded_sum(models, torch.zeros(2), np.ones(3), 1.0).tolist() == [1.0, -1.0]

@@ -10,9 +10,18 @@ from hypothesis import strategies as st
 
 from steelyard.errors import UserError
 from steelyard.messages import Failure
+from steelyard.privacy import hidden as module
 from steelyard.privacy.aggregation_settings import AggregationSettings
 from steelyard.privacy.fixed_point import FixedPoint
-from steelyard.privacy.hidden import BeyondBound, HiddenUpdates, Summed, check_sum, check_weights
+from steelyard.privacy.hidden import (
+    BeyondBound,
+    HiddenUpdates,
+    Summed,
+    beyond,
+    check_cohort,
+    check_sum,
+    check_weights,
+)
 
 START = torch.tensor([1.0, -2.0])
 DELTAS = {"a": [1.0, 0.0], "b": [0.0, 2.0], "c": [-1.0, 1.0], "d": [8.0, 8.0]}
@@ -122,3 +131,76 @@ def test_weights_under_which_nobody_could_hide_are_refused(weights: list[float],
 def test_a_cap_of_exactly_the_largest_weight_passes():
     check_weights("abc", np.array([0.45, 0.45, 0.1]), AggregationSettings(largest_weight=0.45))
     check_weights("abc", np.array([0.1, 0.1, 0.1]), AggregationSettings(largest_weight=1 / 3))
+
+
+def test_a_second_sum_of_the_same_updates_is_refused():
+    once = updates()
+    once.aggregate(START, np.full(4, 0.25))
+    line = (
+        "privacy.aggregation: a second weighted sum of the same updates was asked for, and from several such sums "
+        "single updates can be solved; allowed: one sum in a round"
+    )
+    for hidden, weights in ((once, np.full(4, 0.25)), (updates(), np.full((2, 4), 0.25))):
+        asked = hidden.summing.asked
+        with pytest.raises(UserError) as found:
+            hidden.aggregate(START, weights)
+        assert str(found.value) == line
+        assert hidden.summing.asked == asked
+    # What is left of the cohort after the sum is no new cohort.
+    with pytest.raises(UserError, match="a second weighted sum"):
+        once.select([0, 1, 2]).aggregate(START, np.full(3, 1 / 3))
+
+
+def test_single_updates_are_nobodys_to_see():
+    hidden = updates()
+    line = (
+        "privacy.aggregation: the server sees no single updates in this run, but something needs them; allowed: "
+        "criteria, rules and defences that do not"
+    )
+    for asked in (
+        lambda: hidden.combine(START, np.ones(4)),
+        lambda: hidden.divergence(START),
+        lambda: hidden.gram(START),
+    ):
+        with pytest.raises(UserError) as found:
+            asked()
+        assert str(found.value) == line
+    assert hidden.content() is None
+    assert hidden.finite().tolist() == [True] * 4
+    few = hidden.select([1, 3])
+    assert (few.clients, few.summing, few.settings) == (("b", "d"), hidden.summing, SETTINGS)
+
+
+@pytest.mark.parametrize("block", [1, 2, 1 << 18])
+def test_an_update_that_cannot_be_written_down_is_named_with_its_largest_change(
+    monkeypatch: pytest.MonkeyPatch, block: int
+):
+    monkeypatch.setattr(module, "_BLOCK", block)
+    start = torch.tensor([1.0, 2.0, 3.0])
+    changes = [[0.5, 0.0, -8.0], [0.0, 9.5, 1.0], [-123.456, 0.0, 0.0], [0.0, float("nan"), 0.0]]
+    models = start + torch.tensor([*changes, [float("-inf"), 0.0, 0.0]])
+    large = "its update changes a parameter by {}; allowed: at most 8 (privacy.aggregation.bound)"
+    assert beyond(models, start, 8.0) == [
+        None,
+        large.format("9.5"),
+        large.format("123"),
+        "model holds NaN or infinity",
+        "model holds NaN or infinity",
+    ]
+
+
+def test_a_cohort_must_be_large_enough_to_hide_in_and_small_enough_to_be_summed():
+    for kind in ("secure", "paillier", "ckks"):
+        settings = AggregationSettings(kind=kind)
+        check_cohort(settings, 3)
+        with pytest.raises(UserError) as found:
+            check_cohort(settings, 2)
+        assert str(found.value) == (
+            "privacy.aggregation: a cohort has 2 clients, and in a sum of two each could compute the other's update; "
+            "allowed: at least 3 (set rounds.fraction or rounds.min_clients)"
+        )
+    # Sixteen bits do not hold a sum of thousands; the grid of ckks has no such words.
+    with pytest.raises(UserError, match="bits"):
+        check_cohort(AggregationSettings(bits=16, bound=1e6), 60_000)
+    with pytest.raises(UserError):
+        check_cohort(AggregationSettings(kind="ckks", bound=1e6), 10**9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from steelyard.errors import UserError
 from steelyard.privacy.accounting import Release, spent
 from steelyard.privacy.ledger import Account, Charge, Ledger
+from steelyard.privacy.ledger_marks import first_difference
 
 DELTA = 1e-5
 
@@ -121,3 +123,75 @@ def test_a_charge_is_on_the_disk_before_it_returns(tmp_path: Path, monkeypatch: 
     flushed.clear()
     ledger.charge([charge(2, "a")])
     assert ("file", path.stat().st_size) in flushed
+
+
+def test_what_is_wrong_with_a_line_is_said(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    unnamed = Charge("f", 1, "update", Release(4.0, "all", 0.5)).line()
+    for line, reason in (
+        (unnamed, "it names no clients, and they were not drawn at random"),
+        (charge(1, "a").line().replace('"round": 1', '"round": "1"'), "round: Input should be a valid integer"),
+        (
+            charge(1, "a").line().replace('"count": 1', '"count": 0'),
+            "count: Input should be greater than or equal to 1",
+        ),
+    ):
+        path.write_text(charge(1, "a").line() + line)
+        with pytest.raises(UserError) as found:
+            Ledger(path)
+        assert str(found.value) == (
+            f"{path}, line 2: is not a charge ({reason}); allowed: the ledger as the run wrote it"
+        )
+
+
+def test_a_copy_of_an_account_counts_what_was_there_and_leaves_it_alone() -> None:
+    everybody = Charge("f", 1, "update", Release(4.0, "poisson", 0.5))
+    account = Account().plus([charge(1, "a"), everybody])
+    more = account.plus([charge(2, "a"), everybody])
+    assert account.single["a"] == {Release(4.0): 1}
+    assert more.single["a"] == {Release(4.0): 2}
+    assert (account.everybody[everybody.release], more.everybody[everybody.release]) == (1, 2)
+
+
+def test_an_account_is_counted_as_it_is_asked_to_be() -> None:
+    account = Account().plus([charge(1, "a"), charge(2, "a")])
+    assert account.epsilon(DELTA, "rdp") == spent({Release(4.0): 2}, DELTA, "rdp")
+    assert account.epsilon(DELTA, "rdp") > account.epsilon(DELTA)
+    drawn = Charge("f", 1, "update", Release(1.0, "poisson", 0.1), count=20)
+    fine, coarse = (Account().plus([drawn]).epsilon(DELTA, coarse=how) for how in (False, True))
+    assert fine == spent({drawn.release: 20}, DELTA)
+    assert coarse == spent({drawn.release: 20}, DELTA, coarse=True)
+
+
+def test_a_mark_says_how_far_a_ledger_has_come_and_what_it_held(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    ledger = Ledger(path)
+    marks = [ledger.mark()]
+    for round in (1, 2):
+        ledger.charge([charge(round, "a")])
+        marks.append(ledger.mark())
+    content = path.read_bytes()
+    assert [mark.bytes for mark in marks] == [0, len(charge(1, "a").line()), len(content)]
+    assert marks[2].sha256 == hashlib.sha256(content).hexdigest()
+    assert Ledger(path).mark() == marks[2]
+    assert first_difference(path, marks) is None
+    # What follows the last mark is not looked at.
+    assert first_difference(path, marks[:2]) is None
+    path.write_bytes(content[:-1])
+    assert first_difference(path, marks) == (2, f"has {len(content) - 1:,} bytes, and had {len(content):,}")
+    path.write_bytes(content.replace(b'"round": 1', b'"round": 3'))
+    assert first_difference(path, marks) == (1, "no longer holds the charges that it held")
+    path.write_bytes(content.replace(b'"round": 2', b'"round": 3'))
+    assert first_difference(path, marks) == (2, "no longer holds the charges that it held")
+    path.unlink()
+    assert first_difference(path, marks) == (1, "is gone, and was there")
+    assert first_difference(path, marks[:1]) is None
+
+
+def test_a_ledger_that_can_no_longer_be_read_differs_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(_path: Path) -> bytes:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr("steelyard.files.read_bytes", refused)
+    marks = [Ledger().mark()] * 2
+    assert first_difference(tmp_path / "l", marks) == (0, "cannot be read (Permission denied), and could be")

@@ -1,0 +1,231 @@
+"""Noise that devices add themselves: how much, on what, and what leaves a device beside it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from steelyard.errors import UserError
+from steelyard.messages import DenseModels, Task, Updates
+from steelyard.privacy.accounting import Release, spent
+from steelyard.privacy.local import (
+    DeviceNoise,
+    device_epsilon,
+    device_noise,
+    noised,
+    noisy_models,
+    plain_noise,
+    without_losses,
+)
+from steelyard.privacy.settings import OWNERS_DELTA, PrivacySettings
+from steelyard.privacy.source import SeededSource
+
+DELTA = 1e-6
+
+
+def section(*, noise: float | None = None, clip: float = 1.0, **more: Any) -> PrivacySettings:
+    return PrivacySettings.model_validate(
+        {"local": {"clip": clip, "noise": noise}, "budget": {"epsilon": 4.0, "delta": DELTA}, **more}
+    )
+
+
+# ---------------------------------------------------------------- how much noise
+
+
+def test_the_noise_that_is_given_is_taken() -> None:
+    assert device_noise(section(noise=2.5), 100, 3) == 2.5
+
+
+@pytest.mark.parametrize("criteria", [0, 2])
+def test_the_noise_of_a_budget_covers_an_update_and_charged_criteria_in_every_round(criteria: int) -> None:
+    charged = section(criteria="charged", criteria_bounds={"DS": 10.0})
+    found = device_noise(charged, 10, criteria)
+    # As many equal releases as updates and criteria together: within the budget, and with a little less not.
+    count = 10 * (1 + criteria)
+    assert spent({Release(found): count}, DELTA) <= 4.0
+    assert spent({Release(found / 1.001): count}, DELTA) > 4.0
+
+
+def test_criteria_that_are_public_need_no_noise() -> None:
+    assert device_noise(section(criteria="public"), 10, 5) == device_noise(section(), 10, 0)
+
+
+def test_noise_on_criteria_that_is_given_is_counted_beside() -> None:
+    given = section(criteria="charged", criteria_noise=20.0, criteria_bounds={"DS": 10.0})
+    found = plain_noise(given, 10, 2)
+    assert spent({Release(found): 10, Release(20.0): 20}, DELTA) <= 4.0
+    assert spent({Release(found / 1.001): 10, Release(20.0): 20}, DELTA) > 4.0
+    assert plain_noise(given, 10, 0) < found
+
+
+def test_the_accountant_of_the_budget_is_asked() -> None:
+    by_rdp = PrivacySettings.model_validate(
+        {"local": {"clip": 1.0}, "budget": {"epsilon": 4.0, "delta": DELTA, "accountant": "rdp"}}
+    )
+    found = plain_noise(by_rdp, 10, 0)
+    assert found > plain_noise(section(), 10, 0)
+    assert spent({Release(found): 10}, DELTA, "rdp") <= 4.0
+
+
+def test_what_a_device_loses_by_its_owners_count() -> None:
+    plain = section(noise=5.0)
+    assert device_epsilon(plain, 10, 3) == spent({Release(5.0): 10}, OWNERS_DELTA)
+    assert device_epsilon(plain, 10, 3, rules=2) == spent({Release(5.0): 20}, OWNERS_DELTA)
+    charged = section(noise=5.0, criteria="charged", criteria_bounds={"DS": 10.0})
+    assert device_epsilon(charged, 10, 3, rules=2) == spent({Release(5.0): 80}, OWNERS_DELTA)
+    more = section(noise=5.0, criteria="charged", criteria_noise=9.0, criteria_bounds={"DS": 10.0})
+    assert device_epsilon(more, 10, 3) == pytest.approx(spent({Release(5.0): 10, Release(9.0): 30}, OWNERS_DELTA))
+
+
+# ---------------------------------------------------------------- criteria with noise
+
+
+def test_criteria_are_cut_to_their_bounds_before_and_after_the_noise() -> None:
+    raw = np.tile([[-5.0, 50.0, np.nan]], (4000, 1))
+    found = noised(raw, np.array([10.0, 10.0, 10.0]), 0.1, SeededSource(1))
+    assert found.min() == 0.0
+    assert found.max() == 10.0
+    # Noise of 0.1 times the bound, and half of it is cut away: the mean is off by 1/√(2π).
+    assert found[:, 0].mean() == pytest.approx(1 / np.sqrt(2 * np.pi), abs=0.05)
+    assert found[:, 1].mean() == pytest.approx(10 - 1 / np.sqrt(2 * np.pi), abs=0.05)
+    # NaN counts as 0, or it would show through the noise.
+    assert found[:, 2].mean() == pytest.approx(1 / np.sqrt(2 * np.pi), abs=0.05)
+
+
+def test_each_criterion_has_noise_of_its_own_scale() -> None:
+    raw = np.tile([[500.0, 0.5]], (4000, 1))
+    found = noised(raw, np.array([1000.0, 1.0]), 0.05, SeededSource(2))
+    assert found[:, 0].std() == pytest.approx(50.0, rel=0.05)
+    assert found[:, 1].std() == pytest.approx(0.05, rel=0.05)
+    assert np.corrcoef(found.T)[0, 1] == pytest.approx(0.0, abs=0.06)
+    # Values lie on a lattice that is fine against the noise: whole multiples of a power of two.
+    for column, scale in ((0, 50.0), (1, 0.05)):
+        step = 2.0 ** (np.floor(np.log2(scale)) - 16)
+        inside = found[(found[:, column] > 0) & (found[:, column] < (1000.0, 1.0)[column]), column]
+        assert np.array_equal(inside / step, np.rint(inside / step))
+
+
+def test_a_criterion_without_a_bound_cannot_be_released() -> None:
+    found = noised(np.array([[1.0, 2.0]]), np.array([np.inf, 4.0]), 0.1, SeededSource(3))
+    assert np.isnan(found[0, 0])
+    assert np.isfinite(found[0, 1])
+
+
+# ---------------------------------------------------------------- what leaves a device
+
+
+class Rows:
+    """A payload of another form that can carry noise."""
+
+    def __init__(self, said: tuple[float, float] | None = None) -> None:
+        self.said = said
+
+    def noised(self, clip: float, deviation: float, source: object) -> Rows:
+        assert isinstance(source, SeededSource)
+        return Rows((clip, deviation))
+
+
+def answers(**more: Any) -> Updates:
+    fields: dict[str, Any] = {
+        "criteria": {"DS": np.array([10.0, 20.0]), "LD": np.array([1.0, 2.0])},
+        "payload": DenseModels(torch.tensor([[3.0, 4.0, 9.0], [0.0, 0.0, 9.0]]), ((2, 3),)),
+        "bytes_sent": np.array([5, 5]),
+        "steps": np.array([3, 3]),
+        "first_losses": np.array([2.0, 2.0]),
+        "label_counts": np.array([[1, 1], [2, 2]]),
+        **more,
+    }
+    return Updates("f", 2, ("a", "b"), np.array([10, 20]), losses=np.array([0.5, 0.7]), **fields)
+
+
+TASK = Task("f", 0, 2, ("a", "b"), torch.tensor([0.0, 0.0, 9.0]))
+
+
+def device(settings: PrivacySettings, noise: float = 1e-3) -> DeviceNoise:
+    return DeviceNoise(settings, noise, {"DS": 100.0, "LD": 10.0}, SeededSource(4))
+
+
+def test_an_update_is_clipped_and_noise_of_twice_the_clip_is_on_what_is_trained() -> None:
+    found = device(section(clip=1.0, criteria="public")).applied(TASK, answers())
+    payload = found.payload
+    assert isinstance(payload, DenseModels)
+    # (3, 4) is cut to (0.6, 0.8); noise of 0.002 is far below, and what is not trained has none.
+    assert payload.models[0, :2].tolist() == pytest.approx([0.6, 0.8], abs=0.02)
+    assert payload.models[:, 2].tolist() == [9.0, 9.0]
+    assert payload.frozen == ((2, 3),)
+    wide = replace(TASK, parameters=torch.zeros(20_000))
+    models = answers(payload=DenseModels(torch.zeros(2, 20_000)))
+    sent = device(section(clip=3.0, criteria="public"), 0.5).applied(wide, models).payload
+    assert isinstance(sent, DenseModels)
+    # z · 2C = 0.5 · 2 · 3, each device its own.
+    assert sent.models.std(dim=1).tolist() == pytest.approx([3.0, 3.0], rel=0.03)
+    assert abs(float(torch.corrcoef(sent.models)[0, 1])) < 0.05
+
+
+def test_another_payload_is_asked_to_add_the_noise_itself() -> None:
+    sent = device(section(clip=3.0, criteria="public"), 0.5).applied(TASK, answers(payload=Rows())).payload
+    assert isinstance(sent, Rows)
+    assert sent.said == (3.0, 3.0)
+    with pytest.raises(UserError) as found:
+        device(section()).applied(TASK, answers(payload=object()))
+    assert str(found.value) == (
+        "privacy.local: noise cannot be added to what these clients send; allowed: no [privacy.local]"
+    )
+
+
+def test_losses_steps_and_sizes_of_messages_do_not_leave_a_device() -> None:
+    for settings in (section(), section(criteria="public"), section(criteria="charged", criteria_bounds={"DS": 100.0})):
+        found = device(settings).applied(TASK, answers())
+        assert found.losses.tolist() == [0.0, 0.0]
+        assert (found.first_losses, found.steps, found.bytes_sent) == (None, None, None)
+        assert found.clients == ("a", "b")
+    assert np.isnan(without_losses(answers()).losses).tolist() == [True, True]
+
+
+def test_public_criteria_leave_as_they_are() -> None:
+    found = device(section(criteria="public")).applied(TASK, answers())
+    assert found.samples.tolist() == [10, 20]
+    assert found.criteria["LD"].tolist() == [1.0, 2.0]
+    assert found.label_counts is not None
+    assert device(section(criteria="public")).criteria_count == 0
+
+
+def test_criteria_that_are_neither_public_nor_charged_stay() -> None:
+    found = device(section()).applied(TASK, answers())
+    assert (found.samples.tolist(), found.criteria, found.label_counts) == ([1, 1], {}, None)
+    assert found.samples.dtype == np.int64
+
+
+def test_charged_criteria_leave_with_noise_and_a_size_is_a_whole_number() -> None:
+    settings = section(criteria="charged", criteria_noise=0.01, criteria_bounds={"DS": 100.0})
+    made = device(settings, noise=7.0)
+    assert (made.criteria_count, made.criteria_noise) == (2, 0.01)
+    found = made.applied(TASK, answers())
+    assert list(found.criteria) == ["DS", "LD"]
+    assert found.criteria["DS"].tolist() == found.samples.tolist()
+    assert found.samples.dtype == np.int64
+    # Noise of 1 on DS and of 0.1 on LD.
+    assert found.samples.tolist() == pytest.approx([10, 20], abs=5)
+    assert found.criteria["LD"] == pytest.approx([1.0, 2.0], abs=0.5)
+    assert found.criteria["LD"][0] not in (1.0, 2.0)
+    assert found.label_counts is None
+    # A size is at least 1, whatever the noise makes of it.
+    tiny = answers(criteria={"DS": np.zeros(2)})
+    assert (made.applied(TASK, tiny).samples >= 1).all()
+    without = made.applied(TASK, answers(criteria={"LD": np.array([1.0, 2.0])}))
+    assert (list(without.criteria), without.samples.tolist()) == (["LD"], [1, 1])
+    assert made.applied(TASK, answers(criteria={})).criteria == {}
+    # The update's noise is what a criterion gets where none is given.
+    assert device(section(criteria="charged", criteria_bounds={"DS": 1.0}), 7.0).criteria_noise == 7.0
+
+
+def test_a_source_of_a_test_gives_its_words_in_order() -> None:
+    payload = DenseModels(torch.zeros(3, 50))
+    first = noisy_models(payload, torch.zeros(50), 1.0, 1.0, SeededSource(5)).models
+    again = noisy_models(payload, torch.zeros(50), 1.0, 1.0, SeededSource(5)).models
+    assert torch.equal(first, again)
+    assert not torch.equal(first[0], first[1])
