@@ -22,7 +22,7 @@ from steelyard.messages import DenseModels, Failure
 from steelyard.privacy.accounting import Release
 from steelyard.privacy.ledger import Charge, Ledger
 from steelyard.privacy.ledger_marks import FILE
-from steelyard.runs import digests
+from steelyard.runs import chain, digests
 from steelyard.runs.chain import Checked, check, field
 from steelyard.runs.reader import History
 from steelyard.runs.store import Store
@@ -188,6 +188,33 @@ def test_large_updates_are_hashed_on_threads_to_the_same_digests() -> None:
     assert taking.collect() == []
 
 
+def test_updates_are_hashed_on_as_many_threads_as_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[tuple[int, str]] = []
+
+    class Pool(digests.ThreadPoolExecutor):
+        def __init__(self, threads: int, name: str) -> None:
+            made.append((threads, name))
+            super().__init__(threads, name)
+
+    monkeypatch.setattr(digests, "ThreadPoolExecutor", Pool)
+    taking = digests.Digests()
+    for width, pools in ((100, 0), (digests.SMALL // 4, 1), (digests.SMALL // 4, 1)):
+        payload = DenseModels(torch.ones(2, width))
+        taking.take(1, [record(updates=updates(payload=payload))], {"DS>LD": state(1)}, single=True)
+        assert len(made) == pools
+    taking.close()
+    assert made == [(digests.THREADS, "digests")]
+
+
+def test_one_client_of_many_steps_is_hashed() -> None:
+    models = DenseModels(torch.ones(1, digests.FEW_BYTES // 4 + 1))
+    for steps, hashed in ((np.array([100]), True), (np.zeros(0, dtype=np.int64), False)):
+        taking = digests.Digests()
+        given = updates(clients=("a",), payload=models, steps=steps)
+        taking.take(1, [record(updates=given)], {"DS>LD": state(1)}, single=True)
+        assert (taking.collect()[0].updates is not None) == hashed
+
+
 @pytest.mark.parametrize(
     ("every", "steps", "hashed"), [(False, None, False), (False, 99, False), (False, 100, True), (True, 2, True)]
 )
@@ -323,6 +350,26 @@ def test_the_salt_hides_what_a_head_is_the_hash_of(tmp_path: Path) -> None:
     folder = written(tmp_path / "run", ledger=True)
     change(folder, "UPDATE info SET value = 'cd' WHERE key = 'salt'")
     assert "round 0 is not" in checked(folder).problem
+
+
+def test_a_run_with_a_salt_keeps_a_ledger_whatever_is_left_of_it(tmp_path: Path) -> None:
+    plain = written(tmp_path / "plain")
+    assert not checked(plain).ledger
+    salted = written(tmp_path / "salted")
+    change(salted, "INSERT INTO info VALUES ('salt', 'ab')")
+    assert checked(salted).ledger
+    kept = written(tmp_path / "kept", ledger=True)
+    assert checked(kept).ledger
+
+
+def test_a_rule_without_a_row_in_a_round_has_no_place_in_its_record(tmp_path: Path) -> None:
+    folder = written(tmp_path / "run")
+    db = sqlite3.connect(folder / "run.sqlite")
+    records = chain.Records(db)
+    assert records.record(99, "before", None) == (
+        chain.field("chain", chain.VERSION) + chain.field("before", "before") + chain.field("round", 99)
+    )
+    db.close()
 
 
 # ---------------------------------------------------------------- fields

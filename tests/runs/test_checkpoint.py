@@ -155,3 +155,40 @@ def test_the_last_checkpoint_of_a_run(tmp_path: Path) -> None:
     assert found.kept["own"].tolist() == [4.0]
     connection.close()
     store.close()
+
+
+def test_states_without_their_models_keep_all_else() -> None:
+    whole = state(3, 1.0, 2.0)
+    (left,) = checkpoint.without_models({"f": whole}).values()
+    assert left.parameters.shape == (0,)
+    assert left.parameters.dtype == torch.float32
+    assert (left.round, left.orders, left.loss) == (whole.round, whole.orders, whole.loss)
+    assert whole.parameters.tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('{"DS>LD": {"round": 1}}', "DS>LD.loss: Field required"),
+        ("{}garbage", "Extra data: line 1 column 3 (char 2)"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"other": %s}', "no model of 'other'"),
+    ],
+)
+def test_states_that_cannot_be_read_are_named_with_the_reason(tmp_path: Path, text: str, reason: str) -> None:
+    store = Store(tmp_path)
+    store.register([federation()])
+    store.commit(1, [record(round=1)], {"DS>LD": state(1, 3.0)}, dict, last=False)
+    store.close()
+    with sqlite3.connect(tmp_path / "run.sqlite") as writer:
+        ((file, states),) = writer.execute("SELECT file, states FROM checkpoints").fetchall()
+        text = text.replace("%s", json.dumps(json.loads(states)["DS>LD"]))
+        path = tmp_path / tensor_files.FOLDER / file
+        wanted = checkpoint.checksum(path.read_bytes(), text)
+        writer.execute("UPDATE checkpoints SET states = ?, checksum = ?", (text, wanted))
+    writer.close()
+    connection = connect(tmp_path, write=False)
+    with pytest.raises(UserError) as found:
+        checkpoint.last_checkpoint(connection, tmp_path)
+    connection.close()
+    assert str(found.value) == f"{path}: the states that belong to it cannot be read: {reason}"

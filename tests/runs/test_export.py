@@ -120,3 +120,8 @@ def test_a_csv_that_is_shown_in_a_terminal_does_nothing_to_it() -> None:
 
 def test_a_plain_text_stays_as_it_is() -> None:
     assert [no_formula(text) for text in ("a=b", "", "ü-1", " a", "1-2")] == ["a=b", "", "ü-1", " a", "1-2"]
+
+
+def test_only_what_needs_quotes_has_them() -> None:
+    frame = pd.DataFrame({"X": ["X", "a,b", 'say "x"', None]})
+    assert b"".join(csv_lines(frame)).decode().splitlines() == ["X", "X", '"a,b"', '"say ""x"""', ""]

@@ -13,7 +13,7 @@ import pytest
 from tests.runs.records import federation, record, state
 
 from steelyard.errors import UserError
-from steelyard.runs.glance import accuracies, find_runs, glance, glances, run_folder, signature
+from steelyard.runs.glance import RuleGlance, accuracies, find_runs, glance, glances, run_folder, signature
 from steelyard.runs.heaviest import heaviest
 from steelyard.runs.process import Writer, read_writer, started, this_process
 from steelyard.runs.store import Store
@@ -162,3 +162,70 @@ def test_who_counts_most_is_of_the_last_round(tmp_path: Path) -> None:
     assert (found.round, found.cohort) == (2, 2)
     assert found.clients == (("a", 0.75),)
     assert heaviest(make_run(tmp_path / "b", rounds=0)) is None
+
+
+def test_all_that_a_look_tells(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a")
+    store = Store(folder)
+    store.note(measure="ndcg", clients="flower")
+    store.close()
+    os.utime(folder / "run.sqlite", (1000, 1000))
+    seen = glance(tmp_path, "a")
+    assert (seen.name, seen.folder, seen.changed, seen.measure) == ("a", folder, 1000.0, "ndcg")
+    assert (seen.flower, seen.problem, seen.ended) == (True, "", "")
+    assert seen.writer == this_process()
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    assert seen.document() == {
+        "name": "a",
+        "state": "finished",
+        "round": 2,
+        "rounds": 5,
+        "measure": "ndcg",
+        "accuracy": 0.625,
+        "rules": [{"rule": "DS>LD", "seed": 0, "round": 2, "accuracy": 0.625, "ended": ""}],
+        "changed": 1000.0,
+        "bytes": size,
+        "problem": "",
+        "ended": "",
+        "flower": True,
+    }
+
+
+def test_a_run_that_cannot_be_read_is_shown_with_all_that_can(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a")
+    (folder / "run.sqlite").write_bytes(b"no database" * 100)
+    os.utime(folder / "run.sqlite", (1000, 1000))
+    seen = glance(tmp_path, "a")
+    assert (seen.name, seen.folder, seen.state, seen.round, seen.rounds) == ("a", folder, "unreadable", 0, None)
+    assert (seen.measure, seen.rules, seen.changed, seen.writer) == ("accuracy", (), 1000.0, None)
+    assert seen.accuracy is None
+    assert seen.bytes == sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    assert seen.problem.startswith("a: cannot be read: ")
+
+
+def test_rules_that_ended_are_named_the_first_with_how_many_more(tmp_path: Path) -> None:
+    rules = tuple(
+        RuleGlance(name, seed, 3, None, why) for name, seed, why in (("x", 1, ""), ("y", 2, "why"), ("z", 3, "too"))
+    )
+    seen = replace(glance(tmp_path, make_run(tmp_path / "a").name), rules=rules)
+    assert seen.ended == "y, seed 2, why (and 1 more)"
+    assert replace(seen, rules=rules[:2]).ended == "y, seed 2, why"
+    assert replace(seen, rules=()).accuracy is None
+
+
+def test_a_process_without_proc_is_asked_of_ps(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert started(0) == started(-1) == ""
+    assert started(2**22 + 1) == ""
+    asked: list[list[str]] = []
+
+    def shown(command: list[str], **options: object) -> subprocess.CompletedProcess[str]:
+        assert options == {"capture_output": True, "text": True, "check": False}
+        asked.append(command)
+        return subprocess.CompletedProcess(command, 1, " Tue Nov 17 02:00:00 2026\n", "")
+
+    monkeypatch.setattr(Path, "exists", lambda path: path != Path("/proc/self/stat"))
+    monkeypatch.setattr(subprocess, "run", shown)
+    assert started(77) == "Tue Nov 17 02:00:00 2026"
+    assert asked == [["ps", "-o", "lstart=", "-p", "77"]]
+    assert started(0) == ""
+    assert len(asked) == 1

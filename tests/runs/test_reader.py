@@ -219,3 +219,61 @@ def test_a_database_that_broke_is_named(tmp_path: Path) -> None:
     connection.close()
     with pytest.raises(UserError, match=r"not a readable run database: the table 'rounds' is missing$"):
         opened.rounds  # noqa: B018
+
+
+def test_labels_and_flaws_are_those_that_were_noted(tmp_path: Path, history: History) -> None:
+    store = Store(tmp_path)
+    store.register([federation()])
+    store.note(labels={"1": {"a": [3, 4]}}, flaws={"1": {"a": ["few steps", "noise"], "b": []}})
+    store.close()
+    noted = History(tmp_path)
+    assert noted.labels(1) == {"a": [3, 4]}
+    assert noted.labels(2) == {}
+    assert noted.flaws.to_dict("list") == {"seed": [1, 1], "client": ["a", "a"], "flaw": ["few steps", "noise"]}
+    assert history.labels(1) == {}
+    assert len(history.flaws) == 0
+    assert list(history.flaws.columns) == ["seed", "client", "flaw"]
+
+
+def test_whoever_was_left_out_is_listed_in_order(tmp_path: Path, history: History) -> None:
+    found = history.failures_after()
+    assert list(found.columns) == ["rule", "seed", "round", "client", "failure"]
+    assert list(found.index) == list(range(len(found)))
+    assert found[["rule", "seed", "round"]].values.tolist() == [
+        [rule, seed, round] for seed in (1, 2) for rule in ("both", "size") for round in (1, 2)
+    ]
+    assert set(found["failure"]) == {"not registered"}
+    asked = history.clients
+    assert list(asked.index) == list(range(len(asked)))
+    assert asked["seed"].dtype == np.int64
+    assert History(written(tmp_path).folder).untested.empty
+
+
+def test_an_empty_run_has_frames_with_their_columns(tmp_path: Path) -> None:
+    Store(tmp_path).close()
+    nothing = History(tmp_path)
+    assert nothing.last_round == -1
+    for frame in (nothing.clients, nothing.evaluations, nothing.rounds):
+        assert len(frame) == 0
+        assert (frame["seed"].dtype, frame["round"].dtype) == (np.int64, np.int64)
+
+
+def test_rounds_that_come_twice_are_one_line(tmp_path: Path) -> None:
+    written(tmp_path)
+    history = History(tmp_path)
+    columns = history._columns
+
+    def doubled(*given: object) -> list[tuple[object, ...]]:
+        return [column * 2 for column in columns(*given)]  # type: ignore[arg-type]
+
+    history._columns = doubled  # type: ignore[assignment, method-assign]
+    for read, table in ((history.cohorts, "updates"), (history.tested, "evaluations")):
+        with pytest.raises(UserError) as found:
+            read("both", 1)
+        assert f"{table} of both, seed 1: rounds come twice, or out of order" in str(found.value)
+
+
+def test_a_rule_that_is_not_there_is_named(history: History) -> None:
+    with pytest.raises(UserError) as found:
+        history.hits("both", 9)
+    assert str(found.value) == f"{history.folder}: no rule 'both' with seed 9 in this run"
