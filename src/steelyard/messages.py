@@ -125,6 +125,14 @@ class SingleModels(ABC):
     def tested(self, test: Callable[[torch.Tensor], ServerTest]) -> ServerTest:
         """Return the test of every model; `test` takes some of them, [models, parameters]."""
 
+    def along_start(self, parameters: torch.Tensor) -> tuple[float, Floats]:
+        """Return ‖Θ‖² and ⟨Θ, Θ_a − Θ⟩ of every client: with `gram`, all angles between models follow."""
+        found = self.like.double().sum(dim=1)
+        for span, models in self.blocks():
+            start = parameters[span].to(models.device).double()
+            found += (models.double() - start) @ start
+        return float(parameters.double().square().sum()), found.cpu().numpy()
+
     def keep_frozen(self, combined: torch.Tensor, parameters: torch.Tensor) -> torch.Tensor:
         """Put what is not trained back as it was; here all is trained."""
         return combined
@@ -187,6 +195,14 @@ class DenseModels(SingleModels):
             total += part @ part.T
         # A product may round ⟨a, b⟩ and ⟨b, a⟩ differently; one of them is kept for both.
         return (total.tril() + total.tril(-1).T).cpu().numpy()
+
+    def grams_of(self, parameters: torch.Tensor, rows: Counts) -> Floats:
+        """Return the inner products of all pairs of updates over some parameters: rows[k, positions] give [k, n, n]."""
+        import torch  # Late for speed of start.
+
+        positions = torch.from_numpy(rows).to(self.models.device)
+        part = self.models[:, positions].to(torch.float64) - parameters.to(self.models.device, torch.float64)[positions]
+        return torch.einsum("akp,bkp->kab", part, part).cpu().numpy()
 
     def select(self, keep: Sequence[int]) -> DenseModels:
         return DenseModels(self.models[list(keep)], self.frozen)

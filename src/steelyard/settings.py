@@ -64,6 +64,37 @@ class Section(BaseModel, metaclass=_OneLine):
         return value
 
 
+class Named(Section):
+    """A thing by name whose own parameters stand beside the name; derive the settings of a registered thing from it."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Its own parameters as they were given."""
+        return dict(self.model_extra or {})
+
+    @property
+    def label(self) -> str:
+        """It as `--rules` writes it: "scaffold", "fedprox(mu=0.1)"."""
+        given = ",".join(f"{name}={value}" for name, value in self.parameters.items())
+        return f"{self.name}({given})" if given else self.name
+
+
+def read_named(text: str, option: str) -> dict[str, Any]:
+    """Read "fedprox(mu=0.01)" as the fields of a `Named` section."""
+    name, bracket, inside = text.partition("(")
+    given: dict[str, Any] = {"name": name.strip()}
+    for part in inside.removesuffix(")").split(",") if bracket else ():
+        key, equals, value = (piece.strip() for piece in part.partition("="))
+        if not equals or not inside.endswith(")"):
+            raise UserError(f"{option}: got '{text}'; allowed: {name}(parameter=value), as in fedprox(mu=0.01)")
+        given[key] = read_value(value)
+    return given
+
+
 def _short_name(value: str) -> str:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}", value):
         raise PydanticCustomError(

@@ -34,6 +34,7 @@ CRITERIA = "steelyard.criteria"
 MODELS = "steelyard.models"
 LOSSES = "steelyard.losses"
 ALGORITHMS = "steelyard.algorithms"
+POLICIES = "steelyard.policies"
 SCORES = "steelyard.scores"
 """The entry-point groups under which installed packages declare what experiments may name."""
 

@@ -19,7 +19,7 @@ from steelyard.rounds.drafting import weigh_soundly
 from steelyard.rounds.state import Draft, Federation, Plan, RoundState
 from steelyard.settings import validated
 from steelyard.weighing import criteria as registry
-from steelyard.weighing.needs import Capabilities
+from steelyard.weighing.needs import Capabilities, unmet
 from steelyard.weighing.priorities import OrderState
 from steelyard.weighing.rule import Rule, WeighingSettings, label
 from steelyard.weighing.view import Memory
@@ -198,7 +198,9 @@ class Collected:
         if draft.weighing is None or draft.kept_old:
             return Combined(None, {}, {}, {}, reasons)
         weighing, clients = draft.weighing, draft.updates.clients
-        counted = self._counted.models([order[client] for client in clients]).combine(draft.model, weighing.weights)
+        counted = self._counted.models([order[client] for client in clients]).combine(
+            draft.model, weighing.weights / weighing.weights.sum()
+        )
         return Combined(
             arrays=self._layout.arrays(draft.model, counted, None if as_change else self._sent),
             weights=dict(zip(clients, weighing.weights.tolist(), strict=True)),
@@ -220,7 +222,17 @@ def _criteria(settings: WeighingSettings, rows: ServerRows | None, option: str) 
     if settings.defence is not None and settings.defence.needs_root:
         raise UserError(f"{option}: '{label(settings)}' trains at the server; allowed here: rules that weigh replies")
     lacking = "" if rows is not None else "and no rows were given; allowed: rows=ServerRows(network, features, labels)"
-    available = Capabilities("this federation", lacks_test_set=lacking, label_counts=False, first_losses=False)
+    available = Capabilities(
+        "this federation",
+        lacks_test_set=lacking,
+        label_counts=False,
+        first_losses=False,
+        slopes=False,
+        output_layer=False,
+        client_tests=False,
+    )
+    if settings.policy is not None and (fault := unmet(settings.policy.made().needs, available, {})):
+        raise UserError(f"{option}: {settings.policy.name} {fault}")
     known = registry.known()
     found: list[registry.Criterion] = []
     for name in settings.criteria:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from pydantic import ConfigDict, model_validator
+from pydantic import model_validator
 
 from steelyard.algorithms import catalogue
 from steelyard.algorithms.algorithm import Algorithm
 from steelyard.errors import UserError, brief, listed, nearest
-from steelyard.settings import Section, read_value, validated
+from steelyard.settings import Named, read_named, validated
 
 
-class AlgorithmSettings(Section):
+class AlgorithmSettings(Named):
     """[algorithm]: an algorithm by name; its own parameters, such as `mu = 0.01`, stand beside the name."""
-
-    model_config = ConfigDict(extra="allow")
 
     name: str = "fedavg"
     """fedavg, fedprox, scaffold, feddyn, fednova, fedavgm, fedadam, fedyogi, fedadagrad, fedexp; with models of
@@ -31,11 +29,6 @@ class AlgorithmSettings(Section):
             self.made()
         return self
 
-    @property
-    def parameters(self) -> dict[str, Any]:
-        """The algorithm's own parameters as they were given."""
-        return dict(self.model_extra or {})
-
     def made(self) -> Algorithm:
         """Return the algorithm, after loading the plugins that may define it; a wrong parameter is named."""
         if self.plugins:
@@ -45,12 +38,6 @@ class AlgorithmSettings(Section):
             raise UserError(f"name: got {brief(self.name)}{nearest(self.name, known)}; allowed: {listed(known)}")
         return validated(known[self.name], self.parameters, "")
 
-    @property
-    def label(self) -> str:
-        """The algorithm as `--rules` writes it: "scaffold", "fedprox(mu=0.1)"."""
-        given = ",".join(f"{name}={value}" for name, value in self.parameters.items())
-        return f"{self.name}({given})" if given else self.name
-
 
 def algorithm_table(algorithm: Algorithm) -> dict[str, Any]:
     """Return an algorithm as a table: its name with all its parameters; use it where one is sent."""
@@ -59,13 +46,6 @@ def algorithm_table(algorithm: Algorithm) -> dict[str, Any]:
 
 def parse_algorithm(text: str) -> AlgorithmSettings | None:
     """Read "scaffold" or "fedprox(mu=0.01)"; None where the text begins with no algorithm's name."""
-    name, bracket, inside = text.partition("(")
-    if name.strip() not in catalogue.known():
+    if text.partition("(")[0].strip() not in catalogue.known():
         return None
-    given: dict[str, Any] = {}
-    for part in inside.removesuffix(")").split(",") if bracket else ():
-        key, equals, value = (piece.strip() for piece in part.partition("="))
-        if not equals or not inside.endswith(")"):
-            raise UserError(f"--rules: got '{text}'; allowed: {name}(parameter=value), as in fedprox(mu=0.01)")
-        given[key] = read_value(value)
-    return validated(AlgorithmSettings, {"name": name.strip(), **given}, f"--rules: '{text}'")
+    return validated(AlgorithmSettings, read_named(text, "--rules"), f"--rules: '{text}'")

@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from steelyard.algorithms.algorithm import Algorithm
-from steelyard.messages import Evaluations, Question, ServerTest, Task, Updates
+from steelyard.messages import Counts, Evaluations, Question, ServerTest, Task, Updates
 
 
 class Clients(Protocol):
@@ -127,6 +127,15 @@ class ReportingServer(Server, Protocol):
 
     def report(self, seed: int, models: torch.Tensor) -> ServerTest:
         """Test models [candidates, parameters] on the rows that only report."""
+        ...
+
+
+@runtime_checkable
+class LayeredServer(Server, Protocol):
+    """A server that knows the network: which parameters are its last layer."""
+
+    def output_layer(self, seed: int) -> Counts:
+        """Return the positions [outputs, parameters of each] of the last layer's rows in the flat model, bias last."""
         ...
 
 

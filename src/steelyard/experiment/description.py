@@ -20,7 +20,7 @@ from steelyard.runs.settings import StoreSettings
 from steelyard.settings import PrintedName, Section, ShortName, known_fields, put, validated
 from steelyard.tracking.settings import TrackingSettings
 from steelyard.weighing import criteria as registry
-from steelyard.weighing.needs import Capabilities
+from steelyard.weighing.needs import Capabilities, unmet
 from steelyard.weighing.rule import WeighingSettings, criteria_of
 
 if TYPE_CHECKING:
@@ -88,6 +88,7 @@ class Description(Section):
                     "each round with the last; allowed: 1"
                 )
             self.check_rule(rule)
+            self._check_policy(rule)
             if not reading:
                 privacy_checks.check_rule(self.privacy, name, rule, criteria, self.capabilities().classes)
         self._check_caps()
@@ -95,6 +96,17 @@ class Description(Section):
         if self.privacy is not None and not reading and not self._plugins:
             privacy_checks.check_names(self.privacy)
         return self
+
+    def _check_policy(self, rule: WeighingSettings) -> None:
+        """Refuse a policy whose needs this experiment does not meet."""
+        if rule.policy is None:
+            return
+        made = rule.policy.made()
+        fault = unmet(made.needs, self.capabilities(), {})
+        if fault is None and made.applies_to != "shares" and self.optimiser is None:
+            fault = "changes the length of the step, and clients of this kind do not send whole models; allowed: others"
+        if fault is not None:
+            raise UserError(f"weighing.policy: {made.name} {fault}")
 
     def _known_criteria(self) -> Mapping[str, registry.Criterion]:
         """Return the criteria that are known without running code; what plugins may define waits for `criteria`."""
@@ -129,6 +141,11 @@ class Description(Section):
     @property
     def momentum(self) -> float:
         """The clients' momentum."""
+        return 0.0
+
+    @property
+    def learning_rate(self) -> float:
+        """The clients' learning rate in the first round; 0 where they have none."""
         return 0.0
 
     def rate(self, round: int) -> float:

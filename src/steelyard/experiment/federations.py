@@ -44,6 +44,12 @@ def check_algorithm(settings: FederationSettings, made: Algorithm, optimiser: st
             f"training.optimiser: got '{optimiser}', for which {made.name} is not defined; "
             f"allowed: {listed(made.optimisers)}"
         )
+    policy = None if settings.policy is None else settings.policy.made()
+    if policy is not None and policy.applies_to != "shares" and made.name != "fedavg":
+        raise UserError(
+            f"algorithm.name: got '{made.name}' with policy '{policy.name}', which decides the server's step itself; "
+            "allowed: fedavg"
+        )
     defence = settings.defence
     if defence is not None and defence.robust and made.sees == "models":
         raise UserError(

@@ -80,6 +80,11 @@ class LearningDescription(Description):
         """The clients' momentum."""
         return self.training.momentum
 
+    @property
+    def learning_rate(self) -> float:
+        """The clients' learning rate in the first round."""
+        return self.training.learning_rate
+
     def rate(self, round: int) -> float:
         """Return what the clients' learning rate is multiplied by in a round."""
         schedule = self.training.schedule
@@ -94,7 +99,14 @@ class LearningDescription(Description):
             classes=data.classes,
             marks=data.marks,
             lacks_test_set=self._lacks_test_set(),
+            everyone=self._everyone(),
+            client_tests=self.clients_evaluate and self.rounds.evaluate_every == 1,
         )
+
+    def _everyone(self) -> bool:
+        """Whether all clients take part in every round, as far as it is known before they are counted."""
+        known = self.rounds.fraction if self.all_clients is None else self.rounds.share_of(self.all_clients)
+        return known is None or known >= 1
 
     def check_rule(self, rule: WeighingSettings) -> None:
         """Refuse a fit, a control or an adaptive loss that this data or partition cannot feed."""

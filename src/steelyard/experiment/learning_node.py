@@ -26,7 +26,7 @@ from steelyard.experiment.node_rows import own_partition, own_seed, refuse_few, 
 from steelyard.learning.models import build
 from steelyard.learning.parameters import Layout
 from steelyard.learning.settings import ModelSettings, TrainingSettings
-from steelyard.messages import ServerTest
+from steelyard.messages import Counts, ServerTest
 from steelyard.privacy.local import DeviceNoise
 from steelyard.weighing.criteria import Criterion
 
@@ -283,6 +283,10 @@ class RemoteServer:
         """Return the first global model, the same as a simulation's for this seed."""
         module = build(self._model, self._shape, self._classes, seed)
         return Layout.of(module).read(module)
+
+    def output_layer(self, seed: int) -> Counts:
+        """Return where the rows of the network's last layer stand in the flat model."""
+        return Layout.of(build(self._model, self._shape, self._classes, seed)).output
 
     def test(self, seed: int, models: torch.Tensor) -> ServerTest:
         """Refuse: there is nothing to test on."""

@@ -35,6 +35,7 @@ def check_rule(
         checked.with_central(privacy, privacy.central)
     if privacy.local is not None:
         checked.releases(privacy, [criterion for criterion in criteria if criterion.measured_by == "client"])
+        checked.with_local()
     if privacy.aggregation is not None:
         checked.with_aggregation()
 
@@ -64,6 +65,12 @@ class _Rule:
                 "weighing.max_weight",
                 "gives weights without a cap, and the noise of privacy.central must cover the largest one",
                 "max_weight or max_shares",
+            )
+        if self.settings.policy is not None:
+            self._refuse(
+                "weighing.policy",
+                f"weighs by '{self.settings.policy.name}', under which one client moves the weights of all others",
+                "criteria with a score, or privacy.local",
             )
         if self.settings.floors:
             self._refuse(
@@ -101,6 +108,22 @@ class _Rule:
             self._with_own_weights(central)
         else:
             self.releases(privacy, self.criteria)
+
+    def with_local(self) -> None:
+        """Refuse what devices with noise do not tell."""
+        for criterion in self.criteria:
+            if criterion.needs.first_losses:
+                self._refuse(
+                    "weighing.criteria",
+                    f"uses {criterion.name}, the losses before training, which devices with noise do not send",
+                    "criteria that do not need them",
+                )
+        if self.settings.policy is not None and self.settings.policy.made().applies_to != "shares":
+            self._refuse(
+                "weighing.policy",
+                f"weighs by '{self.settings.policy.name}', whose weights do not sum to 1, so that noise is scaled too",
+                "policies whose weights sum to 1",
+            )
 
     def _with_own_weights(self, central: CentralSettings) -> None:
         if self.settings.floored:
@@ -145,6 +168,14 @@ class _Rule:
                 "tries several weightings of the same updates, and each sum would be one more equation from which the "
                 "server could solve for single updates, which privacy.aggregation hides",
                 "a fixed order",
+            )
+        policy = None if self.settings.policy is None else self.settings.policy.made()
+        if policy is not None and (policy.needs.models or policy.applies_to != "shares"):
+            why = "looks at single updates" if policy.needs.models else "has weights that do not sum to 1"
+            self._refuse(
+                "weighing.policy",
+                f"weighs by '{policy.name}', which {why}, and privacy.aggregation gives the server one weighted mean",
+                "policies of measures alone, or criteria that clients measure",
             )
         for criterion in self.criteria:
             if criterion.needs.models:

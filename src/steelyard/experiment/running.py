@@ -71,6 +71,7 @@ def federations_of(
             loss_rule(settings.loss, experiment.local_loss),
             (settings.algorithm or experiment.algorithm).made(),
             experiment.momentum,
+            experiment.learning_rate,
         )
         for seed in chosen
         for name, settings in experiment.rules().items()

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 
@@ -57,6 +59,15 @@ class Layout:
     def frozen(self) -> tuple[tuple[int, int], ...]:
         """Begin and end of each frozen parameter in the flat vector; empty where everything is trained."""
         return tuple((slot.offset, slot.offset + slot.size) for slot in self.slots if slot.frozen)
+
+    @property
+    def output(self) -> NDArray[np.int64]:
+        """Positions of the last layer's rows, [outputs, parameters of each]: those of its weights, then its bias."""
+        trained = [slot for slot in self.slots if slot.offset < self.trained]
+        weight = next(slot for slot in reversed(trained) if len(slot.shape) > 1)
+        rows = (weight.offset + np.arange(weight.size)).reshape(weight.shape[0], -1)
+        bias = next((slot for slot in trained if slot.offset > weight.offset and slot.shape == weight.shape[:1]), None)
+        return rows if bias is None else np.column_stack([rows, bias.offset + np.arange(bias.size)])
 
     def views(self, flat: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return named views into a flat vector, or into stacked ones: [..., size] gives [..., *shape].

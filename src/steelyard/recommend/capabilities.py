@@ -14,6 +14,9 @@ USER_CAPABILITIES = Capabilities(
     lacks_test_set="and the server of a recommender holds no interactions; allowed: criteria without a test set",
     label_counts=False,
     first_losses=False,
+    slopes=False,
+    output_layer=False,
+    client_tests=False,
 )
 """Labels are the items or categories that a user took; single updates are seen, but there are no classes or marks."""
 KGFLEX_CAPABILITIES = replace(USER_CAPABILITIES, name="KGFlex", expertise=True)

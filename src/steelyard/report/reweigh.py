@@ -46,6 +46,11 @@ def part_with(view: RunView, criteria: Sequence[str], rule: str | None, seed: in
 
 def reweigh(view: RunView, part: Part, settings: WeighingSettings) -> Reweighed:
     """Return each client's share of all weight as recorded and as the rule would have given it, over the whole run."""
+    if settings.policy is not None and not settings.policy.made().of_measures:
+        raise UserError(
+            f"rule: '{label(settings)}' looks at updates or remembers rounds; allowed for a stored run: rules of its "
+            "criteria alone"
+        )
     rule = Rule(settings)
     recorded: dict[str, float] = {}
     given: dict[str, float] = {}

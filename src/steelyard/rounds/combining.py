@@ -89,6 +89,9 @@ def _average(
     settings, payload = federation.rule.settings.defence, updates.payload
     if isinstance(payload, HiddenUpdates):
         return partial(_aggregate, task, payload)
+    policy = federation.rule.policy
+    if policy is not None and policy.applies_to == "updates" and isinstance(payload, SingleModels):
+        return partial(_stepped, task, payload)
     if settings is None or not settings.robust:
         return partial(payload.combine, task.parameters)
     if not isinstance(payload, SingleModels):
@@ -106,6 +109,13 @@ def _average(
         return found
 
     return combine
+
+
+def _stepped(task: Task, payload: SingleModels, weights: Floats) -> torch.Tensor:
+    """Return Θ + Σ wᵢ(θᵢ − Θ) for weights [clients] or [candidates, clients] that need not sum to 1."""
+    rest = payload.like.new_tensor(1.0 - weights.sum(axis=-1))[..., None]
+    start = task.parameters.to(payload.like.device)
+    return payload.keep_frozen(payload.combine(task.parameters, weights) + rest * start, task.parameters)
 
 
 def _aggregate(task: Task, payload: HiddenUpdates, weights: Floats) -> torch.Tensor:

@@ -8,12 +8,13 @@ from functools import partial
 
 import numpy as np
 
-from steelyard.clients.protocol import ClassifyingServer, Server
+from steelyard.clients.protocol import ClassifyingServer, FittingServer, LayeredServer, Server
 from steelyard.defence.validate import NOT_FINITE, admit
 from steelyard.errors import UserError
-from steelyard.messages import Task, Updates
+from steelyard.messages import DenseModels, Task, Updates
 from steelyard.rounds.combining import Combiner, as_summed, combiner
 from steelyard.rounds.private import PrivateRounds
+from steelyard.rounds.server_rows import server_slopes
 from steelyard.rounds.soundness import Exploded, is_sound, without_culprit
 from steelyard.rounds.state import Draft, Federation, Plan, RoundState
 from steelyard.weighing.criteria import CohortView, Criterion
@@ -52,8 +53,8 @@ def _weigh(
     order = state.orders.order
     if not updates.clients:
         return _kept(federation, state, updates, None, state.memory)
-    view = _view(federation, state, updates, server)
-    weighing = federation.rule.weigh(measure(criteria, updates, view), order, clients=updates.clients)
+    view = _view(federation, state, updates, server, plan)
+    weighing = federation.rule.weigh(measure(criteria, updates, view), order, clients=updates.clients, view=view)
     # A criterion that is 0 for everyone became 1/n each; when all are, no client showed any worth (AdaFed's p = 0).
     worthless = weighing.uniform or len(weighing.all_zero) == len(weighing.criteria)
     if worthless and federation.rule.settings.when_zero == "keep":
@@ -91,7 +92,7 @@ def _weigh_privately(
     """Weigh and combine with noise; also where nobody came, since that must not show."""
     criteria = federation.rule.criteria
     updates = _admitted(federation, task, updates, criteria, server, min(plan.min_clients, len(task.clients)))
-    view = _view(federation, state, updates, server)
+    view = _view(federation, state, updates, server, plan)
     raw = measure(criteria, updates, view) if updates.clients else np.zeros((0, len(criteria)))
     order = state.orders.order
     weighing = private.weigh(federation, task, raw, order)
@@ -129,9 +130,25 @@ def _require(federation: Federation, task: Task, updates: Updates, least: int) -
         )
 
 
-def _view(federation: Federation, state: RoundState, updates: Updates, server: Server) -> CohortView:
+def _view(federation: Federation, state: RoundState, updates: Updates, server: Server, plan: Plan) -> CohortView:
     view = CohortView.of(updates, state.parameters, partial(server.test, federation.seed), state.memory)
-    return replace(view, samples=read_only(federation.rule.samples(updates.samples)))
+    payload, seed = updates.payload, federation.seed
+    view = replace(
+        view,
+        samples=read_only(federation.rule.samples(updates.samples)),
+        seed=seed,
+        round=state.round + 1,
+        rounds=plan.rounds,
+        rate=federation.learning_rate * plan.rate(state.round + 1),
+    )
+    if not isinstance(payload, DenseModels):
+        return view
+    if isinstance(server, FittingServer):
+        view = replace(view, slopes_of=partial(server_slopes, server, seed, payload, state.parameters))
+    if isinstance(server, LayeredServer):
+        rows = partial(server.output_layer, seed)
+        view = replace(view, class_grams_of=lambda: payload.grams_of(state.parameters, rows()))
+    return view
 
 
 def measure(criteria: Sequence[Criterion], updates: Updates, view: CohortView) -> np.ndarray:

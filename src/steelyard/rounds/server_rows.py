@@ -10,7 +10,7 @@ import torch
 
 from steelyard.clients.protocol import FittingServer, Server
 from steelyard.errors import UserError
-from steelyard.messages import DenseModels, Updates
+from steelyard.messages import DenseModels, Floats, Updates
 from steelyard.rounds.soundness import Exploded, is_sound
 from steelyard.rounds.state import Draft, Federation, RoundState
 from steelyard.weighing.fitted import FitSettings, fit_weights
@@ -27,6 +27,15 @@ def train_alone(federation: Federation, state: RoundState, server: Server, round
     nobody = Updates(federation.name, round, (), np.zeros(0, np.int64), {}, none, DenseModels(model[None][:0]))
     order = state.orders.order
     return Draft(federation, state, nobody, None, model, order, state.memory, tensors=state.tensors)
+
+
+def server_slopes(
+    server: FittingServer, seed: int, payload: DenseModels, parameters: torch.Tensor, weights: Floats
+) -> Floats:
+    """Return ∂L/∂wᵢ = ⟨∇L(Σ wⱼθⱼ), θᵢ⟩ of the server's loss, one number for each client."""
+    model = payload.combine(parameters, weights)
+    (gradient,) = server.gradients([seed], model[None])
+    return (payload.models @ gradient.to(payload.models.device)).double().cpu().numpy()
 
 
 def fit_to_server(drafts: Sequence[Draft], server: Server) -> None:

@@ -51,6 +51,8 @@ class Federation:
     algorithm: Algorithm = field(default_factory=Algorithm)
     momentum: float = 0.0
     """The clients' momentum, which some algorithms' servers must know."""
+    learning_rate: float = 0.0
+    """The clients' learning rate, which some policies must know; 0 where nobody knows."""
 
     def start(self, server: Server) -> RoundState:
         """Return the state before the first round; the accuracy of the first model is filled in by the loop."""

@@ -9,12 +9,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from steelyard.clients.protocol import Clients
 from steelyard.errors import UserError
 from steelyard.messages import Evaluations, Question
 from steelyard.rounds.state import Draft, Federation, Plan
+from steelyard.weighing.policies.policy import Policy
 from steelyard.weighing.priorities import Order
 
 
@@ -69,6 +71,34 @@ def evaluate(drafts: Sequence[Draft], clients: Clients, plan: Plan, round: int, 
         if draft.orders is None:
             _decide(draft, None, None)
     _ask_again([draft for draft in drafts if draft.partial], clients, plan, round, detailed=detailed)
+    _ask_without(drafts, clients, plan, round)
+
+
+def _ask_without(drafts: Sequence[Draft], clients: Clients, plan: Plan, round: int) -> None:
+    """For policies that want it, have each client of a cohort score the model that the others alone would have made."""
+    asked: list[tuple[Draft, Policy]] = []
+    questions: list[Question] = []
+    for draft in drafts:
+        policy, weighing = draft.federation.rule.policy, draft.weighing
+        if policy is None or not policy.needs.client_tests or draft.kept_old or weighing is None:
+            continue
+        if draft.combine is None or len(weighing.weights) < 2:
+            continue
+        others = weighing.weights * (1.0 - np.eye(len(weighing.weights)))
+        totals = others.sum(axis=1, keepdims=True)
+        # Where one client has all the weight, those without any make the model without it, all alike.
+        alike = (1.0 - np.eye(len(others))) / (len(others) - 1)
+        models = draft.combine.models(np.where(totals > 0, others / np.where(totals > 0, totals, 1.0), alike))
+        asked.append((draft, policy))
+        questions.append(question(draft, models, plan, round, detailed=False))
+    for (draft, policy), answer in zip(asked, clients.evaluate(questions) if questions else [], strict=True):
+        place = {name: column for column, name in enumerate(answer.clients)}
+        scores = {
+            name: float(answer.scores[row, place[name]])
+            for row, name in enumerate(draft.updates.clients)
+            if name in place and math.isfinite(answer.scores[row, place[name]])
+        }
+        draft.memory = {**draft.memory, **policy.after_tests(draft.memory, scores)}
 
 
 def _ask_again(drafts: Sequence[Draft], clients: Clients, plan: Plan, round: int, *, detailed: bool) -> None:

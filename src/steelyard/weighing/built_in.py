@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 
+from steelyard.errors import UserError
 from steelyard.messages import Counts, Floats
 from steelyard.weighing.criteria import CohortView, Labelled, LocalData, client_criterion, server_criterion
 
@@ -131,3 +132,52 @@ def equal_say(view: CohortView) -> Floats:
 def model_divergence(view: CohortView) -> Floats:
     """1 / √(‖Θ − Θ_a‖₂ + 1), the norm over all parameters together (papers 000, 003)."""
     return 1.0 / np.sqrt(view.divergence + 1.0)
+
+
+@server_criterion("UL", description="update length: distance from the global model", needs_models=True, of_one=True)
+def update_length(view: CohortView) -> Floats:
+    """‖Θ_a − Θ‖₂ over all parameters together; several policies of others start from it."""
+    return view.divergence
+
+
+@server_criterion(
+    "LB",
+    about="data",
+    description="loss before training: that of the received model on the client's rows",
+    needs_models=False,
+    needs_first_losses=True,
+    of_one=True,
+)
+def loss_before(view: CohortView) -> Floats:
+    """F_a(Θ), as the client says; more weight to high ones is what fair rules do."""
+    return np.asarray(view.first_losses)
+
+
+@server_criterion(
+    "LA",
+    about="data",
+    description="loss of the client's last local epoch",
+    needs_models=False,
+    needs_first_losses=True,
+    of_one=True,
+)
+def loss_after(view: CohortView) -> Floats:
+    """The mean training loss of the last local epoch, as the client says; asked for beside LB."""
+    if view.losses is None:
+        raise UserError("criterion LA: clients do not send their losses; allowed: criteria that do not need it")
+    return view.losses
+
+
+@server_criterion(
+    "KL",
+    about="data",
+    description="label skew: KL divergence of the client's labels from an even spread",
+    needs_models=False,
+    needs_task="classes",
+    needs_label_counts=True,
+    of_one=True,
+)
+def label_skew(view: CohortView) -> Floats:
+    """Σ_c p_c ln(p_c C): 0 for labels that are spread evenly, ln C for one label only."""
+    counts = np.asarray(view.label_counts)
+    return np.maximum(np.log(max(counts.shape[1], 1)) * (1.0 - _entropy(counts, counts.shape[1])), 0.0)

@@ -14,7 +14,7 @@ Task = Literal["classes", "regression", "ranking"]
 
 @dataclass(frozen=True)
 class Needs:
-    """What must be there for a criterion to be measured; a run that cannot give it refuses the criterion."""
+    """What must be there for a criterion to be measured, or a policy to weigh; a run that cannot give it refuses it."""
 
     labels: bool = False
     """Whether clients must have labels."""
@@ -32,6 +32,14 @@ class Needs:
     """Whether clients must send the server how many samples of each class they have."""
     first_losses: bool = False
     """Whether clients must measure the loss of the received model before they train: one more pass over their data."""
+    slopes: bool = False
+    """Whether the server must be able to learn from rows of its own: the slope of its loss."""
+    output_layer: bool = False
+    """Whether the server must know which parameters are the network's last layer."""
+    everyone: bool = False
+    """Whether every client must take part in every round."""
+    client_tests: bool = False
+    """Whether clients must test models on rows of their own in every round."""
     expertise: bool = False
     """Whether clients must be users who know which features of items drive their choices."""
 
@@ -55,6 +63,10 @@ class Capabilities:
     """Why the server has no rows to test on, and what is allowed; empty where it has some."""
     label_counts: bool = True
     first_losses: bool = True
+    slopes: bool = True
+    output_layer: bool = True
+    everyone: bool = True
+    client_tests: bool = True
     expertise: bool = False
 
 
@@ -111,4 +123,16 @@ def _unmet_by_server(needs: Needs, available: Capabilities) -> str:
         return f"looks at label counts, and {available.name} does not give them; allowed: criteria that do not"
     if needs.first_losses and not available.first_losses:
         return f"looks at losses before training, and {available.name} has none; allowed: criteria that do not"
+    if needs.slopes and not available.slopes:
+        return f"learns from the server's rows, and {available.name} only tests on them; allowed: rules that do not"
+    if needs.output_layer and not available.output_layer:
+        return f"looks at the last layer, and {available.name} does not name it; allowed: rules that do not"
+    return _unmet_by_rounds(needs, available)
+
+
+def _unmet_by_rounds(needs: Needs, available: Capabilities) -> str:
+    if needs.everyone and not available.everyone:
+        return "needs full participation, and cohorts are a part of the clients; allowed: rounds.fraction = 1"
+    if needs.client_tests and not available.client_tests:
+        return "has clients test models in every round; allowed: partition.test with rows, rounds.evaluate_every = 1"
     return ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 import numpy as np
 from pydantic import Field, field_validator, model_validator
@@ -20,7 +20,9 @@ from steelyard.weighing.adafed import LossSettings
 from steelyard.weighing.adjusting import AdjustSettings
 from steelyard.weighing.fitted import FitSettings
 from steelyard.weighing.limits import LimitSettings
+from steelyard.weighing.policies.settings import PolicySettings, check_policy, policy_criteria
 from steelyard.weighing.trust import bounded, bounded_samples
+from steelyard.weighing.view import CohortView
 from steelyard.weighing.weights import Normalising, Weighing, normalise, to_weights
 
 
@@ -68,6 +70,8 @@ class WeighingSettings(LimitSettings):
     normalise: Normalising = "share"
     """How a criterion is brought to [0, 1] over the cohort: share (its sum is 1, as in the papers), max (the best
     client has 1, so that priorities do not fade as cohorts grow), or rank."""
+    policy: PolicySettings | None = None
+    """Weights by a rule with a name of its own, such as FedDisco's; it brings its criteria, and has no score."""
     fit: FitSettings | None = None
     """Fit the weights to the server's own rows, starting from this rule's; default: the rule's weights as they are."""
     trained_by: Literal["clients", "server"] = "clients"
@@ -77,6 +81,14 @@ class WeighingSettings(LimitSettings):
 
     defence: DefenceSettings | None = None
     """A robust rule that combines the weighted updates where clients may be hostile; default: their weighted sum."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _criteria_of_policy(cls, value: Any) -> Any:
+        """A policy says itself what it is computed from."""
+        if isinstance(value, dict) and "criteria" not in value and (own := policy_criteria(value.get("policy"))):
+            return {**value, "criteria": own}
+        return cast("Any", value)
 
     @field_validator("score", mode="before")
     @classmethod
@@ -107,6 +119,8 @@ class WeighingSettings(LimitSettings):
                 raise UserError(
                     f"attested: got '{name}'{nearest(name, self.criteria)}; allowed: {listed(self.criteria)}"
                 )
+        if self.policy is not None:
+            check_policy(self, self.policy)
         self.check_limits()
         self.order()
         self.score_function()
@@ -179,7 +193,9 @@ def label(settings: WeighingSettings) -> str:
     """
     if settings.name is not None:
         return settings.name
-    if settings.score == "prioritized" or (len(settings.criteria) == 1 and settings.score != "power"):
+    if settings.policy is not None:
+        text = settings.policy.label
+    elif settings.score == "prioritized" or (len(settings.criteria) == 1 and settings.score != "power"):
         text = show_priority(settings.order(), settings.criteria)
     elif settings.score == "power" and settings.power not in (None, 1):
         text = f"power({','.join(settings.criteria)})^{settings.power:g}"
@@ -220,12 +236,13 @@ class Rule:
         self.names = settings.criteria
         self._known = None if known is None else {criterion.name: criterion for criterion in known}
         self.start_order = settings.order()
+        self.policy = None if settings.policy is None else settings.policy.made()
         self._score = settings.score_function()
 
     @property
     def ordered(self) -> bool:
         """Whether the order of the criteria matters to this rule."""
-        return self.settings.score == "prioritized"
+        return self.settings.score == "prioritized" and self.policy is None
 
     @cached_property
     def criteria(self) -> list[registry.Criterion]:
@@ -244,17 +261,24 @@ class Rule:
         order: Sequence[int] | None = None,
         how: Normalising | Literal["rule"] | None = "rule",
         clients: Sequence[str] = (),
+        view: CohortView | None = None,
     ) -> Weighing:
         """Weigh a cohort from its raw measures [clients, criteria]: normalise, score, divide by the sum.
 
         `how` it is normalised: as the rule says, in another way, or not at all (None: values are in [0, 1] already).
-        `clients` are their names, which floors of single clients look at.
+        `clients` are their names, which floors of single clients look at; `view` is what a policy looks at.
         """
         believed = raw if self.settings.bound is None else bounded(raw, self.criteria, self.settings)
         how = self.settings.normalise if how == "rule" else how
         normalised, zero = (believed, np.zeros(raw.shape[1])) if how is None else normalise(believed, how)
-        found = self.score(normalised, order)
+        if self.policy is not None:
+            looked_at = view or CohortView.of_table(clients, believed)
+            found = self.policy.weigh(dict(zip(self.names, believed.T, strict=True)), looked_at)
+        else:
+            found = self.score(normalised, order)
         weights, uniform = to_weights(found)
+        if self.policy is not None and self.policy.applies_to != "shares" and not uniform:
+            weights = found
         weights = self.settings.limited(weights, clients)
         all_zero = tuple(name for name, is_zero in zip(self.names, zero, strict=True) if is_zero)
         return Weighing(self.names, raw, normalised, found, weights, all_zero, uniform)

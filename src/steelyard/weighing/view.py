@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from steelyard.errors import UserError
-from steelyard.messages import Counts, Floats, ServerTest, SingleModels, Updates
+from steelyard.messages import Counts, Floats, Payload, ServerTest, SingleModels, Updates
 
 if TYPE_CHECKING:
     import torch  # only for annotations: criteria are listed without waiting for torch
 
 Memory: TypeAlias = "bool | int | float | str | list[Memory] | dict[str, Memory] | None"
 """What can be remembered from round to round: plain JSON values, since a checkpoint holds it."""
+
+
+MOST_TESTED = 1 << 24
+"""How many numbers of combined models are tested at a time: 64 MiB of them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,6 +97,14 @@ def _nothing_to_test(weights: Floats) -> ServerTest:
     )
 
 
+def _nothing_to_fit(weights: Floats) -> Floats:
+    raise UserError("weighing.policy: the server learns from no rows of its own in this run; allowed: other policies")
+
+
+def _no_models() -> Any:
+    raise UserError("weighing.policy: the server sees no single models in this run; allowed: policies without them")
+
+
 @dataclass(frozen=True, eq=False)
 class CohortView:
     """What the server can look at when it measures a cohort, one entry per client, ascending by client id.
@@ -121,6 +133,20 @@ class CohortView:
     """Mean loss of the received model on the client's training samples; None unless a criterion needs it."""
     losses: Floats | None = None
     """Mean training loss of the last local epoch."""
+    seed: int = 0
+    """The seed of the federation; with `round` it names the streams of chance (`steelyard.randomness`)."""
+    round: int = 0
+    """The round, counted from 1."""
+    rounds: int = 0
+    """How many rounds are planned; 0 where nobody knows."""
+    rate: float = 0.0
+    """The clients' learning rate in this round; 0 where nobody knows."""
+    slopes_of: Callable[[Floats], Floats] = _nothing_to_fit
+    """Computes `slopes`."""
+    along_start_of: Callable[[], tuple[float, Floats]] = _no_models
+    """Computes `along_start`."""
+    class_grams_of: Callable[[], Floats] = _no_models
+    """Computes `class_grams`."""
     memory: Mapping[str, Memory] = field(default_factory=dict[str, Memory])
     """What was remembered in the rounds before, by name; empty in the first round."""
     _changes: dict[str, Memory] = field(default_factory=dict[str, Memory], init=False, repr=False)
@@ -144,12 +170,22 @@ class CohortView:
                 )
             return payload.tested(test)
 
+        def combined(weights: Floats) -> ServerTest:
+            rows = np.atleast_2d(weights)
+            # Some models at a time: all coalitions of twelve clients are 4,096.
+            size = max(1, MOST_TESTED // max(1, parameters.numel()))
+            parts = [test(_models(payload, parameters, rows[at : at + size])) for at in range(0, len(rows), size)]
+            return parts[0] if len(parts) == 1 else _joined(parts)
+
         return cls(
             samples=read_only(updates.samples),
             divergence_of=lambda: read_only(payload.divergence(parameters)),
             validation_of=lambda: _read_only_test(validation()),
             gram_of=lambda: read_only(payload.gram(parameters)),
-            test_of=lambda weights: test(payload.combine(parameters, np.atleast_2d(weights))),
+            test_of=combined,
+            along_start_of=(lambda: payload.along_start(parameters))
+            if isinstance(payload, SingleModels)
+            else _no_models,
             clients=updates.clients,
             label_counts=_or_none(updates.label_counts),
             steps=_or_none(updates.steps),
@@ -157,6 +193,17 @@ class CohortView:
             losses=_or_none(updates.losses),
             # A copy: what a criterion changes in it would otherwise be remembered here, and forgotten by a checkpoint.
             memory=copy.deepcopy(dict(memory or {})),
+        )
+
+    @classmethod
+    def of_table(cls, clients: Sequence[str], rows: Floats) -> CohortView:
+        """Return the view of clients of whom nothing is known but a table of measures."""
+        return cls(
+            samples=np.ones(len(rows), dtype=np.int64),
+            divergence_of=_no_models,
+            validation_of=lambda: _nothing_to_test(rows),
+            gram_of=_no_models,
+            clients=tuple(clients),
         )
 
     @cached_property
@@ -174,9 +221,26 @@ class CohortView:
         """Every client's model on the server's test set."""
         return self.validation_of()
 
+    @cached_property
+    def along_start(self) -> tuple[float, Floats]:
+        """‖Θ‖² and ⟨Θ, Θ_a − Θ⟩ of every client: with `gram`, the angles between whole models follow."""
+        return self.along_start_of()
+
+    @cached_property
+    def class_grams(self) -> Floats:
+        """As `gram`, over the rows of the last layer, one for each class: [classes, clients, clients]."""
+        return self.class_grams_of()
+
     def test(self, weights: Floats) -> ServerTest:
-        """Test the models that these weights combine on the server's test set: [clients], or [models, clients]."""
+        """Test the models that these weights combine on the server's test set: [clients], or [models, clients].
+
+        Weights that are all 0 stand for the model that the cohort received.
+        """
         return self.test_of(weights)
+
+    def slopes(self, weights: Floats) -> Floats:
+        """Return ∂L/∂w of the server's loss at the model Σ w_a Θ_a, one number for each client."""
+        return self.slopes_of(weights)
 
     def remember(self, name: str, value: object) -> None:
         """Keep a value for the next rounds of this federation: `memory[name]` has it from the next round on.
@@ -194,6 +258,27 @@ class CohortView:
     def remembered(self) -> dict[str, Memory]:
         """The memory for the next round: what was there, with what was remembered in this round."""
         return {**self.memory, **self._changes}
+
+
+def _models(payload: Payload, parameters: torch.Tensor, weights: Floats) -> torch.Tensor:
+    found = payload.combine(parameters, weights)
+    nobody = ~weights.any(axis=1)
+    if nobody.any():
+        found[np.flatnonzero(nobody)] = parameters.to(found.device, found.dtype)
+    return found
+
+
+def _joined(parts: Sequence[ServerTest]) -> ServerTest:
+    def along(values: Callable[[ServerTest], Floats]) -> Floats:
+        return np.concatenate([values(part) for part in parts])
+
+    return ServerTest(
+        accuracy=along(lambda part: part.accuracy),
+        f1=along(lambda part: part.f1),
+        errors={name: along(lambda part, name=name: part.errors[name]) for name in parts[0].errors},
+        losses=along(lambda part: part.losses),
+        by_class={name: along(lambda part, name=name: part.by_class[name]) for name in parts[0].by_class},
+    )
 
 
 def _listed(value: object) -> object:

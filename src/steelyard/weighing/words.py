@@ -14,9 +14,10 @@ from typing import Any
 
 from steelyard.defence.settings import DEFENCES
 from steelyard.errors import UserError, listed, nearest
-from steelyard.settings import read_value
+from steelyard.settings import read_named, read_value
 from steelyard.weighing import capacity, scores
 from steelyard.weighing.limits import LIMITS
+from steelyard.weighing.policies.catalogue import known as policies
 from steelyard.weighing.rule import WeighingSettings, parse_priority
 
 STRATEGIES = ("online", "greedy", "bandit")
@@ -31,6 +32,9 @@ WORDS = (
         "guarded",
         "server-only",
         "recipe",
+        "feddisco(a=0.5,b=0.1)",
+        "POLICY",
+        "all",
     ),
 )
 _EXAMPLES = {
@@ -96,6 +100,8 @@ def read_rule(word: str, frame: Frame) -> dict[str, Any]:
         return _adafed(word, frame)
     if word == "guarded":
         return _guarded(frame)
+    if word.partition("(")[0].strip() in policies():
+        return {"policy": read_named(word, frame.option)}
     if wrapped := re.fullmatch(r"fitted\((.*)\)", word):
         return _fitted(wrapped[1].strip(), frame)
     if defended := re.fullmatch(rf"({'|'.join((*DEFENCES, 'capped'))})\((.*)\)", word):

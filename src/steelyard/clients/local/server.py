@@ -16,7 +16,7 @@ from steelyard.learning import evaluation, losses
 from steelyard.learning.models import build
 from steelyard.learning.parameters import Layout
 from steelyard.learning.training import chance_of, orders, train_client
-from steelyard.messages import LossState, ServerTest
+from steelyard.messages import Counts, LossState, ServerTest
 
 
 class SimulationServer:
@@ -36,6 +36,10 @@ class SimulationServer:
         dataset = context.population(seed).dataset
         module = build(context.model, dataset.features.shape[1:], dataset.classes, seed)
         return Layout.of(module).read(module).to(context.device)
+
+    def output_layer(self, seed: int) -> Counts:
+        """Return where the rows of the network's last layer stand in the flat model."""
+        return self.clients.context.setup.layout.output
 
     def test(self, seed: int, models: torch.Tensor) -> ServerTest:
         """Test models [candidates, parameters] on the rows on which the server weighs."""

@@ -1,0 +1,1 @@
+"""Weights by others: rules with a name of their own, one file each with its equation and where it comes from."""

@@ -1,0 +1,73 @@
+"""FedCE: contribution by direction and by what the model lacks without it (Jiang et al. 2023).
+
+    Gᵢ = 1 − mean over rounds of cos(Δᵢ, Σ_{j≠i} wⱼΔⱼ)
+    Eᵢ = 1 − mean over rounds of client i's score of the model without itself, (Θ − wᵢθᵢ)/(1 − wᵢ)
+    w = the sum (or product) of G and E, each divided by its sum, divided by its sum again
+
+Clients score on the rows that they test on, after each round, with the weights of that round; their first score is 0,
+as in NVFlare's recipe (nvflare/app_opt/pt/fedce.py), and so are the priors of clients that come later.
+https://openaccess.thecvf.com/content/CVPR2023/html/Jiang_Fair_Federated_Medical_Image_Segmentation_via_Client_Contribution_Estimation_CVPR_2023_paper.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal, cast
+
+import numpy as np
+
+from steelyard.messages import Floats
+from steelyard.weighing.needs import Needs
+from steelyard.weighing.policies.policy import Measures, Policy, by_client, policy, remember
+from steelyard.weighing.view import CohortView, Memory
+
+WEIGHTS, COSINES, COUNTS, SCORES = "fedce/weights", "fedce/cosines", "fedce/counts", "fedce/scores"
+LEAST = 1e-6
+"""No part of a contribution is below this; NVFlare's."""
+
+
+@policy("fedce")
+class FedCe(Policy):
+    """Contribution by direction and by loss; use it with few clients that each know something of their own."""
+
+    criteria: ClassVar[tuple[str, ...]] = ("EQ",)
+    needs: ClassVar[Needs] = Needs(models=True, task="classes", client_tests=True)
+
+    mode: Literal["plus", "times"] = "plus"
+    """How the two parts are joined."""
+
+    def weigh(self, measures: Measures, view: CohortView) -> Floats:
+        known = cast("Mapping[str, float]", view.memory.get(WEIGHTS) or {})
+        before = by_client(view.memory, WEIGHTS, view, 1.0 / (len(known) + 1) if known else 1.0 / len(view.clients))
+        similar = _without(view.gram, before)
+        counts = by_client(view.memory, COUNTS, view, 0.0) + 1
+        means = by_client(view.memory, COSINES, view, 0.0)
+        means = means + (similar - means) / counts
+        remember(view, COUNTS, counts)
+        remember(view, COSINES, means)
+        scores = cast("Mapping[str, list[float]]", view.memory.get(SCORES) or {})
+        lacking = np.array([1.0 - float(np.mean(scores.get(client, [0.0]))) for client in view.clients])
+        direction, lacking = _shares(np.maximum(0.0, 1.0 - means)), _shares(lacking)
+        found = _shares(direction + lacking if self.mode == "plus" else direction * lacking)
+        remember(view, WEIGHTS, found)
+        return found
+
+    def after_tests(self, memory: Mapping[str, Memory], scores: Mapping[str, float]) -> dict[str, Memory]:
+        kept = cast("Mapping[str, list[float]]", memory.get(SCORES) or {})
+        added = {client: [*kept.get(client, [0.0]), score] for client, score in scores.items()}
+        return {SCORES: cast("Memory", {**kept, **added})}
+
+
+def _without(gram: Floats, weights: Floats) -> Floats:
+    """Return cos(Δᵢ, Σ_{j≠i} wⱼΔⱼ) of every client; 0 where one of the two has no length."""
+    own = np.diag(gram)
+    whole = gram @ weights
+    along = whole - weights * own
+    squares = weights @ whole - 2 * weights * whole + weights**2 * own
+    lengths = np.sqrt(np.maximum(own, 0.0) * np.maximum(squares, 0.0))
+    return np.divide(along, lengths, out=np.zeros_like(along), where=lengths > 0)
+
+
+def _shares(values: Floats) -> Floats:
+    least = np.maximum(values, LEAST)
+    return least / least.sum()

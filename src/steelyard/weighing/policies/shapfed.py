@@ -1,0 +1,45 @@
+"""ShapFed-WA: weights by class-wise agreement in the last layer (Tastan et al. 2024).
+
+    vᵢ = mean over classes c of cos(Δᵢ[c], Σⱼ wⱼ Δⱼ[c]),   Δ[c]: the row of the last layer that class c has, bias too
+    v ← μ v + (1 − μ) vᵢ;   w = v / Σ v
+
+The first weights are equal. A mean below 0 counts as 0: the authors' code would weigh such a client negatively. Their
+broadcast of partly personal models is not done here.
+https://arxiv.org/abs/2406.00569
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import numpy as np
+from pydantic import Field
+
+from steelyard.messages import Floats
+from steelyard.weighing.needs import Needs
+from steelyard.weighing.policies.policy import Measures, Policy, by_client, cosines, policy, remember
+from steelyard.weighing.view import CohortView
+
+VALUES, WEIGHTS = "shapfed/values", "shapfed/weights"
+
+
+@policy("shapfed")
+class ShapFed(Policy):
+    """Agreement class by class; use it where clients hold different classes and the whole update hides it."""
+
+    criteria: ClassVar[tuple[str, ...]] = ("EQ",)
+    needs: ClassVar[Needs] = Needs(models=True, task="classes", output_layer=True)
+
+    mu: float = Field(default=0.9, ge=0, lt=1)
+    """μ: how much of a value stays from round to round."""
+
+    def weigh(self, measures: Measures, view: CohortView) -> Floats:
+        count = len(view.clients)
+        weights = by_client(view.memory, WEIGHTS, view, 1.0 / count)
+        now = np.mean([cosines(gram, weights) for gram in view.class_grams], axis=0)
+        values = self.mu * by_client(view.memory, VALUES, view, now) + (1 - self.mu) * now
+        remember(view, VALUES, values)
+        found = np.maximum(values, 0.0)
+        total = found.sum()
+        remember(view, WEIGHTS, found / total if total > 0 else np.full(count, 1.0 / count))
+        return found
