@@ -334,7 +334,6 @@ def test_other_bytes_and_other_paths_are_refused(tmp_path: Path):
     with pytest.raises(UserError, match="is not UTF-8 text"):
         load(settings)
     for path, message in (
-        (tmp_path, "is a folder"),
         (tmp_path / "none.csv", "found no"),
         (Path("included/hart_disease.csv"), "did you mean 'included/heart_disease.csv'"),
     ):
@@ -345,7 +344,7 @@ def test_other_bytes_and_other_paths_are_refused(tmp_path: Path):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"labels": "y"}, "path: got nothing; allowed with source 'csv': a .csv or .parquet file"),
+        ({"labels": "y"}, "path: got nothing; allowed with source 'csv': a table or a folder"),
         ({"path": "x"}, "labels: got nothing; allowed with source 'csv': the name of the column to predict"),
         (
             {"path": "x", "labels": "y", "task": "regression", "positive_above": 1},
@@ -362,7 +361,7 @@ def test_settings_that_do_not_fit_are_refused_before_reading(fields, message):
 
 
 def test_a_table_without_owner_has_no_natural_clients():
-    data = DataSettings(source="csv", path="x", labels="y")
+    data = DataSettings(source="csv", path="x.csv", labels="y")
     assert data.normalise == "client"
     with pytest.raises(UserError, match="does not know whose rows they are"):
         check_together(data, PartitionSettings(scheme="natural"))

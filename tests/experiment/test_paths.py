@@ -52,6 +52,18 @@ def test_other_paths_stay(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None
     assert load(folder / "mine.toml", whole_paths=False).model_dump()["data"]["path"] == Path("rows.csv")
 
 
+def test_patterns_and_lists_of_files_too(tmp_path: Path) -> None:
+    for name in ("a.csv", "b.csv"):
+        (tmp_path / name).write_text("x")
+    document = {"data": {"path": "*.csv", "files": ["a.csv", "none.csv", 3]}}
+    resolve_paths(document, tmp_path)
+    whole = [str(tmp_path / "a.csv"), "none.csv", 3]
+    assert document == {"data": {"path": str(tmp_path / "*.csv"), "files": whole}}
+    document = {"data": {"path": "*.txt"}}
+    resolve_paths(document, tmp_path)
+    assert document == {"data": {"path": "*.txt"}}
+
+
 def test_interactions_too(tmp_path: Path) -> None:
     (tmp_path / "likes.csv").write_text("x")
     document = {"interactions": {"path": "likes.csv", "catalogue": "all.csv"}, "items": {"path": "likes.csv"}}

@@ -33,7 +33,7 @@ def seen(**changes: Any) -> DataSummary:
 
 
 def proposed(tmp_path: Path, **changes: Any) -> dict[str, Any]:
-    text, _ = propose(seen(**changes), tmp_path / "data.npz", tmp_path / "my.toml")
+    text, _ = propose(seen(**changes), [tmp_path / "data.npz"], tmp_path / "my.toml")
     return tomllib.loads(text)
 
 

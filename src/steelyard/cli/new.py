@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from steelyard.errors import UserError
+from steelyard.errors import UserError, brief
 
 if TYPE_CHECKING:
     from steelyard.data.looking import Form
@@ -16,7 +16,14 @@ if TYPE_CHECKING:
 
 def new(
     file: Annotated[Path, typer.Argument(help="The experiment file to write, such as my.toml.")],
-    csv: Annotated[Path | None, typer.Option("--csv", help="A table with a line of column names.")] = None,
+    more: Annotated[list[Path] | None, typer.Argument(hidden=True)] = None,
+    csv: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--csv",
+            help="A table with names of columns, also .xlsx, .sav, .dta; a folder or several: one client each.",
+        ),
+    ] = None,
     parquet: Annotated[Path | None, typer.Option("--parquet", help="A table as a .parquet file.")] = None,
     images: Annotated[
         Path | None, typer.Option("--images", help="A folder or .zip of images, in a folder for each class.")
@@ -33,20 +40,26 @@ def new(
     force: Annotated[bool, typer.Option("--force", help="Write over a file that is there already.")] = False,
 ) -> None:
     """Look at your data and write an experiment for them, with comments, that runs as it is."""
-    given: dict[Form, Path | None] = {"csv": csv, "parquet": parquet, "images": images, "npz": npz, "idx": idx}
-    named: list[tuple[Form, Path]] = [(form, path) for form, path in given.items() if path is not None]
+    # A shell that writes out sites/*.csv leaves all but the first beside the option.
+    tables = [*(csv or []), *(more or [])]
+    if more and not csv:
+        raise UserError(f"new: got {brief(str(more[0]))} beside the file to write; allowed: one file to write")
+    single: dict[Form, Path | None] = {"parquet": parquet, "images": images, "npz": npz, "idx": idx}
+    named: list[tuple[Form, list[Path]]] = [(form, [path]) for form, path in single.items() if path is not None]
+    if tables:
+        named.append(("csv", tables))
     if len(named) != 1:
-        raise UserError(f"new: got {len(named)} sources of data; allowed: one of --{', --'.join(given)}")
-    form, path = named[0]
-    if file.exists() and path.exists() and file.samefile(path):
+        raise UserError(f"new: got {len(named)} sources of data; allowed: one of --csv, --{', --'.join(single)}")
+    form, paths = named[0]
+    if any(file.exists() and path.exists() and file.samefile(path) for path in paths):
         raise UserError(f"new: '{file}' is the data itself; allowed: another name, such as my.toml")
     # For speed of start: --help must not wait for torch.
     from steelyard.data.looking import look
     from steelyard.experiment.proposing import check_target, propose, write
 
     check_target(file, force=force)
-    seen = look(form, path, label, owner)
-    text, summary = propose(seen, path, file)
+    seen = look(form, paths, label, owner)
+    text, summary = propose(seen, paths, file)
     write(file, text, force=force)
     for line in seen.account:
         print(line)

@@ -1,7 +1,7 @@
 """The one reader of delimited files: which sign divides cells, which bytes are text, one error line for what is wrong.
 
-`read_frame` gives typed columns under a header (CSV, Parquet), for tables to learn from; `read_cells` gives every cell
-as text, for interactions, item tables and knowledge graphs. Both parse by `parse`.
+`read_delimited` gives typed columns under a header, for tables to learn from; `read_cells` gives every cell as text,
+for interactions, item tables and knowledge graphs. Both parse by `parse`.
 """
 
 from __future__ import annotations
@@ -19,15 +19,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steelyard.data import files
-from steelyard.data.frames import EMPTY, tidy
 from steelyard.errors import UserError, listed
 
 if TYPE_CHECKING:
     import pandas
 
+EMPTY = ("", "?", "NA", "N/A", "n/a", "NaN", "nan", "null", "NULL", "None", "<NA>", "#N/A")
+"""Cells that say that nothing was recorded; in the owner's column only the empty cell does, since NA may be a name."""
 DELIMITERS = {",": "comma", ";": "semicolon", "\t": "tab", "|": "bar"}
-TABLE = "a whole .csv or .parquet file"
+TABLE = "a whole table, such as a .csv or .parquet file"
 _HEAD = 1 << 16
+_LINES, _LONGEST = 3, 1 << 25
+"""A wide table has few lines in its first 64 KB: so many are read, of at most so many characters each."""
 _COMMA_NUMBER = re.compile(r"[+-]?\d+,\d+(e[+-]?\d+)?", re.IGNORECASE)
 _POINT_NUMBER = re.compile(r"[+-]?\d+\.\d+(e[+-]?\d+)?", re.IGNORECASE)
 
@@ -41,15 +44,11 @@ class Form:
     decimal: str
 
 
-def read_frame(path: Path, owner: str | None, named: set[str]) -> pandas.DataFrame:
+def read_delimited(path: Path, owner: str | None, named: set[str]) -> pandas.DataFrame:
     """Return the table of a file, every cell that says nothing as missing; `named` are the columns that settings name.
 
-    Use it for files of any size: only the first 64 KB are looked at in Python, pandas reads the rest.
+    Use it for files of any size: only the first lines are looked at in Python, pandas reads the rest.
     """
-    if not path.is_file():
-        raise UserError(f"data.path: '{path}' is a folder; expected a .csv or .parquet file")
-    if path.suffix.lower() in (".parquet", ".pq"):
-        return _parquet(path, owner)
     form = recognise(path, named)
     # For speed of start: much of the package reads no tables.
     import pandas
@@ -72,7 +71,8 @@ def read_frame(path: Path, owner: str | None, named: set[str]) -> pandas.DataFra
         raise UserError(f"{path}: rows have more cells than there are column names; expected one cell per column")
     if frame.empty:
         raise UserError(f"{path}: holds column names and no rows; expected at least one row")
-    return frame
+    # pandas reads a wide table column by column, and warns when a column is added to what that leaves.
+    return frame.copy()
 
 
 _BROKEN = (OSError, EOFError, zlib.error, zipfile.BadZipFile, UnicodeError)
@@ -88,7 +88,7 @@ def parse(path: Path, source: Path | io.StringIO, expected: str, **options: Any)
             warnings.simplefilter("error", pandas.errors.ParserWarning)
             return pandas.read_csv(source, **options)
     except (*_BROKEN, ValueError, pandas.errors.ParserError, pandas.errors.ParserWarning) as problem:
-        raise _unreadable(path, problem, expected) from None
+        raise unreadable(path, problem, expected) from None
 
 
 def read_text(path: Path, expected: str) -> str:
@@ -153,8 +153,7 @@ def separator_of(first: str, path: Path) -> str | None:
 
 def recognise(path: Path, named: set[str]) -> Form:
     """Find out how a CSV file is written from its beginning; what cannot be a table with a header is refused."""
-    head = _head(path)
-    whole = len(head) < _HEAD
+    head, whole = _head(path)
     if not head.strip():
         raise UserError(f"{path}: is empty; expected a line of column names and a row for each sample")
     if "\0" in head:
@@ -179,18 +178,21 @@ def recognise(path: Path, named: set[str]) -> Form:
     return Form(columns, delimiter, _decimal(delimiter, lines[1:]))
 
 
-def _head(path: Path) -> str:
+def _head(path: Path) -> tuple[str, bool]:
+    """Return the beginning of a file, some lines at least, however wide; and whether that is all of it."""
     try:
-        if path.suffix.lower() == ".gz":
-            with gzip.open(path, "rt", encoding="utf-8-sig", newline="") as packed:
-                return packed.read(_HEAD)
-        with path.open("r", encoding="utf-8-sig", newline="") as plain:
-            return plain.read(_HEAD)
+        packed = path.suffix.lower() == ".gz"
+        with (gzip.open if packed else open)(path, "rt", encoding="utf-8-sig", newline="") as content:
+            head = content.read(_HEAD)
+            if head.count("\n") < _LINES:
+                head += "".join(content.readline(_LONGEST) for _ in range(_LINES))
+            return head, not content.read(1)
     except _BROKEN as problem:
-        raise _unreadable(path, problem) from None
+        raise unreadable(path, problem) from None
 
 
-def _unreadable(path: Path, problem: Exception, expected: str = TABLE) -> UserError:
+def unreadable(path: Path, problem: Exception, expected: str = TABLE) -> UserError:
+    """Return the one line about a file that cannot be read."""
     if isinstance(problem, UnicodeError):
         return UserError(f"{path}: is not UTF-8 text; expected a .csv saved as UTF-8, or a .parquet file")
     reason = (str(problem).splitlines() or [type(problem).__name__])[0].removeprefix("Error tokenizing data. C error: ")
@@ -226,19 +228,3 @@ def _decimal(delimiter: str, lines: list[list[str]]) -> str:
     cells = [cell.strip() for line in lines for cell in line]
     comma = any(_COMMA_NUMBER.fullmatch(cell) for cell in cells)
     return "," if comma and not any(_POINT_NUMBER.fullmatch(cell) for cell in cells) else "."
-
-
-def _parquet(path: Path, owner: str | None) -> pandas.DataFrame:
-    # For speed of start: much of the package reads no tables.
-    import pandas
-
-    try:
-        frame = pandas.read_parquet(path)
-    except ImportError:
-        raise UserError(
-            f"data.path: '{path}' needs pyarrow, which is not installed; allowed: "
-            "`pip install 'steelyard[parquet]'`, or a .csv"
-        ) from None
-    except (*_BROKEN, ValueError) as problem:
-        raise _unreadable(path, problem) from None
-    return tidy(frame, path, owner)

@@ -13,10 +13,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from steelyard.data import memory
 from steelyard.data.dataset import Dataset
-from steelyard.data.frames import tidy
 from steelyard.data.protocols import Columns, from_columns, from_items, from_torchvision, is_columns, is_frame
 from steelyard.data.settings import DataSettings
-from steelyard.data.table_columns import Table, class_note, parse_numbers
+from steelyard.data.sheets import Table, tidy
+from steelyard.data.table_columns import class_note, parse_numbers
 from steelyard.data.tables import table_dataset
 from steelyard.errors import UserError, listed, nearest
 from steelyard.settings import validated
@@ -124,7 +124,8 @@ def _from_frame(frame: Any, roles: Mapping[str, Any], fields: Mapping[str, Any],
         numbers = parse_numbers(cells[named["labels"]])
         fractions = np.isfinite(numbers).all() and bool((numbers != np.floor(numbers)).any())
         wanted["task"] = "regression" if fractions else None
-    settings = validated(DataSettings, {key: value for key, value in wanted.items() if value is not None}, name)
+    given = {key: value for key, value in wanted.items() if value is not None}
+    settings = validated(DataSettings, {"owner": None, **given}, name)
     return table_dataset(Table(Path(name), cells), settings)
 
 

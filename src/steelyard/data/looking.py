@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -17,6 +17,7 @@ from steelyard.data.looking_tables import MOST_CLASSES, look_at_table
 from steelyard.data.npz import read_arrays
 from steelyard.data.protocols import INPUTS, LABELS
 from steelyard.data.settings import DataSettings
+from steelyard.data.source_settings import is_pattern
 from steelyard.data.summary import DataSummary, counted, few, of_dataset, shown, sizes
 from steelyard.errors import UserError, listed, nearest
 from steelyard.settings import validated
@@ -25,15 +26,17 @@ Form = Literal["csv", "parquet", "npz", "images", "idx"]
 _TEST_ARRAYS = ("held_out", "is_test", "test")
 
 
-def look(form: Form, path: Path, label: str | None = None, owner: str | None = None) -> DataSummary:
-    """Look at data of one form; use it before an experiment is proposed for them."""
-    if not path.exists():
-        raise UserError(f"--{form}: found no '{path}'; expected {_EXPECTED[form]}")
+def look(form: Form, paths: Sequence[Path], label: str | None = None, owner: str | None = None) -> DataSummary:
+    """Look at data of one form, of several paths if they are tables; use it before an experiment is proposed."""
+    for path in paths:
+        if not path.exists() and not (form == "csv" and is_pattern(path)):
+            raise UserError(f"--{form}: found no '{path}'; expected {_EXPECTED[form]}")
+    path = paths[0]
     match form:
         case "csv" | "parquet":
             if form == "parquet" and path.suffix.lower() not in (".parquet", ".pq"):
                 raise UserError(f"--parquet: got '{path}'; expected a .parquet file")
-            return look_at_table(path, label, owner)
+            return look_at_table(paths, label, owner)
         case "images":
             return look_at_images(path, label, owner)
         case "npz":
@@ -43,7 +46,7 @@ def look(form: Form, path: Path, label: str | None = None, owner: str | None = N
 
 
 _EXPECTED: dict[Form, str] = {
-    "csv": "a .csv file with a line of column names",
+    "csv": "a table (.csv, .xlsx, .sav, .dta) with names of columns, or a folder of such files",
     "parquet": "a .parquet file",
     "npz": "an .npz file of NumPy arrays",
     "images": "a folder or .zip of images, in a folder for each class",

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from steelyard.data.delimited import read_frame
 from steelyard.data.settings import DataSettings
+from steelyard.data.sheets import Table, read_tables
+from steelyard.data.source_settings import BY_FILE
 from steelyard.data.summary import DataSummary, counted, few, of_dataset, shown, sizes
-from steelyard.data.table_columns import LARGEST, Table, parse_numbers
+from steelyard.data.table_columns import LARGEST, parse_numbers, survival_line, survival_pair
 from steelyard.data.tables import table_dataset
 from steelyard.errors import UserError, listed, nearest
 from steelyard.settings import validated
@@ -46,23 +47,33 @@ class Column:
     """A category half of which looks like numbers: it must be named."""
 
 
-def look_at_table(path: Path, label: str | None, owner: str | None) -> DataSummary:
-    """Look at a CSV or Parquet file; the label is a usual name where none is given."""
-    frame = read_frame(path, owner, {name for name in (label, owner) if name})
-    table = Table(path, frame)
+def look_at_table(paths: Sequence[Path], label: str | None, owner: str | None) -> DataSummary:
+    """Look at one table or several; the label is a usual name where none is given, each of several is an owner."""
+    named = {option: name for option, name in (("--label", label), ("--owner", owner)) if name}
+    table = read_tables(paths, owner or BY_FILE, named)
+    if owner is None and table.starts is not None:
+        owner = BY_FILE
+    elif owner is None and BY_FILE in table.added:
+        table = replace(table, frame=table.frame.drop(columns=BY_FILE), added=())
+    frame, path = table.frame, table.path
     label = _label(table, label)
     if owner is not None:
         _known(table, owner, "--owner")
         if owner == label:
             raise UserError(f"--owner: got '{shown(owner)}', which is the label too; allowed: another column")
     part = next((name for name in table.names if name not in (label, owner) and _is_part(frame[name])), None)
+    pair = survival_pair(frame, label)
     columns = [_column(frame[name], name) for name in table.names if name not in (label, owner, part)]
+    columns = [
+        replace(column, kind="gives the answer away") if pair and column.name in pair else column for column in columns
+    ]
     fields: dict[str, tuple[Any, str]] = {"labels": (label, "the column to predict")}
     task, label_line = _task(frame[label], label)
     if task == "regression":
         fields["task"] = (task, "a number to predict, not a class")
     if owner is not None:
-        fields["owner"] = (owner, "whose row it is: one client each")
+        own = table.added and owner == BY_FILE
+        fields["owner"] = (owner, f"{'each file is' if own else 'whose row it is:'} one client{'' if own else ' each'}")
     if part is not None:
         fields["held_out"] = (part, "marks the rows of the test part")
     if not any(column.kind in ("number", "category") for column in columns):
@@ -70,7 +81,8 @@ def look_at_table(path: Path, label: str | None, owner: str | None) -> DataSumma
         raise UserError(f"{path}: has no column that may be an input{why}; expected one of numbers or categories")
     fields |= _column_fields(columns)
     dataset = table_dataset(table, _settings(path, fields, "standard"))
-    account = [f"{path.name}: {len(frame):,} rows, {len(table.names)} columns", label_line, *_input_lines(columns)]
+    account = [*table.notes, f"{path.name}: {len(frame):,} rows, {len(table.names) - len(table.added)} columns"]
+    account += [label_line, *_input_lines(columns)]
     summary = of_dataset(dataset, "csv", fields, ())
     if summary.owners is not None:
         if len(summary.owners) < 2:
@@ -79,7 +91,8 @@ def look_at_table(path: Path, label: str | None, owner: str | None) -> DataSumma
     if part is not None:
         account.append(f"test part, by '{shown(part)}': {summary.held_out:,} rows")
     fields["normalise"] = _scaling(summary)
-    return replace(summary, fields=fields, account=tuple(account), hints=tuple(_hints(columns, frame, owner)))
+    hints = [*([survival_line(*pair)] if pair else []), *_hints(columns, frame, owner)]
+    return replace(summary, fields=fields, account=tuple(account), hints=tuple(hints))
 
 
 def _settings(path: Path, fields: dict[str, tuple[Any, str]], normalise: str) -> DataSettings:
@@ -100,6 +113,12 @@ def _label(table: Table, label: str | None) -> str:
         _known(table, label, "--label")
         return label
     usual = [name for name in table.names if name.lower() in LABELS]
+    pair = survival_pair(table.frame)
+    if not usual and pair is not None:
+        raise UserError(
+            f"--label: got nothing; {survival_line(*pair)}; allowed: --label {shown(pair[1])} (whether it came), "
+            f"--label {shown(pair[0])} (when), or another column"
+        )
     if len(usual) != 1:
         raise UserError(
             f"--label: got nothing, and {table.path} has {len(usual)} columns called {listed(LABELS)}; "
@@ -114,6 +133,8 @@ def _is_part(cells: Any) -> bool:
 
 
 def _says_train_or_test(cells: Any) -> bool:
+    if cells.dtype.kind in "iuf":
+        return False
     return {str(value).strip().lower() for value in cells.dropna().unique()[:4].tolist()} == {"train", "test"}
 
 
@@ -153,11 +174,14 @@ def _column(cells: Any, name: str) -> Column:
         return Column(name, "train or test, but not for all rows", empty, levels)
     numbers = parse_numbers(cells)
     bad = there & ~(np.abs(numbers) < LARGEST)
+    infinite = bad & ~np.isnan(numbers)
     if not bad.any():
         return Column(name, "numbers the rows" if _numbers_rows(numbers, name) else "number", empty, levels)
     words = sorted({str(cell).strip() for cell in cells[bad].tolist()})
+    if infinite.any() and len(words) > _MOST_WORDS:
+        return Column(name, "numbers too large to count with", empty, levels)
     if 2 * int(bad.sum()) <= int(there.sum()):
-        if len(words) <= _MOST_WORDS and all(isinstance(cell, str) for cell in cells[bad].tolist()):
+        if len(words) <= _MOST_WORDS and all(isinstance(cell, str) for cell in cells[bad & ~infinite].tolist()):
             return Column(name, "number", empty + float(bad.mean()), levels, words=tuple(words))
         if levels <= _MOST_LEVELS:
             return Column(name, "category", empty, levels, mixed=True)
@@ -213,7 +237,7 @@ def _input_lines(columns: Sequence[Column]) -> list[str]:
     if holes:
         worst = few([f"{shown(column.name)} {column.empty:.0%}" for column in holes])
         lines.append(f"empty cells: {sum(column.empty for column in inputs) / len(inputs):.1%}, most in {worst}")
-    left = [column for column in columns if column not in inputs]
+    left = [column for column in columns if column.kind not in ("number", "category")]
     return [*lines, f"left out: {'; '.join(_why(left))}"] if left else lines
 
 

@@ -12,6 +12,8 @@ from pydantic import BeforeValidator, Field, model_validator
 from steelyard.data.sources import SourceCapabilities, checked_source, sources
 from steelyard.settings import Section
 
+BY_FILE = "file"
+"""What `owner` says where each file of a table in several files is one client."""
 Count = Annotated[int, Field(ge=1)]
 
 
@@ -21,6 +23,11 @@ def _as_text(value: Any) -> Any:
 
 Cell = Annotated[str, BeforeValidator(_as_text)]
 """What a cell of a table holds; a number is kept as its text."""
+
+
+def is_pattern(path: Path) -> bool:
+    """Whether a path is a pattern such as sites/*.csv."""
+    return any(sign in str(path) for sign in "*?[")
 
 
 def refuse_misplaced(section: Section, choice: str, only: Mapping[str, tuple[str, ...]]) -> None:
@@ -47,12 +54,15 @@ class DataSettings(Section):
     source: SourceName = "digits"
     """digits and diabetes come with scikit-learn; mnist reads IDX files; leaf a LEAF folder with train/ and test/; npz
     NumPy arrays; images a folder or zip of images, in a folder for each class or with an attribute table; csv a table
-    with a header, also Parquet; memory is given from Python."""
+    with names of columns (also Parquet, Excel, SPSS, Stata), or several; memory is given from Python."""
     path: Path | None = None
     """File or folder to read. A relative path is looked for beside the experiment's file, then in the working folder,
     then in the folder that the environment variable STEELYARD_DATA names, then in ../shared/data. mnist: by default
-    the folder mnist in STEELYARD_DATA, ../shared/data or data. csv: included/heart_disease.csv comes with the
-    package."""
+    the folder mnist in STEELYARD_DATA, ../shared/data or data. csv: also a folder of tables or a pattern such as
+    sites/*.csv; included/heart_disease.csv comes with the package."""
+    files: tuple[Path, ...] = ()
+    """csv: several tables, in place of `path`. Like those of a folder or of a pattern, they are joined by the names of
+    their columns."""
     normalise: Literal["unit", "standard", "client"] = "unit"
     """unit: pixel values between 0 and 1 (bytes divided by 255, digits by 16), other numbers as they are; standard:
     mean 0 and standard deviation 1 per channel or column, measured on the training part (csv: on the training rows of
@@ -67,7 +77,8 @@ class DataSettings(Section):
     owner: str | None = None
     """npz: name of the array that says whose row it is (default: the first there is of writer, user, owner, identity);
     images: the column that names the person (default identity), or "folder", the folder around that of the class, as in
-    OWNER/CLASS/IMAGE; csv: the column that says whose row it is, such as a hospital."""
+    OWNER/CLASS/IMAGE; csv: the column that says whose row it is, such as a hospital, or "file": each file is one
+    client, named as the file (default for a folder, a pattern and `files`)."""
     held_out: str | None = None
     """npz: name of a true/false array that marks the rows of the source's own test part; csv: of such a column, of
     true/false, 1/0 or test/train; images: "folder" where they lie in train/CLASS and test/CLASS."""
@@ -116,14 +127,21 @@ class DataSettings(Section):
     @model_validator(mode="before")
     @classmethod
     def _table_default(cls, given: Any) -> Any:
-        if not isinstance(given, Mapping) or "normalise" in given or given.get("source") != "csv":
+        if not isinstance(given, Mapping) or given.get("source") != "csv":
             return given
-        return {**cast("Mapping[str, Any]", given), "normalise": "client"}
+        found = {"normalise": "client", **cast("Mapping[str, Any]", given)}
+        path = found.get("path")
+        folder = isinstance(path, str | Path) and (is_pattern(Path(path)) or not Path(path).suffix)
+        if found.get("files") or folder:
+            found.setdefault("owner", BY_FILE)
+        return found
 
     @model_validator(mode="after")
     def _fits_source(self) -> Self:
         chosen = sources()[checked_source(self.source)]
-        if chosen.needs_path and self.path is None:
+        if self.files and self.path is not None:
+            raise ValueError("files: got some together with path; allowed: one of the two")
+        if chosen.needs_path and self.path is None and not self.files:
             raise ValueError(f"path: got nothing; allowed with source '{self.source}': a {chosen.needs_path}")
         if self.source == "csv" and self.labels is None:
             raise ValueError("labels: got nothing; allowed with source 'csv': the name of the column to predict")

@@ -65,7 +65,7 @@ _LABELLED = ("labels", "owner", "marks", "held_out")
 _TABLE = ("positive_above", "categories", "levels", "ignore", "missing", "na_values", "indicators")
 _IMAGES = ("path", "share", *_LABELLED, "colours", "attributes", "identities", "size")
 _ARRAYS = (*_ROWS, *_LABELLED, "features", "task")
-_COLUMNS = (*_ROWS, *_LABELLED, "task", *_TABLE)
+_COLUMNS = (*_ROWS, "files", *_LABELLED, "task", *_TABLE)
 _HERE = "steelyard.data."
 _PEOPLE: dict[str, Any] = {"owners": True, "held_out": True, "splits_owners": True}
 
@@ -80,5 +80,5 @@ _add("leaf", "leaf:read_leaf", (*_ROWS, "size"), "LEAF folder with train/ and te
 _add("npz", "npz:read_npz", _ARRAYS, ".npz file", **_PEOPLE)
 _add("images", "images:read_images", _IMAGES, "folder or .zip of images", marks=None, owners=True)
 _add("diabetes", "bundled:read_diabetes", task="regression", classes=0)
-_add("csv", "tables:read_table", _COLUMNS, ".csv or .parquet file", marks=frozenset({"complete"}), splits_owners=True)
+_add("csv", "tables:read_table", _COLUMNS, "table or a folder", marks=frozenset({"complete"}), splits_owners=True)
 _add("memory", "handed_over:no_file", task=None, marks=None, **_PEOPLE)

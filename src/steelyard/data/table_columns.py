@@ -2,47 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from steelyard.data.settings import DataSettings
-from steelyard.errors import UserError, listed, nearest
-
-if TYPE_CHECKING:
-    import pandas
+from steelyard.data.sheets import MOST_SHOWN, Table
+from steelyard.errors import UserError, listed
 
 _MOST_LEVELS = 100
-MOST_SHOWN = 12
 LARGEST = 1e38
 """Above this a number may be infinite as float32."""
-
-
-@dataclass(frozen=True, eq=False)
-class Table:
-    """A frame and where it came from."""
-
-    path: Path
-    frame: pandas.DataFrame
-
-    @property
-    def names(self) -> list[str]:
-        return [str(name) for name in self.frame.columns]
-
-    def cells(self, field: str, name: str) -> Any:
-        """Return one column as a Series; `field` is the setting that named it, for the error line."""
-        if name not in self.names:
-            shown = self.names[:MOST_SHOWN]
-            more = f" and {len(self.names) - len(shown)} more" if len(self.names) > len(shown) else ""
-            raise UserError(
-                f"data.{field}: found no column '{name}' in {self.path}{nearest(name, self.names)}; "
-                f"allowed: {listed(shown)}{more}"
-            )
-        return self.frame[name]
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,13 +33,12 @@ def input_column(table: Table, name: str, settings: DataSettings) -> InputColumn
     cells = table.cells("ignore", name)
     named = name in settings.levels or name in (settings.categories or ())
     codes = [plain(text) for text in settings.na_values.get(name, ())]
-    words = {code for code in codes if not is_number(code)}
-    if words:
-        # A word for "not recorded" in a column of numbers is empty before the column's kind is judged.
-        cells = cells.mask([isinstance(cell, str) and cell.strip() in words for cell in cells.tolist()])
+    if codes and not named:
+        # What means "not recorded" in a column of numbers is empty before the column's kind is judged.
+        absent = np.isin(parse_numbers(cells), [_number(code) for code in codes])
+        cells = cells.mask(absent | [isinstance(cell, str) and cell.strip() in codes for cell in cells.tolist()])
     numbers = None if named else as_numbers(table, name, cells, guess=settings.categories is None)
     if numbers is not None:
-        numbers[np.isin(numbers, [float(code) for code in codes if is_number(code)])] = np.nan
         empty = np.isnan(numbers)
         if empty.all():
             raise UserError(f"{table.path}: column '{name}' is empty in all rows; expected values, or data.ignore")
@@ -92,12 +65,15 @@ def as_numbers(table: Table, name: str, cells: Any, *, guess: bool) -> NDArray[n
     numbers = parse_numbers(cells)
     bad = there & ~(np.abs(numbers) < LARGEST)
     if bad.any():
-        if guess and 2 * int(bad.sum()) > int(there.sum()):
+        words = there & np.isnan(numbers)
+        if guess and 2 * int(words.sum()) > int(there.sum()):
             return None
-        row = int(np.flatnonzero(bad)[0])
+        row = int(np.flatnonzero(words if words.any() else bad)[0])
+        wanted = "a number with a decimal point (or name the column in data.categories or data.ignore)"
+        if not words.any():
+            wanted = "finite numbers (or say in data.na_values that it means: not recorded)"
         raise UserError(
-            f"{table.path}: column '{name}' holds {str(cells.iloc[row])[:40]!r} in row {row + 1}; expected a number "
-            "with a decimal point (or name the column in data.categories or data.ignore)"
+            f"{table.path}: column '{name}' holds {str(cells.iloc[row])[:40]!r} in {table.row(row)}; expected {wanted}"
         )
     return numbers
 
@@ -128,9 +104,9 @@ def _category(table: Table, name: str, cells: Any, settings: DataSettings, named
     index = {level: number for number, level in enumerate(levels)}
     for text in texts:
         if text not in index and text not in unknown:
-            row = int(np.flatnonzero(codes == texts.index(text))[0]) + 1
+            row = int(np.flatnonzero(codes == texts.index(text))[0])
             raise UserError(
-                f"{table.path}: column '{name}' holds '{text[:40]}' in row {row}; "
+                f"{table.path}: column '{name}' holds '{text[:40]}' in {table.row(row)}; "
                 f"allowed by data.levels: {listed(levels)}"
             )
     # the last entry stands for factorize's -1, an empty cell.
@@ -151,10 +127,14 @@ def plain(text: str) -> str:
 
 def is_number(text: str) -> bool:
     """Whether a text is a finite number."""
+    return bool(np.isfinite(_number(text)))
+
+
+def _number(text: str) -> float:
     try:
-        return bool(np.isfinite(float(text)))
+        return float(text)
     except ValueError:
-        return False
+        return np.nan
 
 
 def in_order(text: str) -> tuple[bool, float, str]:
@@ -167,3 +147,35 @@ def class_note(title: str, levels: Sequence[object]) -> str:
     """Say which number each class got, for those that were words, negative or apart; the first few are named."""
     shown = ", ".join(f"{number} = {level}" for number, level in enumerate(levels[:MOST_SHOWN]))
     return f"{title}: {shown}{', ...' if len(levels) > MOST_SHOWN else ''}"
+
+
+_TIME = re.compile(r"(^|_)(time|days|weeks|months|years|duration|survival|follow_?up|os|pfs|dfs|tte)(_|$)")
+_EVENT = re.compile(r"(^|_)(event|status|deaths?|dead|died|deceased|censor(ed|ing)?|relapsed?|recurrence|vital)(_|$)")
+
+
+def survival_pair(frame: Any, label: str | None = None) -> tuple[str, str] | None:
+    """Return the columns that look like the time to an event and whether it came, one of them the label if named."""
+    names = {str(name): re.sub(r"[^a-z]+", "_", str(name).lower()) for name in frame.columns}
+    events = [name for name, plain in names.items() if _EVENT.search(plain) and frame[name].nunique() == 2]
+    times = [name for name, plain in names.items() if _TIME.search(plain) and name not in events]
+    times = [name for name in times if frame[name].nunique() > 2 and bool((parse_numbers(frame[name]) >= 0).any())]
+    pairs = [(time, event) for time in times for event in events]
+    return next((pair for pair in pairs if label is None or label in pair), None)
+
+
+def survival_line(time: str, event: str) -> str:
+    """Say what is missing for data of the time to an event."""
+    return (
+        f"'{time}' and '{event}' look like the time to an event; no loss here uses both yet (Cox regression): what did "
+        "not happen until then counts as never"
+    )
+
+
+def survival_note(table: Table, label: str, inputs: Sequence[str]) -> list[str]:
+    """Return what to say where the label is one half of a time and an event: it is learnt, but not as such."""
+    pair = survival_pair(table.frame, label)
+    if pair is None:
+        return []
+    other = pair[0] if label == pair[1] else pair[1]
+    leak = f"; the input '{other}' gives the answer away: name it in data.ignore" if other in inputs else ""
+    return [f"{table.path.name}: {survival_line(*pair)}{leak}"]

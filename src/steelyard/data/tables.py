@@ -11,26 +11,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steelyard.data.dataset import Dataset, RawColumns
-from steelyard.data.delimited import read_frame
-from steelyard.data.files import find
 from steelyard.data.memory import in_memory, owner_names
 from steelyard.data.scaling import fill_and_scale, with_columns
 from steelyard.data.settings import DataSettings
+from steelyard.data.sheets import Table, read_tables
 from steelyard.data.table_columns import (
     LARGEST,
     InputColumn,
-    Table,
     as_numbers,
     class_note,
     in_order,
     input_column,
     parse_numbers,
     plain,
+    survival_note,
 )
-from steelyard.errors import UserError, listed, nearest
+from steelyard.errors import UserError, listed
 
-ORIGIN = "a .csv with a line of column names and a row for each sample, also .csv.gz, or a .parquet file"
-INCLUDED = Path(__file__).parent / "included"
 COMPLETE = "complete"
 """The mark of every table: the share of a row's inputs that are not empty."""
 _TEST_WORDS = {"true": True, "1": True, "test": True, "false": False, "0": False, "train": False}
@@ -38,9 +35,14 @@ _TEST_WORDS = {"true": True, "1": True, "test": True, "false": False, "0": False
 
 def read_table(settings: DataSettings) -> Dataset:
     """Return the data of one file; use it for rows of numbers and categories, such as patients of several hospitals."""
-    path = _locate(settings.path)
-    named = {name for name in (settings.labels, settings.owner) if name}
-    return table_dataset(Table(path, read_frame(path, settings.owner, named)), settings)
+    return table_dataset(table_of(settings), settings)
+
+
+def table_of(settings: DataSettings) -> Table:
+    """Return the table that a `[data]` section of source csv names, as it was read."""
+    paths = settings.files or (settings.path or Path(),)
+    roles = {"data.labels": settings.labels, "data.owner": settings.owner, "data.held_out": settings.held_out}
+    return read_tables(paths, settings.owner, {role: name for role, name in roles.items() if name})
 
 
 def table_dataset(table: Table, settings: DataSettings) -> Dataset:
@@ -61,6 +63,7 @@ def table_dataset(table: Table, settings: DataSettings) -> Dataset:
     columns = {name: input_column(table, name, settings) for name in inputs}
     empty = np.column_stack([column.empty for column in columns.values()])
     kept, notes = _kept_rows(table, inputs, empty, settings)
+    notes += survival_note(table, settings.labels, inputs)
     raw = _raw(columns, settings)
     labels, found = _labels(table, settings, kept)
     owners = None if settings.owner is None else _owners(table, settings.owner)
@@ -78,18 +81,7 @@ def table_dataset(table: Table, settings: DataSettings) -> Dataset:
         classes=settings.classes if settings.positive_above is None else 2,
         name=table.path.name,
     )
-    return replace(with_columns(dataset, raw, numbers), raw=raw, notes=(*notes, *found))
-
-
-def _locate(path: Path | None) -> Path:
-    if path is None or path.parts[:1] != (INCLUDED.name,):
-        return find(path, ORIGIN)
-    known = sorted(f"{INCLUDED.name}/{file.name}" for file in INCLUDED.glob("*.csv"))
-    if path.as_posix() not in known:
-        raise UserError(
-            f"data.path: got '{path}'{nearest(path.as_posix(), known)}; allowed: {listed(known)}, or a file"
-        )
-    return INCLUDED / path.name
+    return replace(with_columns(dataset, raw, numbers), raw=raw, notes=(*table.notes, *notes, *found))
 
 
 def _check_names(table: Table, settings: DataSettings) -> None:
@@ -128,7 +120,7 @@ def _kept_rows(
     if settings.missing == "refuse":
         row, column = (int(index) for index in np.argwhere(empty)[0])
         raise UserError(
-            f"{table.path}: column '{inputs[column]}' is empty in row {row + 1}, and data.missing is 'refuse'; "
+            f"{table.path}: column '{inputs[column]}' is empty in {table.row(row)}, and data.missing is 'refuse'; "
             "allowed: full rows, or missing = mean, zero or drop"
         )
     if settings.missing != "drop":
@@ -161,22 +153,22 @@ def _labels(table: Table, settings: DataSettings, kept: NDArray[np.int64]) -> tu
     cells = table.cells("labels", settings.labels).iloc[kept]
     where = f"{table.path}: column '{settings.labels}' (data.labels)"
     if cells.isna().any():
-        row = int(kept[int(np.flatnonzero(cells.isna().to_numpy())[0])]) + 1
-        raise UserError(f"{where} is empty in row {row}; expected a label in every row")
+        row = int(kept[int(np.flatnonzero(cells.isna().to_numpy())[0])])
+        raise UserError(f"{where} is empty in {table.row(row)}; expected a label in every row")
     numbers = parse_numbers(cells)
     bad = np.flatnonzero(~(np.abs(numbers) < LARGEST))
     if settings.task == "regression" or settings.positive_above is not None or settings.classes is not None:
         if len(bad):
-            row = int(kept[int(bad[0])]) + 1
-            raise UserError(f"{where} holds {str(cells.iloc[int(bad[0])])[:40]!r} in row {row}; expected a number")
+            row = table.row(int(kept[int(bad[0])]))
+            raise UserError(f"{where} holds {str(cells.iloc[int(bad[0])])[:40]!r} in {row}; expected a number")
         if settings.task == "regression":
             return numbers.astype(np.float32), []
         if settings.positive_above is not None:
             return (numbers > settings.positive_above).astype(np.int64), []
     if len(bad) and not np.isnan(numbers).any():
         # Numbers throughout, some of them beyond all counting: a slip, not a class of that name.
-        row = int(kept[int(bad[0])]) + 1
-        raise UserError(f"{where} holds {str(cells.iloc[int(bad[0])])[:40]!r} in row {row}; expected finite numbers")
+        row = table.row(int(kept[int(bad[0])]))
+        raise UserError(f"{where} holds {str(cells.iloc[int(bad[0])])[:40]!r} in {row}; expected finite numbers")
     if not len(bad) and bool((numbers != np.floor(numbers)).any()):
         fraction = numbers[numbers != np.floor(numbers)][0]
         raise UserError(
@@ -203,10 +195,8 @@ def _owners(table: Table, name: str) -> NDArray[np.str_]:
     cells = table.cells("owner", name)
     nameless = cells.isna().to_numpy() | (cells.astype(str).str.strip() == "").to_numpy()
     if nameless.any():
-        row = int(np.flatnonzero(nameless)[0]) + 1
-        raise UserError(
-            f"{table.path}: column '{name}' (data.owner) is empty in row {row}; expected an owner in every row"
-        )
+        row = table.row(int(np.flatnonzero(nameless)[0]))
+        raise UserError(f"{table.path}: column '{name}' (data.owner) is empty in {row}; expected an owner in every row")
     values: NDArray[Any] = np.asarray(cells)
     if values.dtype.kind == "f" and bool(np.all(values == np.floor(values))):
         values = values.astype(np.int64)
@@ -220,7 +210,7 @@ def _held_out(table: Table, name: str, kept: NDArray[np.int64]) -> NDArray[np.bo
     for row, word in zip(kept.tolist(), words, strict=True):
         if word not in _TEST_WORDS:
             raise UserError(
-                f"{table.path}: column '{name}' (data.held_out) holds '{word[:40]}' in row {row + 1}; allowed: "
+                f"{table.path}: column '{name}' (data.held_out) holds '{word[:40]}' in {table.row(row)}; allowed: "
                 f"{listed(_TEST_WORDS)}"
             )
     return np.array([_TEST_WORDS[word] for word in words])

@@ -42,7 +42,7 @@ class LearningDescription(Description):
     """Clients of unequal worth: which of them have which flaw, one `[[flaws]]` section each."""
     facts: FactSettings = FactSettings()
     """What is known of simulated clients' devices and users, for criteria about them."""
-    model: ModelSettings = ModelSettings(name="cnn-digits")
+    model: ModelSettings = ModelSettings()
     training: TrainingSettings = TrainingSettings()
     compute: ComputeSettings = ComputeSettings()
 

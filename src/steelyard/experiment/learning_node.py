@@ -201,7 +201,7 @@ def _dataset(data: DataSettings, node: NodeConfig) -> Dataset:
         return load(data)
     if data.source in ("digits", "diabetes"):
         raise UserError(f"node config data: got {node.data}, but data.source = '{data.source}' comes with the package")
-    dataset = load(data.model_copy(update={"path": node.data}))
+    dataset = load(data.model_copy(update={"path": node.data, "files": ()}))
     if not node.own_data:
         return dataset
     if len(node.names) == 1:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 DATA_FIELDS: Mapping[str, tuple[str, ...]] = {
-    "data": ("path", "attributes", "identities"),
+    "data": ("path", "files", "attributes", "identities"),
     "interactions": ("path", "catalogue"),
     "items": ("path",),
     "knowledge.sources": ("path", "links", "predicates", "names"),
@@ -30,8 +31,10 @@ def resolve_paths(document: dict[str, Any], folder: Path, *, data: bool = True) 
         for table in _tables(document, section.split(".")):
             for field in fields:
                 given = table.get(field)
-                if isinstance(given, str) and given and _there(folder, given):
-                    table[field] = str((folder / given).resolve())
+                if isinstance(given, list):
+                    table[field] = [_whole(folder, one) for one in cast("list[Any]", given)]
+                elif given:
+                    table[field] = _whole(folder, given)
 
 
 def _tables(document: Any, keys: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -45,9 +48,13 @@ def _tables(document: Any, keys: Sequence[str]) -> Iterator[dict[str, Any]]:
         yield cast("dict[str, Any]", document)
 
 
-def _there(folder: Path, given: str) -> bool:
+def _whole(folder: Path, given: Any) -> Any:
+    """Return a relative path, or a pattern such as sites/*.csv, that exists in a folder as a whole path."""
     try:
-        return not Path(given).is_absolute() and (folder / given).exists()
+        if isinstance(given, str) and not Path(given).is_absolute():
+            path = folder / given
+            if path.exists() or (any(sign in given for sign in "*?[") and glob.glob(str(path))):
+                return str(path.resolve())
     except (OSError, ValueError):
-        # A name too long for the file system, or with a NUL: the reader says so with the field's name.
-        return False
+        pass  # A name too long for the file system, or with a NUL: the reader says so with the field's name.
+    return given

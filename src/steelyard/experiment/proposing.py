@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from steelyard.data.summary import DataSummary
-from steelyard.errors import UserError, without_controls
+from steelyard.errors import UserError, first_names, without_controls
 from steelyard.experiment.loading import build
 from steelyard.experiment.paths import resolve_paths
 from steelyard.rounds.settings import default_fraction
@@ -44,8 +44,8 @@ class TomlTable:
 Proposal = Mapping[str, TomlTable]
 
 
-def propose(summary: DataSummary, path: Path, file: Path) -> tuple[str, str]:
-    """Return the text of an experiment for data at `path`, to be written as `file`, and one line that sums it up.
+def propose(summary: DataSummary, paths: Sequence[Path], file: Path) -> tuple[str, str]:
+    """Return the text of an experiment for data at `paths`, to be written as `file`, and one line that sums it up.
 
     What it proposes was checked as any experiment is; sizes follow from the rows that a client has.
     """
@@ -54,7 +54,9 @@ def propose(summary: DataSummary, path: Path, file: Path) -> tuple[str, str]:
     training = _training(summary, str(model.fields["name"][0]), each)
     rounds = _rounds(summary, clients)
     weighing, rule = _weighing(summary, partition)
-    where = {"source": (summary.source, ""), "path": (_relative(path, file), "relative to this file")}
+    placed: list[str] = [_relative(path, file) for path in paths]
+    where: dict[str, tuple[Any, str]] = {"source": (summary.source, "")}
+    where["files" if len(paths) > 1 else "path"] = (placed if len(paths) > 1 else placed[0], "relative to this file")
     sections: dict[str, TomlTable] = {
         "data": TomlTable({**where, **summary.fields}),
         "partition": partition,
@@ -67,7 +69,7 @@ def propose(summary: DataSummary, path: Path, file: Path) -> tuple[str, str]:
         ),
         "beside.equal": TomlTable({"criteria": (["EQ"], "everybody alike")}),
     }
-    text = _text(_name(file), sections, summary, path)
+    text = _text(_name(file), sections, summary, first_names([path.name for path in paths], 3))
     document = parse(text, str(file))
     resolve_paths(document, file.parent)
     build(document, str(file))
@@ -235,10 +237,10 @@ def _name(file: Path) -> str:
     return re.sub(r"[^A-Za-z0-9._-]+", "-", file.stem).strip("._-")[:60] or "experiment"
 
 
-def _text(name: str, sections: Proposal, summary: DataSummary, path: Path) -> str:
+def _text(name: str, sections: Proposal, summary: DataSummary, data: str) -> str:
     lines = [f"# {line}" for line in summary.account]
     lines += [f"# Hint: {line}" for line in summary.hints]
-    lines += ["", f"name = {toml(name)}", f"description = {toml(f'A first experiment on {path.name}.')}", "seed = 1"]
+    lines += ["", f"name = {toml(name)}", f"description = {toml(f'A first experiment on {data}.')}", "seed = 1"]
     for title, section in sections.items():
         lines += ["", *([f"# {section.above}"] if section.above else []), f"[{title}]"]
         for key, (value, comment) in section.fields.items():

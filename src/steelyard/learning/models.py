@@ -100,7 +100,16 @@ def _check_size(name: str, parameters: int) -> None:
         )
 
 
+def _fitting(shape: tuple[int, ...], classes: int) -> str:
+    """Return the network that is a good first choice for samples of this shape."""
+    if len(shape) in (2, 3) and min(shape[-2:]) >= 4:
+        return "cnn"
+    return "mlp" if classes else "linear"
+
+
 def _construct(settings: ModelSettings, shape: tuple[int, ...], classes: int) -> nn.Module:
+    if settings.name == "auto":
+        settings = settings.model_copy(update={"name": _fitting(shape, classes)})
     name = settings.name
     outputs = settings.outputs or max(classes, 1)
     if name in CONVOLUTIONAL:

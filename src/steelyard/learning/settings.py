@@ -25,9 +25,10 @@ def _named(value: Any) -> Any:
 class ModelSettings(Section):
     """[model]: which network the clients train."""
 
-    name: Annotated[str, BeforeValidator(_named)] = "cnn-mnist"
-    """A built-in model (cnn-mnist, cnn-mnist-authors, cnn-femnist, cnn-celeba, cnn-keras, cnn-adafed, cnn-digits, cnn,
-    mlp, logistic, linear) or your own torch.nn.Module as "path/to/file.py:factory", or "package.module:factory" that an
+    name: Annotated[str, BeforeValidator(_named)] = "auto"
+    """auto: one that fits the data, cnn for images, mlp for tables, linear for a table with a number to predict; a
+    built-in model (cnn-mnist, cnn-mnist-authors, cnn-femnist, cnn-celeba, cnn-keras, cnn-adafed, cnn-digits, cnn, mlp,
+    logistic, linear); your own torch.nn.Module as "path/to/file.py:factory", or "package.module:factory" that an
     installed package declares under the entry point steelyard.models; from Python, the factory itself."""
     hidden: tuple[Width, ...] | None = None
     """Hidden units: one number per dense layer for mlp, one number for the convolutional networks."""
@@ -42,7 +43,7 @@ class ModelSettings(Section):
 
     @model_validator(mode="after")
     def _known(self) -> Self:
-        refuse_unknown(self.name, "name", NAMES)
+        refuse_unknown(self.name, "name", ("auto", *NAMES))
         return self
 
 

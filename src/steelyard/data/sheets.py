@@ -1,0 +1,254 @@
+"""Tables as people keep them: one file, a folder of files, a pattern, several files; CSV, Parquet, Excel, SPSS, Stata.
+
+Several files become one table, joined by the names of their columns; a column of the file's name can say whose row it
+is.
+"""
+
+from __future__ import annotations
+
+import glob
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from steelyard.data.delimited import EMPTY, read_delimited, unreadable
+from steelyard.data.files import find, search_folders
+from steelyard.data.source_settings import BY_FILE, is_pattern
+from steelyard.errors import UserError, first_names, listed, nearest
+
+if TYPE_CHECKING:
+    import pandas
+
+ORIGIN = "a table (.csv, .csv.gz, .parquet, .xlsx, .sav, .dta) with names of columns, or a folder of such files"
+INCLUDED = Path(__file__).parent / "included"
+_TEXT = (".csv", ".tsv", ".txt")
+_PACKAGES = {
+    **dict.fromkeys((".parquet", ".pq"), ("read_parquet", "pyarrow")),
+    **dict.fromkeys((".xlsx", ".xlsm"), ("read_excel", "openpyxl")),
+    ".xls": ("read_excel", "xlrd"),
+    ".sav": ("read_spss", "pyreadstat"),
+    ".dta": ("read_stata", "pandas"),
+}
+"""By the end of a file's name: what of pandas reads it, and the package that this needs."""
+MOST_SHOWN = 12
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """A frame and where it came from."""
+
+    path: Path
+    frame: pandas.DataFrame
+    notes: tuple[str, ...] = ()
+    """What joining several files had to do."""
+    starts: Mapping[str, int] | None = None
+    """By file: its first row in the frame, ascending; None for one file."""
+    added: tuple[str, ...] = ()
+    """Columns that no file has: the one of their names."""
+
+    @cached_property
+    def names(self) -> list[str]:
+        return [str(name) for name in self.frame.columns]
+
+    def cells(self, field: str, name: str) -> Any:
+        """Return one column as a Series; `field` is the setting that named it, for the error line."""
+        if name not in self.frame.columns:
+            raise UserError(
+                f"data.{field}: found no column '{name}' in {self.path}{nearest(name, self.names)}; "
+                f"allowed: {first_names(self.names, MOST_SHOWN)}"
+            )
+        return self.frame[name]
+
+    def row(self, number: int) -> str:
+        """Say which row of which file a row of the frame is, counted from 1, for an error line."""
+        if self.starts is None:
+            return f"row {number + 1}"
+        file, start = [(file, start) for file, start in self.starts.items() if start <= number][-1]
+        return f"row {number - start + 1} of {file}"
+
+
+def read_tables(paths: Sequence[Path], owner: str | None, named: Mapping[str, str]) -> Table:
+    """Return what lies at these paths as one table, every cell that says nothing as missing.
+
+    `named` are the columns that settings name, by field: each file must have them. With `owner` = "file" a column of
+    that name says from which file a row is, unless the files have such a column themselves.
+    """
+    expanded = [_expanded(path) for path in paths]
+    found = [file for files, _ in expanded for file in files]
+    left = [name for _, others in expanded for name in others]
+    wanted = {name for name in named.values() if name != BY_FILE}
+    sheets = [(path, part, frame) for path in found for part, frame in _read(path, owner, wanted).items()]
+    names = _sheet_names([(path, part) for path, part, _ in sheets])
+    frames = [frame for _, _, frame in sheets]
+    where = paths[0] if len(paths) == 1 else Path(_common(found))
+    if len(frames) > 1:
+        _check_columns(dict(zip(names, frames, strict=True)), named)
+        if owner is None:
+            raise UserError(
+                f"data.owner: got nothing, and {where} is {len(frames)} tables; allowed: '{BY_FILE}' (each is one "
+                f"client), or a column, such as {first_names([str(name) for name in frames[0]])}"
+            )
+    added = (BY_FILE,) if owner == BY_FILE and not any(BY_FILE in frame for frame in frames) else ()
+    if added:
+        frames = [frame.assign(**{BY_FILE: name}) for frame, name in zip(frames, names, strict=True)]
+    if len(frames) == 1:
+        return Table(found[0], frames[0], added=added)
+    return replace(_joined(where, names, [path for path, _, _ in sheets], frames, left), added=added)
+
+
+def _joined(
+    where: Path, names: Sequence[str], paths: Sequence[Path], frames: Sequence[pandas.DataFrame], left: Sequence[str]
+) -> Table:
+    # For speed of start: much of the package reads no tables.
+    import pandas
+
+    starts: dict[str, int] = {}
+    row = 0
+    for name, path, frame in zip(names, paths, frames, strict=True):
+        starts[path.name if path.name not in starts else f"{path.name} ({name})"] = row
+        row += len(frame)
+    notes = [f"{where.name}: {len(frames)} tables joined by the names of their columns"]
+    notes += _differences(dict(zip(names, frames, strict=True)))
+    if left:
+        notes.append(f"{where.name}: no tables, left out: {first_names(left)}")
+    # A file without a column has nothing recorded there.
+    return Table(where, pandas.concat(frames, ignore_index=True, sort=False), tuple(notes), starts)
+
+
+def _differences(frames: Mapping[str, pandas.DataFrame]) -> list[str]:
+    """Say once which columns some files lack; their cells are empty there."""
+    having: dict[str, list[str]] = {}
+    for name, frame in frames.items():
+        for column in frame.columns:
+            having.setdefault(str(column), []).append(name)
+    parts = []
+    for column, owners in having.items():
+        lacking = [name for name in frames if name not in owners]
+        if lacking:
+            alike = [other for other in having if other != column and other.casefold() == column.casefold()]
+            hint = f", is it '{alike[0]}'?" if alike else ""
+            few = f"only in {first_names(owners)}" if len(owners) < len(lacking) else f"not in {first_names(lacking)}"
+            parts.append(f"'{column}' ({few}{hint})")
+    return [f"columns that are not in every table, empty there: {first_names(parts, MOST_SHOWN)}"] if parts else []
+
+
+def _check_columns(frames: Mapping[str, pandas.DataFrame], named: Mapping[str, str]) -> None:
+    for field, column in named.items():
+        for name, frame in frames.items():
+            if column not in frame.columns and column != BY_FILE:
+                columns = [str(one) for one in frame.columns]
+                raise UserError(
+                    f"{field}: found no column '{column}' in the table '{name}'{nearest(column, columns)}; "
+                    f"allowed: a column that every table has"
+                )
+
+
+def _expanded(path: Path) -> tuple[list[Path], list[str]]:
+    """Return the files that a path means, and the names of those in a folder that are no tables."""
+    if path.parts[:1] == (INCLUDED.name,):
+        known = sorted(f"{INCLUDED.name}/{file.name}" for file in INCLUDED.glob("*.csv"))
+        if path.as_posix() not in known:
+            hint = nearest(path.as_posix(), known)
+            raise UserError(f"data.path: got '{path}'{hint}; allowed: {listed(known)}, or a file")
+        return [INCLUDED / path.name], []
+    if is_pattern(path):
+        bases = [Path()] if path.is_absolute() else search_folders()
+        matches = next((found for base in bases if (found := glob.glob(str(base / path.expanduser())))), [])
+        files = sorted(Path(match) for match in matches if Path(match).is_file())
+        if files:
+            return files, []
+    place = find(path, ORIGIN)
+    if not place.is_dir():
+        return [place], []
+    inside = sorted(file for file in place.iterdir() if not file.name.startswith("."))
+    tables = [file for file in inside if file.is_file() and _suffix(file) in (*_TEXT, *_PACKAGES)]
+    if not tables:
+        ends = listed((*_TEXT, *_PACKAGES))
+        raise UserError(f"data.path: the folder '{place}' holds no table ({ends}); expected {ORIGIN}")
+    return tables, [file.name for file in inside if file not in tables]
+
+
+def _suffix(path: Path) -> str:
+    return Path(path.stem).suffix.lower() if path.suffix.lower() == ".gz" else path.suffix.lower()
+
+
+def _common(paths: Sequence[Path]) -> str:
+    return " ".join(path.name for path in paths[:2]) + (" ..." if len(paths) > 2 else "")
+
+
+def _sheet_names(sheets: Sequence[tuple[Path, str]]) -> list[str]:
+    """Return a name for each table: its file's, with the sheet of a workbook; with its folder where two are alike."""
+    single = len({path for path, _ in sheets}) == 1
+    names = [part if part and single else "-".join(filter(None, (_stem(path), part))) for path, part in sheets]
+    if len(set(names)) < len(names):
+        names = [f"{path.absolute().parent.name}-{name}" for name, (path, _) in zip(names, sheets, strict=True)]
+    twice = next((name for name, count in Counter(names).items() if count > 1), None)
+    if twice is not None:
+        raise UserError(f"data.path: two tables would be client '{twice}'; allowed: each file once, by its own name")
+    return names
+
+
+def _stem(path: Path) -> str:
+    return Path(path.stem).stem if path.suffix.lower() == ".gz" else path.stem
+
+
+def _read(path: Path, owner: str | None, named: set[str]) -> dict[str, pandas.DataFrame]:
+    """Return the tables of one file by the name of their sheet; one without sheets has the name ''."""
+    kind = _PACKAGES.get(_suffix(path))
+    if kind is None:
+        return {"": read_delimited(path, owner, named)}
+    # For speed of start: much of the package reads no tables.
+    import pandas
+
+    reader, package = kind
+    options: dict[str, Any] = {"sheet_name": None} if reader == "read_excel" else {}
+    try:
+        found: Any = getattr(pandas, reader)(path, **options)
+    except ImportError:
+        extra = f"pip install {package}" if package != "pyarrow" else "pip install 'steelyard[parquet]'"
+        raise UserError(
+            f"data.path: '{path}' needs {package}, which is not installed; allowed: `{extra}`, or a .csv"
+        ) from None
+    except Exception as problem:  # what other packages raise on a damaged file is of classes of their own
+        raise unreadable(path, problem) from None
+    sheets: dict[str, pandas.DataFrame] = found if isinstance(found, dict) else {"": found}
+    filled = {str(name): frame for name, frame in sheets.items() if len(sheets) == 1 or not frame.empty}
+    if not filled:
+        raise UserError(f"{path}: holds no rows; expected at least one")
+    return {name if len(filled) > 1 else "": tidy(frame, path, owner) for name, frame in filled.items()}
+
+
+def tidy(frame: pandas.DataFrame, where: object, owner: str | None = None) -> pandas.DataFrame:
+    """Return a frame with rows counted from 0, names as text, moments and durations in days, words for "empty" empty.
+
+    Use it for frames that no CSV was read for: Parquet, or a frame that a user hands over; `where` begins the errors.
+    """
+    # For speed of start: much of the package reads no tables.
+    import pandas
+
+    frame = frame.reset_index(drop=True)
+    frame.columns = [str(name).strip() for name in frame.columns]
+    for name, count in Counter(frame.columns).items():
+        if count > 1:
+            raise UserError(f"{where}: names column '{name}' {count} times; expected each name once")
+    if not len(frame):
+        raise UserError(f"{where}: holds no rows; expected at least one")
+    changed: dict[str, Any] = {}
+    for name in frame.columns:
+        cells: Any = frame[name]
+        if isinstance(cells.dtype, pandas.CategoricalDtype):
+            cells = changed[name] = cells.astype(object)
+        kind = cells.dtype
+        if pandas.api.types.is_datetime64_any_dtype(kind):
+            naive = cells.dt.tz_convert("UTC").dt.tz_localize(None) if getattr(kind, "tz", None) is not None else cells
+            changed[name] = (naive - pandas.Timestamp(0)) / pandas.Timedelta(days=1)
+        elif pandas.api.types.is_timedelta64_dtype(kind):
+            changed[name] = cells / pandas.Timedelta(days=1)
+        elif pandas.api.types.is_object_dtype(kind) or pandas.api.types.is_string_dtype(kind):
+            empty = {"", *(() if name == owner else EMPTY)}
+            words = [isinstance(cell, str) and cell.strip() in empty for cell in cells.tolist()]
+            changed[name] = cells.mask(pandas.Series(words, dtype=bool))
+    return frame.assign(**changed)
