@@ -33,6 +33,7 @@ COMMANDS = {
     "criteria": "label diversity",
     "models": "cnn-digits",
     "algorithms": "scaffold",
+    "policies": "feddisco",
     "privacy plan --rounds 10 --noise 1": "noise multiplier",
     "privacy audit --tries 1 --steps 0 --canaries 10": "gradient inversion on digits",
     "federate init app": "app/pyproject.toml",

@@ -21,7 +21,7 @@ from steelyard.cli.privacy import app as privacy_app
 from steelyard.cli.recommend import app as recommend_app
 from steelyard.cli.report import report, weigh
 from steelyard.cli.running import compare, resume, run, table
-from steelyard.cli.showing import algorithms, criteria, export, recipes, show
+from steelyard.cli.showing import algorithms, criteria, export, policies, recipes, show
 from steelyard.cli.sweep import sweep
 from steelyard.cli.watching import ls, top, watch
 from steelyard.errors import UserError, one_line
@@ -36,7 +36,7 @@ app = typer.Typer(
 for panel, commands in {
     "Run experiments": (run, compare, sweep, resume, attack),
     "Look at runs": (report, watch, top, ls, table, weigh, export),
-    "Write experiments": (new, recipes, show, criteria, algorithms, models),
+    "Write experiments": (new, recipes, show, criteria, algorithms, policies, models),
 }.items():
     for command in commands:
         app.command(rich_help_panel=panel)(command)

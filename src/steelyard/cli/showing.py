@@ -1,4 +1,4 @@
-"""The commands that list and print: recipes, show, criteria, algorithms, export.
+"""The commands that list and print: recipes, show, criteria, algorithms, policies, export.
 
 What is heavy is imported inside the commands, for speed of start.
 """
@@ -109,6 +109,23 @@ def algorithms(
         return
     shown = {name: ", ".join(f"{key} = {value}" for key, value in fields.items()) for name, fields in given.items()}
     print_entries({name: f"{about[name]} ({shown[name] or 'no parameters'})" for name in table})
+
+
+def policies(format: FormatOption = "text") -> None:
+    """List the policies, weights by others: what each weighs by, what it needs, and its parameters with defaults."""
+    from steelyard.weighing.policies.catalogue import known
+    from steelyard.weighing.policies.describing import described
+
+    found = [described(made) for made in known().values()]
+    if format == "json":
+        print_json(found)
+        return
+    entries: dict[str, str] = {}
+    for each in found:
+        shown = ", ".join(f"{key} = {value}" for key, value in each["parameters"].items()) or "no parameters"
+        needs = f"needs {', '.join(each['needs'])}" if each["needs"] else "needs nothing else"
+        entries[each["name"]] = f"{each['description']} ({needs}; {shown})"
+    print_entries(entries)
 
 
 def export(

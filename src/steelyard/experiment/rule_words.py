@@ -8,9 +8,11 @@ from steelyard.algorithms.catalogue import load_plugins as load_algorithms
 from steelyard.algorithms.settings import AlgorithmSettings, parse_algorithm
 from steelyard.errors import UserError, brief, listed
 from steelyard.experiment.description import Description
-from steelyard.experiment.federations import FederationSettings, federation_label, plain
+from steelyard.experiment.federations import FederationSettings, federation_label, plain, put_federations
+from steelyard.rounds.progress import say
 from steelyard.settings import validated
 from steelyard.weighing import criteria as registry
+from steelyard.weighing.policies.catalogue import known as policies
 from steelyard.weighing.words import WORDS, Frame, read_rule, split
 
 _ALGORITHMS = (
@@ -24,7 +26,8 @@ def parse_rules(texts: Sequence[str], experiment: Description) -> dict[str, Fede
     """Read rules such as "DS", "LD>DS>MD", "online(LD>DS>MD)@20", "scaffold", "fedprox(mu=0.1)+LD>DS", separated by
     commas or given one by one.
 
-    What each word means is in docs/experiments.md. The recipe's criteria and plugins are the frame.
+    "all" is every policy once. What each word means is in docs/experiments.md; the recipe's criteria and plugins are
+    the frame.
     """
     if experiment.weighing.plugins:
         registry.load_plugins(experiment.weighing.plugins)
@@ -37,6 +40,8 @@ def parse_rules(texts: Sequence[str], experiment: Description) -> dict[str, Fede
                 raise UserError(f"--rules: got {brief(word)}; allowed: rules of at most {_LONGEST} characters")
             if word == "recipe":
                 found.update(experiment.rules())
+            elif word == "all":
+                found.update(_every_policy(experiment))
             elif word in experiment.rules():
                 found[word] = experiment.rules()[word]
             else:
@@ -44,6 +49,22 @@ def parse_rules(texts: Sequence[str], experiment: Description) -> dict[str, Fede
                 found[name] = settings
     if not found:
         raise UserError(f"--rules: got nothing; allowed: orders such as DS>LD>MD, or {listed((*WORDS, *_ALGORITHMS))}")
+    return found
+
+
+def _every_policy(experiment: Description) -> dict[str, FederationSettings]:
+    """Return FedAvg and each policy once with its defaults; what cannot run here is named with its reason."""
+    found: dict[str, FederationSettings] = {}
+    for word in ("fedavg", *policies()):
+        try:
+            name, settings = _rule(word, experiment)
+            document = experiment.model_dump(mode="json", exclude_none=True)
+            put_federations(document, {name: settings})
+            validated(type(experiment), document, "")
+        except UserError as error:
+            say(f"--rules all: without {word}: {error}")
+        else:
+            found[name] = settings
     return found
 
 
