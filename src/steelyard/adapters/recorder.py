@@ -215,7 +215,7 @@ class Recorder:
             if lacking:
                 raise UserError(f"measures: client {client} has no {lacking[0]}; allowed: {listed(self._rule.names)}")
         raw = np.array([[float(measures[client][name]) for name in self._rule.names] for client in clients])
-        found = self._rule.weigh(raw)
+        found = self._rule.weigh(raw, clients=clients)
         given = np.array([float(weights[client]) for client in clients])
         scored = found.scores if scores is None else np.array([float(scores[client]) for client in clients])
         return Weighing(found.criteria, raw, found.normalised, scored, given, found.all_zero, found.uniform)

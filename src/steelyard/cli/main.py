@@ -19,7 +19,7 @@ from steelyard.cli.models import models
 from steelyard.cli.new import new
 from steelyard.cli.privacy import app as privacy_app
 from steelyard.cli.recommend import app as recommend_app
-from steelyard.cli.report import report, weigh
+from steelyard.cli.report import import_run, report, weigh
 from steelyard.cli.running import compare, resume, run, table
 from steelyard.cli.showing import algorithms, criteria, export, policies, recipes, show
 from steelyard.cli.sweep import sweep
@@ -40,6 +40,7 @@ for panel, commands in {
 }.items():
     for command in commands:
         app.command(rich_help_panel=panel)(command)
+app.command("import", rich_help_panel="Look at runs")(import_run)
 app.add_typer(federate_app, rich_help_panel="More")
 app.add_typer(recommend_app, name="recommend", rich_help_panel="More")
 app.add_typer(privacy_app, name="privacy", rich_help_panel="More")

@@ -1,4 +1,4 @@
-"""`steelyard report` and `steelyard weigh`: a run to look at, and rules to try on paper or on a run's updates."""
+"""`steelyard report`, `weigh` and `import`: a run to look at, rules to try on paper or on a run, runs from files."""
 
 from __future__ import annotations
 
@@ -131,3 +131,17 @@ def _weigh_run(
     from steelyard.cli.summaries import show_reweighed
 
     show_reweighed(document)
+
+
+def import_run(
+    file: Annotated[Path, typer.Argument(help="CSV with a header, or JSON lines: a row per client and round.")],
+    out: Annotated[Path, typer.Option("--out", help="The run's own folder; it must not hold a run yet.")],
+    by: Annotated[str | None, typer.Option("--by", help='Rule that weighs where the file does not: "VP>DS".')] = None,
+) -> None:
+    """Make a run folder from what another federation wrote down: criteria, weights, reasons and tests by round."""
+    # For speed of start, as in every command.
+    from steelyard.adapters.importing import import_file
+
+    rounds = import_file(file, out, by)
+    print(f"{rounds} rounds stored in {printable(str(out))}")
+    print(f"look at them: steelyard report {printable(str(out))}")

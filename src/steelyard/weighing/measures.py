@@ -124,16 +124,17 @@ def _checked(clients: Sequence[object], criteria: Sequence[str], rows: Sequence[
         if name in names[:position]:
             raise UserError(f"table: names client {brief(name)} twice; allowed: each client once")
     values = [
-        [_number(f"table: client {brief(name)}, {column}", cell) for column, cell in zip(criteria, row, strict=True)]
+        [number(f"table: client {brief(name)}, {column}", cell) for column, cell in zip(criteria, row, strict=True)]
         for name, row in zip(names, rows, strict=True)
     ]
     return Measures(tuple(names), tuple(criteria), np.array(values, dtype=np.float64))
 
 
-def _number(where: str, cell: object) -> float:
+def number(where: str, cell: object) -> float:
+    """Return a measure as a number; `where` names it where it is none, or out of range."""
     try:
         value = float(cast("float", cell))
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise UserError(f"{where}: got {brief(cell)}; allowed: a number from 0 to 1e30") from None
     if not 0 <= value <= LARGEST_REAL:
         raise UserError(f"{where}: got {value:g}; allowed: a number from 0 to 1e30")

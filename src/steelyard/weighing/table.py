@@ -151,7 +151,7 @@ def _weighed(measures: Measures, settings: WeighingSettings, normalise: Normalis
     how = _normalising(settings, normalise)
     if how is None and values.max() > 1:
         raise UserError(f"table: holds {values.max():g}; allowed without normalising: values from 0 to 1")
-    believed = bounded(values, [_criterion(name) for name in settings.criteria], settings)
+    believed = bounded(values, [column_criterion(name) for name in settings.criteria], settings)
     found = Rule(settings.model_copy(update={"bound": None})).weigh(believed, how=how, clients=measures.clients)
     return Weighed(
         clients=measures.clients,
@@ -205,7 +205,7 @@ def _normalising(settings: WeighingSettings, normalise: Normalising | None) -> N
     return settings.normalise if normalise == "share" else normalise
 
 
-def _criterion(name: str) -> registry.Criterion:
+def column_criterion(name: str) -> registry.Criterion:
     """Return a registered criterion; any other column is taken for something that clients say of themselves."""
     known = registry.known()
     return known.get(name) or registry.Criterion(name, "client", "data", "a column of a table", lambda local: 0.0)

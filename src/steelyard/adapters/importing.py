@@ -1,0 +1,208 @@
+"""A run folder from a file: what somebody's federation wrote down by round and client, as CSV or JSON lines."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+from steelyard.adapters.recorder import ClientTest, Recorder
+from steelyard.errors import UserError, brief, listed, one_line, own_folder
+from steelyard.experiment.recorded import FILE
+from steelyard.runs.store import exists
+from steelyard.weighing.measures import number
+from steelyard.weighing.rule import Rule, WeighingSettings
+from steelyard.weighing.table import column_criterion, read_words, weigh
+
+_ROUND, _CLIENT, _WEIGHT, _REASON, _SAMPLES = "round", "client", "weight", "reason", "samples"
+_ACCURACY, _LOSS = "accuracy", "loss"
+_OWN = (_ROUND, _CLIENT, _WEIGHT, _REASON, _SAMPLES, _ACCURACY, _LOSS)
+"""Columns that are no criteria."""
+_LONGEST_REASON = 500
+
+
+@dataclass(eq=False)
+class _Round:
+    """What a file holds of one round."""
+
+    measures: dict[str, dict[str, float]] = field(default_factory=dict[str, dict[str, float]])
+    weights: dict[str, float] = field(default_factory=dict[str, float])
+    samples: dict[str, float] = field(default_factory=dict[str, float])
+    reasons: dict[str, str] = field(default_factory=dict[str, str])
+    tests: dict[str, tuple[float, float]] = field(default_factory=dict[str, tuple[float, float]])
+
+    def has(self, client: str) -> bool:
+        return client in self.measures or client in self.reasons
+
+
+def import_file(path: Path, out: Path, by: str | None = None) -> int:
+    """Write a file's rounds as a run folder and return how many there are; nothing is written where a row is wrong.
+
+    Every row is one client in one round: the columns `round` and `client`, one column for each criterion, and
+    where known `weight`, `reason` (why the client was left out), `samples`, `accuracy` and `loss` (its test of the
+    new model). Without weights, the rule `by` weighs the clients.
+    """
+    folder = own_folder(out, "--out")
+    if exists(folder):
+        raise UserError(f"--out: {folder} holds a run already; allowed: a new folder")
+    columns, rounds = _read(path)
+    criteria = [name for name in columns if name not in _OWN]
+    if not criteria:
+        raise UserError(f"{path}: has no criteria; allowed: columns beside {listed(_OWN)}")
+    if by is None and _WEIGHT not in columns:
+        raise UserError(f"--by: missing, and {path} has no column {_WEIGHT}; allowed: a rule, such as '{criteria[0]}'")
+    settings = WeighingSettings(criteria=tuple(criteria), name="as imported")
+    if by is not None:
+        settings = _weigh(by, criteria, rounds, given=_WEIGHT in columns)
+    rule = Rule(settings, [column_criterion(name) for name in settings.criteria])
+    recorder = Recorder(folder, rule, framework=FILE, rounds=len(rounds))
+    for one in rounds:
+        recorder.write(
+            one.weights,
+            one.measures,
+            samples=one.samples or None,
+            reasons=one.reasons,
+            tests={
+                client: ClientTest(score, max(1, round(one.samples.get(client, 1.0))), loss)
+                for client, (score, loss) in one.tests.items()
+            },
+        )
+    recorder.finish()
+    return len(rounds)
+
+
+def _weigh(word: str, columns: Sequence[str], rounds: Sequence[_Round], *, given: bool) -> WeighingSettings:
+    """Read the rule, and weigh the clients of all rounds by it unless the file gives their weights."""
+    try:
+        settings = read_words(word, columns)
+        for one in rounds:
+            for measures in one.measures.values() if "EQ" in settings.criteria else ():
+                measures.setdefault("EQ", 1.0)
+            if not given and one.measures:
+                found = weigh(one.measures, settings)
+                one.weights = dict(zip(found.clients, found.weights.tolist(), strict=True))
+    except UserError as error:
+        raise UserError(f"--by: {str(error).removeprefix('rule: ')}") from None
+    return settings
+
+
+def _read(path: Path) -> tuple[list[str], list[_Round]]:
+    """Return the columns of a file, and its rounds in order."""
+    rounds: dict[int, _Round] = {}
+    columns: list[str] = []
+    for line, row in _rows(path):
+        columns = columns or list(row)
+        _take(f"{path}, line {line}", row, columns, rounds)
+    if not rounds:
+        raise UserError(f"{path}: holds no rounds; allowed: a row for each client of each round")
+    first, last = min(rounds), max(rounds)
+    if first not in (0, 1):
+        raise UserError(f"{path}: begins with round {first}; allowed: rounds from 1 on, or from 0 on")
+    missing = next((n for n in range(first, last + 1) if n not in rounds), None)
+    if missing is not None:
+        raise UserError(f"{path}: round {missing} is missing; allowed: every round from {first} to {last}")
+    for number_, one in rounds.items():
+        total = sum(one.weights.values())
+        if one.weights and total <= 0:
+            raise UserError(f"{path}: the weights of round {number_} are all 0; allowed: at least one above 0")
+        one.weights = {client: weight / total for client, weight in one.weights.items()}
+    return columns, [rounds[n] for n in sorted(rounds)]
+
+
+def _take(where: str, row: Mapping[str, Any], columns: Sequence[str], rounds: dict[int, _Round]) -> None:
+    odd = sorted(set(row) ^ set(columns))
+    if odd:
+        state = "missing" if odd[0] in columns else "not in the lines before"
+        raise UserError(f"{where}, {odd[0]}: {state}; allowed: the same fields in every line")
+    client = str("" if row[_CLIENT] is None else row[_CLIENT]).strip()
+    if not client:
+        raise UserError(f"{where}, {_CLIENT}: is empty; allowed: a name for each client")
+    value = _real(f"{where}, {_ROUND}", row[_ROUND])
+    if value is None or value != int(value) or not 0 <= value < 10_000_000:
+        raise UserError(f"{where}, {_ROUND}: got {brief(row[_ROUND])}; allowed: a whole number from 0 on")
+    one = rounds.setdefault(int(value), _Round())
+    if one.has(client):
+        raise UserError(f"{where}, {_CLIENT}: {brief(client)} comes twice in round {int(value)}; allowed: once")
+    reason = str(row.get(_REASON) or "").strip()
+    if reason:
+        one.reasons[client] = one_line(reason)[:_LONGEST_REASON]
+    else:
+        one.measures[client] = {name: number(f"{where}, {name}", row[name]) for name in columns if name not in _OWN}
+        if _WEIGHT in columns:
+            one.weights[client] = number(f"{where}, {_WEIGHT}", row[_WEIGHT])
+    if row.get(_SAMPLES) not in (None, ""):
+        one.samples[client] = number(f"{where}, {_SAMPLES}", row[_SAMPLES])
+    score, loss = (_real(f"{where}, {name}", row.get(name)) for name in (_ACCURACY, _LOSS))
+    if score is not None:
+        one.tests[client] = (score, math.nan if loss is None else loss)
+
+
+def _real(where: str, cell: object) -> float | None:
+    """Return a number of any sign; None for an empty cell."""
+    if cell is None or (isinstance(cell, str) and not cell.strip()):
+        return None
+    try:
+        value = float(cast("float", cell))
+    except (TypeError, ValueError, OverflowError):
+        value = math.nan
+    if not math.isfinite(value):
+        raise UserError(f"{where}: got {brief(cell)}; allowed: a number")
+    return value
+
+
+def _rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield (line, row) of a file, whichever of the two forms it has."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            lines = iter(file)
+            first = next((line for line in lines if line.strip()), "")
+            file.seek(0)
+            yield from _json_rows(path, file) if first.lstrip().startswith("{") else _csv_rows(path, file)
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: is not UTF-8 text; allowed: a CSV with a header, or JSON lines") from None
+    except (OSError, csv.Error) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UserError(f"{path}: cannot be read: {reason}; allowed: a CSV with a header, or JSON lines") from error
+
+
+def _json_rows(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    for line, text in enumerate(lines, start=1):
+        if not text.strip():
+            continue
+        try:
+            row: Any = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{path}, line {line}: is no JSON ({error}); allowed: an object in each line") from None
+        if not isinstance(row, dict):
+            raise UserError(f"{path}, line {line}: got {brief(row)}; allowed: an object in each line")
+        found = cast("dict[str, Any]", row)
+        _needed(f"{path}, line {line}", list(found))
+        yield line, found
+
+
+def _csv_rows(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, dict[str, Any]]]:
+    reader = csv.reader(lines)
+    header: list[str] = []
+    for row in reader:
+        if not any(cell.strip() for cell in row):
+            continue
+        where = f"{path}, line {reader.line_num}"
+        if not header:
+            header = [cell.strip() for cell in row]
+            if len(set(header)) != len(header) or "" in header:
+                raise UserError(f"{where}: header {','.join(header)}; allowed: each column named, each name once")
+            _needed(where, header)
+            continue
+        if len(row) != len(header):
+            raise UserError(f"{where}: {len(row)} cells; allowed: {len(header)}, as in the header")
+        yield reader.line_num, dict(zip(header, row, strict=True))
+
+
+def _needed(where: str, columns: Sequence[str]) -> None:
+    lacking = [name for name in (_ROUND, _CLIENT) if name not in columns]
+    if lacking:
+        raise UserError(f"{where}: has no {lacking[0]} among {listed(columns)}; allowed: {_ROUND}, {_CLIENT}, criteria")
