@@ -250,6 +250,8 @@ class Updates:
     """[clients, classes]: training samples of each class; None unless a criterion needs it and clients share it."""
     vectors: Vectors = field(default_factory=dict[str, "torch.Tensor"])
     """What the algorithm's clients send beside their models, by name, [clients, parameters] each."""
+    listening: Floats | None = None
+    """[clients, clients]: how much each client (row) weighed the model of each (column) for itself, where they do."""
     started_over: tuple[str, ...] = ()
     """Clients across machines that began with nothing kept: in their first round, or because their node lost it."""
 
@@ -270,6 +272,7 @@ class Updates:
             first_losses=None if self.first_losses is None else self.first_losses[rows],
             label_counts=None if self.label_counts is None else self.label_counts[rows],
             vectors={name: vectors[rows] for name, vectors in self.vectors.items()},
+            listening=None if self.listening is None else self.listening[np.ix_(rows, rows)],
             started_over=self.started_over,
         )
 

@@ -118,7 +118,7 @@ def test_quickstart_end_to_end(steelyard: CommandLine, tmp_path: Path) -> None:
     assert str(folder) in text.replace("\n", "")
 
     exported = steelyard("export", folder, "--to", "csv").stdout.split()
-    tables = ("federations", "rounds", "clients", "evaluations", "untested")
+    tables = ("federations", "rounds", "clients", "evaluations", "untested", "listening")
     assert {Path(path).name for path in exported} == {f"{table}.csv" for table in tables}
     with (folder / "export" / "clients.csv").open() as file:
         rows = list(csv.DictReader(file))

@@ -17,7 +17,7 @@ QUERIES = {
     "federations": "SELECT name, rule, seed, settings FROM federations ORDER BY name",
     "rounds": (
         "SELECT f.name, r.round, accuracy, priority, tried, tests, cohort, answered, kept_old, zero_criteria, "
-        "zero_scores, loss, server_accuracy, server_macro_f1, server_metrics "  # all but seconds
+        "zero_scores, loss, server_accuracy, server_macro_f1, server_metrics, simulated "  # all but seconds
         "FROM rounds r JOIN federations f ON f.id = r.federation ORDER BY f.name, r.round"
     ),
     "failures": (
@@ -82,7 +82,19 @@ def numbers(blob: bytes | None, kind: str = "<f8") -> list[float] | None:
 
 def updates(folder: Path) -> list[dict[str, Any]]:
     """Return what stands of the clients' updates, a dictionary of lists for each federation and round."""
-    columns = ("federation", "round", "clients", "samples", "bytes", "loss", "score", "weight", "raw", "normalised")
+    columns = (
+        "federation",
+        "round",
+        "clients",
+        "samples",
+        "bytes",
+        "loss",
+        "score",
+        "weight",
+        "raw",
+        "normalised",
+        "listening",
+    )
     return [
         {
             name: numbers(value, "<i8" if name == "samples" else "<f8") if column > 2 else value

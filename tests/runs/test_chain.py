@@ -99,8 +99,8 @@ def strangers_value(name: str, value: Any) -> bytes:
 
 TABLES = {
     "rounds": "accuracy priority tried tests cohort answered kept_old zero_criteria zero_scores loss server_accuracy "
-    "server_macro_f1 server_metrics epsilon",
-    "updates": "clients samples bytes loss score weight raw normalised",
+    "server_macro_f1 server_metrics simulated epsilon",
+    "updates": "clients samples bytes loss score weight raw normalised listening",
     "digests": "model updates",
     "evaluations": "clients samples score loss metrics figures",
     "samples": "hits count",

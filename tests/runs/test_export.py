@@ -34,7 +34,8 @@ def run(tmp_path: Path) -> Iterator[Path]:
 def test_csv_files_hold_the_rows(run: Path) -> None:
     files = export_run(run, "csv")
     assert files == [
-        run / "export" / f"{name}.csv" for name in ("federations", "rounds", "clients", "evaluations", "untested")
+        run / "export" / f"{name}.csv"
+        for name in ("federations", "rounds", "clients", "evaluations", "untested", "listening")
     ]
     tables = {path.stem: list(csv.DictReader(path.open())) for path in files}
     assert [row["federation"] for row in tables["federations"]] == ["DS>LD"]

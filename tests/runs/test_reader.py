@@ -68,7 +68,7 @@ def test_rounds_are_listed_by_federation_and_round(history: History) -> None:
     ]
     assert list(found.columns[3:]) == [
         *("accuracy", "priority", "tried", "tests", "cohort", "answered", "kept_old", "zero_criteria", "zero_scores"),
-        *("loss", "server_accuracy", "server_macro_f1", "server_metrics", "seconds", "epsilon"),
+        *("loss", "server_accuracy", "server_macro_f1", "server_metrics", "seconds", "simulated", "epsilon"),
     ]
     assert found["priority"].fillna("").tolist()[:6] == ["", "DS>LD", "DS>LD", "", "DS", "DS"]
 

@@ -30,8 +30,9 @@ Vectors = Mapping[str, "torch.Tensor"]
 """Vectors by name, each as long as the model: of one federation [parameters], of a cohort [clients, parameters]."""
 Part = Literal["nothing", "head", "body", "norms", "everything"]
 """A part of a model: its last layer, all but its last layer, its batch norms with their running means, or all of it."""
-OWN = "own"
-"""Under this name clients keep a model of their own. It begins as the first model that a client receives, not at 0."""
+OWN, LAST = "own", "last"
+"""Under these names clients keep models: their own, and the one that their last training ended with. Both begin as the
+first model that a client receives, not at 0."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,18 @@ class LocalTraining:
     """What the clients kept from their last round, [clients, parameters] each; at first 0, and Θ for OWN."""
     second: torch.Tensor | None = None
     """The models of the second training, [clients, parameters], where the algorithm has one."""
+
+
+@dataclass(frozen=True, eq=False)
+class Listening:
+    """What each client of a cohort found out about the models of all; `Algorithm.listen` is given it."""
+
+    losses: torch.Tensor
+    """Lᵢ(θⱼ): of each client's held-back rows, each model's mean loss, [clients, models]."""
+    last_losses: torch.Tensor
+    """Lᵢ(θᵢ⁻): the loss of what the client's last training ended with, [clients]."""
+    distances: torch.Tensor
+    """‖θⱼ − θᵢ⁻‖, [clients, models]."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,6 +154,14 @@ class Algorithm(Section):
     tunes: ClassVar[bool] = False
     """Whether each client trains its model once more, as in the next round, before it tests it."""
 
+    listens: ClassVar[bool] = False
+    """Whether each client weighs the models of the whole cohort for itself; it then keeps OWN and LAST."""
+
+    @property
+    def held_back(self) -> float:
+        """The share of each client's training rows that it tests models on and does not train on."""
+        return 0.0
+
     @property
     def stages(self) -> tuple[Stage, ...]:
         """The trainings of a client's round, each from where the last one ended."""
@@ -169,6 +190,13 @@ class Algorithm(Section):
     def again(self, local: LocalTraining) -> SecondTraining | None:
         """Return what a second training in the same round begins with; None where there is none."""
         return None
+
+    def listen(self, heard: Listening) -> torch.Tensor:
+        """Return the weight that each client gives each model of the cohort, [clients, models]; asked where it listens.
+
+        What is missing from 1 in a row goes to the model that the client's last training ended with.
+        """
+        raise NotImplementedError(f"{type(self).__name__}.listen")
 
     def after_training(self, local: LocalTraining) -> tuple[Vectors, Vectors]:
         """Return what the clients keep, and what they send beside their models; [clients, parameters] each."""

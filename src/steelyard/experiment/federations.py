@@ -51,6 +51,11 @@ def check_algorithm(settings: FederationSettings, made: Algorithm, optimiser: st
             "allowed: fedavg"
         )
     defence = settings.defence
+    if defence is not None and defence.robust and made.listens:
+        raise UserError(
+            f"weighing.defence: got '{defence.rule}' with {made.name}, whose clients weigh single models themselves; "
+            "allowed: no [weighing.defence], or another algorithm"
+        )
     if defence is not None and defence.robust and made.sees == "models":
         raise UserError(
             f"weighing.defence: got '{defence.rule}' with {made.name}, whose server needs single updates, while a "

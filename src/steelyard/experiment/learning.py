@@ -234,6 +234,12 @@ class LearningDescription(Description):
 
     def check_federated(self) -> None:
         """Refuse what across machines would tell of single updates, or what only a simulation can do."""
+        listening = next((made.name for made in self.algorithms() if made.listens), None)
+        if listening is not None:
+            raise UserError(
+                f"algorithm.name: got '{listening}', whose clients test each other's models, which no node sends to "
+                "another; allowed across machines: all algorithms but this"
+            )
         aggregation = None if self.privacy is None else self.privacy.aggregation
         if aggregation is None:
             return

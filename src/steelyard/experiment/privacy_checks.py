@@ -256,6 +256,11 @@ def check_algorithm(privacy: PrivacySettings | None, algorithm: Algorithm) -> No
             f"privacy.{field}: {algorithm.name} has clients send {listed(algorithm.sends)} beside their models, and "
             "only the models are protected; allowed: an algorithm that sends models alone"
         )
+    if algorithm.listens:
+        raise UserError(
+            f"privacy.{field}: clients of {algorithm.name} are given each other's models as they are; "
+            "allowed: an algorithm whose models go to the server alone"
+        )
     if algorithm.private != "nothing":
         kept = {"head": "the head", "norms": "the batch norms", "everything": "all"}.get(algorithm.private, "a part")
         raise UserError(

@@ -30,7 +30,12 @@ from steelyard.report.view import RunView
 
 _ROUNDS = "Rounds until a share"
 """What the titles of the tables of rounds to target hold."""
-_OF_ONE_RULE = {"orders": "Priorities that moved", "classes": "The classes", "split": "Who holds what"}
+_OF_ONE_RULE = {
+    "listening": "Who listens to whom",
+    "orders": "Priorities that moved",
+    "classes": "The classes",
+    "split": "Who holds what",
+}
 SCRIPTS = ("reweigh.js", "figures.js", "controls.js", "report.js")
 
 

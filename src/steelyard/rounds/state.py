@@ -82,6 +82,8 @@ class RoundRecord:
     server_macro_f1: float | None = None
     server_metrics: Mapping[str, float | list[float]] = field(default_factory=dict[str, "float | list[float]"])
     """Further figures of the server's test of the new model: F1 of each class, errors of a regression."""
+    simulated: float | None = None
+    """Seconds that the round took on the devices' clock; None without one."""
     epsilon: float | None = None
     """What the rounds so far have cost any one client, as ε at the budget's δ; None without a budget."""
 

@@ -30,12 +30,12 @@ SEEN = "ledger_seen"
 
 _ROUND = (
     "accuracy", "priority", "tried", "tests", "cohort", "answered", "kept_old", "zero_criteria", "zero_scores", "loss",
-    "server_accuracy", "server_macro_f1", "server_metrics", "epsilon",
+    "server_accuracy", "server_macro_f1", "server_metrics", "simulated", "epsilon",
 )  # fmt: skip
 """All of a round but its seconds."""
 _PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("rounds", _ROUND),
-    ("updates", ("clients", "samples", "bytes", "loss", "score", "weight", "raw", "normalised")),
+    ("updates", ("clients", "samples", "bytes", "loss", "score", "weight", "raw", "normalised", "listening")),
     ("digests", ("model", "updates")),
     ("evaluations", ("clients", "samples", "score", "loss", "metrics", "figures")),
     ("samples", ("hits", "count")),

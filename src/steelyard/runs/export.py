@@ -16,7 +16,7 @@ from steelyard.runs.reader import History
 if TYPE_CHECKING:
     import pandas as pd
 
-TABLES = ("federations", "rounds", "clients", "evaluations", "untested")
+TABLES = ("federations", "rounds", "clients", "evaluations", "untested", "listening")
 _ROWS = 20_000
 """Rows that are written at once: enough for speed, few enough for memory."""
 

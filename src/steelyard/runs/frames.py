@@ -39,6 +39,25 @@ def evaluations_frame(parts: Sequence[tuple[Key, Tested]]) -> pd.DataFrame:
     return pd.DataFrame(columns)
 
 
+def listening_frame(parts: Sequence[tuple[str, int, int, list[str], Floats]]) -> pd.DataFrame:
+    """Return (rule, seed, round, clients, weights [clients, clients]) as a row per round and pair of clients."""
+    columns = ("rule", "seed", "round", "client", "hears", "weight")
+    frames = [
+        pd.DataFrame(
+            {
+                "rule": rule,
+                "seed": seed,
+                "round": round,
+                "client": np.repeat(clients, len(clients)),
+                "hears": np.tile(clients, len(clients)),
+                "weight": weights.reshape(-1),
+            }
+        )
+        for rule, seed, round, clients, weights in parts
+    ]
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=list(columns))
+
+
 def _head(parts: Sequence[tuple[Key, Cohorts]] | Sequence[tuple[Key, Tested]]) -> dict[str, Any]:
     rules = _texts([(rule,) for (rule, _), _ in parts], [np.zeros(len(found.round), np.int64) for _, found in parts])
     return {

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _ROUNDS = (
     *("accuracy", "priority", "tried", "tests", "cohort", "answered", "kept_old", "zero_criteria", "zero_scores"),
-    *("loss", "server_accuracy", "server_macro_f1", "server_metrics", "seconds", "epsilon"),
+    *("loss", "server_accuracy", "server_macro_f1", "server_metrics", "seconds", "simulated", "epsilon"),
 )
 _UPDATES = ("round", "clients", "samples", "bytes", "loss", "score", "weight", "raw", "normalised")
 _EVALUATIONS = ("round", "clients", "samples", "score", "loss", "metrics", "figures")
@@ -227,6 +227,28 @@ class History:
         clients, client = ranked(keys, dict(self._rows("clients", ("id", "name"))))
         order = np.lexsort((client, round))
         return clients, round[order], client[order], order, counts
+
+    @cached_property
+    def listening(self) -> pd.DataFrame:
+        """How clients weighed each other's models for themselves: rule, seed, round, client, hears, weight."""
+        # For speed of start: pandas.
+        from steelyard.runs.frames import listening_frame
+
+        names = dict(self._rows("clients", ("id", "name")))
+        parts: list[tuple[str, int, int, list[str], Floats]] = []
+        for rule, seed in self._keys:
+            key, _ = self._federation(rule, seed)
+            where = "WHERE federation = ? AND listening IS NOT NULL ORDER BY round"
+            for round, clients, blob in self._rows("updates", ("round", "clients", "listening"), where, key):
+                count = len(clients) // 4
+                try:
+                    keys = unpack([clients], [count], KEYS).tolist()
+                    parts.append(
+                        (rule, seed, round, [names[key] for key in keys], unpack([blob], [count], width=count))
+                    )
+                except (ValueError, KeyError) as error:
+                    raise unreadable(self.folder, f"listening of {rule}, seed {seed}: {error}") from error
+        return listening_frame(parts)
 
     def weights(self, rule: str, seed: int, after: int = START) -> tuple[tuple[str, ...], Counts, Floats]:
         """Return (clients, rounds, weights [rounds, clients]) of one federation; NaN where a client did not answer."""

@@ -54,7 +54,7 @@ class RoundRows:
         asked = 0 if updates is None else answered + len({failure.client for failure in updates.failures})
         tried = [[show_priority(order, criteria), accuracy] for order, accuracy in record.tried]
         self._db.execute(
-            "INSERT OR REPLACE INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT OR REPLACE INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 federation,
                 record.round,
@@ -72,6 +72,7 @@ class RoundRows:
                 record.server_macro_f1,
                 json.dumps(record.server_metrics) if record.server_metrics else None,
                 record.seconds,
+                record.simulated,
                 record.epsilon,
             ),
         )
@@ -106,10 +107,11 @@ class RoundRows:
             None if sent is None else pack(sent),
             pack(updates.losses),
             *measured,
+            None if updates.listening is None else pack(updates.listening),
         )
         here = (federation, record.round)
         if updates.clients:
-            self._db.execute("INSERT OR REPLACE INTO updates VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (*here, *row))
+            self._db.execute("INSERT OR REPLACE INTO updates VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (*here, *row))
         answered = set(updates.clients)
         left_out = [failure for failure in updates.failures if failure.client not in answered]
         self._db.executemany(

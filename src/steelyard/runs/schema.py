@@ -27,7 +27,7 @@ from steelyard.runs.checks import (
 )
 from steelyard.runs.typed import Reader
 
-VERSION = 5
+VERSION = 6
 _WAIT = 30
 """Seconds to wait for whoever holds a lock."""
 
@@ -55,6 +55,7 @@ CREATE TABLE IF NOT EXISTS rounds (
     server_accuracy REAL, server_macro_f1 REAL,
     server_metrics TEXT,         -- JSON: f1 per class, or mape, mae, rmse, on the server's test set
     seconds REAL NOT NULL,
+    simulated REAL,              -- seconds that the round took on the devices' clock; NULL without one
     epsilon REAL,                -- what the rounds so far have told about any one client; NULL without such a promise
     PRIMARY KEY (federation, round)
 ) WITHOUT ROWID;
@@ -66,6 +67,7 @@ CREATE TABLE IF NOT EXISTS updates (
     samples BLOB NOT NULL,                           -- int64
     bytes BLOB, loss BLOB NOT NULL, score BLOB, weight BLOB, -- float64, NaN for unknown
     raw BLOB, normalised BLOB,                       -- float64 [clients, criteria of the rule]
+    listening BLOB,                                  -- float64 [clients, clients]: how each weighed all for itself
     PRIMARY KEY (federation, round)
 );
 CREATE TABLE IF NOT EXISTS failures (                -- clients that were asked and left out, and why

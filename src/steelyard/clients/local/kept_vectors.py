@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from steelyard.algorithms.algorithm import OWN, Algorithm, Vectors
+from steelyard.algorithms.algorithm import LAST, OWN, Algorithm, Vectors
 
 KIND = "vector"
 
@@ -30,7 +30,7 @@ class KeptVectors:
         """
 
         def stacked(name: str) -> torch.Tensor:
-            found = received.clone() if name == OWN else torch.zeros_like(received)
+            found = received.clone() if name in (OWN, LAST) else torch.zeros_like(received)
             for row, client in enumerate(clients):
                 held = self._held.get((federation, client, name))
                 if held is not None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from steelyard.algorithms.algorithm import OWN, Algorithm, LocalTraining, SecondTraining, Stage
+from steelyard.algorithms.algorithm import LAST, OWN, Algorithm, Listening, LocalTraining, SecondTraining, Stage
 from steelyard.clients.local.answers import evaluations
 from steelyard.clients.local.context import SimulationContext
 from steelyard.clients.local.device_data.cohort import Cohort
@@ -18,7 +18,7 @@ from steelyard.clients.local.evaluator import Evaluator
 from steelyard.clients.local.kept_vectors import KeptVectors
 from steelyard.learning import parts
 from steelyard.learning.parameters import Layout
-from steelyard.messages import Evaluations, LossState, Question
+from steelyard.messages import Evaluations, Floats, LossState, Question
 
 TESTED_TOGETHER = 64
 """Clients whose own models lie in memory at once while they are tested."""
@@ -32,6 +32,7 @@ class OwnModels:
         self.vectors = vectors
         self._masks: dict[str, torch.Tensor] = {}
         self._engines: dict[Stage, ChosenEngine] = {}
+        self._apart: dict[tuple[int, float], DevicePopulation] = {}
 
     def check(self, algorithms: Sequence[Algorithm]) -> None:
         """Refuse algorithms that keep a part of the model apart which it does not have."""
@@ -93,6 +94,55 @@ class OwnModels:
         out = self.context.matrix(len(cohort))
         engine.train(replace(cohort.begin_at(second.start), descent=descent, corrections=second.correction), out)
         return replace(local, second=out.to(self.context.device))
+
+    def holding_back(self, seed: int, share: float) -> DevicePopulation:
+        """Return the population of a seed with a share of each client's rows kept from training."""
+        if (seed, share) not in self._apart:
+            self._apart[seed, share] = self.context.population(seed).holding_back(share, seed)
+        return self._apart[seed, share]
+
+    def listen(
+        self, cohort: Cohort, number: int, models: torch.Tensor, own: torch.Tensor, evaluator: Evaluator
+    ) -> Floats:
+        """Let each client of a task weigh the models that all have sent, and keep its own mixture of them.
+
+        `own` are the models that the clients trained, whatever they sent. Returns the weights, [clients, models].
+        """
+        task, (jobs, names) = cohort.tasks[number], cohort.jobs(number)
+        device = self.context.device
+        received = task.parameters.to(device).expand(len(names), -1)
+        last = self.vectors.of(task.federation, task.algorithm, names, received)[LAST]
+        sent = models[jobs].to(device)
+        heard = self._heard(cohort, number, sent, last, evaluator)
+        matrix = task.algorithm.listen(heard)
+        mixed = matrix @ sent.nan_to_num(0.0, 0.0, 0.0) + (1 - matrix.sum(dim=1, keepdim=True)) * last
+        self.vectors.keep(task.federation, names, {OWN: mixed, LAST: own})
+        return matrix.to(torch.float64).cpu().numpy()
+
+    def _heard(
+        self, cohort: Cohort, number: int, sent: torch.Tensor, last: torch.Tensor, evaluator: Evaluator
+    ) -> Listening:
+        task = cohort.tasks[number]
+        population = self.holding_back(task.seed, task.algorithm.held_back)
+        sizes = self.context.population(task.seed).sizes
+        jobs, _ = cohort.jobs(number)
+        spans: list[torch.Tensor] = []
+        for client in cohort.client[jobs].tolist():
+            begin, kept = int(population.begins[client]), int(population.sizes[client])
+            first = kept if kept < sizes[client] else 0  # A client with one row tests on it too.
+            spans.append(torch.arange(begin + first, begin + int(sizes[client]), device=self.context.device))
+        rows, counts = torch.cat(spans), [len(span) for span in spans]
+        loss = self.context.loss(task.loss)
+        given = (population.dataset, population.rows[rows], population.labels[rows], loss)
+        each = torch.cat([evaluator.losses(part, *given) for part in sent.split(TESTED_TOGETHER)])
+        losses = torch.stack([part.mean(dim=1) for part in each.split(counts, dim=1)])
+        own = [
+            evaluator.losses(model[None], population.dataset, population.rows[span], population.labels[span], loss)
+            for model, span in zip(last, spans, strict=True)
+        ]
+        before = torch.stack([part.mean() for part in own])
+        distances = torch.stack([torch.linalg.vector_norm(sent - model, dim=1) for model in last])
+        return Listening(losses, before, distances)
 
     def tested(
         self, question: Question, population: DevicePopulation, evaluator: Evaluator, tuned: torch.Tensor | None

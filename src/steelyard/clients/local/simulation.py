@@ -99,7 +99,9 @@ class Simulation:
         models = self.context.matrix(len(cohort))
         self._peak = max(self._peak, models.numel() * 4)
         losses = self._trained(cohort, models)
+        listening = [number for number, task in enumerate(tasks) if task.algorithm.listens]
         done = [self._local(cohort, number, models) for number in range(len(tasks))]
+        trained = {number: models[cohort.jobs(number)[0]].clone() for number in listening}
         self._own.keep(cohort, models)
         for number, task in enumerate(tasks):
             jobs = np.flatnonzero(cohort.task == number)
@@ -111,10 +113,14 @@ class Simulation:
             behaviours = cohort.populations[number].behaviours
             if behaviours:
                 self._kept.keep(cohort.tasks[number], cohort.name(job), models[job], behaviours)
-        return [
+        updates = [
             self._updates(cohort, number, models, losses, failures[number], done[number])
             for number in range(len(tasks))
         ]
+        for number, own in trained.items():
+            heard = self._own.listen(cohort, number, models, own, self.evaluator)
+            updates[number] = replace(updates[number], listening=heard)
+        return updates
 
     def _trained(self, cohort: Cohort, models: torch.Tensor) -> Floats:
         """Write the model of every job into `models` and return the losses of the last stage."""
@@ -188,11 +194,13 @@ class Simulation:
 
     def _at_work(self, tasks: list[Task]) -> tuple[DevicePopulation, ...]:
         """The population of each task as it trains this round; tasks of one seed and round share it."""
-        found: dict[tuple[int, int], DevicePopulation] = {}
-        for task in tasks:
-            if (task.seed, task.round) not in found:
-                found[task.seed, task.round] = self.context.population(task.seed).at_work(task.seed, task.round)
-        return tuple(found[task.seed, task.round] for task in tasks)
+        found: dict[tuple[int, int, float], DevicePopulation] = {}
+        keys = [(task.seed, task.round, task.algorithm.held_back) for task in tasks]
+        for seed, round, share in keys:
+            if (seed, round, share) not in found:
+                training = self._own.holding_back(seed, share)
+                found[seed, round, share] = training.at_work(seed, round)
+        return tuple(found[key] for key in keys)
 
     def _updates(
         self,

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from steelyard.errors import UserError, listed, nearest
 from steelyard.report.documents import VegaLite
-from steelyard.report.figures import adapting, class_f1, curves, devices, split, weights
+from steelyard.report.figures import adapting, class_f1, curves, devices, listening, split, weights
 from steelyard.report.view import RunView
 
 Chart = Any
@@ -101,6 +101,14 @@ _LIST = (
         "No criterion was measured under this rule.",
         "part",
         weights.criteria,
+    ),
+    Kind(
+        "listening",
+        "Who listens to whom",
+        "How much of each other's models each client takes into its own; the mean over all rounds.",
+        "Under this rule clients do not weigh each other; fedfomo lets them.",
+        "part",
+        listening.listening,
     ),
     Kind(
         "orders",

@@ -96,6 +96,24 @@ class DevicePopulation:
             working.labels[begin : begin + part] = self.labels[chosen]
         return working
 
+    def holding_back(self, share: float, seed: int) -> DevicePopulation:
+        """Return the population with a share of each client's rows kept from training; drawn once for a whole run.
+
+        The rows that are held back follow those that are trained on. A client with one row trains and tests on it.
+        """
+        if not share:
+            return self
+        apart = copy.copy(self)
+        apart.sizes, apart.rows, apart.labels = self.sizes.copy(), self.rows.clone(), self.labels.clone()
+        for position, name in enumerate(self.names):
+            begin, size = int(self.begins[position]), int(self.sizes[position])
+            drawn = begin + generator(seed, 0, name, "held back").permutation(size)
+            apart.sizes[position] = part = size - int(np.ceil(share * size)) or min(size, 1)
+            both = np.concatenate([np.sort(drawn[:part]), np.sort(drawn[part:])])
+            order = torch.from_numpy(both).to(self.rows.device)
+            apart.rows[begin : begin + size], apart.labels[begin : begin + size] = self.rows[order], self.labels[order]
+        return apart
+
     @property
     def labelled(self) -> Labelled:
         """The training labels of all clients, for criteria that are measured on all of them at once."""
