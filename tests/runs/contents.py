@@ -82,19 +82,7 @@ def numbers(blob: bytes | None, kind: str = "<f8") -> list[float] | None:
 
 def updates(folder: Path) -> list[dict[str, Any]]:
     """Return what stands of the clients' updates, a dictionary of lists for each federation and round."""
-    columns = (
-        "federation",
-        "round",
-        "clients",
-        "samples",
-        "bytes",
-        "loss",
-        "score",
-        "weight",
-        "raw",
-        "normalised",
-        "listening",
-    )
+    columns = ("federation", "round", "clients", "samples", "bytes", "loss", "score", "weight", "raw", "normalised")
     return [
         {
             name: numbers(value, "<i8" if name == "samples" else "<f8") if column > 2 else value

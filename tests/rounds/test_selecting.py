@@ -1,0 +1,178 @@
+"""Who is asked: each way of choosing by hand, the trace of who is there, the same again after a stop, refusals."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from steelyard import Experiment, UserError
+from steelyard.errors import Stopped
+from steelyard.experiment.running import resume, run
+from steelyard.rounds.selecting import SelectSettings
+from steelyard.rounds.state import Plan
+from steelyard.runs.reader import History
+from steelyard.settings import validated
+
+NAMES = [f"c{number:02}" for number in range(20)]
+
+
+def of(by: str, **given: Any) -> SelectSettings:
+    return SelectSettings.model_validate({"by": by, **given})
+
+
+@given(
+    st.sampled_from(["uniform", "power-of-choice", "round-robin", "score"]),
+    st.integers(0, 5),
+    st.integers(1, 30),
+    st.dictionaries(
+        st.sampled_from(NAMES),
+        st.fixed_dictionaries(
+            {"asked": st.integers(1, 9)},
+            optional={"loss": st.floats(0, 9), "samples": st.floats(1, 99), "score": st.floats(0, 1)},
+        ),
+    ),
+)
+def test_a_cohort_has_its_size_and_names_each_once(by: str, seed: int, size: int, known: Any) -> None:
+    found = of(by).chosen(seed, 3, NAMES, size, known)
+    assert found == sorted(set(found))
+    assert set(found) <= set(NAMES)
+    assert len(found) == min(size, len(NAMES))
+    assert found == of(by).chosen(seed, 3, list(reversed(NAMES)), size, known)  # the order of names is nothing
+
+
+def test_uniform_is_what_a_plan_drew_before() -> None:
+    assert Plan(5, 0.25).cohort(7, 2, NAMES) == tuple(SelectSettings().chosen(7, 2, NAMES, 5, {}))
+
+
+def test_round_robin_asks_everybody_before_anybody_again() -> None:
+    select, known, asked = of("round-robin"), {}, Counter()
+    for round in range(1, 9):
+        cohort = select.chosen(3, round, NAMES, 5, known)
+        asked.update(cohort)
+        known |= {name: {"asked": round} for name in cohort}
+        assert max(asked.values()) - min(asked[name] for name in NAMES) <= 1
+    assert set(asked.values()) == {2}
+    assert select.chosen(3, 1, NAMES, 5, {}) != select.chosen(4, 1, NAMES, 5, {})
+
+
+def test_power_of_choice_takes_the_highest_losses_of_its_candidates() -> None:
+    known = {name: {"asked": 1, "samples": 10.0, "loss": float(number)} for number, name in enumerate(NAMES)}
+    assert of("power-of-choice", candidates=20).chosen(1, 2, NAMES, 3, known) == ["c17", "c18", "c19"]
+    del known["c04"]["loss"]  # never answered: counts as highest
+    assert of("power-of-choice", candidates=20).chosen(1, 2, NAMES, 3, known) == ["c04", "c18", "c19"]
+    # As many candidates as are asked: the losses have no effect, the sizes have.
+    heavy = {**known, "c00": {"asked": 1, "samples": 1e9, "loss": 0.0}}
+    drawn = [of("power-of-choice", candidates=3).chosen(1, round, NAMES, 3, heavy) for round in range(40)]
+    assert all("c00" in cohort for cohort in drawn)
+    assert len({tuple(cohort) for cohort in drawn}) > 20
+
+
+def test_scores_decide_but_for_the_share_that_explores() -> None:
+    known = {name: {"asked": 1, "score": float(number)} for number, name in enumerate(NAMES[:16])}
+    every = [of("score", explore=0.25).chosen(1, round, NAMES, 8, known) for round in range(60)]
+    assert all(set(cohort) >= {f"c{number}" for number in range(10, 16)} for cohort in every)
+    # Two of eight explore: clients that were never asked, all of them in time.
+    assert {name for cohort in every for name in cohort} - {f"c{n}" for n in range(10, 16)} == set(NAMES[16:])
+    assert of("score", explore=0).chosen(1, 5, NAMES, 2, known) == ["c14", "c15"]
+
+
+def test_only_who_is_there_is_asked(tmp_path: Path) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text("client,from,to\nc00,1,2\nc00,5,5\nc01,3,9\n")
+    select = validated(SelectSettings, {"path": str(trace)}, "")
+    assert select.available == {"c00": ((1.0, 2.0), (5.0, 5.0)), "c01": ((3.0, 9.0),)}
+    there = {round: Plan(9, 1.0, select=select).cohort(0, round, ["c00", "c01", "c02"]) for round in range(1, 7)}
+    assert there == {
+        1: ("c00", "c02"),
+        2: ("c00", "c02"),
+        3: ("c01", "c02"),
+        4: ("c01", "c02"),
+        5: ("c00", "c01", "c02"),
+        6: ("c01", "c02"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("client;from;to\n", "path: TRACE has the columns client;from;to; allowed: client, from, to"),
+        ("", "path: TRACE has the columns none; allowed: client, from, to"),
+        ("client,from,to\na,1\n", "path: TRACE, row 2 is a, 1; allowed: a client and two numbers"),
+        ("client,from,to\na,1,soon\n", "path: TRACE, row 2 is a, 1, soon; allowed: a client and two numbers"),
+        ("client,from,to\na,3,1\n", "available.a: got 3 to 1; allowed: the end not before the begin"),
+        ("client,from,to\na,1,nan\n", "available.a.0.1: got nan; allowed: a finite number"),
+    ],
+)
+def test_a_trace_that_is_none_is_refused(tmp_path: Path, text: str, line: str) -> None:
+    trace = tmp_path / "trace.csv"
+    trace.write_text(text)
+    with pytest.raises(UserError) as refused:
+        validated(SelectSettings, {"path": str(trace)}, "")
+    assert line.replace("TRACE", str(trace)) in str(refused.value)
+
+
+BASE: dict[str, Any] = {"partition": {"clients": 8}, "model": {"name": "logistic"}}
+
+
+@pytest.mark.parametrize("by", ["power-of-choice", "round-robin", "score"])
+def test_a_stopped_run_asks_the_same_clients_again(tmp_path: Path, by: str) -> None:
+    rounds = {"count": 5, "fraction": 0.4, "select": by}
+    experiment = Experiment.model_validate({**BASE, "rounds": rounds, "store": {"checkpoint_every": 2}})
+    whole = run(experiment, out=tmp_path / "whole")
+
+    def stop(round: int, figures: Mapping[str, float | None]) -> None:
+        if round == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(Stopped):
+        run(experiment, out=tmp_path / "cut", progress=stop)
+    resume(tmp_path / "cut")
+    ours, theirs = (History(folder).clients[["round", "client", "weight"]] for folder in (tmp_path / "cut", whole))
+    assert ours.to_numpy().tolist() == theirs.to_numpy().tolist()
+    cohorts = theirs.groupby("round")["client"].apply(tuple)
+    assert cohorts.nunique() > 1
+    uniform = run(experiment.changed({"rounds.select": {"by": "uniform"}}), out=tmp_path / "uniform")
+    drawn = History(uniform).clients.groupby("round")["client"].apply(tuple)
+    assert not np.array_equal(cohorts.to_numpy(), drawn.to_numpy())
+
+
+@pytest.mark.parametrize(
+    ("sections", "line"),
+    [
+        (
+            {
+                "rounds": {"select": "score"},
+                "weighing": {"max_weight": 0.5},
+                "privacy": {"central": {"clip": 1.0, "noise": 1.0}},
+            },
+            "rounds.select: got by = 'score' with privacy.central, whose guarantee holds for cohorts that are drawn",
+        ),
+        (
+            {
+                "rounds": {"select": {"available": {"a": [[1, 2]]}}},
+                "privacy": {"local": {"clip": 1.0, "noise": 1.0}, "criteria": "public"},
+            },
+            "rounds.select: got clients that come and go with privacy.local",
+        ),
+        (
+            {"rounds": {"select": "score", "sampling": "poisson"}},
+            "rounds: select.by: got 'score' with sampling = 'poisson'",
+        ),
+        (
+            {"rounds": {"select": {"by": "score", "candidates": 3}}},
+            "rounds.select: candidates: got 3 with by = 'score'; allowed with: power-of-choice",
+        ),
+        ({"rounds": {"select": "luck"}}, "rounds.select.by: got 'luck'; allowed: "),
+    ],
+)
+def test_what_does_not_go_together_is_refused(sections: dict[str, Any], line: str) -> None:
+    with pytest.raises(UserError) as refused:
+        validated(Experiment, {**BASE, **sections}, "")
+    assert line.split(": ", 1)[-1] in str(refused.value)
