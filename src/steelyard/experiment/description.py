@@ -93,6 +93,7 @@ class Description(Section):
                 privacy_checks.check_rule(self.privacy, name, rule, criteria, self.capabilities().classes)
         self._check_caps()
         self.check_algorithms(own_code=False)
+        privacy_checks.check_selection(self.privacy, self.rounds)
         if self.privacy is not None and not reading and not self._plugins:
             privacy_checks.check_names(self.privacy)
         return self

@@ -6,7 +6,7 @@ import re
 from collections.abc import Generator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from pydantic import BaseModel
 
@@ -49,9 +49,11 @@ def agreed(document: dict[str, Any], node: NodeConfig) -> Description:
     kind = document.get("kind", "learning")
     if kind != node.kind:
         raise NotAllowed(f"kind: got {str(kind)[:40]!r}; this node takes part in '{node.kind}' only")
-    facts = document.get("facts")
-    if isinstance(facts, dict) and "path" in facts:  # Reading the settings would open it.
-        raise NotAllowed("facts.path: a server may not name a file of this node; allowed: leave it out")
+    rounds = document.get("rounds")
+    select = cast("dict[str, Any]", rounds).get("select") if isinstance(rounds, dict) else None
+    for field, table in (("facts", document.get("facts")), ("rounds.select", select)):
+        if isinstance(table, dict) and "path" in table:  # Reading the settings would open it.
+            raise NotAllowed(f"{field}.path: a server may not name a file of this node; allowed: leave it out")
     rename_code(document, lambda code: _own_code(code, node.allow))
     experiment = build(document)
     own: dict[str, str] = {}

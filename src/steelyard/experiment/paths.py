@@ -19,14 +19,15 @@ DATA_FIELDS: Mapping[str, tuple[str, ...]] = {
 def resolve_paths(document: dict[str, Any], folder: Path, *, data: bool = True) -> None:
     """Replace each relative path of data that exists in `folder` by the whole path; all others stay as they are.
 
-    The table of facts always gets its whole path; with `data` = false nothing else does.
+    Tables of facts and of who is there always get their whole path; with `data` = false nothing else does.
 
     Use it on the document of an experiment file, before changes from the command line, whose paths are relative to the
     working folder. A whole path also lets the run be resumed from anywhere.
     """
-    for facts in _tables(document, ["facts"]):
-        if isinstance(path := facts.get("path"), str):
-            facts["path"] = str(folder / path)
+    for keys in (["facts"], ["rounds", "select"]):
+        for table in _tables(document, keys):
+            if isinstance(path := table.get("path"), str):
+                table["path"] = str(folder / path)
     for section, fields in DATA_FIELDS.items() if data else ():
         for table in _tables(document, section.split(".")):
             for field in fields:

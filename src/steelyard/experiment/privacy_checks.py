@@ -243,6 +243,21 @@ def check_names(privacy: PrivacySettings) -> None:
                 )
 
 
+def check_selection(privacy: PrivacySettings | None, rounds: RoundSettings) -> None:
+    """Refuse cohorts that are chosen where a guarantee counts on cohorts that are drawn, or on clients that say nothing
+    of themselves.
+    """
+    if privacy is None or rounds.select.plain:
+        return
+    for field in ("central", "local"):
+        if getattr(privacy, field) is not None:
+            what = f"by = '{rounds.select.by}'" if rounds.select.by != "uniform" else "clients that come and go"
+            raise UserError(
+                f"rounds.select: got {what} with privacy.{field}, whose guarantee holds for cohorts that are drawn "
+                "evenly from all clients; allowed: uniform, all clients always there"
+            )
+
+
 def check_algorithm(privacy: PrivacySettings | None, algorithm: Algorithm) -> None:
     """Refuse an algorithm whose server needs more than one noisy or hidden sum of a round."""
     if privacy is None:

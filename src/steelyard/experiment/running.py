@@ -92,6 +92,7 @@ def plan_of(experiment: Description) -> Plan:
         report=experiment.reports_on_server,
         poisson=rounds.sampling == "poisson",
         rate=experiment.rate,
+        select=rounds.select,
     )
 
 

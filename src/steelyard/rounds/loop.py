@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import cast
 
 from steelyard.activity import doing
 from steelyard.clients.protocol import Clients, ReportingServer, Server
@@ -17,11 +18,13 @@ from steelyard.privacy.local import without_losses
 from steelyard.rounds.drafting import TooFewClients, weigh_soundly
 from steelyard.rounds.private import PrivateRounds, nobody
 from steelyard.rounds.progress import SPENT
+from steelyard.rounds.selecting import SELECT, Known
 from steelyard.rounds.server_rows import fit_to_server, train_alone
 from steelyard.rounds.settings import reached
 from steelyard.rounds.soundness import Exploded
 from steelyard.rounds.state import Draft, Federation, Plan, Recorder, RoundRecord, RoundState, first_like
 from steelyard.rounds.testing import check_tested, evaluate
+from steelyard.weighing.view import Memory
 
 Progress = Callable[[int, Mapping[str, float | None]], None]
 
@@ -192,7 +195,9 @@ def make_task(
     if not names:
         raise TooFewClients("no client is registered; allowed: at least one client with training samples")
     seed, algorithm = federation.seed, federation.algorithm
-    cohort = plan.cohort(seed, round, names) if private is None else private.cohort(federation, round, names)
+    cohort = (
+        plan.cohort(seed, round, names, state.memory) if private is None else private.cohort(federation, round, names)
+    )
     return Task(
         *(federation.name, federation.seed, round, cohort, state.parameters, state.loss, algorithm),
         vectors={name: state.tensors[name] for name in algorithm.receives},
@@ -216,7 +221,8 @@ def _finish(draft: Draft, server: Server, plan: Plan, seconds: float) -> tuple[R
         target, share, above = plan.stop_at
         finished = bool(reached(answer.scores[0], target, share, above=above))
     orders = draft.orders or before.orders
-    state = RoundState(before.round + 1, draft.model, loss, orders, finished, draft.memory, tensors=draft.tensors)
+    memory = _remembered(draft, plan)
+    state = RoundState(before.round + 1, draft.model, loss, orders, finished, memory, tensors=draft.tensors)
     macro = None if test is None or test.f1.shape[1] == 0 else float(test.f1[0].mean())
     record = RoundRecord(
         federation=federation.name,
@@ -236,6 +242,16 @@ def _finish(draft: Draft, server: Server, plan: Plan, seconds: float) -> tuple[R
         server_metrics={} if test is None else _server_metrics(test),
     )
     return state, record
+
+
+def _remembered(draft: Draft, plan: Plan) -> Mapping[str, Memory]:
+    """Return the memory of a federation after a round, with what is known of clients where they are chosen by it."""
+    if plan.select.by == "uniform":
+        return draft.memory
+    known = cast("Known", draft.memory.get(SELECT, {}))
+    scores = None if draft.weighing is None else draft.weighing.scores
+    after = plan.select.after(known, draft.before.round + 1, draft.updates, scores)
+    return {**draft.memory, SELECT: cast("Memory", after)}
 
 
 def _server_metrics(test: ServerTest) -> dict[str, float | list[float]]:

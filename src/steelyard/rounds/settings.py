@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from steelyard.messages import Floats
+from steelyard.rounds.selecting import SelectSettings
 from steelyard.settings import Section
 
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -29,6 +30,8 @@ class RoundSettings(Section):
     tenth of more, but at least 10; the run's folder names the share that this came to."""
     sampling: Literal["fixed", "poisson"] = "fixed"
     """fixed: each round has as many clients; poisson: each client takes part with probability `fraction`, by itself."""
+    select: SelectSettings = SelectSettings()
+    """Who is asked in each round, where not everybody alike."""
     min_clients: int = Field(default=1, ge=0)
     """The run stops (and can be resumed) when fewer clients than this give a usable update; 0 never stops it."""
     evaluate_every: int = Field(default=1, ge=1)
@@ -50,6 +53,15 @@ class RoundSettings(Section):
     """End the run once `share` of the devices reach `target`."""
     samples: bool = False
     """Also record right or wrong for every single test sample in the last round."""
+
+    @model_validator(mode="after")
+    def _selected(self) -> Self:
+        if self.sampling == "poisson" and self.select.by != "uniform":
+            raise ValueError(
+                f"select.by: got '{self.select.by}' with sampling = 'poisson', where each client comes by itself; "
+                "allowed: uniform, or sampling = 'fixed'"
+            )
+        return self
 
     def share_of(self, clients: int) -> float:
         """Return the share of so many clients that trains in each round: the one given, or else the default's."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 
@@ -12,6 +12,7 @@ from steelyard import randomness
 from steelyard.algorithms.algorithm import Algorithm, Vectors
 from steelyard.clients.protocol import Server
 from steelyard.messages import Evaluations, Floats, LossState, Updates
+from steelyard.rounds.selecting import SELECT, Known, SelectSettings
 from steelyard.rounds.settings import cohort_size
 from steelyard.weighing.losses import FixedLoss, LossRule
 from steelyard.weighing.priorities import FixedOrder, Order, OrderState, OrderStrategy
@@ -157,16 +158,22 @@ class Plan:
     """Each client takes part with probability `fraction`, by itself, in place of cohorts of a fixed size."""
     report: bool = False
     """Test each new model on the server's reporting rows."""
+    select: SelectSettings = field(default_factory=SelectSettings)
+    """Who is asked, where not everybody alike."""
 
-    def cohort(self, seed: int, round: int, names: Sequence[str]) -> tuple[str, ...]:
-        """Return who takes part in a round, ascending by client id; everybody can draw it from seed and round.
+    def cohort(
+        self, seed: int, round: int, names: Sequence[str], memory: Mapping[str, Memory] | None = None
+    ) -> tuple[str, ...]:
+        """Return who takes part in a round, ascending by client id: drawn from seed and round, and from what the
+        federation remembers of clients where they are chosen by that.
 
         With Poisson sampling, a cohort that falls short of `min_clients` is drawn again with just as many.
         """
+        size = cohort_size(len(names), self.fraction, self.min_clients)
+        names = self.select.there(names, float(round)) if self.select.available else names
         if not self.poisson:
-            return tuple(
-                randomness.choose(seed, round, names, cohort_size(len(names), self.fraction, self.min_clients))
-            )
+            known = cast("Known", (memory or {}).get(SELECT, {}))
+            return tuple(self.select.chosen(seed, round, names, size, known))
         keys = randomness.stream_keys(seed, round, sorted(names), "cohort")
         drawn = randomness.uniforms(keys, 1)[:, 0]
         found = tuple(name for name, value in zip(sorted(names), drawn.tolist(), strict=True) if value < self.fraction)

@@ -1,0 +1,165 @@
+"""Who is asked in a round: everybody alike, or clients chosen by what is known of them and by who is there.
+
+    uniform          every cohort alike
+    power-of-choice  of d clients, drawn by size, those whose last loss was highest (Cho, Wang and Joshi 2020, π_rpow-d:
+                     the variant that asks nobody for a loss beforehand; who was never asked counts as highest)
+    round-robin      who was asked longest ago
+    score            the highest scores of the weighing rule when last asked; a share explores, new clients first
+
+All draws come from seed and round, and what is known of clients is part of the federation's memory, so that a resumed
+run asks the same. https://arxiv.org/abs/2010.01243
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, Self, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from steelyard import randomness
+from steelyard.messages import Floats, Updates
+from steelyard.settings import Section
+
+SELECT = "rounds/select"
+"""Under this name a federation remembers what is known of clients for the next selection."""
+Known = Mapping[str, Mapping[str, float]]
+"""Of each client by name: the round in which it was last `asked`, and its `loss`, `samples` and `score` then."""
+_COLUMNS = ["client", "from", "to"]
+
+
+class SelectSettings(Section):
+    """[rounds.select]: who is asked in each round; `select = "round-robin"` is short for `select.by`."""
+
+    by: Literal["uniform", "power-of-choice", "round-robin", "score"] = "uniform"
+    """uniform: every cohort alike; power-of-choice: high losses among some candidates; round-robin: in turn; score:
+    high scores of the weighing rule, with some exploration."""
+    candidates: int | None = Field(default=None, ge=1)
+    """power-of-choice: d, how many candidates are drawn in each round; default: twice the cohort."""
+    explore: float = Field(default=0.1, ge=0, le=1)
+    """score: the share of each cohort that is drawn from clients that were never asked, or else from all others."""
+    path: Path | None = None
+    """A CSV file with the columns client, from, to: when each client is there, one row for each stretch of time, in
+    rounds (both ends count) or, with [clock], in simulated seconds. It is put into `available`, so that a run records
+    it."""
+    available: dict[str, tuple[tuple[float, float], ...]] = Field(default_factory=dict)
+    """By client: the stretches of time in which it is there; a client that is not named here always is."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read(cls, given: Any) -> Any:
+        if isinstance(given, str):
+            return {"by": given}
+        if not isinstance(given, Mapping) or "path" not in given:
+            return given
+        document = dict(cast("Mapping[str, Any]", given))
+        path = document.pop("path")
+        if document.get("available"):
+            raise ValueError(f"available: given here and in {path}; allowed: one of the two")
+        return {**document, "available": read_trace(Path(str(path)))}
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.candidates is not None and self.by != "power-of-choice":
+            raise ValueError(f"candidates: got {self.candidates} with by = '{self.by}'; allowed with: power-of-choice")
+        for client, stretches in self.available.items():
+            for begin, end in stretches:
+                if begin > end:
+                    raise ValueError(
+                        f"available.{client}: got {begin:g} to {end:g}; allowed: the end not before the begin"
+                    )
+        return self
+
+    @property
+    def plain(self) -> bool:
+        """Whether every cohort is as likely as every other."""
+        return self.by == "uniform" and not self.available
+
+    def there(self, names: Sequence[str], now: float) -> list[str]:
+        """Return who is there at a time, ascending."""
+        always = ((-math.inf, math.inf),)
+        return sorted(
+            name for name in names if any(begin <= now <= end for begin, end in self.available.get(name, always))
+        )
+
+    def next_time(self, names: Sequence[str], now: float) -> float | None:
+        """Return the next time after now at which somebody comes; None where nobody ever does."""
+        times = [begin for name in names for begin, _ in self.available.get(name, ()) if begin > now]
+        return min(times, default=None)
+
+    def chosen(self, seed: int, round: int, names: Sequence[str], size: int, known: Known) -> list[str]:
+        """Return so many of these clients, ascending; `known` is what `after` returned for the round before."""
+        if self.by == "uniform" or size >= len(names):
+            return randomness.choose(seed, round, names, min(size, len(names)))
+        ordered = sorted(names)
+        chance = randomness.uniforms(randomness.stream_keys(seed, round, ordered, "select"), 2)
+        if self.by == "round-robin":
+            # Within a turn the order is the same in every round, drawn once.
+            turn = randomness.uniforms(randomness.stream_keys(seed, 0, ordered, "select"), 1)[:, 0]
+            asked = [known.get(name, {}).get("asked", 0) for name in ordered]
+            picked = np.lexsort((turn, np.array(asked)))[:size]
+        elif self.by == "power-of-choice":
+            picked = self._by_loss(ordered, size, known, chance)
+        else:
+            picked = self._by_score(ordered, size, known, chance)
+        return [ordered[index] for index in sorted(picked.tolist())]
+
+    def _by_loss(self, names: Sequence[str], size: int, known: Known, chance: Floats) -> NDArray[np.intp]:
+        sizes = [known[name]["samples"] for name in names if "samples" in known.get(name, {})]
+        usual = float(np.mean(sizes)) if sizes else 1.0
+        share = np.array([known.get(name, {}).get("samples", usual) for name in names])
+        # The largest of u^(1/p): a draw without replacement, each with a chance by its size p (Efraimidis, Spirakis).
+        drawn = np.argsort(-np.log(np.maximum(chance[:, 0], 1e-300)) / share, kind="stable")
+        drawn = drawn[: max(size, self.candidates or 2 * size)]
+        losses = np.array([known.get(names[int(index)], {}).get("loss", math.inf) for index in drawn])
+        return drawn[np.lexsort((chance[drawn, 1], -losses))[:size]]
+
+    def _by_score(self, names: Sequence[str], size: int, known: Known, chance: Floats) -> NDArray[np.intp]:
+        scores = np.array([known.get(name, {}).get("score", -math.inf) for name in names])
+        best = np.lexsort((chance[:, 0], -scores))
+        best = best[np.isfinite(scores[best])][: size - math.ceil(self.explore * size)]
+        rest = np.setdiff1d(np.arange(len(names)), best)
+        old = [known.get(names[int(index)], {}).get("asked", 0) > 0 for index in rest]
+        return np.concatenate(
+            [best, rest[np.lexsort((chance[rest, 1], np.array(old, dtype=bool)))][: size - len(best)]]
+        )
+
+    def after(self, known: Known, round: int, updates: Updates, scores: Floats | None) -> dict[str, dict[str, float]]:
+        """Return what is known of clients after a round; JSON, as a checkpoint holds it."""
+        found = {name: dict(facts) for name, facts in known.items()}
+        for failure in updates.failures:
+            found.setdefault(failure.client, {})["asked"] = round
+        for row, name in enumerate(updates.clients):
+            facts = {"asked": round, "samples": float(updates.samples[row]), "loss": float(updates.losses[row])}
+            if scores is not None:
+                facts["score"] = float(scores[row])
+            found[name] = {key: value for key, value in facts.items() if math.isfinite(value)}
+        return found
+
+
+def read_trace(path: Path) -> dict[str, list[tuple[float, float]]]:
+    """Read a CSV of client, from, to: by client the stretches of time in which it is there."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            rows = [row for row in csv.reader(file) if any(cell.strip() for cell in row)]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"path: {path} cannot be read: {error}; allowed: a CSV file") from error
+    if not rows or [cell.strip() for cell in rows[0]] != _COLUMNS:
+        raise ValueError(
+            f"path: {path} has the columns {', '.join(rows[0]) if rows else 'none'}; allowed: client, from, to"
+        )
+    found: dict[str, list[tuple[float, float]]] = {}
+    for number, row in enumerate(rows[1:], 2):
+        try:
+            client, begin, end = (cell.strip() for cell in row)
+            found.setdefault(client, []).append((float(begin), float(end)))
+        except ValueError:
+            raise ValueError(
+                f"path: {path}, row {number} is {', '.join(row)}; allowed: a client and two numbers"
+            ) from None
+    return found
