@@ -149,7 +149,7 @@ def test_a_stopped_run_asks_the_same_clients_again(tmp_path: Path, by: str) -> N
         (
             {
                 "rounds": {"select": "score"},
-                "weighing": {"max_weight": 0.5},
+                "weighing": {"criteria": ["EQ"], "max_weight": 0.5},
                 "privacy": {"central": {"clip": 1.0, "noise": 1.0}},
             },
             "rounds.select: got by = 'score' with privacy.central, whose guarantee holds for cohorts that are drawn",
