@@ -33,7 +33,7 @@ from steelyard.recommend.kgflex.settings import KgflexSettings
 from steelyard.recommend.knowledge.features import ItemFeatures
 from steelyard.recommend.lists import Scores
 from steelyard.recommend.metrics import NDCG, HitRate, ItemCoverage
-from steelyard.recommend.ranking import Floats, Ground, top
+from steelyard.recommend.ranking import Floats, GroundTruth, top
 from steelyard.recommend.sampling import Histories
 from steelyard.recommend.users import Users
 from steelyard.rounds.loop import one_round
@@ -48,11 +48,11 @@ MOST = (100, 1000)
 def judged(drawn: Draw, scores: Scores, block: int = 512) -> dict[str, float]:
     """Rank the new items for each user and return the metrics over users who took one of them."""
     lists: list[Codes] = []
-    for start in range(0, drawn.ground.users, block):
-        users = np.arange(start, min(start + block, drawn.ground.users))
+    for start in range(0, drawn.truth.users, block):
+        users = np.arange(start, min(start + block, drawn.truth.users))
         found = np.asarray(scores(users), dtype=np.float64)[:, drawn.new]
         lists.append(top(found, np.zeros(found.shape, dtype=bool), CUTOFF))
-    view = drawn.ground.view(np.concatenate(lists), CUTOFF)
+    view = drawn.truth.view(np.concatenate(lists), CUTOFF)
     return {"ndcg": NDCG()(view), "hit_rate": HitRate()(view), "coverage": ItemCoverage()(view) / len(drawn.new)}
 
 
@@ -82,7 +82,7 @@ class Kgflex:
         histories = Histories.of(known)
         there = ItemFeatures(drawn.features.matrix[rows], drawn.features.names, drawn.features.hops)
         users = Users(
-            histories, Ground.between(known, known), np.ones(histories.users), histories.items.astype(np.int64)
+            histories, GroundTruth.between(known, known), np.ones(histories.users), histories.items.astype(np.int64)
         )
         parts = KgflexParts(there, KgflexSettings(limits=(most, most), others=5.0))
         learning = Learning(case.rate, FACTORS)

@@ -15,7 +15,7 @@ from steelyard.recommend.interactions import Codes, Interactions, build
 from steelyard.recommend.knowledge.features import ItemFeatures
 from steelyard.recommend.knowledge.loading import load_features
 from steelyard.recommend.knowledge.settings import KnowledgeSettings
-from steelyard.recommend.ranking import Ground
+from steelyard.recommend.ranking import GroundTruth
 from steelyard.recommend.reading import read
 
 SHARE = 0.2
@@ -91,7 +91,7 @@ class Draw:
     """All items of the catalogue have numbers here; the new ones have no rows."""
     new: Codes
     """The numbers of the new items, ascending."""
-    ground: Ground
+    truth: GroundTruth
     """The test: users as in `train`, items by their index in `new`."""
     features: ItemFeatures
 
@@ -129,5 +129,5 @@ def draw(data: Interactions, features: ItemFeatures, case: Case, number: int) ->
     relevant = np.ones(len(test), dtype=bool) if case.threshold is None else test.rating >= case.threshold
     pairs = np.unique(test.user[relevant] * count + np.searchsorted(new, test.item[relevant]))
     nobody = np.zeros(0, dtype=np.int64)
-    ground = Ground(len(data.users), count, nobody, nobody, pairs // count, pairs % count)
-    return Draw(train, new, ground, features)
+    truth = GroundTruth(len(data.users), count, nobody, nobody, pairs // count, pairs % count)
+    return Draw(train, new, truth, features)

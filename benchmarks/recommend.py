@@ -31,7 +31,7 @@ from steelyard.data.files import find
 from steelyard.recommend.clients import LocalRound, RecommendClients
 from steelyard.recommend.fpl import MODES, Learning
 from steelyard.recommend.interactions import Interactions
-from steelyard.recommend.ranking import Ground
+from steelyard.recommend.ranking import GroundTruth
 from steelyard.recommend.reading import read
 from steelyard.recommend.sampling import Histories
 from steelyard.recommend.server import RecommendServer
@@ -54,13 +54,13 @@ class Ours:
 
     def __init__(self, table: Interactions, mode: str = "pFPL+", engine: str = "auto") -> None:
         histories = Histories.of(table)
-        ground = Ground.between(table, table)
+        truth = GroundTruth.between(table, table)
         schedule = MODES[mode].schedule(histories.users, histories.total)
         self.epoch_triples = schedule.triples * schedule.users * schedule.rounds_per_epoch
         # Rounds of one user are bundled, an epoch to a round of the loop, as an experiment does it.
         local = LocalRound(schedule.triples, sequential=schedule.rounds_per_epoch if schedule.users == 1 else None)
         self.rounds = schedule.rounds_per_epoch if local.sequential is None else 1
-        users = Users(histories, ground, np.ones(histories.users), histories.items.astype(np.int64))
+        users = Users(histories, truth, np.ones(histories.users), histories.items.astype(np.int64))
         self.clients = RecommendClients(users, Learning(RATE, FACTORS), local, threads=THREADS, engine=engine)
         self.server = RecommendServer(histories.catalogue, FACTORS)
         self.federation = Federation("EQ", "EQ", 1, Rule(WeighingSettings(criteria=("EQ",))))

@@ -23,7 +23,7 @@ from steelyard import Experiment
 from steelyard.api import RecommendExperiment
 from steelyard.recommend.baselines import recommend
 from steelyard.recommend.evaluate import Case, figures
-from steelyard.recommend.prepared import Prepared
+from steelyard.recommend.run_data import RunData
 from steelyard.report.recommender import open_run
 
 CUTOFF, VALIDATION = 10, 0.2
@@ -46,17 +46,17 @@ def points(grid: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
         yield dict(zip(grid, values, strict=True))
 
 
-def measured(prepared: Prepared, lists: Any) -> dict[str, float]:
+def measured(run_data: RunData, lists: Any) -> dict[str, float]:
     """Return the metrics of some lists."""
-    data = prepared.data
-    case = Case(prepared.users.ground, tuple(data.users), tuple(data.items), lists, None, ())
+    data = run_data.data
+    case = Case(run_data.users.truth, tuple(data.users), tuple(data.items), lists, None, ())
     found = figures(case, [CUTOFF])
     return {name: float(value) for name, value in found[str(CUTOFF)].items() if isinstance(value, int | float)}
 
 
 def baseline(kind: str, experiment: RecommendExperiment, seeds: int) -> Row:
     """Choose a baseline's settings on the validation rows and test them."""
-    choosing, testing = experiment.changed({"interactions.validation": VALIDATION}).prepare(), experiment.prepare()
+    choosing, testing = experiment.changed({"interactions.validation": VALIDATION}).run_data(), experiment.run_data()
     tried = [
         (measured(choosing, recommend(kind, choosing.split.train, CUTOFF, 1, point)[0])["precision"], point)
         for point in points(GRIDS[kind])
@@ -80,7 +80,7 @@ def federated(experiment: RecommendExperiment, over: Mapping[str, Sequence[Any]]
         if not out.exists():
             swept.best.changed({"seed": seed}).run(out=out, progress=False)
         finished = open_run(out)
-        found.append(measured(finished.prepared, finished.lists(CUTOFF)[0]))
+        found.append(measured(finished.run_data, finished.lists(CUTOFF)[0]))
     described = swept.best.model_dump()
     chosen = {field: described[field.split(".")[0]][field.split(".")[1]] for field in over}
     name = "kgflex" if experiment.kgflex is not None else f"{experiment.fpl.mode} ({experiment.fpl.epoch})"

@@ -33,8 +33,8 @@ def test_new_items_have_no_training_row_and_are_all_of_the_test(drawn: Draw) -> 
     assert len(drawn.new) == 20
     assert not np.isin(drawn.train.item, drawn.new).any()
     assert sorted([*drawn.new.tolist(), *drawn.old.tolist()]) == list(range(100))
-    assert drawn.ground.items == 20
-    assert len(drawn.ground.test_user) + len(drawn.train) == 1200
+    assert drawn.truth.items == 20
+    assert len(drawn.truth.test_user) + len(drawn.train) == 1200
 
 
 def test_what_reads_features_finds_whose_they_are(case: Case, drawn: Draw) -> None:

@@ -308,7 +308,7 @@ def test_the_hostile_clients_of_adafed_3_are_what_they_were():
         (only("classes-missing", amount=1), "allowed: more than 0, less than 1"),
         (only("stale", amount=1.5), "amount: got 1.5 with kind 'stale'; allowed: a whole number from 1"),
         (only("noisy", amount=float("inf")), "finite number"),
-        (only("free-rider", amount=1), "amount: got 1 with kind 'free-rider'; allowed: nothing"),
+        (only("free-rider", amount=1), "amount: got 1 with kind 'free-rider', which has none; allowed: leave it out"),
         (only("noisy", how="pairs"), "how: got 'pairs' with kind 'noisy'; allowed with: labels-flipped"),
         (only("noisy", of="client-001"), "of: got 'client-001' with kind 'noisy'; allowed with: copy"),
         ({"kind": "copy", "clients": ["client-001"]}, "clients: got names with kind 'copy'; allowed: of"),

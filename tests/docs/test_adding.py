@@ -21,7 +21,7 @@ import numpy as np
 from steelyard import Experiment
 from steelyard.recommend.interactions import build
 from steelyard.recommend.metrics import measure
-from steelyard.recommend.ranking import Ground
+from steelyard.recommend.ranking import GroundTruth
 
 experiment = Experiment(
     data={"source": "stripes"},
@@ -33,7 +33,7 @@ experiment = Experiment(
 result = experiment.compare(["FEW", "least(FEW,DS)", "fedhalf"], out="run", progress=False)
 rules = list(result.table["rules"])
 rows = build(["a", "a", "b"], ["x", "y", "x"])
-shown = measure(Ground.between(rows, rows).view(np.array([[0, 1], [0, -1]]), 2))["items_shown"]
+shown = measure(GroundTruth.between(rows, rows).view(np.array([[0, 1], [0, -1]]), 2))["items_shown"]
 print(json.dumps({"rules": rules, "data": result.experiment.data.source, "shown": shown}))
 """
 

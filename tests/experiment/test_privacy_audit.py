@@ -94,7 +94,7 @@ def test_more_noise_and_larger_sums_hide_more() -> None:
 
 def test_the_images_show_the_sample_and_what_the_update_tells_of_it() -> None:
     shown = show_inversion(steps=0, source=SeededSource(1), each=1)
-    assert [entry["seen"] for entry in shown[:3]] == ["sample", "the update", "sum of 10"]
+    assert [entry["title"] for entry in shown[:3]] == ["sample", "the update", "sum of 10"]
     sample, told, *_, noisy = (np.array(entry["pixels"]) for entry in shown)
     assert sample.shape == (8, 8)
     np.testing.assert_allclose(told, sample, atol=1e-3)

@@ -73,6 +73,6 @@ def test_sequential_modes_are_not_watched(description):
 def test_claims_at_random_by_hand(description):
     """24 users with 8 items each of their own: a claim at random is right with 8 over the catalogue."""
     described = build(description)
-    histories = described.prepare().histories
+    histories = described.run_data().histories
     assert histories.sizes.tolist() == [8] * 24
     assert chance(described) == pytest.approx(8 / histories.catalogue)

@@ -21,7 +21,7 @@ from steelyard.recommend.interactions import build
 from steelyard.recommend.knowledge import features
 from steelyard.recommend.knowledge.features import ItemFeatures
 from steelyard.recommend.metrics import Precision
-from steelyard.recommend.ranking import Ground
+from steelyard.recommend.ranking import GroundTruth
 from steelyard.recommend.sampling import Histories, draw_triples, round_keys, user_keys
 
 
@@ -37,7 +37,7 @@ def precision(split, kind: str, **settings) -> float:
     assert lists.shape == scores.shape == (60, 5)
     own = set(zip(split.train.user.tolist(), split.train.item.tolist(), strict=True))
     assert not own & {(u, i) for u in range(60) for i in lists[u].tolist()}
-    return Precision()(Ground.of(split).view(lists, 5))
+    return Precision()(GroundTruth.of(split).view(lists, 5))
 
 
 def known(train) -> ItemFeatures:

@@ -15,7 +15,7 @@ from steelyard.recommend.communication import Traffic
 from steelyard.recommend.fpl import Learning
 from steelyard.recommend.interactions import build
 from steelyard.recommend.parallel import PairRows
-from steelyard.recommend.ranking import Ground
+from steelyard.recommend.ranking import GroundTruth
 from steelyard.recommend.server import RecommendServer
 from steelyard.recommend.users import Users
 
@@ -33,7 +33,7 @@ def clients(local_round: LocalRound, share: float = 0.5) -> RecommendClients:
     owners = np.repeat(np.arange(USERS), histories.sizes)
     train = build([f"u{u}" for u in owners], [str(i) for i in histories.items], **names)
     test = build(list(NAMES), [str(i) for i in unseen], **names)
-    users = Users(histories, Ground.between(train, test), np.full(USERS, share), histories.items.astype(np.int64))
+    users = Users(histories, GroundTruth.between(train, test), np.full(USERS, share), histories.items.astype(np.int64))
     return RecommendClients(users, Learning(0.1, FACTORS), local_round)
 
 

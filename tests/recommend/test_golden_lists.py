@@ -7,7 +7,7 @@ import pytest
 from steelyard.recommend import filters, splits
 from steelyard.recommend.baselines import recommend
 from steelyard.recommend.metrics import measure
-from steelyard.recommend.ranking import Ground
+from steelyard.recommend.ranking import GroundTruth
 from steelyard.recommend.reading import read
 
 DATA = Path(__file__).parents[2] / ".." / "shared" / "data"
@@ -26,8 +26,8 @@ def test_facebook_books_most_popular():
     split = splits.shuffled(data, 0.2, 42)
     assert len(split.train) == 10490
     lists, _ = recommend("popular", split.train, 10)
-    ground = Ground.of(split)
-    ten, one = measure(ground.view(lists, 10)), measure(ground.view(lists, 1))
+    truth = GroundTruth.of(split)
+    ten, one = measure(truth.view(lists, 10)), measure(truth.view(lists, 1))
     # Published with four decimals.
     assert ten["ndcg"] == pytest.approx(0.0939, abs=5e-5)
     assert one["ndcg"] == pytest.approx(0.0829, abs=5e-5)
@@ -43,11 +43,11 @@ def test_amazon_digital_music_most_popular():
     split = splits.temporal(data, 0.2)
     assert (len(split.train), len(split.test)) == (61408, 14524)
     lists, _ = recommend("popular", split.train, 10)
-    ten = measure(Ground.of(split).view(lists, 10))
+    ten = measure(GroundTruth.of(split).view(lists, 10))
     # Published with five decimals.
     assert ten["precision"] == pytest.approx(0.00469, abs=5e-6)
     assert ten["recall"] == pytest.approx(0.00603, abs=5e-6)
     assert ten["item_coverage"] == 24
     # Published with five decimals.
     assert ten["gini"] == pytest.approx(0.00023, abs=5e-6)
-    assert Ground.of(split).items == 41488
+    assert GroundTruth.of(split).items == 41488

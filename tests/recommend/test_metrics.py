@@ -9,17 +9,17 @@ from hypothesis import strategies as st
 
 from steelyard.recommend import metrics as m
 from steelyard.recommend.interactions import build
-from steelyard.recommend.ranking import Ground, memberships, top
+from steelyard.recommend.ranking import GroundTruth, memberships, top
 from steelyard.recommend.significance import compare
 from steelyard.recommend.splits import Split
 
 
-def ground(train, test, users="abc", items="123456", threshold=None, ratings=None) -> Ground:
+def truth(train, test, users="abc", items="123456", threshold=None, ratings=None) -> GroundTruth:
     """Tables from pairs like "a1"; users and items are single characters."""
     shared = {"all_users": users, "all_items": items}
     left = build([p[0] for p in train], [p[1] for p in train], **shared)
     right = build([p[0] for p in test], [p[1] for p in test], ratings, **shared)
-    return Ground.between(left, right, threshold)
+    return GroundTruth.between(left, right, threshold)
 
 
 def lists(*rows: str, places: int = 4) -> np.ndarray:
@@ -35,7 +35,7 @@ TEST = ["a3", "a5", "b4", "c2", "c5", "c6"]
 @pytest.fixture
 def hand():
     # a sees 3,4,5 (hits 3 and 5), b sees 3,5 (none), c sees 1,2,4 (hit 2), d sees 2,3,5 (has no test item).
-    return ground(TRAIN, TEST, users="abcd").view(lists("345", "35", "124", "235"), 3)
+    return truth(TRAIN, TEST, users="abcd").view(lists("345", "35", "124", "235"), 3)
 
 
 def test_accuracy_by_hand(hand):
@@ -64,7 +64,7 @@ def test_beyond_accuracy_by_hand(hand):
 
 
 def test_popularity_bias_by_hand(hand):
-    assert hand.ground.short_head.tolist() == [True, True, True, False, False, False]
+    assert hand.truth.short_head.tolist() == [True, True, True, False, False, False]
     # Tail items per list of a, b, c: {4, 5}, {5}, {4}.
     assert m.ACLT()(hand) == pytest.approx(4 / 3)
     # Relevant: head a3, c2; tail a5, b4, c5, c6. Hits: head 3 and 2, tail 5.
@@ -79,7 +79,7 @@ def test_popularity_bias_by_hand(hand):
 
 def test_statistical_parity_counts_only_users_who_got_a_list():
     # d gets no list: what she could have been shown is not counted. Shown: head 3, tail 5.
-    view = ground(TRAIN, TEST, users="abcd").view(lists("345", "35", "245", ""), 3)
+    view = truth(TRAIN, TEST, users="abcd").view(lists("345", "35", "245", ""), 3)
     # Room: three items a group for a, b and c, who trained on two each of the head and on none of the tail.
     head, tail = 3 / (9 - 6), 5 / 9
     assert m.PopRSP()(view) == pytest.approx(abs(head - tail) / (head + tail))
@@ -88,16 +88,16 @@ def test_statistical_parity_counts_only_users_who_got_a_list():
 def test_head_border_is_exact_and_ties_go_by_id():
     # 10 interactions; after items 1 and 2 exactly 8 are reached; 3 and 4 tie behind them.
     train = ["a1"] * 5 + ["a2"] * 3 + ["a4", "a3"]
-    assert ground(train, ["a5"]).short_head.tolist() == [True, True, False, False, False, False]
+    assert truth(train, ["a5"]).short_head.tolist() == [True, True, False, False, False, False]
     # Items 1..5 tie with two each: the first four by id hold 80 %.
     train = [f"{user}{item}" for item in "54321" for user in "ab"]
-    assert ground(train, ["a6"]).short_head.tolist() == [True] * 4 + [False] * 2
+    assert truth(train, ["a6"]).short_head.tolist() == [True] * 4 + [False] * 2
 
 
 def test_bias_disparity_by_hand():
     from dataclasses import replace
 
-    base = ground(["a1", "a2", "b1", "b3"], ["a3"], users="ab", items="1234")
+    base = truth(["a1", "a2", "b1", "b3"], ["a3"], users="ab", items="1234")
     two = replace(
         base,
         categories=("x", "y"),
@@ -113,18 +113,18 @@ def test_bias_disparity_by_hand():
 
 
 def test_threshold_decides_relevance():
-    base = ground(["a1"], ["a2", "a3", "b2"], threshold=3, ratings=[3, 2.5, 1])
+    base = truth(["a1"], ["a2", "a3", "b2"], threshold=3, ratings=[3, 2.5, 1])
     assert base.relevant.tolist() == [1, 0, 0]
 
 
 def test_undefined_metrics_are_nan():
-    empty = ground(["a1"], []).view(lists("", "", ""), 2)
+    empty = truth(["a1"], []).view(lists("", "", ""), 2)
     for metric in (m.Precision(), m.NDCG(), m.Gini(), m.ShannonEntropy(), m.PopREO(), m.PopRSP()):
         assert math.isnan(metric(empty))
 
 
 def test_most_unequal_and_most_equal_gini():
-    base = ground(["a1"], ["a2"], users="ab")
+    base = truth(["a1"], ["a2"], users="ab")
     assert m.Gini()(base.view(lists("1", "1"), 1)) == pytest.approx(0)
     assert m.Gini()(base.view(lists("123456", "123456", places=6), 6)) == pytest.approx(1)
 
@@ -143,7 +143,7 @@ def test_accuracy_agrees_with_public_implementations(seed, cutoff):
     scores = random.permuted(np.tile(np.arange(items, dtype=float), (users, 1)), axis=1)
     ranked = top(scores, np.zeros_like(relevance), items)
     user, item = np.nonzero(relevance)
-    base = Ground(users, items, np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), user, item)
+    base = GroundTruth(users, items, np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64), user, item)
     view = base.view(ranked, cutoff)
     assert m.NDCG()(view) == pytest.approx(ndcg_score(relevance, scores, k=cutoff))
     judged = [ir.Qrel(str(u), str(i), 1) for u, i in zip(user, item, strict=True)]
@@ -185,26 +185,26 @@ def test_paired_tests_agree_with_scipy_and_handle_equal_systems():
 
 
 def test_lists_shorter_than_k_count_at_k():
-    view = ground(["c6"], ["a1", "a2", "b3"]).view(lists("1", "45", "6"), 4)
+    view = truth(["c6"], ["a1", "a2", "b3"]).view(lists("1", "45", "6"), 4)
     assert view.cutoff == 4
     assert m.Precision().per_user(view).tolist() == [0.25, 0, 0]
     # At most k hits are possible, and no more than there are relevant items.
     assert m.NDCG()(view) == pytest.approx(1 / (1 + 1 / math.log2(3)) / 2)
-    narrow = ground(["c6"], ["a1", "a2", "b3"]).view(lists("12", "45", "6", places=2), 1)
+    narrow = truth(["c6"], ["a1", "a2", "b3"]).view(lists("12", "45", "6", places=2), 1)
     assert narrow.lists.shape == (3, 1)
     assert m.NDCG()(narrow) == pytest.approx(0.5)
     assert m.HitRate()(narrow) == pytest.approx(0.5)
 
 
 def test_lists_with_fewer_places_than_k():
-    view = ground(["c6"], ["a1", "a2", "b3"]).view(lists("12", "31", "45", places=2), 5)
+    view = truth(["c6"], ["a1", "a2", "b3"]).view(lists("12", "31", "45", places=2), 5)
     assert m.NDCG()(view) == pytest.approx(1.0)
     assert m.Recall()(view) == pytest.approx(1.0)
     assert m.Precision()(view) == pytest.approx((2 / 5 + 1 / 5) / 2)
 
 
 def test_no_hit_at_all_is_zero_not_undefined():
-    view = ground(["c6"], ["a1"]).view(lists("2", "3", "4"), 1)
+    view = truth(["c6"], ["a1"]).view(lists("2", "3", "4"), 1)
     assert m.F1()(view) == 0.0
     assert m.UserF1()(view) == 0.0
     assert m.HitRate()(view) == 0.0
@@ -231,7 +231,7 @@ def test_values_per_user_cover_those_without_test_items(hand):
 
 
 def test_one_item_shown_to_all_has_no_entropy():
-    base = ground(["a1"], ["a2"], users="ab")
+    base = truth(["a1"], ["a2"], users="ab")
     found = m.ShannonEntropy()(base.view(lists("1", "1"), 1))
     assert found == 0.0
     assert math.copysign(1, found) == 1.0
@@ -240,12 +240,12 @@ def test_one_item_shown_to_all_has_no_entropy():
 
 
 def test_a_catalogue_of_one_item_has_no_gini_and_of_none_no_coverage():
-    assert math.isnan(m.Gini()(ground(["a1"], ["a1"], users="a", items="1").view(lists("1"), 1)))
+    assert math.isnan(m.Gini()(truth(["a1"], ["a1"], users="a", items="1").view(lists("1"), 1)))
     with np.errstate(all="raise"):
-        assert math.isnan(m.Gini()(ground(["a1"], ["a1"], users="a", items="12").view(lists(""), 1)))
-    assert m.Gini()(ground(["a1"], ["a1"], users="a", items="12").view(lists("1"), 1)) == pytest.approx(0)
+        assert math.isnan(m.Gini()(truth(["a1"], ["a1"], users="a", items="12").view(lists(""), 1)))
+    assert m.Gini()(truth(["a1"], ["a1"], users="a", items="12").view(lists("1"), 1)) == pytest.approx(0)
     none = np.zeros(0, dtype=np.int64)
-    nothing = Ground(1, 0, none, none, none, none).view(lists(""), 1)
+    nothing = GroundTruth(1, 0, none, none, none, none).view(lists(""), 1)
     assert math.isnan(m.ItemCoverageShare()(nothing))
     assert m.ItemCoverage()(nothing) == 0
     assert isinstance(m.ItemCoverage()(nothing), int)
@@ -253,10 +253,10 @@ def test_a_catalogue_of_one_item_has_no_gini_and_of_none_no_coverage():
 
 def test_parity_needs_both_groups_and_something_in_them():
     # The head is item 1, the tail 2 to 6; nobody's relevant item is in the head.
-    base = ground(["a1", "b1", "c1"], ["a2", "b3"])
+    base = truth(["a1", "b1", "c1"], ["a2", "b3"])
     assert math.isnan(m.PopREO()(base.view(lists("1", "2", "3"), 1)))
     # Relevant ones in both, none of them hit: both recalls are 0.
-    base = ground(["a1", "b1"], ["c1", "b3"])
+    base = truth(["a1", "b1"], ["c1", "b3"])
     assert math.isnan(m.PopREO()(base.view(lists("4", "4", "4"), 1)))
     # As much of both as is relevant: even.
     base = ground(["a1", "b1"], ["c1", "b3"])
@@ -266,10 +266,10 @@ def test_parity_needs_both_groups_and_something_in_them():
     # One relevant in the tail, hit, and none of one in the head: as uneven as can be.
     assert m.PopREO()(base.view(lists("4", "3", "4"), 1)) == 1.0
     # Everyone trained on the whole head: nothing of it could be shown.
-    base = ground(["a1", "b1", "c1"], ["a2"])
+    base = truth(["a1", "b1", "c1"], ["a2"])
     assert math.isnan(m.PopRSP()(base.view(lists("2", "2", "2"), 1)))
     # One who did not, and one of two possible head items: 1/1 against 2/15.
-    base = ground(["a1", "b1"], ["a2"])
+    base = truth(["a1", "b1"], ["a2"])
     assert m.PopRSP()(base.view(lists("2", "3", "1"), 1)) == pytest.approx((1 - 2 / 15) / (1 + 2 / 15))
 
 
@@ -284,7 +284,7 @@ def test_every_metric_is_measured_once_by_its_name(hand):
 
 
 def test_repeated_training_rows_count_once_for_parity_and_each_for_popularity():
-    base = ground(["a1", "a1", "a1", "a2", "b1"], ["a3"], users="ab", items="123")
+    base = truth(["a1", "a1", "a1", "a2", "b1"], ["a3"], users="ab", items="123")
     assert base.popularity.tolist() == [4, 1, 0]
     assert base.short_head.tolist() == [True, False, False]
     assert base.train_in_head.tolist() == [1, 1]
@@ -292,13 +292,13 @@ def test_repeated_training_rows_count_once_for_parity_and_each_for_popularity():
 
 
 def test_without_training_there_is_no_head():
-    base = ground([], ["a1"])
+    base = truth([], ["a1"])
     assert base.short_head.tolist() == [False] * 6
     assert base.train_in_tail.tolist() == [0, 0, 0]
 
 
 def test_categories_by_name():
-    base = ground(["a1", "a2", "b1"], ["a3"], users="ab", items="123")
+    base = truth(["a1", "a2", "b1"], ["a3"], users="ab", items="123")
     pairs = [("1", "x"), ("2", "x"), ("2", "y"), ("9", "y"), ("2", "x"), ("9", "z")]
     found = base.with_categories(list("123"), pairs)
     # Item 9 is not in the catalogue; its category stays, without items.
@@ -318,7 +318,7 @@ def test_categories_by_name():
 def test_bias_counts_only_what_was_liked():
     shared = {"all_users": "ab", "all_items": "12"}
     train = build(list("aabb"), list("1212"), [5.0, 1.0, 3.0, 2.0], **shared)
-    base = Ground.between(train, build(["a"], ["1"], [3.0], **shared), threshold=3.0)
+    base = GroundTruth.between(train, build(["a"], ["1"], [3.0], **shared), threshold=3.0)
     assert base.liked is not None
     assert base.liked.tolist() == [True, False, True, False]
     base = base.with_categories(list("12"), [("1", "x"), ("2", "y")])
@@ -334,13 +334,13 @@ def test_a_split_is_judged_by_its_two_tables():
     train = build(list("ab"), list("12"), **shared)
     test = build(list("abb"), list("233"), [4.0, 2.0, 5.0], **shared)
     split = Split(train, test)
-    every = Ground.of(split)
+    every = GroundTruth.of(split)
     assert (every.users, every.items) == (2, 3)
     assert every.liked is None
     # A pair that comes twice is one relevant item.
     assert (every.test_user.tolist(), every.test_item.tolist()) == ([0, 1], [1, 2])
     assert (every.train_user.tolist(), every.train_item.tolist()) == ([0, 1], [0, 1])
-    assert Ground.of(split, 4.5).relevant.tolist() == [0, 1]
+    assert GroundTruth.of(split, 4.5).relevant.tolist() == [0, 1]
 
 
 def test_a_cell_may_join_several_categories():
@@ -351,11 +351,11 @@ def test_a_cell_may_join_several_categories():
 
 
 def test_hits_belong_to_the_user_who_took_the_item():
-    view = ground(["a6"], ["b1", "c3"]).view(lists("13", "13", "13", places=2), 2)
+    view = truth(["a6"], ["b1", "c3"]).view(lists("13", "13", "13", places=2), 2)
     assert view.hits.tolist() == [[False, False], [True, False], [False, True]]
     assert view.times_shown.tolist() == [3, 0, 3, 0, 0, 0]
     # A place without an item is no hit, also where its number would point at the user before.
-    last = ground(["c1"], ["a6", "b2"]).view(lists("6", "", "", places=1), 1)
+    last = truth(["c1"], ["a6", "b2"]).view(lists("6", "", "", places=1), 1)
     assert last.hits.tolist() == [[True], [False], [False]]
 
 

@@ -135,7 +135,7 @@ def test_strangers_and_users_without_items_fail_with_a_reason(description, tmp_p
     _, updates = one_task(experiment, ["all", "few", "nobody"])
     assert updates.clients == ("all", "few")
     assert [(f.client, f.reason) for f in updates.failures] == [("nobody", "not registered")]
-    histories = experiment.prepare().histories
+    histories = experiment.run_data().histories
     assert histories.sizes.tolist() == [4, 1]
 
 
@@ -147,14 +147,14 @@ def test_a_user_with_nothing_to_learn_from_fails_with_a_reason(description):
     from steelyard.recommend.sampling import Histories
 
     experiment = changed(description)
-    users = experiment.prepare().users
+    users = experiment.run_data().users
     count = users.histories.catalogue
     starts = np.array([0, 0, count, count + 2])
     items = np.concatenate([np.arange(count), [3, 5]]).astype(np.int32)
     odd = Histories(("empty", "full", "usual"), count, starts, items, np.zeros(3, dtype=np.int64))
-    ground = replace(users.ground, users=3)
+    truth = replace(users.truth, users=3)
     clients = RecommendClients(
-        *(replace(users, histories=odd, ground=ground, shares=np.ones(3)), experiment.prepare().learning),
+        *(replace(users, histories=odd, truth=truth, shares=np.ones(3)), experiment.run_data().learning),
         experiment.local_round(),
     )
     task = Task("EQ", 3, 1, ("empty", "full", "usual"), experiment.assemble()[1].initial(3))

@@ -14,7 +14,7 @@ from steelyard.experiment.loading import build as described
 from steelyard.randomness import stream_keys, words
 from steelyard.recommend.interactions import build
 from steelyard.recommend.judging import Judge
-from steelyard.recommend.ranking import Ground
+from steelyard.recommend.ranking import GroundTruth
 from steelyard.recommend.sampled import Sampled, draw_negatives, per_user, ranks
 from steelyard.recommend.sampling import Histories
 from steelyard.recommend.users import Users
@@ -22,20 +22,20 @@ from steelyard.report.recommender import open_run
 from steelyard.result import Result
 
 
-def ground_of(train: list[tuple[str, int]], test: list[tuple[str, int]], users: list[str], items: int) -> Ground:
+def ground_of(train: list[tuple[str, int]], test: list[tuple[str, int]], users: list[str], items: int) -> GroundTruth:
     names = {"all_users": users, "all_items": [str(i) for i in range(items)]}
     sides = [build([u for u, _ in side], [str(i) for _, i in side], **names) for side in (train, test)]
-    return Ground.between(*sides)
+    return GroundTruth.between(*sides)
 
 
-def by_hand(ground: Ground, names: list[str], sampled: Sampled, scores: np.ndarray, cutoff: int) -> dict[str, list]:
+def by_hand(truth: GroundTruth, names: list[str], sampled: Sampled, scores: np.ndarray, cutoff: int) -> dict[str, list]:
     """The protocol in plain Python: one user, one test item, one negative at a time."""
     found = {"hit_rate": [], "ndcg": []}
     for user, name in enumerate(names):
-        tests = ground.test_item[ground.test_user == user].tolist()
-        taken = set(ground.train_item[ground.train_user == user].tolist()) | set(tests)
-        drawn = words(stream_keys(sampled.seed, 0, [name], "sampled negatives")[0], ground.items).tolist()
-        negatives = sorted((i for i in range(ground.items) if i not in taken), key=lambda i: drawn[i])[: sampled.count]
+        tests = truth.test_item[truth.test_user == user].tolist()
+        taken = set(truth.train_item[truth.train_user == user].tolist()) | set(tests)
+        drawn = words(stream_keys(sampled.seed, 0, [name], "sampled negatives")[0], truth.items).tolist()
+        negatives = sorted((i for i in range(truth.items) if i not in taken), key=lambda i: drawn[i])[: sampled.count]
         hits, gains = [], []
         for item in tests:
             order = sorted([item, *negatives], key=lambda i: (-scores[user, i], i))
@@ -57,12 +57,12 @@ def test_it_is_the_protocol_done_by_hand(seed: int, count: int, cutoff: int):
         held = int(random.integers(0, min(2, len(mine)) + 1))
         test += [(name, i) for i in mine[:held]]
         train += [(name, i) for i in mine[held:]]
-    ground = ground_of(train, test, names, items)
+    truth = ground_of(train, test, names, items)
     scores = random.integers(0, 4, (5, items)).astype(np.float64)  # few values: ties are common
     sampled = Sampled(count, seed)
-    negatives = draw_negatives(ground, names, sampled)
-    found = per_user(ground, ranks(ground, negatives, lambda users: scores[users]), cutoff)
-    expected = by_hand(ground, names, sampled, scores, cutoff)
+    negatives = draw_negatives(truth, names, sampled)
+    found = per_user(truth, ranks(truth, negatives, lambda users: scores[users]), cutoff)
+    expected = by_hand(truth, names, sampled, scores, cutoff)
     for name in expected:
         np.testing.assert_allclose(found[name], expected[name])
 
@@ -78,10 +78,10 @@ def test_a_users_negatives_do_not_depend_on_who_else_there_is():
 
 
 def test_a_test_item_without_a_number_for_a_score_comes_last():
-    ground = ground_of([("anna", 0)], [("anna", 1)], [], 4)
-    negatives = draw_negatives(ground, ["anna"], Sampled(99, 1))
+    truth = ground_of([("anna", 0)], [("anna", 1)], [], 4)
+    negatives = draw_negatives(truth, ["anna"], Sampled(99, 1))
     assert sorted(negatives[0].tolist()) == [-1] * 97 + [2, 3]
-    assert ranks(ground, negatives, lambda users: np.array([[0.0, np.nan, 1.0, 2.0]])).tolist() == [2]
+    assert ranks(truth, negatives, lambda users: np.array([[0.0, np.nan, 1.0, 2.0]])).tolist() == [2]
 
 
 def test_the_loop_names_it_as_what_it_is(description, tmp_path: Path):
@@ -96,9 +96,9 @@ def test_the_loop_names_it_as_what_it_is(description, tmp_path: Path):
     assert report["sampled"]["ndcg@3"] == pytest.approx(last)
     assert report["sampled"]["ndcg@3"] > report["metrics"]["3"]["ndcg"] > 0
     # The same users and scores by hand.
-    ground, names = finished.prepared.users.ground, list(finished.prepared.histories.names)
+    truth, names = finished.run_data.users.truth, list(finished.run_data.histories.names)
     scores = finished.clients.scores(finished.federation, 3, finished.model, np.arange(24))
-    expected = by_hand(ground, names, Sampled(12, 42), scores, 3)
+    expected = by_hand(truth, names, Sampled(12, 42), scores, 3)
     assert report["sampled"]["hit_rate@3"] == pytest.approx(np.mean(expected["hit_rate"]))
 
 
@@ -108,8 +108,8 @@ def test_every_item_beside_the_test_item_gives_the_full_ranking():
     test = [(f"u{u}", next(i for i in range(20) if (f"u{u}", i) not in train)) for u in range(6)]
     names = {"all_items": [str(i) for i in range(20)]}
     data = build([u for u, _ in train], [str(i) for _, i in train], **names)
-    ground = ground_of(train, test, [], 20)
-    users = Users(Histories.of(data), ground, np.ones(6), np.zeros(30, dtype=np.int64))
+    truth = ground_of(train, test, [], 20)
+    users = Users(Histories.of(data), truth, np.ones(6), np.zeros(30, dtype=np.int64))
     scores = random.normal(size=(6, 20))
     full = Judge(users, 5).measure(lambda asked: scores[asked])
     among_all = Judge(users, 5, sampled=Sampled(20)).measure(lambda asked: scores[asked])

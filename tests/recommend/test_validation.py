@@ -47,19 +47,19 @@ def test_validation_without_times_is_drawn_and_differs_from_the_test_draw():
 
 def test_where_test_rows_are_drawn_validation_rows_are_drawn_too(description):
     """A user's latest rows are another task than rows from anywhere; settings are chosen on the task of the test."""
-    newest = changed(description, validation=0.25, split="temporal").prepare().split
-    drawn = changed(description, validation=0.25, split="shuffled").prepare().split
+    newest = changed(description, validation=0.25, split="temporal").run_data().split
+    drawn = changed(description, validation=0.25, split="shuffled").run_data().split
     assert (newest.test.time.min(), newest.train.time.max()) == (1006, 1005)
     assert drawn.test.time.min() < drawn.train.time.max()
-    again = changed(description, validation=0.25, split="shuffled").prepare().split
+    again = changed(description, validation=0.25, split="shuffled").run_data().split
     assert drawn.test.item.tolist() == again.test.item.tolist()
 
 
 def test_a_validation_run_neither_trains_on_nor_sees_the_test_set(description, tastes, tmp_path):
     description["ranking"] = {"threshold": 3}
-    usual = changed(description).prepare().split
+    usual = changed(description).run_data().split
     experiment = changed(description, validation=0.25)
-    split = experiment.prepare().split
+    split = experiment.run_data().split
     pairs = {name: set(zip(side.user.tolist(), side.item.tolist(), strict=True)) for name, side in vars(split).items()}
     tested = set(zip(usual.test.user.tolist(), usual.test.item.tolist(), strict=True))
     assert len(pairs["test"]) == USERS * 2  # of 8 training rows each
@@ -79,7 +79,7 @@ def test_a_validation_run_neither_trains_on_nor_sees_the_test_set(description, t
 
 def test_validation_that_leaves_nobody_to_test_is_refused(description):
     with pytest.raises(UserError, match=r"no user has a relevant validation item.*larger validation share"):
-        changed(description, validation=0.05).prepare()
+        changed(description, validation=0.05).run_data()
 
 
 def test_the_split_command_writes_the_validation_rows_apart(tastes, tmp_path):

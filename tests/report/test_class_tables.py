@@ -6,7 +6,7 @@ import numpy as np
 
 from steelyard.report.comparison import describe
 from steelyard.report.comparison_tables import class_tables, write_comparison
-from steelyard.report.curves import Curve
+from steelyard.report.recorded_curves import Curve
 
 
 def curve(rule: str, seed: int, f1: list[list[float]]) -> Curve:

@@ -12,8 +12,8 @@ import pytest
 from steelyard.errors import UserError
 from steelyard.report.comparison import describe
 from steelyard.report.comparison_tables import comparison_csv, curves_csv, write_comparison
-from steelyard.report.curves import Curve
 from steelyard.report.figures.writing import write_curves
+from steelyard.report.recorded_curves import Curve
 from steelyard.report.rendering import spark
 from steelyard.report.verdicts import verdicts
 

@@ -65,7 +65,7 @@ def check(document: object, declared: object) -> None:
 def test_documents_have_the_keys_of_their_types(tmp_path: Path) -> None:
     result = Result(make_run(tmp_path / "run", rounds=3, clients=8, seeds=(1, 2)))
     view = RunView([result.history])
-    reweighed = reweigh(view, view.part("VP>DS"), WeighingSettings(criteria=("DS",)))
+    reweighed = reweigh(view, view.federation("VP>DS"), WeighingSettings(criteria=("DS",)))
     check(result.summary, documents.Summary)
     check(result.table, documents.Comparison)
     check(contents(view), documents.ReportData)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from steelyard.report.curves import Curve
 from steelyard.report.groups import group_tables, study_of
+from steelyard.report.recorded_curves import Curve
 
 
 def curve(rule: str, seed: int, reached: list[int]) -> Curve:

@@ -91,7 +91,7 @@ def test_every_part_is_there(page: str) -> None:
 
 def test_cards_hold_what_was_recorded(run: Path, page: str) -> None:
     view = RunView([run])
-    part = view.part("fedavg", 1)
+    part = view.federation("fedavg", 1)
     frame = view.clients(part)
     cards = {card["name"]: card for card in data_of(page)["clients"]["fedavg"]["clients"]}
     assert sum(card["share"] for card in cards.values()) == pytest.approx(1)

@@ -100,7 +100,7 @@ def weigh_again(opened: Opened, view: RunView, score: str, normalise: str) -> No
         options["power"] = 2.0
     shown = {row["name"]: row["weight"] for row in page.evaluate("document.getElementById('reweigh').result")}
     settings = WeighingSettings(criteria=tuple(criteria), score=score, normalise=normalise, **options)  # type: ignore[arg-type]
-    expected = {row["client"]: row["weight"] for row in reweigh(view, view.part("VP>DS"), settings)["clients"]}
+    expected = {row["client"]: row["weight"] for row in reweigh(view, view.federation("VP>DS"), settings)["clients"]}
     assert shown == pytest.approx(expected, abs=1e-12), (score, normalise)
     assert "not a result" in page.inner_text("#reweigh")
 
@@ -113,7 +113,7 @@ def test_one_criterion_alone_and_dragging(opened: Opened, run: Path) -> None:
     page.uncheck("#reweigh li[data-criterion=VP] input")
     shown = {row["name"]: row["weight"] for row in page.evaluate("document.getElementById('reweigh').result")}
     view = RunView([run])
-    found = reweigh(view, view.part("VP>DS"), WeighingSettings(criteria=("DS",)))
+    found = reweigh(view, view.federation("VP>DS"), WeighingSettings(criteria=("DS",)))
     assert shown == pytest.approx({row["client"]: row["weight"] for row in found["clients"]}, abs=1e-12)
 
 

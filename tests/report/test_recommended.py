@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from steelyard.api import Experiment
-from steelyard.recommend import prepared
+from steelyard.recommend import run_data
 from steelyard.report.html import html
 from steelyard.report.recommended import _concentration, recommended
 from steelyard.report.view import RunView
@@ -57,7 +57,7 @@ def test_metrics_and_figures_stand_beside_the_most_popular(run: Path) -> None:
 
 def test_data_that_are_gone_are_told_not_raised(run: Path) -> None:
     (run.parent / "ratings.tsv").rename(run.parent / "moved.tsv")
-    prepared._prepared.cache_clear()
+    run_data._loaded.cache_clear()
     made = recommended(RunView([run]))
     assert made.tables == []
     assert "Lists cannot be made again" in made.notes[0]

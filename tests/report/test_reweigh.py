@@ -13,7 +13,7 @@ from tests.report.made_run import make_run
 
 from steelyard.cli.summaries import show_reweighed
 from steelyard.errors import UserError
-from steelyard.report.reweigh import cohorts, part_with, reweigh
+from steelyard.report.reweigh import cohorts, federation_with, reweigh
 from steelyard.report.view import RunView
 from steelyard.weighing.rule import WeighingSettings
 
@@ -29,7 +29,7 @@ def view(run: Path) -> RunView:
 
 
 def test_the_rule_that_was_used_gives_the_weights_that_were_recorded(view: RunView) -> None:
-    part = view.part("VP>DS", 1)
+    part = view.federation("VP>DS", 1)
     found = reweigh(view, part, WeighingSettings(criteria=("VP", "DS")))
     assert found["rounds"] == 5
     for row in found["clients"]:
@@ -38,7 +38,7 @@ def test_the_rule_that_was_used_gives_the_weights_that_were_recorded(view: RunVi
 
 
 def test_another_rule_by_hand(view: RunView) -> None:
-    part = view.part("VP>DS", 1)
+    part = view.federation("VP>DS", 1)
     found = reweigh(view, part, WeighingSettings(criteria=("DS",)))
     totals: dict[str, float] = {}
     for _, clients, raw, _ in cohorts(view.clients(part), ["DS"]):
@@ -54,12 +54,12 @@ def test_another_rule_by_hand(view: RunView) -> None:
 
 
 def test_the_updates_are_those_of_a_rule_that_measured_what_is_asked_for(view: RunView) -> None:
-    assert part_with(view, [], None, None).label == "VP>DS"
-    assert part_with(view, ["LD"], None, None).label == "online(DS>LD)"
+    assert federation_with(view, [], None, None).label == "VP>DS"
+    assert federation_with(view, ["LD"], None, None).label == "online(DS>LD)"
     with pytest.raises(UserError, match=r"criteria: MD not measured under .*allowed: VP>DS: VP, DS; fedavg: DS"):
-        part_with(view, ["MD"], None, None)
+        federation_with(view, ["MD"], None, None)
     with pytest.raises(UserError, match="criteria: LD not measured under 'fedavg'"):
-        part_with(view, ["LD"], "fedavg", None)
+        federation_with(view, ["LD"], "fedavg", None)
 
 
 def test_the_command(
@@ -70,7 +70,7 @@ def test_the_command(
     document = json.loads(done.stdout)
     view = RunView([run])
     settings = WeighingSettings(criteria=("DS", "VP"), normalise="max")
-    expected = reweigh(view, view.part("VP>DS", 1), settings)["clients"]
+    expected = reweigh(view, view.federation("VP>DS", 1), settings)["clients"]
     assert [row["client"] for row in document["clients"]] == [row["client"] for row in expected]
     assert np.allclose([r["weight"] for r in document["clients"]], [r["weight"] for r in expected], atol=1e-12)
     show_reweighed(document)

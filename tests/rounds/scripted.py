@@ -103,7 +103,7 @@ class Reporting(Server):
         return ServerTest(np.array([0.75]), np.array([[1.0, 0.5, 0.0]]))
 
 
-class Kept:
+class Recorder:
     """A recorder that keeps what it is given."""
 
     def __init__(self) -> None:

@@ -97,7 +97,7 @@ class ScriptedServer:
         return ServerTest(np.full(count, self.accuracy), np.tile([1.0, 0.0], (count, 1)))
 
 
-class Kept:
+class Recorder:
     def __init__(self) -> None:
         self.records: list[RoundRecord] = []
 
@@ -108,7 +108,7 @@ class Kept:
 def run(
     script, federation: Federation, *, detailed: bool = False, server: ScriptedServer | None = None
 ) -> tuple[list[RoundRecord], RoundState, ScriptedClients]:
-    clients, kept = ScriptedClients(script), Kept()
+    clients, kept = ScriptedClients(script), Recorder()
     plan = Plan(rounds=max(script), fraction=1.0, detailed=detailed)
     states = run_rounds([federation], {}, clients, server or ScriptedServer(), plan, kept)
     return kept.records, states[federation.name], clients

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import pytest
-from tests.rounds.scripted import Clients, Kept, Server, federation, state
+from tests.rounds.scripted import Clients, Recorder, Server, federation, state
 
 from steelyard.messages import Evaluations, Question
 from steelyard.rounds.loop import run_rounds
@@ -17,7 +17,7 @@ from steelyard.weighing.priorities import Decision, OrderState
 
 def test_several_candidates_are_told_apart_and_the_kept_one_is_asked_again() -> None:
     """Each candidate scores ⅛ less than the one before; metrics come for the first of a question only."""
-    clients, kept = Clients(scores=lambda round: (0.5, 0.5) if round else (0.0, 0.0)), Kept()
+    clients, kept = Clients(scores=lambda round: (0.5, 0.5) if round else (0.0, 0.0)), Recorder()
     clients.metrics = True
     greedy = replace(federation(criteria=("DS", "LD", "MD")), strategy=Second())
     begun = replace(state(0), orders=OrderState((0, 1, 2), 0.9))
@@ -44,10 +44,10 @@ def test_an_answer_that_is_missing_is_not_passed_over(call: int) -> None:
     ordered = replace(federation(criteria=("DS", "LD", "MD")), strategy=Second())
     states = {"f": replace(state(0), orders=OrderState((0, 1, 2), 0.9))}
     with pytest.raises(ValueError, match="shorter"):
-        run_rounds([ordered], states, clients, Server(), Plan(rounds=1, fraction=0.3), Kept())
+        run_rounds([ordered], states, clients, Server(), Plan(rounds=1, fraction=0.3), Recorder())
     clients.calls = 0
     with pytest.raises(ValueError, match="shorter"):
-        run_rounds([replace(ordered)], {}, clients, Server(), Plan(rounds=1, fraction=0.3), Kept())
+        run_rounds([replace(ordered)], {}, clients, Server(), Plan(rounds=1, fraction=0.3), Recorder())
 
 
 def test_a_candidate_without_an_answer_is_not_passed_over() -> None:
@@ -59,11 +59,11 @@ def test_a_candidate_without_an_answer_is_not_passed_over() -> None:
     states = {"f": replace(state(0), orders=OrderState((0, 1, 2), 0.9))}
     clients = Lazy(scores=lambda _: (0.5, 0.5))
     with pytest.raises(ValueError, match="shorter"):
-        run_rounds([ordered], states, clients, Server(), Plan(rounds=1, fraction=0.3), Kept())
+        run_rounds([ordered], states, clients, Server(), Plan(rounds=1, fraction=0.3), Recorder())
 
 
 def test_a_model_that_is_kept_for_want_of_worth_tries_no_orders() -> None:
-    clients, kept = Clients(), Kept()
+    clients, kept = Clients(), Recorder()
     clients.worthless = True
     greedy = strategy_of(AdjustSettings(strategy="greedy"))
     ordered = replace(federation(criteria=("DS", "LD"), when_zero="keep"), strategy=greedy)
@@ -80,12 +80,12 @@ def test_a_rule_without_an_order_tries_none() -> None:
     clients = Clients()
     mean = replace(federation(criteria=("DS", "LD"), score="mean"), strategy=Second())
     with pytest.raises(AssertionError):  # it may decide, on the one order there is, and finds no other
-        run_rounds([mean], {"f": state(0)}, clients, Server(), Plan(rounds=1, fraction=0.3), Kept())
+        run_rounds([mean], {"f": state(0)}, clients, Server(), Plan(rounds=1, fraction=0.3), Recorder())
     assert len(clients.questions) == 1
 
 
 def test_what_is_recorded_of_the_kept_candidate_is_its_own() -> None:
-    clients, kept = Clients(scores=lambda _: (0.5, 0.25)), Kept()
+    clients, kept = Clients(scores=lambda _: (0.5, 0.25)), Recorder()
     ordered = replace(federation(criteria=("DS", "LD", "MD")), strategy=Other(2))
     states = {"f": replace(state(0), orders=OrderState((0, 1, 2), 0.9))}
     run_rounds([ordered], states, clients, Server(), Plan(rounds=1, fraction=0.3), kept)
@@ -97,7 +97,7 @@ def test_what_is_recorded_of_the_kept_candidate_is_its_own() -> None:
 
 
 def test_the_first_candidate_has_its_metrics_already() -> None:
-    clients, kept = Clients(scores=lambda _: (0.5, 0.25)), Kept()
+    clients, kept = Clients(scores=lambda _: (0.5, 0.25)), Recorder()
     clients.metrics = True
     ordered = replace(federation(criteria=("DS", "LD", "MD")), strategy=Other(1))
     states = {"f": replace(state(0), orders=OrderState((0, 1, 2), 0.9))}

@@ -9,7 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from tests.rounds.scripted import NAMES, Clients, Kept, Server, federation, state
+from tests.rounds.scripted import NAMES, Clients, Recorder, Server, federation, state
 
 from steelyard.algorithms.algorithm import Algorithm, ServerStep
 from steelyard.algorithms.fedavgm import FedAvgM
@@ -61,7 +61,7 @@ class Open:
 
 
 def test_the_model_is_the_weighted_mean_of_those_who_stayed_and_the_record_says_so() -> None:
-    kept = Kept()
+    kept = Recorder()
     states = run_rounds([federation()], {"f": state(0)}, Hiding(gone="bj"), Server(), Plan(1, 1.0), kept)
     sizes = np.array([1, 0, 3, 4, 5, 6, 7, 8, 9, 0])  # of b and j nothing is left
     expected = torch.tensor(sizes / sizes.sum(), dtype=torch.float32)
@@ -81,7 +81,7 @@ def test_the_model_is_the_weighted_mean_of_those_who_stayed_and_the_record_says_
 
 
 def test_a_federation_whose_sum_cannot_be_ends_alone_with_its_last_good_model() -> None:
-    kept = Kept()
+    kept = Recorder()
     made = [federation("spoiled"), federation("f")]
     clients = Hiding()
     done = run_rounds(
@@ -100,7 +100,7 @@ def test_without_another_federation_the_run_stops_with_that_line() -> None:
     with pytest.raises(
         Exploded, match=r"^round 1 of f: the hidden sum of 10 .*from another seed, without clients that"
     ):
-        run_rounds([federation()], {"f": state(0)}, Hiding(excess={"f": 3.0}), Server(), PLAN, Kept())
+        run_rounds([federation()], {"f": state(0)}, Hiding(excess={"f": 3.0}), Server(), PLAN, Recorder())
 
 
 def test_updates_in_the_open_are_there_before_they_are_weighed() -> None:

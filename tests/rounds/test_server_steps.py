@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tests.rounds.scripted import NAMES, Clients, Kept, Server, federation, state
+from tests.rounds.scripted import NAMES, Clients, Recorder, Server, federation, state
 
 from steelyard.errors import UserError
 from steelyard.messages import Task, Updates
@@ -56,7 +56,7 @@ def fitted(cohort: Sequence[str], server: Fitting, seed: int, rate: float) -> tu
 
 
 def test_weights_are_fitted_side_by_side_each_to_its_own_rows() -> None:
-    clients, server, kept = Clients(), Fitting(), Kept()
+    clients, server, kept = Clients(), Fitting(), Recorder()
     made = [
         federation("plain"),
         federation("slow", fit=FIT),
@@ -85,7 +85,7 @@ def test_weights_are_fitted_side_by_side_each_to_its_own_rows() -> None:
 
 
 def test_fitted_weights_keep_to_the_cap_of_their_rule() -> None:
-    clients, kept = Clients(), Kept()
+    clients, kept = Clients(), Recorder()
     steep = {"steps": 20, "rate": 20.0, "shrink": 0.0}
     made = [federation("free", fit=steep), federation("capped", fit=steep, max_weight=0.3)]
     done = run_rounds(made, {one.name: state(0) for one in made}, clients, Fitting(), PLAN, kept)
@@ -101,10 +101,10 @@ def test_nothing_is_fitted_where_the_old_model_is_kept() -> None:
     clients, server = Clients(), Fitting()
     clients.broken = dict.fromkeys(NAMES, "lost")
     plan = replace(PLAN, min_clients=0)
-    run_rounds([federation(fit=FIT)], {"f": state(0)}, clients, server, plan, Kept())
+    run_rounds([federation(fit=FIT)], {"f": state(0)}, clients, server, plan, Recorder())
     clients = Clients()
     clients.worthless = True
-    run_rounds([federation(fit=FIT, when_zero="keep")], {"f": state(0)}, clients, server, plan, Kept())
+    run_rounds([federation(fit=FIT, when_zero="keep")], {"f": state(0)}, clients, server, plan, Recorder())
     assert server.asked == []
 
 
@@ -114,13 +114,13 @@ def test_a_slope_that_is_missing_is_not_passed_over() -> None:
             return super().gradients(seeds, models)[:-1]
 
     with pytest.raises(ValueError, match="shorter"):
-        run_rounds([federation(fit=FIT)], {"f": state(0)}, Clients(), Short(), PLAN, Kept())
+        run_rounds([federation(fit=FIT)], {"f": state(0)}, Clients(), Short(), PLAN, Recorder())
 
 
 def test_a_server_that_cannot_fit_and_models_that_cannot_be_seen_are_named() -> None:
     message = r"^weighing.fit: given, but this server has no rows to fit to; allowed: no \[weighing.fit\]$"
     with pytest.raises(UserError, match=message):
-        run_rounds([federation(fit=FIT)], {"f": state(0)}, Clients(), Server(), PLAN, Kept())
+        run_rounds([federation(fit=FIT)], {"f": state(0)}, Clients(), Server(), PLAN, Recorder())
 
     class Hidden(Clients):
         def train(self, tasks: Sequence[Task]) -> list[Updates]:
@@ -137,11 +137,11 @@ def test_a_server_that_cannot_fit_and_models_that_cannot_be_seen_are_named() -> 
 
     message = r"^weighing.fit: the server sees no single models in this run; allowed: no \[weighing.fit\]$"
     with pytest.raises(UserError, match=message):
-        run_rounds([federation(fit=FIT)], {"f": state(0)}, Hidden(), Fitting(), PLAN, Kept())
+        run_rounds([federation(fit=FIT)], {"f": state(0)}, Hidden(), Fitting(), PLAN, Recorder())
 
 
 def test_the_server_alone_trains_its_own_model_and_asks_nobody() -> None:
-    clients, server, kept = Clients(), Fitting(), Kept()
+    clients, server, kept = Clients(), Fitting(), Recorder()
     made = [federation("alone", seed=2, trained_by="server"), federation("f")]
     states = {"alone": replace(state(4), parameters=torch.arange(10.0), memory={"seen": 1}), "f": state(4)}
     done = run_rounds(made, states, clients, server, Plan(rounds=5, fraction=0.4), kept)
@@ -166,7 +166,7 @@ def test_a_server_whose_own_model_explodes_ends_alone_with_its_last_good_one() -
         def train(self, seed: int, round: int, parameters: torch.Tensor) -> torch.Tensor:
             return parameters + (1.0 if round == 1 else float("nan"))
 
-    kept = Kept()
+    kept = Recorder()
     made = [federation("alone", trained_by="server"), federation("f")]
     states = {"alone": state(0), "f": state(0)}
     done = run_rounds(made, states, Clients(), Diverging(), Plan(rounds=3, fraction=0.4), kept)
@@ -176,16 +176,16 @@ def test_a_server_whose_own_model_explodes_ends_alone_with_its_last_good_one() -
     assert done["f"].round == 3
     assert [record.federation for record in kept.records] == ["alone", "f", "f", "f"]
     with pytest.raises(Exploded, match=rf"^round 2 of alone: {why}; the model before this round is kept"):
-        run_rounds(made[:1], {"alone": state(0)}, Clients(), Diverging(), Plan(rounds=3, fraction=0.4), Kept())
+        run_rounds(made[:1], {"alone": state(0)}, Clients(), Diverging(), Plan(rounds=3, fraction=0.4), Recorder())
 
 
 def test_without_other_rules_no_task_is_given_out() -> None:
     clients = Clients(())
-    run_rounds([federation(trained_by="server")], {"f": state(0)}, clients, Fitting(), PLAN, Kept())
+    run_rounds([federation(trained_by="server")], {"f": state(0)}, clients, Fitting(), PLAN, Recorder())
     assert clients.tasks == []
 
 
 def test_a_server_that_cannot_train_is_named() -> None:
     message = r"^weighing.trained_by: got 'server', but this server cannot train; allowed: clients$"
     with pytest.raises(UserError, match=message):
-        run_rounds([federation(trained_by="server")], {"f": state(0)}, Clients(), Server(), PLAN, Kept())
+        run_rounds([federation(trained_by="server")], {"f": state(0)}, Clients(), Server(), PLAN, Recorder())

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tests.rounds.scripted import NAMES, Clients, Kept, Reporting, Server, federation, state
+from tests.rounds.scripted import NAMES, Clients, Recorder, Reporting, Server, federation, state
 
 from steelyard import randomness
 from steelyard.messages import LossState, ServerTest, Task, Updates
@@ -53,7 +53,7 @@ def test_without_clients_there_is_no_round() -> None:
 
 
 def test_a_run_from_the_start_records_the_first_model_and_every_round() -> None:
-    clients, kept, seen = Clients(), Kept(), []
+    clients, kept, seen = Clients(), Recorder(), []
     plan = Plan(rounds=2, fraction=0.2)
     federations = [federation("f"), federation("g", seed=4)]
     states = run_rounds(federations, {}, clients, Server(), plan, kept, lambda *report: seen.append(report))
@@ -83,14 +83,14 @@ def test_a_run_from_the_start_records_the_first_model_and_every_round() -> None:
 
 
 def test_no_rounds_at_all_end_with_the_first_model() -> None:
-    kept = Kept()
+    kept = Recorder()
     states = run_rounds([federation()], {}, Clients(), Server(), Plan(rounds=0, fraction=1.0), kept)
     assert kept.rounds == [(0, True)]
     assert states["f"].round == 0
 
 
 def test_a_round_weighs_and_combines_what_the_cohort_sent() -> None:
-    clients, kept = Clients(), Kept()
+    clients, kept = Clients(), Recorder()
     states = run_rounds([federation()], {"f": state(0)}, clients, Server(), Plan(rounds=1, fraction=0.3), kept)
     cohort = clients.tasks[0].clients
     sizes = np.array([NAMES.index(name) + 1 for name in cohort])
@@ -114,14 +114,14 @@ def test_what_the_server_measures_it_measures_with_the_federations_seed() -> Non
             assert seed == 3
             return replace(super().test(seed, models), accuracy=np.arange(1.0, 1 + len(models)) / 8)
 
-    kept = Kept()
+    kept = Recorder()
     run_rounds([federation(criteria=("VP",))], {"f": state(0)}, Clients(), Partial(), Plan(1, fraction=0.3), kept)
     assert kept.records[0].weighing is not None
     assert kept.records[0].weighing.raw[:, 0].tolist() == [0.125, 0.25, 0.375]
 
 
 def test_a_run_goes_on_where_its_states_stand() -> None:
-    clients, kept = Clients(), Kept()
+    clients, kept = Clients(), Recorder()
     states = {"f": state(3), "g": state(2, finished=True)}
     done = run_rounds([federation("f"), federation("g")], states, clients, Server(), Plan(rounds=5, fraction=0.1), kept)
     assert kept.rounds == [(4, False), (5, True)]
@@ -133,20 +133,20 @@ def test_a_run_goes_on_where_its_states_stand() -> None:
 
 def test_a_run_that_is_over_does_nothing() -> None:
     for states in ({"f": state(5)}, {"f": state(2, finished=True)}):
-        kept, clients = Kept(), Clients()
+        kept, clients = Recorder(), Clients()
         assert run_rounds([federation()], states, clients, Server(), Plan(rounds=5, fraction=0.1), kept) is states
         assert (kept.rounds, clients.tasks, clients.questions) == ([], [], [])
 
 
 def test_each_federation_rests_at_its_own_target_and_the_run_ends_with_the_last() -> None:
-    clients, kept = Clients(scores=lambda round: (round / 4, 0.0)), Kept()
+    clients, kept = Clients(scores=lambda round: (round / 4, 0.0)), Recorder()
     plan = Plan(rounds=9, fraction=0.1, stop_at=(0.5, 0.5, False))
     behind = replace(state(0), orders=OrderState((0,), 0.0))
     states = run_rounds([federation("f")], {"f": behind}, clients, Server(), plan, kept)
     assert kept.rounds == [(1, False), (2, True)]
     assert states["f"].finished
     # With a share of all devices the second, which stays at 0, holds it up to the last round.
-    kept = Kept()
+    kept = Recorder()
     plan = replace(plan, stop_at=(0.5, 1.0, False))
     states = run_rounds([federation("f")], {"f": state(6)}, clients, Server(), plan, kept)
     assert kept.rounds == [(7, False), (8, False), (9, True)]
@@ -154,7 +154,7 @@ def test_each_federation_rests_at_its_own_target_and_the_run_ends_with_the_last(
 
 
 def test_a_round_that_is_not_tested_stops_nothing_and_keeps_the_orders() -> None:
-    clients, kept = Clients(scores=lambda _: (1.0, 1.0)), Kept()
+    clients, kept = Clients(scores=lambda _: (1.0, 1.0)), Recorder()
     plan = Plan(rounds=5, fraction=0.1, evaluate_every=2, stop_at=(0.5, 0.5, False), detailed=True)
     orders = OrderState((0,), 0.125)
     states = run_rounds([federation()], {"f": replace(state(2), orders=orders)}, clients, Server(), plan, kept)
@@ -168,19 +168,19 @@ def test_a_round_that_is_not_tested_stops_nothing_and_keeps_the_orders() -> None
 
 
 def test_the_last_round_is_tested_in_detail_if_asked() -> None:
-    clients, kept = Clients(), Kept()
+    clients, kept = Clients(), Recorder()
     plan = Plan(rounds=5, fraction=0.1, evaluate_every=2, detailed=True)
     run_rounds([federation()], {"f": state(3)}, clients, Server(), plan, kept)
     assert [(question.round, question.detailed) for question in clients.questions] == [(4, False), (5, True)]
     assert kept.records[1].evaluations is not None
     assert kept.records[1].evaluations.right is not None
     clients = Clients()
-    run_rounds([federation()], {"f": state(3)}, clients, Server(), replace(plan, detailed=False), Kept())
+    run_rounds([federation()], {"f": state(3)}, clients, Server(), replace(plan, detailed=False), Recorder())
     assert not any(question.detailed for question in clients.questions)
 
 
 def test_too_few_answers_stop_the_run_and_say_why() -> None:
-    clients, kept = Clients(NAMES[:4]), Kept()
+    clients, kept = Clients(NAMES[:4]), Recorder()
     clients.broken = {name: f"lost {name}" for name in NAMES}
     plan = Plan(rounds=9, fraction=1.0, min_clients=3)
     why = r"fewer than rounds.min_clients = 3 \(a: lost a; b: lost b; c: lost c\)"
@@ -197,11 +197,13 @@ def test_silence_is_said_too() -> None:
             return super()._trained(replace(task, clients=()))
 
     with pytest.raises(TooFewClients, match=r"0 of 4 clients gave a usable update.*= 1 \(no answers\)"):
-        run_rounds([federation()], {"f": state(0)}, Silent(NAMES[:4]), Server(), Plan(rounds=1, fraction=1.0), Kept())
+        run_rounds(
+            [federation()], {"f": state(0)}, Silent(NAMES[:4]), Server(), Plan(rounds=1, fraction=1.0), Recorder()
+        )
 
 
 def test_a_round_without_any_answer_keeps_the_model_if_that_is_allowed() -> None:
-    clients, kept = Clients(), Kept()
+    clients, kept = Clients(), Recorder()
     clients.broken = dict.fromkeys(NAMES, "lost")
     before = replace(state(0), parameters=torch.arange(10.0))
     ordered = federation(criteria=("DS", "LD"))
@@ -226,7 +228,7 @@ def test_memory_goes_on_whatever_happens_in_a_round(how: str) -> None:
     clients.worthless = how == "worthless"
     states = {"f": replace(state(0), memory={"seen": {"a": 2}})}
     plan = Plan(rounds=1, fraction=0.3, min_clients=0)
-    done = run_rounds([federation(when_zero="keep")], states, clients, Server(), plan, Kept())
+    done = run_rounds([federation(when_zero="keep")], states, clients, Server(), plan, Recorder())
     assert done["f"].memory == {"seen": {"a": 2}}
 
 
@@ -236,7 +238,7 @@ def test_an_update_that_is_missing_is_not_passed_over() -> None:
             return super().train(tasks)[:-1]
 
     with pytest.raises(ValueError, match="shorter"):
-        run_rounds([federation()], {"f": state(0)}, Short(), Server(), Plan(rounds=1, fraction=0.3), Kept())
+        run_rounds([federation()], {"f": state(0)}, Short(), Server(), Plan(rounds=1, fraction=0.3), Recorder())
 
 
 def test_a_loss_that_adapts_sees_the_loss_of_the_round_and_the_new_model() -> None:
@@ -250,7 +252,7 @@ def test_a_loss_that_adapts_sees_the_loss_of_the_round_and_the_new_model() -> No
             assert test.accuracy.tolist() == [0.25]
             return replace(loss, scale=(loss.scale or 0.0) + 1)
 
-    kept = Kept()
+    kept = Recorder()
     adaptive = replace(federation(), loss=Counting())
     done = run_rounds([adaptive], {}, Clients(), Server(), Plan(rounds=2, fraction=0.3), kept)
     assert done["f"].loss.scale == 3.0
@@ -258,7 +260,7 @@ def test_a_loss_that_adapts_sees_the_loss_of_the_round_and_the_new_model() -> No
 
 
 def test_the_servers_report_is_recorded_where_the_plan_asks_for_it() -> None:
-    server, kept = Reporting(), Kept()
+    server, kept = Reporting(), Recorder()
     plan = Plan(rounds=1, fraction=0.1, report=True)
     run_rounds([federation()], {"f": state(0)}, Clients(), server, plan, kept)
     (record,) = kept.records
@@ -273,7 +275,7 @@ def test_the_servers_report_is_recorded_where_the_plan_asks_for_it() -> None:
 
 
 def test_the_report_of_a_regression_has_errors_and_no_accuracy() -> None:
-    kept = Kept()
+    kept = Recorder()
     plan = Plan(rounds=1, fraction=0.1, report=True)
     run_rounds([federation()], {"f": state(0)}, Clients(), Reporting(regression=True), plan, kept)
     (record,) = kept.records

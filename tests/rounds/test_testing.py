@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pytest
-from tests.rounds.scripted import Clients, Kept, Server, federation
+from tests.rounds.scripted import Clients, Recorder, Server, federation
 
 from steelyard.errors import UserError
 from steelyard.messages import Evaluations, Failure
@@ -43,7 +43,7 @@ def test_who_needs_an_accuracy_is_refused_where_nobody_tells_one(rule: dict[str,
 
 
 def test_the_loop_asks_before_anybody_trains() -> None:
-    clients, kept = Clients(scores=lambda _: ()), Kept()
+    clients, kept = Clients(scores=lambda _: ()), Recorder()
     with pytest.raises(UserError, match=r"^rounds\.stop_at_target: "):
         run_rounds([federation()], {}, clients, Server(), STOPPING, kept)
     assert (clients.tasks, kept.rounds) == ([], [])
@@ -55,7 +55,7 @@ def test_the_loop_asks_before_anybody_trains() -> None:
 def test_a_round_that_nobody_tests_teaches_a_strategy_nothing(strategy: Literal["online", "greedy", "bandit"]) -> None:
     rule: dict[str, Any] = {"criteria": ("DS", "LD"), "adjust": AdjustSettings(strategy=strategy)}
     # All who test the models have left in the second round, and are back in the third.
-    clients, kept = Clients(scores=lambda round: () if round == 2 else (0.5, 0.25)), Kept()
+    clients, kept = Clients(scores=lambda round: () if round == 2 else (0.5, 0.25)), Recorder()
     after = [
         run_rounds([federation(**rule)], {}, clients, Server(), Plan(rounds=rounds, fraction=1.0), kept)["f"].orders
         for rounds in (1, 2)

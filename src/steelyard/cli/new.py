@@ -58,12 +58,12 @@ def new(
     from steelyard.experiment.proposing import check_target, propose, write
 
     check_target(file, force=force)
-    seen = look(form, paths, label, owner)
-    text, summary = propose(seen, paths, file)
+    data = look(form, paths, label, owner)
+    text, summary = propose(data, paths, file)
     write(file, text, force=force)
-    for line in seen.account:
+    for line in data.account:
         print(line)
-    for line in seen.hints:
+    for line in data.hints:
         print(f"hint: {line}")
     print(f"wrote {file}: {summary}")
     print(f"next: steelyard run {shlex.quote(str(file))}")

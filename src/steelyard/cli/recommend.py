@@ -55,7 +55,7 @@ def lists(
     new_file(out, "--out")
     finished = open_run(run, rule)
     found, scores = finished.lists(length)
-    data = finished.prepared.data
+    data = finished.run_data.data
     write_lists(out, data.users, data.items, found, scores)
     typer.echo(f"lists of {found.shape[1]} for {len(found):,} users in {out}")
 

@@ -33,12 +33,13 @@ def features(
     from steelyard.experiment.loading import load
     from steelyard.recommend.knowledge.loading import load as load_knowledge
     from steelyard.recommend.knowledge.naming import counted
-    from steelyard.recommend.prepared import kept
+    from steelyard.recommend.run_data import filtered_interactions
 
     described = load(experiment, changes or [])
     knowledge = knowledge_of(described, experiment)
     interactions = described.interactions  # pyright: ignore[reportAttributeAccessIssue]
-    data = kept(find(interactions.path, "a table of interactions", field="path (interactions.path)"), interactions)
+    path = find(interactions.path, "a table of interactions", field="path (interactions.path)")
+    data = filtered_interactions(path, interactions)
     found = load_knowledge(knowledge, data.items)
     names: list[str] | None = None
     if item is not None:

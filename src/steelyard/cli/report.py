@@ -110,7 +110,7 @@ def _weigh_run(
     format: str,
 ) -> None:
     # For speed of start, as in every command.
-    from steelyard.report.reweigh import part_with, reweigh
+    from steelyard.report.reweigh import federation_with, reweigh
     from steelyard.report.view import RunView
     from steelyard.weighing.table import RuleOptions, read_words
 
@@ -118,7 +118,7 @@ def _weigh_run(
     view = RunView([folder])
     settings = None if by is None else read_words(by, None)
     named = criteria.replace(" ", "").split(",") if criteria else options.named()
-    part = part_with(view, named if settings is None else settings.criteria, rule, seed)
+    part = federation_with(view, named if settings is None else settings.criteria, rule, seed)
     recorded = part.settings.get("normalise", "share")
     if settings is None:
         settings = options.settings(named or part.criteria, normalise or recorded)

@@ -164,9 +164,9 @@ def table(
 
 def _print_groups(folder: Path, format: TableFormat) -> None:
     from steelyard.experiment.loading import read_experiment
-    from steelyard.report.curves import read_curves
     from steelyard.report.groups import group_tables
     from steelyard.report.notices import chain_of
+    from steelyard.report.recorded_curves import read_curves
     from steelyard.report.rendering import render
     from steelyard.runs.reader import History
 

@@ -177,7 +177,9 @@ class FlawSettings(Section):
         if self.amount is None:
             return
         if self.kind not in AMOUNTS:
-            raise ValueError(f"amount: got {self.amount} with kind '{self.kind}'; allowed: nothing")
+            raise ValueError(
+                f"amount: got {self.amount} with kind '{self.kind}', which has none; allowed: leave it out"
+            )
         if not AMOUNTS[self.kind].fits(self.amount):
             raise ValueError(
                 f"amount: got {self.amount} with kind '{self.kind}'; allowed: {AMOUNTS[self.kind].allowed}"
@@ -198,7 +200,7 @@ class FlawSettings(Section):
         elif self.pick == "same":
             for field in ("share", "count"):
                 if getattr(self, field) is not None:
-                    raise ValueError(f"{field}: got {getattr(self, field)} with pick 'same'; allowed: nothing")
+                    raise ValueError(f"{field}: got {getattr(self, field)} with pick 'same'; allowed: leave it out")
         elif (self.share is None) == (self.count is None):
             got = "neither" if self.share is None else "both"
             raise ValueError(f"share: got {got} share and count with pick; allowed: one of the two")

@@ -116,7 +116,7 @@ def _is_number_to_predict(values: NDArray[Any]) -> bool:
 def _look_at_idx(path: Path, label: str | None, owner: str | None) -> DataSummary:
     for option, given in (("label", label), ("owner", owner)):
         if given is not None:
-            raise UserError(f"--{option}: got '{shown(given)}' with --idx, whose files say that; allowed: nothing")
+            raise UserError(f"--{option}: got '{shown(given)}' with --idx, whose files say that; allowed: leave it out")
     folder = path if path.is_dir() else path.parent
     try:
         dataset = load(DataSettings(source="mnist", path=folder))

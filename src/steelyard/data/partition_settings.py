@@ -209,5 +209,6 @@ class PartitionSettings(Section):
             )
         if self.scheme == "given" and self.test_samples is not None:
             raise ValueError(
-                f"test_samples: got {self.test_samples} with scheme 'given'; allowed: nothing (the user's own)"
+                f"test_samples: got {self.test_samples} with scheme 'given', whose clients have their own test rows; "
+                "allowed: leave it out"
             )

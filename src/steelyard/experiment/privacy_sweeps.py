@@ -64,7 +64,7 @@ class Picture(TypedDict):
     """A sample, or what the server finds in its place."""
 
     case: str
-    seen: str
+    title: str
     likeness: float
     pixels: list[list[float]]
 
@@ -118,7 +118,7 @@ def _picture(case: str, title: str, image: torch.Tensor, alike: float) -> Pictur
     side = round(image.numel() ** 0.5)
     low, high = float(image.min()), float(image.max())
     pixels = ((image - low) / max(high - low, 1e-12)).reshape(side, side)
-    return {"case": case, "seen": title, "likeness": alike, "pixels": pixels.tolist()}
+    return {"case": case, "title": title, "likeness": alike, "pixels": pixels.tolist()}
 
 
 def sweep_canaries(noises: Sequence[float] = NOISES, **audit: Any) -> list[CanaryResult]:

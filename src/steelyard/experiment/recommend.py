@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from steelyard.privacy.local import DeviceNoise
     from steelyard.privacy.settings import PrivacySettings
     from steelyard.recommend.clients import LocalRound, RecommendClients
-    from steelyard.recommend.prepared import Prepared
+    from steelyard.recommend.run_data import RunData
     from steelyard.recommend.server import RecommendServer
 
 
@@ -126,7 +126,7 @@ class RecommendDescription(Description):
 
     def device_noise(self) -> DeviceNoise | None:
         """Return what users' devices add to what they send; None where they add nothing."""
-        # For speed of start, as in `prepare`.
+        # For speed of start, as in `run_data`.
         from steelyard.experiment.guarantees import noise_of_devices
 
         if self.privacy is None or self.privacy.local is None:
@@ -154,12 +154,12 @@ class RecommendDescription(Description):
         """Whether an epoch of small steps is one round of the loop."""
         return self.central or self.one_by_one
 
-    def prepare(self) -> Prepared:
+    def run_data(self) -> RunData:
         """Read, filter and split the data; done once for equal settings."""
         # For speed of start: a description is often only shown or checked, and reading data needs more libraries.
-        from steelyard.recommend.prepared import prepare
+        from steelyard.recommend.run_data import load_run_data
 
-        return prepare(self.interactions, self.items, self.fpl, self.ranking)
+        return load_run_data(self.interactions, self.items, self.fpl, self.ranking)
 
     def triples(self) -> int:
         """Return T; where it is given, no data need be read, so that a node with its own rows alone can tell."""
@@ -167,7 +167,7 @@ class RecommendDescription(Description):
 
     def schedule(self) -> Schedule:
         """Return how many users and triples make a round, and how many rounds an epoch."""
-        histories = self.prepare().histories
+        histories = self.run_data().histories
         if self.fpl.flags is not None:
             return self.fpl.flags.schedule(histories.users, histories.total, self.fpl.epoch)
         users = min(histories.users, max(1, int(self.rounds.fraction * histories.users + 0.5)))
@@ -193,7 +193,7 @@ class RecommendDescription(Description):
 
     def local_round(self) -> LocalRound:
         """Return what a user does in a round."""
-        # For speed of start, as in `prepare`.
+        # For speed of start, as in `run_data`.
         from steelyard.recommend.clients import LocalRound
 
         sequential = self.schedule().rounds_per_epoch if self.one_by_one else 0 if self.central else None
@@ -201,7 +201,7 @@ class RecommendDescription(Description):
 
     def assemble(self, dataset: DatasetOrSeeded | None = None) -> tuple[Clients, RecommendServer]:
         """Read the data and build the simulated users and their server."""
-        # For speed of start, as in `prepare`.
+        # For speed of start, as in `run_data`.
         from steelyard.clients.private import PrivateClients
 
         if dataset is not None:
@@ -212,13 +212,13 @@ class RecommendDescription(Description):
 
     def simulated(self) -> tuple[RecommendClients, RecommendServer]:
         """Build the simulated users themselves, without the noise that they may add to what they send."""
-        # For speed of start, as in `prepare`.
+        # For speed of start, as in `run_data`.
         from steelyard.experiment.recommend_node import simulate
 
-        return simulate(self.prepare(), self._model(), self.ranking, self.local_round(), self.criteria())
+        return simulate(self.run_data(), self._model(), self.ranking, self.local_round(), self.criteria())
 
     def _model(self) -> ModelSettings:
-        # For speed of start, as in `prepare`.
+        # For speed of start, as in `run_data`.
         from steelyard.experiment.recommend_node import ModelSettings
 
         return ModelSettings(self.fpl, self.kgflex, self.knowledge)
@@ -229,7 +229,7 @@ class RecommendDescription(Description):
 
     def on_node(self, node: NodeConfig) -> NodeClients:
         """Build the users that live on one node; each user's vector stays in the node's state."""
-        # For speed of start, as in `prepare`.
+        # For speed of start, as in `run_data`.
         from steelyard.experiment.recommend_node import host
 
         if self.device_noise() is not None:
@@ -245,14 +245,14 @@ class RecommendDescription(Description):
 
     def at_server(self, about: Mapping[str, int | list[int]]) -> RecommendServer:
         """Build the server; it makes the first shared rows and sees sums of sparse rows."""
-        # For speed of start, as in `prepare`.
+        # For speed of start, as in `run_data`.
         from steelyard.experiment.recommend_node import serve
 
         return serve(self._model(), self.local_round(), about)
 
     def codec(self) -> Codec:
         """Return how sparse rows of the shared table travel; α, the width of a row and T are the experiment's own."""
-        # For speed of start, as in `prepare`; and a simulation needs no Flower.
+        # For speed of start, as in `run_data`; and a simulation needs no Flower.
         from steelyard.recommend.wire import sparse_codec
 
         # A user of FPL sends two items a triple at most, one of KGFlex the features that she keeps.

@@ -80,10 +80,10 @@ def watch(experiment: RecommendDescription, rounds: Sequence[int]) -> list[Guess
             f"fpl.mode: got '{experiment.fpl.mode}'; allowed for an audit: pFPL, pFPL+ or custom (with one user a "
             "round the server sees the same rows, only fewer at a time)"
         )
-    prepared = experiment.prepare()
-    histories = prepared.histories
+    run_data = experiment.run_data()
+    histories = run_data.histories
     clients = _Watched(
-        *(prepared.users, prepared.learning, experiment.local_round()),
+        *(run_data.users, run_data.learning, experiment.local_round()),
         threads=experiment.fpl.threads,
         engine=experiment.fpl.engine,
     )
@@ -117,7 +117,7 @@ def _judged(claimed: Evidence, histories: Histories) -> GuessJson:
 
 def chance(experiment: RecommendDescription) -> float:
     """Return the precision of a server that claims as many items of each user as it has, at random: Σs²/(I·Σs)."""
-    histories = experiment.prepare().histories
+    histories = experiment.run_data().histories
     sizes = histories.sizes.astype(np.float64)
     return float((sizes**2).sum() / (histories.catalogue * sizes.sum()))
 

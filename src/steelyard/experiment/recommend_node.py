@@ -15,7 +15,7 @@ from steelyard.recommend.kgflex.clients import KgflexClients, KgflexParts, Kgfle
 from steelyard.recommend.kgflex.settings import KgflexSettings
 from steelyard.recommend.knowledge.loading import load_features
 from steelyard.recommend.knowledge.settings import KnowledgeSettings
-from steelyard.recommend.prepared import Prepared, cut, kept, prepare, put_together
+from steelyard.recommend.run_data import RunData, assemble, filtered_interactions, load_run_data, split_interactions
 from steelyard.recommend.sampled import Sampled
 from steelyard.recommend.server import RecommendServer
 from steelyard.recommend.settings import FplSettings, InteractionSettings, ItemSettings, RankingSettings
@@ -39,40 +39,40 @@ class ModelSettings:
 
 
 def simulate(
-    prepared: Prepared,
+    run_data: RunData,
     model: ModelSettings,
     ranking: RankingSettings,
     local_round: LocalRound,
     criteria: Sequence[Criterion],
 ) -> tuple[RecommendClients, RecommendServer]:
-    """Build all users of some prepared data in this process, and their server."""
-    clients = users_of(prepared, model, ranking, local_round, criteria)
+    """Build all users of the data of a run in this process, and their server."""
+    clients = users_of(run_data, model, ranking, local_round, criteria)
     return clients, model.server(clients.shared_rows)
 
 
 def users_of(
-    prepared: Prepared,
+    run_data: RunData,
     model: ModelSettings,
     ranking: RankingSettings,
     local_round: LocalRound,
     criteria: Sequence[Criterion],
 ) -> RecommendClients:
-    """Build the users of some prepared data: all of them in a simulation, a node's own across machines."""
-    known = (prepared.users, prepared.learning, local_round)
+    """Build the users of the data of a run: all of them in a simulation, a node's own across machines."""
+    known = (run_data.users, run_data.learning, local_round)
     options: dict[str, Any] = {
         "cutoff": ranking.cutoff,
         "score": ranking.score,
-        "sampled": Sampled(ranking.negatives, prepared.split_seed) if ranking.protocol == "sampled" else None,
+        "sampled": Sampled(ranking.negatives, run_data.split_seed) if ranking.protocol == "sampled" else None,
         "criteria": criteria,
         "threads": model.fpl.threads,
         "engine": model.fpl.engine,
     }
     if model.kgflex is None or model.knowledge is None:
         return RecommendClients(*known, **options)
-    features = load_features(model.knowledge, prepared.data.items)
+    features = load_features(model.knowledge, run_data.data.items)
     if not features.matrix.shape[1]:
         raise UserError(
-            f"knowledge: no feature is left for the {len(prepared.data.items)} items; allowed: sources that describe "
+            f"knowledge: no feature is left for the {len(run_data.data.items)} items; allowed: sources that describe "
             "them (`steelyard recommend features` shows what was read and dropped)"
         )
     return KgflexClients(*known, KgflexParts(features, model.kgflex), **options)
@@ -92,12 +92,12 @@ def host(
     """Build the users that live on a node: their histories and vectors, and nobody else's."""
     _refuse_sequential(model, local_round)
     if node.own_data:
-        prepared = _own(interactions, items, model.fpl, ranking, node)
+        run_data = _own(interactions, items, model.fpl, ranking, node)
     else:
         if node.data is not None:
             interactions = interactions.model_copy(update={"path": node.data})
-        prepared = prepare(interactions, items, model.fpl, ranking)
-    clients = users_of(prepared, model, ranking, local_round, criteria)
+        run_data = load_run_data(interactions, items, model.fpl, ranking)
+    clients = users_of(run_data, model, ranking, local_round, criteria)
     names = node.choose(clients.names(seed))
     about = {"items": clients.users.histories.catalogue, "rows": clients.shared_rows}
     if node.guards_rows:
@@ -115,9 +115,9 @@ def _guarded(
     """Build the users of a node that reads its owner's file: a row is an interaction of a user with an item."""
     few = "fpl.triples: a round visits fewer interactions of each user"
     refuse_few(few, local_round.triples, node, f"{node.min_rows} or more")
-    histories, ground = clients.users.histories, clients.users.ground
+    histories, truth = clients.users.histories, clients.users.truth
     trained = dict(zip(histories.names, histories.sizes.tolist(), strict=True))
-    tested = dict(zip(histories.names, ground.relevant.tolist(), strict=True))
+    tested = dict(zip(histories.names, truth.relevant.tolist(), strict=True))
     kept = tuple(name for name in names if trained[name] >= node.min_rows)
     refuse_few("min-rows: no user here has as many training items", len(kept) * node.min_rows, node, "other nodes")
     notes = (f"{name} takes no part: {trained[name]} training items" for name in names if name not in kept)
@@ -131,15 +131,15 @@ def _own(
     fpl: FplSettings,
     ranking: RankingSettings,
     node: NodeConfig,
-) -> Prepared:
+) -> RunData:
     """Prepare a node's own file: its users' rows and nobody else's, with items numbered by a public catalogue."""
     if interactions.core or interactions.min_item or interactions.catalogue is None or node.data is None:
         raise UserError(
             "node config data: a node with only its own users' rows knows neither others' items nor how often they are "
             "taken; allowed: interactions.catalogue = a file of all items, and core and min_item 0"
         )
-    data = kept(node.data, interactions)
-    return put_together(data, cut(data, interactions), interactions, items, fpl, ranking)
+    data = filtered_interactions(node.data, interactions)
+    return assemble(data, split_interactions(data, interactions), interactions, items, fpl, ranking)
 
 
 def serve(model: ModelSettings, local_round: LocalRound, about: Mapping[str, int | list[int]]) -> RecommendServer:

@@ -154,7 +154,7 @@ class Figures:
             # Only runs that are over have a headline; of others the figures show what happens.
             "headline": [] if going or not any(row["accuracy"] is not None for row in rows) else headline(view),
             "measure": view.measure,
-            "parts": [{"label": part.label, "rule": part.rule, "seed": part.seed} for part in view.parts],
+            "parts": [{"label": part.label, "rule": part.rule, "seed": part.seed} for part in view.federations],
             "labels": view.labels,
             "rows": rows,
             "figures": [
@@ -176,8 +176,8 @@ class Figures:
     def weighable(self, runs: Sequence[str]) -> dict[str, RawCriteria]:
         """Return the raw criteria of each rule of one run, for weighing its updates again in the browser."""
         view = self.view(runs[:1])
-        first = view.part().seed
-        parts = [part for part in view.parts if part.seed == first][:RULES]
+        first = view.federation().seed
+        parts = [part for part in view.federations if part.seed == first][:RULES]
         return {part.label: found for part in parts if (found := raw_criteria(view, part)) is not None}
 
     def experiment(self, run: str) -> str:

@@ -104,12 +104,12 @@ class RecommendClients:
         return self._names
 
     def fingerprint(self, seed: int) -> Mapping[str, str]:
-        histories, ground = self.users.histories, self.users.ground
+        histories, truth = self.users.histories, self.users.truth
         return {
             "users": digest([str(histories.names)]),
             "items": str(histories.catalogue),
             "interactions": digest([histories.starts, histories.items, self.users.kinds, self.users.shares]),
-            "tests": digest([ground.test_user, ground.test_item]),
+            "tests": digest([truth.test_user, truth.test_item]),
         }
 
     def train(self, tasks: Sequence[Task]) -> list[Updates]:

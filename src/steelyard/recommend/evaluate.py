@@ -11,16 +11,16 @@ import numpy as np
 from steelyard.errors import UserError
 from steelyard.recommend.interactions import Codes, ascending
 from steelyard.recommend.metrics import METRICS, PerUser, bias_disparity, measure
-from steelyard.recommend.ranking import Ground, memberships
+from steelyard.recommend.ranking import GroundTruth, memberships
 from steelyard.recommend.reading import Table, number_rows, read_columns, read_table
 from steelyard.recommend.significance import compare_views
 
 
 @dataclass(frozen=True, eq=False)
 class Case:
-    """A ground and one or two systems' lists, all in one numbering, and notes on what was odd in the files."""
+    """The ground truth and one or two systems' lists, all in one numbering, and notes on what was odd in the files."""
 
-    ground: Ground
+    truth: GroundTruth
     users: tuple[str, ...]
     items: tuple[str, ...]
     lists: Codes
@@ -53,14 +53,14 @@ def load(
     items = _catalogue(tables, systems, catalogue, notes)
     users = ascending([u for table in (*tables.values(), *systems) for u in set(table.texts("user"))])
     train_rows, test_rows = (number_rows(table, users, items) for table in tables.values())
-    ground = Ground.between(train_rows, test_rows, threshold)
-    if not ground.relevant.any():
+    truth = GroundTruth.between(train_rows, test_rows, threshold)
+    if not truth.relevant.any():
         limit = "" if threshold is None else f" rated {threshold:g} or more"
         raise UserError(f"{test}: no test interaction{limit}; allowed: at least one relevant test item")
     if members is not None:
-        ground = ground.with_categories(items, members)
-    lists = [_lists(table, users, items, cutoff, ground, notes) for table in systems]
-    return Case(ground, tuple(users), tuple(items), lists[0], lists[1] if against else None, tuple(notes))
+        truth = truth.with_categories(items, members)
+    lists = [_lists(table, users, items, cutoff, truth, notes) for table in systems]
+    return Case(truth, tuple(users), tuple(items), lists[0], lists[1] if against else None, tuple(notes))
 
 
 def _refuse_same(train: Path, test: Path, recommendations: Path) -> None:
@@ -96,7 +96,9 @@ def _catalogue(
     return ascending(items)
 
 
-def _lists(table: Table, users: list[str], items: list[str], cutoff: int, ground: Ground, notes: list[str]) -> Codes:
+def _lists(
+    table: Table, users: list[str], items: list[str], cutoff: int, truth: GroundTruth, notes: list[str]
+) -> Codes:
     """Return lists[users, ranks] ordered by falling score; equal scores, or none, keep the order of the file."""
     rows = number_rows(table, users, items)
     scores = rows.rating if "rating" in table else np.zeros(len(rows))
@@ -106,7 +108,7 @@ def _lists(table: Table, users: list[str], items: list[str], cutoff: int, ground
     if len(first) < len(pair):
         notes.append(f"{table.path.name}: {len(pair) - len(first)} repeated items left out, the best rank kept")
     order = order[np.sort(first)]
-    seen = np.isin(pair, ground.train_user * len(items) + ground.train_item).sum()
+    seen = np.isin(pair, truth.train_user * len(items) + truth.train_item).sum()
     if seen:
         notes.append(f"{table.path.name}: {seen} recommended items are in the user's own training set")
     counts = np.bincount(rows.user[order], minlength=len(users))
@@ -114,7 +116,7 @@ def _lists(table: Table, users: list[str], items: list[str], cutoff: int, ground
     lists = np.full((len(users), cutoff), -1, dtype=np.int64)
     within = rank < cutoff
     lists[rows.user[order][within], rank[within]] = rows.item[order][within]
-    missing = int(((counts == 0) & (ground.relevant > 0)).sum())
+    missing = int(((counts == 0) & (truth.relevant > 0)).sum())
     if missing:
         notes.append(f"{table.path.name}: {missing} users with relevant test items have no list; they count as 0")
     return lists
@@ -124,17 +126,17 @@ def figures(case: Case, cutoffs: Sequence[int]) -> dict[str, dict[str, object]]:
     """Return all metrics by cutoff and name: the document that `--format json` prints, nan as None."""
     document: dict[str, dict[str, object]] = {}
     for cutoff in cutoffs:
-        view = case.ground.view(case.lists, cutoff)
+        view = case.truth.view(case.lists, cutoff)
         block: dict[str, object] = {name: _plain(value) for name, value in measure(view).items()}
         block["users"] = int(view.judged.sum())
-        block["catalogue"] = case.ground.items
-        if case.ground.categories:
+        block["catalogue"] = case.truth.items
+        if case.truth.categories:
             bias = bias_disparity(view)
             block["bias_disparity"] = _by_name(bias.categories, bias.disparity)
             block["bias_source"] = _by_name(bias.categories, bias.source)
             block["bias_recommended"] = _by_name(bias.categories, bias.recommended)
         if case.against is not None:
-            other = case.ground.view(case.against, cutoff)
+            other = case.truth.view(case.against, cutoff)
             outcomes = {m.name: compare_views(m, view, other) for m in METRICS if isinstance(m, PerUser)}
             block["against"] = {
                 name: {

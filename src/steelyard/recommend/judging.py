@@ -48,12 +48,12 @@ class Judge:
         """Users with a relevant test item, in the order of their names."""
         names = self.users.histories.names
         order = np.array(sorted(range(len(names)), key=names.__getitem__), dtype=np.int64)
-        return order[self.users.ground.relevant[order] > 0]
+        return order[self.users.truth.relevant[order] > 0]
 
     @cached_property
     def _negatives(self) -> Codes:
         assert self.sampled is not None
-        return sampled.draw_negatives(self.users.ground, self.users.histories.names, self.sampled)
+        return sampled.draw_negatives(self.users.truth, self.users.histories.names, self.sampled)
 
     def lists(self, scores: Scores, cutoff: int) -> tuple[Codes, Floats]:
         """Return every user's list of unseen items, best first, and their scores; users in the order of histories."""
@@ -62,10 +62,10 @@ class Judge:
     def measure(self, scores: Scores) -> dict[str, Floats]:
         """Return each metric by name, one value per user of `tested`."""
         if self.sampled is not None:
-            ranks = sampled.ranks(self.users.ground, self._negatives, scores)
-            found = sampled.per_user(self.users.ground, ranks, self.cutoff)
+            ranks = sampled.ranks(self.users.truth, self._negatives, scores)
+            found = sampled.per_user(self.users.truth, ranks, self.cutoff)
             return {name: values[self.tested] for name, values in found.items()}
-        view = self.users.ground.view(self.lists(scores, self.cutoff)[0], self.cutoff)
+        view = self.users.truth.view(self.lists(scores, self.cutoff)[0], self.cutoff)
         return {name: metric.per_user(view)[self.tested] for name, metric in SCORES.items()}
 
     def answer(self, question: Question, scores: ModelScores) -> Evaluations:

@@ -31,7 +31,7 @@ class PerUser(Metric):
 
     @abstractmethod
     def per_user(self, view: View) -> Floats:
-        """Return one value per user of the ground; users without relevant test items have meaningless ones."""
+        """Return one value per user; users without relevant test items have meaningless ones."""
 
     def __call__(self, view: View) -> float:
         values = self.per_user(view)[view.judged]
@@ -53,7 +53,7 @@ class Recall(PerUser):
     name = "recall"
 
     def per_user(self, view: View) -> Floats:
-        return view.hit_counts / np.maximum(view.ground.relevant, 1)
+        return view.hit_counts / np.maximum(view.truth.relevant, 1)
 
 
 class F1(Metric):
@@ -73,7 +73,7 @@ class UserF1(PerUser):
 
     def per_user(self, view: View) -> Floats:
         # 2PR/(P+R) with P = h/k and R = h/r is 2h/(k + r).
-        return 2 * view.hit_counts / (view.cutoff + view.ground.relevant)
+        return 2 * view.hit_counts / (view.cutoff + view.truth.relevant)
 
 
 class HitRate(PerUser):
@@ -97,7 +97,7 @@ class NDCG(PerUser):
         discount = 1.0 / np.log2(np.arange(2, view.cutoff + 2))
         ideal = np.concatenate([[np.inf], np.cumsum(discount)])
         gain = view.hits @ discount[: view.hits.shape[1]]
-        return gain / ideal[np.minimum(view.ground.relevant, view.cutoff)]
+        return gain / ideal[np.minimum(view.truth.relevant, view.cutoff)]
 
 
 class ItemCoverage(Metric):
@@ -115,7 +115,7 @@ class ItemCoverageShare(Metric):
     name = "item_coverage_share"
 
     def __call__(self, view: View) -> float:
-        return ItemCoverage()(view) / view.ground.items if view.ground.items else float("nan")
+        return ItemCoverage()(view) / view.truth.items if view.truth.items else float("nan")
 
 
 class Gini(Metric):
@@ -164,8 +164,8 @@ class PopREO(Metric):
     name = "pop_reo"
 
     def __call__(self, view: View) -> float:
-        relevant_head = int(view.ground.short_head[view.ground.test_item].sum())
-        relevant_tail = len(view.ground.test_item) - relevant_head
+        relevant_head = int(view.truth.short_head[view.truth.test_item].sum())
+        relevant_tail = len(view.truth.test_item) - relevant_head
         head = int((view.hits & _in_group(view, head=True)).sum())
         tail = int((view.hits & _in_group(view, head=False)).sum())
         return _unevenness((head, relevant_head), (tail, relevant_tail))
@@ -180,10 +180,10 @@ class PopRSP(Metric):
     name = "pop_rsp"
 
     def __call__(self, view: View) -> float:
-        ground, listed = view.ground, view.shown.any(axis=1)
-        head_size = int(ground.short_head.sum())
-        head_unseen = int((head_size - ground.train_in_head[listed]).sum())
-        tail_unseen = int((ground.items - head_size - ground.train_in_tail[listed]).sum())
+        truth, listed = view.truth, view.shown.any(axis=1)
+        head_size = int(truth.short_head.sum())
+        head_unseen = int((head_size - truth.train_in_head[listed]).sum())
+        tail_unseen = int((truth.items - head_size - truth.train_in_tail[listed]).sum())
         head = int(_in_group(view, head=True).sum())
         tail = int(_in_group(view, head=False).sum())
         return _unevenness((head, head_unseen), (tail, tail_unseen))
@@ -191,7 +191,7 @@ class PopRSP(Metric):
 
 def _in_group(view: View, head: bool) -> np.ndarray:
     """Mark the ranks of the lists that hold an item of the short head, or of the long tail."""
-    return view.shown & (view.ground.short_head[view.lists] == head)
+    return view.shown & (view.truth.short_head[view.lists] == head)
 
 
 def _unevenness(first: tuple[int, int], second: tuple[int, int]) -> float:
@@ -219,21 +219,21 @@ class Bias:
 
 def bias_disparity(view: View) -> Bias:
     """Return B_T (Eq. 2.14), B_R (Eq. 2.15) and BD by category; use it where items carry categories."""
-    ground = view.ground
-    liked = ground.train_item if ground.liked is None else ground.train_item[ground.liked]
-    taken = np.bincount(liked, minlength=ground.items)
+    truth = view.truth
+    liked = truth.train_item if truth.liked is None else truth.train_item[truth.liked]
+    taken = np.bincount(liked, minlength=truth.items)
 
     def preference(counts: Codes) -> Floats:
         within = np.bincount(
-            ground.member_category,
-            weights=counts[ground.member_item],
-            minlength=len(ground.categories),
+            truth.member_category,
+            weights=counts[truth.member_item],
+            minlength=len(truth.categories),
         )
         return within / max(int(counts.sum()), 1)
 
-    size = np.bincount(ground.member_category, minlength=len(ground.categories)) / max(ground.items, 1)
+    size = np.bincount(truth.member_category, minlength=len(truth.categories)) / max(truth.items, 1)
     with np.errstate(divide="ignore", invalid="ignore"):
-        return Bias(ground.categories, preference(taken) / size, preference(view.times_shown) / size)
+        return Bias(truth.categories, preference(taken) / size, preference(view.times_shown) / size)
 
 
 METRICS: tuple[Metric, ...] = (

@@ -1,4 +1,4 @@
-"""Ranked lists against what users took later: the ground on which the metrics stand.
+"""Ranked lists against what users took later: the ground truth that metrics are computed from.
 
 "All unrated items" protocol: a list may hold any item that the user did not train on; what counts as a hit is decided
 by her relevant test items alone. Lists, test and training share one numbering of users and items.
@@ -22,10 +22,10 @@ HEAD_SHARE = (4, 5)
 
 
 @dataclass(frozen=True, eq=False)
-class Ground:
+class GroundTruth:
     """What lists are judged by: training and relevant test pairs, the catalogue, and categories of items.
 
-    Build it once per split with `Ground.of`; then `view(lists, k)` gives what each metric reads.
+    Build it once per split with `GroundTruth.of`; then `view(lists, k)` gives what each metric reads.
     """
 
     users: int
@@ -43,12 +43,12 @@ class Ground:
     member_category: Codes = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     @classmethod
-    def of(cls, split: Split, threshold: float | None = None) -> Ground:
+    def of(cls, split: Split, threshold: float | None = None) -> GroundTruth:
         """Judge by a split; test rows rated below the threshold are not relevant."""
         return cls.between(split.train, split.test, threshold)
 
     @classmethod
-    def between(cls, train: Interactions, test: Interactions, threshold: float | None = None) -> Ground:
+    def between(cls, train: Interactions, test: Interactions, threshold: float | None = None) -> GroundTruth:
         """Judge by two tables that share one numbering."""
         relevant = np.ones(len(test), dtype=np.bool_) if threshold is None else test.rating >= threshold
         pairs = np.unique(test.user[relevant] * len(test.items) + test.item[relevant])
@@ -62,7 +62,7 @@ class Ground:
             liked=None if threshold is None else train.rating >= threshold,
         )
 
-    def with_categories(self, items: Sequence[str], pairs: Iterable[tuple[str, str]]) -> Ground:
+    def with_categories(self, items: Sequence[str], pairs: Iterable[tuple[str, str]]) -> GroundTruth:
         """Add (item, category) pairs; items that are not in the catalogue are passed over."""
         known = sorted(set(pairs))
         labels = sorted({label for _, label in known})
@@ -138,7 +138,7 @@ def memberships(items: Sequence[str], labels: Sequence[str]) -> list[tuple[str, 
 class View:
     """The lists of all users cut at k, and which of their ranks are hits; what every metric is computed from."""
 
-    ground: Ground
+    truth: GroundTruth
     cutoff: int
     lists: Codes
     shown: Flags
@@ -147,7 +147,7 @@ class View:
     @cached_property
     def judged(self) -> Flags:
         """Users with at least one relevant test item: means run over these."""
-        return self.ground.relevant > 0
+        return self.truth.relevant > 0
 
     @cached_property
     def hit_counts(self) -> Codes:
@@ -156,7 +156,7 @@ class View:
     @cached_property
     def times_shown(self) -> Codes:
         """How often each item of the catalogue is recommended, items never recommended included."""
-        return np.bincount(self.lists[self.shown], minlength=self.ground.items)
+        return np.bincount(self.lists[self.shown], minlength=self.truth.items)
 
 
 def top(scores: NDArray[np.floating], seen: Flags, cutoff: int) -> Codes:

@@ -8,16 +8,16 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from steelyard.recommend.interactions import Codes
-from steelyard.recommend.ranking import Floats, Ground
+from steelyard.recommend.ranking import Floats, GroundTruth
 from steelyard.recommend.sampling import Histories
 
 
 @dataclass(frozen=True, eq=False)
 class Users:
-    """Histories, tests, and each user's own settings; `histories`, `ground` and `shares` number users alike."""
+    """Histories, tests, and each user's own settings; `histories`, `truth` and `shares` number users alike."""
 
     histories: Histories
-    ground: Ground
+    truth: GroundTruth
     shares: Floats
     """π of each user."""
     kinds: Codes
@@ -30,13 +30,13 @@ class Users:
 
         Use it on a node that holds some of the users and must hold nothing of the others.
         """
-        histories, ground = self.histories, self.ground
+        histories, truth = self.histories, self.truth
         wanted = set(names)
         kept = np.array([index for index, name in enumerate(histories.names) if name in wanted], dtype=np.int64)
         renumbered = np.full(histories.users, -1, dtype=np.int64)
         renumbered[kept] = np.arange(len(kept))
         entries = np.repeat(renumbered, histories.drawn_from) >= 0
-        trained, tested = renumbered[ground.train_user], renumbered[ground.test_user]
+        trained, tested = renumbered[truth.train_user], renumbered[truth.test_user]
         return Users(
             histories=Histories(
                 names=tuple(histories.names[index] for index in kept.tolist()),
@@ -45,14 +45,14 @@ class Users:
                 items=histories.items[entries],
                 fakes=histories.fakes[kept],
             ),
-            ground=replace(
-                ground,
+            truth=replace(
+                truth,
                 users=len(kept),
                 train_user=trained[trained >= 0],
-                train_item=ground.train_item[trained >= 0],
+                train_item=truth.train_item[trained >= 0],
                 test_user=tested[tested >= 0],
-                test_item=ground.test_item[tested >= 0],
-                liked=None if ground.liked is None else ground.liked[trained >= 0],
+                test_item=truth.test_item[tested >= 0],
+                liked=None if truth.liked is None else truth.liked[trained >= 0],
             ),
             shares=self.shares[kept],
             kinds=self.kinds[entries],

@@ -14,7 +14,6 @@ import numpy as np
 
 from steelyard.errors import UserError
 from steelyard.report.baseline import find_baseline
-from steelyard.report.curves import Curve, read_curves
 from steelyard.report.documents import (
     ClassCurve,
     Comparison,
@@ -34,6 +33,7 @@ from steelyard.report.documents import (
 from steelyard.report.flawed import flawed_shares
 from steelyard.report.measures import jain, rounds_to_target, worst_tenth
 from steelyard.report.notices import chain_of, single_client_rounds
+from steelyard.report.recorded_curves import Curve, read_curves
 from steelyard.report.statistics import Estimate, estimate
 from steelyard.report.verdicts import Measure, verdicts
 from steelyard.rounds.settings import RoundSettings

@@ -11,7 +11,7 @@ from steelyard.report.baseline import asks_clients
 from steelyard.report.documents import ClientCard, ClientCards, RawCriteria, ReportData, VegaLite
 from steelyard.report.figures.weights import interesting
 from steelyard.report.reweigh import cohorts
-from steelyard.report.view import Frame, Part, RunView, plain, sampled
+from steelyard.report.view import FederationView, Frame, RunView, plain, sampled
 
 CARDS = 400
 """Clients with a card at most, for each rule."""
@@ -25,38 +25,39 @@ RULES = 10
 
 def contents(view: RunView) -> ReportData:
     """Return everything that the scripts of a report read, as one JSON-ready document."""
-    parts = chosen_parts(view)
+    federations = chosen_federations(view)
     drawn = {name: figures.draw(view, name) for name, kind in figures.KINDS.items() if kind.of == "view"}
-    by_rule: dict[str, dict[str, VegaLite]] = {name: {} for name, kind in figures.KINDS.items() if kind.of == "part"}
+    kinds = [name for name, kind in figures.KINDS.items() if kind.of == "federation"]
+    by_rule: dict[str, dict[str, VegaLite]] = {name: {} for name in kinds}
     for name, found in by_rule.items():
-        for part in parts:
-            chart = figures.KINDS[name].make(view, part)
+        for federation in federations:
+            chart = figures.KINDS[name].make(view, federation)
             if chart is not None:
-                found[part.label] = figures.spec(chart)
+                found[federation.label] = figures.spec(chart)
     return {
-        "main": view.part().label,
+        "main": view.federation().label,
         "measure": view.measure,
         "percent": view.measure == "accuracy",
         "themes": {"light": figures.theme(), "dark": figures.theme(dark=True)},
         "figures": {name: figures.spec(chart) for name, chart in drawn.items() if chart is not None},
         "parts": by_rule,
         "empty": {name: kind.empty for name, kind in figures.KINDS.items()},
-        "clients": {part.label: found for part in parts if (found := _cards(view, part)) is not None},
-        "reweigh": {part.label: found for part in parts if (found := raw_criteria(view, part)) is not None},
+        "clients": {one.label: found for one in federations if (found := _cards(view, one)) is not None},
+        "reweigh": {one.label: found for one in federations if (found := raw_criteria(view, one)) is not None},
     }
 
 
-def chosen_parts(view: RunView) -> list[Part]:
+def chosen_federations(view: RunView) -> list[FederationView]:
     """Return the rules that get figures of their own: one seed of each, the main one and the baseline always."""
-    first: dict[str, Part] = {}
-    for part in view.parts:
-        if asks_clients(part.settings):
-            first.setdefault(part.label, part)
+    first: dict[str, FederationView] = {}
+    for federation in view.federations:
+        if asks_clients(federation.settings):
+            first.setdefault(federation.label, federation)
     kept = list(first.values())
     if len(kept) > RULES:
-        must = {view.part().label, view.baseline}
-        others = [part for part in kept if part.label not in must][: RULES - len(must)]
-        kept = [part for part in kept if part.label in must or part in others]
+        must = {view.federation().label, view.baseline}
+        others = [one for one in kept if one.label not in must][: RULES - len(must)]
+        kept = [one for one in kept if one.label in must or one in others]
     return kept
 
 
@@ -83,18 +84,18 @@ class _Grouped:
         return self.columns[column][rows]
 
 
-def _cards(view: RunView, part: Part) -> ClientCards | None:
+def _cards(view: RunView, federation: FederationView) -> ClientCards | None:
     """Return one entry per client: totals, course, flaws, why it was left out; of many clients, the telling ones."""
-    frame = view.clients(part)
+    frame = view.clients(federation)
     if not len(frame):
         return None
-    flaws = view.flaws(part)
+    flaws = view.flaws(federation)
     totals = frame.assign(weight=frame["weight"].fillna(0.0)).groupby("client", sort=False)["weight"].sum()
     kept = interesting(totals, flaws, CARDS)
     whole = float(totals.sum()) or 1.0
     shares = dict(zip((str(client) for client in totals.index), totals.to_numpy() / whole, strict=True))
-    asked, tested = _Grouped(frame), _Grouped(view.evaluations(part))
-    entries = [_card(part, client, shares[client], asked, tested, flaws.get(client, [])) for client in kept]
+    asked, tested = _Grouped(frame), _Grouped(view.evaluations(federation))
+    entries = [_card(federation, client, shares[client], asked, tested, flaws.get(client, [])) for client in kept]
     middle = float(np.median(list(shares.values())))
     most = max(shares.values()) or 1.0
     for entry in entries:
@@ -108,13 +109,15 @@ def _cards(view: RunView, part: Part) -> ClientCards | None:
     )
     longest = max(entry["asked"] for entry in entries)
     note += f"Courses show {COURSE} rounds at most, evenly spaced." if longest > COURSE else ""
-    template = figures.draw(view, "client", rule=part.label, seed=part.seed, client=entries[0]["name"])
+    template = figures.draw(view, "client", rule=federation.label, seed=federation.seed, client=entries[0]["name"])
     last = int(frame["round"].to_numpy().max())
     spec = figures.spec(template) if template is not None else None
-    return {"clients": entries, "criteria": part.criteria, "last": last, "note": note, "template": spec}
+    return {"clients": entries, "criteria": federation.criteria, "last": last, "note": note, "template": spec}
 
 
-def _card(part: Part, client: str, share: float, asked: _Grouped, tested: _Grouped, flaws: list[str]) -> ClientCard:
+def _card(
+    federation: FederationView, client: str, share: float, asked: _Grouped, tested: _Grouped, flaws: list[str]
+) -> ClientCard:
     rows, served = asked.rows(client), tested.rows(client)
     weighed = rows[np.isfinite(asked.of("weight", rows).astype(np.float64))]
     failed = [row for row in rows.tolist() if isinstance(asked.columns["failure"][row], str)]
@@ -131,7 +134,7 @@ def _card(part: Part, client: str, share: float, asked: _Grouped, tested: _Group
         "failures": [(int(asked.columns["round"][row]), str(asked.columns["failure"][row])) for row in failed[:50]],
         "rounds": asked.of("round", course).tolist(),
         "weight": _short(asked.of("weight", course)),
-        "criteria": [_short(asked.of(f"normalised_{name}", course)) for name in part.criteria],
+        "criteria": [_short(asked.of(f"normalised_{name}", course)) for name in federation.criteria],
         "tested": tested.of("round", shown).tolist(),
         "scores": _short(tested.of("score", shown)),
         "flaws": flaws,
@@ -139,22 +142,23 @@ def _card(part: Part, client: str, share: float, asked: _Grouped, tested: _Group
     }
 
 
-def raw_criteria(view: RunView, part: Part) -> RawCriteria | None:
+def raw_criteria(view: RunView, federation: FederationView) -> RawCriteria | None:
     """Return the raw criteria of a rule's updates, for weighing them again in the browser; long runs are sampled."""
-    found = list(cohorts(view.clients(part), part.criteria))
-    if not found or part.criteria == ["EQ"]:  # one criterion that is the same for all: no rule weighs it otherwise
+    found = list(cohorts(view.clients(federation), federation.criteria))
+    # One criterion that is the same for all: no rule weighs it otherwise.
+    if not found or federation.criteria == ["EQ"]:
         return None
     total = sum(len(clients) for _, clients, _, _ in found)
     kept = [found[index] for index in sampled(len(found), max(1, UPDATES * len(found) // total))]
     names = sorted({client for _, clients, _, _ in kept for client in clients})
     index = {name: position for position, name in enumerate(names)}
-    flaws = view.flaws(part)
-    order = part.settings.get("priority")
-    listed = [name.strip() for name in order.split(">")] if order else part.criteria
+    flaws = view.flaws(federation)
+    order = federation.settings.get("priority")
+    listed = [name.strip() for name in order.split(">")] if order else federation.criteria
     return {
-        "criteria": part.criteria,
-        "order": [part.criteria.index(name) for name in listed],
-        "normalise": part.settings.get("normalise", "share"),
+        "criteria": federation.criteria,
+        "order": [federation.criteria.index(name) for name in listed],
+        "normalise": federation.settings.get("normalise", "share"),
         "clients": [{"name": name, "flaws": flaws.get(name, [])} for name in names],
         "rounds": [
             {

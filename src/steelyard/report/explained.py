@@ -15,7 +15,7 @@ from steelyard.recommend.kgflex import explain
 from steelyard.recommend.kgflex.clients import KgflexClients
 from steelyard.recommend.kgflex.model import Knowledge
 from steelyard.recommend.kgflex.selection import Selection
-from steelyard.recommend.prepared import number_of, titles_of
+from steelyard.recommend.run_data import number_of, titles_of
 from steelyard.report.documents import CloudWord, Explanation, FeatureReason, KeptFeatures
 from steelyard.report.recommender import Finished, open_run
 
@@ -43,7 +43,7 @@ class Explained:
     def why(self, user: str, item: str) -> Explanation:
         """Return the score of an item for a user and the features that made it, those that say most first."""
         finished = self.finished
-        number, wanted = number_of(finished.prepared, user), self._item(item)
+        number, wanted = number_of(finished.run_data, user), self._item(item)
         table = self.clients.table(finished.model)
         views = self.clients.views(finished.federation, finished.seed)
         found = explain.reasons(table, views, self.knowledge, number, wanted)
@@ -51,7 +51,7 @@ class Explained:
         return {
             "user": user,
             "item": item,
-            "title": titles_of(finished.prepared, np.array([wanted]))[0],
+            "title": titles_of(finished.run_data, np.array([wanted]))[0],
             "score": sum(each.part for each in found),
             "features_of_user": int(self.knowledge.selection.sizes[number]),
             "features_of_item": len(self.clients.parts.features.of(wanted)),
@@ -60,7 +60,7 @@ class Explained:
 
     def _item(self, item: str) -> int:
         """Return the number of an item, or say which there are."""
-        items = self.finished.prepared.data.items
+        items = self.finished.run_data.data.items
         number = int(numbered(np.array([item], dtype=object), items)[0])
         if number < 0:
             some = listed(items[:5].tolist())

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from steelyard.report.curves import Curve
 from steelyard.report.measures import rounds_to_target
+from steelyard.report.recorded_curves import Curve
 from steelyard.report.rendering import Table
 
 GROUPS: tuple[tuple[str, tuple[float, float]], ...] = (("Low", (0.2, 0.3)), ("Mid", (0.4, 0.5)), ("High", (0.7, 0.75)))

@@ -106,7 +106,7 @@ class _Pair:
 def _result(view: RunView, finals: Finals, what: str) -> list[str]:
     base = view.baseline
     where = f" {what}" if what else " over all clients' test samples"
-    asking = {part.label for part in view.parts if asks_clients(part.settings)}
+    asking = {one.label for one in view.federations if asks_clients(one.settings)}
     others = [label for label in view.labels if label != base and label in asking and label in finals]
     pairs = [pair for label in others if (pair := _Pair.of(finals, label, base)).seeds]
     if not pairs:
@@ -117,7 +117,7 @@ def _result(view: RunView, finals: Finals, what: str) -> list[str]:
     ours, theirs = (_score(view, estimate(values).mean) for values in (best.ours, best.theirs))
     unit = f"{100 * best.gain:+.1f} points" if view.measure == "accuracy" else f"{best.gain:+.4g}"
     pair = f"{best.label} ended at {ours}{where}, {base} at {theirs}: {unit}"
-    every = {part.seed for part in view.parts}
+    every = {one.seed for one in view.federations}
     if len(best.seeds) < len(every):
         pair += f", on the {len(best.seeds)} of {len(every)} seeds in which both were tested"
     return [_with_verdict(view, best, pair)]
@@ -142,14 +142,14 @@ def _with_verdict(view: RunView, best: _Pair, pair: str) -> str:
 
 def _flawed(view: RunView, finals: Finals) -> list[str]:
     """Say what flawed clients weighed under the baseline and under the best other rule, as means over the seeds."""
-    part = view.part()
-    flaws = view.flaws(part)
+    federation = view.federation()
+    flaws = view.flaws(federation)
     if not flaws:
         return []
     known = {label: found["weight"] for label in view.labels if (found := flawed_means(view, label))}
     if not known:
         return []
-    clients = view.evaluations(part)["client"].nunique() or view.clients(part)["client"].nunique()
+    clients = view.evaluations(federation)["client"].nunique() or view.clients(federation)["client"].nunique()
     common = Counter(flaw for found in flaws.values() for flaw in found).most_common(1)[0][0]
     shown = list(known)
     # A rule that ended before the server first tested it has weights, but no score there.

@@ -17,7 +17,7 @@ from steelyard.experiment.loading import to_toml
 from steelyard.report import figures
 from steelyard.report.assets import text
 from steelyard.report.comparison_tables import algorithm_cells, cell, comparison_tables, tested_cells
-from steelyard.report.contents import chosen_parts, contents
+from steelyard.report.contents import chosen_federations, contents
 from steelyard.report.documents import ReportData
 from steelyard.report.figures.writing import svg
 from steelyard.report.headline import headline
@@ -120,11 +120,11 @@ def _sections(view: RunView, data: ReportData, extra: Recommended) -> list[tuple
 
 
 def _chooser(view: RunView) -> str:
-    parts = chosen_parts(view)
+    parts = chosen_federations(view)
     if len(parts) < 2:
         return ""
     options = "".join(f'<option value="{escape(part.label)}">{escape(part.label)}</option>' for part in parts)
-    seeds = max(sum(part.label == label for part in view.parts) for label in view.labels)
+    seeds = max(sum(part.label == label for part in view.federations) for label in view.labels)
     left = len(view.labels) - len(parts)
     note = f" <span>for the first of {seeds} seeds</span>" if seeds > 1 else ""
     note += f" <span>{left} rules have no figures of their own here</span>" if left > 0 else ""
@@ -225,7 +225,7 @@ def _tables(view: RunView) -> list[Table]:
 
 def _target_tables(view: RunView) -> str:
     found = [as_html(table) for table in _tables(view) if _ROUNDS in table.title]
-    several = len({part.seed for part in view.parts}) > 1  # intervals need the whole width
+    several = len({part.seed for part in view.federations}) > 1  # intervals need the whole width
     return "".join(found) if several else f'<div class="two">{"".join(f"<div>{part}</div>" for part in found)}</div>'
 
 

@@ -84,21 +84,21 @@ def _systems(view: RunView, index: int) -> list[_System]:
 
     folder = view.histories[index].folder
     found: list[_System] = []
-    for rule in dict.fromkeys(part.rule for part in view.parts if part.history is view.histories[index]):
+    for rule in dict.fromkeys(one.rule for one in view.federations if one.history is view.histories[index]):
         run = open_run(folder, rule)
         cutoff = run.experiment.ranking.cutoff
-        ground, data = run.prepared.users.ground, run.prepared.data
+        truth, data = run.run_data.users.truth, run.run_data.data
         made, _ = run.lists(cutoff)
         pairs = [(view.label(index, rule), made)]
         if not found:
-            popular, _ = recommend("popular", run.prepared.split.train, cutoff)
+            popular, _ = recommend("popular", run.run_data.split.train, cutoff)
             pairs.append(
                 (f"{view.names[index]} · most popular" if len(view.histories) > 1 else "most popular", popular)
             )
         for label, ranked in pairs:
-            case = Case(ground, tuple(data.users), tuple(data.items), ranked, None, ())
+            case = Case(truth, tuple(data.users), tuple(data.items), ranked, None, ())
             metrics = figures(case, [cutoff])[str(cutoff)]
-            found.append(_System(label, metrics, ground.view(ranked, cutoff).times_shown, ground.popularity))
+            found.append(_System(label, metrics, truth.view(ranked, cutoff).times_shown, truth.popularity))
     return found
 
 

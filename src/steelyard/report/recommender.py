@@ -16,8 +16,8 @@ from steelyard.experiment.running import federations_of
 from steelyard.recommend.clients import RecommendClients
 from steelyard.recommend.evaluate import Case, figures
 from steelyard.recommend.interactions import Codes
-from steelyard.recommend.prepared import Prepared, number_of, titles_of
 from steelyard.recommend.ranking import Floats
+from steelyard.recommend.run_data import RunData, number_of, titles_of
 from steelyard.report.documents import Communication, ListedItem, RecommenderReport
 from steelyard.runs.reader import History
 from steelyard.weighing.rule import WeighingSettings
@@ -28,7 +28,7 @@ class Finished:
     """One rule of a run as of its last checkpoint: the shared table and the simulated users with their vectors."""
 
     experiment: RecommendDescription
-    prepared: Prepared
+    run_data: RunData
     clients: RecommendClients
     federation: str
     seed: int
@@ -42,8 +42,8 @@ class Finished:
     def report(self, cutoffs: list[int]) -> RecommenderReport:
         """Return all metrics by cutoff, as `evaluate` prints them, with the cost by formula and as sent."""
         lists, _ = self.lists(max(cutoffs))
-        data = self.prepared.data
-        case = Case(self.prepared.users.ground, tuple(data.users), tuple(data.items), lists, None, ())
+        data = self.run_data.data
+        case = Case(self.run_data.users.truth, tuple(data.users), tuple(data.items), lists, None, ())
         found: RecommenderReport = {
             "metrics": figures(case, cutoffs),
             "communication": self.communication(),
@@ -64,7 +64,7 @@ class Finished:
         schedule = self.experiment.schedule()
         each = schedule.rounds_per_epoch
         rounds = self.round * each if self.experiment.one_by_one else self.round
-        cost = schedule.cost_per_epoch(self.prepared.histories.catalogue, float(self.prepared.users.shares.mean()))
+        cost = schedule.cost_per_epoch(self.run_data.histories.catalogue, float(self.run_data.users.shares.mean()))
         sent = self.clients.traffic(self.federation)
         found: Communication = {
             "users_per_round": schedule.users,
@@ -83,15 +83,15 @@ class Finished:
 
     def top(self, user: str, cutoff: int) -> list[ListedItem]:
         """Return one user's list with titles and scores."""
-        number = number_of(self.prepared, user)
+        number = number_of(self.run_data, user)
         lists, scores = self.lists(cutoff)
         mine = lists[number][lists[number] >= 0]
-        hers = set(self.prepared.users.ground.test_item[self.prepared.users.ground.test_user == number].tolist())
-        titles = titles_of(self.prepared, mine)
+        hers = set(self.run_data.users.truth.test_item[self.run_data.users.truth.test_user == number].tolist())
+        titles = titles_of(self.run_data, mine)
         return [
             {
                 "rank": rank,
-                "item": str(self.prepared.data.items[item]),
+                "item": str(self.run_data.data.items[item]),
                 "title": title,
                 "score": float(scores[number, rank - 1]),
                 "in_test": int(item) in hers,
@@ -126,5 +126,5 @@ def open_run(folder: Path, rule: str | None = None, seed: int | None = None) -> 
     clients.restore(kept)
     state = states[federation.name]
     return Finished(
-        *(experiment, experiment.prepare(), clients, federation.name, federation.seed, state.round, state.parameters)
+        *(experiment, experiment.run_data(), clients, federation.name, federation.seed, state.round, state.parameters)
     )

@@ -9,7 +9,7 @@ import numpy as np
 from steelyard.errors import UserError
 from steelyard.messages import Floats
 from steelyard.report.documents import Reweighed, ReweighedClient
-from steelyard.report.view import Frame, Part, RunView
+from steelyard.report.view import FederationView, Frame, RunView
 from steelyard.weighing.rule import Rule, WeighingSettings, label
 
 LABEL = "The weights that this rule would have given to these updates; not a result: no model was trained with them."
@@ -27,24 +27,24 @@ def cohorts(frame: Frame, criteria: Sequence[str]) -> Iterator[tuple[int, list[s
             yield int(number), [str(client) for client in names[rows]], raw, weights[rows]
 
 
-def part_with(view: RunView, criteria: Sequence[str], rule: str | None, seed: int | None) -> Part:
+def federation_with(view: RunView, criteria: Sequence[str], rule: str | None, seed: int | None) -> FederationView:
     """Return the rule whose updates are weighed again: the one named, else the first that measured all the criteria."""
     if rule is not None:
-        chosen = view.part(rule, seed)
+        chosen = view.federation(rule, seed)
     else:
-        first = view.part(None, seed)
-        able = [part for part in view.parts if part.seed == first.seed and set(criteria) <= set(part.criteria)]
+        first = view.federation(None, seed)
+        able = [one for one in view.federations if one.seed == first.seed and set(criteria) <= set(one.criteria)]
         chosen = first if set(criteria) <= set(first.criteria) else next(iter(able), first)
     missing = [name for name in criteria if name not in chosen.criteria]
     if missing:
         known = "; ".join(
-            f"{part.label}: {', '.join(part.criteria)}" for part in view.parts if part.seed == chosen.seed
+            f"{one.label}: {', '.join(one.criteria)}" for one in view.federations if one.seed == chosen.seed
         )
         raise UserError(f"criteria: {', '.join(missing)} not measured under '{chosen.label}'; allowed: {known}")
     return chosen
 
 
-def reweigh(view: RunView, part: Part, settings: WeighingSettings) -> Reweighed:
+def reweigh(view: RunView, federation: FederationView, settings: WeighingSettings) -> Reweighed:
     """Return each client's share of all weight as recorded and as the rule would have given it, over the whole run."""
     if settings.policy is not None and not settings.policy.made().of_measures:
         raise UserError(
@@ -56,15 +56,17 @@ def reweigh(view: RunView, part: Part, settings: WeighingSettings) -> Reweighed:
     given: dict[str, float] = {}
     asked: dict[str, int] = {}
     rounds = 0
-    for _, clients, raw, before in cohorts(view.clients(part), settings.criteria):
+    for _, clients, raw, before in cohorts(view.clients(federation), settings.criteria):
         rounds += 1
         for client, old, new in zip(clients, before, rule.weigh(raw, clients=clients).weights, strict=True):
             recorded[client] = recorded.get(client, 0.0) + float(old)
             given[client] = given.get(client, 0.0) + float(new)
             asked[client] = asked.get(client, 0) + 1
     if not rounds:
-        raise UserError(f"{part.history.folder}: no weighed updates under '{part.label}'; allowed: a run with some")
-    flaws = view.flaws(part)
+        raise UserError(
+            f"{federation.history.folder}: no weighed updates under '{federation.label}'; allowed: a run with some"
+        )
+    flaws = view.flaws(federation)
     old_total, new_total = sum(recorded.values()) or 1.0, sum(given.values()) or 1.0
     rows: list[ReweighedClient] = [
         {
@@ -78,9 +80,9 @@ def reweigh(view: RunView, part: Part, settings: WeighingSettings) -> Reweighed:
     ]
     flawed = [row for row in rows if row["flaws"]]
     return {
-        "run": str(part.history.folder),
-        "updates_of": part.rule,
-        "seed": part.seed,
+        "run": str(federation.history.folder),
+        "updates_of": federation.rule,
+        "seed": federation.seed,
         "rule": label(settings),
         "rounds": rounds,
         "note": LABEL,

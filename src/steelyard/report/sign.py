@@ -16,14 +16,14 @@ LEVEL = 0.005
 
 def sign(view: RunView) -> tuple[str, str]:
     """Return the sign as SVG, and one sentence that says what its tilt shows."""
-    part = view.part()
-    shares = flawed_means(view, part.label)
+    federation = view.federation()
+    shares = flawed_means(view, federation.label)
     if shares is None:
         return drawn(0.0, 150.0, "A steelyard, level.").replace('class="sign"', 'class="sign plain"'), ""
     weight, number = shares["weight"], shares["updates"]
-    caption = f"Under {part.label} flawed clients were {number:.0%} of those asked and got {weight:.0%} of the weight"
+    caption = f"Under {federation.label} flawed clients were {number:.0%} of those asked and got {weight:.0%} of the "
     less = number - weight
-    caption += "." if abs(less) <= LEVEL else ": the beam tips them up." if less > 0 else ": they tip the beam."
+    caption += "weight." if abs(less) <= LEVEL else "weight: the beam tips them up." if less > 0 else "weight: they tip the beam."
     return drawn(tilt(number, weight), 96.0 + 96.0 * (1.0 - weight), caption), caption
 
 

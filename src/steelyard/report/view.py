@@ -29,7 +29,7 @@ Frame = Any
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class FederationView:
     """One rule with one seed of one run."""
 
     label: str
@@ -58,10 +58,10 @@ class RunView:
         self.names = _names([history.folder for history in self.histories])
 
     @cached_property
-    def parts(self) -> list[Part]:
+    def federations(self) -> list[FederationView]:
         """Every rule and seed of every run, in the order in which the runs list them."""
         return [
-            Part(
+            FederationView(
                 self.label(index, str(row["rule"])),
                 str(row["rule"]),
                 int(row["seed"]),
@@ -79,7 +79,7 @@ class RunView:
     @cached_property
     def labels(self) -> list[str]:
         """The rules by label, each once."""
-        return list(dict.fromkeys(part.label for part in self.parts))
+        return list(dict.fromkeys(one.label for one in self.federations))
 
     @cached_property
     def experiment(self) -> Description:
@@ -103,7 +103,7 @@ class RunView:
     def baseline(self) -> str:
         """The label of the rule that the others are held against."""
         base = find_baseline(self.histories[0], None)
-        return next(part.label for part in self.parts if part.rule == base)
+        return next(one.label for one in self.federations if one.rule == base)
 
     @cached_property
     def rounds(self) -> Frame:
@@ -127,33 +127,34 @@ class RunView:
                 found.append(None)
         return found
 
-    def part(self, label: str | None = None, seed: int | None = None) -> Part:
+    def federation(self, label: str | None = None, seed: int | None = None) -> FederationView:
         """Return one rule with one seed; by default the first rule that asks clients, and its first seed."""
-        asked = [part for part in self.parts if asks_clients(part.settings)] or self.parts
-        found = [p for p in (self.parts if label else asked) if label in (None, p.label) and seed in (None, p.seed)]
+        asked = [one for one in self.federations if asks_clients(one.settings)] or self.federations
+        among = self.federations if label else asked
+        found = [one for one in among if label in (None, one.label) and seed in (None, one.seed)]
         if not found:
             if label is not None and label not in self.labels:
                 raise UserError(f"--rule: got '{label}'{nearest(label, self.labels)}; allowed: {listed(self.labels)}")
-            seeds = sorted({str(part.seed) for part in self.parts})
+            seeds = sorted({str(one.seed) for one in self.federations})
             raise UserError(f"--seed: got {seed}; allowed: {listed(seeds)}")
         return found[0]
 
-    def clients(self, part: Part) -> Frame:
+    def clients(self, federation: FederationView) -> Frame:
         """Return the rows of clients asked under one rule and seed: raw and normalised criteria, weight, failure."""
-        key = ("clients", part.label, part.seed)
+        key = ("clients", federation.label, federation.seed)
         if key not in self._kept:
-            failures: Frame = self._failures[id(part.history)]
-            mine = failures[(failures["rule"] == part.rule) & (failures["seed"] == part.seed)]
-            found = part.history.cohorts(part.rule, part.seed)
-            self._kept[key] = clients_frame([((part.rule, part.seed), found)], mine)
+            failures: Frame = self._failures[id(federation.history)]
+            mine = failures[(failures["rule"] == federation.rule) & (failures["seed"] == federation.seed)]
+            found = federation.history.cohorts(federation.rule, federation.seed)
+            self._kept[key] = clients_frame([((federation.rule, federation.seed), found)], mine)
         return self._kept[key]
 
-    def evaluations(self, part: Part) -> Frame:
+    def evaluations(self, federation: FederationView) -> Frame:
         """Return the local scores of one rule and seed, round 0 left out."""
-        key = ("evaluations", part.label, part.seed)
+        key = ("evaluations", federation.label, federation.seed)
         if key not in self._kept:
-            found = part.history.tested(part.rule, part.seed, 0)
-            self._kept[key] = evaluations_frame([((part.rule, part.seed), found)])
+            found = federation.history.tested(federation.rule, federation.seed, 0)
+            self._kept[key] = evaluations_frame([((federation.rule, federation.seed), found)])
         return self._kept[key]
 
     @cached_property
@@ -164,15 +165,15 @@ class RunView:
     def _failures(self) -> dict[int, Frame]:
         return {id(history): history.failures_after() for history in self.histories}
 
-    def flaws(self, part: Part) -> dict[str, list[str]]:
-        """Return what is wrong with each flawed client of a part's seed; empty for a run without flaws."""
-        return flaws_of(part.history, part.seed)
+    def flaws(self, federation: FederationView) -> dict[str, list[str]]:
+        """Return what is wrong with each flawed client of a federation's seed; empty for a run without flaws."""
+        return flaws_of(federation.history, federation.seed)
 
 
 def flawed_means(view: RunView, label: str) -> FlawedShares | None:
     """Return what `flawed_shares` tells of a rule, the mean of its seeds; None where no client is flawed."""
-    parts = [part for part in view.parts if part.label == label]
-    every = [found for part in parts if (found := flawed_shares(part.history, part.rule, part.seed))]
+    mine = [one for one in view.federations if one.label == label]
+    every = [found for one in mine if (found := flawed_shares(one.history, one.rule, one.seed))]
     if not every:
         return None
 

@@ -15,7 +15,7 @@ from steelyard.recommend.fpl import Learning, sent_positives
 from steelyard.recommend.interactions import build
 from steelyard.recommend.kgflex.clients import KgflexClients, KgflexParts, KgflexServer
 from steelyard.recommend.kgflex.settings import KgflexSettings
-from steelyard.recommend.ranking import Ground
+from steelyard.recommend.ranking import GroundTruth
 from steelyard.recommend.sampling import draw_triples, round_keys, user_keys
 from steelyard.recommend.sparse import SparseRows
 from steelyard.recommend.users import Users
@@ -31,7 +31,7 @@ def clients(local_round: LocalRound, share: float = 0.5, batch: int | None = Non
     owners = np.repeat(np.arange(USERS), histories.sizes)
     train = build([f"u{u}" for u in owners], [str(i) for i in histories.items], **names)
     test = build(list(NAMES), [str(i) for i in unseen], **names)
-    users = Users(histories, Ground.between(train, test), np.full(USERS, share), histories.items.astype(np.int64))
+    users = Users(histories, GroundTruth.between(train, test), np.full(USERS, share), histories.items.astype(np.int64))
     parts = KgflexParts(few_features(), KgflexSettings(limits=LIMITS, batch=batch))
     return KgflexClients(users, Learning(RATE, FACTORS), local_round, parts, cutoff=3)
 

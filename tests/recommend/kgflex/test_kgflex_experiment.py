@@ -76,8 +76,8 @@ def test_every_way_of_training_learns_what_the_two_tastes_are(known: dict, tmp_p
     assert history["accuracy"].dropna().iloc[-1] > 0.15
     finished = open_run(tmp_path / "run")
     lists, _ = finished.lists(5)
-    user = finished.prepared.data.users.tolist().index("u02")
-    assert {name < "i20" for name in finished.prepared.data.items[lists[user]].tolist()} == {True}
+    user = finished.run_data.data.users.tolist().index("u02")
+    assert {name < "i20" for name in finished.run_data.data.items[lists[user]].tolist()} == {True}
     sent = finished.communication()
     assert (sent["sent_vectors"] == 0) is (kgflex != {})
     assert "tcc_vectors" not in sent
@@ -206,13 +206,13 @@ def test_rows_of_two_files_are_one_table_and_a_fixed_split_tests_on_the_second(d
     for name, part in (("train", rows[:200]), ("test", rows[200:])):
         (tmp_path / f"{name}.tsv").write_text("".join(f"{u}\t{i}\t{r}\n" for u, i, r, _ in part))
     files = {"path": str(tmp_path / "train.tsv"), "test": str(tmp_path / "test.tsv"), "category_column": None}
-    fixed = changed(description, interactions={**files, "split": "fixed"}).prepare()
+    fixed = changed(description, interactions={**files, "split": "fixed"}).run_data()
     assert (len(fixed.split.train), len(fixed.split.test)) == (200, 40)
     assert {(u, i) for u, i, _, _ in rows[200:]} == {
         (str(fixed.data.users[u]), str(fixed.data.items[i]))
         for u, i in zip(fixed.split.test.user, fixed.split.test.item, strict=True)
     }
-    anew = changed(description, interactions={**files, "split": "shuffled"}).prepare()
+    anew = changed(description, interactions={**files, "split": "shuffled"}).run_data()
     assert len(anew.split.test) == len(anew.data.users) * 2
     assert len(anew.split.train) + len(anew.split.test) == 240
     with pytest.raises(UserError, match=r"^experiment: interactions\.split: got 'fixed' without a file of test rows"):

@@ -9,15 +9,15 @@ import altair as alt
 import pandas as pd
 
 from steelyard.report.figures.shared import WIDTH, described, lists, round_axis
-from steelyard.report.view import Part, RunView, plain, sampled
+from steelyard.report.view import FederationView, RunView, plain, sampled
 
 ROUNDS = 120
 """Columns of the pictures of classes and orders at most."""
 
 
-def orders(view: RunView, part: Part) -> alt.LayerChart | None:
+def orders(view: RunView, federation: FederationView) -> alt.LayerChart | None:
     """Draw which priority order each round kept, and which others it tested (paper 003's testing rounds)."""
-    rows = _rows(view, part)
+    rows = _rows(view, federation)
     tried = [json.loads(row["tried"]) for row in rows]
     if not any(len(entry) > 1 for entry in tried):
         return None
@@ -63,22 +63,22 @@ def orders(view: RunView, part: Part) -> alt.LayerChart | None:
     layers = alt.layer(others, path, dots).properties(width=WIDTH, height=max(90, 30 * len(names)))
     note = f"Filled: the order that a round kept; hollow: orders that it tested. {tests} testing rounds"
     note += f" in {len(kept)} rounds."
-    return described(layers, f"Priority order of each round under {part.label}, and the orders tested.", note)
+    return described(layers, f"Priority order of each round under {federation.label}, and the orders tested.", note)
 
 
 def _thinned(rows: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
     return [rows[index] for index in sampled(len(rows), most)]
 
 
-def _rows(view: RunView, part: Part) -> list[dict[str, Any]]:
+def _rows(view: RunView, federation: FederationView) -> list[dict[str, Any]]:
     frame = view.rounds
-    mine = frame[(frame["rule"] == part.label) & (frame["seed"] == part.seed) & (frame["round"] > 0)]
+    mine = frame[(frame["rule"] == federation.label) & (frame["seed"] == federation.seed) & (frame["round"] > 0)]
     return mine.to_dict("records")  # type: ignore[return-value]
 
 
-def classes(view: RunView, part: Part) -> alt.VConcatChart | None:
+def classes(view: RunView, federation: FederationView) -> alt.VConcatChart | None:
     """Draw the F1 of every class over the rounds and the weights κ_c that an adaptive loss gives (paper 001)."""
-    rows = _rows(view, part)
+    rows = _rows(view, federation)
     f1: dict[int, list[float]] = {}
     kappa: dict[int, list[float]] = {}
     for row in rows:
@@ -97,7 +97,7 @@ def classes(view: RunView, part: Part) -> alt.VConcatChart | None:
     if kappa:
         note = f"κ = 1/(F1 + ε) of the round before: a class that the model misses counts more. {note}".strip()
     chart = alt.vconcat(*panels).resolve_scale(color="independent")
-    return described(chart, f"F1 and loss weight of every class over the rounds under {part.label}.", note)
+    return described(chart, f"F1 and loss weight of every class over the rounds under {federation.label}.", note)
 
 
 def _heat(values: dict[int, list[float]], name: str, title: str, domain: list[float] | None, form: str) -> alt.Chart:

@@ -22,10 +22,10 @@ _ROW_HEADER = alt.Header(labelAngle=0, labelAnchor="middle", labelAlign="left")
 
 def pictures(entries: Sequence[Picture]) -> Chart:
     """Draw samples, and beside each what was found in its place under each protection; entries of `show_inversion`."""
-    columns = list(dict.fromkeys(str(entry["seen"]) for entry in entries))
+    columns = list(dict.fromkeys(str(entry["title"]) for entry in entries))
     cases = list(dict.fromkeys(str(entry["case"]) for entry in entries))
     rows = [
-        {"case": entry["case"], "seen": entry["seen"], "x": x, "y": y, "ink": ink}
+        {"case": entry["case"], "title": entry["title"], "x": x, "y": y, "ink": ink}
         for entry in entries
         for y, line in enumerate(entry["pixels"])
         for x, ink in enumerate(line)
@@ -40,7 +40,7 @@ def pictures(entries: Sequence[Picture]) -> Chart:
         )
         .properties(width=_SIDE, height=_SIDE)
         .facet(
-            column=alt.Column("seen:N", sort=columns, title=None),
+            column=alt.Column("title:N", sort=columns, title=None),
             row=alt.Row("case:N", sort=cases, title=None, header=_ROW_HEADER),
             spacing=6,
         )

@@ -24,8 +24,8 @@ class Kind:
     caption: str
     empty: str
     """What to say, and what to do, where a run has nothing to show for it."""
-    of: Literal["view", "part", "client"]
-    """view: all rules together; part: one rule with one seed; client: one client under one rule and seed."""
+    of: Literal["view", "federation", "client"]
+    """view: all rules together; federation: one rule with one seed; client: one client under one rule and seed."""
     make: Callable[..., Chart | None]
 
 
@@ -91,7 +91,7 @@ _LIST = (
         "Who counted, when",
         "The weight of each client in each round; no colour: it was not asked.",
         "No client was weighed under this rule, or all were asked in every round and weighed the same.",
-        "part",
+        "federation",
         weights.weights,
     ),
     Kind(
@@ -99,7 +99,7 @@ _LIST = (
         "What decided",
         "Each criterion, as normalised over the cohort, against the weight of the update.",
         "No criterion was measured under this rule.",
-        "part",
+        "federation",
         weights.criteria,
     ),
     Kind(
@@ -115,7 +115,7 @@ _LIST = (
         "Priority orders",
         "Which order each round kept, and which it tested.",
         "This rule keeps its order; choose one that adjusts it, or run steelyard compare with --rules online.",
-        "part",
+        "federation",
         adapting.orders,
     ),
     Kind(
@@ -123,7 +123,7 @@ _LIST = (
         "Class by class",
         "F1 of each class on the server's rows, and its weight in an adaptive loss.",
         "The server of this run reports no F1 of each class.",
-        "part",
+        "federation",
         adapting.classes,
     ),
     Kind(
@@ -131,7 +131,7 @@ _LIST = (
         "Samples and classes",
         "Training samples of each client, and their classes where the run knows them.",
         "No client has sent its number of samples yet.",
-        "part",
+        "federation",
         split.split,
     ),
     Kind(
@@ -161,14 +161,14 @@ def draw(
     chosen = KINDS[kind]
     if chosen.of == "view":
         return chosen.make(view)
-    part = view.part(rule, seed)
-    if chosen.of == "part":
-        others = [] if rule else [other for other in view.parts if other.seed == part.seed and other is not part]
-        drawn = (chosen.make(view, one) for one in (part, *others))
+    federation = view.federation(rule, seed)
+    if chosen.of == "federation":
+        others = [one for one in view.federations if not rule and one.seed == federation.seed]
+        drawn = (chosen.make(view, one) for one in dict.fromkeys((federation, *others)))
         return next((chart for chart in drawn if chart is not None), None)
     if client is None:
         raise UserError("client: none named; allowed: the name of a client of the run")
-    return chosen.make(view, part, client)
+    return chosen.make(view, federation, client)
 
 
 def draw_all(view: RunView, rule: str | None = None, seed: int | None = None) -> dict[str, Chart]:

@@ -195,9 +195,9 @@ def flawed_weight(view: RunView) -> alt.LayerChart | None:
     """Draw the share of the weight that flawed clients got in each round, and the share that they had of the cohort."""
     rows: dict[str, list[Frame]] = {}
     cohort: list[Frame] = []
-    for part in view.parts:
-        flawed = view.flaws(part)
-        frame = view.clients(part) if flawed else None
+    for federation in view.federations:
+        flawed = view.flaws(federation)
+        frame = view.clients(federation) if flawed else None
         if frame is None or not len(frame):
             continue
         frame = frame[frame["weight"].notna()]
@@ -206,7 +206,7 @@ def flawed_weight(view: RunView) -> alt.LayerChart | None:
         theirs = frame["client"].isin(list(flawed))
         total = frame.groupby("round")["weight"].sum()
         got = frame["weight"].where(theirs, 0.0).groupby(frame["round"]).sum()
-        rows.setdefault(part.label, []).append(got / total.where(total > 0))
+        rows.setdefault(federation.label, []).append(got / total.where(total > 0))
         cohort.append(theirs.groupby(frame["round"]).mean())
     if not rows:
         return None

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from steelyard.report.figures.shared import WIDTH, described, lists, round_axis, score_axis
-from steelyard.report.view import Frame, Part, RunView, plain, sampled
+from steelyard.report.view import FederationView, Frame, RunView, plain, sampled
 
 DOTS = 120
 """Devices drawn one by one for each rule at most."""
@@ -66,7 +66,7 @@ def _after_last_round(view: RunView) -> tuple[list[dict[str, Any]], list[dict[st
     dots: list[dict[str, Any]] = []
     all_drawn = True
     for label in view.labels:
-        found = [_last(view, part) for part in view.parts if part.label == label]
+        found = [_last(view, one) for one in view.federations if one.label == label]
         frames = [frame for frame in found if len(frame)]
         if not frames:
             continue
@@ -83,23 +83,23 @@ def _after_last_round(view: RunView) -> tuple[list[dict[str, Any]], list[dict[st
     return bars, dots, all_drawn
 
 
-def _last(view: RunView, part: Part) -> Frame:
-    frame = view.evaluations(part)
+def _last(view: RunView, federation: FederationView) -> Frame:
+    frame = view.evaluations(federation)
     return frame[frame["round"] == frame["round"].to_numpy().max()] if len(frame) else frame
 
 
-def client(view: RunView, part: Part, name: str) -> alt.VConcatChart | None:
+def client(view: RunView, federation: FederationView, name: str) -> alt.VConcatChart | None:
     """Draw the course of one client under one rule: its weight, its criteria as normalised, and its own score."""
-    frame = view.clients(part)
+    frame = view.clients(federation)
     mine = frame[(frame["client"] == name) & frame["weight"].notna()]
-    scores = view.evaluations(part)
+    scores = view.evaluations(federation)
     scores = scores[scores["client"] == name]
     if not len(mine) and not len(scores):
         return None
     mine = mine.iloc[sampled(len(mine), DOTS)]
     scores = scores.iloc[sampled(len(scores), DOTS)]
     rows = [_course("weight", mine, "weight")]
-    rows += [_course(criterion, mine, f"normalised_{criterion}") for criterion in part.criteria]
+    rows += [_course(criterion, mine, f"normalised_{criterion}") for criterion in federation.criteria]
     _, form = score_axis(view.measure)
     x = round_axis(1, max([*mine["round"], *scores["round"], 1]))
     tips = [alt.Tooltip("what:N", title=" "), alt.Tooltip("round:Q"), alt.Tooltip("value:Q", format=".3~g")]
@@ -107,7 +107,7 @@ def client(view: RunView, part: Part, name: str) -> alt.VConcatChart | None:
     weighed = weighed.encode(
         x,
         alt.Y("value:Q", title="weight, criteria"),
-        alt.Color("what:N", scale=alt.Scale(domain=["weight", *part.criteria]), legend=alt.Legend()),
+        alt.Color("what:N", scale=alt.Scale(domain=["weight", *federation.criteria]), legend=alt.Legend()),
         tooltip=tips,
     ).properties(width=WIDTH, height=150)
     served = alt.Chart(lists([_course(view.measure, scores, "score")])).transform_flatten(["round", "value"])
@@ -117,7 +117,7 @@ def client(view: RunView, part: Part, name: str) -> alt.VConcatChart | None:
         .properties(width=WIDTH, height=90)
     )
     return described(
-        alt.vconcat(weighed, served), f"Weight, criteria and score of {name} over the rounds under {part.label}."
+        alt.vconcat(weighed, served), f"Weight, criteria and score of {name} over the rounds under {federation.label}."
     )
 
 

@@ -10,19 +10,19 @@ import pandas as pd
 from steelyard.report.figures.shared import WIDTH, described, lists
 from steelyard.report.figures.theme import FLAWED, SOUND
 from steelyard.report.figures.weights import MARK
-from steelyard.report.view import Frame, Part, RunView, sampled
+from steelyard.report.view import FederationView, Frame, RunView, sampled
 
 BARS = 60
 """Clients that get a bar and a column of classes of their own."""
 
 
-def split(view: RunView, part: Part) -> alt.VConcatChart | None:
+def split(view: RunView, federation: FederationView) -> alt.VConcatChart | None:
     """Draw how many training samples each client has, and of which classes; of many clients, how often a size comes."""
-    labels = part.history.labels(part.seed)
-    sizes, asked = _sizes(view, part, labels)
+    labels = federation.history.labels(federation.seed)
+    sizes, asked = _sizes(view, federation, labels)
     if not len(sizes):
         return None
-    flawed = view.flaws(part)
+    flawed = view.flaws(federation)
     rows = [
         {
             "client": f"{MARK if client in flawed else ''}{client}",
@@ -46,15 +46,15 @@ def split(view: RunView, part: Part) -> alt.VConcatChart | None:
     return described(chart, told_of, " ".join(note for note in (*notes, asked) if note))
 
 
-def _sizes(view: RunView, part: Part, labels: dict[str, list[int]]) -> tuple[Frame, str]:
+def _sizes(view: RunView, federation: FederationView, labels: dict[str, list[int]]) -> tuple[Frame, str]:
     """Return the samples of each client, most first, and who is missing: without labels only those asked are known."""
     if labels:
         known: Frame = pd.Series({client: sum(counts) for client, counts in labels.items()}, dtype="int64")
         return known.sort_values(ascending=False, kind="stable"), ""
-    frame = view.clients(part)
+    frame = view.clients(federation)
     frame = frame[frame["samples"].notna()]
     found = frame.groupby("client")["samples"].max().sort_values(ascending=False, kind="stable")
-    everyone: Any = view.evaluations(part)["client"].nunique()
+    everyone: Any = view.evaluations(federation)["client"].nunique()
     missing = everyone - len(found)
     return found, f"{missing} clients were never asked, so their size is not recorded." if missing > 0 else ""
 

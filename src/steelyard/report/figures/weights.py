@@ -10,7 +10,7 @@ import pandas as pd
 
 from steelyard.report.figures.shared import WIDTH, described, lists
 from steelyard.report.figures.theme import FLAWED, SOUND
-from steelyard.report.view import Frame, Part, RunView, plain, sampled
+from steelyard.report.view import FederationView, Frame, RunView, plain, sampled
 
 CLIENTS, COLUMNS = 60, 120
 """Rows and columns of the heat map at most: a browser draws so many cells in a moment."""
@@ -20,13 +20,13 @@ MARK = "⚑ "
 """Stands before the names of flawed clients, so that colour is not the only sign."""
 
 
-def weights(view: RunView, part: Part) -> alt.LayerChart | None:
+def weights(view: RunView, federation: FederationView) -> alt.LayerChart | None:
     """Draw how much each client weighed in each round of one rule; a cell without colour: it was not asked."""
-    clients, rounds, found = part.history.weights(part.rule, part.seed)
+    clients, rounds, found = federation.history.weights(federation.rule, federation.seed)
     table: Frame = pd.DataFrame(found.T, index=list(clients), columns=list(rounds)).dropna(how="all")
     if not table.size or _alike(table):
         return None
-    flawed = view.flaws(part)
+    flawed = view.flaws(federation)
     kept = interesting(table.sum(axis=1), flawed, CLIENTS)
     grid, width = _binned(table.loc[kept])
     gap = _gap(grid.columns) if width == 1 else 1
@@ -51,7 +51,7 @@ def weights(view: RunView, part: Part) -> alt.LayerChart | None:
         notes.append(f"Recorded every {gap} rounds: a cell stands for the round at its right edge.")
     if flawed:
         notes.append(f"{MARK.strip()} marks flawed clients.")
-    return described(chart, f"Weight of each client in each round under {part.label}.", " ".join(notes))
+    return described(chart, f"Weight of each client in each round under {federation.label}.", " ".join(notes))
 
 
 def _cells(rows: list[dict[str, Any]], names: list[str], width: int) -> alt.Chart:
@@ -125,15 +125,15 @@ def _gap(rounds: Any) -> int:
     return int(steps.min()) if len(steps) else 1
 
 
-def criteria(view: RunView, part: Part) -> alt.FacetChart | None:
+def criteria(view: RunView, federation: FederationView) -> alt.FacetChart | None:
     """Draw each criterion of a rule against the weight that it led to: which of them decided."""
-    frame = view.clients(part)
-    names = [name for name in part.criteria if f"normalised_{name}" in frame]
+    frame = view.clients(federation)
+    names = [name for name in federation.criteria if f"normalised_{name}" in frame]
     frame = frame[frame["weight"].notna()]
     if not len(frame) or not names:
         return None
     shown = frame.iloc[sampled(len(frame), max(50, DOTS // len(names)))]
-    flawed = view.flaws(part)
+    flawed = view.flaws(federation)
     rows = [
         {
             "criterion": name,
@@ -178,4 +178,4 @@ def criteria(view: RunView, part: Part) -> alt.FacetChart | None:
         .resolve_scale(x="independent")
     )
     note = "" if len(shown) == len(frame) else f"{len(shown)} of {len(frame)} updates, evenly spaced."
-    return described(chart, f"Each criterion of {part.label} against the weight of the update.", note)
+    return described(chart, f"Each criterion of {federation.label} against the weight of the update.", note)

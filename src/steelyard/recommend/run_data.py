@@ -15,7 +15,7 @@ from steelyard.errors import UserError, listed
 from steelyard.recommend import filters, splits
 from steelyard.recommend.fpl import Learning
 from steelyard.recommend.interactions import SECOND_FILE, Interactions, ascending, joined, numbered
-from steelyard.recommend.ranking import Floats, Ground, memberships
+from steelyard.recommend.ranking import Floats, GroundTruth, memberships
 from steelyard.recommend.reading import read, read_columns
 from steelyard.recommend.sampling import Histories
 from steelyard.recommend.settings import FplSettings, InteractionSettings, ItemSettings, RankingSettings
@@ -24,7 +24,7 @@ from steelyard.recommend.users import Users
 
 
 @dataclass(frozen=True, eq=False)
-class Prepared:
+class RunData:
     """The data of a run, ready: interactions as kept, their split, the users, titles of items."""
 
     data: Interactions
@@ -41,9 +41,9 @@ class Prepared:
 
 
 @lru_cache(maxsize=4)
-def _prepared(described: str) -> Prepared:
+def _loaded(described: str) -> RunData:
     found = json.loads(described)
-    return _prepare(
+    return _load(
         InteractionSettings.model_validate(found["interactions"]),
         None if found["items"] is None else ItemSettings.model_validate(found["items"]),
         FplSettings.model_validate(found["fpl"]),
@@ -51,22 +51,22 @@ def _prepared(described: str) -> Prepared:
     )
 
 
-def prepare(
+def load_run_data(
     interactions: InteractionSettings, items: ItemSettings | None, fpl: FplSettings, ranking: RankingSettings
-) -> Prepared:
+) -> RunData:
     """Read, filter and split, once for equal settings; every step that drops something says so in `data.report()`."""
     sections = {"interactions": interactions, "items": items, "fpl": fpl, "ranking": ranking}
     described = {name: None if part is None else part.model_dump(mode="json") for name, part in sections.items()}
-    return _prepared(json.dumps(described))
+    return _loaded(json.dumps(described))
 
 
-def _prepare(
+def _load(
     interactions: InteractionSettings, items: ItemSettings | None, fpl: FplSettings, ranking: RankingSettings
-) -> Prepared:
+) -> RunData:
     path = find(interactions.path, "a table of interactions", field="path (interactions.path)")
-    data = kept(path, interactions)
-    found = put_together(data, cut(data, interactions), interactions, items, fpl, ranking)
-    if not found.users.ground.relevant.any():
+    data = filtered_interactions(path, interactions)
+    found = assemble(data, split_interactions(data, interactions), interactions, items, fpl, ranking)
+    if not found.users.truth.relevant.any():
         tested, share = ("test", "share") if interactions.validation is None else ("validation", "validation share")
         raise UserError(
             f"interactions: no user has a relevant {tested} item ({data}); allowed: more data, a larger {share}, or a "
@@ -75,26 +75,26 @@ def _prepare(
     return found
 
 
-def put_together(
+def assemble(
     data: Interactions,
     split: Split,
     interactions: InteractionSettings,
     items: ItemSettings | None,
     fpl: FplSettings,
     ranking: RankingSettings,
-) -> Prepared:
+) -> RunData:
     """Put split data onto the devices; `data` and both sides of the split share one numbering."""
     titles, pairs = _about_items(data, interactions, items)
-    ground = Ground.of(split, ranking.threshold)
+    truth = GroundTruth.of(split, ranking.threshold)
     if pairs:
-        ground = ground.with_categories(data.items.tolist(), pairs)
+        truth = truth.with_categories(data.items.tolist(), pairs)
     histories = Histories.of(split.train)
-    users = Users(histories, ground, _shares(data, interactions.pi_column, fpl.pi), _kinds(histories, ground))
+    users = Users(histories, truth, _shares(data, interactions.pi_column, fpl.pi), _kinds(histories, truth))
     learning = Learning(fpl.learning_rate, fpl.factors, fpl.user_decay, fpl.positive_decay, fpl.negative_decay)
-    return Prepared(data, split, users, learning, titles, interactions.split_seed)
+    return RunData(data, split, users, learning, titles, interactions.split_seed)
 
 
-def kept(path: Path, settings: InteractionSettings) -> Interactions:
+def filtered_interactions(path: Path, settings: InteractionSettings) -> Interactions:
     """Read a file and keep what the settings ask for."""
     columns = {str(key): name for key, name in settings.columns.items()}
     data = read(path, columns)
@@ -127,7 +127,7 @@ def _numbered_by(data: Interactions, catalogue: Path) -> Interactions:
     return replace(data, items=np.array(items, dtype=np.str_), item=number[data.item])
 
 
-def cut(data: Interactions, settings: InteractionSettings) -> Split:
+def split_interactions(data: Interactions, settings: InteractionSettings) -> Split:
     """Split as the settings say; with a validation share, the test side is a part of each user's training rows."""
     if settings.split == "fixed":
         whole = splits.by_flag(data, data.columns[SECOND_FILE] == "yes")
@@ -169,12 +169,12 @@ def _column(data: Interactions, name: str, field: str) -> np.ndarray:
     return data.columns[name]
 
 
-def _kinds(histories: Histories, ground: Ground) -> np.ndarray:
+def _kinds(histories: Histories, truth: GroundTruth) -> np.ndarray:
     """Return a label per training item: its first category where there are categories, else the item itself."""
-    if not ground.categories:
+    if not truth.categories:
         return histories.items.astype(np.int64)
-    label = np.full(histories.catalogue, len(ground.categories), dtype=np.int64)
-    label[ground.member_item[::-1]] = ground.member_category[::-1]
+    label = np.full(histories.catalogue, len(truth.categories), dtype=np.int64)
+    label[truth.member_item[::-1]] = truth.member_category[::-1]
     return label[histories.items]
 
 
@@ -198,15 +198,15 @@ def _shares(data: Interactions, column: str | None, usual: float) -> Floats:
     return shares
 
 
-def titles_of(prepared: Prepared, items: np.ndarray) -> list[str]:
+def titles_of(run_data: RunData, items: np.ndarray) -> list[str]:
     """Return the titles of items by their numbers; an item without one goes by its id."""
-    return [prepared.titles.get(str(name), str(name)) for name in prepared.data.items[items]]
+    return [run_data.titles.get(str(name), str(name)) for name in run_data.data.items[items]]
 
 
-def number_of(prepared: Prepared, user: str) -> int:
+def number_of(run_data: RunData, user: str) -> int:
     """Return the number of a user, or say who there is."""
-    number = int(numbered(np.array([user], dtype=object), prepared.data.users)[0])
+    number = int(numbered(np.array([user], dtype=object), run_data.data.users)[0])
     if number < 0:
-        some = listed(prepared.data.users[:5].tolist())
-        raise UserError(f"--user: got '{user}'; allowed: one of {len(prepared.data.users)} users, such as {some}")
+        some = listed(run_data.data.users[:5].tolist())
+        raise UserError(f"--user: got '{user}'; allowed: one of {len(run_data.data.users)} users, such as {some}")
     return number
