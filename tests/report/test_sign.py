@@ -20,7 +20,7 @@ def shown(monkeypatch: pytest.MonkeyPatch, shares: dict[str, float] | None) -> t
         return shares
 
     monkeypatch.setattr(module, "flawed_means", of)
-    view = SimpleNamespace(part=lambda: SimpleNamespace(label="VP>DS"))
+    view = SimpleNamespace(federation=lambda: SimpleNamespace(label="VP>DS"))
     found = sign(view)  # type: ignore[arg-type]
     assert asked == [(view, "VP>DS")]
     return found

@@ -21,9 +21,13 @@ def sign(view: RunView) -> tuple[str, str]:
     if shares is None:
         return drawn(0.0, 150.0, "A steelyard, level.").replace('class="sign"', 'class="sign plain"'), ""
     weight, number = shares["weight"], shares["updates"]
-    caption = f"Under {federation.label} flawed clients were {number:.0%} of those asked and got {weight:.0%} of the "
+    shown = (
+        f"Under {federation.label} flawed clients were {number:.0%} of those asked and got {weight:.0%} of the weight"
+    )
     less = number - weight
-    caption += "weight." if abs(less) <= LEVEL else "weight: the beam tips them up." if less > 0 else "weight: they tip the beam."
+    caption = shown + (
+        "." if abs(less) <= LEVEL else ": the beam tips them up." if less > 0 else ": they tip the beam."
+    )
     return drawn(tilt(number, weight), 96.0 + 96.0 * (1.0 - weight), caption), caption
 
 
