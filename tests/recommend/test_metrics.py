@@ -211,13 +211,13 @@ def test_no_hit_at_all_is_zero_not_undefined():
 
 
 def test_f1_of_equal_precision_and_recall_is_the_same():
-    view = ground(["c6"], ["a1", "b1"]).view(lists("1", "2", "3"), 1)
+    view = truth(["c6"], ["a1", "b1"]).view(lists("1", "2", "3"), 1)
     assert m.Precision()(view) == m.Recall()(view) == m.F1()(view) == 0.5
 
 
 def test_aclt_counts_the_long_tail_alone():
     # The short head is item 1; lists of a and b hold three and two of the tail.
-    view = ground(["a1", "b1", "c1"], ["a2", "b3"]).view(lists("1234", "165", "1"), 4)
+    view = truth(["a1", "b1", "c1"], ["a2", "b3"]).view(lists("1234", "165", "1"), 4)
     assert m.ACLT().per_user(view).tolist() == [3, 2, 0]
     assert m.ACLT()(view) == 2.5
 
@@ -259,10 +259,10 @@ def test_parity_needs_both_groups_and_something_in_them():
     base = truth(["a1", "b1"], ["c1", "b3"])
     assert math.isnan(m.PopREO()(base.view(lists("4", "4", "4"), 1)))
     # As much of both as is relevant: even.
-    base = ground(["a1", "b1"], ["c1", "b3"])
+    base = truth(["a1", "b1"], ["c1", "b3"])
     assert m.PopREO()(base.view(lists("4", "3", "1"), 1)) == 0.0
     # Only relevant ones in the head: nothing to hold it against.
-    assert math.isnan(m.PopREO()(ground(["a1", "b1"], ["c1"]).view(lists("4", "4", "1"), 1)))
+    assert math.isnan(m.PopREO()(truth(["a1", "b1"], ["c1"]).view(lists("4", "4", "1"), 1)))
     # One relevant in the tail, hit, and none of one in the head: as uneven as can be.
     assert m.PopREO()(base.view(lists("4", "3", "4"), 1)) == 1.0
     # Everyone trained on the whole head: nothing of it could be shown.
