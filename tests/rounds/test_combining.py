@@ -148,27 +148,27 @@ class Training(Server):
 
 def test_a_robust_rule_combines_what_was_weighed() -> None:
     median = federation(defence={"rule": "median"})
-    states = run_rounds([median], {"f": state(0)}, Clients(), Server(), Plan(1, 1.0), Kept())
+    states = run_rounds([median], {"f": state(0)}, Clients(), Server(), Plan(1, 1.0), Recorder())
     # Each parameter is 1 for one client of ten and 0 for all others: the weighted median is 0 everywhere.
     assert states["f"].parameters.tolist() == [0.0] * 10
     plain = federation(defence={"rule": "none"})
-    states = run_rounds([plain], {"f": state(0)}, Clients(), Server(), Plan(1, 1.0), Kept())
+    states = run_rounds([plain], {"f": state(0)}, Clients(), Server(), Plan(1, 1.0), Recorder())
     assert states["f"].parameters.tolist() == pytest.approx((np.arange(1, 11) / 55).tolist())
 
 
 def test_the_radius_of_clipping_is_remembered_where_it_is_smoothed() -> None:
     smooth = federation(defence={"rule": "clip", "smooth": 0.5})
-    kept = Kept()
+    kept = Recorder()
     states = run_rounds([smooth], {"f": state(0)}, Clients(), Server(), Plan(1, 1.0), kept)
     # All updates have length 1 in the first round.
     assert states["f"].memory[RADIUS] == pytest.approx(1.0)
     before = replace(state(0), memory={RADIUS: 1 / 16})
-    states = run_rounds([smooth], {"f": before}, Clients(), Server(), Plan(1, 1.0), Kept())
+    states = run_rounds([smooth], {"f": before}, Clients(), Server(), Plan(1, 1.0), Recorder())
     # √(1 · 1/16): every update is cut to a quarter.
     assert states["f"].memory[RADIUS] == pytest.approx(0.25)
     assert states["f"].parameters.tolist() == pytest.approx((np.arange(1, 11) / 55 / 4).tolist())
     hard = federation(defence={"rule": "clip"})
-    states = run_rounds([hard], {"f": before}, Clients(), Server(), Plan(1, 1.0), Kept())
+    states = run_rounds([hard], {"f": before}, Clients(), Server(), Plan(1, 1.0), Recorder())
     assert states["f"].memory == before.memory
     assert states["f"].parameters.tolist() == pytest.approx((np.arange(1, 11) / 55).tolist())
 
@@ -176,12 +176,12 @@ def test_the_radius_of_clipping_is_remembered_where_it_is_smoothed() -> None:
 def test_fltrust_asks_the_server_what_it_would_learn_in_this_round() -> None:
     server = Training()
     trusting = federation(defence={"rule": "fltrust"})
-    states = run_rounds([trusting], {"f": state(0)}, Clients(), server, Plan(1, 1.0), Kept())
+    states = run_rounds([trusting], {"f": state(0)}, Clients(), server, Plan(1, 1.0), Recorder())
     # Only client a points where the server does.
     assert states["f"].parameters.tolist() == pytest.approx([1.0] + [0.0] * 9)
     assert server.asked == [(3, 1, [0.0] * 10)]
     with pytest.raises(UserError) as found:
-        run_rounds([trusting], {"f": state(0)}, Clients(), Server(), Plan(1, 1.0), Kept())
+        run_rounds([trusting], {"f": state(0)}, Clients(), Server(), Plan(1, 1.0), Recorder())
     assert str(found.value) == (
         "weighing.defence.rule: got 'fltrust', but this server has no rows to train on; allowed: the other rules"
     )
@@ -193,7 +193,9 @@ def test_a_robust_rule_needs_single_models() -> None:
             return replace(super()._trained(task), payload=Opaque(len(task.clients)))  # type: ignore[arg-type]
 
     with pytest.raises(UserError) as found:
-        run_rounds(*([federation(defence={"rule": "median"})], {"f": state(0)}, Sums(), Server(), Plan(1, 1.0), Kept()))
+        run_rounds(
+            *([federation(defence={"rule": "median"})], {"f": state(0)}, Sums(), Server(), Plan(1, 1.0), Recorder())
+        )
     assert str(found.value) == (
         "weighing.defence: the server sees no single models in this run; allowed: no [weighing.defence]"
     )
