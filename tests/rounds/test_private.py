@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.rounds.scripted import federation
+from tests.rounds.scripted import Clients, Kept, Server, federation, state
 
 from steelyard.errors import UserError
 from steelyard.messages import DenseModels, Task, Updates
@@ -16,7 +16,9 @@ from steelyard.privacy.accounting import Release, spent
 from steelyard.privacy.ledger import Charge
 from steelyard.privacy.settings import PrivacySettings
 from steelyard.privacy.source import SeededSource
+from steelyard.rounds.loop import _report, run_rounds
 from steelyard.rounds.private import PrivateRounds, nobody
+from steelyard.rounds.progress import SPENT
 from steelyard.rounds.state import Federation, Plan
 
 NAMES = tuple(f"c{number:02d}" for number in range(20))
@@ -95,11 +97,11 @@ def test_devices_with_noise_are_charged_before_they_are_asked() -> None:
 
 
 def test_what_was_spent_is_counted_as_the_budget_says() -> None:
-    made = rounds(beside={"budget": {"delta": DELTA, "accountant": "rdp"}})
+    made = rounds(cohorts="public", beside={"budget": {"delta": DELTA, "accountant": "rdp"}})
     for round in (1, 2, 3):
-        made.ledger.charge(made.charges(RULE, round))
+        made.ledger.charge(made.charges(RULE, round, ("c00",)))
+    assert made.epsilon("f") == spent({Release(2.0): 3}, DELTA, "rdp")
     release = Release(2.0, "fixed", 0.25)
-    assert made.epsilon("f") == spent({release: 3}, DELTA, "rdp")
     by_losses = rounds()
     by_losses.ledger.charge(by_losses.charges(RULE, 1))
     assert (made.accountant, by_losses.accountant) == ("rdp", "pld")
@@ -314,3 +316,95 @@ def test_an_empty_cohort_has_the_models_form() -> None:
     assert isinstance(found.payload, DenseModels)
     assert found.payload.models.shape == (0, 4)
     assert found.payload.models.dtype == torch.float64
+
+
+# ---------------------------------------------------------------- the loop
+
+
+def looped(plan: Plan, epsilon: float | None, *names: str, **central: Any) -> tuple[Any, Kept, Clients, list[Any]]:
+    """A run of the scripted clients under a guarantee; returns states, records, clients and what progress was told."""
+    made = [federation(name, max_shares=2.0) for name in names]
+    fields = {"central": {"clip": 1.0, "noise": 2.0, **central}, "budget": {"epsilon": epsilon, "delta": DELTA}}
+    private = PrivateRounds(PrivacySettings.model_validate(fields), plan, source=SeededSource(1))
+    clients, kept, told = Clients(), Kept(), list[Any]()
+    private.prepare(made, {3: clients.names(3)})
+    states = run_rounds(made, {}, clients, Server(), plan, kept, lambda *given: told.append(given), private)
+    assert [charge.round for charge in private.ledger.charges] == sorted(r.round for r in kept.records if r.round)
+    return states, kept, clients, told
+
+
+def test_a_federation_rests_when_its_budget_does_not_reach_for_another_round() -> None:
+    release = Release(2.0, "fixed", 0.5)
+    limit = spent({release: 2}, DELTA) * 1.0001
+    plan = Plan(rounds=5, fraction=0.5, evaluate_every=4)
+    states, kept, _, told = looped(plan, limit, "f", "g")
+    assert [(name, state.round, state.finished) for name, state in states.items()] == [("f", 2, True), ("g", 2, True)]
+    assert kept.rounds == [(0, False), (1, False), (2, True)]
+    # The last round of a budget is tested although it is none of every fourth.
+    tested = [(record.round, record.accuracy is not None) for record in kept.records if record.federation == "f"]
+    assert tested == [(0, True), (1, False), (2, True)]
+    # What was spent: by the coarse count on the way, by the fine one at the end.
+    costs = [record.epsilon for record in kept.records if record.federation == "f"]
+    assert costs == [None, spent({release: 1}, DELTA, coarse=True), spent({release: 2}, DELTA)]
+    # Rules side by side that spend the same are told in one figure.
+    assert [list(figures) for _, figures in told] == [["f", "g"], ["f", "g", SPENT], ["f", "g", SPENT]]
+    assert told[2][1][SPENT] == spent({release: 2}, DELTA)
+
+
+def test_without_a_limit_every_round_is_run_and_counted() -> None:
+    states, kept, clients, _ = looped(Plan(rounds=2, fraction=0.5), None, "f", cohorts="public")
+    assert states["f"].round == 2
+    assert [len(task.clients) for task in clients.tasks] == [5, 5]
+    assert all(record.epsilon is not None and record.epsilon > 0 for record in kept.records[1:])
+
+
+def test_rules_that_spent_different_amounts_are_told_one_by_one() -> None:
+    told: list[Any] = []
+    states = {"f": state(1), "g": state(1)}
+    _report(lambda *given: told.append(given), 3, states, {"f": 1.0, "g": 2.0})
+    _report(lambda *given: told.append(given), 3, states, {"f": 1.0, "g": 1.0})
+    _report(lambda *given: told.append(given), 3, states)
+    _report(None, 3, states, {"f": 1.0})
+    assert told == [
+        (3, {"f": 0.0, "g": 0.0, f"{SPENT} of f": 1.0, f"{SPENT} of g": 2.0}),
+        (3, {"f": 0.0, "g": 0.0, SPENT: 1.0}),
+        (3, {"f": 0.0, "g": 0.0}),
+    ]
+
+
+def test_an_empty_cohort_asks_nobody_and_gives_noise_alone() -> None:
+    plan = Plan(rounds=2, fraction=1e-9, poisson=True)
+    states, kept, clients, _ = looped(plan, None, "f")
+    assert clients.tasks == []
+    assert [record.updates.clients for record in kept.records[1:] if record.updates] == [(), ()]
+    assert states["f"].parameters.std() > 0
+
+
+def test_losses_of_devices_with_noise_are_not_known() -> None:
+    plan = Plan(rounds=1, fraction=0.5)
+    fields = {"local": {"clip": 1.0, "noise": 2.0}, "criteria": "public", "budget": {"delta": DELTA}}
+    private = PrivateRounds(PrivacySettings.model_validate(fields), plan, source=SeededSource(1))
+    private.prepare([RULE], {3: ()})
+    kept = Kept()
+    run_rounds([RULE], {}, Clients(), Server(), plan, kept, None, private)
+    record = kept.records[1]
+    assert record.updates is not None
+    assert np.isnan(record.updates.losses).all()
+    assert record.epsilon == spent({Release(2.0): 1}, DELTA)
+
+
+def test_a_round_that_is_charged_too_much_is_not_begun() -> None:
+    release = Release(2.0, "fixed", 0.5)
+    plan = Plan(rounds=5, fraction=0.5)
+    fields = {
+        "central": {"clip": 1.0, "noise": 2.0},
+        "budget": {"epsilon": spent({release: 1}, DELTA) * 1.0001, "delta": DELTA},
+    }
+    private = PrivateRounds(PrivacySettings.model_validate(fields), plan, source=SeededSource(1))
+    clients = Clients()
+    private.prepare([RULE], {3: clients.names(3)})
+    private.ledger.charge(private.charges(RULE, 1))  # by a run that was killed
+    with pytest.raises(UserError, match="round 1 of 'f' would exceed it"):
+        run_rounds([RULE], {"f": state(0)}, clients, Server(), plan, Kept(), None, private)
+    assert clients.tasks == []
+    assert len(private.ledger.charges) == 1

@@ -14,11 +14,13 @@ from steelyard.rounds import progress
 from steelyard.rounds.progress import (
     Expectation,
     paused,
+    say,
     show_duration,
     show_progress,
     show_score,
     shown_by_default,
     watching,
+    weighed_one,
 )
 
 
@@ -310,3 +312,11 @@ def test_no_line_comes_while_a_question_is_asked(
 def test_a_question_without_progress_is_just_asked() -> None:
     with paused():
         assert progress._watch is None
+
+
+def test_the_line_on_a_round_that_weighed_one_client(capsys: pytest.CaptureFixture[str]) -> None:
+    say(weighed_one("f", 3))
+    assert capsys.readouterr().err == (
+        "steelyard: warning: round 3 of f weighed one client only: no rule can prefer one client to another there. "
+        "Raise rounds.fraction or rounds.min_clients, unless this is meant. Said once.\n"
+    )

@@ -12,7 +12,9 @@ from tests.rounds.scripted import NAMES, Clients, Recorder, Reporting, Server, f
 
 from steelyard import randomness
 from steelyard.messages import LossState, ServerTest, Task, Updates
+from steelyard.rounds.drafting import weigh_soundly
 from steelyard.rounds.loop import TooFewClients, make_task, run_rounds
+from steelyard.rounds.server_rows import train_alone
 from steelyard.rounds.state import Plan
 from steelyard.weighing.adjusting import AdjustSettings, strategy_of
 from steelyard.weighing.priorities import OrderState
@@ -281,3 +283,37 @@ def test_the_report_of_a_regression_has_errors_and_no_accuracy() -> None:
     (record,) = kept.records
     assert (record.server_accuracy, record.server_macro_f1) == (None, None)
     assert record.server_metrics == {"mape": 0.5, "mae": 2.0}
+
+
+def test_what_an_algorithm_s_server_keeps_stays_where_a_round_changes_nothing() -> None:
+    kept = {"control": torch.ones(10)}
+    plan = Plan(rounds=1, fraction=0.2, min_clients=0)
+    before = replace(state(0), tensors=kept)
+    task = make_task(federation(), before, Clients(), plan, 1)
+    draft = weigh_soundly(federation(), before, task, Clients()._trained(task).select([], []), Server(), plan)
+    assert draft.kept_old
+    assert draft.tensors is kept
+    alone = train_alone(federation(trained_by="server"), before, Trains(), 1)
+    assert alone.tensors is kept
+    assert alone.memory == before.memory
+    assert alone.updates.clients == ()
+    assert (alone.updates.federation, alone.updates.round) == ("f", 1)
+
+
+class Trains(Server):
+    def train(self, seed: int, round: int, parameters: torch.Tensor) -> torch.Tensor:
+        return parameters + 1
+
+    def gradients(self, seeds: Sequence[int], models: torch.Tensor) -> torch.Tensor:
+        raise AssertionError
+
+
+def test_those_who_are_promised_a_least_weight_are_known_by_name() -> None:
+    made = federation(floors={"a": 0.5})
+    plan = Plan(rounds=1, fraction=1.0)
+    task = make_task(made, state(0), Clients(), plan, 1)
+    draft = weigh_soundly(made, state(0), task, Clients()._trained(task), Server(), plan)
+    assert draft.weighing is not None
+    # a has one of 55 samples, and gets a half.
+    assert draft.weighing.weights[0] == pytest.approx(0.5)
+    assert draft.weighing.weights[1:] == pytest.approx(np.arange(2, 11) / 54 / 2)

@@ -62,3 +62,9 @@ def test_one_round_alone_and_a_target_that_is_met_exactly() -> None:
     assert not bool(reached(np.array([0.9, 0.8, 0.1]), 0.9, 0.5))
     assert not bool(reached(np.zeros(0), 0.0, 0.5))
     assert bool(reached(np.zeros(1), 0.0, 0.5))
+
+
+def test_above_asks_for_more_than_the_target() -> None:
+    scores = np.array([[0.5, 0.6], [0.6, 0.7]])
+    assert reached(scores, 0.5, 1.0).tolist() == [True, True]
+    assert reached(scores, 0.5, 1.0, above=True).tolist() == [False, True]
