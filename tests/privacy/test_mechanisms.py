@@ -126,3 +126,63 @@ def test_cohorts_are_drawn_with_their_probability() -> None:
     assert np.mean(counts) == pytest.approx(20.0, abs=1.0)
     assert np.var(counts) == pytest.approx(18.0, rel=0.3)
     assert each_with(source, names, 1.0) == names
+
+
+class Words:
+    """A source that gives the same word again and again."""
+
+    def __init__(self, word: int) -> None:
+        self.word = word
+
+    def words(self, count: int) -> np.ndarray:
+        return np.full(count, self.word, dtype=np.uint64)
+
+
+def test_uniforms_are_never_0_and_never_1() -> None:
+    assert uniforms(Words(2**64 - 1), 2).tolist() == [1.0 - 2.0**-53] * 2
+    assert uniforms(Words(0), 1)[0] == 2.0**-64 * 2.0**-65
+    assert uniforms(Words(2**63), 1)[0] == pytest.approx(0.5)
+    # The first word that is large enough has its bits already.
+    assert uniforms(Words(2**40), 1)[0] == (2.0**40 + 0.5) * 2.0**-64
+
+
+def test_who_is_drawn_with_a_probability() -> None:
+    assert each_with(Words(2**63), list("ab"), 0.5) == []
+    assert each_with(Words(2**62), list("ab"), 0.5) == ["a", "b"]
+    assert each_with(Words(2**64 - 1), list("ab"), 1.0) == ["a", "b"]
+    assert each_with(Words(0), [], 0.5) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"epsilon": 0.0}, "epsilon: got 0; allowed: numbers above 0"),
+        ({"epsilon": math.inf}, "epsilon: got inf; allowed: numbers above 0"),
+        ({"sensitivity": 0.0}, "sensitivity: got 0; allowed: numbers above 0"),
+        ({"sensitivity": math.inf}, "sensitivity: got inf; allowed: numbers above 0"),
+    ],
+)
+def test_what_no_mechanism_can_do_is_one_line(given: dict[str, float], line: str) -> None:
+    fields = {"sensitivity": 1.0, "epsilon": 1.0, "source": SeededSource(1), **given}
+    for mechanism in (
+        lambda: mechanisms.laplace(np.zeros(2), **fields),  # type: ignore[arg-type]
+        lambda: mechanisms.exponential(np.zeros(2), **fields),  # type: ignore[arg-type]
+        lambda: mechanisms.gaussian(np.zeros(2), delta=1e-5, **fields),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(UserError) as found:
+            mechanism()
+        assert str(found.value) == line
+    for utilities in (np.zeros(0), np.array([1.0, np.nan])):
+        with pytest.raises(UserError, match="utilities: empty, or not all finite; allowed: a finite number for each"):
+            mechanisms.exponential(utilities, 1.0, 1.0, SeededSource(1))
+
+
+def test_a_single_number_lies_on_a_lattice_as_fine_as_its_noise_asks_for() -> None:
+    # Noise of scale 1: steps of 2^-16, and no finer ones.
+    drawn = np.concatenate([mechanisms.laplace(np.zeros(1), 1.0, 1.0, SeededSource(seed)) for seed in range(200)])
+    assert np.array_equal(drawn * 2**16, np.rint(drawn * 2**16))
+    # Four numbers share the sensitivity: each moves by a quarter, and the lattice is four times as fine.
+    many = mechanisms.laplace(np.zeros(4), 1.0, 1.0, SeededSource(1))
+    assert np.array_equal(many * 2**18, np.rint(many * 2**18))
+    assert not np.array_equal(many * 2**16, np.rint(many * 2**16))
+    assert mechanisms.laplace(np.zeros((2, 3)), 1.0, 1.0, SeededSource(1)).shape == (2, 3)

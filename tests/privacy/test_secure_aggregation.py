@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.ciphers.aead import ChaCha20Poly1305
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -382,3 +384,103 @@ def test_the_threshold_by_hand(clients: int, threshold: float | None, least: int
 def test_settings_that_promise_nothing_are_refused(wrong: dict[str, object]):
     with pytest.raises(ValueError, match=next(name for name in wrong if name != "kind")):
         AggregationSettings.model_validate(wrong)
+
+
+# ---------------------------------------------------------------- what is said, word for word
+
+
+def refused(asked: Callable[[], object]) -> str:
+    with pytest.raises(Withdrawn) as found:
+        asked()
+    return str(found.value)
+
+
+def test_each_refusal_of_a_client_says_why():
+    work = Round("abcd")
+    work.advertise("abcd")
+    a = work.clients["a"]
+    assert refused(lambda: a.receive(tuple("abcd"), {})) == "asked to hide its update before keys were shared"
+    assert refused(lambda: a.open(tuple("abcd"))) == "asked to open a sum before its update was hidden"
+    changed = "its own keys came back changed, or not at all"
+    others = {name: keys for name, keys in work.server.keys.items() if name != "a"}
+    assert refused(lambda: a.share(others)) == changed
+    assert refused(lambda: a.share({**others, "a": work.clients["b"].keys()})) == changed
+    two = {name: work.server.keys[name] for name in "ab"}
+    assert refused(lambda: a.share(two)) == "2 clients in the round; allowed: at least 3"
+    doubled = {**work.server.keys, "d": work.server.keys["c"]}
+    assert refused(lambda: a.share(doubled)) == "two clients show the same key"
+    work.share("abcd")
+    assert refused(lambda: a.share(work.server.keys)) == "asked twice to share its keys; allowed: once a round"
+    assert refused(lambda: a.receive(tuple("ab"), {})) == "2 clients go on; allowed: at least 3"
+    wrong = "the list of clients that go on names unknown clients, names one twice, or leaves this client out"
+    for members in ("bcd", "abcx", "aabc"):
+        assert refused(lambda members=members: a.receive(tuple(members), {})) == wrong
+    assert refused(lambda: a.receive(tuple("abcd"), {})) == "the key shares that came from b, c, d cannot be read"
+    a.receive(tuple("abcd"), work.server.shares_for("a", "abcd"))
+    again = "asked twice to hide its update; allowed: once a round"
+    assert refused(lambda: a.receive(tuple("abcd"), work.server.shares_for("a", "abcd"))) == again
+    unknown = "the list of survivors names unknown clients, or names one twice"
+    for survivors in ("abcx", "aabc"):
+        assert refused(lambda survivors=survivors: a.open(tuple(survivors))) == unknown
+    assert refused(lambda: a.open(tuple("bcd"))) == "asked to open a sum that it is not part of"
+    assert refused(lambda: a.open(tuple("ab"))) == "2 clients are left; allowed: at least 3"
+    opened = a.open(tuple("abc"))
+    assert (sorted(opened.seeds), sorted(opened.keys)) == (["a", "b", "c"], ["d"])
+    assert refused(lambda: a.open(tuple("abc"))) == "asked twice to open a sum; allowed: once a round"
+    assert (a.members, a.cohort_size, a.least) == (("a", "b", "c", "d"), 4, 3)
+
+
+def test_public_keys_are_read_as_they_were_written():
+    keys = SecureClient("a", CONTEXT, SETTINGS).keys()
+    assert len(keys.write()) == 96
+    assert PublicKeys.read(keys.write()) == keys
+    assert (keys.write()[:32], keys.write()[32:64], keys.write()[64:]) == (keys.channel, keys.mask, keys.seed)
+    assert keys.usable()
+    assert not PublicKeys(bytes(32), keys.mask, keys.seed).usable()
+    assert not PublicKeys(keys.channel, bytes(32), keys.seed).usable()
+    for length in (95, 97):
+        with pytest.raises(ValueError, match="keys: got another length; allowed: 32 bytes each"):
+            PublicKeys.read(bytes(length))
+
+
+def test_key_shares_of_another_length_cannot_be_read():
+    work = Round("abc")
+    work.advertise("abc")
+    work.share("abc")
+    b = work.clients["b"]
+    for size in (0, 65, 67):
+        text = ChaCha20Poly1305(b._channel_key("a", "b")).encrypt(bytes(12), bytes(size), None)
+        shares = {**work.server.shares_for("a", "abc"), "b": text}
+        with pytest.raises(Unreadable) as found:
+            work.clients["a"].receive(tuple("abc"), shares)
+        assert found.value.senders == ("b",)
+
+
+def test_a_dumped_client_is_the_same_client():
+    work = Round("abcd")
+    work.advertise("abcd")
+    work.share("abcd")
+    a = work.clients["a"]
+    a.fewest = 4
+    a.receive(tuple("abcd"), work.server.shares_for("a", "abcd"))
+    again = SecureClient.load(a.dump())
+    assert again.dump() == a.dump()
+    assert (again.name, again.context, again.settings, again.fewest) == ("a", CONTEXT, SETTINGS, 4)
+    assert (again.members, again.keys(), again.mask_keys()) == (a.members, a.keys(), a.mask_keys())
+    assert again.open(tuple("abcd")) == a.open(tuple("abcd"))
+    assert refused(lambda: SecureClient.load(a.dump()).open(tuple("abcd"))).startswith("asked twice to open")
+
+
+def test_what_the_server_gives_up_with():
+    server = SecureServer(CONTEXT, SETTINGS, "round 7 of DS")
+    server.keys = {name: SecureClient(name, CONTEXT, SETTINGS).keys() for name in "abcdef"}
+    server.require(4, "stayed")
+    with pytest.raises(Unopened) as found:
+        server.require(3, "stayed")
+    assert str(found.value) == (
+        "round 7 of DS: 3 of 6 clients stayed, and it takes 4 to open a sum (privacy.aggregation.threshold); allowed: "
+        "resume the run when more clients are there"
+    )
+    with pytest.raises(ValueError, match="key shares: not one for each other client; allowed: one for each"):
+        server.keep_shares("a", {"b": b""})
+    assert server.shares_for("z", "z") == {}

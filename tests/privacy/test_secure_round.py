@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from steelyard.errors import UserError
 from steelyard.privacy.aggregation_settings import FEWEST, AggregationSettings
 from steelyard.privacy.fixed_point import FixedPoint
 from steelyard.privacy.hidden import BeyondBound, Summed, check_sum
@@ -245,3 +246,32 @@ def test_keys_that_would_make_all_others_withdraw_are_left_out_with_their_owners
     assert refused["c"] == "its key is not a valid key"
     twice = "shows the same key twice, or one that another client shows"
     assert {name: refused[name] for name in "bde"} == dict.fromkeys("bde", twice)
+
+
+def test_reasons_name_both_ends_of_complaints():
+    found = blame({"a": ["b", "c"], "d": ["a"]})
+    assert found["a"] == (
+        "left out: sent key shares that d cannot read and says that it cannot read the key shares of b, c"
+    )
+    assert blame({"a": ["b"]}) == {
+        "a": "left out: says that it cannot read the key shares of b",
+        "b": "left out: sent key shares that a cannot read",
+    }
+    assert blame({}) == {}
+
+
+def test_what_each_client_sent_is_counted_for_those_in_the_sum():
+    cohort = Cohort("abcdef")
+    cohort.sent = {"a": 10, "b": 20, "z": 5}
+    found = cohort.sum()
+    assert found.bytes_sent == {"a": 10, "b": 20, "c": 0, "d": 0, "e": 0, "f": 0}
+    assert found.step == FixedPoint.of(SETTINGS.word_bits, SETTINGS.bound, 6).step
+    assert found.clients == tuple("abcdef")
+    assert found.dropped == ()
+
+
+def test_a_sum_that_is_nearly_one_client_s_is_not_opened_and_names_it():
+    cohort = Cohort("abcdef")
+    with pytest.raises(UserError, match=r"b would have 0\.9 of the weight"):
+        cohort.sum([0.02, 0.9, 0.02, 0.02, 0.02, 0.02])
+    assert cohort.opened == []

@@ -6,7 +6,10 @@ import hashlib
 import json
 import sqlite3
 import struct
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -213,6 +216,57 @@ def test_one_client_of_many_steps_is_hashed() -> None:
         given = updates(clients=("a",), payload=models, steps=steps)
         taking.take(1, [record(updates=given)], {"DS>LD": state(1)}, single=True)
         assert (taking.collect()[0].updates is not None) == hashed
+
+
+class OnGpu(torch.Tensor):
+    """A tensor that says that it is on a GPU."""
+
+    @property
+    def is_cuda(self) -> bool:  # type: ignore[override]
+        return True
+
+
+def test_models_on_a_gpu_are_hashed_beside_the_next_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a device that is only played: the work waits for the round's event, on a stream of its own."""
+    order: list[str] = []
+    go_on = threading.Event()
+
+    class Event:
+        def record(self) -> None:
+            order.append("recorded")
+
+    class Stream:
+        def wait_event(self, event: object) -> None:
+            assert isinstance(event, Event)
+            order.append("waited")
+            assert go_on.wait(30)
+
+    @contextmanager
+    def inside(stream: object) -> Generator[None]:
+        assert isinstance(stream, Stream)
+        order.append(threading.current_thread().name[:7])
+        yield
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "stream", inside)
+    model = torch.arange(3.0).as_subclass(OnGpu)
+    taking = digests.Digests()
+    taking.take(1, [record(updates=None)], {"DS>LD": replace(state(1), parameters=model)}, single=True)
+    assert "digests" not in order  # it is under way, and nobody waits for it
+    go_on.set()
+    (found,) = taking.collect()
+    assert order == ["recorded", "waited", "digests"]
+    assert (found.round, found.model) == (1, hashlib.sha256(struct.pack("<3f", 0, 1, 2)).hexdigest())
+    # One round after the other, on the same thread; updates that are not on the GPU are waited for at once.
+    pool = taking._beside
+    taking.take(2, [record(round=2)], {"DS>LD": replace(state(2), parameters=model)}, single=True)
+    assert taking._under_way is None
+    assert taking._beside is pool
+    assert pool is not None
+    assert pool._max_workers == 1
+    assert [digest.round for digest in taking.collect()] == [2]
+    taking.close()
 
 
 @pytest.mark.parametrize(

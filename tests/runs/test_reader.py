@@ -258,6 +258,15 @@ def test_an_empty_run_has_frames_with_their_columns(tmp_path: Path) -> None:
         assert (frame["seed"].dtype, frame["round"].dtype) == (np.int64, np.int64)
 
 
+def test_a_rule_without_rounds_has_empty_arrays_of_their_types(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    store.register([federation()])
+    store.close()
+    found = History(tmp_path).cohorts("DS>LD", 0)
+    assert (found.round.dtype, found.client.dtype, len(found.weight)) == (np.int64, np.int64, 0)
+    assert History(tmp_path).tested("DS>LD", 0).round.dtype == np.int64
+
+
 def test_rounds_that_come_twice_are_one_line(tmp_path: Path) -> None:
     written(tmp_path)
     history = History(tmp_path)

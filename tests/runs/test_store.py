@@ -18,7 +18,7 @@ from steelyard.errors import UserError
 from steelyard.messages import Failure, LossState
 from steelyard.rounds.state import RoundRecord
 from steelyard.runs.schema import connect
-from steelyard.runs.store import Store, exists
+from steelyard.runs.store import Store, exists, tidy
 from steelyard.weighing.priorities import OrderState
 from steelyard.weighing.rule import Rule, WeighingSettings
 
@@ -320,3 +320,25 @@ def test_whether_a_folder_holds_a_run(tmp_path: Path) -> None:
     assert not exists(tmp_path / "run")
     Store(tmp_path / "run").close()
     assert exists(tmp_path / "run")
+
+
+def test_an_end_that_cannot_be_written_is_one_line(store: Store) -> None:
+    commit(store, record(round=0))
+    store._db.execute("DROP TABLE info")
+    with pytest.raises(UserError) as found:
+        store.finish()
+    assert str(found.value) == (
+        f"{store.folder}: its end cannot be written: no such table: info; rounds written before are kept, "
+        f"`steelyard resume {store.folder}` goes on once that is mended"
+    )
+
+
+def test_a_finished_run_that_was_killed_is_tidied(store: Store) -> None:
+    for round in (0, 3):
+        commit(store, record(round=round))
+    store.finish()
+    store.close()
+    more = store.folder / "checkpoints" / "round-000001.safetensors"
+    more.write_bytes(b"left behind")
+    tidy(store.folder)
+    assert [path.name for path in (store.folder / "checkpoints").iterdir()] == ["round-000003.safetensors"]

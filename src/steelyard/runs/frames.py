@@ -90,8 +90,8 @@ def _criterion(found: Cohorts, kind: str, name: str) -> Floats:
 
 
 def _with_failures(frame: pd.DataFrame, failures: pd.DataFrame, order: Sequence[Key]) -> pd.DataFrame:
-    joined = pd.concat([frame, failures.reindex(columns=frame.columns)], ignore_index=True)
+    joined = pd.concat([frame, failures.reindex(columns=frame.columns)])
     rank = {key: index for index, key in enumerate(order)}
     joined["federation"] = [rank[key] for key in zip(joined["rule"], joined["seed"], strict=True)]
-    joined = joined.sort_values(["federation", "round", "client"], kind="stable", ignore_index=True)
+    joined = joined.sort_values(["federation", "round", "client"], ignore_index=True)
     return joined.drop(columns="federation")
