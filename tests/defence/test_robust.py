@@ -276,7 +276,7 @@ def test_fltrust_after_mixing_and_from_a_model_that_is_not_0(monkeypatch: pytest
         trust = np.maximum(mixed @ root.numpy() / (sizes * length), 0)
         return trust @ (mixed * (length / sizes)[:, None]) / trust.sum()
 
-    monkeypatch.setattr("steelyard.defence.geometry.AT_ONCE", {"cpu": 6, "cuda": 6})  # two parameters at a time
+    monkeypatch.setattr("steelyard.messages.AT_ONCE", {"cpu": 6, "cuda": 6})  # two parameters at a time
     averaged = np.array([[2.0, 0.0, 1.0], [2.0, 0.0, 1.0], [-19.5, 0.0, 1.0]])
     for mix, sent in ((False, updates.numpy()), (True, averaged)):
         rule = RobustRule(

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from steelyard.defence import rules
-from steelyard.defence.geometry import distances, distances_to, hostile_count, lengths, shares, spans
+from steelyard.defence.geometry import distances, distances_to, hostile_count, lengths, shares
 from steelyard.defence.rules import radius_of
+from steelyard.messages import spans
 
 LENGTHS = np.array([1.0, 4.0, 100.0])
 
@@ -185,8 +186,8 @@ def test_shares_of_nothing_are_equal() -> None:
 def test_parameters_are_looked_at_in_blocks_that_fit(
     monkeypatch: pytest.MonkeyPatch, at_once: int, rows: int, widths: list[int]
 ) -> None:
-    monkeypatch.setattr("steelyard.defence.geometry.AT_ONCE", {"cpu": at_once, "cuda": 1})
-    found = list(spans(torch.zeros(rows, 10), rows))
+    monkeypatch.setattr("steelyard.messages.AT_ONCE", {"cpu": at_once, "cuda": 1})
+    found = list(spans(10, rows))
     assert [span.stop - span.start for span in found] == widths
     assert (found[0].start, found[-1].stop) == (0, 10)
     assert all(before.stop == after.start for before, after in pairwise(found))

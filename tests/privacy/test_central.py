@@ -124,7 +124,7 @@ def test_lengths_and_sums_do_not_depend_on_how_many_parameters_are_looked_at_at_
     assert whole[1].tolist() == [10.0, 12.0, 12.0, 14.0, 18.0]
     assert whole[1].dtype == torch.float64
     for at_once in (1, 4, 6):  # one, two and three parameters of the two models
-        monkeypatch.setattr("steelyard.privacy.central._AT_ONCE", at_once)
+        monkeypatch.setattr("steelyard.messages.AT_ONCE", {"cpu": at_once, "cuda": 1})
         assert np.array_equal(lengths_of(models, start), whole[0])
         assert torch.equal(bounded_sum(models, start, np.array([0.5, 0.25]), 0.125), whole[1])
 
