@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.rounds.scripted import Clients, Kept, Server, federation, state
+from tests.rounds.scripted import Clients, Recorder, Server, federation, state
 
 from steelyard.errors import UserError
 from steelyard.messages import DenseModels, Task, Updates
@@ -321,12 +321,12 @@ def test_an_empty_cohort_has_the_models_form() -> None:
 # ---------------------------------------------------------------- the loop
 
 
-def looped(plan: Plan, epsilon: float | None, *names: str, **central: Any) -> tuple[Any, Kept, Clients, list[Any]]:
+def looped(plan: Plan, epsilon: float | None, *names: str, **central: Any) -> tuple[Any, Recorder, Clients, list[Any]]:
     """A run of the scripted clients under a guarantee; returns states, records, clients and what progress was told."""
     made = [federation(name, max_shares=2.0) for name in names]
     fields = {"central": {"clip": 1.0, "noise": 2.0, **central}, "budget": {"epsilon": epsilon, "delta": DELTA}}
     private = PrivateRounds(PrivacySettings.model_validate(fields), plan, source=SeededSource(1))
-    clients, kept, told = Clients(), Kept(), list[Any]()
+    clients, kept, told = Clients(), Recorder(), list[Any]()
     private.prepare(made, {3: clients.names(3)})
     states = run_rounds(made, {}, clients, Server(), plan, kept, lambda *given: told.append(given), private)
     assert [charge.round for charge in private.ledger.charges] == sorted(r.round for r in kept.records if r.round)
@@ -385,7 +385,7 @@ def test_losses_of_devices_with_noise_are_not_known() -> None:
     fields = {"local": {"clip": 1.0, "noise": 2.0}, "criteria": "public", "budget": {"delta": DELTA}}
     private = PrivateRounds(PrivacySettings.model_validate(fields), plan, source=SeededSource(1))
     private.prepare([RULE], {3: ()})
-    kept = Kept()
+    kept = Recorder()
     run_rounds([RULE], {}, Clients(), Server(), plan, kept, None, private)
     record = kept.records[1]
     assert record.updates is not None
@@ -405,6 +405,6 @@ def test_a_round_that_is_charged_too_much_is_not_begun() -> None:
     private.prepare([RULE], {3: clients.names(3)})
     private.ledger.charge(private.charges(RULE, 1))  # by a run that was killed
     with pytest.raises(UserError, match="round 1 of 'f' would exceed it"):
-        run_rounds([RULE], {"f": state(0)}, clients, Server(), plan, Kept(), None, private)
+        run_rounds([RULE], {"f": state(0)}, clients, Server(), plan, Recorder(), None, private)
     assert clients.tasks == []
     assert len(private.ledger.charges) == 1

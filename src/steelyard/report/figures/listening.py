@@ -7,10 +7,10 @@ import numpy as np
 
 from steelyard.report.figures.shared import WIDTH, described, lists
 from steelyard.report.figures.weights import CLIENTS, MARK, interesting
-from steelyard.report.view import Part, RunView, plain
+from steelyard.report.view import FederationView, RunView, plain
 
 
-def listening(view: RunView, part: Part) -> alt.Chart | None:
+def listening(view: RunView, part: FederationView) -> alt.Chart | None:
     """Draw the mean weight over all rounds that each client (row) gave each client (column) of its cohorts."""
     frame = part.history.listening
     frame = frame[(frame["rule"] == part.rule) & (frame["seed"] == part.seed)]
