@@ -128,6 +128,38 @@ class Descent:
         return memory[0].mul_(self.momentum).add_(gradients) if memory else gradients
 
 
+class StackDescent:
+    """A descent with what it keeps for a stack of clients while they train: memory, starting models, corrections.
+
+    Use it for stacks [clients, parameters]; clients that are done drop out from the back.
+    """
+
+    def __init__(self, descent: Descent, like: torch.Tensor) -> None:
+        self.descent = descent
+        self._memory = descent.remember(like)
+        self._start = torch.zeros_like(like) if descent.pull else None
+        self._correction = torch.zeros_like(like) if descent.corrected else None
+
+    def begin(self, models: torch.Tensor, corrections: torch.Tensor | None) -> None:
+        """Start anew from these models; there may be fewer than the stack holds."""
+        for part in self._memory:
+            part.zero_()
+        if self._start is not None:
+            self._start[: len(models)] = models
+        if self._correction is not None and corrections is not None:
+            self._correction[: len(models)] = corrections
+
+    def apply(
+        self, models: torch.Tensor, gradients: torch.Tensor, step: Step, rates: torch.Tensor | None = None
+    ) -> None:
+        """Take a step of the first clients of the stack in place; the gradients are used up."""
+        busy = len(models)
+        memory = [part[:busy] for part in self._memory]
+        start = None if self._start is None else self._start[:busy]
+        correction = None if self._correction is None else self._correction[:busy]
+        self.descent.apply(models, gradients, memory, start, step, rates, correction)
+
+
 def correction(decay: float, step: Step) -> float | torch.Tensor:
     """Return 1 − decayᵗ of step t = step + 1; in a captured graph the step lies on the device."""
     if isinstance(step, torch.Tensor):

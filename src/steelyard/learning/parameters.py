@@ -61,9 +61,14 @@ class Layout:
         return tuple((slot.offset, slot.offset + slot.size) for slot in self.slots if slot.frozen)
 
     @property
+    def trained_slots(self) -> tuple[Slot, ...]:
+        """The parameters, without the buffers."""
+        return tuple(slot for slot in self.slots if slot.offset < self.trained)
+
+    @property
     def output(self) -> NDArray[np.int64]:
         """Positions of the last layer's rows, [outputs, parameters of each]: those of its weights, then its bias."""
-        trained = [slot for slot in self.slots if slot.offset < self.trained]
+        trained = self.trained_slots
         weight = next(slot for slot in reversed(trained) if len(slot.shape) > 1)
         rows = (weight.offset + np.arange(weight.size)).reshape(weight.shape[0], -1)
         bias = next((slot for slot in trained if slot.offset > weight.offset and slot.shape == weight.shape[:1]), None)

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from steelyard.clients.local.hidden_simulation import HiddenSimulation
-from steelyard.clients.local.weighted_steps import WeightedSteps
+from steelyard.clients.local.hidden_simulation import HiddenSimulation, WeightedSteps
 from steelyard.errors import UserError
 from steelyard.experiment.loading import build
 from steelyard.experiment.running import resume, run

@@ -6,6 +6,7 @@ load it when they are first used.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from steelyard.clients.local.settings import ComputeSettings
@@ -18,18 +19,11 @@ if TYPE_CHECKING:
 __all__ = ["ComputeSettings", "HiddenSimulation", "Simulation", "SimulationServer"]
 
 
+_LATE = {"HiddenSimulation": "hidden_simulation", "Simulation": "simulation", "SimulationServer": "server"}
+
+
 def __getattr__(name: str) -> Any:
     # Imported late for speed of start: reading an experiment's settings must not wait for torch.
-    if name == "HiddenSimulation":
-        from steelyard.clients.local.hidden_simulation import HiddenSimulation
-
-        return HiddenSimulation
-    if name == "Simulation":
-        from steelyard.clients.local.simulation import Simulation
-
-        return Simulation
-    if name == "SimulationServer":
-        from steelyard.clients.local.server import SimulationServer
-
-        return SimulationServer
-    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    if name not in _LATE:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    return getattr(import_module(f"{__name__}.{_LATE[name]}"), name)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from steelyard.activity import doing
-from steelyard.clients.local.weighted_steps import Absent, WeightedSteps
 from steelyard.messages import Failure, Floats
 from steelyard.privacy.aggregation_settings import AggregationSettings
 from steelyard.privacy.ckks import CkksKeys
 from steelyard.privacy.fixed_point import FixedPoint, Grid
 from steelyard.privacy.hidden import Summed, check_weights
 from steelyard.privacy.paillier import Packing, PaillierKeys
+
+if TYPE_CHECKING:
+    from steelyard.clients.local.hidden_simulation import Absent, WeightedSteps
 
 
 class EncryptedSums:

@@ -5,21 +5,20 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 
 from steelyard.clients.local.convolution.stacked import ConvSteps
-from steelyard.clients.local.device_data.dataset import DeviceDataset
+from steelyard.clients.local.device_data.dataset import DeviceDataset, Ints, TestRows
 from steelyard.clients.local.engines.engine import TrainingSetup
+from steelyard.clients.local.engines.execution import arithmetic, threads_for
 from steelyard.clients.local.engines.networks import is_convolutional, is_dense
-from steelyard.clients.local.engines.precision import arithmetic
-from steelyard.clients.local.engines.worker_threads import threads_for
 from steelyard.clients.local.kernels.available import kernel_steps
 from steelyard.clients.local.settings import Precision
-from steelyard.learning import losses
+from steelyard.learning import evaluation, losses
 from steelyard.learning.descent import Descent
-from steelyard.learning.evaluation import predictions
 from steelyard.learning.training import class_weights
-from steelyard.messages import LossState
+from steelyard.messages import Evaluations, Floats, LossState, Question
 
 if TYPE_CHECKING:
     from steelyard.clients.local.kernels.steps import KernelSteps
@@ -80,8 +79,8 @@ class Evaluator:
         each = losses.per_sample(loss)
         # Small operators too: two threads on a busy machine would wait for each other at every call.
         with threads_for(self.setup.device, self.setup.layout.size):
-            per_model = [each(mine, labels) for mine in outputs]
-        return predictions(outputs, dataset.classes), torch.stack(per_model) if per_model else outputs[..., 0]
+            found = [each(mine, labels) for mine in outputs]
+        return evaluation.predictions(outputs, dataset.classes), torch.stack(found) if found else outputs[..., 0]
 
     def losses(
         self, models: torch.Tensor, dataset: DeviceDataset, rows: torch.Tensor, labels: torch.Tensor, loss: LossState
@@ -101,3 +100,43 @@ class Evaluator:
 def _tested(precision: Precision) -> Precision:
     """A model is tested in TF32 where it is trained in bfloat16: what counts is the model, not its rounding."""
     return "tf32" if precision == "bfloat16" else precision
+
+
+def evaluations(
+    question: Question, tests: TestRows, dataset: DeviceDataset, predictions: torch.Tensor, losses: torch.Tensor
+) -> Evaluations:
+    """Return each client's score and loss of each model, from predictions and losses [models, tested rows].
+
+    Scores are accuracies for classes, and minus the root mean squared error for a regression.
+    """
+    classes = dataset.classes
+    labels = dataset.labels[tests.unique]
+    metrics: dict[str, Floats] = {}
+    right = None
+    if classes:
+        hits = (predictions == labels).to(torch.float64).cpu().numpy()
+        scores = tests.sums(hits) / tests.sizes
+        if question.detailed and len(hits):
+            right = hits[0][tests.index].astype(bool)
+    else:
+        metrics = _regression(predictions, labels, tests.index, tests.sizes)
+        scores = -np.sqrt(tests.sums((predictions - labels).square().to(torch.float64).cpu().numpy()) / tests.sizes)
+    return Evaluations(
+        federation=question.federation,
+        round=question.round,
+        clients=tests.clients,
+        samples=tests.sizes,
+        scores=scores,
+        losses=tests.sums(losses.to(torch.float64).cpu().numpy()) / tests.sizes,
+        metrics=metrics,
+        right=right,
+    )
+
+
+def _regression(predictions: torch.Tensor, labels: torch.Tensor, index: Ints, sizes: Ints) -> dict[str, Floats]:
+    """Return mape, mae and rmse of the first candidate on every client."""
+    tested = torch.from_numpy(index).to(predictions.device)
+    counts = sizes.tolist()
+    parts = zip(predictions[0][tested].split(counts), labels[tested].split(counts), strict=True)
+    each = [evaluation.errors(mine, true) for mine, true in parts]
+    return {name: np.array([float(found[name]) for found in each]) for name in ("mape", "mae", "rmse")}

@@ -7,15 +7,16 @@ does what a client on a node does; what stays in this process is only what a rea
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
 from steelyard.activity import doing
 from steelyard.algorithms.algorithm import Algorithm
-from steelyard.clients.local.weighted_steps import Absent, WeightedSteps
 from steelyard.clients.protocol import CheckedClients, Clients, FingerprintedClients, WrappedClients
 from steelyard.messages import DenseModels, Failure, Floats, Task, Updates
 from steelyard.privacy.aggregation_settings import FEWEST, AggregationSettings
@@ -31,6 +32,10 @@ from steelyard.privacy.sharing import SHARE_BYTES
 if TYPE_CHECKING:
     from steelyard.privacy.ckks import CkksKeys
     from steelyard.privacy.paillier import PaillierKeys
+
+
+Absent = Callable[[str, int], frozenset[str]]
+"""From a stage (share, mask, open) and a round to the clients that have dropped out by then; for tests and trials."""
 
 
 def _nobody(stage: str, round: int) -> frozenset[str]:
@@ -86,9 +91,7 @@ class HiddenSimulation(WrappedClients):
     def _shared_keys(self, task: Task) -> PaillierKeys | CkksKeys:
         """Return the keys that the clients share; made when they are first needed, and never part of a checkpoint."""
         if self._keys is None:
-            from steelyard.clients.local.encrypted_sums import (
-                make_keys,  # Late for speed of start; an extra of its own.
-            )
+            from steelyard.clients.local.encrypted_sums import make_keys  # Late for speed of start; an extra too.
 
             with doing("making the clients' keys"):
                 self._keys = make_keys(self.settings, len(self.names(task.seed)))
@@ -164,3 +167,23 @@ class MaskedSums:
 
     def _words(self, clients: Sequence[str], weights: Floats, begin: int, end: int) -> Words:
         return self._encoding.encode(self._steps.of(clients, weights, begin, end))
+
+
+class WeightedSteps:
+    """What the simulated clients write down: w·Δ in words, some parameters at a time; each row is one client's own."""
+
+    def __init__(self, task: Task, names: Sequence[str], models: torch.Tensor) -> None:
+        self._row = {name: row for row, name in enumerate(names)}
+        self._start, self._models = task.parameters.to(models.device), models
+        self.federation, self.round, self.cohort = task.federation, task.round, len(names)
+
+    @property
+    def size(self) -> int:
+        """Number of parameters."""
+        return self._start.numel()
+
+    def of(self, clients: Sequence[str], weights: Floats, begin: int, end: int) -> NDArray[np.float64]:
+        """Return w·Δ of these clients for a span of parameters: [clients, parameters]."""
+        rows = [self._row[name] for name in clients]
+        step = self._models[:, begin:end][rows].to(torch.float64) - self._start[begin:end].to(torch.float64)
+        return step.cpu().numpy() * weights[:, None]

@@ -9,13 +9,12 @@ import numpy as np
 import torch
 
 from steelyard.algorithms.algorithm import LAST, OWN, Algorithm, Listening, LocalTraining, SecondTraining, Stage
-from steelyard.clients.local.answers import evaluations
+from steelyard.clients.local.client_state import KeptVectors
 from steelyard.clients.local.context import SimulationContext
 from steelyard.clients.local.device_data.cohort import Cohort
 from steelyard.clients.local.device_data.dataset import DevicePopulation
 from steelyard.clients.local.engines.choice import ChosenEngine
-from steelyard.clients.local.evaluator import Evaluator
-from steelyard.clients.local.kept_vectors import KeptVectors
+from steelyard.clients.local.evaluator import Evaluator, evaluations
 from steelyard.learning import parts
 from steelyard.learning.parameters import Layout
 from steelyard.messages import Evaluations, Floats, LossState, Question

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from steelyard.clients.local.engines.worker_threads import threads_for
+from steelyard.clients.local.engines.execution import threads_for
 from steelyard.clients.local.simulation import Simulation
 from steelyard.data.dataset import Rows
 from steelyard.errors import UserError

@@ -10,18 +10,16 @@ import numpy as np
 import torch
 
 from steelyard.algorithms.algorithm import Algorithm, LocalTraining, Stage
-from steelyard.clients.local.answers import evaluations
+from steelyard.clients.local.client_state import KeptModels, KeptVectors
 from steelyard.clients.local.context import Populations, SimulationContext
 from steelyard.clients.local.criteria import ClientCriteria, Facts
 from steelyard.clients.local.device_data.cohort import Cohort
 from steelyard.clients.local.device_data.dataset import DevicePopulation, Ints
 from steelyard.clients.local.device_data.schedule import step_counts
 from steelyard.clients.local.engines.choice import ChosenEngine
-from steelyard.clients.local.evaluator import Evaluator
+from steelyard.clients.local.evaluator import Evaluator, evaluations
 from steelyard.clients.local.hardware import peak_memory
 from steelyard.clients.local.hostile import attack
-from steelyard.clients.local.kept_models import KeptModels
-from steelyard.clients.local.kept_vectors import KeptVectors
 from steelyard.clients.local.personal import OwnModels
 from steelyard.clients.local.settings import ComputeSettings
 from steelyard.data.fingerprint import fingerprint

@@ -57,6 +57,14 @@ def test_every_engine_gives_what_the_loop_gives(engine: str, name: str, how: str
     cases.assert_alike(found, expected, start, 1e-4)
 
 
+def test_the_library_may_answer_in_another_order_of_memory() -> None:
+    """Without oneDNN, which torch switches off by itself where a CPU lacks bfloat16, answers are channels first."""
+    expected, start = by_the_loop("cnn-odd", "full")
+    with torch.backends.mkldnn.flags(enabled=False):
+        found, _, _ = cases.trained("fused", people_of("cnn-odd"), cases.MODELS["cnn-odd"][0], cases.TRAINING["full"])
+    cases.assert_alike(found, expected, start, 1e-4)
+
+
 @pytest.mark.parametrize("how", list(cases.OPTIMISERS))
 @pytest.mark.parametrize(
     ("engine", "name"),

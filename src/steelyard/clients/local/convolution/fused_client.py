@@ -9,7 +9,7 @@ from steelyard.clients.local.convolution.order import ConvOrder
 from steelyard.clients.local.convolution.pooled import PooledConvolution
 from steelyard.clients.local.device_data.memory import on_large_pages
 from steelyard.clients.local.steps.gradients import OutputGradient
-from steelyard.learning.descent import Descent
+from steelyard.learning.descent import Descent, StackDescent
 
 aten = torch.ops.aten
 
@@ -20,24 +20,19 @@ class FusedClient:
     def __init__(self, order: ConvOrder, second: PooledConvolution, descent: Descent) -> None:
         self.first = FirstConvolution(order.image, order.kernel, order.channels[0], rectified=order.rectified)
         self.rectified = order.rectified
-        self.second, self.descent = second, descent
+        self.second, self.rate, self.taken = second, descent.rate, 0
         self.model = on_large_pages(order.layout.size)
         self.named = order.views(self.model)
         self.gradients = None if descent.plain else torch.zeros_like(self.model)
         self.slopes = {} if self.gradients is None else order.views(self.gradients)
-        self.memory, self.taken = descent.remember(self.model), 0
-        self.start = torch.empty_like(self.model) if descent.pull else None
-        self.correction: torch.Tensor | None = None
+        self.optimiser = StackDescent(descent, self.model)
 
     def begin(self, start: torch.Tensor, descent: Descent, correction: torch.Tensor | None) -> FusedClient:
         """Take the model that the next client starts from, this round's descent, and the client's correction."""
         self.model.copy_(start)
-        self.descent, self.correction = descent, correction
-        if self.start is not None:
-            self.start.copy_(start)
-        self.taken = 0
-        for part in self.memory:
-            part.zero_()
+        self.rate, self.taken = descent.rate, 0
+        self.optimiser.descent = descent
+        self.optimiser.begin(start, correction)
         return self
 
     def step(
@@ -72,9 +67,7 @@ class FusedClient:
         self._add("conv1.bias", slope.sum(0))
         self._add("conv1.weight", self.first.backward(slope))
         if self.gradients is not None:
-            self.descent.apply(
-                self.model, self.gradients, self.memory, self.start, self.taken, correction=self.correction
-            )
+            self.optimiser.apply(self.model, self.gradients, self.taken)
             self.taken += 1
         return each
 
@@ -84,12 +77,12 @@ class FusedClient:
 
     def _product(self, name: str, slope: torch.Tensor, inputs: torch.Tensor) -> None:
         if self.gradients is None:
-            self.named[name].addmm_(slope, inputs, alpha=-self.descent.rate)
+            self.named[name].addmm_(slope, inputs, alpha=-self.rate)
         else:
             torch.mm(slope, inputs, out=self.slopes[name])
 
     def _add(self, name: str, gradient: torch.Tensor) -> None:
         if self.gradients is None:
-            self.named[name].sub_(gradient, alpha=self.descent.rate)
+            self.named[name].sub_(gradient, alpha=self.rate)
         else:
             self.slopes[name].copy_(gradient)

@@ -11,8 +11,9 @@ from math import prod
 
 import torch
 
-from steelyard.clients.local.convolution.order import matrix_views
+from steelyard.clients.local.convolution.order import channels_moved, matrix_views
 from steelyard.clients.local.convolution.passes import Passes, TorchPasses
+from steelyard.clients.local.device_data.schedule import CurrentStep
 from steelyard.clients.local.steps.dense import dense, dense_back
 from steelyard.clients.local.steps.gradients import OutputGradient
 from steelyard.clients.local.steps.writers import Views, Writer
@@ -49,22 +50,11 @@ class KerasSteps:
         return matrix_views(self.layout, native)
 
     def native(self, flat: torch.Tensor) -> torch.Tensor:
-        return self._moved(flat, inward=True)
+        # The first dense layer has its channels last in the module itself.
+        return channels_moved(flat, self.layout, {}, last=True)
 
     def restore(self, native: torch.Tensor) -> torch.Tensor:
-        return self._moved(native, inward=False)
-
-    def _moved(self, flat: torch.Tensor, *, inward: bool) -> torch.Tensor:
-        """Kernels with their channels last, or back; the first dense layer stands so in the module itself."""
-        moved = flat.clone()
-        for slot in self.layout.slots:
-            if slot.name in ("conv1.weight", "conv2.weight"):
-                out, channels, rows, columns = slot.shape
-                shape = (out, channels, rows, columns) if inward else (out, rows, columns, channels)
-                axes = (0, 1, 3, 4, 2) if inward else (0, 1, 4, 2, 3)
-                turned = flat.narrow(1, slot.offset, slot.size).view(-1, *shape).permute(axes)
-                moved.narrow(1, slot.offset, slot.size).view(turned.shape).copy_(turned)
-        return moved
+        return channels_moved(native, self.layout, {}, last=False)
 
     def sample_floats(self, samples: int) -> int:
         first, second = prod(self.sides[1]), prod(self.sides[2])
@@ -73,21 +63,12 @@ class KerasSteps:
         return convolutions + second * (2 * window + 4 * self.channels[1]) + 8 * self.hidden
 
     def step(
-        self,
-        parameters: Views,
-        features: torch.Tensor,
-        labels: torch.Tensor,
-        weights: torch.Tensor,
-        gradient: OutputGradient,
-        write: Writer,
-        shared: Views | None = None,
-        chance: torch.Tensor | None = None,
+        self, parameters: Views, current: CurrentStep, gradient: OutputGradient, write: Writer, shared: Views | None
     ) -> torch.Tensor:
-        assert chance is not None  # what trains a network that draws says from which stream
-        clients, samples = labels.shape
+        clients, samples, chance = current.busy, current.samples, current.chance
         inner, outer = self.channels
         passes = self.passes
-        images = features.reshape(-1, *self.image).permute(0, 2, 3, 1).to(self.dtype)
+        images = current.features.reshape(-1, *self.image).permute(0, 2, 3, 1).to(self.dtype)
         seen1 = passes.windows(images, self.kernel, self.width, ones=True).view(clients, -1, self.width)
         below1 = torch.bmm(seen1, self._first_kernels(parameters).transpose(1, 2)).relu_()
         below1 = below1.view(-1, *self.sides[1], inner)
@@ -98,18 +79,14 @@ class KerasSteps:
         pooled, codes = passes.pool(raw.view(-1, *self.sides[2], outer), parameters["conv2.bias"])
         drop1 = passes.mask(chance, 0, samples, pooled[0].numel(), RATES[0])
         flat = pooled.view(clients, samples, -1) * drop1
-        hidden = dense(flat, "dense1", parameters, None).relu_()
+        hidden = dense(flat, "dense1", parameters).relu_()
         drop2 = passes.mask(chance, 1, samples, hidden.shape[2], RATES[1])
         entered = hidden * drop2
-        slope, each = gradient(dense(entered, "dense2", parameters, None), labels, weights)
+        slope, each = gradient(dense(entered, "dense2", parameters), current.labels, current.weights)
 
-        below = dense_back(slope, "dense2", parameters, None).mul_(drop2)
-        write.product("dense2.weight", slope, entered)
-        write.sum("dense2.bias", slope)
+        below = dense_back(slope, entered, "dense2", parameters, write).mul_(drop2)
         slope = aten.threshold_backward(below, hidden, 0)
-        below = dense_back(slope, "dense1", parameters, None).mul_(drop1)
-        write.product("dense1.weight", slope, flat)
-        write.sum("dense1.bias", slope)
+        below = dense_back(slope, flat, "dense1", parameters, write).mul_(drop1)
         slope = passes.unpool(below.to(self.dtype).view(pooled.shape), codes, *self.sides[2])
         slope = slope.view(clients, -1, outer)
         # Before the kernels change: the slopes at the windows need them as they were.

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from steelyard.learning.models import ConvNet
-from steelyard.learning.parameters import Layout, Slot
+from steelyard.learning.parameters import Layout
 
 
 class ConvOrder:
@@ -18,42 +20,41 @@ class ConvOrder:
         self.channels = (module.conv1.out_channels, module.conv2.out_channels)
         self.rectified = module.rectified
         height, width = module.image[1:]
-        self.pooled = (height // 4, width // 4)
-
-    def _grid(self, slot: Slot) -> tuple[int, int, int, int] | None:
-        """The slot's shape as (rows, channels, height, width), where it has channels to move."""
-        if slot.name in ("conv1.weight", "conv2.weight"):
-            return slot.shape[0], slot.shape[1], slot.shape[2], slot.shape[3]
-        if slot.name == "dense1.weight":
-            return slot.shape[0], self.channels[1], *self.pooled
-        return None
+        self._grids = {"dense1.weight": (module.dense1.out_features, self.channels[1], height // 4, width // 4)}
 
     def native(self, flat: torch.Tensor) -> torch.Tensor:
         """Return stacked models with channels last."""
-        return self._moved(flat, (0, 1, 3, 4, 2), last=False)
+        return channels_moved(flat, self.layout, self._grids, last=True)
 
     def restore(self, native: torch.Tensor) -> torch.Tensor:
         """Return stacked models in the module's order."""
-        return self._moved(native, (0, 1, 4, 2, 3), last=True)
-
-    def _moved(self, flat: torch.Tensor, axes: tuple[int, ...], *, last: bool) -> torch.Tensor:
-        moved = torch.empty_like(flat)
-        for slot in self.layout.slots:
-            source = flat.narrow(1, slot.offset, slot.size)
-            target = moved.narrow(1, slot.offset, slot.size)
-            grid = self._grid(slot)
-            if grid is None:
-                target.copy_(source)
-                continue
-            rows, channels, height, width = grid
-            shape = (rows, height, width, channels) if last else grid
-            turned = source.view(-1, *shape).permute(axes)
-            target.view(turned.shape).copy_(turned)
-        return moved
+        return channels_moved(native, self.layout, self._grids, last=False)
 
     def views(self, native: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return named tensors; kernels as matrices [..., channels out, window]."""
         return matrix_views(self.layout, native)
+
+
+def channels_moved(
+    flat: torch.Tensor, layout: Layout, grids: Mapping[str, tuple[int, ...]], *, last: bool
+) -> torch.Tensor:
+    """Return stacked models [clients, parameters] with the channels of their kernels moved last, or back again.
+
+    `grids` are shapes (rows, channels, height, width) of further tensors whose channels move.
+    """
+    moved = torch.empty_like(flat)
+    for slot in layout.slots:
+        source = flat.narrow(1, slot.offset, slot.size)
+        target = moved.narrow(1, slot.offset, slot.size)
+        grid = slot.shape if len(slot.shape) == 4 else grids.get(slot.name)
+        if grid is None:
+            target.copy_(source)
+            continue
+        rows, channels, height, width = grid
+        shape, axes = (grid, (0, 1, 3, 4, 2)) if last else ((rows, height, width, channels), (0, 1, 4, 2, 3))
+        turned = source.view(-1, *shape).permute(axes)
+        target.view(turned.shape).copy_(turned)
+    return moved
 
 
 def matrix_views(layout: Layout, native: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -45,7 +45,7 @@ class LibraryConvolution:
         raw = functional.conv2d(self.images, self.kernels, padding=self.kernel // 2)
         self.raw = raw.permute(0, 2, 3, 1)
         self.top = largest(corners_of(self.raw))
-        return self.top.float()
+        return self.top.float().contiguous()  # the library may answer a single image channels first
 
     def backward(self, slope: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         raw, top = self.raw, self.top

@@ -13,6 +13,7 @@ import torch
 
 from steelyard.clients.local.convolution import windows
 from steelyard.clients.local.convolution.order import ConvOrder
+from steelyard.clients.local.device_data.schedule import CurrentStep
 from steelyard.clients.local.steps.dense import dense, dense_back
 from steelyard.clients.local.steps.gradients import OutputGradient
 from steelyard.clients.local.steps.writers import Views, Writer
@@ -89,34 +90,21 @@ class ConvSteps:
         return first + second + dense
 
     def step(
-        self,
-        parameters: Views,
-        features: torch.Tensor,
-        labels: torch.Tensor,
-        weights: torch.Tensor,
-        gradient: OutputGradient,
-        write: Writer,
-        shared: Views | None = None,
-        chance: torch.Tensor | None = None,
+        self, parameters: Views, current: CurrentStep, gradient: OutputGradient, write: Writer, shared: Views | None
     ) -> torch.Tensor:
-        clients, samples = labels.shape
+        clients, samples = current.busy, current.samples
         _, height, width = self.image
-        seen1 = self.first_windows(features).view(clients, -1, self.widths[0])
+        seen1 = self.first_windows(current.features).view(clients, -1, self.widths[0])
         raw = torch.bmm(seen1, parameters["conv1.weight"].to(self.dtype).transpose(1, 2))
         below1, codes1 = windows.pool(raw.view(-1, height, width, self.channels[0]), None, rectified=self.rectified)
         second = _Gathered(self, below1, parameters["conv2.weight"].to(self.dtype))
         below2, codes2 = windows.pool(second.forward(), parameters["conv2.bias"], rectified=self.rectified)
         flat = below2.view(clients, samples, -1).float()
-        hidden = dense(flat, "dense1", parameters, None).relu_()
-        slope, each = gradient(dense(hidden, "dense2", parameters, None), labels, weights)
+        hidden = dense(flat, "dense1", parameters).relu_()
+        slope, each = gradient(dense(hidden, "dense2", parameters), current.labels, current.weights)
 
-        below = dense_back(slope, "dense2", parameters, None)
-        write.product("dense2.weight", slope, hidden)
-        write.sum("dense2.bias", slope)
-        slope = aten.threshold_backward(below, hidden, 0)
-        below = dense_back(slope, "dense1", parameters, None)
-        write.product("dense1.weight", slope, flat)
-        write.sum("dense1.bias", slope)
+        slope = aten.threshold_backward(dense_back(slope, hidden, "dense2", parameters, write), hidden, 0)
+        below = dense_back(slope, flat, "dense1", parameters, write)
         slope = aten.threshold_backward(below, flat, 0) if self.rectified else below
         slope = slope.to(self.dtype).view(below2.shape)
         write.sum("conv2.bias", slope.view(clients, -1, self.channels[1]))

@@ -78,17 +78,8 @@ class Cohort:
         corrections = self.corrections
         if corrections is not None:
             corrections = corrections[torch.from_numpy(picked).to(corrections.device)]
-        return Cohort(
-            self.tasks,
-            self.populations,
-            self.loss,
-            self.descent,
-            self.task[picked],
-            self.client[picked],
-            self.starts,
-            self.origin[picked],
-            corrections,
-        )
+        mine = {"task": self.task[picked], "client": self.client[picked], "origin": self.origin[picked]}
+        return replace(self, **mine, corrections=corrections)
 
     def samples(self, job: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return features and labels of one job."""
@@ -105,12 +96,7 @@ class Cohort:
 
     def loss_of(self, job: int) -> LossState:
         """Return the loss of one job with its class weights."""
-        return LossState(
-            self.loss.name,
-            self.tasks[self.task[job]].loss.class_weights,
-            self.loss.shape,
-            self.loss.scale,
-        )
+        return replace(self.loss, class_weights=self.tasks[self.task[job]].loss.class_weights)
 
     def class_weights(self) -> torch.Tensor | None:
         """Return κ of every job, [jobs, classes], or None where every class of every job counts 1."""

@@ -1,4 +1,4 @@
-"""Which samples every client of a stack uses in every step."""
+"""Which samples every client of a stack uses in every step, and the step that is being taken."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from steelyard.clients.local.device_data.cohort import Cohort
-from steelyard.clients.local.device_data.dataset import Ints
+from steelyard.clients.local.device_data.dataset import DeviceDataset, Ints
 from steelyard.learning.settings import TrainingSettings
 from steelyard.learning.training import batch_limit, orders
 
@@ -32,6 +32,65 @@ class Schedule:
     @property
     def steps(self) -> int:
         return len(self.active)
+
+
+@dataclass(frozen=True, eq=False)
+class CurrentStep:
+    """The step that the first `busy` clients of a stack are taking, and its samples.
+
+    Where `number` is a counter on the device, the same object serves every step of a captured graph.
+    """
+
+    dataset: DeviceDataset
+    tables: Schedule
+    number: int | torch.Tensor
+    losses: torch.Tensor
+    """[clients]: the losses of the last epoch so far."""
+    busy: int
+    keys: torch.Tensor | None
+    """[clients]: the streams from which dropout by name draws; None for a network that does not draw."""
+
+    @property
+    def samples(self) -> int:
+        """Samples of each client, padding included."""
+        return self.tables.rows.shape[2]
+
+    @property
+    def counter(self) -> torch.Tensor:
+        """The number of the step, on the device."""
+        assert isinstance(self.number, torch.Tensor)
+        return self.number
+
+    def now(self, table: torch.Tensor) -> torch.Tensor:
+        """Return this step's part of a table [steps, clients, ...]."""
+        if isinstance(self.number, int):
+            return table[self.number, : self.busy]
+        return table.index_select(0, self.number)[0, : self.busy]
+
+    @property
+    def features(self) -> torch.Tensor:
+        return self.dataset.gather(self.now(self.tables.rows))
+
+    @property
+    def labels(self) -> torch.Tensor:
+        return self.now(self.tables.labels)
+
+    @property
+    def weights(self) -> torch.Tensor:
+        return self.now(self.tables.weights)
+
+    @property
+    def chance(self) -> torch.Tensor:
+        """The clients' streams and the number of the step, [clients, 2]: what dropout by name draws from."""
+        assert self.keys is not None  # who trains a network that draws gives the streams
+        mine, number = self.keys[: self.busy], self.number
+        steps = torch.full_like(mine, number) if isinstance(number, int) else number.expand_as(mine)
+        return torch.stack([mine, steps], dim=1)
+
+    def add(self, each: torch.Tensor) -> None:
+        """Count these samples' losses where they are reported; padding may hold anything."""
+        report = self.now(self.tables.report)
+        self.losses[: self.busy] += torch.where(report > 0, each * report, torch.zeros_like(each)).sum(dim=1)
 
 
 def step_counts(sizes: Ints, training: TrainingSettings, *, joined: bool = False) -> Ints:

@@ -12,7 +12,7 @@ import torch
 
 from steelyard.clients.local.device_data.cohort import Cohort
 from steelyard.clients.local.engines.engine import Engine, TrainingSetup
-from steelyard.clients.local.engines.precision import arithmetic
+from steelyard.clients.local.engines.execution import arithmetic
 from steelyard.clients.local.engines.sequential import SequentialEngine, train_job
 
 TRIAL_STEPS = 3

@@ -20,8 +20,7 @@ from steelyard.clients.local.convolution.winograd import WinogradConvolution
 from steelyard.clients.local.device_data.cohort import Cohort
 from steelyard.clients.local.device_data.schedule import longest_first
 from steelyard.clients.local.engines.engine import TrainingSetup, Unstacked
-from steelyard.clients.local.engines.precision import arithmetic
-from steelyard.clients.local.engines.worker_threads import WorkerThreads
+from steelyard.clients.local.engines.execution import WorkerThreads, arithmetic
 from steelyard.clients.local.steps.gradients import output_gradient
 from steelyard.learning.descent import Descent
 from steelyard.learning.models import ConvNet

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from steelyard.clients.local.device_data.cohort import Cohort
 from steelyard.clients.local.device_data.schedule import Schedule, longest_first, schedule, step_counts
 from steelyard.clients.local.engines.engine import TrainingSetup
+from steelyard.clients.local.engines.execution import arithmetic
 from steelyard.clients.local.engines.graph_buffers import StackBuffers
 from steelyard.clients.local.engines.graph_steps import GraphStep
-from steelyard.clients.local.engines.precision import arithmetic
 from steelyard.learning.descent import Descent
 from steelyard.learning.training import batch_limit
 

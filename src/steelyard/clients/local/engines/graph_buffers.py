@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from steelyard.clients.local.device_data.current_step import CurrentStep
 from steelyard.clients.local.device_data.dataset import DeviceDataset
-from steelyard.clients.local.device_data.schedule import Schedule
+from steelyard.clients.local.device_data.schedule import CurrentStep, Schedule
 from steelyard.clients.local.engines.graph_steps import GraphStep
+from steelyard.learning.descent import StackDescent
 from steelyard.messages import LossState
 
 SHARES = tuple(sixteenths / 16 for sixteenths in range(16, 0, -1))
@@ -41,10 +41,9 @@ class StackBuffers:
     losses: torch.Tensor
     keys: torch.Tensor
     """[clients]: the streams from which dropout by name draws."""
-    gradients: torch.Tensor | None = None
-    memory: tuple[torch.Tensor, ...] = ()
-    start: torch.Tensor | None = None
-    correction: torch.Tensor | None = None
+    gradients: torch.Tensor | None
+    """None where a step is plain, so that gradients go straight into the models."""
+    optimiser: StackDescent
     graphs: dict[int, Callable[[], None]] = field(default_factory=dict[int, Callable[[], None]])
     pool: Any = None
 
@@ -60,7 +59,7 @@ class StackBuffers:
     ) -> StackBuffers:
         """Make buffers for [steps, clients, batch]."""
         steps, clients, batch = shape
-        device, descent = dataset.device, stepper.descent
+        device = dataset.device
 
         def zeros(*lengths: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
             return torch.zeros(lengths, dtype=dtype, device=device)
@@ -72,20 +71,19 @@ class StackBuffers:
             zeros(steps, clients, batch),
             np.zeros(0, dtype=np.int64),
         )
+        models = zeros(clients, size)
         return cls(
             stepper,
             dataset,
             loss,
-            zeros(clients, size),
+            models,
             tables,
             zeros(steps, clients),
             zeros(1, dtype=torch.int64),
             zeros(clients, dtype=torch.float64),
             zeros(clients, dtype=torch.int64),
-            None if descent.plain else zeros(clients, size),
-            tuple(zeros(clients, size) for _ in range(descent.memories)),
-            zeros(clients, size) if descent.pull else None,
-            zeros(clients, size) if descent.corrected else None,
+            None if stepper.descent.plain else torch.zeros_like(models),
+            StackDescent(stepper.descent, models),
         )
 
     def fits(self, steps: int, clients: int, batch: int) -> bool:
@@ -114,12 +112,7 @@ class StackBuffers:
         self.rates.zero_()
         self.rates[:steps, :clients] = torch.from_numpy(working * rate).to(self.rates)
         self.models[:clients] = models
-        if self.start is not None:
-            self.start[:clients] = models
-        if self.correction is not None and corrections is not None:
-            self.correction[:clients] = corrections
-        for part in self.memory:
-            part.zero_()
+        self.optimiser.begin(models, corrections)
         self.keys[:clients] = keys
         self.counter.zero_()
         self.losses.zero_()
@@ -131,15 +124,7 @@ class StackBuffers:
         into = None if self.gradients is None else self.gradients[:busy]
         self.stepper.gradients(models, into, current, self.loss)
         if into is not None:
-            self.stepper.descent.apply(
-                models,
-                into,
-                [part[:busy] for part in self.memory],
-                None if self.start is None else self.start[:busy],
-                self.counter,
-                current.now(self.rates),
-                None if self.correction is None else self.correction[:busy],
-            )
+            self.optimiser.apply(models, into, self.counter, current.now(self.rates))
         self.counter += 1
 
     def capture(self, busy: int) -> Callable[[], None]:

@@ -7,12 +7,12 @@ from typing import Protocol
 
 import torch
 
-from steelyard.clients.local.device_data.current_step import CurrentStep
+from steelyard.clients.local.device_data.schedule import CurrentStep
 from steelyard.clients.local.engines.engine import TrainingSetup
 from steelyard.clients.local.engines.vmap import mapped_gradient
 from steelyard.clients.local.steps.gradients import output_gradient
 from steelyard.clients.local.steps.stacked_steps import StackedSteps
-from steelyard.clients.local.steps.writers import Collected, InPlace
+from steelyard.clients.local.steps.writers import writer
 from steelyard.learning.descent import Descent
 from steelyard.messages import LossState
 
@@ -43,10 +43,8 @@ class HandDerivedStep:
 
     def gradients(self, models: torch.Tensor, into: torch.Tensor | None, current: CurrentStep, loss: LossState) -> None:
         views = self.steps.views(models)
-        write = InPlace(views, self.descent.rate) if into is None else Collected(self.steps.views(into))
-        batch = (current.features, current.labels, current.weights)
-        chance = current.chance if self.steps.draws else None
-        current.add(self.steps.step(views, *batch, output_gradient(loss), write, None, chance))
+        write = writer(views, None if into is None else self.steps.views(into), self.descent.rate)
+        current.add(self.steps.step(views, current, output_gradient(loss), write, None))
 
 
 class MappedStep:
@@ -67,15 +65,8 @@ class MappedStep:
         return max(100_000, self.layout.size // 4)
 
     def gradients(self, models: torch.Tensor, into: torch.Tensor | None, current: CurrentStep, loss: LossState) -> None:
-        batch = (current.features, current.labels, current.weights, current.chance)
-        slopes, each = mapped_gradient(self.module, loss)(self.layout.views(models), *batch)
-        target = models if into is None else into
-        for slot in self.layout.slots:
-            if slot.offset >= self.layout.trained:
-                continue
-            mine = target.narrow(1, slot.offset, slot.size)
-            if into is None:
-                mine.sub_(slopes[slot.name].reshape(len(models), -1), alpha=self.descent.rate)
-            else:
-                mine.copy_(slopes[slot.name].reshape(len(models), -1))
+        slopes, each = mapped_gradient(self.module, loss)(self.layout.views(models), current)
+        write = writer(self.layout.views(models), None if into is None else self.layout.views(into), self.descent.rate)
+        for slot in self.layout.trained_slots:
+            write.ready(slot.name, slopes[slot.name])
         current.add(each)

@@ -7,13 +7,13 @@ import torch
 from numpy.typing import NDArray
 
 from steelyard.clients.local.device_data.cohort import Cohort
-from steelyard.clients.local.device_data.schedule import Schedule, longest_first, schedule
+from steelyard.clients.local.device_data.schedule import CurrentStep, Schedule, longest_first, schedule
 from steelyard.clients.local.engines.engine import TrainingSetup
-from steelyard.clients.local.engines.precision import arithmetic
-from steelyard.clients.local.engines.worker_threads import WorkerThreads
+from steelyard.clients.local.engines.execution import WorkerThreads, arithmetic
 from steelyard.clients.local.steps.gradients import output_gradient
 from steelyard.clients.local.steps.stacked_steps import StackedSteps
-from steelyard.clients.local.steps.writers import Collected, Fresh, InPlace
+from steelyard.clients.local.steps.writers import Fresh, writer
+from steelyard.learning.descent import StackDescent
 
 STACK_BYTES = 24 << 20
 """Models of one stack on the CPU: large enough to hide the cost of calls, small enough to stay near the core."""
@@ -79,36 +79,18 @@ class StackedEngine:
         gradient, descent, steps = output_gradient(cohort.loss), cohort.descent, self.steps
         losses = torch.zeros(len(native), dtype=torch.float64)
         gradients = None if descent.plain else torch.zeros_like(native)
-        memory = descent.remember(native)
         keys = cohort.keys(native.device) if steps.draws else None
-        start = native.clone() if descent.pull else None
-        corrections = None if cohort.corrections is None else steps.native(cohort.corrections.to(native.device))
+        optimiser = StackDescent(descent, native)
+        optimiser.begin(native, None if cohort.corrections is None else steps.native(cohort.corrections))
         for number in range(plan.steps):
             busy = int(plan.active[number])
-            mine = native[:busy]
-            views = steps.views(mine)
+            current = CurrentStep(cohort.dataset, plan, number, losses, busy, keys)
+            views = steps.views(native[:busy])
             shared = steps.views(common) if number == 0 and common is not None else None
-            write = InPlace(views, descent.rate) if gradients is None else Collected(steps.views(gradients[:busy]))
+            write = writer(views, None if gradients is None else steps.views(gradients[:busy]), descent.rate)
             if shared is not None and self._fresh(plan, cohort):
                 write = Fresh(views, shared, descent.rate)
-            each = steps.step(
-                views,
-                cohort.dataset.gather(plan.rows[number, :busy]),
-                plan.labels[number, :busy],
-                plan.weights[number, :busy],
-                gradient,
-                write,
-                shared,
-                None if keys is None else torch.stack([keys[:busy], torch.full_like(keys[:busy], number)], dim=1),
-            )
-            losses[:busy] += (each * plan.report[number, :busy]).sum(dim=1).double()
+            current.add(steps.step(views, current, gradient, write, shared))
             if gradients is not None:
-                descent.apply(
-                    mine,
-                    gradients[:busy],
-                    [part[:busy] for part in memory],
-                    None if start is None else start[:busy],
-                    number,
-                    correction=None if corrections is None else corrections[:busy],
-                )
+                optimiser.apply(native[:busy], gradients[:busy], number)
         return losses

@@ -13,9 +13,8 @@ from steelyard.clients.local.engines.fused import FusedEngine
 from steelyard.clients.local.engines.graph import GraphEngine
 from steelyard.clients.local.engines.graph_steps import GraphStep, HandDerivedStep, MappedStep
 from steelyard.clients.local.engines.networks import hand_derived_steps, is_convolutional
-from steelyard.clients.local.engines.sequential import SequentialEngine
+from steelyard.clients.local.engines.sequential import SequentialEngine, ThreadsEngine
 from steelyard.clients.local.engines.stacked import StackedEngine
-from steelyard.clients.local.engines.threads import ThreadsEngine
 from steelyard.clients.local.engines.vmap import VmapEngine
 from steelyard.clients.local.kernels.available import kernel_descent, kernel_passes, kernel_steps
 from steelyard.clients.local.steps.stacked_steps import StackedSteps

@@ -11,15 +11,15 @@ from numpy.typing import NDArray
 from torch.func import functional_call, grad_and_value, vmap
 
 from steelyard.clients.local.device_data.cohort import Cohort
-from steelyard.clients.local.device_data.schedule import longest_first, schedule
+from steelyard.clients.local.device_data.schedule import CurrentStep, longest_first, schedule
 from steelyard.clients.local.engines.engine import TrainingSetup
-from steelyard.clients.local.engines.precision import arithmetic
+from steelyard.clients.local.engines.execution import arithmetic
 from steelyard.learning import losses
+from steelyard.learning.descent import StackDescent
 from steelyard.learning.dropout import NamedDropout
-from steelyard.learning.parameters import Slot
 from steelyard.messages import LossState
 
-Gradient = Callable[..., tuple[dict[str, torch.Tensor], torch.Tensor]]
+Gradient = Callable[[dict[str, torch.Tensor], CurrentStep], tuple[dict[str, torch.Tensor], torch.Tensor]]
 
 
 class VmapEngine:
@@ -52,12 +52,12 @@ class VmapEngine:
         return mean_losses
 
     def _stack(self, cohort: Cohort, jobs: NDArray[np.int64], out: torch.Tensor) -> NDArray[np.float64]:
-        device, layout, descent = self.setup.device, self.setup.layout, cohort.descent
+        device, layout = self.setup.device, self.setup.layout
         plan = schedule(cohort, self.setup.training)
         models = cohort.start(device)
-        start = models.clone() if descent.pull else None
-        corrections = None if cohort.corrections is None else cohort.corrections.to(device)
-        memory = descent.remember(models[:, : layout.trained])
+        trained = models[:, : layout.trained]
+        optimiser = StackDescent(cohort.descent, trained)
+        optimiser.begin(trained, None if cohort.corrections is None else cohort.corrections[:, : layout.trained])
         keys = cohort.keys(device)
         # Weight decay would move what is frozen: it is put back after every step.
         kept = [models[:, begin:end].clone() for begin, end in layout.frozen]
@@ -65,35 +65,19 @@ class VmapEngine:
         gradient = mapped_gradient(self.module, cohort.loss)
         for number in range(plan.steps):
             busy = int(plan.active[number])
-            features = cohort.dataset.gather(plan.rows[number, :busy])
-            chance = torch.stack([keys[:busy], torch.full_like(keys[:busy], number)], dim=1)
-            slopes, each = gradient(
-                layout.views(models[:busy]), features, plan.labels[number, :busy], plan.weights[number, :busy], chance
-            )
-            flat = torch.cat([slopes[slot.name].reshape(busy, -1) for slot in self._trained()], dim=1)
-            descent.apply(
-                models[:busy, : layout.trained],
-                flat,
-                [part[:busy] for part in memory],
-                None if start is None else start[:busy, : layout.trained],
-                number,
-                correction=None if corrections is None else corrections[:busy, : layout.trained],
-            )
+            current = CurrentStep(cohort.dataset, plan, number, mean_losses, busy, keys)
+            slopes, each = gradient(layout.views(models[:busy]), current)
+            flat = torch.cat([slopes[slot.name].reshape(busy, -1) for slot in layout.trained_slots], dim=1)
+            optimiser.apply(trained[:busy], flat, number)
             for (begin, end), held in zip(layout.frozen, kept, strict=True):
                 models[:busy, begin:end] = held[:busy]
-            mean_losses[:busy] += (each * plan.report[number, :busy]).sum(dim=1).double()
+            current.add(each)
         out[torch.from_numpy(jobs).to(out.device)] = models.to(out.device)
         return mean_losses.cpu().numpy()
 
-    def _trained(self) -> list[Slot]:
-        return [slot for slot in self.setup.layout.slots if slot.offset < self.setup.layout.trained]
-
 
 def mapped_gradient(module: torch.nn.Module, loss: LossState) -> Gradient:
-    """Return (stacked parameters, features, labels, weights, chance) → (gradients by name, each sample's loss).
-
-    `chance` [clients, 2] is what dropout by name draws from; other modules do without it.
-    """
+    """Return (stacked parameters by name, step) → (gradients by name, each sample's loss)."""
     each_of = losses.per_sample(loss)
     draws = isinstance(module, NamedDropout)
 
@@ -110,14 +94,8 @@ def mapped_gradient(module: torch.nn.Module, loss: LossState) -> Gradient:
 
     with_value = vmap(grad_and_value(total, has_aux=True))
 
-    def gradient(
-        named: dict[str, torch.Tensor],
-        features: torch.Tensor,
-        labels: torch.Tensor,
-        weights: torch.Tensor,
-        chance: torch.Tensor,
-    ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        slopes, (_, each) = with_value(named, features, labels, weights, chance)
+    def gradient(named: dict[str, torch.Tensor], current: CurrentStep) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        slopes, (_, each) = with_value(named, current.features, current.labels, current.weights, current.chance)
         return slopes, each
 
     return gradient

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 
 from steelyard.clients.local.convolution.stacked import ConvSteps
-from steelyard.clients.local.device_data.current_step import CurrentStep
 from steelyard.clients.local.device_data.dataset import DeviceDataset
+from steelyard.clients.local.device_data.schedule import CurrentStep
 from steelyard.clients.local.kernels import first, layers, second
 from steelyard.clients.local.kernels.shapes import Images, Shape
 from steelyard.clients.local.kernels.tiles import ARITHMETIC
 from steelyard.clients.local.steps.dense import dense, dense_back
 from steelyard.clients.local.steps.gradients import output_gradient
-from steelyard.clients.local.steps.writers import Collected, InPlace
+from steelyard.clients.local.steps.writers import Writer, writer
 from steelyard.learning.descent import Descent
 from steelyard.messages import LossState
 
@@ -99,6 +99,7 @@ class KernelSteps:
         else:
             hidden = shares.sum(0).add_(views["dense1.bias"][:, None, :]).relu_()
             slope = self._head(models, into, hidden, current, loss)
+            self._writer(models, into).sum("dense1.bias", slope)
         return layers.backward(slope, flat, views["dense1.weight"], target, self.descent.rate, self.below)
 
     def _many(
@@ -106,11 +107,9 @@ class KernelSteps:
     ) -> torch.Tensor:
         """The dense layers where they are bound by arithmetic: the library's batched products."""
         views = self.steps.views(models)
-        hidden = dense(flat, "dense1", views, None).relu_()
+        hidden = dense(flat, "dense1", views).relu_()
         slope = self._head(models, into, hidden, current, loss)
-        below = dense_back(slope, "dense1", views, None)
-        self._writer(models, into).product("dense1.weight", slope, flat)
-        return below
+        return dense_back(slope, flat, "dense1", views, self._writer(models, into))
 
     def _head(
         self,
@@ -120,16 +119,12 @@ class KernelSteps:
         current: CurrentStep,
         loss: LossState,
     ) -> torch.Tensor:
-        """The last layer with any loss; returns the slope at the hidden layer, whose bias it also steps."""
-        views, write = self.steps.views(models), self._writer(models, into)
-        slope, each = output_gradient(loss)(dense(hidden, "dense2", views, None), current.labels, current.weights)
+        """The last layer with any loss; returns the slope at the hidden layer."""
+        views = self.steps.views(models)
+        slope, each = output_gradient(loss)(dense(hidden, "dense2", views), current.labels, current.weights)
         current.add(each)
-        below = dense_back(slope, "dense2", views, None)
-        write.product("dense2.weight", slope, hidden)
-        write.sum("dense2.bias", slope)
-        slope = torch.ops.aten.threshold_backward(below, hidden, 0)
-        write.sum("dense1.bias", slope)
-        return slope
+        below = dense_back(slope, hidden, "dense2", views, self._writer(models, into))
+        return torch.ops.aten.threshold_backward(below, hidden, 0)
 
     def _beside(self, device: torch.device) -> AbstractContextManager[Any]:
         """A second stream for work that nothing waits for in this step: small kernels leave much of a device idle.
@@ -146,10 +141,8 @@ class KernelSteps:
         if self.stream is not None:
             torch.cuda.current_stream(device).wait_stream(self.stream)
 
-    def _writer(self, models: torch.Tensor, into: torch.Tensor | None) -> InPlace | Collected:
-        if into is None:
-            return InPlace(self.steps.views(models), self.descent.rate)
-        return Collected(self.steps.views(into))
+    def _writer(self, models: torch.Tensor, into: torch.Tensor | None) -> Writer:
+        return writer(self.steps.views(models), None if into is None else self.steps.views(into), self.descent.rate)
 
     def images(
         self, dataset: DeviceDataset, rows: torch.Tensor, counter: torch.Tensor, clients: int, samples: int
@@ -173,4 +166,4 @@ class KernelSteps:
         bias = views["conv2.bias"]
         flat, _ = second.forward(self.second, below, kernels, bias, len(rows), self.how, coded=False)
         flat = flat.view(len(models), len(rows), -1)
-        return dense(dense(flat, "dense1", views, None).relu_(), "dense2", views, None)
+        return dense(dense(flat, "dense1", views).relu_(), "dense2", views)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from steelyard.clients.local.device_data.schedule import CurrentStep
 from steelyard.clients.local.steps.gradients import OutputGradient
 from steelyard.clients.local.steps.writers import Views, Writer
 from steelyard.learning.models import DenseNet
@@ -35,32 +36,25 @@ class DenseSteps:
         return self.inputs + 4 * sum(self.widths)
 
     def step(
-        self,
-        parameters: Views,
-        features: torch.Tensor,
-        labels: torch.Tensor,
-        weights: torch.Tensor,
-        gradient: OutputGradient,
-        write: Writer,
-        shared: Views | None = None,
-        chance: torch.Tensor | None = None,
+        self, parameters: Views, current: CurrentStep, gradient: OutputGradient, write: Writer, shared: Views | None
     ) -> torch.Tensor:
-        entered = [features.flatten(2)]
+        entered = [current.features.flatten(2)]
         for layer in range(self.depth):
             last = layer == self.depth - 1
             out = dense(entered[layer], f"layers.{layer}", parameters, shared)
             entered.append(out if last else out.relu_())
-        slope, each = gradient(entered.pop(), labels, weights)
+        slope, each = gradient(entered.pop(), current.labels, current.weights)
         for layer in reversed(range(self.depth)):
-            below = dense_back(slope, f"layers.{layer}", parameters, shared) if layer else None
-            write.product(f"layers.{layer}.weight", slope, entered[layer])
-            write.sum(f"layers.{layer}.bias", slope)
-            if below is not None:
-                slope = torch.ops.aten.threshold_backward(below, entered[layer], 0)
+            name, inputs = f"layers.{layer}", entered[layer]
+            if layer == 0:
+                write_dense(slope, inputs, name, write)
+            else:
+                below = dense_back(slope, inputs, name, parameters, write, shared)
+                slope = torch.ops.aten.threshold_backward(below, inputs, 0)
         return each
 
 
-def dense(inputs: torch.Tensor, name: str, parameters: Views, shared: Views | None) -> torch.Tensor:
+def dense(inputs: torch.Tensor, name: str, parameters: Views, shared: Views | None = None) -> torch.Tensor:
     """x Wᵀ + b for every client: inputs [clients, n, i] → [clients, n, o]."""
     if shared is not None:
         clients, samples, width = inputs.shape
@@ -69,9 +63,21 @@ def dense(inputs: torch.Tensor, name: str, parameters: Views, shared: Views | No
     return torch.baddbmm(parameters[f"{name}.bias"][:, None, :], inputs, parameters[f"{name}.weight"].transpose(1, 2))
 
 
-def dense_back(slope: torch.Tensor, name: str, parameters: Views, shared: Views | None) -> torch.Tensor:
-    """The gradient at the inputs of a dense layer: slope [clients, n, o] @ W."""
+def dense_back(
+    slope: torch.Tensor, inputs: torch.Tensor, name: str, parameters: Views, write: Writer, shared: Views | None = None
+) -> torch.Tensor:
+    """Write the gradients of a dense layer and return the one at its inputs: slope [clients, n, o] @ W."""
+    # Before the weights change: the slope at the inputs needs them as they were.
     if shared is not None:
         clients, samples, width = slope.shape
-        return (slope.reshape(-1, width) @ shared[f"{name}.weight"]).view(clients, samples, -1)
-    return torch.bmm(slope, parameters[f"{name}.weight"])
+        below = (slope.reshape(-1, width) @ shared[f"{name}.weight"]).view(clients, samples, -1)
+    else:
+        below = torch.bmm(slope, parameters[f"{name}.weight"])
+    write_dense(slope, inputs, name, write)
+    return below
+
+
+def write_dense(slope: torch.Tensor, inputs: torch.Tensor, name: str, write: Writer) -> None:
+    """Write the gradients of a dense layer, from the slope at its outputs and what entered it."""
+    write.product(f"{name}.weight", slope, inputs)
+    write.sum(f"{name}.bias", slope)

@@ -10,6 +10,7 @@ from typing import Protocol
 
 import torch
 
+from steelyard.clients.local.device_data.schedule import CurrentStep
 from steelyard.clients.local.steps.gradients import OutputGradient
 from steelyard.clients.local.steps.writers import Views, Writer
 
@@ -20,7 +21,7 @@ class StackedSteps(Protocol):
     size: int
     """How many numbers a model has in the order that the step wants."""
     draws: bool
-    """Whether the network draws while it trains, so that a step must be given `chance`."""
+    """Whether the network draws while it trains, so that a step must be given the clients' streams."""
     first_is_shared: bool
     """Whether a step that is given `shared` leaves the stacked parameters unread."""
 
@@ -37,20 +38,11 @@ class StackedSteps(Protocol):
         ...
 
     def step(
-        self,
-        parameters: Views,
-        features: torch.Tensor,
-        labels: torch.Tensor,
-        weights: torch.Tensor,
-        gradient: OutputGradient,
-        write: Writer,
-        shared: Views | None = None,
-        chance: torch.Tensor | None = None,
+        self, parameters: Views, current: CurrentStep, gradient: OutputGradient, write: Writer, shared: Views | None
     ) -> torch.Tensor:
         """Do one step and return each sample's loss.
 
-        `shared` is one model that all clients still hold (first step): its forward is one plain product. `chance` is
-        [clients, 2], the keys of the streams that a network with dropout draws from, and the number of the step.
+        `shared` is one model that all clients still hold (first step): its forward is one plain product.
         """
         ...
 

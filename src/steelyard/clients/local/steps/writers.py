@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
@@ -14,24 +14,29 @@ NEAR_BYTES = 4 << 20
 """Products that are added to something at once: enough to hide the cost of calls, few enough to stay in a cache."""
 
 
-class Writer(Protocol):
+class Writer(ABC):
     """Where a step puts its gradients: straight into the parameters, or into a buffer for what SGD does next."""
 
+    @abstractmethod
     def product(self, name: str, slope: torch.Tensor, inputs: torch.Tensor) -> None:
         """Take slopeᵀ @ inputs of every client as the gradient of a weight matrix."""
-        ...
+
+    @abstractmethod
+    def ready(self, name: str, gradient: torch.Tensor) -> None:
+        """Take a gradient as it is."""
 
     def sum(self, name: str, slope: torch.Tensor) -> None:
         """Take the sum of slope over the samples as the gradient of a bias."""
-        ...
+        self.ready(name, slope.sum(dim=1, dtype=torch.float32))
 
-    def ready(self, name: str, gradient: torch.Tensor) -> None:
-        """Take a gradient as it is."""
-        ...
+
+def writer(parameters: Views, gradients: Views | None, rate: float) -> Writer:
+    """Return what writes into the gradients, or straight into the parameters where there are none (plain SGD)."""
+    return InPlace(parameters, rate) if gradients is None else Collected(gradients)
 
 
 @dataclass(frozen=True, eq=False)
-class InPlace:
+class InPlace(Writer):
     """θ ← θ − η·gradient while the gradient is computed; right for plain SGD only."""
 
     parameters: Views
@@ -45,15 +50,12 @@ class InPlace:
         else:
             target.sub_(torch.bmm(slope.transpose(1, 2), inputs), alpha=self.rate)
 
-    def sum(self, name: str, slope: torch.Tensor) -> None:
-        self.ready(name, slope.sum(dim=1, dtype=torch.float32))
-
     def ready(self, name: str, gradient: torch.Tensor) -> None:
         self.parameters[name].sub_(gradient, alpha=self.rate)
 
 
 @dataclass(frozen=True, eq=False)
-class Fresh:
+class Fresh(Writer):
     """θ = Θ − η·gradient, written into models that nobody has read yet; right for the first step of plain SGD.
 
     A stack that holds the shared model need not be copied out first: its numbers pass the memory once, not three times.
@@ -72,15 +74,12 @@ class Fresh:
             product = torch.bmm(slope[part], inputs[part], out=near[: len(weight[part])])
             torch.add(shared, product, alpha=-self.rate, out=weight[part])
 
-    def sum(self, name: str, slope: torch.Tensor) -> None:
-        self.ready(name, slope.sum(dim=1, dtype=torch.float32))
-
     def ready(self, name: str, gradient: torch.Tensor) -> None:
         torch.sub(self.shared[name], gradient, alpha=self.rate, out=self.parameters[name])
 
 
 @dataclass(frozen=True, eq=False)
-class Collected:
+class Collected(Writer):
     """Gradients written into a buffer of the parameters' shape."""
 
     gradients: Views
@@ -88,9 +87,6 @@ class Collected:
     def product(self, name: str, slope: torch.Tensor, inputs: torch.Tensor) -> None:
         target = self.gradients[name]
         target.view(len(target), target.shape[1], -1).copy_(torch.bmm(slope.transpose(1, 2), inputs))
-
-    def sum(self, name: str, slope: torch.Tensor) -> None:
-        self.ready(name, slope.sum(dim=1, dtype=torch.float32))
 
     def ready(self, name: str, gradient: torch.Tensor) -> None:
         self.gradients[name].copy_(gradient)

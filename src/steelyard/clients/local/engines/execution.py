@@ -1,15 +1,46 @@
-"""Worker threads with one operator thread each: small operators gain more from many clients than from many cores."""
+"""How torch runs the work of an engine: in which arithmetic, and on which threads.
+
+Worker threads have one operator thread each: small operators gain more from many clients than from many cores.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import TypeVar
 
 import torch
 
+from steelyard.clients.local.settings import Precision
+
 Item = TypeVar("Item")
+
+
+@contextmanager
+def arithmetic(precision: Precision, device: torch.device, autocast: bool = False) -> Generator[None]:
+    """Use float32, TF32 or bfloat16 products inside the block, with algorithms that repeat bit for bit.
+
+    `autocast` lets torch choose which operations of an ordinary module run in bfloat16.
+    """
+    short = precision != "float32"
+    cuda = device.type == "cuda"
+    before = (torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32)
+    kept = (torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark)
+    with ExitStack() as stack:
+        if cuda:
+            torch.backends.cuda.matmul.allow_tf32 = short
+            torch.backends.cudnn.allow_tf32 = short
+            torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+        if autocast and precision == "bfloat16":
+            # Without its cache: it would keep the shortened weights of the first step for the whole block.
+            stack.enter_context(torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=False))
+        try:
+            yield
+        finally:
+            if cuda:
+                torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
+                torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = kept
 
 
 @contextmanager
