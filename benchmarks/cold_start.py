@@ -29,12 +29,12 @@ from steelyard.recommend.interactions import Codes, Interactions
 from steelyard.recommend.kgflex.clients import KgflexClients, KgflexParts, KgflexServer
 from steelyard.recommend.kgflex.model import Knowledge
 from steelyard.recommend.kgflex.model import scores as kgflex_scores
-from steelyard.recommend.kgflex.settings import KgflexSettings
 from steelyard.recommend.knowledge.features import ItemFeatures
 from steelyard.recommend.lists import Scores
 from steelyard.recommend.metrics import NDCG, HitRate, ItemCoverage
 from steelyard.recommend.ranking import Floats, GroundTruth, top
 from steelyard.recommend.sampling import Histories
+from steelyard.recommend.settings import KgflexSettings
 from steelyard.recommend.users import Users
 from steelyard.rounds.loop import one_round
 from steelyard.rounds.state import Federation, Plan

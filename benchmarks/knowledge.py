@@ -21,10 +21,9 @@ import numpy as np
 
 from steelyard.data.files import find
 from steelyard.randomness import generator
-from steelyard.recommend.knowledge.links import read_links
 from steelyard.recommend.knowledge.loading import load
+from steelyard.recommend.knowledge.readers import read_links, read_triples
 from steelyard.recommend.knowledge.settings import KnowledgeSettings
-from steelyard.recommend.knowledge.triples import read_triples
 
 FOLDER = "movielens_1m_dbpedia"
 FACTS = {

@@ -11,13 +11,13 @@ from steelyard.errors import UserError
 from steelyard.experiment.description import Description
 from steelyard.recommend.capabilities import KGFLEX_CAPABILITIES, USER_CAPABILITIES
 from steelyard.recommend.fpl import Schedule
-from steelyard.recommend.kgflex.settings import KgflexSettings
 from steelyard.recommend.knowledge.settings import KnowledgeSettings
 from steelyard.recommend.settings import (
     EpochSettings,
     FplSettings,
     InteractionSettings,
     ItemSettings,
+    KgflexSettings,
     RankingSettings,
 )
 from steelyard.weighing import criteria as registry

@@ -25,18 +25,7 @@ if TYPE_CHECKING:
 KNOWN: Mapping[str, tuple[str, ...]] = {
     "user": ("user", "user_id", "userid", "users", "uid", "reviewerid"),
     "item": (
-        *(
-            "item",
-            "item_id",
-            "itemid",
-            "items",
-            "iid",
-            "movie_id",
-            "movieid",
-            "venue_id",
-            "venueid",
-            "book_id",
-        ),
+        *("item", "item_id", "itemid", "items", "iid", "movie_id", "movieid", "venue_id", "venueid", "book_id"),
         *("artist_id", "business_id", "product_id", "asin"),
     ),
     "rating": ("rating", "ratings", "score", "value", "stars", "overall", "preference", "weight"),

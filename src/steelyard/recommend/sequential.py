@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from steelyard.messages import Floats
 from steelyard.recommend.fpl import Learning, LocalPass, local_pass
 from steelyard.recommend.interactions import Codes, Flags
-from steelyard.recommend.sampling import Items, Triples
-from steelyard.recommend.sparse import Floats32
+from steelyard.recommend.sampling import Triples
+from steelyard.recommend.sparse import Floats32, add_rows
 
 
 def independent_groups(users: Codes, triples: Triples) -> Codes:
@@ -105,19 +105,8 @@ def _add_changes(table: Floats32, triples: Triples, sent: Flags, gradients: Floa
         table[liked] += up
         table[other] += down
         return
-    _add_rows(table, liked, up)
-    _add_rows(table, other, down)
-
-
-def _add_rows(table: Floats32, rows: Items, values: Floats32) -> None:
-    """Add values to rows of the table, also where a row is named several times."""
-    from scipy import sparse  # For speed of start: only a round that is summed needs it.
-
-    distinct, position = np.unique(rows, return_inverse=True)
-    scatter = sparse.csc_array(
-        (np.ones(len(rows), np.float32), position, np.arange(len(rows) + 1)), shape=(len(distinct), len(rows))
-    )
-    table[distinct] += np.asarray(scatter @ values, dtype=np.float32)
+    add_rows(table, liked, up)
+    add_rows(table, other, down)
 
 
 @dataclass(frozen=True, eq=False)

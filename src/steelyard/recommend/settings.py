@@ -17,6 +17,7 @@ from steelyard.settings import Section
 
 ModeName = Literal["sFPL", "sFPL+", "pFPL", "pFPL+", "custom"]
 Probability = Annotated[float, Field(ge=0, le=1)]
+Limit = Annotated[int, Field(ge=0, le=1_000_000)]
 
 
 class InteractionSettings(Section):
@@ -153,3 +154,19 @@ class EpochSettings(RoundSettings):
     def by_epochs(self) -> bool:
         """Whether the run is counted in epochs."""
         return self.count == 0
+
+
+class KgflexSettings(Section):
+    """[kgflex]: score items by the features that a user and an item share; [knowledge] says where features come from.
+
+    With it, `fpl.factors` is the length of a feature's vectors, and the rest of [fpl] is the protocol that trains them.
+    """
+
+    limits: tuple[Limit, ...] = Field(default=(100, 100), min_length=1, max_length=4)
+    """How many features of one hop a user keeps at most, of two hops, and so on: those with the most information."""
+    others: float = Field(default=1.0, gt=0, le=1000)
+    """Items of others per item of hers that gains are measured on: 1 in the thesis; more make small gains surer."""
+    own_rate: float | None = Field(default=None, gt=0)
+    """Step of users' own vectors, which no server sums over users; default: fpl.learning_rate, as in the thesis."""
+    batch: int | None = Field(default=None, ge=1, le=1_000_000)
+    """Train centrally, in batches of so many triples with all data in one place; default: the rounds of FPL."""

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from steelyard.messages import Floats
 from steelyard.privacy.source import Source, lattice_step, normals
+from steelyard.recommend.interactions import Codes
 from steelyard.recommend.sampling import Items
 
 if TYPE_CHECKING:
@@ -21,6 +22,17 @@ GRAM_BLOCK = 256
 """Users whose inner products with all others are computed together."""
 
 Floats32 = NDArray[np.float32]
+
+
+def add_rows(table: Floats32, rows: Codes | Items, values: Floats32) -> None:
+    """Add values to rows of a table, in order; a row may be named many times."""
+    from scipy import sparse  # For speed of start: only a round that is summed needs it.
+
+    distinct, position = np.unique(rows, return_inverse=True)
+    scatter = sparse.csc_array(
+        (np.ones(len(rows), np.float32), position, np.arange(len(rows) + 1)), shape=(len(distinct), len(rows))
+    )
+    table[distinct] += np.asarray(scatter @ values, dtype=np.float32)
 
 
 def combine_each(parameters: torch.Tensor, weights: Floats, change: Callable[[Floats], Floats32]) -> torch.Tensor:

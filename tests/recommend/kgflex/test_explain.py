@@ -8,7 +8,7 @@ from tests.recommend.kgflex.test_local_pass import start
 
 from steelyard.recommend.kgflex import explain
 from steelyard.recommend.kgflex.model import scores
-from steelyard.recommend.kgflex.settings import KgflexSettings
+from steelyard.recommend.settings import KgflexSettings
 
 
 def test_reasons_add_up_to_the_score():

@@ -14,9 +14,9 @@ from steelyard.recommend.communication import Traffic
 from steelyard.recommend.fpl import Learning, sent_positives
 from steelyard.recommend.interactions import build
 from steelyard.recommend.kgflex.clients import KgflexClients, KgflexParts, KgflexServer
-from steelyard.recommend.kgflex.settings import KgflexSettings
 from steelyard.recommend.ranking import GroundTruth
 from steelyard.recommend.sampling import draw_triples, round_keys, user_keys
+from steelyard.recommend.settings import KgflexSettings
 from steelyard.recommend.sparse import SparseRows
 from steelyard.recommend.users import Users
 

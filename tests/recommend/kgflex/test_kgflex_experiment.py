@@ -19,8 +19,7 @@ from steelyard.experiment.recommend_audit import watch
 from steelyard.federate.run_config import experiment_text
 from steelyard.federate.server_app import federate
 from steelyard.recommend.kgflex.clients import KgflexClients
-from steelyard.recommend.kgflex.expertise import expertise
-from steelyard.recommend.kgflex.selection import Selection
+from steelyard.recommend.kgflex.selection import Selection, expertise
 from steelyard.recommend.sampling import Histories
 from steelyard.report.recommender import open_run
 from steelyard.result import Result

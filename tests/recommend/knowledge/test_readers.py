@@ -12,13 +12,16 @@ from steelyard.errors import UserError
 from steelyard.recommend.knowledge import rdf
 from steelyard.recommend.knowledge.attributes import read_attributes
 from steelyard.recommend.knowledge.graph import Triples
-from steelyard.recommend.knowledge.id_files import read_ids
-from steelyard.recommend.knowledge.links import read_links
-from steelyard.recommend.knowledge.map_files import read_map
-from steelyard.recommend.knowledge.recbole import beside, read_kg
+from steelyard.recommend.knowledge.readers import (
+    link_file,
+    read_ids,
+    read_kg,
+    read_labels,
+    read_links,
+    read_map,
+    read_triples,
+)
 from steelyard.recommend.knowledge.table import FeatureTable, joined
-from steelyard.recommend.knowledge.tables import read_labels
-from steelyard.recommend.knowledge.triples import read_triples
 
 E = "http://e/"
 TURTLE = """@prefix e: <http://e/> .
@@ -151,9 +154,9 @@ class TestRecBole:
 
     def test_links_beside_and_links_of_others(self, tmp_path: Path) -> None:
         graph = file(tmp_path, "d.kg.gz", b"")
-        assert beside(graph) is None
+        assert link_file(graph) is None
         link = file(tmp_path, "d.link.gz", gzip.compress(b"item_id:token\tentity_id:token\n7\tm.2\n"))
-        assert beside(graph) == link
+        assert link_file(graph) == link
         assert read_links(link) == (["7"], ["m.2"])
         titled = file(tmp_path, "m.tsv", "1\tA title\t<http://e/a>\n2\t\thttp://e/b\n")
         assert read_links(titled) == (["1", "2"], ["http://e/a", "http://e/b"])

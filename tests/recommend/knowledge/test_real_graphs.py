@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from steelyard.recommend.knowledge.links import read_links
 from steelyard.recommend.knowledge.loading import Loaded, load
+from steelyard.recommend.knowledge.readers import read_links
 from steelyard.recommend.knowledge.settings import KnowledgeSettings
 from steelyard.recommend.reading import read
 

@@ -11,7 +11,7 @@ from steelyard.recommend.kgflex.intersections import Block
 from steelyard.recommend.kgflex.model import Knowledge
 from steelyard.recommend.ranking import Floats
 from steelyard.recommend.sampling import Histories, Items, draw_triples, round_keys, user_keys
-from steelyard.recommend.sparse import Floats32
+from steelyard.recommend.sparse import Floats32, add_rows
 
 
 def central_epoch(
@@ -74,12 +74,12 @@ def _batch(
         change: Floats32 = step[:, None] * shared[:, :-1]
         change -= np.float32(user) * mine
         change *= np.float32(own_rate)
-        _add(views, own, change)
+        add_rows(views, own, change)
         rows = np.empty_like(shared)
         decay = np.where(sign > 0, np.float32(positive), np.float32(negative))
         rows[:, :-1] = step[:, None] * mine - decay[:, None] * shared[:, :-1]
         rows[:, -1] = step
-        _add(table, feature, rate * rows)
+        add_rows(table, feature, rate * rows)
     return margins
 
 
@@ -97,13 +97,3 @@ def _differences(block: Block, row: Codes, liked: Items, others: Items) -> tuple
     alone = ~(np.append(same, False) | np.insert(same, 0, False)) if len(key) else np.zeros(0, dtype=np.bool_)
     kept = order[alone]
     return entries[kept], triple[kept], sign[kept]
-
-
-def _add(rows: Floats32, index: Codes | Items, changes: Floats32) -> None:
-    """Add changes to the rows they name, in order; a row may be named many times."""
-    from scipy import sparse  # For speed of start.
-
-    distinct, position = np.unique(index, return_inverse=True)
-    ends = np.arange(len(index) + 1)
-    scatter = sparse.csc_array((np.ones(len(index), np.float32), position, ends), shape=(len(distinct), len(index)))
-    rows[distinct] += np.asarray(scatter @ changes, dtype=np.float32)

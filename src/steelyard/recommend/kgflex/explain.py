@@ -10,10 +10,10 @@ import numpy as np
 from steelyard.recommend.interactions import Codes, Flags
 from steelyard.recommend.kgflex.model import Knowledge, feature_weights
 from steelyard.recommend.kgflex.selection import Selection, select
-from steelyard.recommend.kgflex.settings import KgflexSettings
 from steelyard.recommend.knowledge.features import Csr
 from steelyard.recommend.ranking import Floats
 from steelyard.recommend.sampling import Histories
+from steelyard.recommend.settings import KgflexSettings
 from steelyard.recommend.sparse import Floats32
 
 

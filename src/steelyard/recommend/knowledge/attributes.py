@@ -24,7 +24,7 @@ GENRES = (
     *("Fantasy", "Film-Noir", "Horror", "Musical", "Mystery", "Romance", "Sci-Fi", "Thriller", "War", "Western"),
 )
 """The genres whose marks are the last 19 columns of MovieLens 100K's u.item, in their order."""
-_UNTOLD = ("title", "name", "url", "description", "image")
+_UNIQUE = ("title", "name", "url", "description", "image")
 """Columns that are one of a kind for each item; they count only if they are asked for."""
 
 
@@ -120,7 +120,7 @@ def _chosen(
 
 def _filled(cell: str) -> bool:
     name, _, kind = cell.lower().partition(":")
-    return not kind.startswith("float") and not any(word in name for word in _UNTOLD)
+    return not kind.startswith("float") and not any(word in name for word in _UNIQUE)
 
 
 def _between(header: list[str], index: int) -> str | None:

@@ -23,7 +23,7 @@ FORMATS = {".nt": "N_TRIPLES", ".nq": "N_QUADS", ".ttl": "TURTLE", ".trig": "TRI
 """The ends of names by which the form of a file is told; .gz or .bz2 may follow."""
 PACKED: Mapping[str, Callable[[Path], AbstractContextManager[Any]]] = {".gz": gzip.open, ".bz2": bz2.open}
 _LANGUAGES = {"en": 0, None: 1}
-Told = tuple[str, str, str, str | None]
+Statement = tuple[str, str, str, str | None]
 """Subject, predicate, object, and the language of the object if it is text in one."""
 
 
@@ -103,14 +103,14 @@ def _labels(files: Sequence[tuple[Path, str]], wanted: Collection[str]) -> dict[
     return {subject: name for subject, (_, name) in found.items()}
 
 
-def _streams(files: Sequence[tuple[Path, str]]) -> Iterator[Told]:
+def _streams(files: Sequence[tuple[Path, str]]) -> Iterator[Statement]:
     """Yield the triples of all files, one file after the other."""
     for number, (path, form) in enumerate(files):
         # The first file's blank nodes have plain numbers; a node of the same number in another file is another one.
         yield from _stream(path, form, f"{number}." if number else "")
 
 
-def _stream(path: Path, form: str, own: str = "") -> Iterator[Told]:
+def _stream(path: Path, form: str, own: str = "") -> Iterator[Statement]:
     library = _library()
     blanks: dict[str, str] = {}
 

@@ -23,7 +23,7 @@ class Limits:
 
 
 @dataclass(eq=False)
-class _Kept:
+class _HopFeatures:
     """The features of one number of hops that are left so far, and how many were dropped."""
 
     found: int = 0
@@ -44,14 +44,14 @@ class Sieve:
     def __init__(self, items: int, limits: Limits) -> None:
         self.items = items
         self.limits = limits
-        self._hops: dict[int, _Kept] = {}
+        self._hops: dict[int, _HopFeatures] = {}
 
     def add(self, chains: Sequence[tuple[str, ...]], objects: Sequence[str], matrix: Csr) -> None:
         """Take the columns of a CSC matrix as features, each with its chain and its object."""
         hops = np.fromiter(map(len, chains), dtype=np.int64, count=len(chains))
         keep, rare, common = self._within(matrix)
         for hop in np.unique(hops).tolist():
-            into = self._hops.setdefault(hop, _Kept())
+            into = self._hops.setdefault(hop, _HopFeatures())
             mine = hops == hop
             into.found += int(mine.sum())
             into.rare += int((rare & mine).sum())
@@ -91,7 +91,7 @@ class Sieve:
         pairs = (np.concatenate([*items, none]), np.concatenate([*features, none]))
         return build(*pairs, self.items, readable(chains, objects, labels), hops), counts
 
-    def _capped(self, kept: _Kept) -> tuple[list[int], Codes, Codes]:
+    def _capped(self, kept: _HopFeatures) -> tuple[list[int], Codes, Codes]:
         """Return the features of one hop that stay, in order, and their pairs with the features numbered anew."""
         none = np.zeros(0, dtype=np.int64)
         item, feature = np.concatenate([*kept.items, none]), np.concatenate([*kept.features, none])

@@ -9,7 +9,7 @@ from pathlib import Path
 from steelyard.data.delimited import read_text
 from steelyard.data.files import find
 from steelyard.errors import UserError, listed
-from steelyard.recommend.knowledge import attributes, id_files, links, map_files, rdf, recbole, table, tables, triples
+from steelyard.recommend.knowledge import attributes, rdf, readers, table
 from steelyard.recommend.knowledge.graph import Triples
 from steelyard.recommend.knowledge.settings import FormatName, SourceSettings
 from steelyard.recommend.knowledge.table import FeatureTable
@@ -63,29 +63,29 @@ class Source:
     def linked(self, item_ids: Sequence[str]) -> tuple[list[str], list[str]]:
         """Return items and their entities; without links, an item's id is its entity."""
         if self.settings.links is not None:
-            path = find(self.settings.links, links.EXPECTED, field=f"links ({self.field}.links)")
-            return links.read_links(path)
-        near = recbole.beside(self.path) if self.format == "recbole" else None
-        return links.read_links(near) if near is not None else (list(item_ids), list(item_ids))
+            path = find(self.settings.links, readers.LINKS, field=f"links ({self.field}.links)")
+            return readers.read_links(path)
+        near = readers.link_file(self.path) if self.format == "recbole" else None
+        return readers.read_links(near) if near is not None else (list(item_ids), list(item_ids))
 
     def triples(self) -> Triples:
         """Read a graph that is no RDF."""
-        return recbole.read_kg(self.path) if self.format == "recbole" else triples.read_triples(self.path)
+        return readers.read_kg(self.path) if self.format == "recbole" else readers.read_triples(self.path)
 
     def table(self) -> FeatureTable:
         """Read features or attributes; those of another data set stand under the items of this one."""
         if self.settings.entities is None or self.settings.links is None:
             return self._table()
-        mine = find(self.settings.links, links.EXPECTED, field=f"links ({self.field}.links)")
-        others = find(self.settings.entities, links.EXPECTED, field=f"entities ({self.field}.entities)")
-        return table.renamed(self._table(), links.joined(mine, others))
+        mine = find(self.settings.links, readers.LINKS, field=f"links ({self.field}.links)")
+        others = find(self.settings.entities, readers.LINKS, field=f"entities ({self.field}.entities)")
+        return table.renamed(self._table(), readers.same_items(mine, others))
 
     def _table(self) -> FeatureTable:
         if self.format == "kgflex" and self.settings.predicates is not None:
-            mapping = find(self.settings.predicates, id_files.EXPECTED_NAMES, field=f"predicates ({self.field})")
-            return id_files.read_ids(self.path, mapping)
+            mapping = find(self.settings.predicates, readers.MAPPING, field=f"predicates ({self.field})")
+            return readers.read_ids(self.path, mapping)
         if self.format == "map":
-            return map_files.read_map(self.path)
+            return readers.read_map(self.path)
         return attributes.read_attributes(self.path, self.settings.columns)
 
     def names(self) -> Mapping[str, str]:
@@ -93,7 +93,7 @@ class Source:
         if self.settings.names is None:
             return {}
         path = find(self.settings.names, "a table of ids and names", field=f"names ({self.field}.names)")
-        return tables.read_labels(path)
+        return readers.read_labels(path)
 
 
 def recognised(settings: SourceSettings, path: Path) -> FormatName:
