@@ -81,8 +81,15 @@ _HOMES = {
     "weigh": "steelyard.weighing.table",
 }
 
+_DEPRECATED: dict[str, tuple[str, str]] = {}
+"""Old names that still work: the new name, and the version in which the old one goes (docs/reference/api.md)."""
+
 
 def __getattr__(name: str) -> Any:
+    if name in _DEPRECATED:
+        new, gone_in = _DEPRECATED[name]
+        import_module("steelyard.errors").deprecated(f"steelyard.{name}", f"steelyard.{new}", gone_in)
+        return __getattr__(new)
     if name not in _HOMES:
         raise AttributeError(f"module 'steelyard' has no attribute '{name}'")
     return getattr(import_module(_HOMES[name]), name)

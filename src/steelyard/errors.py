@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import signal
+import warnings
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +18,21 @@ class UserError(ValueError):
     Raise it wherever input from outside (a config, a file, an option) turns out wrong; the command line prints
     the line and exits with code 2, without a traceback.
     """
+
+
+_deprecated: set[str] = set()
+"""What was warned of already."""
+
+
+def deprecated(name: str, instead: str, gone_in: str) -> None:
+    """Warn, once for each name, that a public name goes: call it where the old name still works as before.
+
+    A `FutureWarning`, since Python hides those for developers from whoever runs a script.
+    """
+    if name not in _deprecated:
+        _deprecated.add(name)
+        # The level of whoever used the name: above this function and the one that calls it.
+        warnings.warn(f"{name} is deprecated: use {instead}; it goes in {gone_in}", FutureWarning, stacklevel=3)
 
 
 class Stopped(KeyboardInterrupt):
