@@ -39,7 +39,7 @@ def measure(rule: str, megabytes: float, clients: int, folder: str | None) -> di
     """Weigh one round and return what it took; the peak is this process's own, whatever it did before."""
     length = max(1, round(megabytes * 1e6 / 4 / ARRAYS))
     sent = {f"layer{i}": np.zeros(length, np.float32) + np.float32(0.01) for i in range(ARRAYS)}
-    aggregator = WeighedAggregator(rule, folder=folder)
+    aggregator = WeighedAggregator(rule, temporary=folder)
     context = FLContext()
     task = DXO(DataKind.WEIGHTS, sent).to_shareable()
     context.set_prop(AppConstants.TRAIN_SHAREABLE, task, private=True, sticky=False)

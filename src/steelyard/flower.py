@@ -11,8 +11,7 @@ result = strategy.start(grid=grid, initial_arrays=ArrayRecord(Net().state_dict()
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from logging import getLogger
 from pathlib import Path
 
@@ -41,7 +40,7 @@ from steelyard.adapters.flower_replies import (
     refuse_masks,
     refuse_noise,
 )
-from steelyard.adapters.recorder import ClientTest, Recorder
+from steelyard.adapters.journal import Journal
 from steelyard.adapters.rounds import Collected, Combined, WeighedRounds
 from steelyard.adapters.server_rows import ServerRows
 from steelyard.errors import UserError
@@ -53,15 +52,6 @@ _LOG = getLogger("flwr")
 __all__ = ["ServerRows", "Weighed"]
 
 _OTHER_SUMS = (Bulyan, FedMedian, FedTrimmedAvg, FedXgbBagging, FedXgbCyclic, Krum, MultiKrum, QFedAvg)
-
-
-@dataclass(eq=False)
-class _Round:
-    """A round until all of it is known and can be written down."""
-
-    combined: Combined
-    tests: dict[str, ClientTest] = field(default_factory=dict[str, ClientTest])
-    server: dict[str, float] = field(default_factory=dict[str, float])
 
 
 class Weighed(Strategy):
@@ -98,9 +88,8 @@ class Weighed(Strategy):
         self.rounds: dict[int, Combined] = {}
         """What came of each round: weights, scores, measures, and why clients were left out; models are not kept."""
         self._weighing = WeighedRounds(rule, rows, metrics, plugins)
-        self._folder, self._measure, self._keep_models = folder, measure, keep_models
-        self._recorder: Recorder | None = None
-        self._pending: _Round | None = None
+        self._measure = measure
+        self._journal = Journal(self._weighing, folder, "Flower", measure or SCORES[0], keep_models)
         self._sent: ArrayRecord | None = None
         self._asked: set[str] = set()
 
@@ -124,61 +113,23 @@ class Weighed(Strategy):
         def noted(number: int, arrays: ArrayRecord) -> MetricRecord | None:
             assert evaluate_fn is not None
             found = evaluate_fn(number, arrays)
-            if found is not None and number in self.rounds and self._pending is not None:
-                self._pending.server = self._named(found)
+            if found is not None and number in self.rounds and self._journal.pending is not None:
+                self._journal.pending.server = self._named(found)
             return found
 
         configs = (train_config, evaluate_config, None if evaluate_fn is None else noted)
-        self._open(num_rounds)
+        self._journal.open(num_rounds)
         try:
             found = super().start(FewAtATime(grid), initial_arrays, num_rounds, timeout, *configs)
         except BaseException as error:
-            if self._recorder is not None:
-                with suppress(UserError):  # what went wrong first is what is reported
-                    self._write()
-                    self._recorder.stop(error)
-                self._recorder = None
+            self._journal.stop(error)
             raise
         self.close()
         return found
 
     def close(self) -> None:
         """Write the last round and close the folder; call it at the end of rounds that `start` does not run."""
-        self._write()
-        if self._recorder is not None:
-            self._recorder.finish()
-            self._recorder = None
-
-    def _open(self, rounds: int | None = None) -> None:
-        if self._folder is None or self._recorder is not None:
-            return
-        self._recorder = Recorder(
-            self._folder,
-            self._weighing.rule,
-            framework="Flower",
-            rounds=rounds,
-            measure=self._measure or SCORES[0],
-            keep_models=self._keep_models,
-        )
-        self._weighing.go_on(self._recorder.round, self._recorder.memory)
-
-    def _write(self) -> None:
-        """Write the round that is at its end."""
-        pending, self._pending = self._pending, None
-        if pending is None or self._recorder is None:
-            return
-        found = pending.combined
-        self._recorder.write(
-            found.weights,
-            found.measures,
-            scores=found.scores,
-            samples=found.samples,
-            reasons=found.reasons,
-            tests=pending.tests,
-            server=pending.server,
-            model=found.arrays,
-            memory=self._weighing.memory,
-        )
+        self._journal.close()
 
     def _named(self, record: MetricRecord) -> dict[str, float]:
         """Return the server's figures, the score under the name that the folder has for it."""
@@ -191,8 +142,8 @@ class Weighed(Strategy):
     ) -> Iterable[Message]:
         """Ask as the strategy inside does; the model is kept, since updates are measured against it."""
         refuse_noise(config)
-        self._open()
-        self._write()
+        self._journal.open()
+        self._journal.write()
         self._sent = arrays
         messages = list(self.strategy.configure_train(server_round, arrays, config, grid))
         self._asked = {str(message.metadata.dst_node_id) for message in messages}
@@ -207,11 +158,11 @@ class Weighed(Strategy):
     def aggregate_evaluate(self, server_round: int, replies: Iterable[Message]) -> MetricRecord | None:
         """Combine tests as the strategy inside does."""
         answers = list(replies)
-        if self._pending is not None:
+        if self._journal.pending is not None:
             for message in answers:
                 test = read_test(message, self.strategy.weighted_by_key, self._measure)
                 if test is not None:
-                    self._pending.tests[str(message.metadata.src_node_id)] = test
+                    self._journal.pending.tests[str(message.metadata.src_node_id)] = test
         return self.strategy.aggregate_evaluate(server_round, answers)
 
     def aggregate_train(
@@ -225,7 +176,7 @@ class Weighed(Strategy):
         combined = collected.combine()
         del collected
         self.rounds[server_round] = replace(combined, arrays=None)
-        self._pending = _Round(combined)
+        self._journal.end_round(combined)
         for client, reason in combined.reasons.items():
             _LOG.info("\t> Left out node %s: %s", client, reason)
         if combined.arrays is None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -22,11 +23,12 @@ import torch
 from numpy.typing import NDArray
 
 from steelyard import UserError
-from steelyard.adapters import Collected, Combined, Reply, ServerRows, WeighedRounds
+from steelyard.adapters import ClientTest, Collected, Combined, Journal, Reply, ServerRows, WeighedRounds
 
 try:
     from nvflare.apis.dxo import from_shareable
-    from nvflare.apis.fl_constant import FLMetaKey, ReservedKey
+    from nvflare.apis.event_type import EventType
+    from nvflare.apis.fl_constant import FLContextKey, FLMetaKey, ReservedKey
     from nvflare.apis.fl_context import FLContext
     from nvflare.apis.shareable import Shareable
     from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
@@ -49,8 +51,10 @@ class WeighedAggregator(ModelAggregator):
     or meta by name, DS from its meta `size`. MD, AG, VP and the like are computed here, from the models and from
     `rows`, which is of a class of your own: a `ServerRows` whose constructor takes plain values and keeps them as
     attributes, since NVFlare makes it anew where the job runs. Names that are no criteria are given in `metrics`.
-    A client that cannot be weighed is left out; `rounds` keeps weights, measures and reasons of every round. Large
-    updates wait for the others in temporary files, in `folder` or where the machine has such files.
+    A client that cannot be weighed is left out; `rounds` keeps weights, measures and reasons of every round. With a
+    `folder`, every round is also written there as a run for `steelyard report`, `watch` and `weigh`; `measure` names
+    the clients' metric that is their score there. Large updates wait for the others in temporary files, in
+    `temporary` or where the machine has such files.
     """
 
     # NVFlare writes a component down by the attributes that are named as its constructor's arguments.
@@ -62,6 +66,9 @@ class WeighedAggregator(ModelAggregator):
         plugins: Sequence[str] = (),
         size: str = FLMetaKey.NUM_STEPS_CURRENT_ROUND,
         folder: str | None = None,
+        measure: str = "accuracy",
+        keep_models: bool = False,
+        temporary: str | None = None,
     ) -> None:
         super().__init__()
         self.rule = rule
@@ -70,11 +77,16 @@ class WeighedAggregator(ModelAggregator):
         self.plugins = plugins
         self.size = size
         self.folder = folder
+        self.measure = measure
+        self.keep_models = keep_models
+        self.temporary = temporary
         self.rounds: list[Combined] = []
-        """What came of each round: weights, scores, measures, and why clients were left out."""
+        """What came of each round: weights, scores, measures, and why clients were left out; models are not kept."""
         if not isinstance(rule, str):
             raise UserError(f"rule: got {type(rule).__name__}; allowed: words, which NVFlare can write into a job")
         self._weighing = WeighedRounds(rule, rows, self.metrics, self.plugins)
+        self._journal = Journal(self._weighing, folder, "NVFlare", measure, keep_models)
+        self._failure: UserError | None = None
         self._lock = Lock()
         self._sent: Mapping[str, Any] | None = None
         self._collected: Collected | None = None
@@ -82,8 +94,15 @@ class WeighedAggregator(ModelAggregator):
         self._metrics: dict[str, dict[str, float]] = {}
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Note the model that is sent to the clients: their updates are measured against it."""
+        """Note the model that is sent to the clients, since updates are measured against it; close the folder."""
         super().handle_event(event_type, fl_ctx)
+        if event_type == EventType.FATAL_SYSTEM_ERROR:
+            # Whichever thread it comes from; the folder is closed where it was opened.
+            self._failure = UserError(str(fl_ctx.get_prop(FLContextKey.EVENT_DATA)))
+        elif event_type == EventType.END_RUN and self._failure is not None:
+            self._journal.stop(self._failure)
+        elif event_type == EventType.END_RUN:
+            self._journal.close()
         if event_type == AppEventType.BEFORE_TRAIN_TASK:
             task = fl_ctx.get_prop(AppConstants.TRAIN_SHAREABLE)
             if isinstance(task, Shareable):
@@ -132,12 +151,13 @@ class WeighedAggregator(ModelAggregator):
         with self._lock:
             collected = self._begun()
             assert self._sent is not None
+            self._open()
             as_change = bool(self._types) and self._types[0] == ParamsType.DIFF
             combined = collected.combine(as_change=as_change)
             sent, metrics = self._sent, self._metrics
             self._sent = None
             self._forget()
-        self.rounds.append(combined)
+        self._write(combined, sent, metrics, as_change)
         for client, reason in combined.reasons.items():
             self.warning(f"left out {client}: {reason}")
         if combined.arrays is None:
@@ -149,6 +169,26 @@ class WeighedAggregator(ModelAggregator):
             params={name: _like(sent[name], array) for name, array in combined.arrays.items()},
             metrics=_means(metrics, combined.weights) or None,
         )
+
+    def _open(self) -> None:
+        """Open the folder before anything is weighed: criteria go on with what they remembered in it."""
+        planned = self.fl_ctx.get_prop(AppConstants.NUM_ROUNDS) if self.fl_ctx else None
+        self._journal.open(planned if isinstance(planned, int) else None)
+
+    def _write(
+        self, combined: Combined, sent: Mapping[str, Any], metrics: Mapping[str, Mapping[str, float]], as_change: bool
+    ) -> None:
+        """Note the round, and write the one before: clients tested its model when they got it in this round."""
+        self.rounds.append(replace(combined, arrays=None))
+        if self.folder is None:
+            return
+        if self._journal.pending is not None:
+            found = {client: each[self.measure] for client, each in metrics.items() if self.measure in each}
+            self._journal.pending.tests = {c: ClientTest(score) for c, score in found.items() if math.isfinite(score)}
+        if as_change and combined.arrays is not None:
+            whole = {name: _numpy(sent[name]) + array for name, array in combined.arrays.items()}
+            combined = replace(combined, arrays=whole)
+        self._journal.end_round(combined)
 
     def reset_stats(self) -> None:
         """Forget the answers of a round; what criteria remember from round to round stays."""
@@ -170,7 +210,7 @@ class WeighedAggregator(ModelAggregator):
             )
         if self._collected is None:
             arrays = {str(name): _numpy(value) for name, value in self._sent.items()}
-            self._collected = self._weighing.begin(arrays, None if self.folder is None else Path(self.folder))
+            self._collected = self._weighing.begin(arrays, None if self.temporary is None else Path(self.temporary))
         return self._collected
 
 

@@ -17,7 +17,8 @@ from tests.warm import ROOT
 pytest.importorskip("nvflare")
 
 from nvflare.apis.dxo import DXO, DataKind
-from nvflare.apis.fl_constant import ReservedKey
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_constant import FLContextKey, ReservedKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.app_constant import AppConstants
@@ -28,6 +29,8 @@ from nvflare.app_opt.pt.recipes.fedavg import FedAvgRecipe
 import steelyard
 from steelyard.errors import UserError
 from steelyard.nvflare import ServerRows, WeighedAggregator
+from steelyard.runs.glance import glance
+from steelyard.runs.reader import History
 
 SENT: dict[str, Any] = {"w": np.zeros((2, 3), dtype=np.float32), "b": np.zeros(2, dtype=np.float32)}
 
@@ -241,6 +244,44 @@ def test_what_cannot_work_is_refused_before_the_first_round(arguments: dict[str,
     assert "\n" not in str(found.value)
 
 
+@pytest.mark.parametrize("kind", ["FULL", "DIFF"])
+def test_a_job_leaves_a_run_folder_that_is_read_as_any_other(kind: str, tmp_path: Path) -> None:
+    """Metrics are clients' tests of the model that they got: those of a round belong to the round before."""
+    aggregator = WeighedAggregator("DS", folder=str(tmp_path / "run"))
+    base = SENT
+    for number in (1, 2, 3):
+        answers = [
+            answer(c, model(v), n, {"accuracy": 0.1 * number * v}, kind) for c, v, n in (("a", 1, 10), ("b", 3, 30))
+        ]
+        found = aggregated(aggregator, [*answers, answer("c", model(np.nan), kind=kind)], base)
+        base = found.params if kind == "FULL" else {name: base[name] + array for name, array in found.params.items()}
+    aggregator.handle_event(EventType.END_RUN, FLContext())
+    history = History(tmp_path / "run")
+    table = history.clients[history.clients["round"] == 3].set_index("client")
+    assert table["weight"].dropna().to_dict() == pytest.approx(aggregator.rounds[2].weights, abs=1e-15)
+    assert set(history.failures_after(2)["client"]) == {"c"}
+    assert history.rounds["accuracy"].iloc[1:3].tolist() == pytest.approx([0.4, 0.6])
+    assert (history.chain.round, history.chain.problem) == (3, "")
+    assert glance(tmp_path, "run").state == "finished"
+    assert all(each.arrays is None for each in aggregator.rounds)
+
+
+def test_a_job_that_fails_leaves_a_folder_that_says_so_and_can_go_on(tmp_path: Path) -> None:
+    aggregator = WeighedAggregator("AG>DS", folder=str(tmp_path / "run"))
+    answers = [answer(c, model(v), n) for c, v, n in (("a", 1, 10), ("b", 3, 30))]
+    aggregated(aggregator, answers)
+    context = FLContext()
+    context.set_prop(FLContextKey.EVENT_DATA, "the disk is full", private=True, sticky=False)
+    aggregator.handle_event(EventType.FATAL_SYSTEM_ERROR, context)
+    aggregator.handle_event(EventType.END_RUN, FLContext())
+    assert glance(tmp_path, "run").state == "stopped"
+    assert "the disk is full" in History(tmp_path / "run").info["stopped"]
+    again = WeighedAggregator("AG>DS", folder=str(tmp_path / "run"))
+    aggregated(again, answers)
+    again.handle_event(EventType.END_RUN, FLContext())
+    assert History(tmp_path / "run").last_round == 2
+
+
 def test_a_workflow_that_shows_no_model_is_refused() -> None:
     with pytest.raises(UserError, match="has not seen the model"):
         WeighedAggregator("DS").accept_model(answer("a", model(1)))
@@ -257,7 +298,7 @@ class Rows(ServerRows):
 def test_a_recipe_writes_it_into_a_job(tmp_path: Path) -> None:
     """What NVFlare writes is what was asked for, and no file of ours but this one component is copied."""
     (tmp_path / "client.py").write_text("")
-    aggregator = WeighedAggregator("VP>q/max", rows=Rows(3), metrics=["q"], folder="/data/spill")
+    aggregator = WeighedAggregator("VP>q/max", rows=Rows(3), metrics=["q"], temporary="/data/spill")
     recipe = FedAvgRecipe(
         name="job",
         model={"class_path": "torch.nn.Linear", "args": {"in_features": 2, "out_features": 2}},
@@ -275,7 +316,7 @@ def test_a_recipe_writes_it_into_a_job(tmp_path: Path) -> None:
         "rule": "VP>q/max",
         "rows": {"args": {"count": 3}},
         "metrics": ["q"],
-        "folder": "/data/spill",
+        "temporary": "/data/spill",
     }
     copied = {path.name for path in (tmp_path / "jobs").rglob("custom/steelyard/**/*.py")}
     assert copied <= {"nvflare.py"}

@@ -12,6 +12,9 @@ import pytest
 from sklearn.datasets import load_digits
 from tests.warm import ROOT
 
+from steelyard.runs.glance import glance
+from steelyard.runs.reader import History
+
 pytest.importorskip("nvflare")
 
 SIZES = (450, 450, 100, 100, 100, 100)
@@ -59,3 +62,9 @@ def test_weighed_by_the_servers_rows_it_learns(tmp_path: Path, transfer: str) ->
     assert accuracy > 0.85
     assert said.count("left out site-6: model holds NaN or infinity") == 3
     assert "weights by power(VP)^3" in said
+    history = History(tmp_path / transfer / "run")
+    assert (history.last_round, history.chain.problem) == (3, "")
+    weights = history.clients[history.clients["round"] == 3].set_index("client")["weight"]
+    assert weights[["site-1", "site-2"]].max() < 0.01 < weights[["site-3", "site-4", "site-5"]].min()
+    assert set(history.failures_after(0)["client"]) == {"site-6"}
+    assert glance(tmp_path / transfer, "run").state == "finished"

@@ -16,6 +16,11 @@ from server_rows import CleanRows
 from steelyard.nvflare import WeighedAggregator
 
 
+def weighed(folder: Path, rule: str) -> WeighedAggregator:
+    rows = CleanRows(str(folder / "parts.npz"))
+    return WeighedAggregator(rule, rows=rows, metrics=["quality"], folder=str(folder / "run"), measure="quality")
+
+
 def main(folder: Path, rule: str, transfer: str) -> None:
     parts = str(folder / "parts.npz")
     recipe = NumpyFedAvgRecipe(
@@ -25,7 +30,7 @@ def main(folder: Path, rule: str, transfer: str) -> None:
         num_rounds=3,
         train_script=str(Path(__file__).with_name("client.py")),
         train_args=f"--parts {parts} --transfer {transfer}" + (" --broken" if rule else ""),
-        aggregator=WeighedAggregator(rule, rows=CleanRows(parts), metrics=["quality"]) if rule else None,
+        aggregator=weighed(folder, rule) if rule else None,
         key_metric="quality",
     )
     recipe.execute(SimEnv(num_clients=6, num_threads=6, workspace_root=str(folder / "workspace")))
