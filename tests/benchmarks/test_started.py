@@ -16,6 +16,7 @@ from steelyard.experiment.loading import load
 from steelyard.sweeps.attacking import under_attack
 
 SMALLEST: dict[str, str] = {
+    "flower_replies": "--megabytes 0.5 --clients 3 --strategies MD>DS/max --here",
     "large_models": "--megabytes 0.5 --clients 3 --rules MD>DS/max --here",
     "papers": "papers --parts quickstart --set rounds.count=1",
     "private_round": "out --models mlp --clients 10 --protections plain --seeds 1 --samples 20",

@@ -1,0 +1,1 @@
+"""Digits on Flower, weighed by Steelyard."""
