@@ -56,7 +56,7 @@ def printed(app: Any, grid: Any, config: dict[str, Any], capsys: pytest.CaptureF
 
 
 def accuracy(output: str) -> float:
-    line = next(line for line in output.splitlines() if " after round 5" in line)
+    line = next(line for line in output.splitlines() if " after round " in line)
     return float(line.split("accuracy ")[1].split("%")[0]) / 100
 
 
@@ -75,21 +75,21 @@ def test_fedavg_fails_and_weighing_does_not(
     assert weights.weight[:2].max() < 0.05 < weights.weight[2:].min()
 
 
-def check_folder(folder: Path) -> None:
+def check_folder(folder: Path, rounds: int) -> None:
     history = History(folder)
-    assert history.last_round == 5
-    assert (history.chain.round, history.chain.problem) == (5, "")
-    found = history.cohorts(RULE, 0, after=4)
+    assert history.last_round == rounds
+    assert (history.chain.round, history.chain.problem) == (rounds, "")
+    found = history.cohorts(RULE, 0, after=rounds - 1)
     assert sorted(found.samples.tolist()) == [100] * 4 + [450] * 2
     assert found.weight[found.samples == 450].max() < 0.05
-    assert history.rounds["server_accuracy"].iloc[-1] > 0.85
-    assert len(history.tested(RULE, 0, 4).score) == 6
+    assert history.rounds["server_accuracy"].iloc[-1] > 0.7
+    assert len(history.tested(RULE, 0, rounds - 1).score) == 6
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_on_a_superlink_with_six_supernodes(tmp_path: Path) -> None:
-    """Flower's own processes on loopback: SuperLink, SuperNodes, `flwr run`."""
+    """Flower's own processes on loopback: SuperLink, SuperNodes, `flwr run`; each task is a process."""
     listener = reserved_port()
     address = f"127.0.0.1:{listener.getsockname()[1]}"
     (tmp_path / "flwr").mkdir()
@@ -105,7 +105,7 @@ def test_on_a_superlink_with_six_supernodes(tmp_path: Path) -> None:
             command = [str(Path(sys.executable).parent / "flower-supernode"), "--insecure", "--superlink", address]
             command += ["--node-config", config, "--port", str(port)]
             processes.insert(0, Process(f"node-{number}", command, env, tmp_path / f"node-{number}.log", tmp_path))
-        changes = f'rule="{RULE}" folder="{tmp_path / "run"}"'
+        changes = f'rule="{RULE}" folder="{tmp_path / "run"}" num-server-rounds=2'
         done = subprocess.run(
             ["flwr", "run", str(APP), CONNECTION, "--stream", "--run-config", changes],
             env=env,
@@ -114,10 +114,10 @@ def test_on_a_superlink_with_six_supernodes(tmp_path: Path) -> None:
             timeout=500,
             check=False,
         )
-        assert "after round 5" in done.stdout, done.stdout[-3000:] + done.stderr[-1000:]
+        assert "after round 2" in done.stdout, done.stdout[-3000:] + done.stderr[-1000:]
     finally:
         end_all(processes)
-    check_folder(tmp_path / "run")
+    check_folder(tmp_path / "run", 2)
 
 
 @pytest.mark.slow
@@ -147,4 +147,4 @@ def test_in_flowers_simulation(tmp_path: Path) -> None:
         cwd=tmp_path,
     )
     assert "after round 5" in done.stdout, done.stderr[-3000:]
-    check_folder(tmp_path / "run")
+    check_folder(tmp_path / "run", 5)
