@@ -107,7 +107,7 @@ _LIST = (
         "Who listens to whom",
         "How much of each other's models each client takes into its own; the mean over all rounds.",
         "Under this rule clients do not weigh each other; fedfomo lets them.",
-        "part",
+        "federation",
         listening.listening,
     ),
     Kind(
