@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import binom
 
-from steelyard.privacy.canaries import chance, lower_bound
+from steelyard.privacy.canaries import _counts, chance, lower_bound
 
 
 def test_the_same_distribution_bounds_nothing() -> None:
@@ -49,3 +49,8 @@ def test_a_delta_makes_right_guesses_likelier(guesses: int, epsilon: float, righ
     )
     expected = min(1.0, binom.sf(right - 1, guesses, coin) + 2 * guesses * delta * slow)
     assert chance(guesses, guesses, right, epsilon, delta) == pytest.approx(expected, abs=1e-9)
+
+
+def test_some_tries_say_in_of_more_canaries_than_they_say_out() -> None:
+    assert _counts(40, (0.25, 0.0)) == (10, 0)
+    assert _counts(41, (0.1, 0.5)) == (4, 20)

@@ -98,8 +98,12 @@ def test_a_line_that_was_changed_is_named(tmp_path: Path, line: str) -> None:
 
 def test_a_ledger_that_cannot_be_written_stops_the_noise(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "gone" / "ledger.jsonl")
-    with pytest.raises(UserError, match="cannot be written"):
+    with pytest.raises(UserError) as found:
         ledger.charge([charge(1, "a")])
+    assert str(found.value) == (
+        f"{ledger.path}: the ledger cannot be written (No such file or directory), so no noise is drawn; allowed: a "
+        "disk with room, on which you may write"
+    )
     assert ledger.charges == []
 
 

@@ -28,6 +28,7 @@ def test_defaults() -> None:
         "reach": "at-least",
         "last": 5,
         "samples": False,
+        "select": {"by": "uniform", "candidates": None, "explore": 0.1, "path": None, "available": {}},
     }
 
 

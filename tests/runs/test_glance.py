@@ -229,3 +229,10 @@ def test_a_process_without_proc_is_asked_of_ps(monkeypatch: pytest.MonkeyPatch) 
     assert asked == [["ps", "-o", "lstart=", "-p", "77"]]
     assert started(0) == ""
     assert len(asked) == 1
+
+
+def test_a_run_that_does_not_say_what_it_measures_measures_accuracy(tmp_path: Path) -> None:
+    Store(tmp_path / "a").close()
+    seen = glance(tmp_path, "a")
+    assert (seen.measure, seen.rounds, seen.round, seen.rules, seen.state) == ("accuracy", None, 0, (), "unknown")
+    assert not seen.flower

@@ -342,3 +342,12 @@ def test_a_finished_run_that_was_killed_is_tidied(store: Store) -> None:
     more.write_bytes(b"left behind")
     tidy(store.folder)
     assert [path.name for path in (store.folder / "checkpoints").iterdir()] == ["round-000003.safetensors"]
+
+
+def test_rules_that_cannot_be_written_are_one_line(tmp_path: Path) -> None:
+    made = Store(tmp_path / "new")
+    made._db.execute("DROP TABLE federations")
+    with pytest.raises(UserError) as found:
+        made.register([federation()])
+    assert str(found.value) == f"{made.folder}: its rules cannot be written: no such table: federations"
+    made.close()

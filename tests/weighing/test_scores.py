@@ -218,3 +218,10 @@ def test_wrong_parameters_are_named(parameters: dict[str, object], word: str) ->
 
 def test_a_user_error_is_a_value_error_so_that_pydantic_reports_it() -> None:
     assert issubclass(UserError, ValueError)
+
+
+def test_a_score_that_is_none_is_named_with_the_nearest() -> None:
+    with pytest.raises(UserError) as found:
+        scores.checked_name("prodct")
+    assert str(found.value).startswith("score: got 'prodct' (did you mean 'product'?); allowed: ")
+    assert scores.checked_name("owa") == "owa"
