@@ -5,8 +5,11 @@ A hook of mkdocs: `mkdocs build` calls `on_files`. Nothing it makes is kept in t
 
 from __future__ import annotations
 
+import sys
+import tomllib
 import types
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import click
@@ -34,6 +37,7 @@ def pages() -> dict[str, str]:
         "reference/criteria.md": criteria_page(),
         "reference/models.md": models_page(),
         "reference/recipes.md": recipes_page(),
+        **policy_pages(),
     }
 
 
@@ -254,6 +258,53 @@ def criteria_page() -> str:
     lines += [
         f"| `{criterion.name}` | {_cell(criterion.description)} | {criterion.about} | the {criterion.measured_by} |"
         for criterion in criteria.known().values()
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def policy_pages() -> dict[str, str]:
+    """A page for each policy: its equation and where it comes from, what it assumes, its parameters, figures."""
+    from steelyard.weighing.policies.catalogue import known
+
+    figures = tomllib.loads((Path(__file__).parent / "policies.toml").read_text(encoding="utf-8"))
+    return {
+        f"algorithms/policies/{name}.md": _policy_page(made, figures.get(name, {})) for name, made in known().items()
+    }
+
+
+def _policy_page(made: Any, figures: Mapping[str, str]) -> str:
+    from steelyard.weighing import criteria
+    from steelyard.weighing.policies.describing import described
+
+    found = described(made)
+    title, _, rest = (sys.modules[made.__module__].__doc__ or "").strip().partition("\n")
+    *body, link = rest.strip("\n").splitlines()
+    measures = [f"`{name}` ({criteria.get(name).description})" for name in found["criteria"]]
+    sums = {
+        "shares": "They sum to 1.",
+        "updates": "They need not sum to 1: the step is Θ + Σ wᵢ(θᵢ − Θ).",
+        "models": "They need not sum to 1: the model is Σ wᵢθᵢ.",
+    }[found["applies_to"]]
+    what, _, when = found["description"].partition("; ")
+    lines = [
+        f"# {found['name']}",
+        "",
+        title,
+        "",
+        *body,
+        "",
+        f"**{when[:1].upper()}{when[1:]}.** {what}. The weights are made from {', '.join(measures)}. {sums}",
+        "",
+        f"**It assumes** {', '.join(found['needs'])}." if found["needs"] else "**It assumes** nothing else.",
+        "",
+        *_table(made),
+        "",
+        f"**Published.** {figures.get('published', 'No figure of its authors is quoted here: see the paper.')}",
+        "",
+        f"**Ours.** {figures['ours']} [Weights by others](../policies.md#ours) has it beside all others.",
+        "",
+        f"Source: <{link.split()[0]}>. Code: `{made.__module__.replace('.', '/')}.py`; the authors' numbers: "
+        "`tests/weighing/policies/test_authors.py`.",
     ]
     return "\n".join(lines) + "\n"
 

@@ -131,3 +131,21 @@ def test_who_answers_twice_is_left_out() -> None:
     found = WeighedRounds("DS").combine(sent, [*replies, replies[0]])
     assert found.reasons == {"c0": "answered twice"}
     assert set(found.weights) == {"c1", "c2"}
+
+
+def test_a_policy_of_others_steps_and_remembers_inside_another_framework() -> None:
+    """CGSV's weights do not sum to 1: the model goes on from the one that was sent, and counters are averaged."""
+    start = np.array([0.5, -1.0, 0.25], np.float32)
+    models = [start + np.array(change, np.float32) for change in ([0.3, 0, 0], [0, 0.4, 0], [0.2, 0.1, 0])]
+    sent = {"w": start, "seen": np.array(4)}
+    replies = [Reply(name, {"w": model, "seen": np.array(8)}, 10.0) for name, model in zip("abc", models, strict=True)]
+    weighing = WeighedRounds("cgsv(length=0.5)")
+    first, second = weighing.combine(sent, replies), weighing.combine(sent, replies)
+    assert first.arrays is not None
+    assert second.arrays is not None
+    step = sum(0.5 / 3 * (model - start) / np.linalg.norm(model - start) for model in models)
+    assert first.arrays["w"] == pytest.approx(start + step, abs=1e-5)
+    assert first.arrays["seen"] == 8
+    assert sum(first.weights.values()) > 1.1
+    # By now who pulls as the whole does is known: c, which lies between the others, has gained.
+    assert second.weights["c"] > first.weights["c"]

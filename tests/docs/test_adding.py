@@ -30,7 +30,7 @@ experiment = Experiment(
     rounds={"count": 1},
     compute={"engine": "loop", "device": "cpu"},
 )
-result = experiment.compare(["FEW", "least(FEW,DS)", "fedhalf"], out="run", progress=False)
+result = experiment.compare(["FEW", "least(FEW,DS)", "fedhalf", "shortest"], out="run", progress=False)
 rules = list(result.table["rules"])
 rows = build(["a", "a", "b"], ["x", "y", "x"])
 shown = measure(GroundTruth.between(rows, rows).view(np.array([[0, 1], [0, -1]]), 2))["items_shown"]
@@ -53,7 +53,17 @@ def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_each_kind_has_an_example() -> None:
     found = [Path(path).name for _, path, _ in BLOCK.findall((ROOT / "CONTRIBUTING.md").read_text())]
-    examples = ["built_in.py", "scores.py", "fedhalf.py", "catalogue.py", "stripes.py", "sources.py", "metrics.py"]
+    examples = [
+        "built_in.py",
+        "scores.py",
+        "fedhalf.py",
+        "catalogue.py",
+        "shortest.py",
+        "catalogue.py",
+        "stripes.py",
+        "sources.py",
+        "metrics.py",
+    ]
     assert found == examples
 
 
@@ -64,5 +74,5 @@ def test_the_examples_are_found_and_used(changed: Path) -> None:
     )
     assert ran.returncode == 0, ran.stderr[-2000:]
     found = json.loads(ran.stdout.splitlines()[-1])
-    assert set(found["rules"]) >= {"FEW", "least(FEW,DS)", "fedhalf"}
+    assert set(found["rules"]) >= {"FEW", "least(FEW,DS)", "fedhalf", "shortest"}
     assert (found["data"], found["shown"]) == ("stripes", 2)

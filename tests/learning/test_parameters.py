@@ -1,6 +1,8 @@
+import pytest
 import torch
 from torch import nn
 
+from steelyard.errors import UserError
 from steelyard.learning.parameters import Layout
 
 
@@ -40,3 +42,17 @@ def test_views_share_memory_and_stack() -> None:
     views["weight"][2, 1, 2] = 7.0
     assert stacked[2, 5] == 7.0
     assert torch.equal(layout.flatten(views), stacked)
+
+
+def test_the_rows_of_the_last_layer_with_their_bias() -> None:
+    module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+    layout = Layout.of(module)
+    flat = layout.read(module)
+    rows = flat[torch.from_numpy(layout.output)]
+    last = module[2]
+    assert isinstance(last, nn.Linear)
+    assert torch.equal(rows, torch.cat([last.weight, last.bias[:, None]], dim=1))
+    bare = nn.Sequential(nn.Linear(3, 2, bias=False))
+    assert Layout.of(bare).output.tolist() == [[0, 1, 2], [3, 4, 5]]
+    with pytest.raises(UserError, match="no layer with a row of weights"):
+        _ = Layout.of(nn.LayerNorm(3)).output

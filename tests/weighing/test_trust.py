@@ -7,7 +7,7 @@ import pytest
 
 from steelyard.weighing import criteria
 from steelyard.weighing.rule import Rule, WeighingSettings, label
-from steelyard.weighing.trust import bounded_samples, limit_of, trust_of, warnings
+from steelyard.weighing.trust import bounded_samples, limit_of, trust_of, trusted, warnings
 
 
 def rule(**given: object) -> WeighingSettings:
@@ -104,3 +104,15 @@ def test_labels() -> None:
 def test_what_makes_no_sense_is_refused(given: dict[str, object]) -> None:
     with pytest.raises(ValueError, match=r"attested|bound|max_weight|max_shares|trained_by"):
         rule(**given)
+
+
+def test_losses_that_clients_claim_are_cut_at_the_bound_as_sizes_are() -> None:
+    """A policy that lifts clients with high losses must not be led by one that claims a huge one."""
+    rule = Rule(WeighingSettings(policy={"name": "term", "t": 1.0}, bound=2.0))  # type: ignore[arg-type]
+    raw = np.array([[0.5], [0.5], [0.5], [50.0]])
+    expected = np.exp([0.5, 0.5, 0.5, 1.0])
+    assert rule.weigh(raw, clients="abcd").weights == pytest.approx(expected / expected.sum())
+    assert trusted(rule) == {"LB": "bounded"}
+    free = Rule(WeighingSettings(policy={"name": "term", "t": 1.0}))  # type: ignore[arg-type]
+    assert free.weigh(raw, clients="abcd").weights[3] == pytest.approx(1.0)
+    assert trusted(free) == {"LB": "self-reported"}

@@ -10,6 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from steelyard.errors import UserError
+
 
 @dataclass(frozen=True)
 class Slot:
@@ -69,7 +71,9 @@ class Layout:
     def output(self) -> NDArray[np.int64]:
         """Positions of the last layer's rows, [outputs, parameters of each]: those of its weights, then its bias."""
         trained = self.trained_slots
-        weight = next(slot for slot in reversed(trained) if len(slot.shape) > 1)
+        weight = next((slot for slot in reversed(trained) if len(slot.shape) > 1), None)
+        if weight is None:
+            raise UserError("model: has no layer with a row of weights for each output; allowed: a network with one")
         rows = (weight.offset + np.arange(weight.size)).reshape(weight.shape[0], -1)
         bias = next((slot for slot in trained if slot.offset > weight.offset and slot.shape == weight.shape[:1]), None)
         return rows if bias is None else np.column_stack([rows, bias.offset + np.arange(bias.size)])

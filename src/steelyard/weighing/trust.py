@@ -54,7 +54,9 @@ def bounded(raw: Floats, criteria: Sequence[Criterion], settings: WeighingSettin
         return raw
     found = raw.copy()
     for column, criterion in enumerate(criteria):
-        if criterion.measured_by == "client" and criterion.name not in settings.attested:
+        # Losses and label counts are what clients say too, although the server makes the measure of them.
+        said = criterion.measured_by == "client" or criterion.needs.first_losses or criterion.needs.label_counts
+        if said and criterion.name not in settings.attested:
             found[:, column] = np.minimum(found[:, column], limit_of(found[:, column], settings.bound))
     return found
 

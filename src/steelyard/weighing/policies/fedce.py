@@ -5,7 +5,8 @@
     w = the sum (or product) of G and E, each divided by its sum, divided by its sum again
 
 Clients score on the rows that they test on, after each round, with the weights of that round; their first score is 0,
-as in NVFlare's recipe (nvflare/app_opt/pt/fedce.py), and so are the priors of clients that come later.
+as in NVFlare's recipe (nvflare/app_opt/pt/fedce.py), and so are the priors of clients that come later. Every round
+tests as many models more as it has clients.
 https://openaccess.thecvf.com/content/CVPR2023/html/Jiang_Fair_Federated_Medical_Image_Segmentation_via_Client_Contribution_Estimation_CVPR_2023_paper.html
 """
 
@@ -22,6 +23,8 @@ from steelyard.weighing.policies.policy import Measures, Policy, by_client, poli
 from steelyard.weighing.view import CohortView, Memory
 
 WEIGHTS, COSINES, COUNTS, SCORES = "fedce/weights", "fedce/cosines", "fedce/counts", "fedce/scores"
+FIRST = [0.0, 1.0]
+"""Mean and number of a client's scores before it has given any: its first counts as 0."""
 LEAST = 1e-6
 """No part of a contribution is below this; NVFlare's."""
 
@@ -46,7 +49,7 @@ class FedCe(Policy):
         remember(view, COUNTS, counts)
         remember(view, COSINES, means)
         scores = cast("Mapping[str, list[float]]", view.memory.get(SCORES) or {})
-        lacking = np.array([1.0 - float(np.mean(scores.get(client, [0.0]))) for client in view.clients])
+        lacking = np.array([1.0 - scores.get(client, FIRST)[0] for client in view.clients])
         direction, lacking = _shares(np.maximum(0.0, 1.0 - means)), _shares(lacking)
         found = _shares(direction + lacking if self.mode == "plus" else direction * lacking)
         remember(view, WEIGHTS, found)
@@ -54,7 +57,10 @@ class FedCe(Policy):
 
     def after_tests(self, memory: Mapping[str, Memory], scores: Mapping[str, float]) -> dict[str, Memory]:
         kept = cast("Mapping[str, list[float]]", memory.get(SCORES) or {})
-        added = {client: [*kept.get(client, [0.0]), score] for client, score in scores.items()}
+        added: dict[str, list[float]] = {}
+        for client, score in scores.items():
+            mean, count = kept.get(client, FIRST)
+            added[client] = [mean + (score - mean) / (count + 1), count + 1]
         return {SCORES: cast("Memory", {**kept, **added})}
 
 
