@@ -213,7 +213,7 @@ def _commands(command: Any, path: str) -> Iterator[tuple[str, click.Command]]:
 
 
 def _command(path: str, command: click.Command) -> list[str]:
-    arguments = [p for p in command.params if p.param_type_name == "argument"]
+    arguments = [p for p in command.params if p.param_type_name == "argument" and not getattr(p, "hidden", False)]
     options = [p for p in command.params if p.param_type_name == "option" and p.name != "help"]
     shown = " ".join(_argument(argument) for argument in arguments)
     lines = ["```text", f"{path} {shown}".rstrip() + (" [OPTIONS]" if options else ""), "```", ""]
