@@ -15,7 +15,7 @@ from tests.warm import command_environment
 
 import steelyard
 from steelyard import Experiment, Result, UserError, in_memory
-from steelyard.report.short import short_account
+from steelyard.report.summary import short_account
 
 
 @pytest.fixture(scope="module")
@@ -64,6 +64,7 @@ def test_columns_that_no_rule_has_are_left_out() -> None:
         "measure": "minus RMSE",
         "run": "runs/x",
         "weighed_one": [],
+        "server_rows": "the server's 46 rows",
         "rules": [{**rule, "seed": seed} for seed in range(20)],
     }
     lines = short_account(summary).splitlines()

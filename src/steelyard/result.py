@@ -14,8 +14,7 @@ from steelyard.experiment.description import Description
 from steelyard.experiment.loading import read_experiment
 from steelyard.report.comparison import compare_run
 from steelyard.report.documents import Comparison, Summary
-from steelyard.report.short import short_account
-from steelyard.report.summary import summarise
+from steelyard.report.summary import short_account, summarise
 from steelyard.runs.reader import History
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ class Result:
     @cached_property
     def table(self) -> Comparison:
         """The rules compared, as one document; the same that `steelyard table --format json` prints."""
-        return compare_run(self.folder, self.experiment.rounds)
+        return compare_run(self.folder, self.experiment)
 
     def plot(
         self, kind: str = "accuracy", *, rule: str | None = None, seed: int | None = None, client: str | None = None

@@ -69,6 +69,13 @@ def test_several_attacks_in_one_call(steelyard: CommandLine, small: Path, tmp_pa
         *("clean", "scaled-reversal", "inflation", "backdoor+inflation")
     ]
     assert (document["fraction"], document["seeds"]) == (0.2, 2)
+    assert len(document["flawed_clients"]) == 2
+    tested = {row["rule"]: row["value"]["values"] for row in document["recommendation"]["rules"]}
+    hostile = [by_rule(document, name) for name in ("scaled-reversal", "inflation", "backdoor+inflation")]
+    for rule, values in tested.items():
+        worst = [min(seed) for seed in zip(*(found[rule]["accuracy"]["values"] for found in hostile), strict=True)]
+        assert values == worst
+    assert "under the worst of 3 attacks" in document["recommendation"]["sentence"]
     clean, reversal = by_rule(document, "clean"), by_rule(document, "scaled-reversal")
     inflation, door = by_rule(document, "inflation"), by_rule(document, "backdoor+inflation")
     assert list(clean) == ["fedavg", "EQ", "clip(EQ)", "guarded"]
@@ -138,6 +145,9 @@ def test_the_table_fits_a_narrow_terminal(small: Path, tmp_path: Path) -> None:
     assert stored.startswith("runs stored in ")
     assert max(map(len, lines)) <= 60
     assert "backdoor: 20% of the clients hostile" in lines
+    # The experiment has two noisy clients of its own: its run without attack is not free of flaws, and says so.
+    assert "no attack: no hostile clients, but 2 that the experiment" in lines
+    assert "under backdoor, but one seed cannot tell" in " ".join(lines)
     head = lines[lines.index("backdoor: 20% of the clients hostile") + 2]
     assert head.split() == ["rule", "accuracy", "lost", "weight", "backdoor"]
     # Every default rule on a line of its own, FLTrust too, since the server has rows.
@@ -147,7 +157,8 @@ def test_the_table_fits_a_narrow_terminal(small: Path, tmp_path: Path) -> None:
 def test_long_names_are_folded() -> None:
     figures = {"mean": 0.5, "low": 0.4, "high": 0.6}
     row = {"rule": "r" * 70, "accuracy": figures, "lost": figures, "weight": 0.25, "largest": 0.2, "backdoor": None}
-    document = {"fraction": 0.2, "attacks": [{"attack": "alie", "rules": [row]}]}
+    blocks = [{"attack": "alie", "rules": [row]}]
+    document = {"recommendation": None, "fraction": 0.2, "flawed_clients": [], "attacks": blocks}
     title, *lines = attack_text(document, 40).splitlines()
     assert title == "alie: 20% of the clients hostile"
     assert max(map(len, lines)) <= 40

@@ -67,8 +67,12 @@ def test_compare_then_table_in_every_format(steelyard: CommandLine, small: Path,
     # The run folder is an ordinary one: its rules are written down, and table, export and resume work on it.
     described = (tmp_path / "run" / "experiment.toml").read_text()
     assert "online(DS>LD>MD)" in described
+    assert document["recommendation"]["rule"] is None
     text = steelyard("table", "run").stdout
-    assert "online(DS>LD>MD) against DS" in text
+    assert text.startswith(document["recommendation"]["sentence"])
+    assert "two seeds cannot tell it from chance: steelyard compare --seeds" in text
+    assert "online(DS>LD>MD) against DS" not in text
+    assert "online(DS>LD>MD) against DS" in steelyard("table", "run", "--verbose").stdout
     assert "Rounds until a share of the devices reach 50%" in text
     assert steelyard("table", "run", "--format", "markdown").stdout.count("| --- |") >= 4
     assert r"\toprule" in steelyard("table", "run", "--format", "latex").stdout
@@ -93,7 +97,20 @@ def test_run_shows_orders_and_the_servers_figures(steelyard: CommandLine, small:
     assert done.returncode == 0, done.stderr
     assert "greedy(DS>LD>MD)" in done.stdout
     assert "Priority orders" in done.stdout
-    assert "accuracy on clean rows" in done.stdout
+    assert "server's" in done.stdout
+    assert "clean" not in done.stdout  # nobody knows whether these rows are
+
+
+def test_without_tests_at_clients_the_servers_rows_make_the_tables(steelyard: CommandLine, small: Path) -> None:
+    rules = ("--rules", "DS,LD", "--set", "partition.test=none", "--set", "rounds.count=2")
+    done = steelyard("compare", small, *rules, "--out", "untested", "-q", "--report")
+    assert done.returncode == 0, done.stderr
+    assert "but one seed cannot tell it from chance" in done.stdout
+    assert "worst tenth" not in done.stdout
+    table = steelyard("table", "untested")
+    assert table.returncode == 0, table.stderr
+    assert "Accuracy over all test samples" in table.stdout
+    assert "Rounds until a share of the devices" not in table.stdout
 
 
 @pytest.mark.parametrize(

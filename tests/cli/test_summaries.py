@@ -18,6 +18,7 @@ def rule(name: str, accuracy: float) -> dict[str, Any]:
         "flawed_weight": 0.25,
         "accuracy": accuracy,
         "worst_tenth": 0.125,
+        "worst_tenth_on": {"rows": 24, "low": 0.043, "high": 0.31},
         "rounds_to_target": None,
         "testing_rounds": 0,
         "orders": {"tried": {}, "kept": {}, "last": None},
@@ -38,6 +39,7 @@ SUMMARY: dict[str, Any] = {
     "measure": "accuracy",
     "target": 0.9,
     "share": 0.5,
+    "server_rows": "the server's 46 rows",
     "sentence": "One plain sentence.",
     "flaws": {"1": {"client-002": ["labels flipped (100%)"]}},
     "rules": [rule("VP>LD>DS/max", 0.75), rule("fedavg", 0.5)],
@@ -53,11 +55,25 @@ def test_tables_fit_the_terminal(
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= width
     shown = " ".join(lines)
-    for cell in ("75.00%", "50.00%", "25.0%", "12.50%", "not reached"):
+    for cell in ("75.00%", "50.00%", "25.0%", "12.50% [4–31] (24)", "46", "not reached"):
         assert cell in shown
     # Every column is there: what does not fit beside the others stands in a block below.
     assert sum(line.startswith("VP>LD>DS/max") for line in lines) == {50: 3, 60: 3, 80: 2, 120: 2}[width]
     assert any(line.startswith("fedavg") and "client-000 10.0% (50)" in line for line in lines)
+
+
+def test_a_recommender_speaks_its_own_words(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    plain = rule("DS", 0.1842) | {"server": {}, "flawed": None, "flawed_weight": None, "worst_tenth": 0.0}
+    show_summary(SUMMARY | {"measure": "ndcg@10", "rules": [plain | {"worst_tenth_on": None}], "flaws": {}})
+    shown = capsys.readouterr().out
+    assert "ndcg@10, mean over the users" in shown
+    assert "0.1842" in shown
+    assert "18.42%" not in shown
+    assert "clients reach" not in shown
+    assert shown.rstrip().endswith("next: steelyard recommend report run")
 
 
 def test_control_characters_in_names_reach_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:

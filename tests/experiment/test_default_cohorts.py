@@ -17,7 +17,7 @@ from steelyard.experiment.running import resume, run
 from steelyard.privacy.accounting import Release, spent
 from steelyard.privacy.ledger import Ledger
 from steelyard.privacy.ledger_marks import FILE
-from steelyard.report.comparison_tables import write_comparison
+from steelyard.report.answer import write_comparison
 from steelyard.result import Result
 from steelyard.runs.reader import History
 from steelyard.settings import parse
@@ -164,7 +164,9 @@ def test_rounds_of_one_client_are_said_once_and_stand_in_table_report_and_json(
     assert result.summary["weighed_one"] == found
     assert result.table["weighed_one"] == found
     assert json.loads(json.dumps(result.table))["weighed_one"] == found
-    assert write_comparison(result.table, "text").startswith("Warning: rounds that weighed one client only")
+    text = write_comparison(result.table, "text")
+    assert "Warning: rounds that weighed one client only" in text
+    assert result.table["recommendation"]["rule"] is None
     line = "Warning: 3 of 3 rounds of DS&gt;LD, seed 0, weighed one client only"
     assert line in result.report().read_text(encoding="utf-8")
     assert "weighed one client only" in repr(result)

@@ -57,7 +57,7 @@ def make_run(
     store.register(federations)
     names = [f"client-{index}" for index in range(clients)]
     flaws = {"client-0": ["labels flipped <b>badly</b>"], "client-1": ["few steps"]}
-    store.note(seeds=list(seeds), flaws={str(seed): flaws for seed in seeds}, **versions())
+    store.note(rounds=rounds or 5, seeds=list(seeds), flaws={str(seed): flaws for seed in seeds}, **versions())
     chance = np.random.default_rng(0)
     for number in range(rounds + 1):
         # A chain begins with round 0; here it holds no figures.

@@ -5,17 +5,18 @@ from __future__ import annotations
 import csv
 import io
 import json
+from typing import Any
 
 import numpy as np
 import pytest
 
 from steelyard.errors import UserError
+from steelyard.report.baseline import verdicts
 from steelyard.report.comparison import describe
-from steelyard.report.comparison_tables import comparison_csv, curves_csv, write_comparison
+from steelyard.report.comparison_tables import comparison_csv, comparison_tables, curves_csv
 from steelyard.report.figures.writing import write_curves
 from steelyard.report.recorded_curves import Curve
-from steelyard.report.rendering import spark
-from steelyard.report.verdicts import verdicts
+from steelyard.report.rendering import Style, render, spark
 
 SHARES = (0.25, 0.5, 1.0)
 
@@ -77,13 +78,17 @@ def test_the_averages_of_the_papers(base: list[int], gains: list[int], every: st
     assert f"{row['printed']['mean']:.2f}" == printed
 
 
+def written(found: Any, style: Style) -> str:
+    return render(comparison_tables({"measure": "accuracy", "clients": [], **found}), [], style)
+
+
 def test_above_asks_for_more_than_the_target():
     curves = [curve("DS", 1, [3, 4, 4, 8]), curve("LD", 1, [1, 2, 4, 0])]
     found = describe(curves, "DS", (0.9, 0.5), SHARES, limit=10, above=True)
     strict, low = found["rounds_to_target"]
     assert [part["unreached"] for part in strict["rows"][0]["cells"]] == [1, 1, 1]
     assert [part["mean"] for part in low["rows"][0]["cells"]] == [3, 4, 8]
-    table = write_comparison(found | {"rounds": 10, "limit": 10, "reach": "above"}, "text")
+    table = written(found | {"rounds": 10, "limit": 10, "reach": "above"}, "text")
     assert "are above 90%" in table
     # No share of either was reached, so there is nothing to print an average of.
     assert strict["rows"][1]["printed"]["values"] == []
@@ -147,15 +152,16 @@ def test_an_error_is_no_accuracy_and_has_no_targets():
         server = {"mape": [level / 100] * 3, "mae": [1.0] * 3, "rmse": [2.0] * 3}
         return Curve(rule, 1, np.arange(1, 4), scores, scores[:, 0], 0, {}, server)
 
-    found = describe([error("DS", 50), error("VE", 40)], "DS", (0.9,), SHARES, 3) | {"rounds": 3, "limit": 3}
+    found = describe([error("DS", 50), error("VE", 40)], "DS", (0.9,), SHARES, 3, accuracy=False)
+    found |= {"rounds": 3, "limit": 3}
     assert found["rounds_to_target"] == []
     assert found["verdicts"][0]["server_mape"]["mean"] == pytest.approx(0.1)
-    assert "−40.00" in write_comparison(found, "text")
+    assert "−40.00" in written(found | {"measure": "minus RMSE"}, "text")
 
 
 @pytest.mark.parametrize("style", ["text", "markdown", "latex"])
 def test_tables_for_people_hold_every_figure(style):
-    text = write_comparison(document(), style)
+    text = written(document(), style)
     for part in ("90%", "worst tenth", "3.5", "DS"):
         assert part.replace("%", r"\%") in text if style == "latex" else part in text
     if style == "latex":

@@ -9,6 +9,7 @@ import pytest
 from steelyard.report.baseline import is_fedavg
 from steelyard.report.flawed import sentence
 
+ROWS = "the server's 9 rows"
 FLAWS = {"a": ["labels flipped (50%)"], "b": ["labels flipped (50%)", "free rider"]}
 
 
@@ -25,15 +26,15 @@ def rule(name: str, accuracy: float | None, weight: float | None = None, **extra
 
 def test_flawed_clients_their_weight_and_the_best_rule_are_told() -> None:
     rules = [rule("fedavg", 0.5, 0.6), rule("VP", 0.9, 0.1), rule("LD", 0.7, 0.3), rule("server-only", 0.95)]
-    assert sentence(rules, FLAWS, 8) == (
+    assert sentence(rules, FLAWS, 8, ROWS) == (
         "2 of 8 clients are flawed (labels flipped (50%)). By size alone they got 60% of the weight and the model "
-        "50.0% on clean rows; VP gave them 10% and reached 90.0%."
+        "50.0% on the server's 9 rows; VP gave them 10% and reached 90.0%."
     )
 
 
 def test_without_flaws_one_seed_promises_nothing() -> None:
-    assert "which may be chance" in sentence([rule("fedavg", 0.7), rule("VP", 0.75)], {}, 8)
-    assert "little to gain" in sentence([rule("fedavg", 0.7), rule("VP", 0.71)], {}, 8)
+    assert "which may be chance" in sentence([rule("fedavg", 0.7), rule("VP", 0.75)], {}, 8, ROWS)
+    assert "little to gain" in sentence([rule("fedavg", 0.7), rule("VP", 0.71)], {}, 8, ROWS)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +46,7 @@ def test_without_flaws_one_seed_promises_nothing() -> None:
     ],
 )
 def test_nothing_is_said_without_fedavg_other_rules_or_rows_of_the_server(rules: list[dict[str, Any]]) -> None:
-    assert sentence(rules, FLAWS, 8) == ""
+    assert sentence(rules, FLAWS, 8, ROWS) == ""
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The sentence on who won compares the same seeds on both sides, also where one of them ended early."""
+"""A report begins with the recommendation, and says what stands against one."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import pytest
 from tests.report.made_run import RULES, make_run
 from tests.runs.contents import chain_again
 
+from steelyard.report.documents import Recommendation
 from steelyard.report.headline import headline
 from steelyard.report.view import RunView
 from steelyard.runs.store import Store
@@ -46,41 +47,81 @@ def change(folder: Path, query: str, rule: str, seed: int, value: object) -> Non
     store.close()
 
 
-def test_all_seeds_count_where_all_have_a_score(run: Path) -> None:
+def test_the_report_begins_with_the_recommendation(run: Path) -> None:
+    """VP>DS is ahead by 10 and 8 points and behind by 70: the mean is -17.3, the deviation 45.6."""
     first = headline(RunView([run]))[0]
-    assert first.startswith("VP>DS ended at 43.3% on clean rows, fedavg at 60.7%: -17.3 points; ahead in 2 of 3 seeds")
+    assert first.startswith(
+        "Keep fedavg: with 3 seeds nothing is better on the server's clean rows; a difference under "
+    )
+    document = RunView([run]).documents[0]
+    assert document is not None
+    assert document["recommendation"]["sentence"] == first
+    tested = {row["rule"]: row for row in document["recommendation"]["rules"]}
+    assert tested["VP>DS"]["difference"]["values"] == pytest.approx([0.1, 0.08, -0.7])
+    assert tested["VP>DS"]["ahead"] == 2
 
 
 @pytest.mark.parametrize("rule", ["VP>DS", "fedavg"])
-def test_a_seed_that_ended_on_one_side_is_left_out_on_both(run: Path, rule: str) -> None:
+def test_a_rule_whose_model_exploded_is_not_recommended(run: Path, rule: str) -> None:
+    for seed in (1, 2, 3):
+        score(run, "VP>DS", seed, 0.95 + seed / 100)
+    assert headline(RunView([run]))[0].startswith("Keep fedavg")  # .9 in the third seed, .4 and .52 before
     end(run, rule, 3)
-    told = headline(RunView([run]))
-    assert told[0].startswith(
-        "VP>DS ended at 55.0% on clean rows, fedavg at 46.0%: +9.0 points, on the 2 of 3 seeds in which both were "
-        "tested; ahead in 2 of 2 seeds"
-    )
-    assert any(line.startswith(f"{rule}, seed 3, ended in round 2: {WHY}.") for line in told)
+    lines = headline(RunView([run]))
+    assert any(line.startswith(f"{rule}, seed 3, ended in round 2: {WHY}.") for line in lines)
+    if rule == "fedavg":
+        assert lines[0] == ("No recommendation: fedavg, which the others are held against, exploded in 1 of 3 seeds.")
+    else:
+        document = RunView([run]).documents[0]
+        assert document is not None
+        left_out = {row["rule"]: row["left_out"] for row in document["recommendation"]["rules"]}
+        assert left_out == {"fedavg": "", "VP>DS": "its model exploded in 1 of 3 seeds", "online(DS>LD)": ""}
 
 
-def test_a_rule_does_not_win_by_having_ended_in_the_hard_seeds(run: Path) -> None:
-    """In the one seed that it ended with, it is behind fedavg by more than the other rule is in the mean of three."""
-    score(run, "online(DS>LD)", 3, 0.7)  # fedavg: 0.9, so 20 points behind
-    end(run, "online(DS>LD)", 1)
-    end(run, "online(DS>LD)", 2)
-    assert headline(RunView([run]))[0].startswith("VP>DS ended at 43.3% on clean rows, fedavg at 60.7%")
+def test_a_run_that_goes_on_recommends_nothing(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run", rounds=2, clients=4, seeds=(1, 2, 3), rules=RULES, status="stopped")
+    first, *_ = headline(RunView([folder]))
+    assert first == "No recommendation: the run is stopped, after round 2 of 2."
 
 
-def test_one_seed_that_both_have_tells_no_effect_from_chance(run: Path) -> None:
-    end(run, "VP>DS", 3)
-    end(run, "fedavg", 2)
+def test_rows_that_chose_do_not_decide(tmp_path: Path) -> None:
+    """Online adjustment picks its order by the clients' tests, and 'same' weighs clients on the rows that report."""
+    folder = make_run(tmp_path / "run", rounds=2, clients=4, seeds=(1, 2, 3), rules=RULES)
+    toml = folder / "experiment.toml"
+    text = toml.read_text(encoding="utf-8")
+
+    def recommended(server: str) -> Recommendation:
+        toml.write_text(text.replace('server_report = "apart"', server), encoding="utf-8")
+        found = RunView([folder]).documents[0]
+        assert found is not None
+        return found["recommendation"]
+
+    assert recommended('server_report = "apart"')["where"] == "on the server's clean rows"
+    found = recommended('server_report = "same"')
+    assert found["where"] == "on the clients' 40 test rows"
+    left_out = {row["rule"]: row["left_out"] for row in found["rules"]}
+    assert left_out["online(DS>LD)"] == "the rows that report also chose its order"
+    assert left_out["VP>DS"] == ""
+
+
+def test_a_private_comparison_says_what_it_spent(run: Path) -> None:
+    promise = {
+        "model": "central",
+        "delta": 1e-5,
+        "budget": 8.0,
+        "accountant": "rdp",
+        "clip": 1.0,
+        "noise": {},
+        "epsilon": {"VP>DS": 4.0, "fedavg": 4.0},
+        "together": 6.25,
+        "neighbours": "add or remove",
+        "charges": 2,
+        "ended": {},
+        "notes": [],
+    }
+    store = Store(run)
+    store.note(privacy=promise)
+    store.close()
     first = headline(RunView([run]))[0]
-    assert "+10.0 points, on the 1 of 3 seeds in which both were tested (one seed, so it may be chance" in first
-
-
-def test_without_a_seed_that_both_have_nothing_is_compared(run: Path) -> None:
-    end(run, "VP>DS", 3)
-    end(run, "online(DS>LD)", 3)
-    end(run, "fedavg", 1)
-    end(run, "fedavg", 2)
-    first = headline(RunView([run]))[0]
-    assert first == "VP>DS ended at 55.0% on clean rows; there is no other rule to hold it against."
+    assert first.startswith("Keep fedavg: ")
+    assert first.endswith(" Comparing spent ε 6.25 of any one client's privacy, all rules together.")

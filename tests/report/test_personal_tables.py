@@ -8,13 +8,12 @@ import pytest
 
 from steelyard import Experiment
 from steelyard.experiment.comparing import with_rules
+from steelyard.experiment.loading import read_experiment
 from steelyard.experiment.running import run
+from steelyard.report.answer import main_table, write_comparison
 from steelyard.report.comparison import compare_run
-from steelyard.report.comparison_tables import write_comparison
 from steelyard.report.headline import headline
-from steelyard.report.html import result_table
 from steelyard.report.view import RunView
-from steelyard.rounds.settings import RoundSettings
 from steelyard.runs.reader import History
 
 
@@ -33,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_both_scores_are_columns_and_the_first_says_whose_models(folder: Path) -> None:
-    document = compare_run(folder, RoundSettings(count=2))
+    document = compare_run(folder, read_experiment(folder))
     assert document["personal"] == ["fine-tuned", "local-only"]
     text = write_comparison(document, "text")
     (heading,) = [line for line in text.splitlines() if "server's rows (%)" in line]
@@ -55,17 +54,16 @@ def test_both_scores_are_columns_and_the_first_says_whose_models(folder: Path) -
 
 
 def test_the_report_goes_by_the_clients_scores(folder: Path) -> None:
-    view = RunView([History(folder)])
-    table = result_table(view, 0)
-    assert table.headings[:3] == ("rule", "algorithm", "tested")
-    finals = [row["final"]["mean"] for row in compare_run(folder, RoundSettings(count=2))["devices"]]
-    assert table.best == finals.index(max(finals))
-    assert "over all clients' test samples" in headline(view)[0]
+    document = compare_run(folder, read_experiment(folder))
+    assert main_table(document).headings[:3] == ("rule", "algorithm", "tested")
+    curves = {row["rule"]: row["mean"] for row in document["curves"]}
+    for row in document["recommendation"]["rules"]:
+        assert row["value"]["mean"] == pytest.approx(sum(curves[row["rule"]]) / 2)  # of both rounds, on the clients
+    assert "on the clients' " in headline(RunView([History(folder)]))[0]
 
 
 def test_without_such_models_nothing_is_said(tmp_path: Path) -> None:
     found = ran(tmp_path / "run", "fedavg,LD")
-    document = compare_run(found, RoundSettings(count=2))
+    document = compare_run(found, read_experiment(found))
     assert document["personal"] == []
-    assert "tested" not in result_table(RunView([History(found)]), 0).headings
-    assert "on clean rows" in headline(RunView([History(found)]))[0]
+    assert "tested" not in main_table(document).headings

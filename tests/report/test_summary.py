@@ -49,7 +49,7 @@ def write(folder: Path) -> None:
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict:
     folder = tmp_path_factory.mktemp("summary")
     write(folder)
-    return summarise(folder, SETTINGS, "score") | {"folder": str(folder)}
+    return summarise(folder, SETTINGS, "accuracy") | {"folder": str(folder)}
 
 
 def test_the_heaviest_clients_come_first(found: dict) -> None:
@@ -92,6 +92,8 @@ def test_the_figures_of_the_last_round_and_of_all(found: dict) -> None:
     size, other = found["rules"]
     assert (size["rule"], size["seed"], size["rounds"], size["accuracy"]) == ("size", 5, 3, 0.375)
     assert (size["worst_tenth"], size["p10"], size["p90"]) == (0.25, pytest.approx(0.3), pytest.approx(0.7))
+    assert size["worst_tenth_on"]["rows"] > 0
+    assert 0 <= size["worst_tenth_on"]["low"] < 0.25 < size["worst_tenth_on"]["high"] <= 1
     assert size["rounds_to_target"] == 2
     assert (size["testing_rounds"], other["testing_rounds"]) == (0, 6)
     assert (size["left_out"], other["left_out"]) == (0, 3)
@@ -121,5 +123,5 @@ def test_targets_and_facts_of_the_run(found: dict) -> None:
         ("size", 0.5, 1.0, None),
     ]
     assert table[4:] == [("other", target, share, 1) for target in (0.25, 0.5) for share in (0.5, 1.0)]
-    assert (found["status"], found["notes"], found["measure"]) == ("finished", "two clients only", "score")
+    assert (found["status"], found["notes"], found["measure"]) == ("finished", "two clients only", "accuracy")
     assert (found["run"], found["target"], found["share"]) == (found["folder"], 0.5, 0.5)

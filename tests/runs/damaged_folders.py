@@ -32,8 +32,9 @@ from steelyard.experiment.loading import read_experiment
 from steelyard.page.feed import Listing
 from steelyard.page.jobs import Jobs
 from steelyard.page.live import LiveHistory
+from steelyard.report.answer import write_comparison
 from steelyard.report.comparison import compare_run
-from steelyard.report.comparison_tables import comparison_csv, write_comparison
+from steelyard.report.comparison_tables import comparison_csv
 from steelyard.report.contents import contents
 from steelyard.report.html import embedded
 from steelyard.report.summary import summarise
@@ -219,7 +220,7 @@ def questions(root: Path, scratch: Path) -> dict[str, Callable[[], object]]:
     console = Console(file=(scratch / "shown").open("w", encoding="utf-8"), width=120)
 
     def tables_of() -> None:
-        document = compare_run(bad, read_experiment(bad).rounds)
+        document = compare_run(bad, read_experiment(bad))
         for text in (
             write_comparison(document, "text", 100),
             write_comparison(document, "latex"),

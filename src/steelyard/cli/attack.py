@@ -70,8 +70,8 @@ def resume_attack(folder: Path, trust: bool, accept_changes: bool, quiet: bool, 
 
 def _finish(folder: Path, trust: bool, accept_changes: bool, quiet: bool, format: str) -> None:
     """Do what is left of the attacks of a folder, and show what they did; their code was asked for where `trust`."""
-    from steelyard.report.hostile import attack_document, attack_text, outcome
-    from steelyard.sweeps.attacking import CLEAN, run_attack
+    from steelyard.report.hostile import CLEAN, attack_document, attack_text, flawed_before, outcome
+    from steelyard.sweeps.attacking import run_attack
 
     ask = None if trust else asking(trust)
     tell = None if quiet else _tell
@@ -79,7 +79,7 @@ def _finish(folder: Path, trust: bool, accept_changes: bool, quiet: bool, format
     with doing("summing up"):
         rounds = done.experiment.rounds
         outcomes = {name: outcome(folder / name, rounds, folder / CLEAN) for name in (CLEAN, *done.names)}
-    document = attack_document(outcomes, done.fraction)
+    document = attack_document(outcomes, done.fraction, flawed_before(folder / CLEAN))
     if format == "json":
         print_json({"folder": str(folder), "seeds": done.seeds, **document})
         return

@@ -5,17 +5,23 @@ What is heavy is imported inside the commands, for speed of start.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from steelyard.cli.options import FormatOption, parse_cutoffs
+from steelyard.activity import doing
+from steelyard.cli.options import FormatOption, QuietOption, parse_cutoffs
 from steelyard.cli.printing import metric_table, print_json, print_table
 from steelyard.cli.recommend_features import features_of
 from steelyard.errors import UserError, brief, new_file, own_folder
+from steelyard.rounds.progress import watching
+
+if TYPE_CHECKING:
+    from steelyard.recommend.interactions import Codes, Interactions
+    from steelyard.recommend.ranking import Floats
 
 
 class Repeated(StrEnum):
@@ -65,7 +71,9 @@ def evaluate(
 
 
 def split(
-    data: Annotated[Path, typer.Argument(help="Interactions in any known form (.dat, .data, .inter, .tsv, .gz).")],
+    data: Annotated[
+        Path, typer.Argument(help="Interactions (.dat, .data, .inter, .tsv, .gz), here or in STEELYARD_DATA.")
+    ],
     out: Annotated[Path, typer.Option(help="Folder for train.tsv, test.tsv and catalogue.tsv.")],
     kind: Annotated[SplitKind, typer.Option(help="How each user's rows are cut.")] = SplitKind.temporal,
     share: Annotated[float, typer.Option(help="Share of each user's rows that is tested on.")] = 0.2,
@@ -87,7 +95,7 @@ def split(
 
     files = _new_files(out, ("train", "test", "catalogue", *(() if validation is None else ("validation",))))
     table = filters.keep(
-        read(data),
+        read(_located(data)),
         duplicates=duplicates.value,
         threshold=threshold,
         k_core=core,
@@ -117,6 +125,13 @@ def split(
     typer.echo(f"{counts} interactions in {out}")
 
 
+def _located(path: Path) -> Path:
+    """Return where a file of data lies: here, in STEELYARD_DATA or in ../shared/data, as for experiments."""
+    from steelyard.data.files import search_folders
+
+    return next((folder / path for folder in search_folders() if (folder / path).exists()), path)
+
+
 def _new_files(out: Path, names: Sequence[str]) -> dict[str, Path]:
     """Return the files to write by name, before anything is read; none of them may be there already."""
     own_folder(out, "--out")
@@ -134,18 +149,17 @@ def baseline(
     cutoff: Annotated[int, typer.Option(help="Length of the lists.")] = 10,
     catalogue: Annotated[Path | None, typer.Option(help="All items, also those without training rows.")] = None,
     knowledge: Annotated[
-        str | None, typer.Option(help="For vsm: an experiment whose section [knowledge] gives the items' features.")
+        str | None, typer.Option(help="For vsm: an experiment whose section \\[knowledge] gives the items' features.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of what is random.")] = 1,
     setting: Annotated[
         list[str] | None, typer.Option("--set", help="A setting of the baseline: neighbours=50, factors=20, ...")
     ] = None,
+    quiet: QuietOption = False,
 ) -> None:
     """Train a baseline and write each user's list of items that she did not train on."""
-    from steelyard.recommend.baselines import needs_features, recommend, settings_of
-    from steelyard.recommend.interactions import build
+    from steelyard.recommend.baselines import needs_features, settings_of
     from steelyard.recommend.lists import write_lists
-    from steelyard.recommend.reading import read, read_columns
 
     chosen = settings_of(kind, setting or [])
     length = parse_cutoffs(str(cutoff))[0]
@@ -155,12 +169,32 @@ def baseline(
         raise UserError(
             f"--knowledge: {kind} {needed}; allowed: an experiment with [knowledge] for vsm, none for others"
         )
+    with watching(not quiet), doing(f"baseline {kind}"):
+        lists, scores, table = _trained(kind, train, length, catalogue, knowledge, seed, chosen)
+    write_lists(out, table.users, table.items, lists, scores)
+    typer.echo(f"lists of {length} for {len(table.users):,} users in {out}")
+
+
+def _trained(
+    kind: str,
+    train: Path,
+    length: int,
+    catalogue: Path | None,
+    knowledge: str | None,
+    seed: int,
+    chosen: Mapping[str, float | int],
+) -> tuple[Codes, Floats, Interactions]:
+    """Return each user's list, its scores, and the interactions that the baseline was trained on."""
+    from steelyard.recommend.baselines import recommend
+    from steelyard.recommend.interactions import build
+    from steelyard.recommend.reading import read, read_columns
+
     table = read(train)
     if catalogue is not None:
         everything = read_columns(catalogue, {"item": "item"})["item"]
         names = (table.users[table.user].tolist(), table.items[table.item].tolist())
         table = build(*names, table.rating.tolist(), all_items=everything)
     features = None if knowledge is None else features_of(knowledge, table.items)
-    lists, scores = recommend(kind, table, length, seed, chosen, features)
-    write_lists(out, table.users, table.items, lists, scores)
-    typer.echo(f"lists of {length} for {len(table.users):,} users in {out}")
+    with doing(f"training on {len(table):,} interactions"):
+        lists, scores = recommend(kind, table, length, seed, chosen, features)
+    return lists, scores, table

@@ -5,6 +5,7 @@ What is heavy is imported inside the commands, for speed of start.
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -27,6 +28,7 @@ from steelyard.cli.options import (
     SetOption,
     TableFormat,
     TableFormatOption,
+    VerboseOption,
 )
 from steelyard.cli.printing import print_json, terminal_width
 from steelyard.cli.sweep import resume_sweep, show_sweep
@@ -110,9 +112,10 @@ def compare(
     trust: TrustOption = False,
     quiet: QuietOption = False,
     report: ReportOption = False,
+    verbose: VerboseOption = False,
     format: TableFormatOption = "text",
 ) -> None:
-    """Run several rules on the same cohorts and first models, and show the papers' tables."""
+    """Run several rules on the same cohorts and first models, and say which one to use."""
     with watching(not quiet):
         with doing("starting"):
             from steelyard.experiment.comparing import load_comparison, seeds_of
@@ -125,11 +128,12 @@ def compare(
         chosen = seeds_of(described, seeds)
         result = watched(lambda: Result(run_experiment(described, seeds=chosen, out=out, progress=not quiet)))
         with doing("comparing the rules"):
-            _print_table(result.folder, baseline, format)
+            _print_table(result.folder, baseline, format, all_tables=verbose, verbose=verbose)
     if report:
         write_own_report(result)
     if format == "text":
         print(f"run stored in {printable(str(result.folder))}")
+        print(f"every table: steelyard table {printable(shlex.quote(str(result.folder)))}")
         print(report_line(str(result.folder), report))
 
 
@@ -147,8 +151,9 @@ def table(
             "--groups", help="Absolute rounds in groups of shares (20/30, 40/50, 70/75 %), as paper 003's Table 1."
         ),
     ] = False,
+    verbose: VerboseOption = False,
 ) -> None:
-    """Show a comparison as the papers' tables: rounds to target, gains, intervals, tests, devices, samples, curves."""
+    """Say which rule to use, and show the papers' tables: rounds to target, gains, devices, samples, curves."""
     from steelyard.sweeps.plan_file import is_sweep
 
     if is_sweep(folder):
@@ -159,7 +164,7 @@ def table(
     if groups:
         _print_groups(folder, format)
         return
-    _print_table(folder, baseline, format, curves)
+    _print_table(folder, baseline, format, curves, verbose=verbose)
 
 
 def _print_groups(folder: Path, format: TableFormat) -> None:
@@ -179,12 +184,21 @@ def _print_groups(folder: Path, format: TableFormat) -> None:
     _warn_of_change(chain_of(history))
 
 
-def _print_table(folder: Path, baseline: str | None, format: TableFormat, curves: Path | None = None) -> None:
+def _print_table(
+    folder: Path,
+    baseline: str | None,
+    format: TableFormat,
+    curves: Path | None = None,
+    *,
+    all_tables: bool = True,
+    verbose: bool = False,
+) -> None:
     from steelyard.experiment.loading import read_experiment
+    from steelyard.report.answer import write_comparison
     from steelyard.report.comparison import compare_run
-    from steelyard.report.comparison_tables import comparison_csv, write_comparison
+    from steelyard.report.comparison_tables import comparison_csv
 
-    document = compare_run(folder, read_experiment(folder).rounds, baseline)
+    document = compare_run(folder, read_experiment(folder), baseline)
     if curves is not None:
         from steelyard.report.figures.writing import write_curves
 
@@ -195,7 +209,8 @@ def _print_table(folder: Path, baseline: str | None, format: TableFormat, curves
         print(comparison_csv(document), end="")
         _warn_of_change(document["chain"])
     else:
-        print(write_comparison(document, format, terminal_width()), end="")
+        shown = write_comparison(document, format, terminal_width(), all_tables=all_tables, verbose=verbose)
+        print(shown, end="")
 
 
 def _warn_of_change(chain: Chain) -> None:

@@ -11,6 +11,7 @@ from steelyard.errors import printable_all
 from steelyard.report.documents import Reweighed, RuleSummary, Summary
 from steelyard.report.notices import chain_line, privacy_lines, single_client_lines
 from steelyard.report.rendering import Table
+from steelyard.report.summary import ranks_lists, show_measure
 from steelyard.rounds.progress import show_score
 from steelyard.weighing.table import WeighedDocument
 
@@ -51,7 +52,8 @@ def show_summary(summary: Summary) -> None:
     if line := chain_line(summary["chain"]):
         print(line)
     print(f"run stored in {summary['run']}")
-    print(f"next: steelyard table {shlex.quote(summary['run'])}")
+    look = "recommend report" if ranks_lists(summary["measure"]) else "table"
+    print(f"next: steelyard {look} {shlex.quote(summary['run'])}")
 
 
 def _results(summary: Summary) -> Table:
@@ -61,20 +63,41 @@ def _results(summary: Summary) -> Table:
     if len({rule["seed"] for rule in rules}) > 1:
         columns["seed"] = lambda rule: str(rule["seed"])
     if any("accuracy" in rule["server"] for rule in rules):
-        columns["accuracy on clean rows"] = lambda rule: _score(rule["server"].get("accuracy"))
+        columns[f"accuracy on {summary['server_rows']}"] = lambda rule: _score(rule["server"].get("accuracy"))
     if any(rule["flawed"] is not None for rule in rules):
         columns["weight of flawed clients"] = lambda rule: _share(rule["flawed_weight"])
     if any(rule["accuracy"] is not None for rule in rules):
-        columns[f"{summary['measure']} on the clients"] = lambda rule: _score(rule["accuracy"])
-        columns["worst 10%"] = lambda rule: _score(rule["worst_tenth"])
-        target = f"rounds until {summary['share']:.0%} of clients reach {summary['target']:.0%}"
-        columns[target] = lambda rule: (
-            "not reached" if rule["rounds_to_target"] is None else str(rule["rounds_to_target"])
-        )
+        columns |= _local_columns(summary["measure"], summary)
     if any(rule["testing_rounds"] for rule in rules):
         columns["testing rounds"] = lambda rule: str(rule["testing_rounds"])
     rows = tuple((_name(rule["rule"]), *(cell(rule) for cell in columns.values())) for rule in rules)
     return Table("Result", ("rule", *columns), rows)
+
+
+def _local_columns(measure: str, summary: Summary) -> dict[str, Callable[[RuleSummary], str]]:
+    """The clients' own tests; only accuracies are shares of rows, with targets and intervals."""
+    who = "users" if ranks_lists(measure) else "clients"
+    if measure != "accuracy":
+        return {
+            f"{measure}, mean over the {who}": lambda rule: show_measure(rule["accuracy"], measure),
+            f"worst 10% of the {who}": lambda rule: show_measure(rule["worst_tenth"], measure),
+        }
+
+    def reached(rule: RuleSummary) -> str:
+        return "not reached" if rule["rounds_to_target"] is None else str(rule["rounds_to_target"])
+
+    return {
+        "accuracy on the clients": lambda rule: _score(rule["accuracy"]),
+        "worst 10% [95% interval] (rows)": _worst,
+        f"rounds until {summary['share']:.0%} of clients reach {summary['target']:.0%}": reached,
+    }
+
+
+def _worst(rule: RuleSummary) -> str:
+    found = rule["worst_tenth_on"]
+    if found is None:
+        return _score(rule["worst_tenth"])
+    return f"{_score(rule['worst_tenth'])} [{100 * found['low']:.0f}–{100 * found['high']:.0f}] ({found['rows']})"
 
 
 def _name(name: str) -> str:
@@ -115,7 +138,8 @@ def _heaviest(summary: Summary) -> list[Table]:
     if width is not None:
         widest = max(len(cell) for row in rows for cell in row[1:])
         ranks = max(1, min(ranks, (width - max(len(row[0]) for row in rows)) // (widest + 2)))
-    title = "Clients that carried most weight (share of all weight, samples"
+    who = "Users" if ranks_lists(summary["measure"]) else "Clients"
+    title = f"{who} that carried most weight (share of all weight, samples"
     title += ", * flawed)" if any(summary["flaws"].values()) else ")"
     filled = tuple((*row, *[""] * ranks)[: ranks + 1] for row in rows)
     return [Table(title, ("rule", *(f"{rank}." for rank in range(1, ranks + 1))), filled)]

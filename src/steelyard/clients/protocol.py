@@ -140,6 +140,15 @@ class LayeredServer(Server, Protocol):
 
 
 @runtime_checkable
+class CountedServer(Server, Protocol):
+    """A server that says on how many rows it reports, so that readers know what its figures rest on."""
+
+    def report_rows(self, seed: int) -> int:
+        """Return how many rows only report, or weigh and report; 0 for none."""
+        ...
+
+
+@runtime_checkable
 class FittingServer(Server, Protocol):
     """A server that can also learn from its own rows: the slope of its loss, and training on them alone."""
 

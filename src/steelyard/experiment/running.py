@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Self
 
 from steelyard import files
 from steelyard.activity import doing
-from steelyard.clients.protocol import CheckedClients, FingerprintedClients
+from steelyard.clients.protocol import CheckedClients, CountedServer, FingerprintedClients
 from steelyard.errors import Stopped, UserError, listed, nearest
 from steelyard.experiment.code import FOLDER as CODE
 from steelyard.experiment.code import Ask
@@ -283,12 +283,14 @@ def _go(parts: _Parts, folder: Path, store: Store, progress: bool | Progress, *,
         # So that what is noted of the clients holds for every seed, also for one that had finished before a resume.
         with doing(f"sharing out the data, seed {seed}"):
             clients.names(seed)
+    if parts.plan.report and isinstance(parts.server, CountedServer):
+        store.note(report_rows={str(seed): parts.server.report_rows(seed) for seed in parts.seeds})
     document = experiment.model_dump(mode="json", exclude_none=True)
     known = tracked.start(folder.resolve().name, document, History(folder).info.get("tracked_as"))
     if known is not None:
         store.note(tracked_as=known)
     try:
-        with _shown(progress, parts.plan.rounds) as report:
+        with _shown(progress, parts.plan.rounds, experiment.score_name == "accuracy") as report:
             states = remaining(restored.states, federations, private)
             states = run_rounds(federations, states, clients, parts.server, parts.plan, tracked, report, private)
     except BaseException as error:
@@ -324,7 +326,7 @@ def _note_begun(store: Store, parts: _Parts) -> None:
     )
 
 
-def _shown(progress: bool | Progress, rounds: int) -> AbstractContextManager[Progress | None]:
+def _shown(progress: bool | Progress, rounds: int, percent: bool) -> AbstractContextManager[Progress | None]:
     if callable(progress):
         return nullcontext(progress)
-    return show_progress(rounds) if progress else nullcontext(None)
+    return show_progress(rounds, percent) if progress else nullcontext(None)

@@ -17,6 +17,7 @@ from steelyard.report.documents import RawCriteria, Themes, VegaLite
 from steelyard.report.figures.catalogue import KINDS, draw, spec
 from steelyard.report.figures.theme import theme
 from steelyard.report.headline import headline
+from steelyard.report.reporting_rows import servers_rows
 from steelyard.report.view import RunView, plain
 from steelyard.runs.glance import RunDocument, glance, run_folder
 from steelyard.runs.reader import History
@@ -78,6 +79,7 @@ class Overview(TypedDict):
 
     runs: list[LabelledRun]
     headline: list[str]
+    server_rows: str
     measure: str
     parts: list[PartDocument]
     labels: list[str]
@@ -153,6 +155,7 @@ class Figures:
             "runs": [{**run.document(), "label": label} for run, label in zip(looks, view.names, strict=True)],
             # Only runs that are over have a headline; of others the figures show what happens.
             "headline": [] if going or not any(row["accuracy"] is not None for row in rows) else headline(view),
+            "server_rows": servers_rows(view.histories[0]) if len(names) == 1 else "the servers' rows",
             "measure": view.measure,
             "parts": [{"label": part.label, "rule": part.rule, "seed": part.seed} for part in view.federations],
             "labels": view.labels,

@@ -13,9 +13,11 @@ from typing import Literal
 import numpy as np
 
 from steelyard.errors import UserError
-from steelyard.report.baseline import find_baseline
+from steelyard.experiment.description import Description
+from steelyard.report.baseline import Measure, find_baseline, verdicts
 from steelyard.report.documents import (
     ClassCurve,
+    ClientAccuracy,
     Comparison,
     DeviceRow,
     EstimateJson,
@@ -31,29 +33,33 @@ from steelyard.report.documents import (
     TestingRow,
 )
 from steelyard.report.flawed import flawed_shares
-from steelyard.report.measures import jain, rounds_to_target, worst_tenth
+from steelyard.report.measures import jain, on_rows, rounds_to_target, worst_devices, worst_tenth
 from steelyard.report.notices import chain_of, single_client_rounds
 from steelyard.report.recorded_curves import Curve, read_curves
+from steelyard.report.reporting_rows import recommendation_of
 from steelyard.report.statistics import Estimate, estimate
-from steelyard.report.verdicts import Measure, verdicts
-from steelyard.rounds.settings import RoundSettings
 from steelyard.runs.reader import History
 
+MOST_CLIENTS = 1_000
+"""Up to so many clients are listed one by one."""
 
-def compare_run(run: History | Path | str, settings: RoundSettings, baseline: str | None = None) -> Comparison:
+
+def compare_run(run: History | Path | str, experiment: Description, baseline: str | None = None) -> Comparison:
     """Return the comparison of a run's rules as one JSON-ready document; `steelyard table --format json` prints it."""
     history = run if isinstance(run, History) else History(run)
-    folder = history.folder
+    folder, settings = history.folder, experiment.rounds
     curves = read_curves(history)
     chosen = find_baseline(history, baseline)
     if not curves or not all(len(curve.rounds) for curve in curves):
         raise UserError(
-            f"{folder}: no round has been tested on clients, either not yet or because none is ever tested "
-            "(partition.test = 'none', or nodes with tests = false); allowed: a run with at least one"
+            f"{folder}: no round has been tested, either not yet or because none is ever tested (partition.test = "
+            "'none', or nodes with tests = false, and no partition.server_report); allowed: a run with at least one"
         )
     # A recommender may count epochs in place of rounds; its limit is then the last round there is.
     limit = settings.count or max(int(curve.rounds[-1]) for curve in curves)
     return {
+        "recommendation": recommendation_of(history, experiment, curves, chosen),
+        "measure": experiment.score_name,
         "run": str(folder),
         "status": history.info.get("status", "unknown"),
         "chain": chain_of(history),
@@ -69,7 +75,11 @@ def compare_run(run: History | Path | str, settings: RoundSettings, baseline: st
             {"rule": rule, "seed": seed, "round": round, "reason": reason}
             for (rule, seed), (round, reason) in history.ended.items()
         ],
-        **describe(curves, chosen, settings.all_targets, settings.shares, limit, settings.last, above=settings.above),
+        **describe(
+            *(curves, chosen, settings.all_targets, settings.shares, limit, settings.last),
+            above=settings.above,
+            accuracy=experiment.score_name == "accuracy",
+        ),
     }
 
 
@@ -92,14 +102,19 @@ def describe(
     last: int = 5,
     *,
     above: bool = False,
+    accuracy: bool = True,
 ) -> RuleTables:
-    """Return all tables of a comparison as plain values; verdicts look at the last round and at the `last` rounds."""
+    """Return all tables of a comparison as plain values; verdicts look at the last round and at the `last` rounds.
+
+    The papers' targets and the intervals of rows are about `accuracy`, a share of rows: errors and nDCG have neither.
+    """
     rules = list(dict.fromkeys(curve.rule for curve in curves))
     rules = [baseline, *(rule for rule in rules if rule != baseline)]
     table = {(curve.rule, curve.seed): curve for curve in curves}
     seeds = sorted({curve.seed for curve in curves})
-    # The tables of the papers are about accuracy; a score that goes below 0 is an error, which has no such targets.
-    accurate = all(float(curve.scores.min(initial=0.0)) >= 0 for curve in curves)
+    by_rule = {rule: [table[rule, seed] for seed in seeds] for rule in rules}
+    tested = all(curve.scores.size for curve in curves)
+    accurate = tested and accuracy
     gains: dict[str, list[list[float]]] = {rule: [] for rule in rules}
     sections: list[TargetTable] = []
     for target in targets if accurate else ():
@@ -107,6 +122,7 @@ def describe(
         sections.append(section)
         for row in section["rows"][1:]:
             gains[row["rule"]].append(row["average"]["values"])
+    longest = max(len(curve.overall) for curve in curves)
     measured = _measures(table, rules, seeds, gains, last)
     return {
         "baseline": baseline,
@@ -114,14 +130,19 @@ def describe(
         "seeds": seeds,
         "confidence": 0.95,
         "rounds_to_target": sections,
-        "verdicts": verdicts(measured, baseline, rules, min(last, max(len(curve.overall) for curve in curves))),
-        "devices": [_devices(rule, [table[rule, seed] for seed in seeds]) for rule in rules],
-        "server": [_server_row(rule, [table[rule, seed] for seed in seeds]) for rule in rules],
-        "testing": [_testing(rule, [table[rule, seed] for seed in seeds]) for rule in rules],
+        "verdicts": verdicts(measured, baseline, rules, min(last, longest)),
+        "devices": [_devices(rule, [table[rule, seed] for seed in seeds], accurate) for rule in rules]
+        if tested
+        else [],
+        "clients": [row for rule in rules for row in _clients(rule, [table[rule, seed] for seed in seeds])]
+        if accurate
+        else [],
+        "server": [_server_row(rule, curves) for rule, curves in by_rule.items()],
+        "testing": [_testing(rule, curves) for rule, curves in by_rule.items()],
         "right_wrong": [found for rule in rules[1:] if (found := _matrix(table, baseline, rule, seeds))],
-        "server_curves": [_server_curve(rule, [table[rule, seed] for seed in seeds]) for rule in rules],
-        "class_curves": [_class_curve(rule, [table[rule, seed] for seed in seeds]) for rule in rules],
-        "curves": [_curve(rule, [table[rule, seed] for seed in seeds]) for rule in rules],
+        "server_curves": [_server_curve(rule, curves) for rule, curves in by_rule.items()],
+        "class_curves": [_class_curve(rule, curves) for rule, curves in by_rule.items()],
+        "curves": [_curve(rule, curves) for rule, curves in by_rule.items()],
     }
 
 
@@ -227,22 +248,39 @@ def _over_seeds(curves: Sequence[Curve], figure: Callable[[Curve], float]) -> Es
     return estimate([figure(curve) for curve in curves]).as_json()
 
 
-def _devices(rule: str, curves: Sequence[Curve]) -> DeviceRow:
+def _devices(rule: str, curves: Sequence[Curve], accurate: bool) -> DeviceRow:
     """How the last model serves the devices: over all samples, the worst tenth, LEAF's percentiles, spread, Jain."""
 
     def percentile(per_cent: float) -> Callable[[Curve], float]:
         return lambda curve: float(np.percentile(curve.scores[-1], per_cent))
 
+    pairs = [(curve, worst_devices(curve.scores[-1])) for curve in curves]
+    counted = accurate and all(len(curve.rows) for curve in curves)
     return {
         "rule": rule,
         "final": _over_seeds(curves, lambda curve: float(curve.overall[-1])),
         "best": _over_seeds(curves, lambda curve: float(curve.overall.max())),
         "worst_tenth": _over_seeds(curves, lambda curve: worst_tenth(curve.scores[-1])),
+        "worst_tenth_on": on_rows([c.scores[-1][w] for c, w in pairs], [c.rows[w] for c, w in pairs])
+        if counted
+        else None,
         "p10": _over_seeds(curves, percentile(10)),
         "p90": _over_seeds(curves, percentile(90)),
         "spread": _over_seeds(curves, lambda curve: float(np.std(curve.scores[-1]))),
         "jain": _over_seeds(curves, lambda curve: jain(curve.scores[-1])),
     }
+
+
+def _clients(rule: str, curves: Sequence[Curve]) -> list[ClientAccuracy]:
+    """The accuracy at each client with the rows that it rests on; none where there are too many clients to read."""
+    names = sorted({name for curve in curves for name in curve.devices})
+    found: list[ClientAccuracy] = []
+    for name in names if len(names) <= MOST_CLIENTS else ():
+        held = [(curve, curve.devices.index(name)) for curve in curves if name in curve.devices]
+        scores = [curve.scores[-1][index : index + 1] for curve, index in held]
+        rows = on_rows(scores, [curve.rows[index : index + 1] for curve, index in held])
+        found.append({"rule": rule, "client": name, "accuracy": float(np.mean(scores)), **rows})
+    return found
 
 
 def _server_row(rule: str, curves: Sequence[Curve]) -> ServerRow:

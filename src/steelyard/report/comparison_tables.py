@@ -5,32 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from steelyard.report.documents import Comparison, EstimateJson, RuleTables, TargetTable
-from steelyard.report.notices import chain_line
-from steelyard.report.rendering import Style, Table, as_csv, render, spark
+from steelyard.report.documents import ClientAccuracy, Comparison, DeviceRow, EstimateJson, RuleTables, TargetTable
+from steelyard.report.rendering import Table, as_csv, spark
 from steelyard.report.statistics import estimate
-from steelyard.rounds.progress import RAISE
 
 F1_ROUNDS = 6
 """Rounds that the table of macro F1 shows."""
+MOST_CLIENTS = 20
+"""Clients up to which each has a line of its own."""
 MOST_CLASSES = 20
 """Classes up to which each has a column of its own."""
 
 
-def write_comparison(document: Comparison, style: Style, width: int | None = None) -> str:
-    """Return all tables of a comparison and a sentence per rule; plain text is broken to `width`, where given."""
-    sentences = [test["sentence"] for test in document["verdicts"]]
-    # Last, where a terminal stands: a run that was changed is not to be missed.
-    chain = chain_line(document["chain"]) if "chain" in document else ""
-    return render(comparison_tables(document), [*sentences, chain] if chain else sentences, style, width)
-
-
 def comparison_tables(document: Comparison) -> list[Table]:
-    """Return the tables of a comparison: rounds to target, devices, server, testing rounds, samples, curves."""
+    """Return the papers' tables: rounds to target, devices, server, testing rounds, samples, curves."""
     several = len(document["seeds"]) > 1
-    found = [*_weighed_one(document)]
-    found += [_rounds(section, document, several) for section in document["rounds_to_target"]]
-    found.append(_devices(document))
+    found = [_rounds(section, document, several) for section in document["rounds_to_target"]]
+    found += [*_devices(document), *_clients(document)]
     found += _server(document)
     found += class_tables(document)
     found += _ended(document)
@@ -49,7 +40,7 @@ def _number(value: float, digits: int) -> str:
 
 def cell(value: EstimateJson, digits: int = 1, factor: float = 1.0) -> str:
     """Write an estimate as "mean±half", or the mean alone for one seed."""
-    if not value["values"]:
+    if not value["values"] or math.isnan(value["mean"]):
         return "–"
     mean = value["mean"] * factor
     if len(value["values"]) < 2:
@@ -74,6 +65,19 @@ def _rounds(section: TargetTable, document: Comparison, several: bool) -> Table:
     return Table(f"Rounds until a share of the devices {verb} {section['target']:.0%}", headings, tuple(rows), note)
 
 
+def worst_cell(row: DeviceRow, digits: int, factor: float) -> str:
+    """Write the worst tenth: over seeds as any mean, of one seed with the interval that its few rows give."""
+    found, rows = row["worst_tenth"], row["worst_tenth_on"]
+    if len(found["values"]) != 1 or rows is None:
+        return cell(found, digits, factor)
+    return f"{_number(found['mean'] * factor, digits)} [{rows['low'] * factor:.0f}–{rows['high'] * factor:.0f}]"
+
+
+def percent_of(document: Comparison) -> float:
+    """Return 100 where the clients' scores are accuracies, else 1: nDCG is no share of anything, nor is an error."""
+    return 100.0 if document["measure"] == "accuracy" else 1.0
+
+
 def algorithm_cells(document: Comparison) -> Callable[[str | None], tuple[str, ...]]:
     """Return what gives a rule's cell of the column of algorithms, its heading for None; none where all are FedAvg."""
     algorithms: Mapping[str, str] = document.get("algorithms", {})
@@ -90,16 +94,17 @@ def tested_cells(document: Comparison) -> Callable[[str | None], tuple[str, ...]
     return lambda rule: ("tested" if rule is None else "own models" if rule in personal else "common model",)
 
 
-def _devices(document: Comparison) -> Table:
-    # An error is shown as it is, an accuracy in per cent.
-    percent = 100.0 if all(row["p10"]["mean"] >= 0 for row in document["devices"]) else 1.0
+def _devices(document: Comparison) -> list[Table]:
+    if not document["devices"]:
+        return []
+    percent = percent_of(document)
     columns = ("final", "best", "worst_tenth", "p10", "p90", "spread")
     named, tested = algorithm_cells(document), tested_cells(document)
     served = {row["rule"]: row["accuracy"] for row in document["server"] if "accuracy" in row and tested(None)}
     rows = [
         (
             *(row["rule"], *named(row["rule"]), *tested(row["rule"])),
-            *(cell(row[name], 2, percent) for name in columns),
+            *(cell(row[name], 2 if percent == 100.0 else 4, percent) for name in columns),
             cell(row["jain"], 4),
             *([cell(served[row["rule"]], 2, 100.0)] if row["rule"] in served else ["–"] if served else []),
         )
@@ -112,7 +117,27 @@ def _devices(document: Comparison) -> Table:
     note = f"Final: over all test samples after round {document['rounds']}; the rest over devices."
     if tested(None):
         note += " Own models: each client tested the one that it uses itself. Server's rows: the common model there."
-    return Table("Local scores after the last round", headings, tuple(rows), note)
+    title = f"Local {document['measure']} after the last round"
+    return [Table(title, headings, tuple(rows), note)]
+
+
+def _clients(document: Comparison) -> list[Table]:
+    """Each client with its rows and interval, where they are few enough to read: hospitals, not telephones."""
+    names = list(dict.fromkeys(row["client"] for row in document["clients"]))
+    if not names or len(names) > MOST_CLIENTS:
+        return []
+    known = {(row["client"], row["rule"]): row for row in document["clients"]}
+    rows: list[tuple[str, ...]] = []
+    for name in names:
+        mine = [known.get((name, rule)) for rule in document["rules"]]
+        count = max(row["rows"] for row in mine if row)
+        rows.append((name, f"{count:,}", *(_accuracy(row) for row in mine)))
+    note = "Accuracy (%) [Wilson's 95 % interval from its rows]. Clients whose intervals overlap have no sure rank."
+    return [Table("Client by client after the last round", ("client", "rows", *document["rules"]), tuple(rows), note)]
+
+
+def _accuracy(row: ClientAccuracy | None) -> str:
+    return "–" if row is None else f"{100 * row['accuracy']:.1f} [{100 * row['low']:.0f}–{100 * row['high']:.0f}]"
 
 
 def _server(document: Comparison) -> list[Table]:
@@ -137,16 +162,6 @@ def _ended(document: Comparison) -> list[Table]:
     rows = [(row["rule"], str(row["seed"]), str(row["round"]), row["reason"]) for row in ended]
     note = "Their last tested model stands in the other tables; a target that it had not reached is not reached."
     return [Table("Ended early, without a sound model", ("rule", "seed", "round", "why"), tuple(rows), note)]
-
-
-def _weighed_one(document: Comparison) -> list[Table]:
-    """Which federations had rounds of one client, on top: what follows compares nothing in those rounds."""
-    found = document.get("weighed_one", [])
-    if not found:
-        return []
-    rows = [(row["rule"], str(row["seed"]), f"{row['rounds']} of {row['of']}") for row in found]
-    note = f"No rule can prefer one client to another there. {RAISE}"
-    return [Table("Warning: rounds that weighed one client only", ("rule", "seed", "rounds"), tuple(rows), note)]
 
 
 def _flawed(document: Comparison) -> list[Table]:
@@ -193,15 +208,16 @@ def _curves(document: Comparison) -> Table:
     curves = document["curves"]
     values = [value for curve in curves for value in curve["mean"]]
     low, high = min(values), max(values)
-    percent = 100.0 if low >= 0 else 1.0
+    percent = percent_of(document)
     marks = sorted({_mark(curves[0]["rounds"], share) for share in (0.05, 0.1, 0.25, 0.5, 1.0)})
     rows: list[tuple[str, ...]] = []
     for curve in curves:
         at = dict(zip(curve["rounds"], curve["mean"], strict=True))
-        shown = [_number(at[mark] * percent, 2) if mark in at else "" for mark in marks]
+        shown = [_number(at[mark] * percent, 2 if percent == 100.0 else 4) if mark in at else "" for mark in marks]
         rows.append((curve["rule"], *shown, spark(curve["mean"], low, high)))
     headings = ("rule", *(f"round {mark}" for mark in marks), "curve")
-    return Table(f"Score over all test samples{' (%)' if percent == 100.0 else ''}", headings, tuple(rows))
+    title = "Accuracy over all test samples (%)" if percent == 100.0 else f"{document['measure']}, round by round"
+    return Table(title, headings, tuple(rows))
 
 
 def _mark(rounds: Sequence[int], share: float) -> int:

@@ -10,6 +10,7 @@ from steelyard.report import figures
 from steelyard.report.baseline import asks_clients
 from steelyard.report.documents import ClientCard, ClientCards, RawCriteria, ReportData, VegaLite
 from steelyard.report.figures.weights import interesting
+from steelyard.report.measures import on_rows
 from steelyard.report.reweigh import cohorts
 from steelyard.report.view import FederationView, Frame, RunView, plain, sampled
 
@@ -96,6 +97,9 @@ def _cards(view: RunView, federation: FederationView) -> ClientCards | None:
     shares = dict(zip((str(client) for client in totals.index), totals.to_numpy() / whole, strict=True))
     asked, tested = _Grouped(frame), _Grouped(view.evaluations(federation))
     entries = [_card(federation, client, shares[client], asked, tested, flaws.get(client, [])) for client in kept]
+    if view.measure != "accuracy":
+        for entry in entries:
+            entry["score_on"] = None
     middle = float(np.median(list(shares.values())))
     most = max(shares.values()) or 1.0
     for entry in entries:
@@ -131,6 +135,7 @@ def _card(
         "asked": len(rows),
         "samples": plain(float(samples.max())) if len(samples) else None,
         "score": plain(float(scores[-1])) if len(scores) else None,
+        "score_on": on_rows([scores[-1:]], [tested.of("samples", served)[-1:]]) if len(scores) else None,
         "failures": [(int(asked.columns["round"][row]), str(asked.columns["failure"][row])) for row in failed[:50]],
         "rounds": asked.of("round", course).tolist(),
         "weight": _short(asked.of("weight", course)),

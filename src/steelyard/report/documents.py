@@ -27,6 +27,14 @@ class EstimateJson(TypedDict):
     values: list[float]
 
 
+class OnRows(TypedDict):
+    """On how many rows an accuracy was measured, and Wilson's 95 % interval of it from these rows alone."""
+
+    rows: int
+    low: float
+    high: float
+
+
 class RecordedLoss(TypedDict, total=False):
     """How a rule's loss adapts."""
 
@@ -42,6 +50,7 @@ class RecordedRule(TypedDict, total=False):
     priority: str | None
     normalise: str
     loss: RecordedLoss | None
+    adjust: object
     fit: object
     trained_by: str
 
@@ -143,6 +152,7 @@ class RuleSummary(TypedDict):
     rounds: int
     accuracy: float | None
     worst_tenth: float | None
+    worst_tenth_on: OnRows | None
     p10: float | None
     p90: float | None
     rounds_to_target: int | None
@@ -183,6 +193,7 @@ class Summary(TypedDict):
     measure: str
     target: float
     share: float
+    server_rows: str
     sentence: str
     flaws: dict[str, dict[str, list[str]]]
     rules: list[RuleSummary]
@@ -190,6 +201,38 @@ class Summary(TypedDict):
 
 
 # A comparison: `steelyard table --format json`, `Result.table`.
+
+
+class TestedRule(TypedDict):
+    """A rule in the measure that decides: its value, and the paired test against the baseline."""
+
+    rule: str
+    value: EstimateJson
+    difference: EstimateJson | None
+    ahead: int
+    p: float | None
+    p_holm: float | None
+    verdict: str
+    detectable: float | None
+    left_out: str
+
+
+class Recommendation(TypedDict):
+    """Which rule to use: `rule` is the baseline where it is kept, and None where nothing is recommended.
+
+    `detectable` is the least difference that would have been seen, `seeds_needed` how many seeds a small one needs.
+    """
+
+    rule: str | None
+    sentence: str
+    measure: str
+    where: str
+    less_is_better: bool
+    baseline: str
+    seeds: int
+    detectable: float | None
+    seeds_needed: int | None
+    rules: list[TestedRule]
 
 
 class TargetCell(EstimateJson):
@@ -252,10 +295,19 @@ class DeviceRow(TypedDict):
     final: EstimateJson
     best: EstimateJson
     worst_tenth: EstimateJson
+    worst_tenth_on: OnRows | None
     p10: EstimateJson
     p90: EstimateJson
     spread: EstimateJson
     jain: EstimateJson
+
+
+class ClientAccuracy(OnRows):
+    """The accuracy of a rule's last model at one client: the mean over the seeds, on the rows of one of them."""
+
+    rule: str
+    client: str
+    accuracy: float
 
 
 class ServerRow(TypedDict, total=False):
@@ -340,6 +392,7 @@ class RuleTables(TypedDict):
     rounds_to_target: list[TargetTable]
     verdicts: list[Verdict]
     devices: list[DeviceRow]
+    clients: list[ClientAccuracy]
     server: list[ServerRow]
     testing: list[TestingRow]
     right_wrong: list[RightWrong]
@@ -351,6 +404,8 @@ class RuleTables(TypedDict):
 class Comparison(RuleTables):
     """A run's rules, compared."""
 
+    recommendation: Recommendation
+    measure: str
     run: str
     status: str
     chain: Chain
@@ -442,7 +497,9 @@ class AttackBlock(TypedDict):
 class Attacks(TypedDict):
     """The outcomes of several attacks; "clean" among them is what is lost from."""
 
+    recommendation: Recommendation | None
     fraction: float
+    flawed_clients: list[str]
     attacks: list[AttackBlock]
 
 
@@ -571,6 +628,7 @@ class ClientCard(TypedDict):
     asked: int
     samples: float | None
     score: float | None
+    score_on: OnRows | None
     failures: list[tuple[int, str]]
     rounds: list[int]
     weight: list[float | None]

@@ -41,8 +41,11 @@ def flawed_shares(history: History, rule: str, seed: int) -> FlawedShares | None
     }
 
 
-def sentence(rules: Sequence[RuleSummary], flaws: Mapping[str, Sequence[str]], clients: int) -> str:
-    """Say in one plain sentence what weighing did: who was flawed, what say they got, what the model became."""
+def sentence(rules: Sequence[RuleSummary], flaws: Mapping[str, Sequence[str]], clients: int, rows: str) -> str:
+    """Say in one plain sentence what weighing did: who was flawed, what say they got, what the model became.
+
+    `rows` is what the server's reporting rows are called.
+    """
     scored = [(rule, value) for rule in rules if (value := rule["server"].get("accuracy")) is not None]
     base, low = next(((rule, value) for rule, value in scored if rule["fedavg"]), (None, 0.0))
     others = [(rule, value) for rule, value in scored if rule is not base and rule["asks_clients"]]
@@ -54,7 +57,7 @@ def sentence(rules: Sequence[RuleSummary], flaws: Mapping[str, Sequence[str]], c
             f"No rule is more than {100 * SMALL:.0f} points better than {base['rule']} ({low:.1%}): where clients "
             "are of equal worth there is little to gain from weighing them."
         )
-    reached = f"{best['rule']} reached {high:.1%} on clean rows, {base['rule']} {low:.1%}"
+    reached = f"{best['rule']} reached {high:.1%} on {rows}, {base['rule']} {low:.1%}"
     if base["flawed"] is None or best["flawed"] is None:
         return (
             f"{reached}: {100 * (high - low):.0f} points on one seed, which may be chance; "
@@ -63,6 +66,6 @@ def sentence(rules: Sequence[RuleSummary], flaws: Mapping[str, Sequence[str]], c
     counted = Counter(flaw for found in flaws.values() for flaw in found)
     return (
         f"{len(flaws)} of {clients} clients are flawed ({counted.most_common(1)[0][0]}). By size alone they got "
-        f"{base['flawed']['weight']:.0%} of the weight and the model {low:.1%} on clean rows; {best['rule']} gave them "
+        f"{base['flawed']['weight']:.0%} of the weight and the model {low:.1%} on {rows}; {best['rule']} gave them "
         f"{best['flawed']['weight']:.0%} and reached {high:.1%}."
     )

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from steelyard.report.comparison import compare_run
-from steelyard.report.documents import AttackBlock, AttackRow, Attacks, Outcome
+from steelyard.report.documents import AttackBlock, AttackRow, Attacks, Outcome, Recommendation
 from steelyard.report.flawed import flaws_of
-from steelyard.report.rendering import Table, render, wrapped
+from steelyard.report.recommendation import Compared, Measure, recommend
+from steelyard.report.recorded_curves import read_curves
+from steelyard.report.rendering import Table, paragraph, render, wrapped
 from steelyard.report.statistics import estimate
 from steelyard.rounds.settings import RoundSettings
 from steelyard.runs.reader import History
+
+CLEAN = "clean"
+"""The name of the run without hostile clients."""
 
 
 def outcome(folder: Path | str, settings: RoundSettings, without: Path | str | None = None) -> dict[str, Outcome]:
@@ -25,11 +29,14 @@ def outcome(folder: Path | str, settings: RoundSettings, without: Path | str | N
 
     Hostile are the flawed clients; given the folder of a run `without` the attack, those with more flaws than there.
     """
-    document, history = compare_run(folder, settings), History(folder)
+    history = History(folder)
     before = None if without is None else History(without)
-    hostile = {seed: _hostile(history, before, seed) for seed in document["seeds"]}
-    curves: dict[str, list[list[float]]] = {row["rule"]: row["values"] for row in document["curves"]}
-    curves |= {row["rule"]: row["accuracy"] for row in document["server_curves"] if "accuracy" in row}
+    found_curves = sorted(read_curves(history), key=lambda curve: curve.seed)
+    hostile = {curve.seed: _hostile(history, before, curve.seed) for curve in found_curves}
+    curves: dict[str, list[Sequence[float]]] = {}
+    for curve in found_curves:
+        tested = curve.server.get("accuracy") or curve.overall.tolist()
+        curves.setdefault(curve.rule, []).append(tested)
     found: dict[str, Outcome] = {}
     for rule, by_seed in curves.items():
         weight, largest = _weights(history, rule, hostile)
@@ -79,9 +86,20 @@ def _backdoor(history: History, rule: str) -> list[float] | None:
     return found
 
 
-def attack_document(outcomes: Mapping[str, Mapping[str, Outcome]], fraction: float) -> Attacks:
-    """Return the outcomes of several attacks as one JSON-ready document; "clean" among them is what is lost from."""
-    clean = outcomes.get("clean", {})
+def flawed_before(folder: Path | str) -> list[str]:
+    """Return which clients the experiment itself makes flawed, before anybody attacks: in the first seed, by name."""
+    history = History(folder)
+    return sorted(flaws_of(history, min(history.federations["seed"], default=0)))
+
+
+def attack_document(
+    outcomes: Mapping[str, Mapping[str, Outcome]], fraction: float, flawed: Sequence[str] = ()
+) -> Attacks:
+    """Return the outcomes of several attacks as one JSON-ready document; "clean" among them is what is lost from.
+
+    `flawed` are the clients that the experiment itself makes flawed: they stay so, in the run without attack too.
+    """
+    clean = outcomes.get(CLEAN, {})
     attacks: list[AttackBlock] = []
     for attack, rules in outcomes.items():
         rows: list[AttackRow] = []
@@ -93,12 +111,32 @@ def attack_document(outcomes: Mapping[str, Mapping[str, Outcome]], fraction: flo
                     "rule": rule,
                     **found,
                     "accuracy": estimate(found["accuracy"]).as_json(),
-                    "lost": estimate(lost).as_json() if lost and attack != "clean" else None,
+                    "lost": estimate(lost).as_json() if lost and attack != CLEAN else None,
                     "backdoor": None if not found["backdoor"] else estimate(found["backdoor"]).as_json(),
                 }
             )
         attacks.append({"attack": attack, "rules": rows})
-    return {"fraction": fraction, "attacks": attacks}
+    hostile = {attack: rules for attack, rules in outcomes.items() if attack != CLEAN}
+    return {
+        "recommendation": _recommendation(hostile),
+        "fraction": fraction,
+        "flawed_clients": list(flawed),
+        "attacks": attacks,
+    }
+
+
+def _recommendation(outcomes: Mapping[str, Mapping[str, Outcome]]) -> Recommendation | None:
+    """Say which rule to use against these attacks: by the attack that harms it most, seed by seed."""
+    if not outcomes:
+        return None
+    rules = list(next(iter(outcomes.values())))
+    least = {
+        rule: [min(seed) for seed in zip(*(found[rule]["accuracy"] for found in outcomes.values()), strict=True)]
+        for rule in rules
+    }
+    where = f"under {next(iter(outcomes))}" if len(outcomes) == 1 else f"under the worst of {len(outcomes)} attacks"
+    baseline = "fedavg" if "fedavg" in rules else rules[0]
+    return recommend(least, baseline, Measure("accuracy", where), Compared(command="steelyard attack"))
 
 
 _EXPLAINED = (
@@ -111,13 +149,24 @@ def attack_text(document: Attacks, width: int | None = None) -> str:
     """Write the outcomes for people, a table for each attack, no wider than `width` where one is given."""
     tables: list[Table] = []
     for block in document["attacks"]:
-        clean = block["attack"] == "clean"
-        share = "no hostile clients" if clean else f"{document['fraction']:.0%} of the clients hostile"
+        clean = block["attack"] == CLEAN
+        share = _without(document) if clean else f"{document['fraction']:.0%} of the clients hostile"
         doors = any(row["backdoor"] for row in block["rules"])
         headings = ("accuracy",) if clean else ("accuracy", "lost", "weight", *(("backdoor",) if doors else ()))
         rows = tuple((row["rule"], *_cells(row)[: len(headings)]) for row in block["rules"])
-        tables.append(Table(f"{block['attack']}: {share}", ("rule", *headings), rows))
-    return f"{render(tables, [], 'text', width)}\n{wrapped(_EXPLAINED, width)}"
+        name = "no attack" if clean else block["attack"]
+        tables.append(Table(f"{name}: {share}", ("rule", *headings), rows))
+    found = document["recommendation"]
+    answer = "" if found is None else f"{paragraph(found['sentence'], 'text', width)}\n\n"
+    return f"{answer}{render(tables, [], 'text', width)}\n{wrapped(_EXPLAINED, width)}"
+
+
+def _without(document: Attacks) -> str:
+    """Say what the run without attack is: not free of flawed clients where the experiment has some of its own."""
+    flawed = len(document["flawed_clients"])
+    return (
+        f"no hostile clients, but {flawed} that the experiment itself makes flawed" if flawed else "no hostile clients"
+    )
 
 
 def _cells(row: AttackRow) -> tuple[str, str, str, str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import math
 from dataclasses import replace
 from datetime import UTC, datetime
 from html import escape
@@ -15,8 +14,9 @@ from steelyard import files
 from steelyard.errors import UserError
 from steelyard.experiment.loading import to_toml
 from steelyard.report import figures
+from steelyard.report.answer import main_table
 from steelyard.report.assets import text
-from steelyard.report.comparison_tables import algorithm_cells, cell, comparison_tables, tested_cells
+from steelyard.report.comparison_tables import comparison_tables
 from steelyard.report.contents import chosen_federations, contents
 from steelyard.report.documents import ReportData
 from steelyard.report.figures.writing import svg
@@ -93,7 +93,7 @@ def _sections(view: RunView, data: ReportData, extra: Recommended) -> list[tuple
     drawn, by_rule = data["figures"], data["parts"]
     chooser = _chooser(view)
     found: list[tuple[str, str, str]] = []
-    result = "".join(as_html(result_table(view, index)) for index in range(len(view.histories)))
+    result = _main_tables(view)
     curves = "".join(_figure(name) for name in ("accuracy", "server") if name in drawn)
     found.append(("result", "What came out", f'{result}<div class="two">{curves}</div>'))
     if extra.tables or extra.notes:
@@ -127,7 +127,8 @@ def _chooser(view: RunView) -> str:
     seeds = max(sum(part.label == label for part in view.federations) for label in view.labels)
     left = len(view.labels) - len(parts)
     note = f" <span>for the first of {seeds} seeds</span>" if seeds > 1 else ""
-    note += f" <span>{left} rules have no figures of their own here</span>" if left > 0 else ""
+    lacking = "1 rule has no figures of its own" if left == 1 else f"{left} rules have no figures of their own"
+    note += f" <span>{lacking} here</span>" if left > 0 else ""
     return f'<p class="tools"><label>Shown for the rule <select class="rule">{options}</select></label>{note}</p>'
 
 
@@ -172,45 +173,15 @@ def _again() -> str:
     )
 
 
-def result_table(view: RunView, index: int) -> Table:
-    """Return the main table of one run: clean rows first, then the weight of flawed clients, then the devices."""
-    document = view.documents[index]
-    name = f"{view.names[index]}: " if len(view.histories) > 1 else ""
-    if document is None:
-        return Table(f"{name}no round has been tested on clients", ("rule",), ())
-    percent = 100.0 if all(row["p10"]["mean"] >= 0 for row in document["devices"]) else 1.0
-    unit = " (%)" if percent == 100.0 else ""
-    measure = view.experiments[index].score_name
-    flawed = {row["rule"]: row["weight"] for row in document["flawed"]}
-    tested = {row["rule"]: row["testing_rounds"] for row in document["testing"]}
-    accuracy = {row["rule"]: row["accuracy"] for row in document["server"] if "accuracy" in row}
-    clean = len(accuracy) == len(document["server"])
-    tests = any(row["mean"] > 0 for row in tested.values())
-    named, whose = algorithm_cells(document), tested_cells(document)
-    headings = [
-        "rule",
-        *named(None),
-        *whose(None),
-        *(["accuracy on clean rows (%)"] if clean else []),
-        *(["weight of flawed (%)"] if flawed else []),
+def _main_tables(view: RunView) -> str:
+    """The table behind each run's recommendation; nothing for a run without a tested round."""
+    several = len(view.histories) > 1
+    found = [
+        main_table(document, f"{name}: " if several else "")
+        for name, document in zip(view.names, view.documents, strict=True)
+        if document is not None
     ]
-    headings += [f"{measure} on the clients{unit}", f"best round{unit}", f"worst tenth{unit}", f"std. dev.{unit}"]
-    headings += ["testing rounds"] if tests else []
-    rows: list[tuple[str, ...]] = []
-    for row in document["devices"]:
-        rule = row["rule"]
-        cells = [rule, *named(rule), *whose(rule), *([cell(accuracy[rule], 2, 100.0)] if clean else [])]
-        cells += ([cell(flawed[rule], 1, 100.0)] if rule in flawed else ["–"]) if flawed else []
-        cells += [cell(row[key], 2, percent) for key in ("final", "best", "worst_tenth", "spread")]
-        cells += [cell(tested[rule])] if tests else []
-        rows.append(tuple(cells))
-    seeds = len(document["seeds"])
-    note = f"After round {document['rounds']}; mean ± 95 % interval over {seeds} seeds." if seeds > 1 else ""
-    # What clients' own models are worth shows on the clients: the server's rows test the common model alone.
-    scores = list(accuracy.values()) if clean and not whose(None) else [row["final"] for row in document["devices"]]
-    means = [score["mean"] for score in scores]
-    best = means.index(max(means)) if len(means) > 1 and not any(map(math.isnan, means)) else None
-    return Table(f"{name}after round {document['rounds']}", tuple(headings), tuple(rows), note, best=best)
+    return "".join(as_html(table) for table in found)
 
 
 def _tables(view: RunView) -> list[Table]:
@@ -272,5 +243,4 @@ def notebook_html(view: RunView) -> str:
     chart = figures.draw(view, "server")
     chart = figures.draw(view, "accuracy") if chart is None else chart
     sentences = "".join(f"<p>{escape(line)}</p>" for line in headline(view))
-    tables = "".join(as_html(result_table(view, index)) for index in range(len(view.histories)))
-    return f"<div>{sentences}{tables}{'' if chart is None else svg(chart)}</div>"
+    return f"<div>{sentences}{_main_tables(view)}{'' if chart is None else svg(chart)}</div>"

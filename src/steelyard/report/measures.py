@@ -1,13 +1,16 @@
-"""Figures of a run as pure functions of local scores: rounds to target, the worst tenth, percentiles."""
+"""Figures of a run as pure functions of local scores: rounds to target, the worst tenth, the rows behind them."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from steelyard.messages import Floats
+from steelyard.messages import Counts, Floats
+from steelyard.report.documents import OnRows
+from steelyard.report.statistics import wilson
 from steelyard.rounds.settings import reached
 
 
@@ -24,8 +27,23 @@ def rounds_to_target(
 
 def worst_tenth(scores: Floats) -> float:
     """Return the mean score of the worst 10 % of the devices (at least one); use it to see who is left behind."""
-    count = math.ceil(0.1 * len(scores) - 1e-9)
-    return float(np.sort(scores)[:count].mean()) if len(scores) else float("nan")
+    return float(scores[worst_devices(scores)].mean()) if len(scores) else float("nan")
+
+
+def worst_devices(scores: Floats) -> NDArray[np.int64]:
+    """Return the positions of the worst tenth of the devices, the worst first."""
+    return np.argsort(scores, kind="stable")[: math.ceil(0.1 * len(scores) - 1e-9)]
+
+
+def on_rows(scores: Sequence[Floats], rows: Sequence[Counts]) -> OnRows:
+    """Return on how many rows the mean accuracy of some devices rests, and its interval; one array for each seed.
+
+    Devices count alike, so that k devices with n rows each carry as much as k²/Σ(1/n) rows of one. Seeds test on the
+    same rows, or on others of the same source: they do not multiply them.
+    """
+    carried = [len(mine) ** 2 / float((1 / np.maximum(mine, 1)).sum()) for mine in rows]
+    low, high = wilson(float(np.mean([mine.mean() for mine in scores])), float(np.mean(carried)))
+    return {"rows": round(float(np.mean([mine.sum() for mine in rows]))), "low": low, "high": high}
 
 
 def jain(scores: Floats) -> float:

@@ -38,6 +38,10 @@ class Curve:
     """Right or wrong for every test sample in the last round."""
     by_class: Mapping[str, Sequence[Sequence[float]]] = field(default_factory=dict[str, Sequence[Sequence[float]]])
     """Figures of each round and class on the server's reporting rows, by name: [rounds][classes]."""
+    rows: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """[devices]: how many test rows each has; of a recommender one for each user."""
+    devices: tuple[str, ...] = ()
+    """Their names."""
 
 
 def read_curves(history: History) -> list[Curve]:
@@ -63,12 +67,19 @@ def read_curves(history: History) -> list[Curve]:
             # Its model exploded before any was tested: the first model is the only one that it has.
             rounds, scores = history.scores(rule, seed, START)
             measured = [first[rule, seed]] if len(rounds) else []
+        server, by_class = _server(mine)
+        if not measured and server:
+            # No client tests anything: what the server finds is all there is.
+            rounds = np.array([row["round"] for row in mine], np.int64)
+            measured = server["accuracy"] if "accuracy" in server else [-error for error in server["rmse"]]
+            scores = np.zeros((len(rounds), 0))
+        tested = history.tested(rule, seed, int(rounds[-1]) - 1) if scores.size else None
         overall = np.array(measured, dtype=np.float64)
         kept = Counter(str(row["priority"]) for row in mine if not _missing(row["priority"]))
         tests = sum(int(row["tests"]) for row in mine)
+        names, rows = ((), np.zeros(0, np.int64)) if tested is None else (tested.clients, tested.samples)
         hits = history.hits(rule, seed)
-        server, by_class = _server(mine)
-        curves.append(Curve(rule, seed, rounds, scores, overall, tests, kept, server, hits, by_class))
+        curves.append(Curve(rule, seed, rounds, scores, overall, tests, kept, server, hits, by_class, rows, names))
     return curves
 
 

@@ -78,6 +78,13 @@ def _list(sentences: Sequence[str], style: Style, width: int | None) -> str:
     return "\n".join(wrapped(f"- {sentence}", width, "  ") for sentence in sentences)
 
 
+def paragraph(text: str, style: Style, width: int | None = None) -> str:
+    """Write a paragraph as plain text, Markdown or LaTeX; plain text is broken to the width, where one is given."""
+    return (
+        _escape(printable(text)) if style == "latex" else wrapped(printable(text), width if style == "text" else None)
+    )
+
+
 def wrapped(text: str, width: int | None, indent: str = "") -> str:
     """Return a text broken between words to a terminal's width, later lines indented; as it is where there is none."""
     if width is None:

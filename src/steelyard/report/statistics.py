@@ -1,4 +1,4 @@
-"""What can be said from a few seeds: means with intervals, paired tests, Holm's correction."""
+"""What can be said from a few seeds and a few rows: intervals, paired tests, Holm's correction, what they can show."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ from steelyard.report.documents import EstimateJson
 
 LEVEL = 0.95
 ALPHA = 0.05
+POWER = 0.8
+"""How often a difference must be seen, at the least, to count as one that would have been seen."""
+LEAST_SEEDS = 3
+"""With fewer, nothing is recommended: the spread between seeds would rest on one difference."""
+MOST_SEEDS = 1_000
 
 
 @dataclass(frozen=True)
@@ -42,11 +47,12 @@ def estimate(values: Sequence[float]) -> Estimate:
     # For speed of start: one seed needs no statistics, and scipy.special is a tenth of scipy.stats.
     from scipy import special
 
-    half = float(special.stdtrit(count - 1, 0.5 + LEVEL / 2)) * _deviation(values) / math.sqrt(count)
+    half = float(special.stdtrit(count - 1, 0.5 + LEVEL / 2)) * deviation(values) / math.sqrt(count)
     return Estimate(mean, mean - half, mean + half, tuple(values))
 
 
-def _deviation(values: Sequence[float]) -> float:
+def deviation(values: Sequence[float]) -> float:
+    """Return the standard deviation of a sample, with n - 1 in place of n; needs two values."""
     mean = math.fsum(values) / len(values)
     return math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
 
@@ -60,13 +66,13 @@ def paired_p(differences: Sequence[float]) -> float | None:
     count = len(differences)
     if count < 2:
         return None
-    mean, deviation = math.fsum(differences) / count, _deviation(differences)
-    if deviation <= 1e-12 * max(1.0, abs(mean)):
+    mean, spread = math.fsum(differences) / count, deviation(differences)
+    if spread <= 1e-12 * max(1.0, abs(mean)):
         return 1.0 if abs(mean) <= 1e-12 else 2.0 / 2.0**count
     # For speed of start: one seed needs no statistics, and scipy.special is a tenth of scipy.stats.
     from scipy import special
 
-    return float(2 * special.stdtr(count - 1, -abs(mean) / (deviation / math.sqrt(count))))
+    return float(2 * special.stdtr(count - 1, -abs(mean) / (spread / math.sqrt(count))))
 
 
 def holm(values: Sequence[float | None]) -> list[float | None]:
@@ -90,3 +96,54 @@ def verdict(mean: float, adjusted: float | None) -> str:
     if adjusted < ALPHA and mean:
         return "better" if mean > 0 else "worse"
     return "not distinguishable"
+
+
+def detectable(spread: float, seeds: int, tests: int = 1) -> float:
+    """Return the least difference that a paired t-test over so many seeds sees four times of five (80 % power).
+
+    `spread` is the standard deviation of the differences between seeds. Of several tests, the first step of Holm's
+    correction is taken, ALPHA / tests. Use it to say what a comparison could not have seen.
+    """
+    # For speed of start, as above.
+    from scipy import special
+
+    limit = float(special.stdtrit(seeds - 1, 1 - ALPHA / tests / 2))
+    low, high = 0.0, 1.0
+    while _missed(seeds, high, limit) > 1 - POWER:
+        low, high = high, 2 * high
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _missed(seeds, middle, limit) > 1 - POWER else (low, middle)
+    return high * spread / math.sqrt(seeds)
+
+
+def _missed(seeds: int, shift: float, limit: float) -> float:
+    """Return how often a t-test misses a difference of `shift` standard errors (the noncentral t distribution)."""
+    # For speed of start, as above.
+    from scipy import special
+
+    return float(special.nctdtr(seeds - 1, shift, limit))
+
+
+def seeds_for(difference: float, spread: float, tests: int = 1) -> int | None:
+    """Return how many seeds see such a difference four times of five; None where a thousand do not."""
+    low, high = LEAST_SEEDS, MOST_SEEDS
+    if detectable(spread, high, tests) > difference:
+        return None
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if detectable(spread, middle, tests) <= difference else (middle + 1, high)
+    return low
+
+
+def wilson(share: float, rows: float) -> tuple[float, float]:
+    """Return Wilson's 95 % interval of an accuracy measured on so many rows; sound for few rows, for 0 and for 1.
+
+    Every accuracy of a client, a site or a part of the clients has its interval from here.
+    """
+    if not rows > 0:
+        return 0.0, 1.0
+    square = 1.959963984540054**2
+    middle = (share + square / (2 * rows)) / (1 + square / rows)
+    half = math.sqrt(square * (share * (1 - share) / rows + square / (4 * rows * rows))) / (1 + square / rows)
+    return max(0.0, middle - half), min(1.0, middle + half)

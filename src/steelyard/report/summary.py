@@ -1,4 +1,4 @@
-"""The short account of a finished run: final figures, rounds to target, who carried most weight."""
+"""The account of a finished run: final figures, rounds to target, who carried most weight; in a few lines too."""
 
 from __future__ import annotations
 
@@ -24,14 +24,19 @@ from steelyard.report.documents import (
     TargetReached,
 )
 from steelyard.report.flawed import flawed_shares, flaws_of, sentence
-from steelyard.report.measures import rounds_to_target, worst_tenth
-from steelyard.report.notices import chain_of, privacy_of, single_client_rounds
+from steelyard.report.measures import on_rows, rounds_to_target, worst_devices, worst_tenth
+from steelyard.report.notices import chain_of, privacy_of, single_client_lines, single_client_rounds
+from steelyard.report.rendering import Table, as_text
+from steelyard.report.reporting_rows import servers_rows
+from steelyard.rounds.progress import show_score
 from steelyard.rounds.settings import RoundSettings
 from steelyard.runs.reader import History
 from steelyard.runs.schema import unreadable
 from steelyard.weighing import criteria
 
 TOP = 5
+MOST_RULES = 12
+LONGEST_NAME = 40
 
 
 def summarise(folder: Path, settings: RoundSettings, measure: str = "accuracy") -> Summary:
@@ -42,8 +47,8 @@ def summarise(folder: Path, settings: RoundSettings, measure: str = "accuracy") 
     for federation in history.federations.to_dict("records"):
         rule, seed = str(federation["rule"]), int(federation["seed"])
         found = history.scores(rule, seed)
-        rules.append(_account(history, rule, seed, federation, found, settings))
-        for target in settings.all_targets:
+        rules.append(_account(history, rule, seed, federation, found, settings, accuracy=measure == "accuracy"))
+        for target in settings.all_targets if measure == "accuracy" else ():
             for share in settings.shares:
                 reached = _reached(found, target, share, settings)
                 table.append({"rule": rule, "seed": seed, "target": target, "share": share, "round": reached})
@@ -63,7 +68,8 @@ def summarise(folder: Path, settings: RoundSettings, measure: str = "accuracy") 
         "measure": measure,
         "target": settings.target,
         "share": settings.share,
-        "sentence": sentence(first, flaws[str(seeds[0])], clients),
+        "server_rows": servers_rows(history),
+        "sentence": sentence(first, flaws[str(seeds[0])], clients, servers_rows(history)),
         "flaws": flaws,
         "rules": rules,
         "rounds_to_target": table,
@@ -77,11 +83,15 @@ def _account(
     stored: Mapping[Any, Any],
     found: tuple[Counts, Floats],
     settings: RoundSettings,
+    *,
+    accuracy: bool,
 ) -> RuleSummary:
     """Return the figures of one rule with one seed: `stored` is its row, `found` rounds and scores."""
     given: RecordedRule = json.loads(stored["settings"])
     scores = found[1]
     last = scores[-1] if len(scores) else np.zeros(0)
+    rows = history.tested(rule, seed, int(found[0][-1]) - 1).samples if len(last) and accuracy else None
+    worst = worst_devices(last)
     mine: Any = history.rounds[(history.rounds["rule"] == rule) & (history.rounds["seed"] == seed)]
     measured = mine[mine["accuracy"].notna()]
     flawed = flawed_shares(history, rule, seed)
@@ -92,9 +102,10 @@ def _account(
         "rounds": int(mine["round"].max()) if len(mine) else 0,
         "accuracy": float(measured["accuracy"].iloc[-1]) if len(measured) else None,
         "worst_tenth": worst_tenth(last) if len(last) else None,
+        "worst_tenth_on": None if rows is None else on_rows([last[worst]], [rows[worst]]),
         "p10": float(np.percentile(last, 10)) if len(last) else None,
         "p90": float(np.percentile(last, 90)) if len(last) else None,
-        "rounds_to_target": _reached(found, settings.target, settings.share, settings),
+        "rounds_to_target": _reached(found, settings.target, settings.share, settings) if accuracy else None,
         "testing_rounds": int(mine["tests"].to_numpy().sum()),
         "orders": _orders(list(mine["priority"]), list(mine["tried"])),
         "server": _server(list(mine["server_metrics"]), list(mine["server_accuracy"])),
@@ -175,3 +186,41 @@ def _heaviest(history: History, rule: str, seed: int) -> list[HeavyClient]:
         }
         for index in ranked
     ]
+
+
+def short_account(summary: Summary) -> str:
+    """Return a summary as a small table: rule, scores, rounds to the target; only columns that some rule has."""
+    rules = summary["rules"]
+    columns = {"rule": [_name(rule, several=len({rule["seed"] for rule in rules}) > 1) for rule in rules]}
+    if any(rule["algorithm"] != "fedavg" for rule in rules):
+        columns["algorithm"] = [str(rule["algorithm"]) for rule in rules]
+    measure = summary["measure"]
+    who = "users" if ranks_lists(measure) else "clients"
+    columns[f"{measure} on the {who}"] = [show_measure(rule["accuracy"], measure) for rule in rules]
+    columns["worst 10%"] = [show_measure(rule["worst_tenth"], measure) for rule in rules]
+    columns[f"on {summary['server_rows']}"] = [show_measure(rule["server"].get("accuracy")) for rule in rules]
+    reached = [rule["rounds_to_target"] for rule in rules]
+    columns["rounds to target"] = ["-" if rounds is None else str(rounds) for rounds in reached]
+    shown = {name: cells for name, cells in columns.items() if name == "rule" or any(cell != "-" for cell in cells)}
+    rows = tuple(zip(*shown.values(), strict=True))
+    text = as_text(Table("", tuple(shown), rows[:MOST_RULES]))
+    more = [f"and {len(rules) - MOST_RULES} more rules"] if len(rules) > MOST_RULES else []
+    return "\n".join([text, *more, *single_client_lines(summary["weighed_one"]), f"run stored in {summary['run']}"])
+
+
+def _name(rule: RuleSummary, *, several: bool) -> str:
+    name = str(rule["rule"])
+    name = name if len(name) <= LONGEST_NAME else f"{name[: LONGEST_NAME - 3]}..."
+    return f"{name} #{rule['seed']}" if several else name
+
+
+def show_measure(value: float | None, measure: str = "accuracy") -> str:
+    """Write a score: an accuracy in per cent, nDCG and errors as the numbers that they are."""
+    if value is None or value != value:
+        return "-"
+    return show_score(value) if measure == "accuracy" else f"{value:.4g}"
+
+
+def ranks_lists(measure: str) -> bool:
+    """Whether scores are of recommenders' lists: their measures are named with a cutoff, such as ndcg@10."""
+    return "@" in measure

@@ -122,7 +122,7 @@ class RunView:
         found: list[Comparison | None] = []
         for history, experiment in zip(self.histories, self.experiments, strict=True):
             try:
-                found.append(compare_run(history, experiment.rounds))
+                found.append(compare_run(history, experiment))
             except UserError:
                 found.append(None)
         return found

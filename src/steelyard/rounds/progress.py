@@ -89,7 +89,7 @@ class Expectation:
 class _Display(Protocol):
     """Something that shows progress."""
 
-    def begin(self, rounds: int) -> None: ...
+    def begin(self, rounds: int, percent: bool = True) -> None: ...
     def report(self, round: int, accuracies: Mapping[str, float | None]) -> None: ...
     def beat(self, now: float) -> None: ...
     def pause(self) -> None: ...
@@ -102,11 +102,11 @@ class _Lines:
 
     def __init__(self, write: Callable[[str], None], seconds: float = PLAIN_SECONDS) -> None:
         self._write, self._seconds = write, seconds
-        self._rounds, self._expected = 0, Expectation(0)
+        self._rounds, self._expected, self._percent = 0, Expectation(0), True
         self._last, self._round_last = time.monotonic(), float("-inf")
 
-    def begin(self, rounds: int) -> None:
-        self._rounds, self._expected = rounds, Expectation(rounds)
+    def begin(self, rounds: int, percent: bool = True) -> None:
+        self._rounds, self._expected, self._percent = rounds, Expectation(rounds), percent
 
     def report(self, round: int, accuracies: Mapping[str, float | None]) -> None:
         now = time.monotonic()
@@ -114,7 +114,7 @@ class _Lines:
         if round == self._rounds or now - self._round_last >= self._seconds:
             self._last = self._round_last = now
             rest = f"; about {show_duration(left)} left" if left is not None and round < self._rounds else ""
-            figures = _figures(accuracies)
+            figures = _figures(accuracies, self._percent)
             self._write(f"round {round}/{self._rounds}{f': {figures}' if figures else ''}{rest}")
 
     def pause(self) -> None:
@@ -168,16 +168,16 @@ class _Bar:
         )
         self._bar = Lines(*columns, console=Console(stderr=True))
         self._task = self._bar.add_task("rounds", total=None, figures="")
-        self._begun = False
+        self._begun, self._percent = False, True
         self._after: _Lines | None = None
         self._bar.start()
 
-    def begin(self, rounds: int) -> None:
-        self._begun = True
+    def begin(self, rounds: int, percent: bool = True) -> None:
+        self._begun, self._percent = True, percent
         self._bar.update(self._task, total=rounds)
 
     def report(self, round: int, accuracies: Mapping[str, float | None]) -> None:
-        self._bar.update(self._task, completed=round, figures=_figures(accuracies))
+        self._bar.update(self._task, completed=round, figures=_figures(accuracies, self._percent))
 
     def pause(self) -> None:
         if self._after is None:
@@ -256,12 +256,15 @@ def paused() -> Generator[None]:
 
 
 @contextmanager
-def show_progress(rounds: int) -> Generator[Progress]:
-    """Show how far the rounds are and the current accuracy of each rule; yields the function that the loop calls."""
+def show_progress(rounds: int, percent: bool = True) -> Generator[Progress]:
+    """Show how far the rounds are and the current score of each rule; yields the function that the loop calls.
+
+    `percent`: scores are accuracies, shown in per cent; those of recommenders and regressions are not.
+    """
     with watching():
         assert _watch is not None
         display = _watch.display
-        display.begin(rounds)
+        display.begin(rounds, percent)
         try:
             yield display.report
         finally:
@@ -298,11 +301,11 @@ def _notebook() -> Callable[[str], None] | None:
     return write
 
 
-def _figures(accuracies: Mapping[str, float | None]) -> str:
+def _figures(accuracies: Mapping[str, float | None], percent: bool = True) -> str:
     # Clients without test rows give no figure.
     known = {name: value for name, value in accuracies.items() if value is not None and not math.isnan(value)}
     shown = [
-        f"{name} {value:.3g}" if name.startswith(SPENT) else f"{name} {show_score(value)}"
+        f"{name} {show_score(value)}" if percent and not name.startswith(SPENT) else f"{name} {value:.3g}"
         for name, value in known.items()
     ]
     rest = f" and {len(shown) - 4} more" if len(shown) > 4 else ""

@@ -88,6 +88,7 @@ _SHAPES: Mapping[tuple[str, str], TypeAdapter[Any]] = {
     ("info", "rounds"): TypeAdapter(int),
     ("info", "flaws"): TypeAdapter(dict[_Seed, dict[str, list[str]]]),
     ("info", "labels"): TypeAdapter(dict[_Seed, dict[str, list[int]]]),
+    ("info", "report_rows"): TypeAdapter(dict[_Seed, int]),
     ("info", "measured_by"): _Words,
     ("info", "trust"): TypeAdapter(dict[str, dict[str, str]]),
     ("info", "code_files"): _Words,

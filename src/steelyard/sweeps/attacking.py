@@ -18,12 +18,12 @@ from steelyard.experiment.description import Description
 from steelyard.experiment.folders import unnamed_folder
 from steelyard.experiment.loading import build
 from steelyard.files import ATTACK_FILE, is_file
+from steelyard.report.hostile import CLEAN
 from steelyard.runs.store import held
 from steelyard.sweeps.plan import PlannedRun
 from steelyard.sweeps.plan_file import differing, read_plan, write_plan
 from steelyard.sweeps.running import finished, run_or_resume
 
-CLEAN = "clean"
 INFLATION = "inflation"
 ATTACKS: Mapping[str, Mapping[str, Any]] = {
     "label-flip": {"kind": "labels-flipped", "how": "pairs"},

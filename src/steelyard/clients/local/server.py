@@ -49,6 +49,10 @@ class SimulationServer:
         """Test models [candidates, parameters] on the rows on which the server reports."""
         return self._test(seed, models, self.clients.context.population(seed).source.report)
 
+    def report_rows(self, seed: int) -> int:
+        """Return on how many rows the server reports."""
+        return len(self.clients.context.population(seed).source.report)
+
     def gradients(self, seeds: Sequence[int], models: torch.Tensor) -> torch.Tensor:
         """Return the gradient of the server's mean loss at each model [models, parameters], one seed per model.
 

@@ -142,7 +142,7 @@ export class RunView {
     const tests = rows.some((row) => row.tests > 0);
     const seeds = rows.some((row) => row.seeds > 1);
     const rounds = new Set(rows.map((row) => row.round)).size > 1;
-    const head = ["rule", rounds && "round", seeds && "seeds", `${measure} on the clients`, server && "accuracy on clean rows", "left out", tests && "testing rounds"];
+    const head = ["rule", rounds && "round", seeds && "seeds", `${measure} on the clients`, server && `accuracy on ${this.found.server_rows}`, "left out", tests && "testing rounds"];
     const body = rows.map((row) =>
       h(
         "tr",

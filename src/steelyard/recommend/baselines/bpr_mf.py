@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from steelyard.activity import doing
 from steelyard.randomness import generator
 from steelyard.recommend.engines import choose_engine
 from steelyard.recommend.fpl import Learning, initial_table, initial_vector
@@ -57,6 +58,7 @@ class BprMf:
 def bpr_mf(train: Interactions, seed: int = 1, factors: int = 20, rate: float = 0.05, epochs: int = 50) -> Scores:
     """BPR-MF with evenly drawn negatives; the weights of regularisation follow from the rate, as in FPL (§4.5.3)."""
     model = BprMf(train, seed, Learning(rate, factors))
-    for _ in range(epochs):
-        model.epoch()
+    for epoch in range(1, epochs + 1):
+        with doing(f"epoch {epoch} of {epochs}"):
+            model.epoch()
     return model.scores

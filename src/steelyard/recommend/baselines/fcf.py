@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from steelyard.activity import doing
 from steelyard.randomness import generator
 from steelyard.recommend.baselines.neighbours import matrix
 from steelyard.recommend.interactions import Codes, Interactions
@@ -32,8 +33,9 @@ def fcf(
     first, second = np.zeros_like(table), np.zeros_like(table)
     vectors = np.zeros((len(train.users), factors))
     for epoch in range(1, epochs + 1):
-        vectors = solve(taken, table, confidence, decay)
-        gradient = item_gradient(taken, table, vectors, confidence, decay)
+        with doing(f"epoch {epoch} of {epochs}"):
+            vectors = solve(taken, table, confidence, decay)
+            gradient = item_gradient(taken, table, vectors, confidence, decay)
         first = 0.9 * first + 0.1 * gradient
         second = 0.999 * second + 0.001 * gradient**2
         table = table - rate * (first / (1 - 0.9**epoch)) / (np.sqrt(second / (1 - 0.999**epoch)) + 1e-8)

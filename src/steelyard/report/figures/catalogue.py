@@ -40,7 +40,7 @@ _LIST = (
     ),
     Kind(
         "server",
-        "On clean rows",
+        "On the server's rows",
         "Accuracy on rows of the server that no client holds.",
         "The server of this run has no rows that report; partition.server_report = 'apart' gives it some.",
         "view",
@@ -48,7 +48,7 @@ _LIST = (
     ),
     Kind(
         "macro-f1",
-        "Macro F1 on clean rows",
+        "Macro F1 on the server's rows",
         "The mean over the classes, rare ones included.",
         "The server of this run reports no F1 of each class.",
         "view",

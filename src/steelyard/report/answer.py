@@ -1,0 +1,120 @@
+"""The answer of a comparison: the recommendation, the table behind it, and after it what the papers print."""
+
+from __future__ import annotations
+
+from steelyard.report.comparison_tables import (
+    algorithm_cells,
+    cell,
+    comparison_tables,
+    percent_of,
+    tested_cells,
+    worst_cell,
+)
+from steelyard.report.documents import Comparison, EstimateJson
+from steelyard.report.notices import chain_line
+from steelyard.report.rendering import Style, Table, paragraph, render
+from steelyard.report.summary import ranks_lists
+from steelyard.rounds.progress import RAISE
+
+
+def write_comparison(
+    document: Comparison, style: Style, width: int | None = None, *, all_tables: bool = True, verbose: bool = False
+) -> str:
+    """Return the recommendation and the table behind it, then all other tables if wanted.
+
+    `verbose` adds every test of every rule in words. Plain text is broken to `width`, where given.
+    """
+    tables = [*_weighed_one(document), main_table(document), *(comparison_tables(document) if all_tables else ())]
+    sentences = [test["sentence"] for test in document["verdicts"]] if verbose else []
+    answer = paragraph(document["recommendation"]["sentence"], style, width)
+    # Last, where a terminal stands: a run that was changed is not to be missed. A head is copied, so it is not broken.
+    chain = paragraph(chain_line(document["chain"]), style)
+    return f"{answer}\n\n{render(tables, sentences, style, width)}" + (f"\n{chain}\n" if chain else "")
+
+
+def main_table(document: Comparison, name: str = "") -> Table:
+    """Return the table behind the recommendation: the measure that decides, and how flawed and worst clients fared."""
+    found = document["recommendation"]
+    last = min(document["last"], document["rounds"])
+    factor, unit = (100.0, " (%)") if found["measure"] == "accuracy" else (1.0, "")
+    digits = 1 if factor == 100.0 else 4
+    columns: dict[str, dict[str, str]] = {}
+    named = algorithm_cells(document)
+    if heading := named(None):
+        columns[heading[0]] = {rule: named(rule)[0] for rule in document["rules"]}
+    whose = tested_cells(document)
+    if heading := whose(None):
+        columns[heading[0]] = {rule: whose(rule)[0] for rule in document["rules"]}
+    columns[f"{found['measure']}{unit}"] = {row["rule"]: cell(row["value"], digits, factor) for row in found["rules"]}
+    others = [row for row in found["rules"] if row["difference"] is not None]
+    if others:
+        columns[f"against {found['baseline']}"] = {
+            row["rule"]: _signed(row["difference"], digits, factor) for row in others if row["difference"]
+        }
+    if any(row["p_holm"] is not None for row in others):
+        columns["p"] = {row["rule"]: _p(row["p_holm"]) for row in others}
+    if document["flawed"]:
+        columns["weight of flawed (%)"] = {row["rule"]: cell(row["weight"], 1, 100.0) for row in document["flawed"]}
+    columns |= _local_columns(document, on_server="server" in found["where"])
+    if any(row["testing_rounds"]["mean"] > 0 for row in document["testing"]):
+        columns["testing rounds"] = {row["rule"]: cell(row["testing_rounds"]) for row in document["testing"]}
+    rules = [row["rule"] for row in found["rules"]]
+    rows = tuple((rule, *(cells.get(rule, "–") for cells in columns.values())) for rule in rules)
+    best = rules.index(found["rule"]) if found["rule"] is not None and len(rules) > 1 else None
+    over = f"mean of the last {last} tested rounds" if last > 1 else f"after round {document['rounds']}"
+    shown = "Accuracy" if found["measure"] == "accuracy" else found["measure"]
+    title = f"{name}{shown} {found['where']}, {over}"
+    return Table(title, ("rule", *columns), rows, _main_note(document), best=best)
+
+
+def _local_columns(document: Comparison, *, on_server: bool) -> dict[str, dict[str, str]]:
+    """The clients' own tests beside what decides: over all of their rows where the server decides, and the worst."""
+    if not document["devices"]:
+        return {}
+    percent = percent_of(document)
+    unit = " (%)" if percent == 100.0 else ""
+    digits = 1 if unit else 4
+    rows = document["devices"]
+    columns: dict[str, dict[str, str]] = {}
+    if on_server:
+        columns[f"on the clients{unit}"] = {row["rule"]: cell(row["final"], digits, percent) for row in rows}
+    whose = " of the users" if ranks_lists(document["measure"]) else ""
+    columns[f"worst tenth{whose}{unit}"] = {row["rule"]: worst_cell(row, digits, percent) for row in rows}
+    if counts := {row["rule"]: f"{found['rows']:,}" for row in rows if (found := row["worst_tenth_on"])}:
+        columns["rows of the worst"] = counts
+    return columns
+
+
+def _signed(value: EstimateJson, digits: int, factor: float) -> str:
+    text = cell(value, digits, factor)
+    return text if text[0] in "−–" else f"+{text}"
+
+
+def _p(value: float | None) -> str:
+    return "–" if value is None else "<0.001" if value < 0.001 else f"{value:.3f}"
+
+
+def _main_note(document: Comparison) -> str:
+    found = document["recommendation"]
+    seeds = len(document["seeds"])
+    notes = [f"mean ± 95 % interval over {seeds} seeds"] if seeds > 1 else ["one seed"]
+    if any(row["p_holm"] is not None for row in found["rules"]):
+        notes.append("p: paired t-test against the first rule after Holm's correction")
+    if document["devices"]:
+        who = "users' lists" if ranks_lists(document["measure"]) else "clients' own tests"
+        notes.append(f"the {who} are those after round {document['rounds']}")
+    if found["less_is_better"]:
+        notes.append("less is better")
+    notes += [f"{row['rule']} is not held against it: {row['left_out']}" for row in found["rules"] if row["left_out"]]
+    text = "; ".join(notes)
+    return f"{text[:1].upper()}{text[1:]}."
+
+
+def _weighed_one(document: Comparison) -> list[Table]:
+    """Which federations had rounds of one client: no rule is compared in those rounds."""
+    found = document.get("weighed_one", [])
+    if not found:
+        return []
+    rows = [(row["rule"], str(row["seed"]), f"{row['rounds']} of {row['of']}") for row in found]
+    note = f"No rule can prefer one client to another there. {RAISE}"
+    return [Table("Warning: rounds that weighed one client only", ("rule", "seed", "rounds"), tuple(rows), note)]

@@ -1,0 +1,127 @@
+"""Which rows report on a run: how many they are, whether they are known to be clean, and whether they may decide."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from steelyard.experiment.description import Description
+from steelyard.experiment.learning import LearningDescription
+from steelyard.experiment.recommend import RecommendDescription
+from steelyard.report.baseline import asks_clients
+from steelyard.report.documents import Recommendation, RecordedRule
+from steelyard.report.notices import privacy_of, single_client_rounds
+from steelyard.report.recommendation import Compared, Measure, recommend
+from steelyard.report.recorded_curves import Curve
+from steelyard.runs.reader import History
+
+
+def servers_rows(history: History) -> str:
+    """Return what the server's reporting rows are called: "the server's 46 rows", "the server's 429 clean rows".
+
+    They are known to be clean where the run itself made clients flawed: the server's rows are as the source has them.
+    """
+    counts = sorted(set(json.loads(history.info.get("report_rows", "{}")).values()))
+    number = "" if not counts else f"{counts[0]:,} " if len(counts) == 1 else f"{counts[0]:,} to {counts[-1]:,} "
+    return f"the server's {number}{'clean ' if len(history.flaws) else ''}rows"
+
+
+def recommendation_of(
+    history: History, experiment: Description, curves: Sequence[Curve], baseline: str
+) -> Recommendation:
+    """Return which rule of a run to use: by the server's rows where they only report, else by the clients' tests.
+
+    Where clients test models of their own, their tests decide: the server has not seen those models.
+    """
+    # One that exploded before its first test has no figures; the others are compared all the same.
+    sound = [curve for curve in curves if (curve.rule, curve.seed) not in history.ended] or curves
+    known = set.intersection(*(set(curve.server) for curve in sound))
+    error = "rmse" if experiment.regression else "accuracy"
+    measure, on_server = _measure(history, experiment, curves, server=error in known and not history.personal)
+
+    def value(curve: Curve) -> float:
+        series = curve.server.get(error, (math.nan,)) if on_server else curve.overall
+        mean = float(np.mean(series[-experiment.rounds.last :]))
+        return -mean if measure.less_is_better and not on_server else mean
+
+    values: dict[str, list[float]] = {}
+    for curve in sorted(curves, key=lambda curve: curve.seed):
+        values.setdefault(curve.rule, []).append(value(curve))
+    order = dict.fromkeys(curve.rule for curve in curves)
+    settings = {str(row["rule"]): json.loads(row["settings"]) for row in history.federations.to_dict("records")}
+    compared = Compared(
+        _left_out(history, settings, by_clients=not on_server),
+        _problem(history, baseline),
+        frozenset(rule for rule, found in settings.items() if not asks_clients(found)),
+        addition=_spent(history),
+    )
+    return recommend({rule: values[rule] for rule in order}, baseline, measure, compared)
+
+
+def _measure(
+    history: History, experiment: Description, curves: Sequence[Curve], *, server: bool
+) -> tuple[Measure, bool]:
+    """Return the measure that decides, and whether it is one of the server's rows."""
+    name = "RMSE" if experiment.regression else experiment.score_name
+    chose, dealt = _rows_that_chose(experiment)
+    rows = sorted({int(curve.rows.sum()) for curve in curves})
+    tested = rows[-1] > 0
+    by_server = server and (not chose or not tested or dealt)
+    why = "the rows that report also weighed the clients (partition.server_report = 'same'; 'apart' keeps others)"
+    refused = why if chose and (by_server or dealt) else ""
+    if by_server:
+        return Measure(name, f"on {servers_rows(history)}", experiment.regression, refused), True
+    count = f"{rows[0]:,}" if rows[0] == rows[-1] else f"{rows[0]:,} to {rows[-1]:,}"
+    own = "validation" if experiment.validation is not None else "test"
+    where = (
+        f"over {count} users" if isinstance(experiment, RecommendDescription) else f"on the clients' {count} {own} rows"
+    )
+    return Measure(name, where, experiment.regression, refused), False
+
+
+def _rows_that_chose(experiment: Description) -> tuple[bool, bool]:
+    """Say whether the server's reporting rows also weighed clients, and whether the clients' tests are those rows."""
+    if not isinstance(experiment, LearningDescription):
+        return False, False
+    part = experiment.partition
+    same = part.server_report == "same"
+    return same, same and part.server == "held-out" and part.test == "held-out"
+
+
+def _left_out(history: History, settings: Mapping[str, RecordedRule], *, by_clients: bool) -> dict[str, str]:
+    """Return by rule why it is not recommended: its model exploded, or the clients' test rows chose its order."""
+    found: dict[str, str] = {}
+    if by_clients:
+        adjusted = [rule for rule, given in settings.items() if given.get("adjust")]
+        found |= dict.fromkeys(adjusted, "the rows that report also chose its order")
+    seeds = len(history.federations["seed"].unique())
+    for rule in settings:
+        ended = sum(name == rule for name, _ in history.ended)
+        if ended:
+            found[rule] = f"its model exploded in {ended} of {seeds} seeds"
+    return found
+
+
+def _problem(history: History, baseline: str) -> str:
+    status = history.info.get("status", "unknown")
+    if status != "finished":
+        last = max(history.last_round, 0)
+        planned = f" of {history.info['rounds']}" if "rounds" in history.info else ""
+        return f"the run is {status}, after round {last}{planned}"
+    ended = [seed for rule, seed in history.ended if rule == baseline]
+    if ended:
+        count = len(history.federations["seed"].unique())
+        return f"{baseline}, which the others are held against, exploded in {len(ended)} of {count} seeds"
+    single = [row for row in single_client_rounds(history) if row["rounds"] == row["of"]]
+    return "rounds weighed one client only, and no rule can prefer one client to another there" if single else ""
+
+
+def _spent(history: History) -> str:
+    """Say what a comparison of private rules cost the clients; each of them learnt from the same data."""
+    promise = privacy_of(history)
+    if promise is None or len(promise["epsilon"]) < 2:
+        return ""
+    return f"Comparing spent ε {promise['together']:.3g} of any one client's privacy, all rules together."
