@@ -13,14 +13,14 @@ from steelyard.clients.flower.settings import FederateSettings
 from steelyard.errors import UserError
 from steelyard.experiment import privacy_checks
 from steelyard.experiment.code import named_code
-from steelyard.experiment.federations import FederationSettings, check_algorithm, federation_label
+from steelyard.experiment.federations import FederationSettings, check_algorithm, check_policy, federation_label
 from steelyard.privacy.settings import PrivacySettings
 from steelyard.rounds.settings import RoundSettings
 from steelyard.runs.settings import StoreSettings
 from steelyard.settings import PrintedName, Section, ShortName, known_fields, put, validated
 from steelyard.tracking.settings import TrackingSettings
 from steelyard.weighing import criteria as registry
-from steelyard.weighing.needs import Capabilities, unmet
+from steelyard.weighing.needs import Capabilities
 from steelyard.weighing.rule import WeighingSettings, criteria_of
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class Description(Section):
                     "each round with the last; allowed: 1"
                 )
             self.check_rule(rule)
-            self._check_policy(rule)
+            check_policy(rule, self.capabilities(), self.optimiser)
             if not reading:
                 privacy_checks.check_rule(self.privacy, name, rule, criteria, self.capabilities().classes)
         self._check_caps()
@@ -97,17 +97,6 @@ class Description(Section):
         if self.privacy is not None and not reading and not self._plugins:
             privacy_checks.check_names(self.privacy)
         return self
-
-    def _check_policy(self, rule: WeighingSettings) -> None:
-        """Refuse a policy whose needs this experiment does not meet."""
-        if rule.policy is None:
-            return
-        made = rule.policy.made()
-        fault = unmet(made.needs, self.capabilities(), {})
-        if fault is None and made.applies_to != "shares" and self.optimiser is None:
-            fault = "changes the length of the step, and clients of this kind do not send whole models; allowed: others"
-        if fault is not None:
-            raise UserError(f"weighing.policy: {made.name} {fault}")
 
     def _known_criteria(self) -> Mapping[str, registry.Criterion]:
         """Return the criteria that are known without running code; what plugins may define waits for `criteria`."""
@@ -276,9 +265,15 @@ class Description(Section):
         return {}
 
     def for_clients(self, count: int) -> Self:
-        """Return the experiment with the share of clients in a round filled in, now that they are counted."""
+        """Return the experiment with the share of clients in a round filled in, now that they are counted.
+
+        What needs all of them in every round is held against that share here.
+        """
         rounds = self.rounds.model_copy(update={"fraction": self.rounds.share_of(count)})
-        return self.model_copy(update={"rounds": rounds})
+        found = self.model_copy(update={"rounds": rounds})
+        for rule in found.rules().values():
+            check_policy(rule, found.capabilities(), self.optimiser)
+        return found
 
     def resolved(self) -> Self:
         """Return the experiment with what only the data can tell filled in, such as rounds counted in epochs."""

@@ -8,6 +8,7 @@ from typing import Any
 from steelyard.algorithms.algorithm import Algorithm
 from steelyard.algorithms.settings import AlgorithmSettings
 from steelyard.errors import UserError, listed
+from steelyard.weighing.needs import Capabilities, unmet
 from steelyard.weighing.rule import WeighingSettings, label
 
 
@@ -62,6 +63,18 @@ def check_algorithm(settings: FederationSettings, made: Algorithm, optimiser: st
             "robust "
             "rule gives it one sum; allowed: no [weighing.defence], or an algorithm that needs the sum alone"
         )
+
+
+def check_policy(rule: WeighingSettings, available: Capabilities, optimiser: str | None) -> None:
+    """Refuse a policy whose needs an experiment does not meet; `optimiser` is None where no whole model is trained."""
+    if rule.policy is None:
+        return
+    made = rule.policy.made()
+    fault = unmet(made.needs, available, {})
+    if fault is None and made.applies_to != "shares" and optimiser is None:
+        fault = "changes the length of the step, and clients of this kind do not send whole models; allowed: others"
+    if fault is not None:
+        raise UserError(f"weighing.policy: {made.name} {fault}")
 
 
 def plain(settings: WeighingSettings) -> dict[str, Any]:

@@ -29,6 +29,7 @@ def experiment(policy: str, **sections: Any) -> LearningDescription:
     [
         ("afl", {"rounds": {"fraction": 0.5}}, "weighing.policy: afl needs full participation"),
         ("feddg-ga", {"rounds": {"fraction": 0.5}}, "feddg-ga needs full participation"),
+        ("afl", {"rounds": {"fraction": 1, "select": {"available": {"client-0": [[1, 2]]}}}}, "full participation"),
         ("cgsv", {"rounds": {"fraction": 0.5}}, "cgsv needs full participation"),
         ("fedlaw", {"partition": {"clients": 5}}, "fedlaw is measured on the server's test set"),
         ("fedce", {"rounds": {"evaluate_every": 2}}, "fedce has clients test models in every round"),
@@ -51,6 +52,15 @@ def test_what_is_missing_is_named(policy: str, sections: dict[str, Any], line: s
     assert line in str(caught.value)
     assert "allowed:" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_full_participation_is_asked_for_again_once_clients_are_counted() -> None:
+    """Copies of clients are counted with the data; a large federation then asks a tenth of them."""
+    copies = [{"kind": "copy", "pick": "biggest", "count": 1}]
+    described_only = experiment("afl", flaws=copies)
+    described_only.for_clients(6)
+    with pytest.raises(UserError, match="afl needs full participation"):
+        described_only.for_clients(5000)
 
 
 NOISE = {"central": {"clip": 1.0, "noise": 1.0, "weights": "cohort", "cohorts": "public"}, "criteria": "public"}
