@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import ValidationError
 
 from steelyard import files
-from steelyard.errors import UserError, brief
+from steelyard.errors import UserError, brief, expect, path_of, texts_of
 from steelyard.experiment import comparing, running
 from steelyard.experiment.code import Ask, refuse
 from steelyard.experiment.description import Description
@@ -34,11 +34,21 @@ if TYPE_CHECKING:
     from steelyard.data.dataset import DatasetOrSeeded
 
 
+MOST_JOBS = 256
+
+
 @dataclass(frozen=True, repr=False)
 class SweepResult:
-    """A sweep that has ended: its folder, its points as a table, the best as an experiment; it prints as the table."""
+    """A sweep that has ended: its folder, its points as a table, the best as an experiment; it prints as the table.
+
+    >>> found = steelyard.SweepResult("runs/my-sweep")
+    >>> found.best.run()  # on the test set, once
+    """
 
     folder: Path
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "folder", path_of(self.folder, "SweepResult", "the folder of a sweep"))
 
     @cached_property
     def table(self) -> SweepDocument:
@@ -64,7 +74,11 @@ class SweepResult:
 
     def __repr__(self) -> str:
         """The points as a table, the best first."""
-        return sweep_table(self.table)
+        try:
+            return sweep_table(self.table)
+        except (UserError, OSError) as problem:
+            # A folder that was moved or emptied is no reason for a traceback at a prompt.
+            return f"SweepResult({str(self.folder)!r}): {problem}"
 
 
 class _Verbs:
@@ -95,9 +109,12 @@ class _Verbs:
         """Load a recipe or a TOML file; `changes` are assignments such as "rounds.count=50".
 
         A file that names code of its own (criteria, a model, a loss) needs `trust=True`: running it runs that code.
+
+            >>> experiment = steelyard.Experiment.load("quickstart", ["rounds.count=5"], seed=3)
+            >>> result = experiment.run()
         """
-        if isinstance(changes, str | Mapping):
-            raise UserError(f'changes: got {brief(changes)}; allowed: a list of text, such as ["rounds.count=50"]')
+        path_of(name_or_file, "Experiment.load", "a recipe's name, or the path of a TOML file")
+        changes = texts_of(changes, "changes", 'a list of text, such as ["rounds.count=50"]')
         return runnable(load(name_or_file, changes, seed, _asking(trust, "Experiment.load(..., trust=True)")))
 
     def run(
@@ -107,14 +124,17 @@ class _Verbs:
 
         `dataset` hands over data built with `steelyard.in_memory`, or a function that returns them for a seed.
         `progress` shows how far it is; by default in a notebook and on a terminal.
+
+            >>> result = steelyard.Experiment(data={"source": "memory"}, partition={"clients": 4}).run(
+            ...     dataset=steelyard.in_memory(features, labels))  # features [rows, columns], labels [rows]
         """
-        shown = shown_by_default() if progress is None else progress
+        out, shown = _place(out), _shown(progress)
         with watching(shown):
             return Result(running.run(_described(self), out=out, dataset=dataset, progress=shown))
 
     def compare(
         self,
-        rules: Sequence[str] = (),
+        rules: str | Sequence[str] | None = None,
         seeds: int = 1,
         out: str | Path | None = None,
         *,
@@ -124,15 +144,19 @@ class _Verbs:
         """Run several rules on the same cohorts and first models, with some seeds; `result.table` compares them.
 
         Rules are written as for `steelyard compare`; without any, each criterion, every order of them, and online.
+
+            >>> result = steelyard.Experiment.load("quickstart").compare(["fedavg", "VP>LD>DS"], seeds=3)
+            >>> result.table["rules"]
         """
-        shown = shown_by_default() if progress is None else progress
+        out, shown, words = _place(out), _shown(progress), _rules(rules)
+        expect("seeds", seeds, int, "a whole number from 1 on")
         with watching(shown):
-            return Result(comparing.compare(_described(self), rules, seeds, out=out, dataset=dataset, progress=shown))
+            return Result(comparing.compare(_described(self), words, seeds, out=out, dataset=dataset, progress=shown))
 
     def sweep(
         self,
         over: Mapping[str, Sequence[Scalar]],
-        rules: Sequence[str] = (),
+        rules: str | Sequence[str] | None = None,
         seeds: int = 1,
         measure: str = "score",
         out: str | Path | None = None,
@@ -147,12 +171,23 @@ class _Verbs:
 
         Called again with the same `out`, it goes on where it stopped. The test set is not used: `result.best.run()`
         does that once, with what was chosen.
+
+            >>> found = steelyard.Experiment.load("quickstart").sweep({"training.learning_rate": [0.05, 0.1]})
+            >>> found.best.run()
         """
-        shown = shown_by_default() if progress is None else progress
+        out, shown = _place(out), _shown(progress)
+        expect("over", over, Mapping, 'fields with their values, such as {"training.epochs": [1, 5]}')
+        expect("seeds", seeds, int, "a whole number from 1 on")
+        expect("measure", measure, str, "the name of a measure, such as 'score'")
+        expect("validation", validation, (int, float, type(None)), "a share between 0 and 1, or None")
+        expect("stacked", stacked, bool, "True or False")
+        expect("jobs", jobs, int, "a whole number from 1 to 256")
+        if not 1 <= jobs <= MOST_JOBS:
+            raise UserError(f"jobs: got {brief(jobs)}; allowed: a whole number from 1 to {MOST_JOBS}")
         planned = plan(
             _described(self),
             over,
-            rules=rules,
+            rules=_rules(rules),
             seeds=seeds,
             measure=measure,
             validation=validation,
@@ -165,6 +200,25 @@ class _Verbs:
         return SweepResult(folder)
 
 
+def _place(out: object) -> Path | None:
+    return None if out is None else path_of(out, "out", "the path of a new folder")
+
+
+def _shown(progress: object) -> bool:
+    expect("progress", progress, (bool, type(None)), "True, False, or None for the default")
+    return shown_by_default() if progress is None else bool(progress)
+
+
+def _rules(rules: object) -> tuple[str, ...]:
+    """Return rules as words; one text may hold several, as on the command line, and an empty list is a slip."""
+    if rules is None:
+        return ()
+    found = (rules,) if isinstance(rules, str) else texts_of(rules, "rules", 'a list of rules, such as ["DS", "LD>DS"]')
+    if not found:
+        raise UserError("rules: got an empty list; allowed: at least one rule, or None for the default ones")
+    return found
+
+
 def _described(experiment: _Verbs) -> Description:
     assert isinstance(experiment, Description)
     return experiment
@@ -174,6 +228,9 @@ class Experiment(_Verbs, LearningDescription):
     """One description of a run: data, partition, model, local training, rounds, and the rule that weighs clients.
 
     Build it in Python, or load a recipe or TOML file with `Experiment.load("quickstart")`; `run()` runs it.
+
+        >>> experiment = steelyard.Experiment(rounds={"count": 5}, weighing={"criteria": ["LD", "DS"]})
+        >>> experiment.run("runs/mine")
     """
 
 
@@ -181,6 +238,9 @@ class RecommendExperiment(_Verbs, RecommendDescription):
     """One description of a federated recommender: interactions, split, mode, π, rounds or epochs, the rule.
 
     Load a recipe with `Experiment.load("fpl-ml1m")`; `run()` runs it through the same loop as every other kind.
+
+        >>> experiment = steelyard.RecommendExperiment(interactions={"path": "ratings.tsv"}, rounds={"epochs": 3})
+        >>> experiment.run("runs/mine")
     """
 
 
@@ -206,12 +266,17 @@ def resume(
     A run whose folder names code of its own needs `trust=True`; models and losses that were handed over from Python
     are handed over again as `given`. An experiment, code, data or a checkpoint that are not as the run left them are
     refused, unless accepted.
+
+        >>> result = steelyard.resume("runs/mine")
+        >>> result.summary["status"]
     """
+    folder, shown = path_of(folder, "resume", "the folder of a run"), _shown(progress)
+    if not isinstance(given, list | tuple) or not all(callable(function) for function in given):
+        raise UserError(f"given: got {brief(given)}; allowed: a list of the functions that were handed over")
     for name in named_in_python(folder):
         for function in given:
             hand_over_as(name, function)
     ask = _asking(trust, "steelyard.resume(folder, trust=True)")
-    shown = shown_by_default() if progress is None else progress
     with watching(shown):
         folder = running.resume(folder, dataset=dataset, progress=shown, ask=ask, accept_changes=accept_changes)
         return Result(folder)

@@ -16,8 +16,15 @@ class UserError(ValueError):
     """A mistake in what the user gave: one line that names the field or file, what it held and what is allowed.
 
     Raise it wherever input from outside (a config, a file, an option) turns out wrong; the command line prints
-    the line and exits with code 2, without a traceback.
+    the line and exits with code 2, without a traceback. Whatever names and values it holds, it is one line of
+    printable characters.
+
+        >>> steelyard.UserError("rounds.count: got 0; allowed: 1 or more")
+        UserError('rounds.count: got 0; allowed: 1 or more')
     """
+
+    def __init__(self, line: str = "") -> None:
+        super().__init__(one_line(str(line)))
 
 
 _deprecated: set[str] = set()
@@ -58,6 +65,31 @@ def ends_as_interrupted() -> Generator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def expect(where: str, value: object, kinds: type | tuple[type, ...], allowed: str) -> None:
+    """Refuse a value of another kind; true and false are no numbers. Use it where users call from Python."""
+    number = isinstance(value, bool) and bool not in (kinds if isinstance(kinds, tuple) else (kinds,))
+    if number or not isinstance(value, kinds):
+        raise UserError(f"{where}: got {brief(value)}; allowed: {allowed}")
+
+
+def path_of(value: object, where: str, allowed: str = "the path of a folder") -> Path:
+    """Return a path that a user gave in Python, as text or as a path; what no file system can hold is refused."""
+    expect(where, value, (str, os.PathLike), allowed)
+    path = Path(cast("str", value))
+    if "\0" in str(path) or any(len(os.fsencode(part)) > 255 for part in path.parts):
+        raise UserError(f"{where}: got {brief(str(path))}; allowed: {allowed}")
+    return path
+
+
+def texts_of(value: object, where: str, allowed: str) -> tuple[str, ...]:
+    """Return a list of texts that a user gave in Python; one text alone is a slip and is refused."""
+    expect(where, value, (list, tuple), allowed)
+    found = cast("Sequence[object]", value)
+    for text in found:
+        expect(where, text, str, allowed)
+    return cast("tuple[str, ...]", tuple(found))
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from steelyard import files
-from steelyard.errors import UserError
+from steelyard.errors import UserError, path_of
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import read_experiment
 from steelyard.report.comparison import compare_run
@@ -23,9 +23,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, repr=False)
 class Result:
-    """A run that has ended: its folder and everything recorded in it; printed, it is a short table."""
+    """A run that has ended: its folder and everything recorded in it; printed, it is a short table.
+
+    >>> result = steelyard.Result("runs/mine")
+    >>> result.summary["rules"][0]["accuracy"], result.history.rounds  # a number, a data frame
+    """
 
     folder: Path
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "folder", path_of(self.folder, "Result", "the folder of a run"))
 
     @cached_property
     def experiment(self) -> Description:
@@ -69,7 +76,7 @@ class Result:
         from steelyard.report.html import write_report
         from steelyard.report.view import RunView
 
-        target = self.folder / files.REPORT if path is None else Path(path)
+        target = self.folder / files.REPORT if path is None else path_of(path, "report", "the path of an .html file")
         write_report(RunView([self.history]), target)
         return target
 

@@ -60,7 +60,10 @@ class Section(BaseModel, metaclass=_OneLine):
             if not instead:
                 sections = any(isinstance(kind, type) and issubclass(kind, BaseModel) for kind in kinds)
                 instead = "a section of fields" if sections else "text"
-            _check_numbers(value, "" if bool in kinds or Any in kinds else instead)
+            try:
+                _check_numbers(value, "" if bool in kinds or Any in kinds else instead)
+            except RecursionError:
+                raise PydanticCustomError("plain", "values that are less deeply nested") from None
         return value
 
 

@@ -21,7 +21,7 @@ from threading import Lock, RLock
 from types import CodeType, ModuleType
 from typing import Any, TypeVar
 
-from steelyard.errors import UserError, listed, nearest
+from steelyard.errors import UserError, brief, listed, nearest
 from steelyard.randomness import stream_key
 
 PYTHON = "python:"
@@ -79,16 +79,37 @@ def _is_allowed_by_name(code: str) -> bool:
     return allowed is not None and code in allowed
 
 
-def model(factory: FactoryT) -> FactoryT:
-    """Declare a function that builds a network as one that experiments may name in `model.name`."""
-    setattr(factory, _MARK, "model")
-    return factory
+def model(factory: FactoryT | None = None) -> FactoryT:
+    """Declare a function that builds a network as one that experiments may name in `model.name`.
+
+    It may ask for `feature_shape` (a sample's shape), `classes` and `outputs`, and for what `model.arguments` gives.
+
+        >>> @steelyard.model
+        ... def net(feature_shape, outputs): return torch.nn.Linear(feature_shape[0], outputs)
+    """
+    return _marked(factory, "model")
 
 
-def loss(function: FactoryT) -> FactoryT:
-    """Declare a per-sample loss as one that experiments may name in `training.loss`."""
-    setattr(function, _MARK, "loss")
-    return function
+def loss(function: FactoryT | None = None) -> FactoryT:
+    """Declare a per-sample loss as one that experiments may name in `training.loss`.
+
+    It is called with outputs [samples, outputs] and labels [samples], and returns one number for each sample.
+
+        >>> @steelyard.loss
+        ... def distance(outputs, labels): return (outputs[:, 0] - labels).abs()
+    """
+    return _marked(function, "loss")
+
+
+def _marked(code: FactoryT | None, kind: str) -> FactoryT:
+    if code is None or not callable(code):
+        got = "nothing" if code is None else brief(code)
+        raise UserError(f"@{kind}: got {got}; allowed: @{kind} above a function or class, without parentheses")
+    try:
+        setattr(code, _MARK, kind)
+    except (AttributeError, TypeError):
+        raise UserError(f"@{kind}: got {brief(code)}, which is part of Python; allowed: a function of yours") from None
+    return code
 
 
 def _refuse_forbidden(code: str, field: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 from steelyard.algorithms.algorithm import Algorithm
-from steelyard.errors import UserError
+from steelyard.errors import UserError, brief
 from steelyard.registry import Registry
 from steelyard.usercode import ALGORITHMS
 
@@ -16,13 +16,21 @@ _registry: Registry[type[Algorithm]] = Registry("algorithm", ALGORITHMS, lambda 
 
 
 def algorithm(name: str) -> Callable[[AlgorithmT], AlgorithmT]:
-    """Register a class under the name that experiments and `--rules` use; decorate each algorithm with it."""
+    """Register a class under the name that experiments and `--rules` use; decorate each algorithm with it.
+
+    >>> @steelyard.algorithm("half")
+    ... class Half(steelyard.Algorithm): ...
+    """
     if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9-]{0,39}", name):
-        raise UserError(f'@algorithm: got {name!r}; allowed: @algorithm("name"), in lower-case letters, digits and "-"')
+        raise UserError(
+            f'@algorithm: got {brief(name)}; allowed: @algorithm("name"), in lower-case letters, digits and "-"'
+        )
 
     def register(made: AlgorithmT) -> AlgorithmT:
         if not isinstance(made, type) or not issubclass(made, Algorithm):
-            raise UserError(f"@algorithm({name!r}): got {made!r}; allowed: a class derived from steelyard.Algorithm")
+            raise UserError(
+                f"@algorithm({name!r}): got {brief(made)}; allowed: a class derived from steelyard.Algorithm"
+            )
         _registry.add(name, made)
         made.name = name
         return made

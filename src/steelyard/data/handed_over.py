@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from steelyard.data.settings import DataSettings
 from steelyard.data.sheets import Table, tidy
 from steelyard.data.table_columns import class_note, parse_numbers
 from steelyard.data.tables import table_dataset
-from steelyard.errors import UserError, listed, nearest
+from steelyard.errors import UserError, brief, expect, listed, nearest, texts_of
 from steelyard.settings import validated
 
 
@@ -55,7 +55,11 @@ def in_memory(
     labels are a regression target. uint8 features are pixels and are divided by 255 when used; all others become
     float32. `owners` names each row's person, `held_out` marks the rows of a test part, `marks` are further 0/1
     attributes of the rows such as "sharp".
+
+        >>> steelyard.in_memory(numpy.zeros((4, 3)), [0, 1, 0, 1], ["ann", "ann", "bob", "bob"])  # a row each
+        Dataset('memory': 4 samples of 3, 2 classes, 2 owners)
     """
+    _check_options(name, label, owner, marks, classes, task, ignore)
     found: Columns | None = None
     frame: Any = None
     if is_columns(features):
@@ -64,7 +68,11 @@ def in_memory(
     elif is_frame(features):
         frame = features if hasattr(features, "iloc") else features.to_pandas()
     if frame is not None:
-        roles = {"labels": label or labels, "owner": owner or owners, "held_out": held_out}
+        roles = {
+            "labels": labels if label is None else label,
+            "owner": owners if owner is None else owner,
+            "held_out": held_out,
+        }
         fields = {"categories": categories, "ignore": tuple(ignore), "missing": missing, "normalise": normalise}
         return _from_frame(frame, roles, {**fields, "task": task, "classes": classes, "marks": dict(marks or {})}, name)
     if found is None and labels is not None:
@@ -78,6 +86,21 @@ def in_memory(
     people = found.owners if owners is None else owners
     options: dict[str, Any] = {"held_out": held_out, "marks": marks, "classes": classes, "name": name}
     return replace(memory.in_memory(found.features, target, people, **options), notes=notes)
+
+
+def _check_options(
+    name: object, label: object, owner: object, marks: object, classes: object, task: object, ignore: object
+) -> None:
+    expect("in_memory: name", name, str, "text")
+    for option, value in (("label", label), ("owner", owner)):
+        expect(f"in_memory: {option}", value, (str, type(None)), "the name of a column")
+    expect("in_memory: marks", marks, (Mapping, type(None)), "a mapping of names to values, one for each row")
+    expect("in_memory: classes", classes, (int, type(None)), "a whole number of classes")
+    if classes is not None and not 1 <= cast("int", classes) <= memory.MOST_CLASSES:
+        raise UserError(f"in_memory: classes: got {brief(classes)}; allowed: 1 to {memory.MOST_CLASSES}")
+    if not isinstance(task, str | None) or task not in ("classes", "regression", None):
+        raise UserError(f"in_memory: task: got {brief(task)}; allowed: classes, regression, or None")
+    texts_of(ignore, "in_memory: ignore", 'a list of columns, such as ["id"]')
 
 
 def _target(labels: Any, task: str | None, name: str) -> tuple[Any, tuple[str, ...]]:
@@ -109,7 +132,7 @@ def _from_frame(frame: Any, roles: Mapping[str, Any], fields: Mapping[str, Any],
                 )
             named[role] = given
             continue
-        values = np.asarray(given)
+        values = memory.one_axis(name, role, given)
         if values.shape != (len(frame),):
             raise UserError(
                 f"{name}: {role} has shape {values.shape}; expected one value for each of the {len(frame)} rows"

@@ -11,9 +11,9 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from steelyard.data.dataset import Dataset
-from steelyard.errors import UserError
+from steelyard.errors import UserError, brief
 
-_MOST_CLASSES = 100_000
+MOST_CLASSES = 100_000
 
 
 def in_memory(
@@ -41,7 +41,7 @@ def in_memory(
         )
     if not len(targets):
         raise UserError(f"{name}: got no rows; expected at least one")
-    people = None if owners is None else owner_names(np.asarray(owners))
+    people = None if owners is None else owner_names(one_axis(name, "owners", owners))
     test = None if held_out is None else _numbers(name, "held_out", held_out).astype(np.bool_)
     extra = {mark: _numbers(name, mark, values).astype(np.float64) for mark, values in (marks or {}).items()}
     columns: dict[str, NDArray[Any] | None] = {"owners": people, "held_out": test, **extra}
@@ -86,9 +86,9 @@ def _labels(name: str, labels: torch.Tensor | ArrayLike, classes: int | None) ->
         return tensor, classes or 0
     least, most = int(tensor.min()), int(tensor.max())
     count = most + 1 if classes is None else classes
-    if count > _MOST_CLASSES:
+    if count > MOST_CLASSES:
         raise UserError(
-            f"{name}: labels run up to {count - 1}; expected classes 0 to at most {_MOST_CLASSES - 1}, "
+            f"{name}: labels run up to {count - 1}; expected classes 0 to at most {MOST_CLASSES - 1}, "
             "or floating-point numbers for a regression"
         )
     if least < 0 or most >= count:
@@ -107,6 +107,17 @@ def _numbers(name: str, part: str, values: ArrayLike) -> NDArray[Any]:
     # torch knows neither other byte orders nor extended precision.
     wide = array.dtype.kind == "f" and array.dtype.itemsize > 8
     return array.astype(np.float64) if wide else array.astype(array.dtype.newbyteorder("="), copy=False)
+
+
+def one_axis(name: str, part: str, values: object) -> NDArray[Any]:
+    """Return values as an array of one axis; what has none or more is refused."""
+    try:
+        array = np.asarray(values)
+    except (ValueError, TypeError, RuntimeError):
+        array = np.zeros(())
+    if array.ndim != 1:
+        raise UserError(f"{name}: {part} is {brief(values)}; expected a list or an array with a value for each row")
+    return array
 
 
 def _kind(array: NDArray[Any]) -> str:

@@ -84,7 +84,12 @@ def from_items(data: Any, label: str | None, owner: str | None, name: str) -> Co
             f"{name}: got {type(data).__name__} and no labels; expected arrays with labels, a frame with label=, or a "
             "data set with a length and items of (sample, label)"
         )
-    rows = [data[row] for row in range(len(data))]
+    try:
+        rows = [data[row] for row in range(len(data))]
+    except (TypeError, RuntimeError) as problem:
+        raise UserError(
+            f"{name}: cannot be gone through item by item ({problem}); expected a data set of items"
+        ) from None
     if not rows:
         raise UserError(f"{name}: got no rows; expected at least one")
     if isinstance(rows[0], Mapping):

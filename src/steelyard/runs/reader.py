@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from steelyard.errors import UserError
+from steelyard.errors import UserError, path_of
 from steelyard.messages import Counts, Floats
 from steelyard.runs.chain import Checked, check
 from steelyard.runs.columns import KEYS, WHOLE, Cohorts, Tested, ranked, spread, unpack
@@ -45,7 +45,7 @@ class History:
     """
 
     def __init__(self, folder: Path | str) -> None:
-        self.folder = Path(folder)
+        self.folder = path_of(folder, "History", "the folder of a run")
         with reading(self.folder):
             pass  # a folder without a run is refused here, not when something is asked
 

@@ -14,14 +14,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 
-from steelyard.errors import UserError
+from steelyard.errors import UserError, brief, expect, texts_of
 from steelyard.messages import Floats
 from steelyard.registry import Registry
 from steelyard.usercode import CRITERIA
+from steelyard.weighing.checks import check_decorator, check_flags, check_measure
 from steelyard.weighing.needs import NO_NEEDS, Capabilities, NeededTask, Needs, unmet
 from steelyard.weighing.view import CohortView, Labelled, LocalData
 
@@ -172,11 +173,26 @@ def client_criterion(
 
     What it needs, such as `needs_marks=("sharp",)`, is compared with what the data can give before a run starts.
     `of_labels` may give the same for many clients at once; a simulation of thousands then measures faster.
+    The function gets one client's `LocalData` and returns a number from 0 on, or true or false.
+
+        >>> @steelyard.client_criterion("ROWS", maximum=1000, description="rows, up to 1000")
+        ... def rows(local: steelyard.LocalData) -> float: return min(len(local.labels), 1000)
     """
-    marks = tuple(needs_marks)
+    check_decorator("client_criterion", name, description, maximum, **_choices(about, needs_task))
+    marks = texts_of(needs_marks, "@client_criterion: needs_marks", 'a list of names, such as ["sharp"]')
+    check_flags(
+        "client_criterion",
+        needs_labels=needs_labels,
+        needs_expertise=needs_expertise,
+        at_most_classes=at_most_classes,
+    )
+    expect("@client_criterion: needs_classes", needs_classes, (int, type(None)), "a whole number, or None")
+    if of_labels is not None and not callable(of_labels):
+        raise UserError(f"@client_criterion: of_labels: got {brief(of_labels)}; allowed: a function, or None")
     needs = Needs(needs_labels, needs_classes, marks, needs_task, expertise=needs_expertise)
 
     def register(measure: Callable[[LocalData], float | bool]) -> Callable[[LocalData], float | bool]:
+        check_measure("client_criterion", name, measure)
         text = description or (measure.__doc__ or name).strip().splitlines()[0]
         add(Criterion(name, "client", about, text, measure, maximum, needs, of_labels, at_most_classes))
         return measure
@@ -204,8 +220,22 @@ def server_criterion(
     `view.label_counts` not None, `needs_first_losses` makes `view.first_losses` not None. Say `uses_claims` where the
     measure looks at what clients say of themselves (samples, label counts, losses): it is no truer than they are. Say
     `of_one` where a client's value follows from that client alone, and `maximum` where none can be larger: noise for
-    privacy can cover no other measures.
+    privacy can cover no other measures. The function gets the cohort's `CohortView` and returns an array [clients] of
+    numbers from 0 on.
+
+        >>> @steelyard.server_criterion("NEAR", description="how near the model stays")
+        ... def near(view: steelyard.CohortView): return 1 / (1 + view.divergence)
     """
+    check_decorator("server_criterion", name, description, maximum, **_choices(about, needs_task))
+    check_flags(
+        "server_criterion",
+        needs_models=needs_models,
+        needs_test_set=needs_test_set,
+        needs_label_counts=needs_label_counts,
+        needs_first_losses=needs_first_losses,
+        uses_claims=uses_claims,
+        of_one=of_one,
+    )
     needs = Needs(
         models=needs_models,
         test_set=needs_test_set,
@@ -215,12 +245,18 @@ def server_criterion(
     )
 
     def register(measure: Callable[[CohortView], Floats]) -> Callable[[CohortView], Floats]:
+        check_measure("server_criterion", name, measure)
         text = description or (measure.__doc__ or name).strip().splitlines()[0]
         claims = uses_claims or needs_label_counts or needs_first_losses
         add(Criterion(name, "server", about, text, measure, maximum, needs, uses_claims=claims, of_one=of_one))
         return measure
 
     return register
+
+
+def _choices(about: object, task: object) -> dict[str, tuple[object, tuple[str, ...]]]:
+    found: dict[str, tuple[object, tuple[str, ...]]] = {"about": (about, get_args(About))}
+    return found if task is None else {**found, "needs_task": (task, get_args(NeededTask))}
 
 
 def add(criterion: Criterion) -> None:

@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from steelyard.errors import UserError, brief
+from steelyard.errors import UserError, brief, path_of
 from steelyard.messages import Floats
 from steelyard.settings import LARGEST_REAL
 
@@ -30,7 +30,7 @@ class Measures:
 def read_measures(table: Any, named: Sequence[str]) -> Measures:
     """Return whatever form of table as measures; `named` are the columns of an array, which has no names itself."""
     if isinstance(table, str | Path):
-        return Measures(*_tuples(*read_table(Path(table))))
+        return Measures(*_tuples(*read_table(path_of(table, "table", "a CSV with a header"))))
     if hasattr(table, "columns") and hasattr(table, "to_dict"):
         return _from_frame(table)
     if isinstance(table, Mapping):
@@ -48,7 +48,7 @@ def _tuples(clients: Iterable[str], criteria: Iterable[str], values: Floats) -> 
 def _rows(table: Any) -> list[Any]:
     try:
         return list(table)
-    except TypeError:
+    except (TypeError, RuntimeError):
         raise UserError(
             f"table: got {brief(table)}; allowed: a mapping of clients to measures, a frame, an array, rows, or a CSV"
         ) from None
@@ -134,7 +134,7 @@ def number(where: str, cell: object) -> float:
     """Return a measure as a number; `where` names it where it is none, or out of range."""
     try:
         value = float(cast("float", cell))
-    except (TypeError, ValueError, OverflowError):
+    except (TypeError, ValueError, OverflowError, RuntimeError):
         raise UserError(f"{where}: got {brief(cell)}; allowed: a number from 0 to 1e30") from None
     if not 0 <= value <= LARGEST_REAL:
         raise UserError(f"{where}: got {value:g}; allowed: a number from 0 to 1e30")

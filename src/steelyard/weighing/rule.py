@@ -10,7 +10,7 @@ import numpy as np
 from pydantic import Field, field_validator, model_validator
 
 from steelyard.defence.settings import DefenceSettings
-from steelyard.errors import UserError, listed, nearest
+from steelyard.errors import UserError, expect, listed, nearest
 from steelyard.messages import Counts, Floats
 from steelyard.settings import PrintedName
 from steelyard.weighing import capacity as capacities
@@ -18,6 +18,7 @@ from steelyard.weighing import criteria as registry
 from steelyard.weighing import scores
 from steelyard.weighing.adafed import LossSettings
 from steelyard.weighing.adjusting import AdjustSettings
+from steelyard.weighing.checks import check_how, items_of, measures_of, order_of, values_of
 from steelyard.weighing.fitted import FitSettings
 from steelyard.weighing.limits import LimitSettings
 from steelyard.weighing.policies.settings import PolicySettings, check_policy, policy_criteria
@@ -229,9 +230,18 @@ class Rule:
     """A weighing rule ready for use: pure functions from raw criteria to weights.
 
     `known` are criteria that were looked up already, at least this rule's own; a run looks all of its criteria up once.
+
+        >>> rule = steelyard.Rule(steelyard.WeighingSettings(criteria=["DS"]))
+        >>> rule.weigh(numpy.array([[30.0], [10.0]])).weights  # raw measures [clients, criteria] in, [clients] out
+        array([0.75, 0.25])
     """
 
     def __init__(self, settings: WeighingSettings, known: Iterable[registry.Criterion] | None = None) -> None:
+        expect("Rule", settings, WeighingSettings, "WeighingSettings, such as WeighingSettings(criteria=['DS'])")
+        if known is not None:
+            known = items_of(known, registry.Criterion, "Rule: known", "criteria, or None to look them up")
+            if missing := set(settings.criteria) - {criterion.name for criterion in known}:
+                raise UserError(f"Rule: known: lacks {listed(sorted(missing))}; allowed: at least the rule's own")
         self.settings = settings
         self.names = settings.criteria
         self._known = None if known is None else {criterion.name: criterion for criterion in known}
@@ -251,9 +261,10 @@ class Rule:
 
     def score(self, values: Floats, order: Sequence[int] | None = None) -> Floats:
         """Return the scores of values [clients, criteria] given in the listed order of the criteria."""
+        values = values_of(values, self.names)
         if not self.ordered:
             return self._score(values)
-        return self._score(values[..., list(self.start_order if order is None else order)])
+        return self._score(values[..., order_of(self.start_order if order is None else order, self.names)])
 
     def weigh(
         self,
@@ -268,6 +279,8 @@ class Rule:
         `how` it is normalised: as the rule says, in another way, or not at all (None: values are in [0, 1] already).
         `clients` are their names, which floors of single clients look at; `view` is what a policy looks at.
         """
+        raw = measures_of(raw, self.names)
+        check_how(how)
         believed = raw if self.settings.bound is None else bounded(raw, self.criteria, self.settings)
         how = self.settings.normalise if how == "rule" else how
         normalised, zero = (believed, np.zeros(raw.shape[1])) if how is None else normalise(believed, how)

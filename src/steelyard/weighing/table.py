@@ -196,7 +196,7 @@ def _columns(measures: Measures, criteria: Sequence[str]) -> Floats:
 
 
 def _normalising(settings: WeighingSettings, normalise: Normalising | None) -> Normalising | None:
-    if normalise not in (None, "share", "max", "rank"):
+    if not isinstance(normalise, str | None) or normalise not in (None, "share", "max", "rank"):
         raise UserError(f"normalise: got {brief(normalise)}; allowed: share, max, rank, None")
     if settings.normalise != "share" and normalise not in ("share", settings.normalise):
         raise UserError(

@@ -1,0 +1,284 @@
+"""One gate: whatever is handed to a public callable, it works or says in one line, as a UserError, what is wrong."""
+
+from __future__ import annotations
+
+import datetime
+import itertools
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas
+import pytest
+import torch
+
+import steelyard
+from steelyard.algorithms import registry as algorithms
+from steelyard.errors import UserError
+from steelyard.weighing import criteria
+
+LONG = "a" * 5000
+
+
+class Odd:
+    """Something of no use to anybody, whose text is no help either."""
+
+    def __repr__(self) -> str:
+        return "first line\nsecond line"
+
+
+class Hostile:
+    """Something that fails at every question."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(name)
+
+    def __len__(self) -> int:
+        raise RuntimeError("no length")
+
+    def __iter__(self) -> Iterator[Any]:
+        raise RuntimeError("no items")
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("no comparison")
+
+    def __bool__(self) -> bool:
+        raise RuntimeError("no truth")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def endless() -> Any:
+    inner: list[Any] = []
+    inner.append(inner)
+    return inner
+
+
+def bad_values() -> list[Any]:
+    """Return values anew for each call: some are used up by looking at them."""
+    numbers = [
+        0,
+        -1,
+        1,
+        2**63,
+        10**400,
+        0.5,
+        1e300,
+        float("nan"),
+        float("inf"),
+        -0.0,
+        1j,
+        Decimal("0.1"),
+        Fraction(1, 3),
+    ]
+    texts = ["", " ", "\0", "\x1b[2J", LONG, "../x", "DS", "DS>LD", "é", "[/b]", "a\nb", "9" * 400, "none.toml", b"DS"]
+    numpy: list[Any] = [
+        *(np.array(3), np.zeros(0), np.zeros((2, 2)), np.zeros((3, 2, 2)), np.array(["a", None], dtype=object)),
+        *(np.float32(0.5), np.int64(3), np.str_("DS"), np.array([np.nan, 1]), np.array(["a", "b"])),
+    ]
+    others: list[Any] = [
+        *(torch.zeros(0), torch.zeros(4, 3), torch.tensor(1), pandas.DataFrame(), pandas.DataFrame({"a": [1, 2]})),
+        *(pandas.Series([1, 2]), Path("none"), Path("\0"), Path("."), datetime.datetime(2026, 1, 1)),
+    ]
+    shapes: list[Any] = [
+        *([], [None], [[]], [1, 2], ["DS"], ["DS", "DS"], [LONG], [{}], endless(), (), ("a", 1), {1, 2}, range(3)),
+        *(
+            {},
+            {"a": 1},
+            {1: 2},
+            {None: None},
+            {"a": {"DS": 1}},
+            {"a": [1, "x"]},
+            OrderedDict(x=1),
+            iter([1]),
+            (i for i in ()),
+        ),
+    ]
+    code: list[Any] = [
+        len,
+        int,
+        object,
+        lambda: 1,
+        lambda first, second: 1,
+        Odd,
+        Odd(),
+        Hostile(),
+        Exception("x"),
+        ...,
+        NotImplemented,
+    ]
+    return [None, True, False, *numbers, *texts, *numpy, *others, *shapes, *code]
+
+
+def small(**fields: Any) -> Any:
+    return steelyard.Experiment(
+        **{
+            "data": {"source": "memory"},
+            "partition": {"clients": 2},
+            "model": {"name": "logistic"},
+            "rounds": {"count": 1},
+            "compute": {"engine": "loop"},
+            **fields,
+        }
+    )
+
+
+def rows() -> Any:
+    chance = np.random.default_rng(1)
+    return steelyard.in_memory(chance.normal(size=(24, 3)), np.arange(24) % 2)
+
+
+FRAME = pandas.DataFrame({"a": [1.0, 2.0], "y": [0, 1], "who": ["p", "q"]})
+TABLE = {"ann": {"DS": 1, "LD": 2}, "bob": {"DS": 3, "LD": 1}}
+
+SECTIONS = ("data", "partition", "flaws", "facts", "model", "training", "rounds", "weighing", "beside", "store")
+FIELDS: dict[str, Callable[[Any], Any]] = {
+    **{
+        f"Experiment({name})": lambda bad, name=name: small(**{name: bad})
+        for name in (*SECTIONS, "seed", "name", "kind")
+    },
+    **{
+        f"Experiment({section}.{name})": lambda bad, section=section, name=name: small(**{section: {name: bad}})
+        for section, name in (
+            *(("data", "path"), ("data", "files"), ("data", "levels"), ("model", "name"), ("model", "arguments")),
+            *(("training", "loss"), ("weighing", "criteria"), ("weighing", "capacity"), ("rounds", "targets")),
+        )
+    },
+    **{
+        f"WeighingSettings({name})": lambda bad, name=name: steelyard.WeighingSettings(**{name: bad})
+        for name in steelyard.WeighingSettings.model_fields
+    },
+    "RecommendExperiment(interactions)": lambda bad: steelyard.RecommendExperiment(interactions=bad),
+    "Experiment.load": lambda bad: steelyard.Experiment.load(bad),
+    "Experiment.load(changes)": lambda bad: steelyard.Experiment.load("quickstart", bad),
+    "Experiment.load(seed)": lambda bad: steelyard.Experiment.load("quickstart", seed=bad),
+    "resume": lambda bad: steelyard.resume(bad),
+    "resume(given)": lambda bad: steelyard.resume("none", given=bad),
+}
+DATA: dict[str, Callable[[Any], Any]] = {
+    "in_memory": lambda bad: steelyard.in_memory(bad),
+    "in_memory(bad, labels)": lambda bad: steelyard.in_memory(bad, [0, 1]),
+    "in_memory(labels)": lambda bad: steelyard.in_memory(np.zeros((2, 3)), bad),
+    "in_memory(frame, label)": lambda bad: steelyard.in_memory(FRAME, label=bad),
+    **{
+        f"in_memory({name})": lambda bad, name=name: steelyard.in_memory(np.zeros((2, 3)), [0, 1], **{name: bad})
+        for name in ("owners", "held_out", "marks", "classes", "name", "task")
+    },
+    **{
+        f"in_memory(frame, {name})": lambda bad, name=name: steelyard.in_memory(FRAME, label="y", **{name: bad})
+        for name in (
+            "owner",
+            "held_out",
+            "marks",
+            "classes",
+            "name",
+            "task",
+            "normalise",
+            "categories",
+            "ignore",
+            "missing",
+        )
+    },
+}
+WEIGHING: dict[str, Callable[[Any], Any]] = {
+    "weigh": lambda bad: steelyard.weigh(bad),
+    "weigh(rule)": lambda bad: steelyard.weigh(TABLE, bad),
+    "weigh(normalise)": lambda bad: steelyard.weigh(TABLE, "DS", bad),
+    "weigh(value)": lambda bad: steelyard.weigh({"ann": {"DS": bad}}),
+    "Rule": lambda bad: steelyard.Rule(bad),
+    "Rule(known)": lambda bad: steelyard.Rule(steelyard.WeighingSettings(), bad).criteria,
+    "Rule.weigh": lambda bad: steelyard.Rule(steelyard.WeighingSettings()).weigh(bad),
+    "Rule.weigh(order)": lambda bad: steelyard.Rule(steelyard.WeighingSettings()).weigh(np.ones((2, 1)), bad),
+    "Rule.weigh(how)": lambda bad: steelyard.Rule(steelyard.WeighingSettings()).weigh(np.ones((2, 1)), how=bad),
+    "Rule.score": lambda bad: steelyard.Rule(steelyard.WeighingSettings()).score(bad),
+}
+_numbers = itertools.count()
+DECORATORS: dict[str, Callable[[Any], Any]] = {
+    **{
+        f"{decorator.__name__}({name})": lambda bad, decorator=decorator, name=name: decorator(
+            f"G{next(_numbers)}", **{name: bad}
+        )(lambda view: 1.0)
+        for decorator, names in (
+            (
+                steelyard.client_criterion,
+                ("about", "description", "maximum", "needs_labels", "needs_classes", "needs_marks"),
+            ),
+            (steelyard.client_criterion, ("needs_task", "needs_expertise", "of_labels", "at_most_classes")),
+            (
+                steelyard.server_criterion,
+                ("about", "description", "maximum", "needs_models", "needs_test_set", "of_one"),
+            ),
+            (steelyard.server_criterion, ("needs_task", "needs_label_counts", "needs_first_losses", "uses_claims")),
+        )
+        for name in names
+    },
+    **{
+        f"{decorator.__name__}(name)": lambda bad, decorator=decorator: decorator(bad)
+        for decorator in (steelyard.client_criterion, steelyard.server_criterion, steelyard.algorithm)
+    },
+    **{
+        f"@{decorator.__name__}": lambda bad, decorator=decorator: decorator(f"G{next(_numbers)}")(bad)
+        for decorator in (steelyard.client_criterion, steelyard.server_criterion)
+    },
+    "@algorithm": lambda bad: steelyard.algorithm("g")(bad),
+    "@model": lambda bad: steelyard.model(bad),
+    "@loss": lambda bad: steelyard.loss(bad),
+}
+RESULTS: dict[str, Callable[[Any], Any]] = {
+    "Result": lambda bad: steelyard.Result(bad),
+    "Result.summary": lambda bad: steelyard.Result(bad).summary,
+    "repr(Result)": lambda bad: repr(steelyard.Result(bad)),
+    "SweepResult": lambda bad: steelyard.SweepResult(bad).table,
+    "repr(SweepResult)": lambda bad: repr(steelyard.SweepResult(bad)),
+    "History": lambda bad: steelyard.History(bad),
+}
+
+VERBS: dict[str, Callable[[Any], Any]] = {
+    "run(dataset)": lambda bad: small().run(dataset=bad),
+    "run(out)": lambda bad: small(data={"source": "csv", "path": "none.csv", "labels": "y"}).run(out=bad),
+    "run(progress)": lambda bad: small(data={"source": "csv", "path": "none.csv", "labels": "y"}).run(progress=bad),
+    "compare(rules)": lambda bad: small(data={"source": "csv", "path": "none.csv", "labels": "y"}).compare(bad),
+    "compare(seeds)": lambda bad: small(data={"source": "csv", "path": "none.csv", "labels": "y"}).compare("DS", bad),
+    **{
+        f"sweep({name})": lambda bad, name=name: small(data={"source": "csv", "path": "none.csv", "labels": "y"}).sweep(
+            **{"over": {"training.epochs": [1, 2]}, name: bad}
+        )
+        for name in ("over", "rules", "seeds", "measure", "out", "validation", "stacked", "jobs", "dataset", "progress")
+    },
+    "sweep(values)": lambda bad: small().sweep({"training.epochs": bad}, dataset=rows()),
+    "plot": lambda bad: steelyard.Result("none").plot(bad),
+    "report": lambda bad: steelyard.Result("none").report(bad),
+}
+
+
+def held_to_the_gate(name: str, call: Callable[[Any], Any]) -> None:
+    faults: list[str] = []
+    for number, bad in enumerate(bad_values()):
+        try:
+            call(bad)
+        except UserError as error:
+            if "\n" in str(error) or len(str(error)) > 2000 or not str(error).strip():
+                faults.append(
+                    f"{name} with value {number} ({type(bad).__name__}): no single line: {str(error)[:200]!r}"
+                )
+        except Exception as error:
+            shown = "..." if isinstance(bad, Hostile) else repr(bad)[:60]
+            faults.append(f"{name} with {shown} ({type(bad).__name__}): {type(error).__name__}: {str(error)[:160]}")
+    assert not faults, "\n".join(faults)
+
+
+ALL = {**FIELDS, **DATA, **WEIGHING, **DECORATORS, **RESULTS, **VERBS}
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_public_callable_works_or_says_what_is_wrong(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for registry in (criteria._registry, algorithms._registry):
+        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+    held_to_the_gate(name, ALL[name])
