@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import doctest
+import io
 import itertools
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from decimal import Decimal
 from fractions import Fraction
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +20,12 @@ import pandas
 import pytest
 import torch
 
-import steelyard
 from steelyard.algorithms import registry as algorithms
 from steelyard.errors import UserError
 from steelyard.weighing import criteria
 
+steelyard: Any = import_module("steelyard")
+"""As a user has it who checks no types."""
 LONG = "a" * 5000
 
 
@@ -282,3 +287,49 @@ def test_a_public_callable_works_or_says_what_is_wrong(
     for registry in (criteria._registry, algorithms._registry):
         monkeypatch.setattr(registry, "_entries", dict(registry._entries))
     held_to_the_gate(name, ALL[name])
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run and a sweep, as the examples have them."""
+    folder = tmp_path_factory.mktemp("study")
+    small().run(folder / "runs" / "mine", dataset=rows())
+    over = {"training.epochs": [1, 2]}
+    found = small(data={"source": "digits"}).sweep(over, out=folder / "runs" / "my-sweep", progress=False)
+    assert found.table["best"] is not None
+    ratings = "".join(f"u{user}\ti{(user * 3 + item) % 12}\t5\t{item}\n" for user in range(8) for item in range(6))
+    (folder / "ratings.tsv").write_text("user\titem\trating\ttime\n" + ratings)
+    return folder
+
+
+VERBS_WITH_EXAMPLES = [
+    *(steelyard.Experiment.load, steelyard.Experiment.run, steelyard.Experiment.compare, steelyard.Experiment.sweep)
+]
+
+
+@pytest.mark.parametrize("name", [*steelyard.__all__, *(verb.__qualname__ for verb in VERBS_WITH_EXAMPLES)])
+def test_a_public_name_has_an_example_that_runs(name: str, study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    documented = {verb.__qualname__: verb for verb in VERBS_WITH_EXAMPLES}.get(name) or getattr(steelyard, name)
+    examples = doctest.DocTestParser().get_examples(documented.__doc__)
+    assert examples, f"{name} has no example"
+    monkeypatch.chdir(study)
+    for registry in (criteria._registry, algorithms._registry):
+        monkeypatch.setattr(registry, "_entries", dict(registry._entries))
+    load = steelyard.Experiment.load
+    quick = ["rounds.count=1", "compute.engine=loop", "model.name=logistic"]
+    # for speed: the same calls, in one round
+    monkeypatch.setattr(
+        steelyard.Experiment, "load", lambda name, changes=(), **more: load(name, [*changes, *quick], **more)
+    )
+    numbers = np.random.default_rng(1)
+    known: dict[str, Any] = {"steelyard": steelyard, "numpy": np, "torch": torch}
+    known |= {"features": numbers.normal(size=(40, 3)), "labels": np.arange(40) % 2}
+    if "runs/mine" in documented.__doc__ and "run(" in documented.__doc__:
+        monkeypatch.chdir(study / "runs")
+        (study / "runs" / "ratings.tsv").write_text((study / "ratings.tsv").read_text())
+    for example in examples:
+        code = compile(example.source, name, "single")
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            exec(code, known)
+        if example.want:
+            assert printed.getvalue() == example.want

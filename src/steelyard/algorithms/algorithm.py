@@ -58,7 +58,11 @@ class SecondTraining:
 
 @dataclass(frozen=True, eq=False)
 class LocalTraining:
-    """What the clients of one cohort did this round, side by side; `Algorithm.after_training` is given it."""
+    """What the clients of one cohort did this round, side by side; `Algorithm.after_training` is given it.
+
+    >>> def moved(training: steelyard.LocalTraining):  # [clients, parameters]
+    ...     return training.models - training.start
+    """
 
     start: torch.Tensor
     """Θ: the global model that was received, [1 or clients, parameters]; a client may start from one of its own."""
@@ -90,7 +94,11 @@ class Listening:
 
 @dataclass(frozen=True, eq=False)
 class ServerStep:
-    """What the server has at hand when it steps; `Algorithm.step` is given it."""
+    """What the server has at hand when it steps; `Algorithm.step` is given it.
+
+    >>> def step(self, server: steelyard.ServerStep):  # the new model [parameters], and what the server keeps
+    ...     return server.average, {}
+    """
 
     parameters: torch.Tensor
     """Θ: the global model before the step, [parameters]."""
@@ -127,6 +135,9 @@ class Algorithm(Section):
 
     Derive from it, decorate the class with `@algorithm("name")`, declare what travels, and write the methods that
     differ. Fields of the class are its settings, with their defaults.
+
+        >>> class Half(steelyard.Algorithm):
+        ...     def step(self, server): return server.parameters + 0.5 * server.change, {}
     """
 
     name: ClassVar[str] = "fedavg"

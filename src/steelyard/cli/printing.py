@@ -9,6 +9,7 @@ import sys
 import textwrap
 from collections.abc import Mapping
 from dataclasses import asdict, is_dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from steelyard.errors import printable
@@ -85,3 +86,12 @@ def metric_table(document: Metrics) -> Table:
     names = list(next(iter(columns.values())))
     rows = tuple((name, *(cell(block[name]) for block in columns.values())) for name in names)
     return Table("", ("metric", *(f"@{cutoff}" for cutoff in columns)), rows)
+
+
+def say_changed(folder: Path) -> None:
+    """Say on standard error that the experiment file of a run is not as the run wrote it, where that is so."""
+    # For speed of start: few commands read runs.
+    from steelyard.experiment.continuing import changed_since
+
+    if line := changed_since(folder):
+        print(f"steelyard: {printable(line)}", file=sys.stderr)

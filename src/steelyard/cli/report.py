@@ -9,7 +9,7 @@ import typer
 
 from steelyard import files
 from steelyard.cli.options import FormatOption
-from steelyard.cli.printing import print_json
+from steelyard.cli.printing import print_json, say_changed
 from steelyard.errors import UserError, printable
 
 
@@ -28,6 +28,8 @@ def report(
     from steelyard.report.html import write_report
     from steelyard.report.view import RunView
 
+    if len({run.resolve() for run in runs}) < len(runs):
+        raise UserError(f"RUNS: got {', '.join(map(str, runs))}; allowed: each run once")
     path = output or runs[0] / files.REPORT
     if path.suffix not in (".html", ".htm"):
         raise UserError(f"--output: got '{path}'; allowed: a file name that ends in .html")
@@ -35,6 +37,8 @@ def report(
     if figures is not None:
         files.is_folder(figures)
     view = RunView(runs)
+    for run in runs:
+        say_changed(run)
     write_report(view, path)
     print(f"report to open: {printable(str(path))}")
     if figures is not None:

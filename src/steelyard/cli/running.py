@@ -30,7 +30,7 @@ from steelyard.cli.options import (
     TableFormatOption,
     VerboseOption,
 )
-from steelyard.cli.printing import print_json, terminal_width
+from steelyard.cli.printing import print_json, say_changed, terminal_width
 from steelyard.cli.sweep import resume_sweep, show_sweep
 from steelyard.cli.trust import TrustOption, asking
 from steelyard.errors import UserError, printable
@@ -161,6 +161,7 @@ def table(
 
         show_sweep(sweep_document(folder), format)
         return
+    say_changed(folder)
     if groups:
         _print_groups(folder, format)
         return

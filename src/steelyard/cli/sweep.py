@@ -25,7 +25,7 @@ from steelyard.cli.options import (
 )
 from steelyard.cli.printing import print_json, terminal_width
 from steelyard.cli.trust import TrustOption, asking
-from steelyard.errors import printable
+from steelyard.errors import UserError, printable
 from steelyard.rounds.progress import watching
 
 if TYPE_CHECKING:
@@ -84,6 +84,9 @@ def sweep(
             from steelyard.sweeps.running import sweep as run_sweep
 
         ask = asking(trust)
+        swept, fixed = ({text.partition("=")[0].strip() for text in texts or []} for texts in (over, changes))
+        if both := sorted(swept & fixed):
+            raise UserError(f"--set: {both[0]} is in --over too, which would change it again; allowed: one of the two")
         described = load(experiment, changes or [], seed, ask)
         planned = plan(
             *(described, over or []),

@@ -67,6 +67,8 @@ def watch(
     from steelyard.page import require_page
 
     require_page()
+    if not folder.exists() and folder != Path("runs"):
+        raise UserError(f"{folder}: no such folder; allowed: a folder of runs, which may be empty")
     from steelyard.page.serving import serve
 
     serve(folder, host=host, port=port, token=token, trust=trust, read_only=read_only)

@@ -39,6 +39,9 @@ class Dataset:
     int64 for classes, float32 for a regression target. `owners` names the writer or user of each row where the
     source knows one. `held_out` marks the rows of the source's own test part. `marks` are further per-row
     attributes, such as "sharp".
+
+        >>> steelyard.in_memory(numpy.zeros((4, 1, 8, 8)), [0, 1, 0, 1])  # features (rows, ...), labels (rows,)
+        Dataset('memory': 4 samples of 1×8×8, 2 classes)
     """
 
     name: str
@@ -127,7 +130,12 @@ HONEST = Behaviour()
 
 @dataclass(frozen=True, eq=False)
 class Population:
-    """A data set shared out among clients; `server` are the rows that the server itself holds for testing."""
+    """A data set shared out among clients; `server` are the rows that the server itself holds for testing.
+
+    >>> rows = steelyard.in_memory(numpy.zeros((20, 3)), [0, 1] * 10)
+    >>> steelyard.data.share_out(rows, steelyard.data.PartitionSettings(clients=2), seed=1).names
+    ['client-001', 'client-002']
+    """
 
     dataset: Dataset
     clients: tuple[ClientRows, ...]

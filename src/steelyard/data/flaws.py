@@ -47,6 +47,8 @@ def _check(dataset: Dataset, index: int, flaw: FlawSettings) -> None:
             f"flaws.{index}.kind: got '{flaw.kind}', which needs two classes or more, but {dataset.name} has "
             f"{dataset.classes or 'none'}; allowed: kinds without classes"
         )
+    if flaw.classes and max(flaw.classes) >= dataset.classes:
+        raise UserError(f"flaws.{index}.classes: got {max(flaw.classes)}; allowed: 0 to {dataset.classes - 1}")
     if flaw.target is not None and flaw.target >= dataset.classes:
         raise UserError(f"flaws.{index}.target: got {flaw.target}; allowed: 0 to {dataset.classes - 1}")
     if flaw.kind in ("blurred", "backdoor") and dataset.features.dim() != 4:

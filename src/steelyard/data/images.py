@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 ORIGIN = (
-    "a folder or .zip of images; CelebA's img_align_celeba and its annotations come from "
-    "https://mmlab.ie.cuhk.edu.hk/projects/CelebA.html (non-commercial research only)"
+    "a folder or .zip of images, in a folder for each class or with a table beside them (where data sets come from: "
+    "docs/data.md)"
 )
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 
@@ -168,7 +168,11 @@ class Pictures:
             with Image.open(io.BytesIO(content)) as image:
                 pixels = np.asarray(_square(image.convert(mode), size))
                 return pixels.reshape(size, size, len(mode)).transpose(2, 0, 1)
-        # Pillow raises SyntaxError for some broken files and its own error for pictures of absurd size.
+        # Pillow raises its own error for pictures of absurd size, and SyntaxError for some broken files.
+        except Image.DecompressionBombError as problem:
+            raise UserError(
+                f"{self.path}: image '{path}' is too large ({problem}); expected a smaller picture"
+            ) from None
         except (
             OSError,
             SyntaxError,
@@ -176,7 +180,6 @@ class Pictures:
             EOFError,
             zipfile.BadZipFile,
             zlib.error,
-            Image.DecompressionBombError,
         ):
             raise UserError(f"{self.path}: image '{path}' is broken; expected a whole picture") from None
 

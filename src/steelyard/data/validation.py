@@ -27,6 +27,11 @@ def hold_back(
     the same that report) weighs on rows held back instead: on half of each client's, or, where the same rows report, on
     all. No row that is held back is trained on by anybody, also where clients share rows.
     """
+    rows = len(np.unique(np.concatenate([client.train for client in clients])))
+    if share * rows < 1:
+        raise UserError(
+            f"partition.validation: got {share:g}, less than one of {rows:,} training rows; allowed: a larger share"
+        )
     back = [_drawn(dataset, client, share, seed) for client in clients]
     held = np.unique(np.concatenate(back))
     tests, weighs = back, server
@@ -45,7 +50,6 @@ def hold_back(
                 f"partition.validation: got {share:g}, which leaves {client.client} nothing to train on; allowed: a "
                 "smaller share, or clients with more rows"
             )
-    rows = len(np.unique(np.concatenate([client.train for client in clients])))
     return moved, weighs, report, [f"tested on a validation split, {len(held)} of {rows} training rows; no test set"]
 
 

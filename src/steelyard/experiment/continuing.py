@@ -71,6 +71,20 @@ def changed_experiment(history: History, *, accept: bool) -> list[str]:
     return changes
 
 
+def changed_since(folder: Path) -> str | None:
+    """Say in one line that a run's experiment file is not the one that it wrote; None where it is, or none was kept."""
+    history = History(folder)
+    if TEXT not in history.info:
+        return None
+    try:
+        changes = changed_experiment(history, accept=True)
+    except UserError as error:
+        return str(error)
+    more = f" and {len(changes) - _SHOWN} more" if len(changes) > _SHOWN else ""
+    shown = f"{', '.join(changes[:_SHOWN])}{more}"
+    return f"{folder / RUN_FILE}: is not as the run wrote it: {shown}" if changes else None
+
+
 def changed_data(history: History, now: Mapping[str, str], *, accept: bool) -> list[str]:
     """Return which parts of a run's data are not those that it began with; refused unless accepted."""
     before: dict[str, dict[str, str]] = json.loads(history.info.get(DATA, "{}"))

@@ -84,6 +84,8 @@ def read_document(
     its folder, that of changes from the working folder. `ask` is called with the code that the file names.
     """
     document = parse(source_text(name_or_file), str(name_or_file))
+    if not document:
+        raise UserError(f"{name_or_file}: holds no field; allowed: an experiment, such as `steelyard new` writes")
     if str(name_or_file) not in recipes():
         beside = Path(name_or_file).resolve().parent
         resolve_code(document, beside)

@@ -11,6 +11,7 @@ from steelyard.data.dataset import Population
 from steelyard.data.files import find
 from steelyard.data.fingerprint import file_digest
 from steelyard.data.settings import DataSettings, PartitionSettings
+from steelyard.data.source_settings import is_pattern
 from steelyard.errors import UserError, listed
 from steelyard.recommend.settings import InteractionSettings
 from steelyard.settings import Section, validated
@@ -23,7 +24,13 @@ _SPLIT = ("test", "test_fraction", "minimum", "seed")
 
 
 def check_own(node: NodeConfig) -> None:
-    """Refuse a node's file whose tables `[data]` or `[partition]` make no sense; call it when the node starts."""
+    """Refuse a node's file whose tables `[data]` or `[partition]` make no sense, or whose data are not there.
+
+    Call it when the node starts, so that no server waits for answers that cannot come.
+    """
+    for key, path in node.files.items():
+        if not path.exists() and not is_pattern(path):
+            raise UserError(f"node config {key}: found no '{path}'; allowed: a file or folder that is there")
     if not node.guards_rows:
         return
     if node.kind == "learning":

@@ -43,9 +43,13 @@ def parse_rules(texts: Sequence[str], experiment: Description) -> dict[str, Fede
             elif word == "all":
                 found.update(_every_policy(experiment))
             elif word in experiment.rules():
+                if word in found and "recipe" not in texts:
+                    raise UserError(f"--rules: '{word}' is there twice; allowed: each rule once")
                 found[word] = experiment.rules()[word]
             else:
                 name, settings = _rule(word, experiment)
+                if found.get(name) == settings:
+                    raise UserError(f"--rules: '{word}' is there twice; allowed: each rule once")
                 found[name] = settings
     if not found:
         raise UserError(f"--rules: got nothing; allowed: orders such as DS>LD>MD, or {listed((*WORDS, *_ALGORITHMS))}")

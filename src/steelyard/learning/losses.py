@@ -27,6 +27,7 @@ def resolve(state: LossState, classes: int, outputs: int) -> LossState:
     """
     name = state.name
     if name == "auto":
+        _check_outputs(classes, outputs)
         name = "squared-error" if classes == 0 else ("binary-cross-entropy" if outputs == 1 else "cross-entropy")
     refuse_unknown(name, "training.loss", LOSSES)
     if name == "cross-entropy" and (classes == 0 or outputs < 2):
@@ -34,7 +35,7 @@ def resolve(state: LossState, classes: int, outputs: int) -> LossState:
             f"training.loss: got 'cross-entropy' for {classes} classes and {outputs} outputs; allowed: "
             "'squared-error' or 'barron' for regression, 'binary-cross-entropy' for one output"
         )
-    if name == "cross-entropy" and outputs < classes:
+    if name == "cross-entropy" and outputs != classes:
         raise UserError(f"model.outputs: got {outputs} for {classes} classes; allowed: one output per class, {classes}")
     if name == "binary-cross-entropy" and (classes != 2 or outputs != 1):
         raise UserError(
@@ -46,6 +47,16 @@ def resolve(state: LossState, classes: int, outputs: int) -> LossState:
     if state.class_weights is not None and len(state.class_weights) != classes:
         raise UserError(f"class weights: got {len(state.class_weights)} for {classes} classes")
     return LossState(name, state.class_weights, state.shape, state.scale)
+
+
+def _check_outputs(classes: int, outputs: int) -> None:
+    """Refuse a network whose number of outputs fits no loss, where nobody chose one."""
+    fits = {1} if classes == 0 else {1, 2} if classes == 2 else {classes}
+    if outputs not in fits:
+        task = f"{classes} classes" if classes else "a number to predict"
+        raise UserError(
+            f"model.outputs: the model has {outputs} for {task}; allowed: {' or '.join(map(str, sorted(fits)))}"
+        )
 
 
 def per_sample(state: LossState) -> PerSample:

@@ -202,6 +202,12 @@ def _own(settings: ModelSettings, shape: tuple[int, ...], classes: int, outputs:
             f"model.name: {settings.name} has lazy layers, whose sizes are not known yet; allowed: layers with sizes "
             "(the factory is given feature_shape, classes and outputs where it asks for them)"
         )
+    kinds = {value.dtype for value in (*module.parameters(), *module.buffers()) if value.is_floating_point()}
+    if other := sorted(str(kind) for kind in kinds - {torch.float32}):
+        raise UserError(
+            f"model.name: {settings.name} has parameters of {other[0]}; allowed: torch.float32 "
+            '(compute.precision = "bfloat16" computes in less)'
+        )
     if not any(parameter.requires_grad and parameter.numel() for parameter in module.parameters()):
         raise UserError(f"model.name: {settings.name} has no parameters to train; allowed: a module with some")
     return module

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from steelyard.errors import UserError
 from steelyard.recommend.filters import Duplicates
@@ -164,6 +165,14 @@ class KgflexSettings(Section):
 
     limits: tuple[Limit, ...] = Field(default=(100, 100), min_length=1, max_length=4)
     """How many features of one hop a user keeps at most, of two hops, and so on: those with the most information."""
+
+    @field_validator("limits")
+    @classmethod
+    def _keeps_some(cls, limits: tuple[int, ...]) -> tuple[int, ...]:
+        if not any(limits):
+            raise PydanticCustomError("plain", "at least one number above 0, or no feature is kept")
+        return limits
+
     others: float = Field(default=1.0, gt=0, le=1000)
     """Items of others per item of hers that gains are measured on: 1 in the thesis; more make small gains surer."""
     own_rate: float | None = Field(default=None, gt=0)

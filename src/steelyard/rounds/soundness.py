@@ -18,9 +18,7 @@ class Exploded(UserError):
     The loop goes on with the others; a run that has no other stops with this line.
     """
 
-    def __init__(
-        self, federation: str, round: int, reason: str, allowed: str = "a smaller training.learning_rate"
-    ) -> None:
+    def __init__(self, federation: str, round: int, reason: str, allowed: str = "a smaller learning rate") -> None:
         self.reason = reason
         super().__init__(
             f"round {round} of {federation}: {reason}; the model before this round is kept (allowed: {allowed})"

@@ -42,6 +42,9 @@ class History:
     weight, or the reason it was left out); `evaluations` one per client tested. The methods read again at every call:
     `cohorts`, `weights`, `tested` and `scores` give one federation as arrays, which is much faster than frames where
     a run is long, and whatever takes `after` reads only the rounds after that one, for those who follow a run.
+
+        >>> history = steelyard.History("runs/mine")
+        >>> history.clients[["round", "client", "weight"]]  # a pandas frame, a row for each client of each round
     """
 
     def __init__(self, folder: Path | str) -> None:

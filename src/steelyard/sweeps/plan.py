@@ -218,10 +218,12 @@ def _assignment(text: str) -> tuple[str, list[Scalar]]:
 
 def _values(text: str) -> list[Scalar]:
     """Read values as TOML would; where they are no TOML, each between commas is plain text or a value."""
+    if not all(word.strip() for word in text.split(",")):
+        raise UserError(f"--over: got {brief(text)}, in which a value is empty; allowed: a value between all commas")
     try:
         return list(tomllib.loads(f"values = [{text}]")["values"])
     except (ValueError, RecursionError):
-        return [read_value(word.strip()) for word in text.split(",") if word.strip()]
+        return [read_value(word.strip()) for word in text.split(",")]
 
 
 def _check_field(field: str, experiment: Description) -> None:

@@ -166,6 +166,10 @@ def read_table(path: Path) -> tuple[list[str], list[str], np.ndarray]:
     if all(_is_number(name) for name in header[1:]):
         raise UserError(f"{path}: the first line {brief(','.join(header))} holds numbers; allowed: a header of names")
     named = [column for column, name in enumerate(header) if name.lower() == "client"]
+    if not named and all(_is_number(row[0]) for row in rows[1:] if row):
+        raise UserError(
+            f"{path}: has no column 'client', and '{header[0]}' holds numbers, not names; allowed: a column 'client'"
+        )
     client_column = named[0] if named else 0
     criteria = [name for column, name in enumerate(header) if column != client_column]
     clients: list[str] = []

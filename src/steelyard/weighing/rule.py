@@ -44,7 +44,12 @@ _PARAMETERS = {
 
 
 class WeighingSettings(LimitSettings):
-    """How the clients of a cohort are weighed: criteria, score function and its parameters."""
+    """How the clients of a cohort are weighed: criteria, score function and its parameters.
+
+    >>> settings = steelyard.WeighingSettings(criteria=["LD", "DS"], priority="DS>LD", normalise="max")
+    >>> steelyard.weigh({"ann": {"DS": 3, "LD": 1}, "bob": {"DS": 1, "LD": 1}}, settings).weights
+    array([0.75, 0.25])
+    """
 
     criteria: tuple[str, ...] = Field(default=("DS",), min_length=1)
     """Names of the criteria, such as ["DS", "LD", "MD"]; `steelyard criteria` lists them all."""

@@ -53,7 +53,11 @@ class RuleOptions:
 
 @dataclass(frozen=True, eq=False)
 class Weighed:
-    """Clients weighed by a rule; printing it shows the table."""
+    """Clients weighed by a rule; printing it shows the table.
+
+    >>> steelyard.weigh({"ann": {"DS": 3}, "bob": {"DS": 1}}).document()["clients"][0]["weight"]
+    0.75
+    """
 
     clients: tuple[str, ...]
     criteria: tuple[str, ...]

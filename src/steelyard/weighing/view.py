@@ -28,7 +28,12 @@ MOST_TESTED = 1 << 24
 
 @dataclass(frozen=True, eq=False)
 class LocalData:
-    """What a client can look at when it measures itself: its samples, its trained model, its device, its user."""
+    """What a client can look at when it measures itself: its samples, its trained model, its device, its user.
+
+    >>> local = steelyard.LocalData("ann", torch.tensor([0, 1, 1]), classes=2)  # labels [samples]
+    >>> len(local.labels)
+    3
+    """
 
     client: str
     """The id of the client."""
@@ -110,7 +115,10 @@ class CohortView:
     """What the server can look at when it measures a cohort, one entry per client, ascending by client id.
 
     The costly parts are computed once, when they are first asked for. What only some clients can tell is None where
-    they do not; a criterion that declares its need of it is refused there with one line.
+    they do not; a criterion that declares its need of it is refused there with one line. All arrays are [clients].
+
+        >>> @steelyard.server_criterion("BIG", description="samples, as the clients say", uses_claims=True)
+        ... def big(view: steelyard.CohortView): return view.samples
     """
 
     samples: Counts

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from steelyard.errors import UserError
+from steelyard.errors import UserError, brief
 
 FILE = "register.json"
 """Name of the register in a server's folder."""
@@ -71,6 +71,21 @@ def read_register(file: Path) -> Register:
 def enter(file: Path, entry: Entry) -> Register:
     """Add a key to the register, or change its entry; a client that another key has is refused."""
     register = read_register(file)
+    for option, names in (("--name", (entry.name,)), ("--client", entry.clients)):
+        for name in names:
+            if not name.strip() or name != name.strip() or not name.isprintable() or len(name) > 200:
+                raise UserError(
+                    f"{option}: got {brief(name)}; allowed: 1 to 200 printable characters, no blanks around"
+                )
+            if option == "--name" and (name in (".", "..") or "/" in name or "\\" in name):
+                raise UserError(f"--name: got {brief(name)}; allowed: a name, no path")
+    if len(set(entry.clients)) < len(entry.clients):
+        raise UserError(f"--client: got {', '.join(entry.clients)}; allowed: each client once")
+    other = next((one for one in register.entries.values() if one.name == entry.name and one.key != entry.key), None)
+    if other is not None:
+        raise UserError(
+            f"--name: '{entry.name}' is another key's; allowed: another name, or `--remove {entry.name}` first"
+        )
     for client in entry.clients:
         owner = register.owner(client)
         if owner not in (None, entry.key):

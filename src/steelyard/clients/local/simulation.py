@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -47,6 +48,8 @@ class Simulation:
         criteria: Iterable[Criterion] = (),
         facts: Facts | None = None,
     ) -> None:
+        # What torch cannot map, such as an LSTM, it does one by one, and asks users to report that.
+        warnings.filterwarnings("ignore", message="There is a performance drop because we have not yet implemented")
         self.compute = compute or ComputeSettings()
         self.context = SimulationContext(populations, model, training, self.compute)
         self.criteria = ClientCriteria(criteria, facts or {})
