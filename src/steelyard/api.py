@@ -180,6 +180,10 @@ class _Verbs:
         expect("seeds", seeds, int, "a whole number from 1 on")
         expect("measure", measure, str, "the name of a measure, such as 'score'")
         expect("validation", validation, (int, float, type(None)), "a share between 0 and 1, or None")
+        if validation is not None and not 0 < validation < 1:
+            raise UserError(f"validation: got {brief(validation)}; allowed: a share between 0 and 1, or None")
+        for field in over:
+            expect("over", field, str, "fields by name, such as 'training.epochs'")
         expect("stacked", stacked, bool, "True or False")
         expect("jobs", jobs, int, "a whole number from 1 to 256")
         if not 1 <= jobs <= MOST_JOBS:
@@ -240,7 +244,7 @@ class RecommendExperiment(_Verbs, RecommendDescription):
     Load a recipe with `Experiment.load("fpl-ml1m")`; `run()` runs it through the same loop as every other kind.
 
         >>> experiment = steelyard.RecommendExperiment(interactions={"path": "ratings.tsv"}, rounds={"epochs": 3})
-        >>> experiment.run("runs/mine")
+        >>> experiment.run("runs/recommender")
     """
 
 

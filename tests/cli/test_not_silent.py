@@ -147,7 +147,7 @@ def test_a_flaw_of_a_class_that_there_is_not() -> None:
     ("classes", "outputs", "allowed"), [(2, 3, "1 or 2"), (10, 1, "10"), (0, 2, "1"), (10, 13, "10")]
 )
 def test_a_network_with_other_outputs_is_to_blame_and_not_the_loss(classes: int, outputs: int, allowed: str) -> None:
-    with pytest.raises(UserError, match=rf"^model\.outputs: the model has {outputs} for .*; allowed: {allowed}$"):
+    with pytest.raises(UserError, match=rf"^model\.outputs: got {outputs} for .*; allowed: {allowed}$"):
         resolve(LossState("auto"), classes, outputs)
     with pytest.raises(UserError, match=r"^model\.outputs: got 3 for 2 classes"):
         resolve(LossState("cross-entropy"), 2, 3)

@@ -134,7 +134,7 @@ class Population:
 
     >>> rows = steelyard.in_memory(numpy.zeros((20, 3)), [0, 1] * 10)
     >>> steelyard.data.share_out(rows, steelyard.data.PartitionSettings(clients=2), seed=1).names
-    ['client-001', 'client-002']
+    ['client-000', 'client-001']
     """
 
     dataset: Dataset

@@ -93,7 +93,15 @@ class _Seeded:
         self._first: tuple[tuple[int, ...], int] | None = None
 
     def __call__(self, seed: int) -> Dataset:
-        found = self._function(seed)
+        try:
+            found = self._function(seed)
+        except UserError:
+            raise
+        except Exception as error:
+            raise UserError(
+                f"dataset: the function fails for seed {seed}: {type(error).__name__}: {error}; allowed: a function "
+                "of a seed that returns a data set"
+            ) from error
         if not isinstance(found, Dataset):
             raise UserError(
                 f"dataset: the function returned {type(found).__name__} for seed {seed}; allowed: a data set built "

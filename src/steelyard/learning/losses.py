@@ -54,9 +54,7 @@ def _check_outputs(classes: int, outputs: int) -> None:
     fits = {1} if classes == 0 else {1, 2} if classes == 2 else {classes}
     if outputs not in fits:
         task = f"{classes} classes" if classes else "a number to predict"
-        raise UserError(
-            f"model.outputs: the model has {outputs} for {task}; allowed: {' or '.join(map(str, sorted(fits)))}"
-        )
+        raise UserError(f"model.outputs: got {outputs} for {task}; allowed: {' or '.join(map(str, sorted(fits)))}")
 
 
 def per_sample(state: LossState) -> PerSample:
