@@ -61,6 +61,8 @@ class Task:
     """How many clients there are, in and outside this cohort."""
     rate: float = 1.0
     """What the clients' learning rate is multiplied by in this round."""
+    waited: float = 0.0
+    """Seconds on the devices' clock before somebody was there to be asked."""
 
 
 class Payload(Protocol):
@@ -252,6 +254,10 @@ class Updates:
     """What the algorithm's clients send beside their models, by name, [clients, parameters] each."""
     listening: Floats | None = None
     """[clients, clients]: how much each client (row) weighed the model of each (column) for itself, where they do."""
+    late: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Clients of an earlier round whose update came too late for it, and what their weight is multiplied by."""
+    simulated: float | None = None
+    """Seconds that the round took on the devices' clock; None without one."""
     started_over: tuple[str, ...] = ()
     """Clients across machines that began with nothing kept: in their first round, or because their node lost it."""
 
@@ -273,6 +279,8 @@ class Updates:
             label_counts=None if self.label_counts is None else self.label_counts[rows],
             vectors={name: vectors[rows] for name, vectors in self.vectors.items()},
             listening=None if self.listening is None else self.listening[np.ix_(rows, rows)],
+            late={name: share for name, share in self.late.items() if name in {self.clients[i] for i in rows}},
+            simulated=self.simulated,
             started_over=self.started_over,
         )
 

@@ -34,7 +34,7 @@ def admit(task: Task, updates: Updates, criteria: Sequence[Checked], classes: in
     if (updates.federation, updates.round) != (task.federation, task.round):
         wrong = f"answer for round {updates.round} of {updates.federation}; asked for round {task.round}"
         return updates.select([], [Failure(client, wrong) for client in updates.clients])
-    asked = set(task.clients)
+    asked = {*task.clients, *updates.late}
     finite = updates.payload.finite()
     for name in task.algorithm.sends:
         if name not in updates.vectors:

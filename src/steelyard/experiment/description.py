@@ -290,6 +290,11 @@ class Description(Section):
     def check_runs_here(self, where: str) -> None:
         """Refuse a run that another program carries on; called before a run goes on."""
 
+    @property
+    def clocked(self) -> bool:
+        """Whether simulated devices have a clock."""
+        return False
+
     def check_federated(self) -> None:
         """Refuse what works in a simulation only; called on the server and on every node, before anything is sent."""
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import model_validator
 
-from steelyard.clients.local import ComputeSettings
+from steelyard.clients.local import ClockSettings, ComputeSettings
 from steelyard.data.facts import FactSettings
 from steelyard.data.flaw_settings import OMNISCIENT
 from steelyard.data.settings import DataSettings, FlawSettings, PartitionSettings, check_flaws, check_together
@@ -45,6 +45,8 @@ class LearningDescription(Description):
     model: ModelSettings = ModelSettings()
     training: TrainingSettings = TrainingSettings()
     compute: ComputeSettings = ComputeSettings()
+    clock: ClockSettings | None = None
+    """How long simulated devices take, in simulated seconds; without it rounds take no time."""
 
     @model_validator(mode="after")
     def _together(self) -> Self:
@@ -54,7 +56,30 @@ class LearningDescription(Description):
             self._check_untested()
         if self.privacy is not None and self.privacy.aggregation is not None:
             check_cohorts(self.privacy.aggregation, self.rounds, self.all_clients)
+        if self.clock is not None and self.clock.late == "next":
+            self._check_late()
         return self
+
+    @property
+    def clocked(self) -> bool:
+        """Whether simulated devices have a clock."""
+        return self.clock is not None
+
+    def _check_late(self) -> None:
+        """Refuse updates that join the next round where they would be weighed or sent in a way that knows no such."""
+        if self.privacy is not None and (self.privacy.central or self.privacy.local or self.privacy.aggregation):
+            raise UserError(
+                "clock.late: got 'next' with [privacy], whose noise and sums are made for the clients of one round; "
+                "allowed: drop"
+            )
+        for name, rule in self.rules().items():
+            made = (rule.algorithm or self.algorithm).made() if not (rule.algorithm or self.algorithm).plugins else None
+            if rule.adjust is not None:
+                raise UserError(f"clock.late: got 'next' with '{name}', which tries other orders; allowed: drop")
+            if made is not None and (made.sends or made.listens):
+                raise UserError(
+                    f"clock.late: got 'next' with {made.name}, whose clients give more than their models; allowed: drop"
+                )
 
     def _check_untested(self) -> None:
         """Refuse what looks at the clients' accuracy where they have no test rows."""
@@ -180,6 +205,7 @@ class LearningDescription(Description):
             dataset=dataset,
             facts=self.facts,
             noise=self._device_noise(),
+            clock=self.clock,
         )
         if self.privacy is None or self.privacy.aggregation is None:
             return clients, server
@@ -234,6 +260,8 @@ class LearningDescription(Description):
 
     def check_federated(self) -> None:
         """Refuse what across machines would tell of single updates, or what only a simulation can do."""
+        if self.clock is not None:
+            raise UserError("clock: devices across machines take the time they take; allowed there: no [clock]")
         listening = next((made.name for made in self.algorithms() if made.listens), None)
         if listening is not None:
             raise UserError(

@@ -10,7 +10,7 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from steelyard.clients.local import ComputeSettings, Simulation, SimulationServer
+from steelyard.clients.local import ClockedClients, ClockSettings, ComputeSettings, Simulation, SimulationServer
 from steelyard.clients.node import NodeClients, NodeConfig
 from steelyard.clients.private import PrivateClients
 from steelyard.clients.protocol import Clients
@@ -50,6 +50,7 @@ def simulate(
     dataset: DatasetOrSeeded | None = None,
     facts: FactSettings = NO_FACTS,
     noise: DeviceNoise | None = None,
+    clock: ClockSettings | None = None,
 ) -> tuple[Clients, SimulationServer]:
     """Build all clients of an experiment in this process, and their server.
 
@@ -74,7 +75,9 @@ def simulate(
         lambda seed: _with_facts(share_out(samples(seed), partition, seed, flaws), facts, seed),
         *(model, training, compute, criteria),
     )
-    return clients if noise is None else PrivateClients(clients, noise), SimulationServer(clients)
+    server = SimulationServer(clients)
+    timed = clients if clock is None else ClockedClients(clients, clients.context, clock)
+    return timed if noise is None else PrivateClients(timed, noise), server
 
 
 def _with_facts(population: Population, facts: FactSettings, seed: int, *, everyone: bool = True) -> Population:

@@ -93,6 +93,7 @@ def plan_of(experiment: Description) -> Plan:
         poisson=rounds.sampling == "poisson",
         rate=experiment.rate,
         select=rounds.select,
+        clocked=experiment.clocked,
     )
 
 

@@ -347,7 +347,8 @@ def _curve(rule: str, curves: Sequence[Curve]) -> ScoreCurve:
     """Mean and interval of the overall score, round by round, as far as all seeds went."""
     length = min(len(curve.rounds) for curve in curves)
     points: list[Estimate] = [estimate([float(curve.overall[i]) for curve in curves]) for i in range(length)]
-    return {
+    ends = [curve.seconds[:length].tolist() for curve in curves if curve.seconds is not None]
+    found: ScoreCurve = {
         "rule": rule,
         "rounds": curves[0].rounds[:length].tolist(),
         "values": [curve.overall[:length].tolist() for curve in curves],
@@ -355,3 +356,6 @@ def _curve(rule: str, curves: Sequence[Curve]) -> ScoreCurve:
         "low": [point.low for point in points],
         "high": [point.high for point in points],
     }
+    if len(ends) == len(curves):
+        found["seconds"] = ends
+    return found

@@ -362,6 +362,8 @@ class ScoreCurve(TypedDict):
 
     rule: str
     rounds: list[int]
+    seconds: NotRequired[list[list[float]]]
+    """Of each seed: when each round ended on the devices' clock; only in runs with one."""
     values: list[list[float]]
     mean: list[float]
     low: list[float]

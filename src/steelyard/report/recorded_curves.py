@@ -42,6 +42,8 @@ class Curve:
     """[devices]: how many test rows each has; of a recommender one for each user."""
     devices: tuple[str, ...] = ()
     """Their names."""
+    seconds: Floats | None = None
+    """[rounds]: when each of them ended on the devices' clock; None without one."""
 
 
 def read_curves(history: History) -> list[Curve]:
@@ -79,8 +81,32 @@ def read_curves(history: History) -> list[Curve]:
         tests = sum(int(row["tests"]) for row in mine)
         names, rows = ((), np.zeros(0, np.int64)) if tested is None else (tested.clients, tested.samples)
         hits = history.hits(rule, seed)
-        curves.append(Curve(rule, seed, rounds, scores, overall, tests, kept, server, hits, by_class, rows, names))
+        curves.append(
+            Curve(
+                rule,
+                seed,
+                rounds,
+                scores,
+                overall,
+                tests,
+                kept,
+                server,
+                hits,
+                by_class,
+                rows,
+                names,
+                _ends(mine, rounds),
+            )
+        )
     return curves
+
+
+def _ends(rows: Sequence[Mapping[str, Any]], rounds: NDArray[np.int64]) -> Floats | None:
+    """Return when each of these rounds ended on the devices' clock; None where there is none."""
+    if not rows or any(_missing(row["simulated"]) for row in rows):
+        return None
+    ends = np.cumsum([0.0, *(row["simulated"] for row in rows)])
+    return ends[np.searchsorted([int(row["round"]) for row in rows], rounds, side="right")]
 
 
 def _missing(value: object) -> bool:

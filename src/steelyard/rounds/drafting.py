@@ -59,11 +59,20 @@ def _weigh(
     worthless = weighing.uniform or len(weighing.all_zero) == len(weighing.criteria)
     if worthless and federation.rule.settings.when_zero == "keep":
         return _kept(federation, state, updates, weighing, view.remembered)
+    weighing = discounted(weighing, updates)
     combine = combiner(federation, state.tensors, task, updates, view, server)
     model, tensors = combine.step(weighing.weights)
     updates, weighing = as_summed(updates, weighing)
     _require(federation, task, updates, plan.min_clients)
     return Draft(federation, state, updates, weighing, model, order, view.remembered, combine=combine, tensors=tensors)
+
+
+def discounted(weighing: Weighing, updates: Updates) -> Weighing:
+    """Return the weights with those of late updates multiplied by their discount; they sum to what they did."""
+    if not updates.late:
+        return weighing
+    weights = weighing.weights * np.array([updates.late.get(name, 1.0) for name in updates.clients])
+    return replace(weighing, weights=weights * (weighing.weights.sum() / weights.sum()))
 
 
 def _kept(

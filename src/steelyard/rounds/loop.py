@@ -22,7 +22,7 @@ from steelyard.rounds.selecting import SELECT, Known
 from steelyard.rounds.server_rows import fit_to_server, train_alone
 from steelyard.rounds.settings import reached
 from steelyard.rounds.soundness import Exploded
-from steelyard.rounds.state import Draft, Federation, Plan, Recorder, RoundRecord, RoundState, first_like
+from steelyard.rounds.state import CLOCK, Draft, Federation, Plan, Recorder, RoundRecord, RoundState, first_like
 from steelyard.rounds.testing import check_tested, evaluate
 from steelyard.weighing.view import Memory
 
@@ -203,6 +203,7 @@ def make_task(
         vectors={name: state.tensors[name] for name in algorithm.receives},
         registered=len(names),
         rate=plan.rate(round),
+        waited=plan.time(round, names, state.memory)[1],
     )
 
 
@@ -240,18 +241,22 @@ def _finish(draft: Draft, server: Server, plan: Plan, seconds: float) -> tuple[R
         server_accuracy=None if test is None or macro is None else float(test.accuracy[0]),
         server_macro_f1=macro,
         server_metrics={} if test is None else _server_metrics(test),
+        simulated=draft.updates.simulated,
     )
     return state, record
 
 
 def _remembered(draft: Draft, plan: Plan) -> Mapping[str, Memory]:
-    """Return the memory of a federation after a round, with what is known of clients where they are chosen by it."""
+    """Return the memory of a federation after a round: the time, and what is known of clients to choose from."""
+    memory = dict(draft.memory)
+    if draft.updates.simulated is not None:
+        memory[CLOCK] = float(cast("float", memory.get(CLOCK, 0.0))) + draft.updates.simulated
     if plan.select.by == "uniform":
-        return draft.memory
+        return memory
     known = cast("Known", draft.memory.get(SELECT, {}))
     scores = None if draft.weighing is None else draft.weighing.scores
     after = plan.select.after(known, draft.before.round + 1, draft.updates, scores)
-    return {**draft.memory, SELECT: cast("Memory", after)}
+    return {**memory, SELECT: cast("Memory", after)}
 
 
 def _server_metrics(test: ServerTest) -> dict[str, float | list[float]]:

@@ -20,6 +20,9 @@ from steelyard.weighing.rule import Rule
 from steelyard.weighing.view import Memory
 from steelyard.weighing.weights import Weighing
 
+CLOCK = "rounds/clock"
+"""Under this name a federation remembers how many seconds its rounds have taken on the devices' clock."""
+
 
 @dataclass(frozen=True, eq=False)
 class RoundState:
@@ -160,6 +163,8 @@ class Plan:
     """Test each new model on the server's reporting rows."""
     select: SelectSettings = field(default_factory=SelectSettings)
     """Who is asked, where not everybody alike."""
+    clocked: bool = False
+    """Whether devices have a clock, so that who is there is told in its seconds and not in rounds."""
 
     def cohort(
         self, seed: int, round: int, names: Sequence[str], memory: Mapping[str, Memory] | None = None
@@ -170,7 +175,8 @@ class Plan:
         With Poisson sampling, a cohort that falls short of `min_clients` is drawn again with just as many.
         """
         size = cohort_size(len(names), self.fraction, self.min_clients)
-        names = self.select.there(names, float(round)) if self.select.available else names
+        if self.select.available:
+            names = self.select.there(names, sum(self.time(round, names, memory)))
         if not self.poisson:
             known = cast("Known", (memory or {}).get(SELECT, {}))
             return tuple(self.select.chosen(seed, round, names, size, known))
@@ -179,6 +185,17 @@ class Plan:
         found = tuple(name for name, value in zip(sorted(names), drawn.tolist(), strict=True) if value < self.fraction)
         least = min(len(names), max(1, self.min_clients))
         return found if len(found) >= least else tuple(randomness.choose(seed, round, names, least))
+
+    def time(self, round: int, names: Sequence[str], memory: Mapping[str, Memory] | None = None) -> tuple[float, float]:
+        """Return the time on the devices' clock at which a round may begin, and how long it then waits for somebody.
+
+        Without a clock the time is the number of the round, and nobody waits.
+        """
+        if not self.clocked:
+            return float(round), 0.0
+        now = float(cast("float", (memory or {}).get(CLOCK, 0.0)))
+        comes = None if self.select.there(names, now) else self.select.next_time(names, now)
+        return now, 0.0 if comes is None else comes - now
 
 
 def first_like(

@@ -9,17 +9,23 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from steelyard.clients.local.settings import ComputeSettings
+from steelyard.clients.local.settings import ClockSettings, ComputeSettings
 
 if TYPE_CHECKING:
+    from steelyard.clients.local.clock import ClockedClients
     from steelyard.clients.local.hidden_simulation import HiddenSimulation
     from steelyard.clients.local.server import SimulationServer
     from steelyard.clients.local.simulation import Simulation
 
-__all__ = ["ComputeSettings", "HiddenSimulation", "Simulation", "SimulationServer"]
+__all__ = ["ClockSettings", "ClockedClients", "ComputeSettings", "HiddenSimulation", "Simulation", "SimulationServer"]
 
 
-_LATE = {"HiddenSimulation": "hidden_simulation", "Simulation": "simulation", "SimulationServer": "server"}
+_LATE = {
+    "ClockedClients": "clock",
+    "HiddenSimulation": "hidden_simulation",
+    "Simulation": "simulation",
+    "SimulationServer": "server",
+}
 
 
 def __getattr__(name: str) -> Any:

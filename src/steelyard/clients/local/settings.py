@@ -30,3 +30,27 @@ class ComputeSettings(Section):
     """Clients trained in one stack; default as many as the memory allows or as the trial finds fastest."""
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     """CPU threads; default all cores this process may use."""
+
+
+class ClockSettings(Section):
+    """[clock]: simulated seconds. How long each device takes in a round, and what becomes of those that are late.
+
+    The first three are what a device has where `[facts.device]` gives it no fact of that name.
+    """
+
+    sample_seconds: PositiveFloat = 0.01
+    """Seconds that a device takes to train on one sample once."""
+    download: PositiveFloat = 1e6
+    """Bytes that a device receives in a second."""
+    upload: PositiveFloat = 250_000.0
+    """Bytes that a device sends in a second."""
+    stragglers: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of the clients, drawn anew in each round, that take `slowdown` times as long to train and to send."""
+    slowdown: Annotated[float, Field(ge=1)] = 10.0
+    """How many times as long a straggler takes."""
+    deadline: PositiveFloat | None = None
+    """Seconds after which a round ends without those that are late; default: it waits for the slowest."""
+    late: Literal["drop", "next"] = "drop"
+    """What becomes of a late update: drop: nothing; next: it joins the next round, with its weight discounted."""
+    discount: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """What the weight of an update that joins the next round is multiplied by, before weights sum to 1 again."""

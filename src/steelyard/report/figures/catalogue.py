@@ -39,6 +39,14 @@ _LIST = (
         curves.accuracy,
     ),
     Kind(
+        "time",
+        "Score against simulated time",
+        "Over the test samples of all clients, by the devices' clock.",
+        "The devices of this run have no clock; a [clock] section gives them one.",
+        "view",
+        curves.over_time,
+    ),
+    Kind(
         "server",
         "On the server's rows",
         "Accuracy on rows of the server that no client holds.",

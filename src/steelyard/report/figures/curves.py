@@ -43,6 +43,45 @@ def macro_f1(view: RunView) -> alt.LayerChart | None:
     return _curves(view, "server_macro_f1", "macro F1", "macro F1 on the server's rows")
 
 
+def over_time(view: RunView) -> alt.LayerChart | None:
+    """Draw the score over all clients' test samples against the devices' clock, a line for each seed."""
+    frame = view.rounds
+    frame = frame[frame["simulated"].notna()]
+    rows: list[dict[str, Any]] = []
+    last: dict[str, float] = {}
+    for (rule, seed), mine in frame.groupby(["rule", "seed"], sort=False):
+        ends, tested = mine["simulated"].astype(float).cumsum(), mine["accuracy"].notna()
+        chosen = sampled(int(tested.sum()), POINTS)
+        scores = [float(value) for value in mine["accuracy"][tested].iloc[chosen]]
+        if scores:
+            seconds = [float(value) for value in ends[tested].iloc[chosen]]
+            rows.append({"rule": str(rule), "seed": int(seed), "seconds": seconds, "score": scores})
+            last.setdefault(str(rule), scores[-1])
+    if not rows:
+        return None
+    labels = [label for label in shown_rules(view, last) if label in last]
+    _, form = score_axis(view.measure)
+    title = f"{view.measure} over all clients' test samples"
+    line = (
+        alt.Chart(lists([row for row in rows if row["rule"] in labels]))
+        .transform_flatten(["seconds", "score"])
+        .mark_line(point=max(len(row["score"]) for row in rows) <= 3)
+        .encode(
+            alt.X("seconds:Q", title="simulated seconds", axis=alt.Axis(format="~s")),
+            alt.Y("score:Q", title=title, scale=alt.Scale(zero=False), axis=alt.Axis(format=form)),
+            rule_colour(view.labels, labels),
+            rule_dash(view.labels, labels),
+            detail="seed:N",
+            tooltip=[alt.Tooltip("rule:N"), alt.Tooltip("seed:N"), alt.Tooltip("seconds:Q", format=".4~s")],
+        )
+    )
+    ends = ", ".join(f"{row['rule']} {row['seconds'][-1]:.4g} s" for row in rows if row["rule"] in labels)
+    note = "A line for each seed." if len({row["seed"] for row in rows}) > 1 else ""
+    return described(
+        alt.layer(line).properties(width=WIDTH, height=HEIGHT), f"{title}, by the devices' clock. Ends: {ends}.", note
+    )
+
+
 def _curves(view: RunView, column: str, measure: str, title: str) -> alt.LayerChart | None:
     frame = view.rounds
     frame = frame[frame[column].notna() & (frame["round"] > 0)]
