@@ -30,6 +30,8 @@ def described(privacy: dict[str, Any], **weighing: Any) -> LearningDescription:
         (CENTRAL, {"criteria": ["AG"]}, r"weighing\.criteria: .* uses AG, .* whole cohort"),
         (CENTRAL, {"normalise": "rank"}, r"weighing\.normalise: .* ranks clients by one another"),
         (CENTRAL, {"bound": 2.0}, r"weighing\.bound: .* cohort's median"),
+        (CENTRAL, {"min_weight": 0.05}, r"weighing\.min_weight: .* has floors, which .* other clients pay for"),
+        (CENTRAL, {"floors": {"a": 0.05}}, r"weighing\.floors: .* names clients"),
         ({"central": {"clip": 1.0, "noise": 1e-300}}, {}, r"privacy\.central\.noise: .*0\.001"),
         ({"local": {"clip": 1.0, "noise": 1e7}}, {}, r"privacy\.local\.noise: .*1000000"),
         (
