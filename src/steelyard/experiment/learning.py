@@ -131,7 +131,8 @@ class LearningDescription(Description):
     def _everyone(self) -> bool:
         """Whether all clients take part in every round, as far as it is known before they are counted."""
         known = self.rounds.fraction if self.all_clients is None else self.rounds.share_of(self.all_clients)
-        return (known is None or known >= 1) and not self.rounds.select.available
+        late = self.clock is not None and self.clock.deadline is not None
+        return (known is None or known >= 1) and not late and not self.rounds.select.available
 
     def check_rule(self, rule: WeighingSettings) -> None:
         """Refuse a fit, a control or an adaptive loss that this data or partition cannot feed."""

@@ -133,8 +133,8 @@ def _unmet_by_server(needs: Needs, available: Capabilities) -> str:
 def _unmet_by_rounds(needs: Needs, available: Capabilities) -> str:
     if needs.everyone and not available.everyone:
         return (
-            "needs full participation, and cohorts are a part of the clients; allowed: rounds.fraction = 1 without "
-            "rounds.select.available"
+            "needs full participation, and rounds may be without some clients; allowed: rounds.fraction = 1 without "
+            "rounds.select.available and clock.deadline"
         )
     if needs.client_tests and not available.client_tests:
         return "has clients test models in every round; allowed: partition.test with rows, rounds.evaluate_every = 1"

@@ -30,6 +30,7 @@ def experiment(policy: str, **sections: Any) -> LearningDescription:
         ("afl", {"rounds": {"fraction": 0.5}}, "weighing.policy: afl needs full participation"),
         ("feddg-ga", {"rounds": {"fraction": 0.5}}, "feddg-ga needs full participation"),
         ("afl", {"rounds": {"fraction": 1, "select": {"available": {"client-0": [[1, 2]]}}}}, "full participation"),
+        ("afl", {"clock": {"deadline": 5.0}}, "full participation"),
         ("cgsv", {"rounds": {"fraction": 0.5}}, "cgsv needs full participation"),
         ("fedlaw", {"partition": {"clients": 5}}, "fedlaw is measured on the server's test set"),
         ("fedce", {"rounds": {"evaluate_every": 2}}, "fedce has clients test models in every round"),
