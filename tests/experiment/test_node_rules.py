@@ -55,6 +55,13 @@ def test_a_table_of_facts_that_the_server_names_is_not_even_opened(tmp_path: Pat
         agreed(document(facts={"path": str(tmp_path / "patients.csv")}), config(tmp_path))
 
 
+def test_a_trace_of_who_is_there_that_the_server_names_is_not_even_opened(tmp_path: Path):
+    secret = tmp_path / "secret.csv"
+    secret.write_text("client,from,to\nalice,1,2\n")
+    with pytest.raises(NotAllowed, match=r"rounds\.select\.path: a server may not name a file of this node"):
+        build({"rounds": {"select": {"path": str(secret)}}}, config(tmp_path))
+
+
 def _task() -> Any:
     import torch
 

@@ -83,3 +83,14 @@ def test_each_source_of_knowledge(tmp_path: Path) -> None:
     document = {"knowledge": {"sources": [{"path": "g.tsv", "links": "no.tsv"}, {"predicates": "g.tsv"}, "no table"]}}
     resolve_paths(document, tmp_path)
     assert document["knowledge"]["sources"] == [{"path": whole, "links": "no.tsv"}, {"predicates": whole}, "no table"]
+
+
+def test_a_trace_of_who_is_there_is_looked_for_beside_the_experiment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "trace.csv").write_text("client,from,to\nclient-000,1,2\n")
+    (tmp_path / "own.toml").write_text('[rounds.select]\npath = "trace.csv"\n')
+    monkeypatch.chdir("/")
+    select = load(tmp_path / "own.toml").rounds.select
+    assert select.available == {"client-000": ((1.0, 2.0),)}
+    assert select.path is None

@@ -176,3 +176,10 @@ def test_what_does_not_go_together_is_refused(sections: dict[str, Any], line: st
     with pytest.raises(UserError) as refused:
         validated(Experiment, {**BASE, **sections}, "")
     assert line.split(": ", 1)[-1] in str(refused.value)
+
+
+def test_a_trace_with_a_client_that_does_not_exist_is_refused_before_a_folder_is_made(tmp_path: Path) -> None:
+    rounds = {"count": 2, "select": {"available": {"client-0": [[1, 2]]}}}
+    with pytest.raises(UserError, match=r"rounds\.select\.available: no client 'client-0' \(did you mean 'client-00"):
+        run(Experiment.model_validate({**BASE, "rounds": rounds}), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self
 from steelyard import files
 from steelyard.activity import doing
 from steelyard.clients.protocol import CheckedClients, CountedServer, FingerprintedClients
-from steelyard.errors import Stopped, UserError, listed, nearest
+from steelyard.errors import Stopped, UserError, listed, nearest, listed, nearest
 from steelyard.experiment.code import FOLDER as CODE
 from steelyard.experiment.code import Ask
 from steelyard.experiment.continuing import (
@@ -186,6 +186,11 @@ def _ready(experiment: Description, clients: Clients, seeds: Sequence[int]) -> D
         _check_floors(experiment, {name for seed in seeds for name in clients.names(seed)})
     if isinstance(clients, CheckedClients):
         clients.check(experiment.algorithms())
+        # Across machines a client may come later; here all are known.
+        known = {name for seed in seeds for name in clients.names(seed)}
+        for name in sorted(experiment.rounds.select.available.keys() - known):
+            shown = listed(sorted(known)[:3])
+            raise UserError(f"rounds.select.available: no client '{name}'{nearest(name, known)}; allowed: {shown}, ...")
     return experiment.for_clients(min(counts))
 
 
