@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Self
 from steelyard import files
 from steelyard.activity import doing
 from steelyard.clients.protocol import CheckedClients, CountedServer, FingerprintedClients
-from steelyard.errors import Stopped, UserError, listed, nearest, listed, nearest
+from steelyard.errors import Stopped, UserError, listed, nearest
 from steelyard.experiment.code import FOLDER as CODE
 from steelyard.experiment.code import Ask
 from steelyard.experiment.continuing import (
@@ -183,26 +183,22 @@ def _ready(experiment: Description, clients: Clients, seeds: Sequence[int]) -> D
         raise UserError(f"rounds.min_clients: got {least}; allowed: at most {min(counts)}, the number of clients")
     if isinstance(clients, FingerprintedClients):
         # Across machines, clients may come later; here all are known.
-        _check_floors(experiment, {name for seed in seeds for name in clients.names(seed)})
+        _check_named(experiment, {name for seed in seeds for name in clients.names(seed)})
     if isinstance(clients, CheckedClients):
         clients.check(experiment.algorithms())
-        # Across machines a client may come later; here all are known.
-        known = {name for seed in seeds for name in clients.names(seed)}
-        for name in sorted(experiment.rounds.select.available.keys() - known):
-            shown = listed(sorted(known)[:3])
-            raise UserError(f"rounds.select.available: no client '{name}'{nearest(name, known)}; allowed: {shown}, ...")
     return experiment.for_clients(min(counts))
 
 
-def _check_floors(experiment: Description, names: set[str]) -> None:
-    """Refuse a floor for a client that does not exist."""
-    for rule in experiment.rules().values():
-        for client in rule.floors:
-            if client not in names:
-                raise UserError(
-                    f"weighing.floors: got '{client}'{nearest(client, names)}, which is no client; allowed: "
-                    f"{listed(sorted(names)[:5])}{', ...' if len(names) > 5 else ''}"
-                )
+def _check_named(experiment: Description, names: set[str]) -> None:
+    """Refuse a floor, or times at which it is there, for a client that does not exist."""
+    floors = [("weighing.floors", client) for rule in experiment.rules().values() for client in rule.floors]
+    times = [("rounds.select.available", client) for client in experiment.rounds.select.available]
+    for field, client in (*floors, *times):
+        if client not in names:
+            raise UserError(
+                f"{field}: got '{client}'{nearest(client, names)}, which is no client; allowed: "
+                f"{listed(sorted(names)[:5])}{', ...' if len(names) > 5 else ''}"
+            )
 
 
 def resume(
