@@ -1,7 +1,8 @@
 """Every policy against numbers from the code that its authors published, run outside this repository on these cohorts.
 
-Each test names the repository and the commit. What stands in an authors' training script and cannot be called was run
-line by line in float32 or float64, as there; their functions were called as they are.
+Each test names the repository and the commit. Functions were called as they are (with "cuda" read as "cpu"); lines that
+stand in a training script and cannot be called were typed again around the authors' helpers, in their precision. Of
+pull requests only the text was at hand: FedSCS, trust-mad and nvflare-adaptive were typed again from it as a whole.
 """
 
 from __future__ import annotations
@@ -229,7 +230,7 @@ def test_fedce(mode: str, expected: list[list[float]]) -> None:
 
 
 def test_trust_mad() -> None:
-    """flwrlabs/flower 3c681a3 (pull request 7335): the lines of customagg/strategy.py on six norms."""
+    """flwrlabs/flower 3c681a3 (pull request 7335): customagg/strategy.py, typed again, on six norms."""
     measures = {"DS": np.array([10.0, 20, 30, 40, 50, 60]), "UL": np.array([1.0, 1.2, 0.9, 1.1, 2.0, 9.0])}
     strict = TrustMad().weigh(measures, cohort())
     assert strict / strict.sum() == pytest.approx([1 / 15, 2 / 15, 3 / 15, 4 / 15, 5 / 15, 0], abs=1e-12)
@@ -246,7 +247,7 @@ def test_trust_mad() -> None:
 
 
 def test_fedscs() -> None:
-    """NVIDIA/NVFlare, pull request 5240: FedSCSAggregator._compute_scs, line by line, three rounds."""
+    """NVIDIA/NVFlare, pull request 5240: FedSCSAggregator._compute_scs, typed again, three rounds."""
     first = torch.tensor([[1.0, 0.5, 0, 0.2, 0, 0], [0.8, 0.1, 0.3, 0, 0, 0], [0.2, 0.9, -0.4, 0.1, 0, 0]]) + START
     second = torch.tensor([[0.5, 0.5, 0.1, 0.2, 0, 0], [0.9, -0.3, 0.3, 0, 0, 0], [0.4, 0.7, 0.2, -0.5, 0, 0]]) + START
     expected = [
