@@ -27,6 +27,7 @@ COMMANDS = {
     "table done": "accuracy",
     "weigh clients.csv": "Alice",
     "export done --to csv": "done/export",
+    "import rounds.csv --out theirs --by DS": "theirs",
     "new mine.toml --csv people.csv --label y": "mine.toml",
     "recipes": "quickstart",
     "show quickstart": "[partition]",
@@ -71,6 +72,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a finished run, a run of KGFlex, and a few small files of data."""
     folder = tmp_path_factory.mktemp("cold")
     (folder / "clients.csv").write_text("client,DS,LD\nAlice,.9,.2\nBob,.1,.8\n")
+    (folder / "rounds.csv").write_text("round,client,DS\n1,a,10\n1,b,30\n")
     (folder / "people.csv").write_text("x,y\n" + "".join(f"{n % 7},{n % 2}\n" for n in range(200)))
     rows = [f"{user}\t{item}\t{rating}\t{time}" for user, item, rating, time in two_tastes()]
     (folder / "tastes.tsv").write_text("user\titem\trating\ttime\n" + "\n".join(rows) + "\n")
