@@ -121,7 +121,7 @@ def _fields() -> list[Case]:
         "model.outputs=1000000000": "model.outputs",
         "model={name='mlp',hidden=[1000000,1000000]}": "parameters; allowed: at most 1,000,000,000",
         "model={name='cnn',kernel=2}": "an odd number",
-        "model.outputs=1": "training.loss",
+        "model.outputs=1": "model.outputs: got 1 for 10 classes",
         "training.loss=squared": "did you mean 'squared-error'",
         "training.loss=barron": "allowed: 1 output",
         "training.batch_size=0": "training.batch_size: got 0; allowed: greater than or equal to 1, 'full'",
