@@ -26,7 +26,7 @@ class Result:
     """A run that has ended: its folder and everything recorded in it; printed, it is a short table.
 
     >>> result = steelyard.Result("runs/mine")
-    >>> result.summary["rules"][0]["accuracy"], result.history.rounds  # a number, a data frame
+    >>> result.summary["status"], result.history.rounds  # a word, a data frame
     """
 
     folder: Path

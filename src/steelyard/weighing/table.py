@@ -55,7 +55,7 @@ class RuleOptions:
 class Weighed:
     """Clients weighed by a rule; printing it shows the table.
 
-    >>> steelyard.weigh({"ann": {"DS": 3}, "bob": {"DS": 1}}).document()["clients"][0]["weight"]
+    >>> float(steelyard.weigh({"ann": {"DS": 3}, "bob": {"DS": 1}}).weights.max())
     0.75
     """
 
