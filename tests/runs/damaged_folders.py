@@ -127,7 +127,17 @@ def change_rows(folder: Path, chance: random.Random) -> None:
 def change_facts(folder: Path, chance: random.Random) -> None:
     """Change what the run noted of itself."""
     keys = ["status", "rounds", "seeds", "flaws", "labels", "measured_by", "trust", "privacy", "writer", "schema"]
-    keys += ["notes", "measure", "clients", "version_torch", "code_files", "data", "experiment_text", "salt"]
+    keys += [
+        "notes",
+        "measure",
+        "clients",
+        "version_torch",
+        "code_files",
+        "data",
+        "personal",
+        "experiment_text",
+        "salt",
+    ]
     key, value = chance.choice(keys), str(chance.choice(ODD))
     _ask(folder, "INSERT OR REPLACE INTO info VALUES (?, ?)", values=(key, value))
 

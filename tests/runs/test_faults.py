@@ -212,6 +212,12 @@ GARBAGE = {
     "info no JSON": ("INSERT INTO info VALUES ('flaws', '{')", "flaws", "info, flaws holds no JSON"),
     "info too deep": (f"INSERT INTO info VALUES ('flaws', '{DEEP}')", "flaws", "info, flaws holds no JSON"),
     "info a list": ("INSERT INTO info VALUES ('flaws', '[1]')", "flaws", "info, flaws: "),
+    "info no names": ("INSERT OR REPLACE INTO info VALUES ('personal', '7')", "personal", "info, personal: "),
+    "listening too short": (
+        "UPDATE updates SET listening = x'0011' WHERE round = 1",
+        "listening",
+        "listening of ",
+    ),
     "info another seed": ("INSERT INTO info VALUES ('flaws', '{\"x\": {\"a\": [1]}}')", "flaws", "info, flaws: "),
     "settings": (
         "UPDATE federations SET settings = '{}'",

@@ -89,6 +89,7 @@ _SHAPES: Mapping[tuple[str, str], TypeAdapter[Any]] = {
     ("info", "flaws"): TypeAdapter(dict[_Seed, dict[str, list[str]]]),
     ("info", "labels"): TypeAdapter(dict[_Seed, dict[str, list[int]]]),
     ("info", "report_rows"): TypeAdapter(dict[_Seed, int]),
+    ("info", "personal"): TypeAdapter(list[str]),
     ("info", "measured_by"): _Words,
     ("info", "trust"): TypeAdapter(dict[str, dict[str, str]]),
     ("info", "code_files"): _Words,
