@@ -34,10 +34,10 @@ from flwr.serverapp.strategy import (
 from steelyard.adapters.flower_replies import (
     SCORES,
     FewAtATime,
+    is_masked,
     plain_metrics,
     read_reply,
     read_test,
-    refuse_masks,
     refuse_noise,
 )
 from steelyard.adapters.journal import Journal
@@ -51,6 +51,7 @@ _LOG = getLogger("flwr")
 
 __all__ = ["ServerRows", "Weighed"]
 
+_SECURE_AGGREGATION = "Flower's secure aggregation (secaggplus_mod), which hides single replies"
 _OTHER_SUMS = (Bulyan, FedMedian, FedTrimmedAvg, FedXgbBagging, FedXgbCyclic, Krum, MultiKrum, QFedAvg)
 
 
@@ -189,9 +190,13 @@ class Weighed(Strategy):
     def _collect(self, collected: Collected, replies: Iterable[Message]) -> dict[str, Message]:
         """Take the replies in, each when it comes, and return their messages, which hold no arrays any more."""
         messages: dict[str, Message] = {}
+        masked = False
         for message in replies:
             client = str(message.metadata.src_node_id)
-            refuse_masks(client, message)
+            if is_masked(message):
+                collected.refuse(client, f"its app uses {_SECURE_AGGREGATION}")
+                masked = True
+                continue
             if message.has_error() and client not in self._asked:
                 continue  # The server itself says that a node's reply was lost.
             reply = read_reply(client, message, self.strategy.weighted_by_key)
@@ -201,6 +206,11 @@ class Weighed(Strategy):
                 collected.add(reply)
                 messages[client] = message
             del message, reply
+        if masked and not messages:
+            raise UserError(
+                f"strategy: the nodes' app uses {_SECURE_AGGREGATION}; allowed: apps without it, or "
+                "[privacy.aggregation] of Steelyard"
+            )
         for client in sorted(self._asked - set(messages) - set(collected.reasons)):
             collected.refuse(client, "no reply came")
         return messages

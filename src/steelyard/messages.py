@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
+MOST_SAMPLES = 10**12
+"""More samples than any device can hold; a larger number is a lie or a mistake."""
 
 
 @dataclass(frozen=True)

@@ -138,7 +138,12 @@ class WeighedAggregator(ModelAggregator):
         if size is None and self._weighing.needs_samples:
             collected.refuse(client, f"meta {self.size} is missing")
             return collected.reasons[client]
-        arrays = {str(name): _numpy(value) for name, value in model.params.items()}
+        arrays: dict[str, NDArray[Any]] = {}
+        for name, value in model.params.items():
+            try:
+                arrays[str(name)] = _numpy(value)
+            except (ValueError, TypeError, RuntimeError) as error:
+                raise UserError(f"array {name} cannot be read: {error}") from None
         is_change = model.params_type == ParamsType.DIFF
         reason = collected.add(Reply(client, arrays, 1.0 if size is None else size, asked, is_change))
         if not reason:

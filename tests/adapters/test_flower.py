@@ -74,6 +74,9 @@ def test_the_distance_of_models_is_measured_here() -> None:
         (model(1), {"q": 1}, "metric num-examples is missing"),
         (model(1), {"num-examples": 0, "q": 1}, "samples = 0"),
         (model(1), {"num-examples": float("inf"), "q": 1}, "samples = inf"),
+        (model(1), {"num-examples": 1e300, "q": 1}, "samples = 1e+300; allowed: 1 to 1000000000000"),
+        (model(1), {"num-examples": 10, "q": 1e300}, "criterion q = 1e+300; allowed: 0 to 1e+30"),
+        (model(1, **{"x\x1b[2J" * 999: np.zeros(1)}), {"num-examples": 10, "q": 1}, r"array x\x1b[2Jx\x1b"),
         (model(1, b=np.zeros(3, np.float32)), {"num-examples": 9, "q": 1}, "array b has shape (3,), and (2,) was sent"),
         (model(1, x=np.zeros(1)), {"num-examples": 10, "q": 1}, "array x was not sent"),
         ({"w": SENT["w"]}, {"num-examples": 10, "q": 1}, "array b is missing"),
@@ -87,6 +90,8 @@ def test_a_reply_that_cannot_be_weighed_is_left_out(arrays: Arrays, metrics: Map
     assert found["w"][0, 0] == pytest.approx(2.0)
     assert list(strategy.rounds[1].reasons) == ["2"]
     assert strategy.rounds[1].reasons["2"].startswith(reason)
+    assert len(strategy.rounds[1].reasons["2"]) <= 500
+    assert strategy.rounds[1].reasons["2"].isprintable()
 
 
 def test_nothing_to_weigh_keeps_the_model() -> None:

@@ -12,7 +12,9 @@ from flwr.serverapp import Grid
 
 from steelyard.adapters.recorder import ClientTest
 from steelyard.adapters.rounds import Reply
-from steelyard.errors import UserError, one_line
+from steelyard.clients.flower import arrays as packing
+from steelyard.clients.flower.forms import Refused
+from steelyard.errors import UserError
 
 AT_ONCE = 1 << 28
 """Bytes of replies that are pulled with one call: small models come together, large ones one by one."""
@@ -23,8 +25,8 @@ _SECURE = "secaggplus"
 _CLIPPING = "clipping_norm"
 """What Flower's strategies that add noise put into the configuration of a round."""
 SCORES = ("accuracy", "acc", "eval_acc", "eval_accuracy", "test_accuracy")
-_LONGEST_REASON, _MOST_METRICS = 500, 50
-"""Characters of a node's reason, and further metrics of its test, that are taken in."""
+_MOST_METRICS = 50
+"""Further metrics of a node's test that are taken in."""
 _LOSSES = ("loss", "eval_loss", "test_loss")
 
 
@@ -93,14 +95,10 @@ def refuse_noise(config: Iterable[str]) -> None:
         )
 
 
-def refuse_masks(node: str, message: Message) -> None:
-    """Refuse replies of Flower's secure aggregation: single ones mean nothing, and so no client can be weighed."""
+def is_masked(message: Message) -> bool:
+    """Whether a reply is of Flower's secure aggregation: a single one means nothing and cannot be weighed."""
     shown = message.error.reason if message.has_error() else " ".join(message.content)
-    if _SECURE in str(shown):
-        raise UserError(
-            f"node {node}: its app uses Flower's secure aggregation (secaggplus_mod), which hides single replies; "
-            "allowed: apps without it, or [privacy.aggregation] of Steelyard"
-        )
+    return _SECURE in str(shown)
 
 
 def plain_metrics(message: Message) -> dict[str, float]:
@@ -112,7 +110,7 @@ def plain_metrics(message: Message) -> dict[str, float]:
 def read_reply(client: str, message: Message, key: str) -> Reply | str:
     """Return what a node sent, or why it cannot be weighed; its arrays are taken out of the message one by one."""
     if message.has_error():
-        return f"answered with an error: {one_line(str(message.error.reason))[:_LONGEST_REASON]}"
+        return f"answered with an error: {message.error.reason}"
     content = message.content
     if len(content.array_records) != 1 or len(content.metric_records) != 1:
         counts = f"{len(content.array_records)} and {len(content.metric_records)}"
@@ -125,9 +123,9 @@ def read_reply(client: str, message: Message, key: str) -> Reply | str:
     try:
         for name in list(record):
             # The bytes go as their array comes: a model is in memory once.
-            arrays[name] = record.pop(name).numpy()
-    except (ValueError, TypeError, OSError, EOFError) as error:
-        return f"an array cannot be read: {error}"
+            arrays[name] = packing.read(record.pop(name), name)
+    except Refused as error:
+        return str(error)
     return Reply(client, arrays, metrics[key], metrics)
 
 

@@ -13,11 +13,11 @@ import torch
 from steelyard.adapters.arrays import Arrays, Layout
 from steelyard.adapters.server_rows import NoRows, ServerRows
 from steelyard.adapters.spilled import Spill
-from steelyard.errors import UserError
-from steelyard.messages import Task, Updates
+from steelyard.errors import UserError, one_line
+from steelyard.messages import MOST_SAMPLES, Task, Updates
 from steelyard.rounds.drafting import weigh_soundly
 from steelyard.rounds.state import Draft, Federation, Plan, RoundState
-from steelyard.settings import validated
+from steelyard.settings import LARGEST_REAL, validated
 from steelyard.weighing import criteria as registry
 from steelyard.weighing.needs import Capabilities, unmet
 from steelyard.weighing.priorities import OrderState
@@ -28,6 +28,7 @@ from steelyard.weighing.words import Frame, read_rule
 SAMPLES = "DS"
 MEMORY = 1 << 28
 """Bytes of a round's updates that are held in memory; what comes after goes to the disk."""
+_LONGEST_REASON = 500
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,10 +136,15 @@ class WeighedRounds:
 
     def lacks(self, reply: Reply) -> str:
         """Say what a reply lacks that the rule needs; empty where it has all."""
-        if not math.isfinite(reply.samples):
-            return f"samples = {reply.samples}; allowed: a number from 1 on"
-        lacking = [name for name in self.asked if name not in reply.measures]
-        return f"criterion {lacking[0]} is missing" if lacking else ""
+        if not 0 < reply.samples <= MOST_SAMPLES:
+            return f"samples = {reply.samples:g}; allowed: 1 to {MOST_SAMPLES}"
+        for name in self.asked:
+            if name not in reply.measures:
+                return f"criterion {name} is missing"
+            # What else may be wrong with a measure is looked at for all clients alike, when they are weighed.
+            if reply.measures[name] > LARGEST_REAL:
+                return f"criterion {name} = {reply.measures[name]:g}; allowed: 0 to {LARGEST_REAL:g}"
+        return ""
 
 
 class Collected:
@@ -158,8 +164,8 @@ class Collected:
         """Why clients are left out."""
 
     def refuse(self, client: str, reason: str) -> None:
-        """Leave a client out."""
-        self.reasons[client] = reason
+        """Leave a client out; the reason is shown and kept, so whatever a client wrote becomes one short line."""
+        self.reasons[client] = one_line(reason)[:_LONGEST_REASON]
 
     def add(self, reply: Reply) -> str:
         """Take a reply in; the result says why it is left out, and is empty where it is not."""
@@ -167,7 +173,7 @@ class Collected:
         if reply.client in self._rows:
             reason = "answered twice"
         if reason:
-            self.reasons[reply.client] = reason
+            self.refuse(reply.client, reason)
             return reason
         layout, base = self._layout, None if reply.is_change else self._sent
         self._updates.add(layout.changes(layout.floating, reply.arrays, base))

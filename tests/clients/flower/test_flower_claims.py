@@ -16,7 +16,7 @@ from steelyard.clients.flower import checks, tasks
 from steelyard.clients.flower.forms import TRAIN
 from steelyard.clients.flower.grid import FlowerClients
 from steelyard.clients.flower.settings import FederateSettings
-from steelyard.messages import DenseModels, Evaluations, Question, Task, Updates
+from steelyard.messages import MOST_SAMPLES, DenseModels, Evaluations, Question, Task, Updates
 
 JUDGES: dict[str, Any] = {"DS": lambda value: None, "FT": lambda value: None}
 
@@ -131,7 +131,7 @@ def test_a_client_without_test_rows_or_with_an_impossible_loss_is_left_out():
 def test_the_bound_of_test_sets_is_the_lower_middle_one():
     assert checks.most_counted([5, 0, 500], 3.0) == 15
     assert checks.most_counted([5, 501], 3.0) == 15
-    assert checks.most_counted([10**9], 3.0) == checks.MOST_SAMPLES  # Nobody to compare with.
+    assert checks.most_counted([10**9], 3.0) == MOST_SAMPLES  # Nobody to compare with.
 
 
 HEADERS = [

@@ -29,33 +29,46 @@ def unpack(array: Array, name: str, dtype: str, shape: tuple[int | None, ...]) -
     The header of the bytes themselves is believed, not what the message says about them, and the number of bytes must
     be exactly what the header declares: a header that claims terabytes costs nothing.
     """
-    if array.stype != _NUMPY:
-        raise Refused(f"array {name}: serialised as {array.stype!r}; allowed: {_NUMPY}")
-    found, found_dtype, start = _header(array.data, name)
+    found, fortran, found_dtype, start = _header(array, name)
+    if fortran and len(found) > 1:
+        raise Refused(f"array {name}: Fortran order; allowed: C order")
     if found_dtype != np.dtype(dtype):
         raise Refused(f"array {name}: dtype {found_dtype}; allowed: {np.dtype(dtype)}")
     if len(found) != len(shape) or any(w is not None and f != w for f, w in zip(found, shape, strict=True)):
         wanted = str(tuple("any" if length is None else length for length in shape)).replace("'", "")
         raise Refused(f"array {name}: shape {found}; allowed: {wanted}")
-    declared = prod(found) * found_dtype.itemsize
+    return _numbers(array, name, found_dtype, start, found).reshape(found)
+
+
+def read(array: Array, name: str) -> NDArray[Any]:
+    """Return an array of any type and shape, as other people's apps send them, or refuse it, checked as in `unpack`."""
+    shape, fortran, dtype, start = _header(array, name)
+    if dtype.itemsize == 0 or not all(0 <= length < 1 << 62 for length in shape):
+        raise Refused(f"array {name}: shape {shape} of {dtype}; allowed: lengths from 0 on, and a type of numbers")
+    return _numbers(array, name, dtype, start, shape).reshape(shape, order="F" if fortran else "C")
+
+
+def _numbers(array: Array, name: str, dtype: np.dtype[Any], start: int, shape: tuple[int, ...]) -> NDArray[Any]:
+    declared = prod(shape) * dtype.itemsize
     if len(array.data) - start != declared:
         raise Refused(f"array {name}: {len(array.data) - start} bytes of data; allowed: {declared}")
-    return np.frombuffer(array.data, dtype=found_dtype, offset=start).reshape(found)
+    return np.frombuffer(array.data, dtype=dtype, offset=start)
 
 
-def _header(data: bytes, name: str) -> tuple[tuple[int, ...], np.dtype[Any], int]:
-    stream = BytesIO(data)
+def _header(array: Array, name: str) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
+    """Return shape, whether columns come first, type, and where the numbers begin."""
+    if array.stype != _NUMPY:
+        raise Refused(f"array {name}: serialised as {array.stype!r}; allowed: {_NUMPY}")
+    stream = BytesIO(array.data)
     try:
         version = npy.read_magic(stream)
         reader = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[version]
         shape, fortran, dtype = reader(stream)
     except Exception as error:  # The parser of headers raises whatever it stumbles over.
         raise Refused(f"array {name}: not an array file ({str(error)[:80]})") from None
-    if fortran and len(shape) > 1:
-        raise Refused(f"array {name}: Fortran order; allowed: C order")
     if dtype.hasobject:
         raise Refused(f"array {name}: holds Python objects; allowed: numbers")
-    return shape, dtype, stream.tell()
+    return shape, fortran, dtype, stream.tell()
 
 
 def size(record: ArrayRecord) -> int:

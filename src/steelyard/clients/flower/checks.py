@@ -15,10 +15,8 @@ from numpy.typing import NDArray
 from steelyard.clients.flower import arrays as packing
 from steelyard.clients.flower.forms import FailureForm, Refused
 from steelyard.errors import without_controls
-from steelyard.messages import DenseModels, Failure, Floats, Payload
+from steelyard.messages import MOST_SAMPLES, DenseModels, Failure, Floats, Payload
 
-MOST_SAMPLES = 10**12
-"""More samples than any device can hold; a larger number is a lie or a mistake."""
 MOST_WORTH = 1e15
 """No criterion of a client is larger: sums over a whole cohort must stay numbers."""
 MOST_GROWTH = 1e6

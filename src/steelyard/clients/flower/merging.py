@@ -11,9 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from steelyard.clients.flower.checks import MOST_SAMPLES
 from steelyard.clients.flower.payloads import Codec, CohortRows
-from steelyard.messages import DenseModels, Evaluations, Failure, Payload, Question, Task, Updates
+from steelyard.messages import MOST_SAMPLES, DenseModels, Evaluations, Failure, Payload, Question, Task, Updates
 
 NumberT = TypeVar("NumberT", np.int64, np.float64)
 

@@ -14,7 +14,7 @@ from steelyard.clients.flower import arrays as packing
 from steelyard.clients.flower import checks, payloads
 from steelyard.clients.flower.forms import EvaluationForm, QuestionForm
 from steelyard.clients.flower.wire import Header, content, failure_forms, split
-from steelyard.messages import Evaluations, Failure, Question
+from steelyard.messages import MOST_SAMPLES, Evaluations, Failure, Question
 
 
 def write_question(question: Question, seconds: float, run: str = "", experiment: str = "") -> RecordDict:
@@ -80,7 +80,7 @@ def read_evaluations(
         for i in range(count)
     ]
     keep = [i for i in range(count) if faults[i] is None]
-    samples = np.asarray([min(max(n, 0), checks.MOST_SAMPLES) for n in form.samples], dtype=np.int64)
+    samples = np.asarray([min(max(n, 0), MOST_SAMPLES) for n in form.samples], dtype=np.int64)
     return Evaluations(
         federation=question.federation,
         round=question.round,

@@ -21,7 +21,7 @@ from steelyard.clients.flower import arrays as packing
 from steelyard.clients.flower import checks, payloads
 from steelyard.clients.flower.forms import LossForm, Refused, TaskForm, UpdateForm
 from steelyard.clients.flower.wire import Header, content, failure_forms, split, written
-from steelyard.messages import Failure, Task, Updates
+from steelyard.messages import MOST_SAMPLES, Failure, Task, Updates
 
 Refusal = Callable[[float], str | None]
 """Says why a criterion's value cannot be true, or None when it can."""
@@ -212,12 +212,12 @@ class _Further:
 
     def fault(self, client: int) -> str | None:
         """Say what of it cannot be true for the client at this position, or None where all can."""
-        if self.steps is not None and not 1 <= self.steps[client] < checks.MOST_SAMPLES:
-            return f"steps = {self.steps[client]}; allowed: 1 to {checks.MOST_SAMPLES - 1}"
+        if self.steps is not None and not 1 <= self.steps[client] < MOST_SAMPLES:
+            return f"steps = {self.steps[client]}; allowed: 1 to {MOST_SAMPLES - 1}"
         if self.label_counts is not None:
             counts = self.label_counts[client]
-            if counts.min(initial=0) < 0 or counts.max(initial=0) > checks.MOST_SAMPLES:
-                return f"{LABEL_COUNTS}: holds {counts.min()} to {counts.max()}; allowed: 0 to {checks.MOST_SAMPLES}"
+            if counts.min(initial=0) < 0 or counts.max(initial=0) > MOST_SAMPLES:
+                return f"{LABEL_COUNTS}: holds {counts.min()} to {counts.max()}; allowed: 0 to {MOST_SAMPLES}"
         for name, vectors in self.vectors.items():
             if not float(torch.linalg.vector_norm(vectors[client], torch.inf)) <= checks.MOST_WORTH:
                 return f"vector {name}: holds NaN, infinity or a number beyond {checks.MOST_WORTH:g}"
@@ -259,4 +259,4 @@ def _without_further(arrays: ArrayRecord, task: Task, expected: Expected) -> dic
 
 
 def _bounded(counts: Sequence[int]) -> NDArray[np.int64]:
-    return np.asarray([min(max(n, -1), checks.MOST_SAMPLES) for n in counts], dtype=np.int64)
+    return np.asarray([min(max(n, -1), MOST_SAMPLES) for n in counts], dtype=np.int64)
