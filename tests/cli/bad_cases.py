@@ -604,7 +604,7 @@ def _commands() -> list[Case]:
         case("--nope", "--nope"),
         case("no experiment named", "show"),
         case("no such recipe or file", "show", "x"),
-        case("experiment.toml", "table", "."),
+        case("no run here", "table", "."),
         case("no", "table", "no"),
         case("no", "resume", "no"),
         case("train.tsv", "resume", "train.tsv"),
@@ -653,7 +653,10 @@ def _commands() -> list[Case]:
         case(
             "node config min-rows: got 0", "federate", "node", "n.toml", **{"n.toml": f'{node}data="x"\nmin-rows=0\n'}
         ),
-        case("node config data: labels: got", "federate", "node", "n.toml", **{"n.toml": f"{node}data={table}\n"}),
+        case(
+            *("node config data: labels: got", "federate", "node", "n.toml"),
+            **{"n.toml": f"{node}data={table}\n", "x.csv": "a,b\n1,2\n"},
+        ),
         case("given without state", "federate", "node", "n.toml", **{"n.toml": f"{node}{limited}"}),
         case("is a file", "federate", "node", "n.toml", **{"n.toml": f'{node}{limited}state = "n.toml"\n'}),
         case(

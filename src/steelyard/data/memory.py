@@ -116,7 +116,8 @@ def one_axis(name: str, part: str, values: object) -> NDArray[Any]:
     except (ValueError, TypeError, RuntimeError):
         array = np.zeros(())
     if array.ndim != 1:
-        raise UserError(f"{name}: {part} is {brief(values)}; expected a list or an array with a value for each row")
+        found = f"has shape {array.shape}" if array.ndim else f"is {brief(values)}"
+        raise UserError(f"{name}: {part} {found}; expected a list or an array with a value for each row")
     return array
 
 
