@@ -12,13 +12,14 @@ import torch
 
 from steelyard.algorithms.algorithm import Algorithm, LocalTraining, Stage
 from steelyard.clients.local.client_state import KeptModels, KeptVectors
+from steelyard.clients.local.client_tests import ClientTests
 from steelyard.clients.local.context import Populations, SimulationContext
 from steelyard.clients.local.criteria import ClientCriteria, Facts
 from steelyard.clients.local.device_data.cohort import Cohort
 from steelyard.clients.local.device_data.dataset import DevicePopulation, Ints
 from steelyard.clients.local.device_data.schedule import step_counts
 from steelyard.clients.local.engines.choice import ChosenEngine
-from steelyard.clients.local.evaluator import Evaluator, evaluations
+from steelyard.clients.local.evaluator import Evaluator
 from steelyard.clients.local.hardware import peak_memory
 from steelyard.clients.local.hostile import attack
 from steelyard.clients.local.personal import OwnModels
@@ -54,10 +55,10 @@ class Simulation:
         self.context = SimulationContext(populations, model, training, self.compute)
         self.criteria = ClientCriteria(criteria, facts or {})
         self._engine: ChosenEngine | None = None
-        self._evaluator: Evaluator | None = None
         self._kept = KeptModels()
         self._vectors = KeptVectors()
         self._own = OwnModels(self.context, self._vectors)
+        self._tests = ClientTests(self.context, self._own, self._tuned)
         self._peak = 0
 
     def names(self, seed: int) -> Sequence[str]:
@@ -279,27 +280,7 @@ class Simulation:
         return np.array([float(part.mean()) for part in each.to(torch.float64).split(sizes.tolist())])
 
     def evaluate(self, questions: Sequence[Question]) -> list[Evaluations]:
-        answers: dict[int, Evaluations] = {}
-        for index, question in enumerate(questions):
-            if question.algorithm.personal:
-                population = self.context.population(question.seed)
-                answers[index] = self._own.tested(question, population, self.evaluator, self._tuned(question))
-        common = [index for index in range(len(questions)) if index not in answers]
-        for seed in dict.fromkeys(questions[index].seed for index in common):
-            # Questions of one seed concern the same samples: all their models are tested on them in one go.
-            indices = [index for index in common if questions[index].seed == seed]
-            population = self.context.population(seed)
-            loss = self.context.loss(LossState(self.context.training.loss))
-            models = torch.cat([questions[index].models.to(self.context.device) for index in indices])
-            predictions, losses = self.evaluator.test(models, population.dataset, population.tests.unique, loss)
-            counts = [len(questions[index].models) for index in indices]
-            for index, *found in zip(indices, predictions.split(counts), losses.split(counts), strict=True):
-                answers[index] = evaluations(questions[index], population.tests, population.dataset, *found)
-        for seed in dict.fromkeys(question.seed for question in questions):
-            indices = [index for index, question in enumerate(questions) if question.seed == seed]
-            asked = [questions[index] for index in indices]
-            self._try_backdoor(answers, asked, indices, self.context.population(seed))
-        return [answers[index] for index in range(len(questions))]
+        return self._tests.evaluate(questions)
 
     def _tuned(self, question: Question) -> torch.Tensor | None:
         """Return the models that clients test where they train once more before: [candidates · clients, parameters]."""
@@ -319,35 +300,10 @@ class Simulation:
             parts.append(every)
         return torch.cat(parts).to(self.context.device)
 
-    def _try_backdoor(
-        self,
-        answers: dict[int, Evaluations],
-        questions: list[Question],
-        indices: list[int],
-        population: DevicePopulation,
-    ) -> None:
-        """Add to answers how often the first model of each question takes the pattern of a backdoor for its class."""
-        door = population.source.backdoor
-        if door is None:
-            return
-        models = torch.stack([question.models[0] for question in questions]).to(self.context.device)
-        held = [door.rows.get(client, np.zeros(0, np.int64)) for client in population.tests.clients]
-        rows, where = np.unique(np.concatenate([np.zeros(0, np.int64), *held]), return_inverse=True)
-        loss = self.context.loss(LossState(self.context.training.loss))
-        found, _ = self.evaluator.test(models, population.dataset, torch.from_numpy(rows).to(self.context.device), loss)
-        fooled = (found == door.target).to(torch.float64).cpu().numpy()[:, where.reshape(-1)]
-        ends = np.cumsum([len(mine) for mine in held])
-        for index, each in zip(indices, fooled, strict=True):
-            parts = np.split(each, ends[:-1])
-            rates = np.array([float(part.mean()) if len(part) else 0.0 for part in parts])
-            answers[index] = replace(answers[index], metrics={**answers[index].metrics, "backdoor": rates})
-
     @property
     def evaluator(self) -> Evaluator:
         """What tests models; made when first needed."""
-        if self._evaluator is None:
-            self._evaluator = Evaluator(self.context.setup)
-        return self._evaluator
+        return self._tests.evaluator
 
     def snapshot(self) -> Mapping[str, torch.Tensor]:
         return {**self._kept.snapshot(), **self._vectors.snapshot()}
@@ -377,7 +333,7 @@ class Simulation:
 
     def close(self) -> None:
         self._engine = None
-        self._evaluator = None
+        self._tests.close()
         self.criteria.forget()
         self.context.close()
 
