@@ -62,12 +62,20 @@ def test_a_rule_weighs_where_the_file_does_not(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("lines", "line"),
     [
-        ((HEADER, "1,north,many,0.9,1,,,"), "line 2, DS: got 'many'; allowed: a number from 0 to 1e30"),
+        ((HEADER, "1,north,many,0.9,1,,,"), "line 2, DS: got 'many'; allowed: a number from 0 to 1e12"),
         ((HEADER, ROWS[0], "1,south,5,nan,1,,,"), "line 3, quality: got nan; allowed: a number from 0 to 1e30"),
         ((HEADER, "1,north,1,0.9,-1,,,"), "line 2, weight: got -1; allowed: a number from 0 to 1e30"),
         ((HEADER, "1,north,1,0.9,,,,"), "line 2, weight: got ''; allowed: a number from 0 to 1e30"),
         ((HEADER, "1.5,north,1,0.9,1,,,"), "line 2, round: got '1.5'; allowed: a whole number from 0 on"),
         ((HEADER, "1,north,1,0.9,1,,inf,"), "line 2, accuracy: got 'inf'; allowed: a number"),
+        ((HEADER, "1,north,1e13,0.9,1,,,"), "line 2, DS: got 1e+13; allowed: a number from 0 to 1e12"),
+        (("round,client,q,samples,weight", "1,a,1,1e19,1"), "line 2, samples: got 1e+19; allowed: a number from 0 to"),
+        (
+            ("round,client,D\x1bS,weight", "1,a,1,1"),
+            r"line 1: the column 'D\x1bS' holds characters that",
+        ),
+        (('{"round": 1, "client": "a", "D\\nS": 1, "weight": 1}',), r"line 1: the column 'D\nS' holds characters that"),
+        ((HEADER, "1,no\x1brth,1,0.9,1,,,"), r"line 2, client: 'no\x1brth' holds characters that cannot be shown"),
         ((HEADER, "1,,1,0.9,1,,,"), "line 2, client: is empty; allowed: a name for each client"),
         ((HEADER, ROWS[0], ROWS[0]), "line 3, client: 'north' comes twice in round 1; allowed: once"),
         ((HEADER, "1,north,1"), "line 2: 3 cells; allowed: 8, as in the header"),
@@ -103,6 +111,9 @@ def test_options_that_are_wrong_are_refused(tmp_path: Path, refused: Callable[..
     out = ("--out", tmp_path / "run")
     assert refused("import", file, *out).startswith("steelyard: --by: missing, and ")
     assert "--by: 'VP' names no rule or criterion 'VP'" in refused("import", file, *out, "--by", "VP")
+    given = written(tmp_path, "round,client,DS,weight", "1,a,3,1", name="given.csv")
+    assert "--by: table: has no column 'KL'" in refused("import", given, *out, "--by", "feddisco")
+    assert not (tmp_path / "run").exists()
     assert "--by: 'median(DS)' needs updates" in refused("import", file, *out, "--by", "median(DS)")
     assert "No such file" in refused("import", tmp_path / "none.csv", *out)
     (tmp_path / "other.csv").write_bytes(b"\xff\xfe\x00round")

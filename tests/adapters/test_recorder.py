@@ -17,7 +17,7 @@ from tests.adapters.recorded import CLIENTS, measures_of, rule_of, write_round
 from tests.conftest import CommandLine
 from tests.warm import command_environment
 
-from steelyard.adapters.recorder import Recorder
+from steelyard.adapters import Recorder, WeighedRounds
 from steelyard.errors import UserError
 from steelyard.page.figures import Figures
 from steelyard.runs.glance import glance
@@ -161,3 +161,11 @@ def test_measures_that_are_missing_are_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="measures: client north has no quality; allowed: quality, DS"):
         recorder.write({"north": 1.0}, {"north": {"DS": 3.0}})
     assert recorder.round == 0
+
+
+def test_more_samples_than_there_are_anywhere_are_refused(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "run", WeighedRounds("DS").rule, framework="loop")
+    with pytest.raises(UserError, match=r"^samples: client a has 1e\+19; allowed: 0 to 1000000000000$"):
+        recorder.write({"a": 1.0}, {"a": {"DS": 1e19}})
+    assert recorder.write({"a": 1.0}, {"a": {"DS": 3.0}}) == 1
+    recorder.finish()

@@ -37,6 +37,7 @@ MEASURED = ("MD>LD>DS", "VP>DS/max", "AG", "power(VP)^3")
 COLUMNS = ("DS", "LD", "MD", "VP", "AG")
 
 Weights = Mapping[str, float]
+Measures = Mapping[str, Mapping[str, float]]
 
 
 @dataclass
@@ -102,45 +103,52 @@ def by_table(raw: Mapping[str, Mapping[str, float]], rule: str, folder: Path, st
     return {row["client"]: row["weight"] for row in json.loads(ended.stdout)["clients"]}
 
 
-def by_flower(cohort: Cohort, raw: Mapping[str, Mapping[str, float]], rule: str) -> Weights:
-    strategy, names = Weighed(rule, rows=cohort.rows()), list(raw)
+def by_flower(cohort: Cohort, said: Measures, rule: str) -> tuple[Weights, Measures]:
+    strategy, names = Weighed(rule, rows=cohort.rows()), list(said)
     nodes: Any = Nodes(
         {
-            number: lambda sent, name=name: (cohort.models[name], {"num-examples": raw[name]["DS"], **raw[name]})
+            number: lambda sent, name=name: (
+                cohort.models[name],
+                {"num-examples": said[name]["DS"], "LD": said[name]["LD"]},
+            )
             for number, name in enumerate(names, 1)
         }
     )
     messages = strategy.configure_train(1, record(cohort.sent), ConfigRecord(), nodes)
     strategy.aggregate_train(1, nodes.send_and_receive(messages))
-    return {names[int(node) - 1]: weight for node, weight in strategy.rounds[1].weights.items()}
+    found = strategy.rounds[1]
+    by_name = {node: names[int(node) - 1] for node in found.weights}
+    return (
+        {by_name[node]: weight for node, weight in found.weights.items()},
+        {by_name[node]: measures for node, measures in found.measures.items()},
+    )
 
 
-def by_nvflare(cohort: Cohort, raw: Mapping[str, Mapping[str, float]], rule: str) -> Weights:
+def by_nvflare(cohort: Cohort, said: Measures, rule: str) -> tuple[Weights, Measures]:
     aggregator = WeighedAggregator(rule, cohort.rows())
     send(aggregator, cohort.sent)
-    for name, row in raw.items():
+    for name, row in said.items():
         meta = {"client_name": name, "NUM_STEPS_CURRENT_ROUND": row["DS"]}
-        aggregator.accept_model(FLModel(ParamsType.FULL, cohort.models[name], metrics=dict(row), meta=meta))
+        aggregator.accept_model(FLModel(ParamsType.FULL, cohort.models[name], metrics={"LD": row["LD"]}, meta=meta))
     aggregator.aggregate_model()
-    return aggregator.rounds[0].weights
+    return aggregator.rounds[0].weights, aggregator.rounds[0].measures
 
 
 @pytest.mark.parametrize("rule", [*SAID, *MEASURED])
 def test_a_rule_gives_the_same_weights_everywhere(cohort: Cohort, rule: str, tmp_path: Path, steelyard: Any) -> None:
     weights, raw = cohort.ours(cohort.simulated, rule)
-    sizes = cohort.ours(cohort.simulated, "LD>DS")[1]
-    measures = {client: {**sizes[client], **raw[client]} for client in raw}
-    criteria = read_words(rule, COLUMNS).criteria
+    # What clients say; whatever else a rule looks at, every server measures itself.
+    said = cohort.ours(cohort.simulated, "LD>DS")[1]
     found = {
-        "weigh": by_table(
-            {c: {name: row[name] for name in criteria} for c, row in measures.items()}, rule, tmp_path, steelyard
-        ),
-        "federate": cohort.ours(cohort.federated, rule)[0],
-        "flower": by_flower(cohort, measures, rule),
-        "nvflare": by_nvflare(cohort, measures, rule),
+        "weigh": (by_table(raw, rule, tmp_path, steelyard), raw),
+        "federate": cohort.ours(cohort.federated, rule),
+        "flower": by_flower(cohort, said, rule),
+        "nvflare": by_nvflare(cohort, said, rule),
     }
     assert len(set(weights.values())) > 2
-    for place, other in found.items():
+    for place, (other, measures) in found.items():
         # `weigh` gets the measures themselves; the others measure the same arrays, trained and sent as float32.
         gap = 1e-12 if rule in SAID or place == "weigh" else 1e-6
         assert other == pytest.approx(weights, abs=gap), place
+        for client, row in raw.items():
+            assert measures[client] == pytest.approx(row, rel=gap), (place, client)

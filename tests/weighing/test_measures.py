@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,29 @@ def test_an_array_has_the_columns_of_its_rule(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     path.write_text("client,quality,DS\nann,0.5,300\nbob,0.9,100\n")
     assert steelyard.weigh(path, "quality>DS").weights == pytest.approx([0.4375, 0.5625])
+
+
+def test_one_measure_by_client() -> None:
+    for table in ({"ann": 300, "bob": 100}, pd.Series({"ann": 300, "bob": 100})):
+        found = steelyard.weigh(table, "size")
+        assert (found.clients, found.criteria) == (("ann", "bob"), ("size",))
+        assert found.weights.tolist() == [0.75, 0.25]
+
+
+def test_rows_may_come_one_by_one() -> None:
+    found = steelyard.weigh((row for row in [[0.5, 300], [0.9, 100]]), "quality>DS")
+    assert found.weights == pytest.approx([0.4375, 0.5625])
+
+
+def test_many_clients_take_no_longer_than_their_number(tmp_path: Path) -> None:
+    """Seconds for 20,000 clients, not minutes: looking for names that come twice goes through them once."""
+    count = 20_000
+    path = tmp_path / "many.csv"
+    path.write_text("client,DS\n" + "".join(f"{'c' * 30}{number},1\n" for number in range(count)))
+    began = time.process_time()
+    assert len(steelyard.weigh(np.ones(count), "DS").clients) == count
+    assert len(steelyard.weigh(path, "DS").clients) == count
+    assert time.process_time() - began < 4
 
 
 @given(st.lists(st.tuples(*[st.floats(0, 1e6)] * 3), min_size=1, max_size=9), st.sampled_from(["share", "max", "rank"]))
@@ -94,7 +118,16 @@ def test_it_prints_as_a_table() -> None:
         ([{"client": "a", "DS": 1}, {"client": "a", "DS": 2}], "DS", "table: names client 'a' twice"),
         ({"a": {"DS": 1}}, "LD", "rule: 'LD' names no rule or criterion 'LD'"),
         ([[1, 2], [3, 4]], "DS", "table: an array of shape (2, 2); allowed: (2, 1)"),
-        ([[1, 2], [3]], "DS>LD", "table: rows of different lengths, or no numbers"),
+        ([[1, 2], [3]], "DS>LD", "table: rows of different lengths"),
+        ([["many"], [1]], "DS", "table: client '0', DS: got 'many'; allowed: a number from 0 to 1e30"),
+        (np.array([[1j]]), "DS", "table: client '0', DS: got "),
+        ({"client": "ab", "DS": "12"}, "DS", "table: got 'ab'; allowed: a mapping of clients to measures"),
+        ({"": {"DS": 1}}, "DS", "table: client 1 has no name; allowed: a name for each client"),
+        (pd.DataFrame({"client": ["a", None], "DS": [1, 2]}), "DS", "table: client 2 has no name"),
+        ({"a": 1, "b": 2}, "VP>DS", "table: got 1; allowed: a mapping of clients to measures"),
+        (pd.Series([1, 2], index=["a", "a"]), "DS", "table: names client 'a' twice"),
+        ([[1, 2]], "VP>>DS", "rule: got 'VP>>DS'; allowed: a name between two signs"),
+        ({"a": {"DS": 1}}, "all", "rule: got 'all'; allowed: criteria, orders of them, online"),
         ([], "DS", "table: is empty"),
         ({}, "DS", "table: is empty"),
         (7, "DS", "table: got 7; allowed: a mapping of clients to measures"),

@@ -37,14 +37,14 @@ def written(folder: Path, text: str) -> Path:
 
 def test_a_table_is_read_with_its_client_column_wherever_it_stands(tmp_path: Path) -> None:
     path = written(tmp_path, "\ufeffDS, Client ,LD\n3,ann ,yes\n\n 4 ,bob,FALSE\n5,cy,true\n6,di,no\n")
-    clients, criteria, values = read_table(path)
-    assert (clients, criteria) == (["ann", "bob", "cy", "di"], ["DS", "LD"])
-    assert values.tolist() == [[3, 1], [4, 0], [5, 1], [6, 0]]
+    found = read_table(path)
+    assert (found.clients, found.criteria) == (("ann", "bob", "cy", "di"), ("DS", "LD"))
+    assert found.values.tolist() == [[3, 1], [4, 0], [5, 1], [6, 0]]
 
 
 def test_without_such_a_column_the_first_names_the_clients(tmp_path: Path) -> None:
-    clients, criteria, values = read_table(written(tmp_path, "name,DS\nann,3\n"))
-    assert (clients, criteria, values.tolist()) == (["ann"], ["DS"], [[3.0]])
+    found = read_table(written(tmp_path, "name,DS\nann,3\n"))
+    assert (found.clients, found.criteria, found.values.tolist()) == (("ann",), ("DS",), [[3.0]])
 
 
 @pytest.mark.parametrize(
@@ -171,11 +171,11 @@ def test_files_that_are_no_text(tmp_path: Path) -> None:
 def test_a_quoted_cell_may_hold_a_line_break(tmp_path: Path) -> None:
     path = tmp_path / "quoted.csv"
     path.write_bytes(b'client,DS\r\n"an\r\nn",1\r\n')
-    assert read_table(path)[0] == ["an\r\nn"]
+    assert read_table(path).clients == ("an\r\nn",)
 
 
 def test_values_are_numbers(tmp_path: Path) -> None:
-    assert read_table(written(tmp_path, "client,DS\nann,1\n"))[2].dtype == np.float64
+    assert read_table(written(tmp_path, "client,DS\nann,1\n")).values.dtype == np.float64
 
 
 def test_a_table_with_the_server_s_measures_knows_the_words_that_need_them(tmp_path: Path) -> None:

@@ -13,16 +13,21 @@ from typing import Any, cast
 from steelyard.adapters.recorder import ClientTest, Recorder
 from steelyard.errors import UserError, brief, listed, one_line, own_folder
 from steelyard.experiment.recorded import FILE
+from steelyard.messages import MOST_SAMPLES
 from steelyard.runs.store import exists
+from steelyard.settings import LARGEST_REAL
 from steelyard.weighing.measures import number
 from steelyard.weighing.rule import Rule, WeighingSettings
-from steelyard.weighing.table import column_criterion, read_words, weigh
+from steelyard.weighing.table import check_columns, column_criterion, read_words, weigh
 
 _ROUND, _CLIENT, _WEIGHT, _REASON, _SAMPLES = "round", "client", "weight", "reason", "samples"
 _ACCURACY, _LOSS = "accuracy", "loss"
 _OWN = (_ROUND, _CLIENT, _WEIGHT, _REASON, _SAMPLES, _ACCURACY, _LOSS)
 """Columns that are no criteria."""
+_SIZE = "DS"
+"""The criterion that is the number of samples."""
 _LONGEST_REASON = 500
+_NOT_SHOWN = "holds characters that cannot be shown; allowed: letters, digits, signs and blanks"
 
 
 @dataclass(eq=False)
@@ -79,6 +84,7 @@ def _weigh(word: str, columns: Sequence[str], rounds: Sequence[_Round], *, given
     """Read the rule, and weigh the clients of all rounds by it unless the file gives their weights."""
     try:
         settings = read_words(word, columns)
+        check_columns(columns, settings.criteria)
         for one in rounds:
             for measures in one.measures.values() if "EQ" in settings.criteria else ():
                 measures.setdefault("EQ", 1.0)
@@ -121,6 +127,8 @@ def _take(where: str, row: Mapping[str, Any], columns: Sequence[str], rounds: di
     client = str("" if row[_CLIENT] is None else row[_CLIENT]).strip()
     if not client:
         raise UserError(f"{where}, {_CLIENT}: is empty; allowed: a name for each client")
+    if not client.isprintable():
+        raise UserError(f"{where}, {_CLIENT}: {brief(client)} {_NOT_SHOWN}")
     value = _real(f"{where}, {_ROUND}", row[_ROUND])
     if value is None or value != int(value) or not 0 <= value < 10_000_000:
         raise UserError(f"{where}, {_ROUND}: got {brief(row[_ROUND])}; allowed: a whole number from 0 on")
@@ -131,11 +139,15 @@ def _take(where: str, row: Mapping[str, Any], columns: Sequence[str], rounds: di
     if reason:
         one.reasons[client] = one_line(reason)[:_LONGEST_REASON]
     else:
-        one.measures[client] = {name: number(f"{where}, {name}", row[name]) for name in columns if name not in _OWN}
+        one.measures[client] = {
+            name: number(f"{where}, {name}", row[name], MOST_SAMPLES if name == _SIZE else LARGEST_REAL)
+            for name in columns
+            if name not in _OWN
+        }
         if _WEIGHT in columns:
             one.weights[client] = number(f"{where}, {_WEIGHT}", row[_WEIGHT])
     if row.get(_SAMPLES) not in (None, ""):
-        one.samples[client] = number(f"{where}, {_SAMPLES}", row[_SAMPLES])
+        one.samples[client] = number(f"{where}, {_SAMPLES}", row[_SAMPLES], MOST_SAMPLES)
     score, loss = (_real(f"{where}, {name}", row.get(name)) for name in (_ACCURACY, _LOSS))
     if score is not None:
         one.tests[client] = (score, math.nan if loss is None else loss)
@@ -203,6 +215,9 @@ def _csv_rows(path: Path, lines: Iterator[str]) -> Iterator[tuple[int, dict[str,
 
 
 def _needed(where: str, columns: Sequence[str]) -> None:
+    odd = next((name for name in columns if not name.isprintable()), None)
+    if odd is not None:
+        raise UserError(f"{where}: the column {brief(odd)} {_NOT_SHOWN}")
     lacking = [name for name in (_ROUND, _CLIENT) if name not in columns]
     if lacking:
         raise UserError(f"{where}: has no {lacking[0]} among {listed(columns)}; allowed: {_ROUND}, {_CLIENT}, criteria")

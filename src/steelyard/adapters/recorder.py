@@ -27,7 +27,7 @@ from steelyard.experiment.description import READING
 from steelyard.experiment.loading import RUN_FILE, read_experiment
 from steelyard.experiment.recorded import RecordedDescription
 from steelyard.experiment.run_notes import versions, why
-from steelyard.messages import DenseModels, Evaluations, Failure, Updates
+from steelyard.messages import MOST_SAMPLES, DenseModels, Evaluations, Failure, Updates
 from steelyard.rounds.state import Federation, RoundRecord, RoundState
 from steelyard.runs.process import this_process
 from steelyard.runs.reader import History
@@ -172,6 +172,9 @@ class Recorder:
         clients = sorted(weights)
         weighing = self._weighing(clients, weights, measures, scores) if clients else None
         counts = samples or {client: measures[client].get("DS", 0.0) for client in clients}
+        for client in clients:
+            if not 0 <= counts.get(client, 0.0) <= MOST_SAMPLES:
+                raise UserError(f"samples: client {client} has {counts[client]:g}; allowed: 0 to {MOST_SAMPLES}")
         updates = Updates(
             federation=self._federation.name,
             round=number,

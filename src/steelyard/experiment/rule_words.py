@@ -15,8 +15,8 @@ from steelyard.weighing import criteria as registry
 from steelyard.weighing.policies.catalogue import known as policies
 from steelyard.weighing.words import WORDS, Frame, read_rule, split
 
-_ALGORITHMS = (
-    *("scaffold", "fedprox(mu=0.01)", "feddyn", "fednova", "fedavgm", "fedadam", "fedyogi", "fedexp"),
+_FURTHER = (
+    *("recipe", "all", "scaffold", "fedprox(mu=0.01)", "feddyn", "fednova", "fedavgm", "fedadam", "fedyogi", "fedexp"),
     *("local-only", "fine-tuned", "ditto", "fedrep", "fedbn", "fedfomo", "ALGORITHM+RULE"),
 )
 _LONGEST = 200
@@ -52,7 +52,7 @@ def parse_rules(texts: Sequence[str], experiment: Description) -> dict[str, Fede
                     raise UserError(f"--rules: '{word}' is there twice; allowed: each rule once")
                 found[name] = settings
     if not found:
-        raise UserError(f"--rules: got nothing; allowed: orders such as DS>LD>MD, or {listed((*WORDS, *_ALGORITHMS))}")
+        raise UserError(f"--rules: got nothing; allowed: orders such as DS>LD>MD, or {listed((*WORDS, *_FURTHER))}")
     return found
 
 
@@ -97,5 +97,5 @@ def _frame(experiment: Description) -> Frame:
         named={name: plain(rule) for name, rule in experiment.rules().items()},
         server_rows=not experiment.capabilities().lacks_test_set,
         regression=experiment.regression,
-        further=_ALGORITHMS,
+        further=_FURTHER,
     )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -30,28 +32,26 @@ class Measures:
 def read_measures(table: Any, named: Sequence[str]) -> Measures:
     """Return whatever form of table as measures; `named` are the columns of an array, which has no names itself."""
     if isinstance(table, str | Path):
-        return Measures(*_tuples(*read_table(path_of(table, "table", "a CSV with a header"))))
+        return read_table(path_of(table, "table", "a CSV with a header"))
+    if hasattr(table, "to_frame") and len(named) == 1:  # A series of one measure, with clients as its index.
+        table = table.to_frame(named[0])
     if hasattr(table, "columns") and hasattr(table, "to_dict"):
         return _from_frame(table)
     if isinstance(table, Mapping):
-        return _from_mapping(cast("Mapping[object, Any]", table))
+        return _from_mapping(cast("Mapping[object, Any]", table), named)
     rows = _rows(table)
     if rows and all(isinstance(row, Mapping) for row in rows):
         return _from_rows(cast("list[Mapping[object, Any]]", rows))
-    return _from_array(table, named)
-
-
-def _tuples(clients: Iterable[str], criteria: Iterable[str], values: Floats) -> tuple[Any, Any, Floats]:
-    return tuple(clients), tuple(criteria), values
+    return _from_array(rows, named)
 
 
 def _rows(table: Any) -> list[Any]:
-    try:
-        return list(table)
-    except (TypeError, RuntimeError):
-        raise UserError(
-            f"table: got {brief(table)}; allowed: a mapping of clients to measures, a frame, an array, rows, or a CSV"
-        ) from None
+    if not isinstance(table, str | bytes):
+        with suppress(TypeError, RuntimeError):
+            return list(table)
+    raise UserError(
+        f"table: got {brief(table)}; allowed: a mapping of clients to measures, a frame, an array, rows, or a CSV"
+    )
 
 
 def _from_frame(frame: Any) -> Measures:
@@ -59,16 +59,20 @@ def _from_frame(frame: Any) -> Measures:
     if len(set(columns)) != len(columns):
         raise UserError(f"table: columns {', '.join(columns)}; allowed: each name once")
     own = next((name for name in frame.columns if str(name).lower() == CLIENT), None)
-    clients = list(frame.index) if own is None else list(frame[own])
+    clients = list(getattr(frame, "index", range(len(frame)))) if own is None else list(frame[own])
     kept = [name for name in frame.columns if own is None or name != own]
     rows = list(zip(*(list(frame[name]) for name in kept), strict=True)) if kept else []
     return _checked(clients, [str(name) for name in kept], rows)
 
 
-def _from_mapping(table: Mapping[object, Any]) -> Measures:
-    """Read {client: {measure: value}}, or columns {measure: [values]} with the clients in a column of their own."""
+def _from_mapping(table: Mapping[object, Any], named: Sequence[str]) -> Measures:
+    """Read {client: {measure: value}}, {client: value of the one measure that is named}, or columns {measure: [values]}
+    with the clients in a column of their own.
+    """
     if table and all(isinstance(row, Mapping) for row in table.values()):
         return _from_rows([{CLIENT: client, **row} for client, row in table.items()])
+    if table and len(named) == 1 and not any(isinstance(value, Iterable) for value in table.values()):
+        return _checked(list(table), named, [[value] for value in table.values()])
     columns = {str(name): _rows(column) for name, column in table.items()}
     own = next((name for name in columns if name.lower() == CLIENT), None)
     lengths = {name: len(column) for name, column in columns.items()}
@@ -99,30 +103,32 @@ def _from_rows(rows: list[Mapping[object, Any]]) -> Measures:
     return _checked(clients, criteria, values)
 
 
-def _from_array(table: Any, named: Sequence[str]) -> Measures:
+def _from_array(rows: list[Any], named: Sequence[str]) -> Measures:
     try:
-        values = np.asarray(table, dtype=np.float64)
-    except (TypeError, ValueError):
+        shape = np.shape(rows)
+    except (TypeError, ValueError, RuntimeError):
+        raise UserError("table: rows of different lengths; allowed: an array [clients, criteria]") from None
+    if len(shape) == 1 and len(named) == 1:
+        rows, shape = [[cell] for cell in rows], (*shape, 1)
+    if rows and (len(shape) != 2 or shape[1] != len(named)):
         raise UserError(
-            "table: rows of different lengths, or no numbers; allowed: an array [clients, criteria]"
-        ) from None
-    if values.ndim == 1 and len(named) == 1:
-        values = values[:, None]
-    if values.ndim != 2 or values.shape[1] != len(named):
-        raise UserError(
-            f"table: an array of shape {values.shape}; allowed: ({len(values) if values.ndim else 'clients'}, "
-            f"{len(named)}), a column for each criterion of the rule: {', '.join(named)}"
+            f"table: an array of shape {shape}; allowed: ({len(rows)}, {len(named)}), a column for each criterion of "
+            f"the rule: {', '.join(named)}"
         )
-    return _checked(list(range(len(values))), named, values.tolist())
+    return _checked(list(range(len(rows))), named, rows)
 
 
 def _checked(clients: Sequence[object], criteria: Sequence[str], rows: Sequence[Sequence[Any]]) -> Measures:
     names = [str(client) for client in clients]
     if not names or not criteria:
         raise UserError("table: is empty; allowed: at least one client with one measure")
-    for position, name in enumerate(names):
-        if name in names[:position]:
-            raise UserError(f"table: names client {brief(name)} twice; allowed: each client once")
+    for position, client in enumerate(clients, start=1):
+        # Frames have marks of several kinds for a cell without a value.
+        if not str(client).strip() or (not isinstance(client, str) and str(client) in ("None", "nan", "<NA>", "NaT")):
+            raise UserError(f"table: client {position} has no name; allowed: a name for each client")
+    twice = next((name for name, count in Counter(names).items() if count > 1), None)
+    if twice is not None:
+        raise UserError(f"table: names client {brief(twice)} twice; allowed: each client once")
     values = [
         [number(f"table: client {brief(name)}, {column}", cell) for column, cell in zip(criteria, row, strict=True)]
         for name, row in zip(names, rows, strict=True)
@@ -130,19 +136,21 @@ def _checked(clients: Sequence[object], criteria: Sequence[str], rows: Sequence[
     return Measures(tuple(names), tuple(criteria), np.array(values, dtype=np.float64))
 
 
-def number(where: str, cell: object) -> float:
+def number(where: str, cell: object, most: float = LARGEST_REAL) -> float:
     """Return a measure as a number; `where` names it where it is none, or out of range."""
+    allowed = f"allowed: a number from 0 to {f'{most:g}'.replace('+', '')}"
     try:
-        value = float(cast("float", cell))
+        # Of a complex number NumPy would take the real part, with a warning.
+        value = float("complex" if isinstance(cell, complex | np.complexfloating) else cast("float", cell))
     except (TypeError, ValueError, OverflowError, RuntimeError):
-        raise UserError(f"{where}: got {brief(cell)}; allowed: a number from 0 to 1e30") from None
-    if not 0 <= value <= LARGEST_REAL:
-        raise UserError(f"{where}: got {value:g}; allowed: a number from 0 to 1e30")
+        raise UserError(f"{where}: got {brief(cell)}; {allowed}") from None
+    if not 0 <= value <= most:
+        raise UserError(f"{where}: got {value:g}; {allowed}")
     return value
 
 
-def read_table(path: Path) -> tuple[list[str], list[str], np.ndarray]:
-    """Read (clients, criteria, values [clients, criteria]) from a CSV; each fault is named with its line."""
+def read_table(path: Path) -> Measures:
+    """Read a CSV of clients; each fault is named with its row."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             rows = [row for row in csv.reader(file) if any(cell.strip() for cell in row)]
@@ -172,7 +180,7 @@ def read_table(path: Path) -> tuple[list[str], list[str], np.ndarray]:
         )
     client_column = named[0] if named else 0
     criteria = [name for column, name in enumerate(header) if column != client_column]
-    clients: list[str] = []
+    clients: dict[str, None] = {}
     values: list[list[float]] = []
     for line, row in enumerate(rows[1:], start=2):
         if len(row) != len(header):
@@ -182,11 +190,11 @@ def read_table(path: Path) -> tuple[list[str], list[str], np.ndarray]:
             raise UserError(f"{path}, row {line}: the client has no name; allowed: a name for each client")
         if client in clients:
             raise UserError(f"{path}, row {line}: names client '{client}' twice; allowed: each client once")
-        clients.append(client)
+        clients[client] = None
         values.append(
             [_cell(path, line, header[column], cell) for column, cell in enumerate(row) if column != client_column]
         )
-    return clients, criteria, np.array(values)
+    return Measures(tuple(clients), tuple(criteria), np.array(values))
 
 
 def _is_number(text: str) -> bool:

@@ -125,9 +125,10 @@ class WeighedDocument(TypedDict):
 def weigh(table: Any, rule: str | WeighingSettings = "", normalise: Normalising | None = "share") -> Weighed:
     """Weigh clients by a rule, from measures that you have: no training, no torch; use it in code of your own.
 
-    `table`: a mapping of clients to measures, {"ann": {"DS": 120, "VP": 0.8}, ...}, or of columns to lists with a
-    column "client"; a data frame, with such a column or clients as its index; rows as mappings; the path of a CSV; or
-    an array [clients, criteria] whose columns are the rule's criteria as it names them. Columns need not be registered
+    `table`: a mapping of clients to measures, {"ann": {"DS": 120, "VP": 0.8}, ...}, or to the one measure that the rule
+    names, {"ann": 120, ...}; a mapping of columns to lists, with a column "client"; a data frame, with such a column or
+    clients as its index; rows as mappings; the path of a CSV; or an array [clients, criteria] whose columns are the
+    rule's criteria as it names them. Columns need not be registered
     criteria. `rule`: as in `steelyard compare --rules`; "" takes all columns in their order. `normalise`: how each
     column is brought to [0, 1] over the clients, as in a run, unless the rule says so itself ("VP>DS/max"); None takes
     values in [0, 1] as they are.
@@ -186,10 +187,15 @@ def read_words(word: str, columns: Sequence[str] | None) -> WeighingSettings:
     return validated(WeighingSettings, given, "rule")
 
 
-def _columns(measures: Measures, criteria: Sequence[str]) -> Floats:
+def check_columns(columns: Sequence[str], criteria: Sequence[str]) -> None:
+    """Refuse a table that lacks a criterion of its rule; EQ is the same for all and needs no column."""
     for name in criteria:
-        if name not in measures.criteria and name != "EQ":
+        if name not in columns and name != "EQ":
             raise UserError(f"table: has no column '{name}'; allowed for this rule: {listed(criteria)}")
+
+
+def _columns(measures: Measures, criteria: Sequence[str]) -> Floats:
+    check_columns(measures.criteria, criteria)
     columns = [
         measures.values[:, measures.criteria.index(name)]
         if name in measures.criteria

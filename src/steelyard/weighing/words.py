@@ -31,10 +31,8 @@ WORDS = (
         "capped(RULE;bound=3;max_shares=2)",
         "guarded",
         "server-only",
-        "recipe",
         "feddisco(a=0.5,b=0.1)",
         "POLICY",
-        "all",
     ),
 )
 _EXAMPLES = {
@@ -229,6 +227,8 @@ def _ordered(text: str | None, frame: Frame) -> dict[str, Any]:
     if text is None or not text.strip():
         return {"criteria": list(base.criteria), **({"priority": base.priority} if base.priority else {})}
     names = [part.strip() for part in text.split(">")]
+    if "" in names:
+        raise frame.refused(text, "a name between two signs, as in DS>LD>MD")
     for name in names:
         frame.check(name, text)
     if len(set(names)) != len(names):
