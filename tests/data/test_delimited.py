@@ -16,6 +16,8 @@ from steelyard.recommend.reading import read, read_columns
 
 APART = {
     "src/steelyard/data/facts.py",  # a few lines about clients, read with the settings: pandas would slow the start
+    "src/steelyard/rounds/selecting.py",  # who is there when, read with the settings likewise
+    "src/steelyard/adapters/importing.py",  # a log of rounds, line by line and named by line, or JSON lines
     "src/steelyard/weighing/measures.py",  # a room below data: clients and criteria to weigh on paper
 }
 

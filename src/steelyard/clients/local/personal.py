@@ -33,6 +33,12 @@ class OwnModels:
         self._engines: dict[Stage, ChosenEngine] = {}
         self._apart: dict[tuple[int, float], DevicePopulation] = {}
 
+    def forget(self) -> None:
+        """Let go of data and engines; what clients keep stays."""
+        self._masks.clear()
+        self._engines.clear()
+        self._apart.clear()
+
     def check(self, algorithms: Sequence[Algorithm]) -> None:
         """Refuse algorithms that keep a part of the model apart which it does not have."""
         for algorithm in algorithms:

@@ -335,6 +335,7 @@ class Simulation:
         self._engine = None
         self._tests.close()
         self.criteria.forget()
+        self._own.forget()
         self.context.close()
 
 
