@@ -133,7 +133,7 @@ def test_a_chain_that_was_emptied_and_accepted_stays_seen(tmp_path: Path) -> Non
 def test_an_edited_accuracy_is_refused_said_and_can_be_accepted(tmp_path: Path) -> None:
     run = killed(tmp_path, experiment(tmp_path))
     assert steelyard("table", run, folder=tmp_path) == 0
-    assert f"- chain head after round 2: {History(run).chain.head}" in output(tmp_path)
+    assert f"chain head after round 2: {History(run).chain.head}" in output(tmp_path)
     change(run, "UPDATE rounds SET accuracy = 0.999 WHERE round = 1")
     assert steelyard("resume", run, folder=tmp_path) == 2
     (line,) = output(tmp_path).splitlines()

@@ -124,7 +124,7 @@ def test_a_run_keeps_its_code_and_reading_never_runs_it(file: Path, tmp_path: Pa
     by = {entry["name"]: entry["measured_by"] for entry in result.summary["rules"][0]["criteria"]}
     assert by == {"LOW": "client", "DS": "client"}
     assert result.table["rules"]
-    assert len(export_run(moved, "csv", None)) == 5
+    assert len(export_run(moved, "csv", None)) == 6
     assert marks(tmp_path) == before
 
 

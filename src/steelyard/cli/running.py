@@ -161,11 +161,11 @@ def table(
 
         show_sweep(sweep_document(folder), format)
         return
-    say_changed(folder)
     if groups:
         _print_groups(folder, format)
-        return
-    _print_table(folder, baseline, format, curves, verbose=verbose)
+    else:
+        _print_table(folder, baseline, format, curves, verbose=verbose)
+    say_changed(folder)
 
 
 def _print_groups(folder: Path, format: TableFormat) -> None:

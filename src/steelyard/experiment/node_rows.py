@@ -28,11 +28,15 @@ def check_own(node: NodeConfig) -> None:
 
     Call it when the node starts, so that no server waits for answers that cannot come.
     """
+    if node.guards_rows:
+        _check_tables(node)
     for key, path in node.files.items():
         if not path.exists() and not is_pattern(path):
             raise UserError(f"node config {key}: found no '{path}'; allowed: a file or folder that is there")
-    if not node.guards_rows:
-        return
+
+
+def _check_tables(node: NodeConfig) -> None:
+    """Refuse tables of a node's file that make no sense."""
     if node.kind == "learning":
         if node.reading and "source" not in node.reading:
             raise UserError("node config data.source: missing; allowed: the source, as in an experiment's [data]")
