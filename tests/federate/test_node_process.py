@@ -221,6 +221,7 @@ def test_a_wrong_node_file_is_named(tmp_path: Path, text: str, line: str):
 
 
 def test_paths_of_a_node_file_are_meant_from_its_folder(tmp_path: Path):
+    (tmp_path / "x.npz").touch()
     (tmp_path / "node.toml").write_text('server = "h:1"\ninsecure = true\nclient = "a"\ndata = "x.npz"\nstate = "/s"\n')
     server, config = read_node(tmp_path / "node.toml")
     assert (server.address, server.authority) == ("h:1", None)
