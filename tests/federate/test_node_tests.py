@@ -145,6 +145,7 @@ def test_what_needs_tests_is_refused_in_one_line_before_anybody_trains(
 def test_the_start_says_that_tests_carry_no_noise(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, own: str, warned: bool
 ):
+    (tmp_path / "mine.npz").touch()
     (tmp_path / "node.toml").write_text(f'server = "h:1"\ninsecure = true\nclient = "a"\n{own}')
     monkeypatch.setattr(node_file, "run_nodes", lambda *_: None)
     monkeypatch.setattr(node_file.os, "umask", lambda _: 0)

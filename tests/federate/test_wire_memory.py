@@ -126,6 +126,7 @@ def test_a_server_cannot_make_a_node_hold_gigabytes(tmp_path: Path):
     with ThreadingHTTPServer(("127.0.0.1", 0), Bombs) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         file = tmp_path / "node.toml"
+        (tmp_path / "a.npz").touch()
         file.write_text(f'server = "127.0.0.1:{server.server_port}"\ninsecure = true\nclient = "a"\ndata = "a.npz"\n')
         command = [sys.executable, "-m", "steelyard", "federate", "node", str(file)]
         node = Process("node", command, environment(tmp_path / "home"), tmp_path / "node.log", tmp_path)
