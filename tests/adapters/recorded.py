@@ -12,7 +12,7 @@ CLIENTS = ("north", "south", "west")
 
 
 def rule_of(words: str = "quality>DS/max") -> Rule:
-    return WeighedRounds(words, measures=["quality"]).rule
+    return WeighedRounds(words, metrics=["quality"]).rule
 
 
 def measures_of(number: int) -> dict[str, dict[str, float]]:

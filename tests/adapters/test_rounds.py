@@ -149,3 +149,30 @@ def test_a_policy_of_others_steps_and_remembers_inside_another_framework() -> No
     assert sum(first.weights.values()) > 1.1
     # By now who pulls as the whole does is known: c, which lies between the others, has gained.
     assert second.weights["c"] > first.weights["c"]
+
+
+@pytest.mark.parametrize(
+    ("features", "labels", "line"),
+    [
+        ([[1.0, 2.0]], [0, 1], "rows: 1 features and 2 labels; allowed: as many of both, and at least one"),
+        ([], [], "rows: 0 features and 0 labels; allowed: as many of both, and at least one"),
+        ([["a", "b"]], [0], "rows: features cannot be made a tensor"),
+        ([[1.0, 2.0]], ["cat"], "rows: labels cannot be made a tensor"),
+        ([[1.0, float("nan")]], [0], "rows: features hold NaN or infinity; allowed: finite numbers"),
+        ([[1.0, 2.0]], [-1], "rows: labels hold -1; allowed: classes 0, 1, 2, ..."),
+        ([[1.0, 2.0]], [0.5], "rows: labels hold 0.5; allowed: classes 0, 1, 2, ..."),
+        ([[1.0, 2.0]], [5], "rows: labels hold class 5, and the network tells 2 classes apart; allowed: 0 to 1"),
+        ([[1.0]], [0], "rows: the network cannot look at them"),
+    ],
+)
+def test_rows_that_cannot_be_tested_on_are_refused(features: Any, labels: Any, line: str) -> None:
+    network = torch.nn.Linear(2, 2)
+    sent = {name: value.numpy() for name, value in network.state_dict().items()}
+    with pytest.raises(UserError) as found:
+        WeighedRounds("VP", ServerRows(network, features, labels)).combine(sent, [Reply("a", sent, 1.0)])
+    assert str(found.value).startswith(line)
+
+
+def test_rows_need_a_network() -> None:
+    with pytest.raises(UserError, match=r"^rows: network: got 'net'; allowed: a torch.nn.Module"):
+        ServerRows("net", [[1.0]], [0])  # type: ignore[arg-type]

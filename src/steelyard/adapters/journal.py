@@ -8,7 +8,7 @@ from pathlib import Path
 
 from steelyard.adapters.recorder import ClientTest, Recorder
 from steelyard.adapters.rounds import Combined, WeighedRounds
-from steelyard.errors import UserError
+from steelyard.errors import UserError, path_of
 
 
 @dataclass(eq=False)
@@ -31,6 +31,9 @@ class Journal:
     keep_models: bool
     pending: PendingRound | None = None
     _recorder: Recorder | None = None
+
+    def __post_init__(self) -> None:
+        self.folder = None if self.folder is None else path_of(self.folder, "folder")
 
     def open(self, rounds: int | None = None) -> None:
         """Open the folder, unless it is open, and go on after its last round."""

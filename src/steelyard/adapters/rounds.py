@@ -13,7 +13,7 @@ import torch
 from steelyard.adapters.arrays import Arrays, Layout
 from steelyard.adapters.server_rows import NoRows, ServerRows
 from steelyard.adapters.spilled import Spill
-from steelyard.errors import UserError, one_line
+from steelyard.errors import UserError, expect, one_line, texts_of
 from steelyard.messages import MOST_SAMPLES, Task, Updates
 from steelyard.rounds.drafting import weigh_soundly
 from steelyard.rounds.state import Draft, Federation, Plan, RoundState
@@ -58,20 +58,26 @@ class Combined:
 
 
 class WeighedRounds:
-    """Weighs the replies of each round by one rule; keeps what criteria remember between rounds."""
+    """Weighs the replies of each round by one rule; keeps what criteria remember between rounds.
+
+    `metrics` are measures that clients send and that are no criteria, by name; rules may then name them too.
+    """
 
     def __init__(
         self,
         rule: str | WeighingSettings,
         rows: ServerRows | None = None,
-        measures: Sequence[str] = (),
+        metrics: Sequence[str] = (),
         plugins: Sequence[str] = (),
         option: str = "rule",
     ) -> None:
-        if plugins:
-            registry.load_plugins(tuple(plugins))
+        expect("rows", rows, (ServerRows, type(None)), "ServerRows(network, features, labels), or None")
+        named = texts_of(metrics, "metrics", "a list of names, such as ['quality']")
+        files = texts_of(plugins, "plugins", "a list of files or modules, such as ['own.py']")
+        if files:
+            registry.load_plugins(files)
         self._server = rows or NoRows()
-        settings = rule if isinstance(rule, WeighingSettings) else self._read(rule, measures, option)
+        settings = rule if isinstance(rule, WeighingSettings) else self._read(rule, named, option)
         self.rule = Rule(settings, _criteria(settings, rows, option))
         self.name = label(settings)
         self.memory: Mapping[str, Memory] = {}
@@ -82,10 +88,10 @@ class WeighedRounds:
         """Go on after the last round of a folder, with what criteria remembered then."""
         self._round, self.memory = max(round, 0), memory
 
-    def _read(self, word: str, measures: Sequence[str], option: str) -> WeighingSettings:
+    def _read(self, word: str, metrics: Sequence[str], option: str) -> WeighingSettings:
         if not isinstance(word, str) or not word.strip():
             raise UserError(f"{option}: got {word!r}; allowed: a rule in words, such as 'VP>DS/max', or settings")
-        known = (*registry.known(), *measures)
+        known = (*registry.known(), *metrics)
         has_rows = not isinstance(self._server, NoRows)
         frame = Frame(known, WeighingSettings(criteria=(SAMPLES,)), server_rows=has_rows, option=option)
         return validated(WeighingSettings, read_rule(word.strip(), frame), option)

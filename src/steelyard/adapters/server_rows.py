@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from steelyard.adapters.arrays import Arrays, Layout
-from steelyard.errors import UserError
+from steelyard.errors import UserError, expect
 from steelyard.learning import evaluation
 from steelyard.messages import ServerTest
 
@@ -34,14 +34,20 @@ class ServerRows(NoRows):
     """
 
     def __init__(self, network: torch.nn.Module, features: Any, labels: Any) -> None:
+        expect("rows: network", network, torch.nn.Module, "a torch.nn.Module")
         self._network = network
-        self._features = torch.as_tensor(np.asarray(features) if not torch.is_tensor(features) else features)
-        self._labels = torch.as_tensor(np.asarray(labels) if not torch.is_tensor(labels) else labels).long()
+        self._features = _tensor("features", features)
+        self._labels = _classes(_tensor("labels", labels))
         floating = [value.dtype for value in network.state_dict().values() if value.is_floating_point()]
         if floating and self._features.is_floating_point():
             self._features = self._features.to(floating[0])
-        if len(self._features) != len(self._labels) or not len(self._labels):
-            raise UserError(f"rows: {len(self._features)} features and {len(self._labels)} labels; allowed: as many")
+        counts = [int(part.shape[0]) if part.ndim else 0 for part in (self._features, self._labels)]
+        if counts[0] != counts[1] or not counts[0]:
+            raise UserError(
+                f"rows: {counts[0]} features and {counts[1]} labels; allowed: as many of both, and at least one"
+            )
+        if not bool(torch.isfinite(self._features).all()):
+            raise UserError("rows: features hold NaN or infinity; allowed: finite numbers")
 
     def test(self, seed: int, models: torch.Tensor) -> ServerTest:
         """Return accuracy and F1 of each class for each model, given as changes [models, parameters]."""
@@ -72,4 +78,24 @@ class ServerRows(NoRows):
         finally:
             self._network.train(training)
         classes = max(int(outputs.shape[-1]), 2)
+        if int(self._labels.max()) >= classes:
+            raise UserError(
+                f"rows: labels hold class {int(self._labels.max())}, and the network tells {classes} classes apart; "
+                f"allowed: 0 to {classes - 1}"
+            )
         return evaluation.confusion(evaluation.predictions(outputs, classes), self._labels, classes)
+
+
+def _tensor(name: str, values: Any) -> torch.Tensor:
+    try:
+        return values if torch.is_tensor(values) else torch.as_tensor(np.asarray(values))
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UserError(f"rows: {name} cannot be made a tensor ({error}); allowed: an array of numbers") from None
+
+
+def _classes(labels: torch.Tensor) -> torch.Tensor:
+    """Return labels as classes; what is none is named."""
+    odd = labels[(labels < 0) | (labels != labels.long())]
+    if len(odd):
+        raise UserError(f"rows: labels hold {odd[0].item():g}; allowed: classes 0, 1, 2, ...")
+    return labels.long()
