@@ -78,6 +78,16 @@ def test_what_stands_beside_the_file_to_write_is_refused(refused: Callable[..., 
     assert "--label: found no column 'ill' in the table 'cleveland'" in line
 
 
+def test_which_file_a_row_is_from_is_no_column_to_predict(refused: Callable[..., str], tmp_path: Path) -> None:
+    for name in ("north", "south"):
+        (tmp_path / "sites").mkdir(exist_ok=True)
+        (tmp_path / "sites" / f"{name}.csv").write_text("age,dead\n60,1\n50,0\n")
+    assert "--label: found no column 'file' in" in refused("new", "my.toml", "--csv", "sites", "--label", "file")
+    line = refused("new", "my.toml", "--csv", "sites")
+    assert "--label: got nothing" in line
+    assert line.rstrip().endswith("; allowed: one of age, dead")
+
+
 def test_a_table_without_a_model_gets_one_that_fits(steelyard: CommandLine, sites: Path, tmp_path: Path) -> None:
     (tmp_path / "bare.toml").write_text(
         'name = "bare"\n[data]\nsource = "csv"\npath = "sites"\nlabels = "target"\n[partition]\nscheme = "natural"\n'

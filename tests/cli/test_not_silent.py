@@ -20,6 +20,7 @@ from steelyard.data.partition import share_out
 from steelyard.data.settings import DataSettings, PartitionSettings
 from steelyard.errors import UserError
 from steelyard.experiment.node_rows import check_own
+from steelyard.federate.certificates import make_key
 from steelyard.learning.losses import resolve
 from steelyard.learning.models import build
 from steelyard.messages import LossState
@@ -121,6 +122,13 @@ def test_names_in_the_register_of_a_server(tmp_path: Path, entry: Entry, message
         enter(file, entry)
     assert message in str(caught.value)
     enter(file, Entry("old", "its key", ("north", "Zürich 2")))
+
+
+def test_an_empty_name_is_not_the_name_of_the_file(refused: Refused, tmp_path: Path) -> None:
+    make_key(tmp_path / "clinic")
+    line = refused("federate", "register", "server", "clinic.pub", "--name", "")
+    assert "--name: got ''; allowed: 1 to 200 printable characters" in line
+    assert "--remove: no node ''" in refused("federate", "register", "server", "clinic.pub", "--remove", "")
 
 
 def test_a_node_whose_data_are_not_there(tmp_path: Path) -> None:

@@ -35,12 +35,12 @@ def serve(
 def register(
     folder: Annotated[Path, typer.Argument(help="Folder of the server.")],
     key: Annotated[Path | None, typer.Argument(help="The node's public key, FILE.pub.")] = None,
-    name: Annotated[str, typer.Option("--name", help="Name of the node; default: the file's name.")] = "",
+    name: Annotated[str | None, typer.Option("--name", help="Name of the node; default: the file's name.")] = None,
     clients: Annotated[
         list[str] | None, typer.Option("--client", help="A client that only this key may hold. May be given again.")
     ] = None,
     most: Annotated[int, typer.Option("--most", min=1, help="Without --client: how many clients it may hold.")] = 1,
-    gone: Annotated[str, typer.Option("--remove", help="Name of a node that is to be let in no longer.")] = "",
+    gone: Annotated[str | None, typer.Option("--remove", help="Name of a node that is to be let in no longer.")] = None,
 ) -> None:
     """Register a node's key on the server's machine; a running server notices at once."""
     # For speed of start.
@@ -51,13 +51,14 @@ def register(
     from steelyard.federate.serving import read_public_key
 
     file = folder / FILE
-    if gone:
+    if gone is not None:
         remove(file, gone)
         print(f"{gone} is let in no longer")
         return
     if key is None:
         raise UserError("KEY: got none; allowed: the .pub file of a node, or --remove NAME")
-    entry = Entry(name or key.name.removesuffix(".pub"), read_public_key(key), tuple(clients or ()), most)
+    name = key.name.removesuffix(".pub") if name is None else name
+    entry = Entry(name, read_public_key(key), tuple(clients or ()), most)
     enter(file, entry)
     held = f"the clients {', '.join(entry.clients)}" if entry.clients else f"up to {most} clients"
     print(f"{entry.name} may hold {held}")

@@ -58,7 +58,7 @@ def look_at_table(paths: Sequence[Path], label: str | None, owner: str | None) -
     frame, path = table.frame, table.path
     label = _label(table, label)
     if owner is not None:
-        _known(table, owner, "--owner")
+        _known(table, table.names, owner, "--owner")
         if owner == label:
             raise UserError(f"--owner: got '{shown(owner)}', which is the label too; allowed: another column")
     part = next((name for name in table.names if name not in (label, owner) and _is_part(frame[name])), None)
@@ -100,19 +100,20 @@ def _settings(path: Path, fields: dict[str, tuple[Any, str]], normalise: str) ->
     return validated(DataSettings, {"source": "csv", "path": path, "normalise": normalise, **document}, "new")
 
 
-def _known(table: Table, name: str, option: str) -> None:
-    if name not in table.names:
+def _known(table: Table, names: Sequence[str], name: str, option: str) -> None:
+    if name not in names:
         raise UserError(
-            f"{option}: found no column '{shown(name)}' in {table.path}{nearest(name, table.names)}; "
-            f"allowed: {few(table.names, 12)}"
+            f"{option}: found no column '{shown(name)}' in {table.path}{nearest(name, names)}; "
+            f"allowed: {few(names, 12)}"
         )
 
 
 def _label(table: Table, label: str | None) -> str:
+    names = [name for name in table.names if name not in table.added]  # Which file a row is from is no answer.
     if label is not None:
-        _known(table, label, "--label")
+        _known(table, names, label, "--label")
         return label
-    usual = [name for name in table.names if name.lower() in LABELS]
+    usual = [name for name in names if name.lower() in LABELS]
     pair = survival_pair(table.frame)
     if not usual and pair is not None:
         raise UserError(
@@ -122,7 +123,7 @@ def _label(table: Table, label: str | None) -> str:
     if len(usual) != 1:
         raise UserError(
             f"--label: got nothing, and {table.path} has {len(usual)} columns called {listed(LABELS)}; "
-            f"allowed: one of {few(table.names, 12)}"
+            f"allowed: one of {few(names, 12)}"
         )
     return usual[0]
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import os
+import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -72,6 +74,45 @@ def make_certificates(folder: Path, hosts: Sequence[str]) -> Certificates:
     )
     _write(files.key, pem, secret=True)
     return files
+
+
+def check_certificates(folder: Path) -> None:
+    """Refuse a folder whose certificates cannot serve: missing, unreadable, of another authority, or out of date."""
+    allowed = "allowed: a folder of `steelyard federate certificates`"
+    files = Certificates(folder / "ca.pem", folder / "server.pem", folder / "server.key")
+    for file in (files.authority, files.certificate, files.key):
+        if not file.is_file():
+            raise UserError(f"--tls: no {file.name} in {folder}; {allowed}")
+    server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        # An empty password: a key under one is refused, where OpenSSL would ask on the terminal.
+        server.load_cert_chain(files.certificate, files.key, password="")
+    except (ssl.SSLError, OSError) as error:
+        mismatch = isinstance(error, ssl.SSLError) and error.reason == "KEY_VALUES_MISMATCH"
+        what = "server.key is not the key of server.pem" if mismatch else "server.pem or server.key cannot be read"
+        raise UserError(f"--tls: {folder}: {what}; {allowed}") from None
+    try:
+        client = ssl.create_default_context(cafile=files.authority)
+    except (ssl.SSLError, OSError):
+        raise UserError(f"--tls: {folder}: ca.pem is not a certificate; {allowed}") from None
+    try:
+        _shake_hands(client, server)
+    except ssl.SSLError as error:
+        why = error.verify_message if isinstance(error, ssl.SSLCertVerificationError) else error.reason
+        raise UserError(f"--tls: {folder}: server.pem does not hold by ca.pem: {why}; {allowed}") from None
+
+
+def _shake_hands(client: ssl.SSLContext, server: ssl.SSLContext) -> None:
+    """Make a TLS connection in memory, as the server's helpers on its own machine do; raises what `ssl` raises."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    # Tried again and again, each side goes as far as it has bytes; TLS needs two turns at most of each.
+    ends = [
+        client.wrap_bio(to_client, to_server, server_hostname="127.0.0.1"),
+        server.wrap_bio(to_server, to_client, server_side=True),
+    ]
+    for end in ends * 2:
+        with contextlib.suppress(ssl.SSLWantReadError):
+            end.do_handshake()
 
 
 def make_key(file: Path) -> tuple[Path, Path]:

@@ -6,6 +6,7 @@ It speaks Flower's fleet protocol and nothing else. No app that a server sends i
 from __future__ import annotations
 
 import contextlib
+import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -56,11 +57,18 @@ class Server:
     def connection(self) -> FleetConnection:
         """Return a connection that signs every call."""
         private = ec.generate_private_key(ec.SECP384R1()) if self.key is None else read_private_key(self.key)
-        try:
-            authority = None if self.authority is None else self.authority.read_bytes()
-        except OSError as error:
-            raise UserError(f"ca: {self.authority} cannot be read: {error.strerror}; allowed: ca.pem") from error
-        return FleetConnection(self.address, authority, private)
+        return FleetConnection(self.address, None if self.authority is None else _authority(self.authority), private)
+
+
+def _authority(file: Path) -> bytes:
+    try:
+        content = file.read_bytes()
+        ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cadata=content.decode("ascii"))
+    except (ssl.SSLError, ValueError):
+        raise UserError(f"ca: {file} is not a certificate; allowed: the server's ca.pem") from None
+    except OSError as error:
+        raise UserError(f"ca: {file} cannot be read: {error.strerror}; allowed: ca.pem") from error
+    return content
 
 
 def read_private_key(file: Path) -> ec.EllipticCurvePrivateKey:

@@ -21,6 +21,7 @@ from steelyard.clients.flower.register import FILE, REGISTER, Entry, bare
 from steelyard.errors import UserError, ends_as_interrupted
 from steelyard.federate.app_folder import connection_file
 from steelyard.federate.bounded import BoundedLoop, BoundedProtocol, allow_many_files
+from steelyard.federate.certificates import check_certificates
 from steelyard.federate.processes import Process, end_all, environment, reserved_port, start_superlink
 from steelyard.federate.proxy import NodeProxy, RegisteredKeys
 
@@ -51,12 +52,8 @@ class ServerFolder:
         return self.folder / ".flwr"
 
     def check(self) -> None:
-        """Refuse where a certificate is missing, and keep what lies in the folder from other users of the machine."""
-        for name in ("ca.pem", "server.pem", "server.key"):
-            if not (self.certificates / name).is_file():
-                raise UserError(
-                    f"--tls: no {name} in {self.certificates}; allowed: a folder of `steelyard federate certificates`"
-                )
+        """Refuse certificates that cannot serve, and keep what lies in the folder from other users of the machine."""
+        check_certificates(self.certificates)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             os.chmod(self.folder, 0o700)
