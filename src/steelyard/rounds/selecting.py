@@ -55,9 +55,11 @@ class SelectSettings(Section):
     def _read(cls, given: Any) -> Any:
         if isinstance(given, str):
             return {"by": given}
-        if not isinstance(given, Mapping) or "path" not in given:
+        if not isinstance(given, Mapping):
             return given
         document = dict(cast("Mapping[str, Any]", given))
+        if document.get("path") is None:
+            return document
         path = document.pop("path")
         if document.get("available"):
             raise ValueError(f"available: given here and in {path}; allowed: one of the two")
