@@ -72,19 +72,21 @@
     return svg;
   }
 
-  // An accuracy on few rows says little: the rows and Wilson's interval stand beside it.
-  function scoreOf(client) {
-    if (client.score === null) return "–";
-    if (!data.percent) return client.score.toPrecision(3);
+  // An accuracy on few rows says little: Wilson's interval and the rows stand below it.
+  function scoreFacts(client) {
+    const shown = client.score === null ? "–" : data.percent ? percent(client.score) : client.score.toPrecision(3);
+    const facts = [make("dt", {}, "its " + data.measure), make("dd", {}, shown)];
     const on = client.score_on;
-    return percent(client.score) + (on ? ` [${(100 * on.low).toFixed(0)}–${(100 * on.high).toFixed(0)}] on ${on.rows} rows` : "");
+    if (client.score === null || !data.percent || !on) return facts;
+    const between = `${(100 * on.low).toFixed(0)}–${(100 * on.high).toFixed(0)} %`;
+    return [...facts, make("dt", { title: "95 %, from the number of test rows" }, "interval"), make("dd", {}, between), make("dt", {}, "test rows"), make("dd", {}, String(on.rows))];
   }
 
   function card(client, last) {
     const title = make("h4", {}, client.flaws.length ? make("span", { class: "flag", title: "flawed" }, "⚑ ") : "", client.name);
     const facts = make("dl", {},
       make("dt", {}, "of all weight"), make("dd", {}, percent(client.share)),
-      make("dt", {}, "its " + data.measure), make("dd", {}, scoreOf(client)),
+      ...scoreFacts(client),
       make("dt", {}, "asked"), make("dd", {}, client.asked + "×"),
       make("dt", {}, "samples"), make("dd", {}, client.samples === null ? "–" : String(client.samples)));
     const parts = [title, facts];
