@@ -116,7 +116,7 @@ def read_cells(path: Path, expected: str, separator: str | None = None, *, strip
         text, separator = text.replace("\t", " ").replace("::", "\t"), "\t"
     frame = parse(
         path,
-        io.StringIO(text),
+        io.StringIO(text.rstrip("\r\n")),
         expected,
         sep=separator,
         header=None,
