@@ -307,6 +307,18 @@ VERBS_WITH_EXAMPLES = [
 ]
 
 
+@pytest.mark.parametrize("name", ["Experiment", "RecommendExperiment", "WeighingSettings"])
+@pytest.mark.parametrize("value", ["quickstart", {"rounds": {"count": 2}}, Odd(), Hostile()])
+def test_a_value_without_the_name_of_its_field_is_refused_in_one_line(name: str, value: Any) -> None:
+    with pytest.raises(UserError) as refused:
+        getattr(steelyard, name)(value)
+    line = str(refused.value)
+    assert line.startswith(f"{name}: got ")
+    assert f"without the name of a field; allowed: {name}(field=value)" in line
+    assert "\n" not in line
+    assert (f"or {name}.load(...) for a recipe or a file" in line) == (name != "WeighingSettings")
+
+
 @pytest.mark.parametrize("name", [*steelyard.__all__, *(verb.__qualname__ for verb in VERBS_WITH_EXAMPLES)])
 def test_a_public_name_has_an_example_that_runs(name: str, study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     documented = {verb.__qualname__: verb for verb in VERBS_WITH_EXAMPLES}.get(name) or getattr(steelyard, name)

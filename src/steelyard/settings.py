@@ -33,8 +33,12 @@ else:  # type checkers see what pydantic declares
         """
 
         def __call__(cls, *positional: Any, **fields: Any) -> Any:
+            if positional:
+                name, given = cls.__name__, brief(positional[0])
+                loads = f", or {name}.load(...) for a recipe or a file" if hasattr(cls, "load") else ""
+                raise UserError(f"{name}: got {given} without the name of a field; allowed: {name}(field=value){loads}")
             try:
-                return super().__call__(*positional, **fields)
+                return super().__call__(**fields)
             except ValidationError as error:
                 raise UserError(f"{cls.__name__}: {explain(error, cls)}") from None
 
