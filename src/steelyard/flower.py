@@ -220,13 +220,8 @@ class Weighed(Strategy):
         assert combined.arrays is not None
         key = self.strategy.weighted_by_key
         records = {client: plain_metrics(messages[client]) for client in combined.weights}
-        common = set.intersection(*(set(record) for record in records.values())) - {key}
-        means: dict[str, float] = {
-            name: sum(weight * float(records[client][name]) for client, weight in combined.weights.items())
-            for name in sorted(common)
-        }
         first = messages[next(iter(combined.weights))]
-        metrics = MetricRecord({**means, key: sum(float(record[key]) for record in records.values())})
+        metrics = MetricRecord({**combined.means(records), key: sum(record[key] for record in records.values())})
         arrays = ArrayRecord({name: Array(value) for name, value in combined.arrays.items()})
         names = (next(iter(first.content.array_records)), next(iter(first.content.metric_records)))
         first.content = RecordDict({names[0]: arrays, names[1]: metrics})

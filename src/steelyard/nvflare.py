@@ -90,7 +90,8 @@ class WeighedAggregator(ModelAggregator):
         self._lock = Lock()
         self._sent: Mapping[str, Any] | None = None
         self._collected: Collected | None = None
-        self._types: list[ParamsType] = []
+        self._as_change: bool | None = None
+        """Whether the first answer that was taken in is a change; so is then what comes of the round."""
         self._metrics: dict[str, dict[str, float]] = {}
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -147,7 +148,7 @@ class WeighedAggregator(ModelAggregator):
         is_change = model.params_type == ParamsType.DIFF
         reason = collected.add(Reply(client, arrays, 1.0 if size is None else size, asked, is_change))
         if not reason:
-            self._types.append(ParamsType.DIFF if is_change else ParamsType.FULL)
+            self._as_change = is_change if self._as_change is None else self._as_change
             self._metrics[client] = {n: _number(v) for n, v in (model.metrics or {}).items() if _is_number(v)}
         return reason
 
@@ -157,7 +158,7 @@ class WeighedAggregator(ModelAggregator):
             collected = self._begun()
             assert self._sent is not None
             self._open()
-            as_change = bool(self._types) and self._types[0] == ParamsType.DIFF
+            as_change = bool(self._as_change)
             combined = collected.combine(as_change=as_change)
             sent, metrics = self._sent, self._metrics
             self._sent = None
@@ -172,7 +173,7 @@ class WeighedAggregator(ModelAggregator):
         return FLModel(
             params_type=ParamsType.DIFF if as_change else ParamsType.FULL,
             params={name: _like(sent[name], array) for name, array in combined.arrays.items()},
-            metrics=_means(metrics, combined.weights) or None,
+            metrics=combined.means(metrics) or None,
         )
 
     def _open(self) -> None:
@@ -201,7 +202,7 @@ class WeighedAggregator(ModelAggregator):
             self._forget()
 
     def _forget(self) -> None:
-        self._collected, self._types, self._metrics = None, [], {}
+        self._collected, self._as_change, self._metrics = None, None, {}
 
     def _begun(self) -> Collected:
         """Return the round under way; the first answer begins it."""
@@ -241,9 +242,3 @@ def _is_number(value: Any) -> bool:
 def _number(value: Any) -> float:
     """Return a client's measure; what is no number becomes NaN, and is refused with its name."""
     return float(value) if _is_number(value) else math.nan
-
-
-def _means(metrics: Mapping[str, Mapping[str, float]], weights: Mapping[str, float]) -> dict[str, float]:
-    """Return the weighted means of the metrics that all weighed clients have."""
-    common = set.intersection(*(set(metrics[client]) for client in weights))
-    return {name: sum(weight * metrics[client][name] for client, weight in weights.items()) for name in sorted(common)}

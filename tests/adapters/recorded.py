@@ -9,6 +9,14 @@ from steelyard.adapters.rounds import WeighedRounds
 from steelyard.weighing.rule import Rule
 
 CLIENTS = ("north", "south", "west")
+REFUSED_RULES = (
+    ({"rule": "VP>DS"}, "VP is measured on the server's test set, and no rows were given"),
+    ({"rule": "online(DS>MD)"}, "steers training itself"),
+    ({"rule": "fltrust(EQ)"}, "trains at the server"),
+    ({"rule": "quality"}, "got 'quality'"),
+    ({"rule": ""}, "rule: got ''"),
+)
+"""Arguments of an adapter that cannot work, and what every one of them says."""
 
 
 def rule_of(words: str = "quality>DS/max") -> Rule:

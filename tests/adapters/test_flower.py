@@ -12,6 +12,7 @@ from flwr.app import ArrayRecord, ConfigRecord
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedMedian, Krum
 from sklearn.datasets import load_digits
 from tests.adapters.flower_grid import Arrays, Nodes, answered, asked, record
+from tests.adapters.recorded import REFUSED_RULES
 
 import steelyard
 from steelyard.errors import UserError
@@ -141,11 +142,7 @@ def test_the_servers_optimiser_steps_from_the_weighed_model() -> None:
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ({"rule": "VP>DS"}, "VP is measured on the server's test set, and no rows were given"),
-        ({"rule": "online(DS>MD)"}, "steers training itself"),
-        ({"rule": "fltrust(EQ)"}, "trains at the server"),
-        ({"rule": "quality"}, "got 'quality'"),
-        ({"rule": ""}, "rule: got ''"),
+        *REFUSED_RULES,
         ({"rule": 7}, "rule: got 7"),
         ({"metrics": "quality"}, "metrics: got 'quality'; allowed: a list of names, such as ['quality']"),
         ({"metrics": [3]}, "metrics: got 3; allowed: a list of names"),

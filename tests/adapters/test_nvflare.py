@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.adapters.recorded import REFUSED_RULES
 from tests.warm import ROOT
 
 pytest.importorskip("nvflare")
@@ -232,11 +233,7 @@ def test_scatter_and_gather_knows_clients_by_their_authenticated_name() -> None:
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        ({"rule": "VP>DS"}, "VP is measured on the server's test set, and no rows were given"),
-        ({"rule": "online(DS>MD)"}, "steers training itself"),
-        ({"rule": "fltrust(EQ)"}, "trains at the server"),
-        ({"rule": "quality"}, "got 'quality'"),
-        ({"rule": ""}, "rule: got ''"),
+        *REFUSED_RULES,
         ({"rule": 7}, "rule: got int"),
     ],
 )

@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.populations import regression_population
 
 from steelyard import Experiment, UserError
 from steelyard.algorithms.algorithm import Listening
 from steelyard.algorithms.fedfomo import FedFomo
 from steelyard.clients.local import ComputeSettings, Simulation, SimulationServer
-from steelyard.data.dataset import ClientRows, Dataset, Population
+from steelyard.data.dataset import Population
 from steelyard.experiment.comparing import with_rules
 from steelyard.experiment.running import run
 from steelyard.learning.settings import ModelSettings, TrainingSettings
@@ -39,15 +40,7 @@ def test_weights_are_gains_over_distances() -> None:
 
 
 def population() -> Population:
-    draw = np.random.default_rng(11)
-    count = sum(SIZES.values())
-    x, y = draw.normal(size=(count, 2)).astype(np.float32), draw.normal(size=count).astype(np.float32)
-    ends = np.cumsum(list(SIZES.values()))
-    clients = tuple(
-        ClientRows(name, np.arange(end - size, end), np.arange(end - size, end)[:2])
-        for (name, size), end in zip(SIZES.items(), ends, strict=True)
-    )
-    return Population(Dataset("toy", torch.from_numpy(x), torch.from_numpy(y), 0), clients, np.arange(count))
+    return regression_population(11, SIZES)
 
 
 def simulated() -> Simulation:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
 import pytest
 import torch
+from tests.stopping import stopped_and_resumed
 
 from steelyard import Experiment
-from steelyard.errors import Stopped
 from steelyard.experiment.comparing import with_rules
-from steelyard.experiment.running import resume, run
+from steelyard.experiment.running import run
 from steelyard.runs.reader import History
 
 RULES = ["scaffold,feddyn(alpha=0.1),fedadam,fedavgm+LD,fedprox(mu=0.5)"]
@@ -38,14 +37,7 @@ def test_a_stopped_comparison_goes_on_to_the_same_bits(
     }
     experiment = with_rules(Experiment.model_validate(document), rules)
     whole = run(experiment, out=tmp_path / "whole")
-
-    def stop(round: int, figures: Mapping[str, float | None]) -> None:
-        if round == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(Stopped):
-        run(experiment, out=tmp_path / "cut", progress=stop)
-    resume(tmp_path / "cut")
+    stopped_and_resumed(experiment, tmp_path / "cut", after=2)
     expected, found = final(whole), final(tmp_path / "cut")
     assert set(found) == set(expected)
     # The vectors that clients keep (of SCAFFOLD and FedDyn, or models of their own), each of those who took part.

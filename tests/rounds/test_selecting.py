@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +10,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.stopping import stopped_and_resumed
 
 from steelyard import Experiment, UserError
-from steelyard.errors import Stopped
-from steelyard.experiment.running import resume, run
+from steelyard.experiment.running import run
 from steelyard.rounds.selecting import SelectSettings
 from steelyard.rounds.state import Plan
 from steelyard.runs.reader import History
@@ -126,14 +125,7 @@ def test_a_stopped_run_asks_the_same_clients_again(tmp_path: Path, by: str) -> N
     rounds = {"count": 5, "fraction": 0.4, "select": by}
     experiment = Experiment.model_validate({**BASE, "rounds": rounds, "store": {"checkpoint_every": 2}})
     whole = run(experiment, out=tmp_path / "whole")
-
-    def stop(round: int, figures: Mapping[str, float | None]) -> None:
-        if round == 3:
-            raise KeyboardInterrupt
-
-    with pytest.raises(Stopped):
-        run(experiment, out=tmp_path / "cut", progress=stop)
-    resume(tmp_path / "cut")
+    stopped_and_resumed(experiment, tmp_path / "cut", after=3)
     ours, theirs = (History(folder).clients[["round", "client", "weight"]] for folder in (tmp_path / "cut", whole))
     assert ours.to_numpy().tolist() == theirs.to_numpy().tolist()
     cohorts = theirs.groupby("round")["client"].apply(tuple)

@@ -65,9 +65,8 @@ class Layout:
                 return f"array {name} is missing"
             if arrays[name].shape != self.shapes[name]:
                 return f"array {name} has shape {arrays[name].shape}, and {self.shapes[name]} was sent"
-            if (arrays[name].dtype.kind == "f") != (self.types[name].kind == "f") or arrays[
-                name
-            ].dtype.kind not in "fiub":
+            kind = arrays[name].dtype.kind
+            if (kind == "f") != (self.types[name].kind == "f") or kind not in "fiub":
                 return f"array {name} is of type {arrays[name].dtype}, and {self.types[name]} was sent"
         extra = [name for name in arrays if name not in self.types]
         return f"array {extra[0]} was not sent" if extra else ""

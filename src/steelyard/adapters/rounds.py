@@ -56,6 +56,14 @@ class Combined:
     reasons: Mapping[str, str]
     samples: Mapping[str, float] = field(default_factory=dict[str, float])
 
+    def means(self, metrics: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+        """Return Σ wᵢmᵢ of the metrics that all weighed clients have, given by client and name."""
+        common = set.intersection(*(set(metrics[client]) for client in self.weights))
+        return {
+            name: sum(weight * metrics[client][name] for client, weight in self.weights.items())
+            for name in sorted(common)
+        }
+
 
 class WeighedRounds:
     """Weighs the replies of each round by one rule; keeps what criteria remember between rounds.

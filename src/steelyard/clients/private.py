@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
-from steelyard.algorithms.algorithm import Algorithm
-from steelyard.clients.protocol import CheckedClients, Clients, FingerprintedClients, WrappedClients
+from steelyard.clients.protocol import Clients, WrappedClients
 from steelyard.messages import Task, Updates
 from steelyard.privacy.local import DeviceNoise
 
@@ -24,12 +23,3 @@ class PrivateClients(WrappedClients):
     def train(self, tasks: Sequence[Task]) -> list[Updates]:
         answers = self.clients.train(tasks)
         return [self.noise.applied(task, updates) for task, updates in zip(tasks, answers, strict=True)]
-
-    def check(self, algorithms: Sequence[Algorithm]) -> None:
-        """Refuse what the clients themselves refuse."""
-        if isinstance(self.clients, CheckedClients):
-            self.clients.check(algorithms)
-
-    def fingerprint(self, seed: int) -> Mapping[str, str]:
-        """Return what tells the clients' data from others, where they can tell."""
-        return self.clients.fingerprint(seed) if isinstance(self.clients, FingerprintedClients) else {}

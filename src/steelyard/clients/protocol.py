@@ -49,6 +49,15 @@ class WrappedClients:
     def __init__(self, clients: Clients) -> None:
         self.clients = clients
 
+    def check(self, algorithms: Sequence[Algorithm]) -> None:
+        """Refuse what the clients themselves refuse."""
+        if isinstance(self.clients, CheckedClients):
+            self.clients.check(algorithms)
+
+    def fingerprint(self, seed: int) -> Mapping[str, str]:
+        """Return what tells the clients' data from others, where they can tell."""
+        return self.clients.fingerprint(seed) if isinstance(self.clients, FingerprintedClients) else {}
+
     def names(self, seed: int) -> Sequence[str]:
         return self.clients.names(seed)
 

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from tests.clients.contract import Make
 from tests.clients.local.test_contract import SimulationContract, simulation
+from tests.populations import regression_population
+from tests.stopping import stopped_and_resumed
 
 from steelyard import Experiment, UserError
 from steelyard.algorithms.settings import AlgorithmSettings
 from steelyard.clients.local import ClockedClients, ClockSettings, ComputeSettings, Simulation
-from steelyard.data.dataset import ClientRows, Dataset, Population
-from steelyard.errors import Stopped
-from steelyard.experiment.running import resume, run
+from steelyard.experiment.running import run
 from steelyard.learning.settings import ModelSettings, TrainingSettings
 from steelyard.messages import DenseModels, Task
 from steelyard.report.comparison import compare_run
@@ -34,16 +32,7 @@ FACTS = {
 
 
 def clocked(settings: dict[str, Any], **training: Any) -> ClockedClients:
-    draw = np.random.default_rng(2)
-    count = sum(SIZES.values())
-    x, y = draw.normal(size=(count, 2)).astype(np.float32), draw.normal(size=count).astype(np.float32)
-    ends = np.cumsum(list(SIZES.values()))
-    clients = tuple(
-        ClientRows(name, np.arange(end - size, end), np.arange(end - size, end)[:2])
-        for (name, size), end in zip(SIZES.items(), ends, strict=True)
-    )
-    dataset = Dataset("toy", torch.from_numpy(x), torch.from_numpy(y), 0)
-    population = Population(dataset, clients, np.arange(count), facts=FACTS)
+    population = regression_population(2, SIZES, facts=FACTS)
     given = TrainingSettings(**{"epochs": 2, "batch_size": 3, **training})
     inner = Simulation({3: population}, ModelSettings(name="linear"), given, ComputeSettings(engine="loop"))
     usual = {"sample_seconds": 0.5, "download": 12.0, "upload": 3.0}
@@ -151,14 +140,7 @@ def test_a_run_keeps_its_time_weighs_late_updates_less_and_resumes(tmp_path: Pat
     document = {**BASE, "clock": clock, "weighing": {"criteria": ["EQ"]}, "store": {"checkpoint_every": 1}}
     experiment = validated(Experiment, document, "")
     whole = run(experiment, out=tmp_path / "whole")
-
-    def stop(round: int, figures: Mapping[str, float | None]) -> None:
-        if round == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(Stopped):
-        run(experiment, out=tmp_path / "cut", progress=stop)
-    resume(tmp_path / "cut")
+    stopped_and_resumed(experiment, tmp_path / "cut", after=2)
     ours, theirs = History(tmp_path / "cut"), History(whole)
     for name in ("accuracy", "simulated", "cohort"):
         assert ours.rounds[name].tolist()[1:] == theirs.rounds[name].tolist()[1:]

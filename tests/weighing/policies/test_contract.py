@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from tests.stopping import stopped_and_resumed
 from tests.weighing.policies import cohorts
 from tests.weighing.policies.cohorts import LATER, LOSSES, MODELS, SIZES, SKEWED, cohort, weighed
 
 from steelyard import Experiment
-from steelyard.errors import Stopped
 from steelyard.experiment.comparing import with_rules
-from steelyard.experiment.running import resume, run
+from steelyard.experiment.running import run
 from steelyard.runs.reader import History
 from steelyard.weighing.policies.catalogue import known
 from steelyard.weighing.policies.policy import Policy
@@ -120,14 +119,7 @@ def test_a_stopped_comparison_of_all_policies_goes_on_to_the_same_bits(tmp_path:
     rules = ["fedavg", *ALL, "capped(term(t=5);min_weight=0.1;max_weight=0.4)", "median(feddisco)", "SV"]
     experiment = with_rules(Experiment.model_validate(DOCUMENT), rules)
     whole = run(experiment, out=tmp_path / "whole")
-
-    def stop(round: int, figures: Mapping[str, float | None]) -> None:
-        if round == 2:
-            raise KeyboardInterrupt
-
-    with pytest.raises(Stopped):
-        run(experiment, out=tmp_path / "cut", progress=stop)
-    resume(tmp_path / "cut")
+    stopped_and_resumed(experiment, tmp_path / "cut", after=2)
     expected, found = (History(tmp_path / name).last_checkpoint()[0] for name in ("whole", "cut"))
     assert set(found) == set(expected)
     for name, state in expected.items():

@@ -20,7 +20,7 @@ from steelyard import randomness
 from steelyard.algorithms.algorithm import Algorithm
 from steelyard.clients.local.context import SimulationContext
 from steelyard.clients.local.settings import ClockSettings
-from steelyard.clients.protocol import CheckedClients, Clients, FingerprintedClients, WrappedClients
+from steelyard.clients.protocol import Clients, WrappedClients
 from steelyard.messages import DenseModels, Failure, Floats, Task, Updates
 
 KIND = "late"
@@ -45,15 +45,6 @@ class ClockedClients(WrappedClients):
         self.context, self.settings = context, settings
         self._late: dict[tuple[str, str], _Late] = {}
         """By federation and client: what came too late for the last round."""
-
-    def check(self, algorithms: Sequence[Algorithm]) -> None:
-        """Refuse what the clients themselves refuse."""
-        if isinstance(self.clients, CheckedClients):
-            self.clients.check(algorithms)
-
-    def fingerprint(self, seed: int) -> Mapping[str, str]:
-        """Return what tells the clients' data from others, where they can tell."""
-        return self.clients.fingerprint(seed) if isinstance(self.clients, FingerprintedClients) else {}
 
     def train(self, tasks: Sequence[Task]) -> list[Updates]:
         return [self._timed(task, answer) for task, answer in zip(tasks, self.clients.train(tasks), strict=True)]

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from steelyard.activity import doing
 from steelyard.algorithms.algorithm import Algorithm
-from steelyard.clients.protocol import CheckedClients, Clients, FingerprintedClients, WrappedClients
+from steelyard.clients.protocol import Clients, WrappedClients
 from steelyard.messages import DenseModels, Failure, Floats, Task, Updates
 from steelyard.privacy.aggregation_settings import FEWEST, AggregationSettings
 from steelyard.privacy.fixed_point import FixedPoint, Words
@@ -56,12 +56,7 @@ class HiddenSimulation(WrappedClients):
     def check(self, algorithms: Sequence[Algorithm]) -> None:
         """Refuse what the simulation refuses, and a missing library."""
         check_installed(self.settings)
-        if isinstance(self.clients, CheckedClients):
-            self.clients.check(algorithms)
-
-    def fingerprint(self, seed: int) -> Mapping[str, str]:
-        """Return what tells the clients' data from others, where they can tell."""
-        return self.clients.fingerprint(seed) if isinstance(self.clients, FingerprintedClients) else {}
+        super().check(algorithms)
 
     def train(self, tasks: Sequence[Task]) -> list[Updates]:
         return [self._hidden(task, answer) for task, answer in zip(tasks, self.clients.train(tasks), strict=True)]
