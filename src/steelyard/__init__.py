@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from steelyard.algorithms.algorithm import Algorithm, LocalTraining, ServerStep
+    from steelyard.algorithms.algorithm import Algorithm, LocalSteps, LocalTraining, ServerStep
     from steelyard.algorithms.registry import algorithm
     from steelyard.api import Experiment, RecommendExperiment, SweepResult, resume
     from steelyard.data import Dataset, Population, in_memory
@@ -33,6 +33,7 @@ __all__ = [
     "Experiment",
     "History",
     "LocalData",
+    "LocalSteps",
     "LocalTraining",
     "Population",
     "RecommendExperiment",
@@ -56,6 +57,7 @@ __all__ = [
 # Names are imported when first used: `steelyard --help` must not wait for torch.
 _HOMES = {
     "Algorithm": "steelyard.algorithms.algorithm",
+    "LocalSteps": "steelyard.algorithms.algorithm",
     "LocalTraining": "steelyard.algorithms.algorithm",
     "ServerStep": "steelyard.algorithms.algorithm",
     "algorithm": "steelyard.algorithms.registry",

@@ -170,3 +170,48 @@ def ditto(run: Federated, cohort: Sequence[str], steps: Mapping[str, int], stren
             lambda m, c=client: run.gradient(c, m) + strength * (m - received),
             start=start,
         )
+
+
+def apfl(run: Federated, cohort: Sequence[str], steps: Mapping[str, int], alpha: float = 0.4) -> None:
+    received, models = run.model.copy(), {}
+    for client in cohort:
+        kept = run.kept.get(client, {"v": received, "alpha": np.array(alpha)})
+        w, v, mixture = received, kept["v"], float(kept["alpha"])
+        velocities = [np.zeros_like(w), np.zeros_like(w)]
+        for step in range(steps[client]):
+            at_mixture = run.gradient(client, mixture * v + (1 - mixture) * w)
+            gradients = run.gradient(client, w), mixture * at_mixture
+            if step == 0:
+                mixture = float(np.clip(mixture - RATE * (v - w) @ at_mixture, 0, 1))
+            velocities = [run.momentum * old + new for old, new in zip(velocities, gradients, strict=True)]
+            w, v = w - RATE * velocities[0], v - RATE * velocities[1]
+        models[client] = w
+        run.kept[client] = {"v": v, "alpha": np.array(mixture)}
+    run.model = run.average(cohort, models)
+    for client, kept in run.kept.items():
+        run.own[client] = kept["alpha"] * kept["v"] + (1 - kept["alpha"]) * run.model
+
+
+def fedala(run: Federated, cohort: Sequence[str], steps: Mapping[str, int]) -> None:
+    received, models = run.model.copy(), {}
+    for client in cohort:
+        kept = run.kept.get(client, {"model": received, "weights": np.ones_like(received)})
+        change, weights, losses = received - kept["model"], kept["weights"], list[float]()
+        while np.any(change):
+            loss = 0.0
+            for _ in range(steps[client] // EPOCHS):
+                mixed = kept["model"] + change * weights
+                x, y = run.features[client], run.labels[client]
+                loss = float(np.mean((x @ mixed - y) ** 2))
+                weights = np.clip(weights - 0.5 * run.gradient(client, mixed) * change, 0, 1)
+            losses.append(loss)
+            settled = len(losses) > 10 and np.std(losses[-10:]) < 1e-4
+            if settled or len(losses) == 100 or "learnt" in kept:
+                kept["learnt"] = np.ones(1)
+                break
+        start = kept["model"] + change * weights
+        models[client] = run.local(client, steps[client], lambda m, c=client: run.gradient(c, m), start=start)
+        run.kept[client] = {**kept, "model": models[client], "weights": weights}
+    run.model = run.average(cohort, models)
+    for client, kept in run.kept.items():
+        run.own[client] = kept["model"] + (run.model - kept["model"]) * kept["weights"]

@@ -36,6 +36,8 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "local-only": {},
     "fine-tuned": {},
     "ditto": {"strength": 0.7},
+    "apfl": {"alpha": 0.4},
+    "fedala": {"share": 1.0, "weight_rate": 0.5, "threshold": 1e-4},
 }
 
 

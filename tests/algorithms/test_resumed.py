@@ -15,7 +15,7 @@ from steelyard.experiment.running import run
 from steelyard.runs.reader import History
 
 RULES = ["scaffold,feddyn(alpha=0.1),fedadam,fedavgm+LD,fedprox(mu=0.5)"]
-PERSONAL = ["local-only,fine-tuned,ditto,fedrep(head_epochs=2),fedfomo"]
+PERSONAL = ["local-only,fine-tuned,ditto,apfl,fedrep(head_epochs=2),fedala,fedfomo"]
 
 
 def final(folder: Path) -> dict[str, torch.Tensor]:
@@ -25,7 +25,7 @@ def final(folder: Path) -> dict[str, torch.Tensor]:
     return {name: state.parameters for name, state in states.items()} | kept | clients
 
 
-@pytest.mark.parametrize(("rules", "kept", "servers"), [(RULES, 2, 5), (PERSONAL, 5, 0)])
+@pytest.mark.parametrize(("rules", "kept", "servers"), [(RULES, 2, 5), (PERSONAL, 9, 0)])
 def test_a_stopped_comparison_goes_on_to_the_same_bits(
     tmp_path: Path, rules: list[str], kept: int, servers: int
 ) -> None:

@@ -71,7 +71,7 @@ def test_algorithms_give_the_models_of_the_simulation(tmp_path: Path):
 
 
 def test_clients_across_machines_test_models_of_their_own(tmp_path: Path):
-    names = ("local-only", "fine-tuned", "ditto", "fedrep")
+    names = ("local-only", "fine-tuned", "ditto", "apfl", "fedrep", "fedala")
     document = described(
         weighing={"criteria": ["DS"], "priority": "DS"},
         beside={name: {"criteria": ["DS"], "algorithm": {"name": name}} for name in names},

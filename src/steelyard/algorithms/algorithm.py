@@ -2,6 +2,7 @@
 
     client: begins at the received model, or with parts of a model of its own in it
             step ← gradient + pull·(θ − Θ) + correction      (learning/descent.py is the gate)
+            or steps of the algorithm's own, one batch after another
             after its last step: what it keeps for its next round, what it sends beside its model
             tests the received model, or one of its own
     server: from the cohort's weighted sum, or from single updates, to the new model and to what it keeps
@@ -13,9 +14,9 @@ the loop, the engines, the wire, the store and the checkpoints carry them. Weigh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 Vectors = Mapping[str, "torch.Tensor"]
 """Vectors by name, each as long as the model: of one federation [parameters], of a cohort [clients, parameters]."""
+Floats = NDArray[np.float64]
 Part = Literal["nothing", "head", "body", "norms", "everything"]
 """A part of a model: its last layer, all but its last layer, its batch norms with their running means, or all of it."""
 OWN, LAST = "own", "last"
@@ -35,13 +37,65 @@ OWN, LAST = "own", "last"
 first model that a client receives, not at 0."""
 
 
-@dataclass(frozen=True)
-class Stage:
-    """One of the trainings that make up a client's round: which part of the model moves, and for how many epochs."""
+class Batch(Protocol):
+    """One batch of rows for each client of a cohort; a client without such a batch has gradient 0 and stands still."""
 
-    part: Part = "everything"
-    epochs: int | None = None
-    """Passes over the client's data; None: as [training] says."""
+    def gradient(self, models: torch.Tensor) -> torch.Tensor:
+        """Return ∇Fᵢ of each client's row of models on its batch, [clients, parameters]."""
+        ...
+
+    @property
+    def losses(self) -> torch.Tensor:
+        """Fᵢ of the models whose gradient was asked for last, [clients]; 0 for a client that has no such batch."""
+        ...
+
+    @property
+    def taken(self) -> torch.Tensor:
+        """Whether each client has such a batch, [clients]."""
+        ...
+
+
+class LocalSteps(Protocol):
+    """The local training of a cohort that an algorithm does itself; `Algorithm.train` is given it.
+
+    >>> def train(self, local: steelyard.LocalSteps):  # FedAvg's training, step by step
+    ...     models, move = local.start, local.optimiser()
+    ...     for batch in local.batches():
+    ...         models = move(models, batch.gradient(models))
+    ...     return models, {}
+    """
+
+    start: torch.Tensor
+    """Where each client begins, [clients, parameters]."""
+    received: torch.Tensor
+    """Θ: the global model that each client received, [clients, parameters]."""
+    kept: Vectors
+    """What the clients kept from their last round, [clients, parameters] each."""
+    rate: float
+    """η: the local learning rate of this round."""
+
+    def part(self, part: Part) -> torch.Tensor:
+        """Return for each parameter whether it belongs to this part of the model."""
+        ...
+
+    def batches(self, epochs: int | None = None, share: float = 1.0) -> Iterator[Batch]:
+        """Return the batches of a training in the order of its steps.
+
+        `epochs` None is as [training] says. With a `share` below 1 each client goes through so many of its rows, drawn
+        anew in each round; it has at least one.
+        """
+        ...
+
+    def optimiser(self, part: Part = "everything") -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+        """Return (models, gradients) → models after one step of the optimiser of [training], on the current batch.
+
+        Only parameters of this part move; running means always do.
+        """
+        ...
+
+    def trained(self, start: torch.Tensor) -> torch.Tensor:
+        """Return what the ordinary training of the round makes of these models, [clients, parameters]."""
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,7 +158,7 @@ class ServerStep:
     """Θ: the global model before the step, [parameters]."""
     average: torch.Tensor
     """Σ wᵢθᵢ, or what a robust rule, noise or a hidden sum make of it: what FedAvg would take as its new model."""
-    weights: NDArray[np.float64]
+    weights: Floats
     """wᵢ: the weights of the cohort, which sum to 1."""
     tensors: Vectors
     """What the server kept from its last step."""
@@ -124,7 +178,7 @@ class ServerStep:
         """Δ = Σ wᵢθᵢ − Θ, the step that FedAvg would take."""
         return self.average - self.parameters
 
-    def weighted(self, vectors: torch.Tensor, weights: NDArray[np.float64] | None = None) -> torch.Tensor:
+    def weighted(self, vectors: torch.Tensor, weights: Floats | None = None) -> torch.Tensor:
         """Return Σ wᵢxᵢ of vectors [clients, parameters], by the cohort's weights or by others."""
         given = vectors.new_tensor(self.weights if weights is None else weights)
         return (given @ vectors).to(self.parameters.device)
@@ -145,7 +199,7 @@ class Algorithm(Section):
     corrects: ClassVar[Literal["nothing", "gradient", "step"]] = "nothing"
     """What a client's correction is added to: its gradient before any momentum, or the step that it takes."""
     keeps: ClassVar[tuple[str, ...]] = ()
-    """Vectors that each client keeps from round to round, by name; they begin at 0."""
+    """Vectors that each client keeps from round to round, by name; they begin as `fresh` says."""
     sends: ClassVar[tuple[str, ...]] = ()
     """Vectors that each client sends beside its model, by name."""
     receives: ClassVar[tuple[str, ...]] = ()
@@ -164,7 +218,8 @@ class Algorithm(Section):
     what it had there."""
     tunes: ClassVar[bool] = False
     """Whether each client trains its model once more, as in the next round, before it tests it."""
-
+    by_hand: ClassVar[bool] = False
+    """Whether the algorithm takes its clients' steps itself, in `train`."""
     listens: ClassVar[bool] = False
     """Whether each client weighs the models of the whole cohort for itself; it then keeps OWN and LAST."""
 
@@ -172,11 +227,6 @@ class Algorithm(Section):
     def held_back(self) -> float:
         """The share of each client's training rows that it tests models on and does not train on."""
         return 0.0
-
-    @property
-    def stages(self) -> tuple[Stage, ...]:
-        """The trainings of a client's round, each from where the last one ended."""
-        return (Stage(),)
 
     @property
     def pull(self) -> float:
@@ -197,6 +247,21 @@ class Algorithm(Section):
     def own_models(self, parameters: torch.Tensor, kept: Vectors, private: torch.Tensor) -> torch.Tensor:
         """Return the models that clients test, [clients, parameters]; asked for where the algorithm is personal."""
         return self.begin(parameters, kept, private)
+
+    def fresh(self, name: str, received: torch.Tensor) -> torch.Tensor:
+        """Return what clients that kept nothing yet have under a name, [clients, parameters or 1]."""
+        return received if name in (OWN, LAST) else received * 0
+
+    def visited(self, once: Floats, sizes: Floats) -> Floats:
+        """Return how many rows clients go through in a round; `once` is one training of clients of these sizes."""
+        return once
+
+    def train(self, local: LocalSteps) -> tuple[torch.Tensor, Vectors]:
+        """Return the models that the clients end with, and what they keep; asked for where the algorithm is by hand.
+
+        The loss that a client reports is the mean over the last pass of what its batches' `losses` held.
+        """
+        raise NotImplementedError(f"{type(self).__name__}.train")
 
     def again(self, local: LocalTraining) -> SecondTraining | None:
         """Return what a second training in the same round begins with; None where there is none."""

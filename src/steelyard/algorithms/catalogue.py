@@ -6,7 +6,9 @@ Use `known` and `load_plugins` from here, so that the built-in ones are there.
 from __future__ import annotations
 
 from steelyard.algorithms import (
+    apfl,
     ditto,
+    fedala,
     fedavg,
     fedavgm,
     fedbn,
@@ -24,7 +26,9 @@ from steelyard.algorithms import (
 from steelyard.algorithms.registry import known, load_plugins
 
 __all__ = [
+    "apfl",
     "ditto",
+    "fedala",
     "fedavg",
     "fedavgm",
     "fedbn",

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from steelyard.algorithms.algorithm import OWN, Algorithm, LocalTraining, SecondTraining, Vectors
+from steelyard.algorithms.algorithm import OWN, Algorithm, Floats, LocalTraining, SecondTraining, Vectors
 from steelyard.algorithms.registry import algorithm
 
 if TYPE_CHECKING:
@@ -37,6 +37,9 @@ class Ditto(Algorithm):
 
     def own_models(self, parameters: torch.Tensor, kept: Vectors, private: torch.Tensor) -> torch.Tensor:
         return kept[OWN]
+
+    def visited(self, once: Floats, sizes: Floats) -> Floats:
+        return 2 * once
 
     def again(self, local: LocalTraining) -> SecondTraining:
         own = local.kept[OWN]

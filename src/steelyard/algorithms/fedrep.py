@@ -11,12 +11,15 @@ https://proceedings.mlr.press/v139/collins21a.html
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
 
-from steelyard.algorithms.algorithm import OWN, Algorithm, Part, Stage
+from steelyard.algorithms.algorithm import OWN, Algorithm, Floats, LocalSteps, Part, Vectors
 from steelyard.algorithms.registry import algorithm
+
+if TYPE_CHECKING:
+    import torch
 
 
 @algorithm("fedrep")
@@ -24,12 +27,21 @@ class FedRep(Algorithm):
     """A common body with private heads; use it where clients' labels differ and what tells them apart is common."""
 
     personal: ClassVar[bool] = True
+    by_hand: ClassVar[bool] = True
     private: ClassVar[Part] = "head"
     keeps: ClassVar[tuple[str, ...]] = (OWN,)
 
     head_epochs: int = Field(default=10, ge=1, le=100_000)
     """τ: passes over the local data for the head in each round; 10 in the paper's experiments."""
 
-    @property
-    def stages(self) -> tuple[Stage, ...]:
-        return Stage("head", self.head_epochs), Stage("body")
+    def visited(self, once: Floats, sizes: Floats) -> Floats:
+        return self.head_epochs * sizes + once
+
+    def train(self, local: LocalSteps) -> tuple[torch.Tensor, Vectors]:
+        models = local.start
+        stages: tuple[tuple[Part, int | None], ...] = (("head", self.head_epochs), ("body", None))
+        for part, epochs in stages:
+            move = local.optimiser(part)
+            for batch in local.batches(epochs):
+                models = move(models, batch.gradient(models))
+        return models, {}

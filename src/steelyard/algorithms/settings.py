@@ -17,9 +17,8 @@ class AlgorithmSettings(Named):
 
     name: str = "fedavg"
     """fedavg, fedprox, scaffold, feddyn, fednova, fedavgm, fedadam, fedyogi, fedadagrad, fedexp; with models of
-    the clients' own: local-only, fine-tuned, ditto, fedrep, fedbn,
-    fedfomo; or one of your own; `steelyard
-    algorithms` lists them with their parameters."""
+    the clients' own: local-only, fine-tuned, ditto, apfl, fedrep, fedbn, fedala, fedfomo; or one of your own;
+    `steelyard algorithms` lists them with their parameters."""
     plugins: tuple[str, ...] = ()
     """Python files or modules that define algorithms of your own; loaded before the name is looked up."""
 

@@ -17,7 +17,7 @@ from steelyard.weighing.words import WORDS, Frame, read_rule, split
 
 _FURTHER = (
     *("recipe", "all", "scaffold", "fedprox(mu=0.01)", "feddyn", "fednova", "fedavgm", "fedadam", "fedyogi", "fedexp"),
-    *("local-only", "fine-tuned", "ditto", "fedrep", "fedbn", "fedfomo", "ALGORITHM+RULE"),
+    *("local-only", "fine-tuned", "ditto", "apfl", "fedrep", "fedbn", "fedala", "fedfomo", "ALGORITHM+RULE"),
 )
 _LONGEST = 200
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
@@ -50,11 +48,3 @@ def mask(module: nn.Module, part: Part, device: torch.device) -> torch.Tensor:
     for begin, end in spans(module, part):
         found[begin:end] = True
     return found
-
-
-def trained_alone(module: nn.Module, part: Part) -> nn.Module:
-    """Return a copy of a module in which only this part is trained."""
-    own, names = copy.deepcopy(module), _names(module, part)
-    for name, parameter in own.named_parameters():
-        parameter.requires_grad_(parameter.requires_grad and name in names)
-    return own

@@ -44,11 +44,11 @@ def normalises_batches(module: nn.Module) -> bool:
     return any(isinstance(layer, _BatchNorm) for layer in module.modules())
 
 
-def _batches(rows: torch.Tensor, step: int, *, joined: bool) -> list[torch.Tensor]:
+def cut(rows: NDArray[np.int64], step: int, *, joined: bool) -> list[NDArray[np.int64]]:
     """Cut an epoch into batches; `joined` adds a last batch of one row to the one before, for batch norm."""
-    parts = list(rows.split(step))
+    parts = np.split(rows, range(step, len(rows), step))
     if joined and len(parts) > 1 and len(parts[-1]) == 1:
-        parts[-2:] = [torch.cat(parts[-2:])]
+        parts[-2:] = [np.concatenate(parts[-2:])]
     return parts
 
 
@@ -82,8 +82,9 @@ def train_client(
     each = losses.per_sample(loss)
     weights = class_weights(loss, features.device)
     step, joined = batch_limit(settings, len(labels)), normalises_batches(module)
-    passes = [_batches(torch.from_numpy(np.array(rows)).to(features.device), step, joined=joined) for rows in order]
-    batches = [batch for one in passes for batch in one][: settings.updates]
+    passes = [cut(rows, step, joined=joined) for rows in order]
+    batches = [torch.from_numpy(np.array(batch)).to(features.device) for one in passes for batch in one]
+    batches = batches[: settings.updates]
     last = max(len(batches) - len(passes[-1]), 0)
     mean = torch.zeros((), device=features.device)
     with nullcontext() if chance is None else seeded(features.device, chance):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from steelyard.algorithms.algorithm import LAST, OWN, Algorithm, Vectors
+from steelyard.algorithms.algorithm import Algorithm, Vectors
 from steelyard.data.dataset import HONEST, Behaviour
 from steelyard.messages import Task
 
@@ -83,13 +83,13 @@ class KeptVectors:
     def of(
         self, federation: str, algorithm: Algorithm, clients: Sequence[str], received: torch.Tensor
     ) -> dict[str, torch.Tensor]:
-        """Return what these clients keep, stacked: [clients, parameters] by name.
+        """Return what these clients keep, stacked: [clients, parameters or 1] by name.
 
         `received` [clients, parameters] is what the clients received: a model of their own begins as that.
         """
 
         def stacked(name: str) -> torch.Tensor:
-            found = received.clone() if name in (OWN, LAST) else torch.zeros_like(received)
+            found = algorithm.fresh(name, received).clone()
             for row, client in enumerate(clients):
                 held = self._held.get((federation, client, name))
                 if held is not None:

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 
 from steelyard import randomness
-from steelyard.algorithms.algorithm import Algorithm
 from steelyard.clients.local.context import SimulationContext
 from steelyard.clients.local.settings import ClockSettings
 from steelyard.clients.protocol import Clients, WrappedClients
@@ -76,8 +75,7 @@ class ClockedClients(WrappedClients):
         training, algorithm = self.context.training, task.algorithm
         batch = sizes if training.batch_size == "full" else np.minimum(training.batch_size, sizes)
         once = training.epochs * sizes if training.updates is None else training.updates * batch
-        visited = sum((once if stage.epochs is None else stage.epochs * sizes for stage in algorithm.stages), 0 * sizes)
-        return visited + once if type(algorithm).again is not Algorithm.again else visited
+        return algorithm.visited(once, sizes)
 
     def _timed(self, task: Task, updates: Updates) -> Updates:
         took, deadline = self.seconds(task, updates), self.settings.deadline

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from steelyard.algorithms.algorithm import LAST, OWN, Algorithm, Listening, LocalTraining, SecondTraining, Stage
+from steelyard.algorithms.algorithm import LAST, OWN, Algorithm, Listening, LocalTraining, SecondTraining
 from steelyard.clients.local.client_state import KeptVectors
 from steelyard.clients.local.context import SimulationContext
 from steelyard.clients.local.device_data.cohort import Cohort
@@ -16,7 +16,6 @@ from steelyard.clients.local.device_data.dataset import DevicePopulation
 from steelyard.clients.local.engines.choice import ChosenEngine
 from steelyard.clients.local.evaluator import Evaluator, evaluations
 from steelyard.learning import parts
-from steelyard.learning.parameters import Layout
 from steelyard.messages import Evaluations, Floats, LossState, Question
 
 TESTED_TOGETHER = 64
@@ -30,13 +29,11 @@ class OwnModels:
         self.context = context
         self.vectors = vectors
         self._masks: dict[str, torch.Tensor] = {}
-        self._engines: dict[Stage, ChosenEngine] = {}
         self._apart: dict[tuple[int, float], DevicePopulation] = {}
 
     def forget(self) -> None:
         """Let go of data and engines; what clients keep stays."""
         self._masks.clear()
-        self._engines.clear()
         self._apart.clear()
 
     def check(self, algorithms: Sequence[Algorithm]) -> None:
@@ -55,18 +52,6 @@ class OwnModels:
         """Return begin and end of what the server's model keeps as it is."""
         private = parts.spans(self.context.setup.module, algorithm.private)
         return tuple(sorted({*self.context.setup.layout.frozen, *private}))
-
-    def engine(self, stage: Stage) -> ChosenEngine:
-        """Return what trains a part of the model: one client after another, on every machine and in every resume."""
-        if stage not in self._engines:
-            setup = self.context.setup
-            module = parts.trained_alone(setup.module, stage.part)
-            training = setup.training
-            if stage.epochs is not None:
-                training = training.model_copy(update={"epochs": stage.epochs, "updates": None})
-            alone = replace(setup, module=module, layout=Layout.of(module), training=training)
-            self._engines[stage] = ChosenEngine(alone, "loop")
-        return self._engines[stage]
 
     def begin(self, cohort: Cohort) -> Cohort:
         """Return the cohort with each job beginning where its algorithm says."""

@@ -10,7 +10,8 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from steelyard.algorithms.algorithm import Algorithm, LocalTraining, Stage
+from steelyard.algorithms.algorithm import Algorithm, LocalTraining
+from steelyard.clients.local.by_hand import HandEngine
 from steelyard.clients.local.client_state import KeptModels, KeptVectors
 from steelyard.clients.local.client_tests import ClientTests
 from steelyard.clients.local.context import Populations, SimulationContext
@@ -55,6 +56,7 @@ class Simulation:
         self.context = SimulationContext(populations, model, training, self.compute)
         self.criteria = ClientCriteria(criteria, facts or {})
         self._engine: ChosenEngine | None = None
+        self._by_hand: HandEngine | None = None
         self._kept = KeptModels()
         self._vectors = KeptVectors()
         self._own = OwnModels(self.context, self._vectors)
@@ -86,7 +88,9 @@ class Simulation:
         groups: dict[object, list[int]] = {}
         for index, task in enumerate(tasks):
             loss, dataset = self.context.loss(task.loss), self.context.population(task.seed).dataset
-            key = (id(dataset), loss.name, loss.shape, loss.scale, self._descent(task), task.algorithm.stages)
+            key = (id(dataset), loss.name, loss.shape, loss.scale, self._descent(task))
+            if task.algorithm.by_hand:
+                key = (*key, task.algorithm)
             groups.setdefault(key, []).append(index)
         return list(groups.values())
 
@@ -124,21 +128,19 @@ class Simulation:
             updates[number] = replace(updates[number], listening=heard)
         return updates
 
-    def _trained(self, cohort: Cohort, models: torch.Tensor) -> Floats:
-        """Write the model of every job into `models` and return the losses of the last stage."""
-        losses = np.zeros(len(cohort))
-        for number, stage in enumerate(cohort.tasks[0].algorithm.stages):
-            engine = self._main_engine() if stage == Stage() else self._own.engine(stage)
-            losses = self._train_stage(engine, cohort.begin_at(models.clone()) if number else cohort, models)
-        return losses
-
     def _main_engine(self) -> ChosenEngine:
         if self._engine is None:
             self._engine = ChosenEngine(self.context.setup, self.compute.engine)
         return self._engine
 
-    def _train_stage(self, engine: ChosenEngine, cohort: Cohort, models: torch.Tensor) -> Floats:
-        """Train every job; free riders do no work."""
+    def _hand_engine(self) -> HandEngine:
+        if self._by_hand is None:
+            self._by_hand = HandEngine(self.context, self._vectors, self._main_engine())
+        return self._by_hand
+
+    def _trained(self, cohort: Cohort, models: torch.Tensor) -> Floats:
+        """Write the model of every job into `models` and return the losses; free riders do no work."""
+        engine = self._hand_engine() if cohort.tasks[0].algorithm.by_hand else self._main_engine()
         idle = np.array([cohort.behaviour(job).free_rider for job in range(len(cohort))], dtype=np.bool_)
         losses = np.zeros(len(cohort))
         if not idle.all():
@@ -332,7 +334,7 @@ class Simulation:
         return {**facts, **engine, **found_notes}
 
     def close(self) -> None:
-        self._engine = None
+        self._engine = self._by_hand = None
         self._tests.close()
         self.criteria.forget()
         self._own.forget()

@@ -31,16 +31,24 @@ class ChosenEngine:
 
     def train(self, cohort: Cohort, out: torch.Tensor) -> Floats:
         """Train a cohort with the engine of this run."""
-        if self.engine is None:
-            with doing("trying out engines"):
-                self.engine = self._choose(cohort)
         try:
-            return self.engine.train(cohort, out)
+            return self._settled(cohort).train(cohort, out)
         except torch.OutOfMemoryError as error:
             raise UserError(
                 f"compute.memory_gb: engine {self.choice} ran out of memory on {self.setup.device} with a limit of "
                 f"{self.setup.memory / 1e9:.1f} GB; allowed: a lower limit or a smaller compute.chunk"
             ) from error
+
+    def settled(self, cohort: Cohort) -> str:
+        """Return what is chosen for this run, as compute.engine takes it; the choice falls now where it has not."""
+        self._settled(cohort)
+        return self.choice
+
+    def _settled(self, cohort: Cohort) -> Engine:
+        if self.engine is None:
+            with doing("trying out engines"):
+                self.engine = self._choose(cohort)
+        return self.engine
 
     def _choose(self, cohort: Cohort) -> Engine:
         if self.name == "auto":
