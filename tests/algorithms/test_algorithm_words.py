@@ -136,6 +136,7 @@ def test_an_algorithm_of_ones_own(tmp_path: Path, steelyard: Any, refused: Any) 
 
 
 def test_a_parameter_is_swept(tmp_path: Path, steelyard: Any) -> None:
+    pytest.importorskip("vl_convert", reason="figures need vl-convert-python")
     changes = ("--set", "rounds.count=1", "--set", "model.name=logistic", "--set", "algorithm.name=fedprox")
     done = steelyard("sweep", "quickstart", *changes, "--over", "algorithm.mu=0.01,1", "--out", "grid")
     assert done.returncode == 0, done.stderr
@@ -143,6 +144,7 @@ def test_a_parameter_is_swept(tmp_path: Path, steelyard: Any) -> None:
 
 
 def test_the_algorithm_is_a_column_where_it_is_not_fedavg(tmp_path: Path, steelyard: Any) -> None:
+    pytest.importorskip("vl_convert", reason="figures need vl-convert-python")
     changes = ("--set", "rounds.count=1", "--set", "model.name=logistic")
     done = steelyard("compare", "quickstart", *changes, "--rules", "DS,scaffold+LD", "--out", "run")
     assert done.returncode == 0, done.stderr

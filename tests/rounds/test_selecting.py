@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.stopping import stopped_and_resumed
 
-from steelyard import Experiment, UserError
+from steelyard import Experiment, UserError, randomness
 from steelyard.experiment.running import run
+from steelyard.messages import DenseModels, Failure, Updates
 from steelyard.rounds.selecting import SelectSettings
 from steelyard.rounds.state import Plan
 from steelyard.runs.reader import History
@@ -44,6 +47,78 @@ def test_a_cohort_has_its_size_and_names_each_once(by: str, seed: int, size: int
     assert set(found) <= set(NAMES)
     assert len(found) == min(size, len(NAMES))
     assert found == of(by).chosen(seed, 3, list(reversed(NAMES)), size, known)  # the order of names is nothing
+
+
+def slow(select: SelectSettings, seed: int, round: int, size: int, known: Any) -> list[str]:
+    """The same written out with lists: every client has two numbers by chance in each round, and one for its turn."""
+    keys = randomness.stream_keys(seed, round, NAMES, "select")
+    one, two = ({name: row[at] for name, row in zip(NAMES, randomness.uniforms(keys, 2), strict=True)} for at in (0, 1))
+    keys = randomness.stream_keys(seed, 0, NAMES, "select")
+    turn = dict(zip(NAMES, randomness.uniforms(keys, 1)[:, 0], strict=True))
+    facts = {name: {"asked": 0, **known.get(name, {})} for name in NAMES}
+    if select.by == "round-robin":
+        return sorted(sorted(NAMES, key=lambda name: (facts[name]["asked"], turn[name]))[:size])
+    if select.by == "power-of-choice":
+        sizes = [each["samples"] for each in facts.values() if "samples" in each]
+        usual = sum(sizes) / len(sizes) if sizes else 1.0
+        drawn = sorted(NAMES, key=lambda name: -math.log(one[name]) / facts[name].get("samples", usual))
+        drawn = drawn[: max(size, select.candidates or 2 * size)]
+        return sorted(sorted(drawn, key=lambda name: (-facts[name].get("loss", math.inf), two[name]))[:size])
+    scored = [name for name in NAMES if "score" in facts[name]]
+    best = sorted(scored, key=lambda name: (-facts[name]["score"], one[name]))[
+        : size - math.ceil(select.explore * size)
+    ]
+    rest = sorted(set(NAMES) - set(best), key=lambda name: (facts[name]["asked"] > 0, two[name]))
+    return sorted(best + rest[: size - len(best)])
+
+
+@given(
+    st.sampled_from(["power-of-choice", "round-robin", "score"]),
+    st.integers(0, 5),
+    st.integers(1, 9),
+    st.integers(1, 19),
+    st.dictionaries(
+        st.sampled_from(NAMES),
+        st.fixed_dictionaries(
+            {"asked": st.integers(1, 9)},
+            optional={"loss": st.integers(0, 3), "samples": st.integers(1, 99), "score": st.integers(0, 3)},
+        ),
+    ),
+    st.one_of(st.none(), st.integers(1, 20)),
+    st.sampled_from([0.0, 0.1, 0.5, 1.0]),
+)
+def test_who_is_chosen_is_the_slow_way_s(
+    by: str, seed: int, round: int, size: int, known: Any, candidates: int | None, explore: float
+) -> None:
+    select = of(by, explore=explore, **({"candidates": candidates} if by == "power-of-choice" else {}))
+    assert select.chosen(seed, round, NAMES, size, known) == slow(select, seed, round, size, known)
+
+
+def test_what_is_known_of_clients_after_a_round() -> None:
+    models = DenseModels(torch.zeros(2, 1))
+    samples, losses = np.array([7, 9]), np.array([0.5, np.nan])
+    updates = Updates(
+        "f", 4, ("a", "b"), samples, {}, losses, models, failures=(Failure("c", "late"), Failure("d", "late"))
+    )
+    known = {"a": {"asked": 1, "loss": 2.0}, "c": {"asked": 2, "loss": 3.0}, "e": {"asked": 3}}
+    found = SelectSettings().after(known, 4, updates, np.array([np.inf, 0.25]))
+    assert found == {
+        "a": {"asked": 4, "samples": 7.0, "loss": 0.5},
+        "b": {"asked": 4, "samples": 9.0, "score": 0.25},
+        "c": {"asked": 4, "loss": 3.0},
+        "d": {"asked": 4},
+        "e": {"asked": 3},
+    }
+    assert known["c"] == {"asked": 2, "loss": 3.0}
+    assert SelectSettings().after({}, 4, updates, None)["b"] == {"asked": 4, "samples": 9.0}
+
+
+def test_when_somebody_comes_next() -> None:
+    select = of("uniform", available={"a": [[1, 2], [7, 8]], "b": [[5, 5]], "c": [[3, 4]]})
+    assert [select.next_time(["a", "b"], now) for now in (0, 1, 4.5, 5, 7)] == [1, 5, 5, 7, None]
+    assert select.next_time(["d"], 0) is None
+    assert [select.there(["b", "a"], now) for now in (1, 2, 3, 5, 8)] == [["a"], ["a"], [], ["b"], ["a"]]
+    assert (SelectSettings().plain, of("score").plain, select.plain) == (True, False, False)
 
 
 def test_uniform_is_what_a_plan_drew_before() -> None:
@@ -114,7 +189,20 @@ def test_a_trace_that_is_none_is_refused(tmp_path: Path, text: str, line: str) -
     trace.write_text(text)
     with pytest.raises(UserError) as refused:
         validated(SelectSettings, {"path": str(trace)}, "")
-    assert line.replace("TRACE", str(trace)) in str(refused.value)
+    assert str(refused.value).removeprefix("SelectSettings: ") == line.replace("TRACE", str(trace))
+
+
+def test_a_trace_that_cannot_be_read_or_is_given_twice(tmp_path: Path) -> None:
+    away, spaced = tmp_path / "away.csv", tmp_path / "spaced.csv"
+    reason = f"[Errno 2] No such file or directory: '{away}'"
+    with pytest.raises(UserError) as refused:
+        validated(SelectSettings, {"path": str(away)}, "")
+    assert str(refused.value) == f"path: {away} cannot be read: {reason}; allowed: a CSV file"
+    spaced.write_text("\ufeffclient , from,to\n , ,\n a, 1 ,2\n", encoding="utf-8")
+    assert validated(SelectSettings, {"path": str(spaced)}, "").available == {"a": ((1.0, 2.0),)}
+    with pytest.raises(UserError) as refused:
+        validated(SelectSettings, {"path": str(spaced), "available": {"a": [[1, 2]]}}, "")
+    assert str(refused.value) == f"available: given here and in {spaced}; allowed: one of the two"
 
 
 BASE: dict[str, Any] = {"partition": {"clients": 8}, "model": {"name": "logistic"}}

@@ -14,6 +14,7 @@ from steelyard import Experiment
 from steelyard.errors import UserError
 from steelyard.experiment.running import run
 from steelyard.settings import validated
+from steelyard.weighing.limits import LimitSettings
 from steelyard.weighing.rule import Rule, WeighingSettings, label
 from steelyard.weighing.table import read_words
 from steelyard.weighing.weights import cap_of, floor_of, limited
@@ -34,6 +35,14 @@ def test_a_floor_is_paid_for_in_proportion_and_reaches_clients_without_weight() 
 
 def test_clients_without_weight_share_what_nobody_else_may_have() -> None:
     np.testing.assert_allclose(limited(np.array([1.0, 0.0, 0.0]), high=0.5), [0.5, 0.25, 0.25])
+    alone = np.array([1.0, 0.0, 0.0, 0.0])
+    low, high = np.array([0.0, 0.2, 0.0, 0.0]), np.array([0.5, 1.0, 1.0, 1.0])
+    np.testing.assert_allclose(limited(alone, low, high), [0.5, 0.2, 0.15, 0.15])
+    low, high = np.array([0.0, 0.1, 0.0, 0.0]), np.array([0.5, 0.15, 1.0, 1.0])
+    np.testing.assert_allclose(limited(alone, low, high), [0.5, 0.15, 0.175, 0.175])
+    # Their floors leave less than the cap to the one that has weight.
+    low, high = np.array([0.0, 0.6]), np.array([0.5, 1.0])
+    np.testing.assert_allclose(limited(np.array([1.0, 0.0]), low, high), [0.4, 0.6])
 
 
 def test_limits_that_cannot_hold_all_weight_make_them_equal() -> None:
@@ -49,16 +58,20 @@ def test_weights_within_the_limits_stay_to_the_bit() -> None:
 
 @pytest.mark.parametrize(
     ("clients", "share", "shares", "cap"),
-    [(10, None, None, 1.0), (10, 0.3, None, 0.3), (10, None, 2.0, 0.2), (10, 0.15, 2.0, 0.15), (1, None, 2.0, 1.0)],
+    [
+        *((10, None, None, 1.0), (10, 0.3, None, 0.3), (10, None, 2.0, 0.2), (10, 0.15, 2.0, 0.15)),
+        *((1, None, 1.0, 1.0), (1, None, 2.0, 1.0), (0, None, 1.0, 1.0)),
+    ],
 )
 def test_the_cap_of_a_cohort(clients: int, share: float | None, shares: float | None, cap: float) -> None:
-    assert cap_of(clients, share, shares) == pytest.approx(cap)
+    assert cap_of(clients, share, shares) == cap
 
 
 def test_the_floor_of_a_cohort() -> None:
     assert floor_of(10) == 0
     assert floor_of(10, 0.02) == 0.02
-    assert floor_of(10, 0.02, 0.5) == pytest.approx(0.05)
+    assert floor_of(10, 0.02, 0.5) == 0.05
+    assert (floor_of(1, None, 0.5), floor_of(0, None, 0.5)) == (0.5, 0.5)
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=30), st.floats(0, 1), st.floats(1e-3, 1))
@@ -84,6 +97,50 @@ def test_a_floor_for_one_client_by_name() -> None:
     assert rule.weigh(raw[:2], clients=["a", "c"]).weights.tolist() == pytest.approx([8 / 9, 1 / 9])
 
 
+@pytest.mark.parametrize(
+    ("fields", "weights", "expected"),
+    [
+        ({"max_weight": 0.5}, [0.6, 0.3, 0.1, 0.0], [0.5, 0.375, 0.125, 0.0]),
+        ({"max_shares": 2.0}, [0.75, 0.125, 0.125, 0.0], [0.5, 0.25, 0.25, 0.0]),
+        ({"max_weight": 0.25, "max_shares": 2.0}, [0.75, 0.125, 0.125, 0.0], [0.25, 0.25, 0.25, 0.25]),
+        ({"min_weight": 0.1}, [0.9, 0.1, 0.0, 0.0], [0.7, 0.1, 0.1, 0.1]),
+        ({"min_shares": 0.5}, [0.75, 0.25, 0.0, 0.0], [0.5625, 0.1875, 0.125, 0.125]),
+        ({"floors": {"c": 0.25}}, [0.5, 0.5, 0.0, 0.0], [0.375, 0.375, 0.25, 0.0]),
+        # Of another sum, shares of which are limited: of 2 half is 1.
+        ({"max_weight": 0.5, "min_weight": 0.125}, [1.5, 0.25, 0.25, 0.0], [1.0, 0.375, 0.375, 0.25]),
+        ({"max_weight": 0.5}, [0.375, 0.0625, 0.0625, 0.0], [0.25, 0.125, 0.125, 0.0]),
+        ({"max_weight": 0.5}, [0.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.0, 0.0]),
+    ],
+)
+def test_limits_of_a_rule_by_hand(fields: dict[str, object], weights: list[float], expected: list[float]) -> None:
+    settings = LimitSettings(**fields)  # type: ignore[arg-type]
+    assert settings.limited(np.array(weights), "abcd").tolist() == pytest.approx(expected, abs=1e-15)
+    if "floors" not in fields:
+        assert settings.limited(np.array(weights)).tolist() == pytest.approx(expected, abs=1e-15)
+
+
+def test_weights_of_any_sum_stay_to_the_bit_where_nothing_limits_them() -> None:
+    weights = np.array([0.1, 0.2, 0.4])
+    assert LimitSettings().limited(weights, "abc") is weights
+    assert LimitSettings(max_weight=0.5).limited(np.zeros(0)).tolist() == []
+    # A sum of 1 up to rounding is not divided.
+    near = np.array([0.1, 0.2, 0.7 + 1e-12])
+    assert LimitSettings(max_weight=0.8).limited(near).tolist() == near.tolist()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"min_weight": 0.3, "max_weight": 0.3},
+        {"min_shares": 1.0, "max_shares": 1.0},
+        {"floors": {"a": 0.3, "b": 0.7}},
+        {"floors": {"a": 0.3}, "max_weight": 0.3},
+    ],
+)
+def test_limits_may_touch(fields: dict[str, object]) -> None:
+    LimitSettings(**fields).check_limits()  # type: ignore[arg-type]
+
+
 def test_floors_in_words_in_a_table_and_in_the_name() -> None:
     table = {"ann": {"DS": 900}, "bob": {"DS": 80}, "cid": {"DS": 20}}
     found = steelyard.weigh(table, "capped(DS;min_weight=0.1;floors.cid=0.2)")
@@ -98,13 +155,18 @@ def test_floors_in_words_in_a_table_and_in_the_name() -> None:
     [
         ({"min_weight": 0.5, "max_weight": 0.3}, "min_weight: got 0.5 with max_weight = 0.3; allowed: at most 0.3"),
         ({"floors": {"a": 0.6, "b": 0.6}}, "floors: sum to 1.2; allowed: at most 1 in all"),
-        ({"floors": {"a": 0.6}, "max_weight": 0.3}, "floors.a: got 0.6 with max_weight = 0.3"),
-        ({"min_shares": 2}, "min_shares"),
+        (
+            {"floors": {"a": 0.6}, "max_weight": 0.3},
+            "floors.a: got 0.6 with max_weight = 0.3; allowed: at most 0.3",
+        ),
     ],
 )
 def test_limits_that_cannot_be(given: dict[str, object], expected: str) -> None:
-    with pytest.raises(UserError, match=expected):
+    with pytest.raises(UserError) as caught:
         WeighingSettings(**given)  # type: ignore[arg-type]
+    assert str(caught.value) == f"WeighingSettings: {expected}"
+    with pytest.raises(UserError, match="min_shares"):
+        WeighingSettings(min_shares=2)
 
 
 def test_a_floor_for_nobody_and_one_that_is_too_much(tmp_path: Path) -> None:

@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -123,6 +125,24 @@ def test_normalising_by_the_best_and_by_rank_by_hand() -> None:
     ranks, _ = normalise(raw, "rank")
     np.testing.assert_array_equal(ranks[:, 0], [0.25, 0.875, 0.875, 0.5])
     np.testing.assert_array_equal(ranks[:, 1], np.ones(4))
+
+
+@pytest.mark.parametrize(("how", "alone"), [("share", 1.0), ("max", 1.0), ("rank", 1.0)])
+def test_normalising_one_client_nobody_and_values_below_1(how: Any, alone: float) -> None:
+    for value in (0.0, 0.25):
+        assert normalise(np.array([[value]]), how)[0].tolist() == [[alone]]
+    found, zero = normalise(np.zeros((0, 2)), how)
+    assert (found.shape, zero.tolist()) == ((0, 2), [True, True])
+    small, expected = (
+        np.array([[0.25, 8.0, 0.0], [0.75, 2.0, 0.0], [0.5, 6.0, 0.0], [0.5, 0.0, 0.0]]),
+        {
+            "share": [[0.125, 0.5, 0.25], [0.375, 0.125, 0.25], [0.25, 0.375, 0.25], [0.25, 0.0, 0.25]],
+            "max": [[1 / 3, 1.0, 1.0], [1.0, 0.25, 1.0], [2 / 3, 0.75, 1.0], [2 / 3, 0.0, 1.0]],
+            "rank": [[0.25, 1.0, 1.0], [1.0, 0.5, 1.0], [0.625, 0.75, 1.0], [0.625, 0.25, 1.0]],
+        },
+    )
+    assert normalise(small, how)[0].tolist() == expected[how]
+    assert to_weights(np.array([0.0]))[0].tolist() == [1.0]
 
 
 @pytest.mark.parametrize("how", ["max", "rank"])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import cast
 
 import numpy as np
 import torch
@@ -99,8 +98,7 @@ def _average(
             "weighing.defence: the server sees no single models in this run; allowed: no [weighing.defence]"
         )
     root = _root(federation, task, server) if settings.needs_root else None
-    before = cast("float | None", view.memory.get(RADIUS))
-    rule = RobustRule(settings, payload, task.parameters, lambda: view.gram, root, before)
+    rule = RobustRule(settings, payload, task.parameters, lambda: view.gram, root, view.memory.get(RADIUS))
 
     def combine(weights: Floats) -> torch.Tensor:
         found = rule.combine(weights)
@@ -152,7 +150,7 @@ def as_summed(updates: Updates, weighing: Weighing) -> tuple[Updates, Weighing]:
             weights=weights / weights.sum(),
         )
     if summed.bytes_sent:
-        sent = np.array([summed.bytes_sent.get(name, 0) for name in updates.clients], dtype=np.int64)
+        sent = np.array([summed.bytes_sent.get(name, 0) for name in updates.clients])
         updates = replace(updates, bytes_sent=sent)
     return updates, weighing
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import cast
 
 from steelyard.activity import doing
 from steelyard.clients.protocol import Clients, ReportingServer, Server
@@ -18,7 +17,7 @@ from steelyard.privacy.local import without_losses
 from steelyard.rounds.drafting import TooFewClients, weigh_soundly
 from steelyard.rounds.private import PrivateRounds, nobody
 from steelyard.rounds.progress import SPENT
-from steelyard.rounds.selecting import SELECT, Known
+from steelyard.rounds.selecting import SELECT
 from steelyard.rounds.server_rows import fit_to_server, train_alone
 from steelyard.rounds.settings import reached
 from steelyard.rounds.soundness import Exploded
@@ -95,8 +94,8 @@ def _begin(
     with doing("testing the first models"):
         answers = dict(zip(questions, clients.evaluate(list(questions.values())), strict=True))
     records: list[RoundRecord] = []
-    for federation, like in zip(federations, asked, strict=True):
-        answer = replace(answers[like.name], federation=federation.name)
+    for place, federation in enumerate(federations):
+        answer = replace(answers[asked[place].name], federation=federation.name)
         check_tested(federation, plan, answer)
         accuracy = float(answer.overall()[0])
         state = states[federation.name]
@@ -172,8 +171,8 @@ def _train(
 ) -> list[Updates]:
     """Have all cohorts train; what devices release of themselves is charged first, and an empty cohort asks nobody."""
     if private is not None:
-        for federation, task in zip(asking, tasks, strict=True):
-            private.before_training(federation, task)
+        for place, federation in enumerate(asking):
+            private.before_training(federation, tasks[place])
     asked = [index for index, task in enumerate(tasks) if task.clients]
     answers = clients.train([tasks[index] for index in asked]) if asked else []
     if private is not None and not private.central:
@@ -250,13 +249,12 @@ def _remembered(draft: Draft, plan: Plan) -> Mapping[str, Memory]:
     """Return the memory of a federation after a round: the time, and what is known of clients to choose from."""
     memory = dict(draft.memory)
     if draft.updates.simulated is not None:
-        memory[CLOCK] = float(cast("float", memory.get(CLOCK, 0.0))) + draft.updates.simulated
+        memory[CLOCK] = float(memory.get(CLOCK, 0.0)) + draft.updates.simulated
     if plan.select.by == "uniform":
         return memory
-    known = cast("Known", draft.memory.get(SELECT, {}))
     scores = None if draft.weighing is None else draft.weighing.scores
-    after = plan.select.after(known, draft.before.round + 1, draft.updates, scores)
-    return {**memory, SELECT: cast("Memory", after)}
+    memory[SELECT] = plan.select.after(memory.get(SELECT, {}), draft.before.round + 1, draft.updates, scores)
+    return memory
 
 
 def _server_metrics(test: ServerTest) -> dict[str, float | list[float]]:

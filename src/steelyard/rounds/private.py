@@ -260,6 +260,6 @@ class PrivateRounds:
 
 def nobody(task: Task) -> Updates:
     """Return the updates of an empty cohort."""
-    none = np.zeros(0, dtype=np.int64)
+    none = np.zeros(0, np.int64)
     models = DenseModels(torch.zeros((0, len(task.parameters)), dtype=task.parameters.dtype))
     return Updates(task.federation, task.round, (), none, {}, np.zeros(0), models)

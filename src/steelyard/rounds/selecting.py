@@ -16,7 +16,7 @@ import csv
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, Self, cast
+from typing import Any, Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -57,7 +57,7 @@ class SelectSettings(Section):
             return {"by": given}
         if not isinstance(given, Mapping):
             return given
-        document = dict(cast("Mapping[str, Any]", given))
+        document: dict[str, Any] = {**given}
         if document.get("path") is None:
             return document
         path = document.pop("path")
@@ -127,9 +127,7 @@ class SelectSettings(Section):
         best = best[np.isfinite(scores[best])][: size - math.ceil(self.explore * size)]
         rest = np.setdiff1d(np.arange(len(names)), best)
         old = [known.get(names[int(index)], {}).get("asked", 0) > 0 for index in rest]
-        return np.concatenate(
-            [best, rest[np.lexsort((chance[rest, 1], np.array(old, dtype=bool)))][: size - len(best)]]
-        )
+        return np.concatenate([best, rest[np.lexsort((chance[rest, 1], np.array(old)))][: size - len(best)]])
 
     def after(self, known: Known, round: int, updates: Updates, scores: Floats | None) -> dict[str, dict[str, float]]:
         """Return what is known of clients after a round; JSON, as a checkpoint holds it."""

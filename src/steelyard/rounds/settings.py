@@ -104,8 +104,6 @@ def reached(scores: Floats, target: float, share: float, *, above: bool = False)
     Use it for the early stop and for rounds-to-target tables alike; without devices nothing is reached. `above` asks
     for more than the target, as the programme of the authors of papers 000 and 004 does.
     """
-    devices = scores.shape[-1]
-    if devices == 0:
-        return np.zeros(scores.shape[:-1], dtype=np.bool_)
     good = scores > target if above else scores >= target
-    return np.asarray(good.sum(axis=-1) >= devices_needed(share, devices))
+    # Of no devices at least one is asked for.
+    return np.asarray(good.sum(axis=-1) >= max(1, devices_needed(share, scores.shape[-1])))

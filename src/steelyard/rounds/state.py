@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, cast
+from typing import Protocol
 
 import torch
 
@@ -12,7 +12,7 @@ from steelyard import randomness
 from steelyard.algorithms.algorithm import Algorithm, Vectors
 from steelyard.clients.protocol import Server
 from steelyard.messages import Evaluations, Floats, LossState, Updates
-from steelyard.rounds.selecting import SELECT, Known, SelectSettings
+from steelyard.rounds.selecting import SELECT, SelectSettings
 from steelyard.rounds.settings import cohort_size
 from steelyard.weighing.losses import FixedLoss, LossRule
 from steelyard.weighing.priorities import FixedOrder, Order, OrderState, OrderStrategy
@@ -178,11 +178,11 @@ class Plan:
         if self.select.available:
             names = self.select.there(names, sum(self.time(round, names, memory)))
         if not self.poisson:
-            known = cast("Known", (memory or {}).get(SELECT, {}))
+            known = (memory or {}).get(SELECT, {})
             return tuple(self.select.chosen(seed, round, names, size, known))
-        keys = randomness.stream_keys(seed, round, sorted(names), "cohort")
-        drawn = randomness.uniforms(keys, 1)[:, 0]
-        found = tuple(name for name, value in zip(sorted(names), drawn.tolist(), strict=True) if value < self.fraction)
+        ordered = sorted(names)
+        drawn = randomness.uniforms(randomness.stream_keys(seed, round, ordered, "cohort"), 1)[:, 0]
+        found = tuple(name for row, name in enumerate(ordered) if drawn[row] < self.fraction)
         least = min(len(names), max(1, self.min_clients))
         return found if len(found) >= least else tuple(randomness.choose(seed, round, names, least))
 
@@ -193,7 +193,7 @@ class Plan:
         """
         if not self.clocked:
             return float(round), 0.0
-        now = float(cast("float", (memory or {}).get(CLOCK, 0.0)))
+        now = float((memory or {}).get(CLOCK, 0.0))
         comes = None if self.select.there(names, now) else self.select.next_time(names, now)
         return now, 0.0 if comes is None else comes - now
 

@@ -88,7 +88,7 @@ def _ask_without(drafts: Sequence[Draft], clients: Clients, plan: Plan, round: i
         totals = others.sum(axis=1, keepdims=True)
         # Where one client has all the weight, those without any make the model without it, all alike.
         alike = (1.0 - np.eye(len(others))) / (len(others) - 1)
-        models = draft.combine.models(np.where(totals > 0, others / np.where(totals > 0, totals, 1.0), alike))
+        models = draft.combine.models(np.divide(others, totals, out=alike, where=totals > 0))
         asked.append((draft, policy))
         questions.append(question(draft, models, plan, round, detailed=False))
     for (draft, policy), answer in zip(asked, clients.evaluate(questions) if questions else [], strict=True):

@@ -91,7 +91,7 @@ def validation_error(view: CohortView) -> Floats:
     errors = view.validation.errors
     if "mape" not in errors:
         raise UserError("criterion VE: measures the error of a regression, and this data has classes; allowed: VP, VF")
-    mape = np.nan_to_num(np.asarray(errors["mape"], dtype=np.float64), nan=np.inf)
+    mape = np.nan_to_num(errors["mape"], nan=np.inf)
     return 1.0 / (1.0 + mape)
 
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import permutations
-from typing import Literal, cast
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -155,8 +155,8 @@ def _key(order: Order) -> str:
     return ",".join(map(str, order))
 
 
-def _counts(memory: Mapping[str, object], name: str) -> dict[str, float]:
-    return dict(cast("Mapping[str, float]", memory.get(name, {})))
+def _counts(memory: Mapping[str, Any], name: str) -> dict[str, float]:
+    return dict(memory.get(name, {}))
 
 
 def _upper_bound(wins: float, duels: float, total: float) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterable, Sequence
 from numbers import Integral
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 import numpy as np
 
@@ -42,7 +42,7 @@ def measures_of(raw: object, names: Sequence[str]) -> Floats:
 def order_of(order: object, names: Sequence[str]) -> list[int]:
     """Return an order of the criteria, as their positions."""
     places = list(range(len(names)))
-    found = list(cast("Sequence[Any]", order)) if isinstance(order, list | tuple) else []
+    found = list[Any](order) if isinstance(order, list | tuple) else []
     if not all(isinstance(place, Integral) for place in found) or sorted(found) != places:
         raise UserError(f"order: got {brief(order)}; allowed: the positions 0 to {len(names) - 1}, each once")
     return found
@@ -59,7 +59,7 @@ def items_of(values: object, kind: type, where: str, allowed: str) -> list[Any]:
     if not isinstance(values, Iterable) or isinstance(values, str):
         raise UserError(f"{where}: got {brief(values)}; allowed: {allowed}")
     try:
-        found = list(cast("Iterable[object]", values))
+        found = list[Any](values)
     except (RuntimeError, TypeError):
         found = [None]
     for value in found:
@@ -68,7 +68,7 @@ def items_of(values: object, kind: type, where: str, allowed: str) -> list[Any]:
 
 
 def check_decorator(
-    decorator: str, name: object, description: object, maximum: object, **choices: tuple[object, tuple[str, ...]]
+    decorator: str, name: object, description: object, maximum: Any, **choices: tuple[object, tuple[str, ...]]
 ) -> None:
     """Refuse what a decorator was given by mistake, before anything is registered; `choices` are words to choose from.
 
@@ -81,7 +81,7 @@ def check_decorator(
     expect(f"@{decorator}: description", description, str, "text")
     if maximum is not None:
         expect(f"@{decorator}: maximum", maximum, (int, float), "a number above 0, or None")
-        if not 0 < cast("float", maximum) <= LARGEST_REAL:
+        if not 0 < maximum <= LARGEST_REAL:
             raise UserError(f"@{decorator}: maximum: got {brief(maximum)}; allowed: a number above 0, or None")
 
 

@@ -85,8 +85,8 @@ def contributions(view: CohortView) -> Values:
 
 def coalition_weights(view: CohortView, coalitions: Coalitions) -> Floats:
     """Return the weights [coalitions, clients] of each coalition's mean by size; nobody has none."""
-    kept = coalitions * np.asarray(view.samples, dtype=np.float64)
+    kept = coalitions * view.samples
     # Where only clients without samples are in it, they count alike.
     kept = np.where(kept.any(axis=1, keepdims=True), kept, coalitions)
     totals = kept.sum(axis=1, keepdims=True)
-    return np.divide(kept, totals, out=np.zeros_like(kept), where=totals > 0)
+    return np.divide(kept, totals, out=np.zeros(kept.shape), where=totals > 0)

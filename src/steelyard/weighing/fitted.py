@@ -46,11 +46,11 @@ def fit_weights(starts: Sequence[Floats], slopes: Slopes, settings: Sequence[Fit
 
     `slopes` is asked once a step for all cohorts, so that rules and seeds that are compared share one pass.
     """
-    weights = [np.asarray(start, dtype=np.float64) for start in starts]
+    weights = list(starts)
     for step in range(max((each.steps for each in settings), default=0)):
         for index, slope in enumerate(slopes(weights)):
             if step < settings[index].steps:
-                weights[index] = one_step(weights[index], np.asarray(starts[index]), slope, settings[index])
+                weights[index] = one_step(weights[index], starts[index], slope, settings[index])
     return weights
 
 

@@ -52,10 +52,12 @@ class LimitSettings(Section):
             floor, cap = getattr(self, low), getattr(self, high)
             if floor is not None and cap is not None and floor > cap:
                 raise UserError(f"{low}: got {floor:g} with {high} = {cap:g}; allowed: at most {cap:g}")
-        most = 1.0 if self.max_weight is None else self.max_weight
         for client, floor in self.floors.items():
-            if floor > most:
-                raise UserError(f"floors.{client}: got {floor:g} with max_weight = {most:g}; allowed: at most {most:g}")
+            if self.max_weight is not None and floor > self.max_weight:
+                raise UserError(
+                    f"floors.{client}: got {floor:g} with max_weight = {self.max_weight:g}; "
+                    f"allowed: at most {self.max_weight:g}"
+                )
         if sum(self.floors.values()) > 1 + ROUNDING:
             raise UserError(f"floors: sum to {sum(self.floors.values()):g}; allowed: at most 1 in all")
 
@@ -65,10 +67,10 @@ class LimitSettings(Section):
         Weights that do not sum to 1 keep their sum: the limits are on shares of it.
         """
         count, total = len(weights), float(weights.sum())
-        if not (self.capped or self.floored) or not count or total <= 0:
+        if not (self.capped or self.floored) or total <= 0:
             return weights
         low = np.full(count, floor_of(count, self.min_weight, self.min_shares))
-        if self.floors and clients:
+        if clients:
             low = np.maximum(low, [self.floors.get(client, 0.0) for client in clients])
         high = cap_of(count, self.max_weight, self.max_shares)
         if abs(total - 1.0) <= ROUNDING:

@@ -38,10 +38,10 @@ def read_measures(table: Any, named: Sequence[str]) -> Measures:
     if hasattr(table, "columns") and hasattr(table, "to_dict"):
         return _from_frame(table)
     if isinstance(table, Mapping):
-        return _from_mapping(cast("Mapping[object, Any]", table), named)
+        return _from_mapping(table, named)
     rows = _rows(table)
     if rows and all(isinstance(row, Mapping) for row in rows):
-        return _from_rows(cast("list[Mapping[object, Any]]", rows))
+        return _from_rows(rows)
     return _from_array(rows, named)
 
 
@@ -61,7 +61,8 @@ def _from_frame(frame: Any) -> Measures:
     own = next((name for name in frame.columns if str(name).lower() == CLIENT), None)
     clients = list(getattr(frame, "index", range(len(frame)))) if own is None else list(frame[own])
     kept = [name for name in frame.columns if own is None or name != own]
-    rows = list(zip(*(list(frame[name]) for name in kept), strict=True)) if kept else []
+    cells = [list(frame[name]) for name in kept]
+    rows = [[column[row] for column in cells] for row in range(len(clients))]
     return _checked(clients, [str(name) for name in kept], rows)
 
 
@@ -130,10 +131,10 @@ def _checked(clients: Sequence[object], criteria: Sequence[str], rows: Sequence[
     if twice is not None:
         raise UserError(f"table: names client {brief(twice)} twice; allowed: each client once")
     values = [
-        [number(f"table: client {brief(name)}, {column}", cell) for column, cell in zip(criteria, row, strict=True)]
-        for name, row in zip(names, rows, strict=True)
+        [number(f"table: client {brief(name)}, {criteria[at]}", cell) for at, cell in enumerate(rows[row])]
+        for row, name in enumerate(names)
     ]
-    return Measures(tuple(names), tuple(criteria), np.array(values, dtype=np.float64))
+    return Measures(tuple(names), tuple(criteria), np.array(values))
 
 
 def number(where: str, cell: object, most: float = LARGEST_REAL) -> float:

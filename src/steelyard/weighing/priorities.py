@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 Order = tuple[int, ...]
 
@@ -19,7 +19,7 @@ class OrderState:
     """The accuracy that the next round is held against."""
     testing_rounds: int = 0
     """Extra tests so far, beyond one a round."""
-    memory: Mapping[str, object] = field(default_factory=dict[str, object])
+    memory: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Whatever else a strategy must remember, as plain JSON values."""
 
 

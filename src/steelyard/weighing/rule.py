@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import Field, field_validator, model_validator
@@ -94,7 +94,7 @@ class WeighingSettings(LimitSettings):
         """A policy says itself what it is computed from."""
         if isinstance(value, dict) and "criteria" not in value and (own := policy_criteria(value.get("policy"))):
             return {**value, "criteria": own}
-        return cast("Any", value)
+        return value
 
     @field_validator("score", mode="before")
     @classmethod
@@ -291,14 +291,14 @@ class Rule:
         normalised, zero = (believed, np.zeros(raw.shape[1])) if how is None else normalise(believed, how)
         if self.policy is not None:
             looked_at = view or CohortView.of_table(clients, believed)
-            found = self.policy.weigh(dict(zip(self.names, believed.T, strict=True)), looked_at)
+            found = self.policy.weigh({name: believed[:, column] for column, name in enumerate(self.names)}, looked_at)
         else:
             found = self.score(normalised, order)
         weights, uniform = to_weights(found)
         if self.policy is not None and self.policy.applies_to != "shares" and not uniform:
             weights = found
         weights = self.settings.limited(weights, clients)
-        all_zero = tuple(name for name, is_zero in zip(self.names, zero, strict=True) if is_zero)
+        all_zero = tuple(name for column, name in enumerate(self.names) if zero[column])
         return Weighing(self.names, raw, normalised, found, weights, all_zero, uniform)
 
     def candidates(self, normalised: Floats, orders: Sequence[Sequence[int]], clients: Sequence[str] = ()) -> Floats:

@@ -66,15 +66,13 @@ def mean(values: Floats) -> Floats:
 
 def weighted_mean(weights: Sequence[float]) -> Score:
     """Σ w_i c_i / Σ w_i; use it when criteria trade off against each other at fixed rates."""
-    share = np.asarray(weights, dtype=np.float64)
-    share = share / share.sum()
+    share = np.array(weights) / sum(weights)
     return lambda values: values @ share
 
 
 def owa(weights: Sequence[float]) -> Score:
     """Yager's ordered weighted average: Σ w_i c_(i) over the values sorted from largest to smallest."""
-    share = np.asarray(weights, dtype=np.float64)
-    share = share / share.sum()
+    share = np.array(weights) / sum(weights)
     return lambda values: np.sort(values, axis=-1)[..., ::-1] @ share
 
 
@@ -92,10 +90,9 @@ def choquet(capacity: Mapping[frozenset[int], float]) -> Score:
 
     def score(values: Floats) -> Floats:
         flat = values.reshape(-1, values.shape[-1])
-        order = np.argsort(flat, axis=-1, kind="stable")
         result = np.zeros(len(flat))
-        for row, (client, ascending) in enumerate(zip(flat, order, strict=True)):
-            before = 0.0
+        for row, client in enumerate(flat):
+            ascending, before = np.argsort(client, kind="stable"), 0.0
             for rank, index in enumerate(ascending):
                 step = client[index] - before
                 result[row] += step * capacity[frozenset(ascending[rank:].tolist())]

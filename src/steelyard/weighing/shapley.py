@@ -63,7 +63,7 @@ def shapley_values(
 def _exact(players: int, worth: Callable[[Coalitions], Floats]) -> Floats:
     numbers = np.arange(2**players)
     inside = (numbers[:, None] >> np.arange(players)) & 1 == 1
-    worths = np.asarray(worth(inside), dtype=np.float64)
+    worths = worth(inside)
     sizes = inside.sum(axis=1)
     # |S|!(n−|S|−1)!/n! for every size of S.
     shares = np.array([1.0 / (players * comb(players - 1, size)) for size in range(players)])
@@ -82,7 +82,7 @@ def _sampled(players: int, worth: Callable[[Coalitions], Floats], chance: np.ran
     place = np.argsort(both, axis=1)
     inside = place[:, None, :] < np.arange(players + 1)[None, :, None]
     distinct, where = np.unique(inside.reshape(-1, players), axis=0, return_inverse=True)
-    worths = np.asarray(worth(distinct), dtype=np.float64)[where.reshape(len(both), players + 1)]
+    worths = worth(distinct)[where.reshape(len(both), players + 1)]
     added = np.take_along_axis(np.diff(worths, axis=1), place, axis=1)
     pairs = (added[:orders] + added[orders:]) / 2
     values = pairs.mean(axis=0)

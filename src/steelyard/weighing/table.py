@@ -77,8 +77,13 @@ class Weighed:
     def document(self) -> WeighedDocument:
         """Return it for programs, as `steelyard weigh --format json` prints it."""
         rows: list[WeighedClient] = [
-            {"client": client, "score": float(score), "weight": float(weight), "reason": reason}
-            for client, score, weight, reason in zip(self.clients, self.scores, self.weights, self.reasons, strict=True)
+            {
+                "client": client,
+                "score": float(self.scores[row]),
+                "weight": float(self.weights[row]),
+                "reason": self.reasons[row],
+            }
+            for row, client in enumerate(self.clients)
         ]
         flags: Flags = {"zero_criteria": list(self.zero_criteria), "uniform": self.uniform}
         return {"clients": rows, "criteria": list(self.criteria), "rule": self.rule, "flags": flags}
@@ -86,12 +91,17 @@ class Weighed:
     def __repr__(self) -> str:
         header = ("client", *self.criteria, "score", "weight")
         cells = [
-            (client, *(f"{value:.6g}" for value in row), f"{score:.6f}", f"{weight:.6f}")
-            for client, row, score, weight in zip(self.clients, self.values, self.scores, self.weights, strict=True)
+            (
+                client,
+                *(f"{value:.6g}" for value in self.values[row]),
+                f"{self.scores[row]:.6f}",
+                f"{self.weights[row]:.6f}",
+            )
+            for row, client in enumerate(self.clients)
         ]
         widths = [max(len(row[column]) for row in (header, *cells)) for column in range(len(header))]
         lines = [
-            "  ".join([row[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(row[1:], widths[1:], strict=True))])
+            "  ".join([row[0].ljust(widths[0]), *(row[column].rjust(widths[column]) for column in range(1, len(row)))])
             for row in (header, *cells)
         ]
         return "\n".join([*lines, *dict.fromkeys(reason for reason in self.reasons if reason)])
@@ -227,12 +237,13 @@ def _reasons(found: Weighing, believed: Floats, values: Floats, *, floored: bool
         return ("all scores are 0: equal weights",) * len(values)
     total = found.scores.sum()
     reasons: list[str] = []
-    for score, weight, kept, given in zip(found.scores, found.weights, believed, values, strict=True):
-        cut = [name for name, one, other in zip(found.criteria, kept, given, strict=True) if one < other]
-        words = [f"{name} cut at the bound" for name in cut]
-        if weight < score / total - 1e-12:
+    for row, weight in enumerate(found.weights):
+        cut = believed[row] < values[row]
+        words = [f"{name} cut at the bound" for column, name in enumerate(found.criteria) if cut[column]]
+        share = found.scores[row] / total
+        if weight < share - 1e-12:
             words.append("lowered for the floors of others" if floored else "capped")
-        elif floored and weight > score / total + 1e-12:
+        elif floored and weight > share + 1e-12:
             words.append("raised by the limits")
         reasons.append(", ".join(words))
     return tuple(reasons)

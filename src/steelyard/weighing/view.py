@@ -18,9 +18,8 @@ from steelyard.messages import Counts, Floats, Payload, ServerTest, SingleModels
 if TYPE_CHECKING:
     import torch  # only for annotations: criteria are listed without waiting for torch
 
-Memory: TypeAlias = "bool | int | float | str | list[Memory] | dict[str, Memory] | None"
+Memory: TypeAlias = Any
 """What can be remembered from round to round: plain JSON values, since a checkpoint holds it."""
-
 
 MOST_TESTED = 1 << 24
 """How many numbers of combined models are tested at a time: 64 MiB of them."""
@@ -207,7 +206,7 @@ class CohortView:
     def of_table(cls, clients: Sequence[str], rows: Floats) -> CohortView:
         """Return the view of clients of whom nothing is known but a table of measures."""
         return cls(
-            samples=np.ones(len(rows), dtype=np.int64),
+            samples=np.ones(len(rows), np.int64),
             divergence_of=_no_models,
             validation_of=lambda: _nothing_to_test(rows),
             gram_of=_no_models,

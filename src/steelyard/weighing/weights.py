@@ -42,22 +42,21 @@ def normalise(raw: Floats, how: Normalising = "share") -> tuple[Floats, Floats]:
     rank: the client's rank over n, 1 for the best, ties in the middle; use it where a measure has outliers.
     A criterion that is 0 for everyone says nothing: it becomes 1/n (share) or 1 (max, rank) for all, and is noted.
     """
-    zero = raw.sum(axis=0) == 0
+    totals = raw.sum(axis=0)
+    zero = totals == 0
     if how == "share":
-        totals = raw.sum(axis=0)
-        return np.where(zero, 1.0 / max(len(raw), 1), raw / np.where(zero, 1.0, totals)), zero
+        return np.divide(raw, totals, out=np.full(raw.shape, 1.0 / max(len(raw), 1)), where=~zero), zero
     if how == "max":
-        best = raw.max(axis=0, initial=0.0)
-        return np.where(zero, 1.0, raw / np.where(zero, 1.0, best)), zero
+        return np.divide(raw, raw.max(axis=0, initial=0.0), out=np.ones(raw.shape), where=~zero), zero
     return np.where(zero, 1.0, _ranks(raw)), zero
 
 
 def _ranks(raw: Floats) -> Floats:
     """Return each value's rank in its column over the number of rows; equal values share the mean of their ranks."""
     ordered = np.sort(raw, axis=0)
-    ranks = np.empty_like(raw, dtype=np.float64)
+    ranks = np.empty(raw.shape)
     for column in range(raw.shape[1]):
-        below = np.searchsorted(ordered[:, column], raw[:, column], side="left")
+        below = np.searchsorted(ordered[:, column], raw[:, column])
         up_to = np.searchsorted(ordered[:, column], raw[:, column], side="right")
         ranks[:, column] = (below + 1 + up_to) / 2
     return ranks / max(len(raw), 1)
@@ -71,14 +70,14 @@ def to_weights(scores: Floats) -> tuple[Floats, bool]:
     """
     totals = scores.sum(axis=-1, keepdims=True)
     empty = totals <= 0
-    share = np.where(np.abs(totals - 1.0) <= ROUNDING, scores, scores / np.where(empty, 1.0, totals))
-    return np.where(empty, 1.0 / max(scores.shape[-1], 1), share), bool(empty.any())
+    share = np.divide(scores, totals, out=np.full(scores.shape, 1.0 / max(scores.shape[-1], 1)), where=~empty)
+    return np.where(np.abs(totals - 1.0) <= ROUNDING, scores, share), bool(empty.any())
 
 
 def cap_of(clients: int, max_weight: float | None = None, max_shares: float | None = None) -> float:
     """Return the cap on a weight among so many clients: the smaller of a share of all and of some times 1/n."""
-    by_shares = np.inf if max_shares is None else max_shares / max(clients, 1)
-    return float(min(1.0, np.inf if max_weight is None else max_weight, by_shares))
+    by_shares = 1.0 if max_shares is None else max_shares / max(clients, 1)
+    return min(1.0 if max_weight is None else max_weight, by_shares)
 
 
 def floor_of(clients: int, min_weight: float | None = None, min_shares: float | None = None) -> float:
@@ -86,30 +85,28 @@ def floor_of(clients: int, min_weight: float | None = None, min_shares: float | 
     return max(min_weight or 0.0, (min_shares or 0.0) / max(clients, 1))
 
 
-def limited(weights: Floats, low: Floats | float = 0.0, high: Floats | float = 1.0, total: float = 1.0) -> Floats:
-    """Return weights with the same sum of which none is below `low` or above `high`; order among clients is kept.
+def limited(weights: Floats, low: Floats | float = 0.0, high: Floats | float = 1.0) -> Floats:
+    """Return weights that sum to 1, of which none is below `low` or above `high`; order among clients is kept.
 
     All weights are multiplied by one number s and cut to their limits: w_i = min(h_i, max(l_i, s·w_i)), with the s at
-    which they sum to `total`. Clients without weight get their floors, and in equal parts what the others may not have.
+    which they sum to 1. Clients without weight get their floors, and in equal parts what the others may not have.
     Floors that need more than there is share it in proportion; caps that cannot hold it all make the weights equal.
     """
-    given = np.asarray(weights, dtype=np.float64)
-    lows = np.broadcast_to(np.asarray(low, dtype=np.float64), given.shape)
-    highs = np.maximum(np.broadcast_to(np.asarray(high, dtype=np.float64), given.shape), lows)
-    if ((given >= lows) & (given <= highs)).all():
-        return given.copy()
-    if lows.sum() >= total - ROUNDING:
-        return lows * (total / lows.sum())
-    if highs.sum() <= total + ROUNDING:
-        return highs + (total - highs.sum()) / len(given)
+    lows = np.broadcast_to(low, weights.shape)
+    highs = np.maximum(high, lows)
+    if ((weights >= lows) & (weights <= highs)).all():
+        return weights.copy()
+    if lows.sum() >= 1.0 - ROUNDING:
+        return lows / lows.sum()
+    if highs.sum() <= 1.0 + ROUNDING:
+        return highs + (1.0 - highs.sum()) / len(weights)
     found = lows.copy()
-    has = given > SMALLEST
-    most = highs[has].sum() + lows[~has].sum()
-    if most < total:
+    has = weights > SMALLEST
+    if highs[has].sum() + lows[~has].sum() < 1.0:
         found[has] = highs[has]
-        found[~has] = limited(np.full((~has).sum(), 1.0), lows[~has], highs[~has], total - highs[has].sum())
-        return found
-    found[has] = _scaled(given[has], lows[has], highs[has], total - lows[~has].sum())
+        found[~has] = _scaled(np.ones((~has).sum()), lows[~has], highs[~has], 1.0 - highs[has].sum())
+    else:
+        found[has] = _scaled(weights[has], lows[has], highs[has], 1.0 - lows[~has].sum())
     return found
 
 
@@ -117,7 +114,7 @@ def _scaled(weights: Floats, lows: Floats, highs: Floats, total: float) -> Float
     """Return min(h, max(l, s·w)) for the s at which the sum, which grows with s in straight pieces, is the total."""
     edges = np.unique(np.concatenate([[0.0], lows / weights, highs / weights]))
     sums = np.array([np.clip(edge * weights, lows, highs).sum() for edge in edges])
-    piece = int(np.clip(np.searchsorted(sums, total, side="left"), 1, len(edges) - 1))
+    piece = int(np.clip(np.searchsorted(sums, total), 1, len(edges) - 1))
     middle = edges[piece - 1] + (edges[piece] - edges[piece - 1]) / 2
     free = (middle * weights > lows) & (middle * weights < highs)
     cut = np.clip(middle * weights, lows, highs)

@@ -10,7 +10,7 @@ https://proceedings.mlr.press/v97/mohri19a.html
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, cast
+from typing import ClassVar
 
 import numpy as np
 from pydantic import PositiveFloat
@@ -18,7 +18,7 @@ from pydantic import PositiveFloat
 from steelyard.messages import Floats
 from steelyard.weighing.needs import Needs
 from steelyard.weighing.policies.optimising import nearest_shares
-from steelyard.weighing.policies.policy import Measures, Policy, policy
+from steelyard.weighing.policies.policy import Measures, Policy, by_name, policy
 from steelyard.weighing.view import CohortView
 
 MIXTURE = "afl/mixture"
@@ -35,11 +35,11 @@ class Afl(Policy):
     """γ: how fast the mixture follows the losses."""
 
     def weigh(self, measures: Measures, view: CohortView) -> Floats:
-        kept = cast("Mapping[str, float]", view.memory.get(MIXTURE) or {})
+        kept: Mapping[str, float] = view.memory.get(MIXTURE, {})
         names = sorted({*kept, *view.clients})
         mixture = np.array([kept.get(name, 1.0 / len(names)) for name in names])
         here = [names.index(client) for client in view.clients]
         ahead = mixture.copy()
         ahead[here] += self.rate * measures["LB"]
-        view.remember(MIXTURE, dict(zip(names, nearest_shares(ahead).tolist(), strict=True)))
+        view.remember(MIXTURE, by_name(names, nearest_shares(ahead)))
         return mixture[here]

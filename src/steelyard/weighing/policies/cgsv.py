@@ -42,7 +42,7 @@ class Cgsv(Policy):
 
     def weigh(self, measures: Measures, view: CohortView) -> Floats:
         first = REPUTATION not in view.memory
-        before = np.zeros(len(view.clients)) if first else by_client(view.memory, REPUTATION, view, 0.0)
+        before = by_client(view.memory, REPUTATION, view, 0.0)
         shares = normalise(measures["DS"][:, None])[0][:, 0] if first else before
         weights = shares * self.length / (np.sqrt(np.diag(view.gram)) + 1e-7)
         reputation = self.alpha * before + (1 - self.alpha) * cosines(view.gram, weights)

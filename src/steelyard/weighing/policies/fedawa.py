@@ -51,10 +51,10 @@ class FedAwa(Policy):
 
 
 def _apart(view: CohortView) -> Floats:
-    """Return 1 − cos(Θ, θᵢ) of every client."""
+    """Return −cos(Θ, θᵢ) of every client; the 1 before it changes no slope along shares that sum to 1."""
     start, along = view.along_start
     lengths = np.sqrt(np.maximum(start + 2 * along + np.diag(view.gram), 0.0) * start)
-    return 1.0 - np.divide(start + along, lengths, out=np.zeros_like(along), where=lengths > 0)
+    return -np.divide(start + along, lengths, out=np.zeros_like(along), where=lengths > 0)
 
 
 def _spread_slopes(gram: Floats, shares: Floats) -> Floats:

@@ -13,7 +13,7 @@ https://openaccess.thecvf.com/content/CVPR2023/html/Jiang_Fair_Federated_Medical
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar, Literal, cast
+from typing import ClassVar, Literal
 
 import numpy as np
 
@@ -40,15 +40,15 @@ class FedCe(Policy):
     """How the two parts are joined."""
 
     def weigh(self, measures: Measures, view: CohortView) -> Floats:
-        known = cast("Mapping[str, float]", view.memory.get(WEIGHTS) or {})
-        before = by_client(view.memory, WEIGHTS, view, 1.0 / (len(known) + 1) if known else 1.0 / len(view.clients))
+        known = view.memory.get(WEIGHTS, {})
+        before = by_client(view.memory, WEIGHTS, view, 1.0 / (len(known) + 1))
         similar = _without(view.gram, before)
         counts = by_client(view.memory, COUNTS, view, 0.0) + 1
         means = by_client(view.memory, COSINES, view, 0.0)
         means = means + (similar - means) / counts
         remember(view, COUNTS, counts)
         remember(view, COSINES, means)
-        scores = cast("Mapping[str, list[float]]", view.memory.get(SCORES) or {})
+        scores = view.memory.get(SCORES, {})
         lacking = np.array([1.0 - scores.get(client, FIRST)[0] for client in view.clients])
         direction, lacking = _shares(np.maximum(0.0, 1.0 - means)), _shares(lacking)
         found = _shares(direction + lacking if self.mode == "plus" else direction * lacking)
@@ -56,12 +56,12 @@ class FedCe(Policy):
         return found
 
     def after_tests(self, memory: Mapping[str, Memory], scores: Mapping[str, float]) -> dict[str, Memory]:
-        kept = cast("Mapping[str, list[float]]", memory.get(SCORES) or {})
+        kept = memory.get(SCORES, {})
         added: dict[str, list[float]] = {}
         for client, score in scores.items():
             mean, count = kept.get(client, FIRST)
             added[client] = [mean + (score - mean) / (count + 1), count + 1]
-        return {SCORES: cast("Memory", {**kept, **added})}
+        return {SCORES: {**kept, **added}}
 
 
 def _without(gram: Floats, weights: Floats) -> Floats:

@@ -9,13 +9,12 @@ https://github.com/NVIDIA/NVFlare/pull/5240
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar, cast
+from typing import ClassVar
 
 import numpy as np
 
 from steelyard.messages import Floats
-from steelyard.weighing.policies.policy import Measures, Policy, policy
+from steelyard.weighing.policies.policy import Measures, Policy, by_name, policy
 from steelyard.weighing.view import CohortView
 
 SCORES, ROUNDS = "fedscs/scores", "fedscs/rounds"
@@ -29,11 +28,11 @@ class FedScs(Policy):
     criteria: ClassVar[tuple[str, ...]] = ("AS",)
 
     def weigh(self, measures: Measures, view: CohortView) -> Floats:
-        rounds = cast("int", view.memory.get(ROUNDS) or 0) + 1
-        kept = cast("Mapping[str, float]", view.memory.get(SCORES) or {})
+        rounds = view.memory.get(ROUNDS, 0) + 1
+        kept = view.memory.get(SCORES, {})
         before = np.array([kept.get(client, 1.0) for client in view.clients])
         scores = (rounds - 1) / rounds * before + measures["AS"] / rounds
         volatility = np.abs((scores - before) / (before + EPSILON))
         view.remember(ROUNDS, rounds)
-        view.remember(SCORES, dict(zip(view.clients, scores.tolist(), strict=True)))
+        view.remember(SCORES, by_name(view.clients, scores))
         return scores / (1 + volatility)

@@ -14,12 +14,12 @@ https://github.com/NVIDIA/NVFlare/pull/5273
 
 from __future__ import annotations
 
-from typing import ClassVar, cast
+from typing import ClassVar
 
 import numpy as np
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
-from steelyard.messages import Floats
+from steelyard.messages import Counts, Floats
 from steelyard.weighing.needs import Needs
 from steelyard.weighing.policies.optimising import nearest_shares
 from steelyard.weighing.policies.policy import Measures, Policy, policy
@@ -76,7 +76,7 @@ class NvflareAdaptive(Policy):
         sizes, metrics = measures["DS"], np.exp(-measures["LB"])
         shares = normalise(sizes[:, None])[0][:, 0]
         assert view.label_counts is not None  # on_server of LB and the check of needs saw to it
-        represents, divergence = _representation(view.label_counts.astype(np.float64), shares)
+        represents, divergence = _representation(view.label_counts, shares)
         reliable = sizes / (sizes + self.prior)
         mean = float(shares @ metrics)
         shrunk = reliable * metrics + (1 - reliable) * mean
@@ -92,8 +92,8 @@ class NvflareAdaptive(Policy):
 
     def _granted(self, blend: float, view: CohortView) -> float:
         """Return the correction's share now, after the warm-up and once enough rounds in a row have asked for it."""
-        rounds = cast("int", view.memory.get(ROUNDS) or 0) + 1
-        streak = cast("int", view.memory.get(STREAK) or 0)
+        rounds = view.memory.get(ROUNDS, 0) + 1
+        streak = view.memory.get(STREAK, 0)
         cohort = list(view.clients)
         if self.same_cohort and view.memory.get(COHORT) not in (None, cohort):
             streak = 0
@@ -104,22 +104,20 @@ class NvflareAdaptive(Policy):
         return 0.0 if rounds <= self.warmup or streak < self.patience else blend
 
 
-def _distributions(counts: Floats) -> Floats:
+def _distributions(counts: Floats | Counts) -> Floats:
     shares = np.maximum(counts / np.maximum(counts.sum(axis=-1, keepdims=True), EPSILON), EPSILON)
     return shares / shares.sum(axis=-1, keepdims=True)
 
 
-def _representation(counts: Floats, shares: Floats) -> tuple[Floats, float]:
+def _representation(counts: Counts, shares: Floats) -> tuple[Floats, float]:
     """Return H of every client, and the mean Jensen-Shannon divergence of their labels from all labels."""
     own = _distributions(counts)
     whole = _distributions(shares @ own)
     middle = (own + whole) / 2
     divergence = ((own * np.log(own / middle)).sum(axis=1) + (whole * np.log(whole / middle)).sum(axis=1)) / 2
-    rare = 1.0 / np.sqrt(whole + EPSILON)
-    rarity = own @ (rare / float(whole @ rare))
+    rarity = own @ (1.0 / np.sqrt(whole))
     novelty = divergence / max(float(divergence.max()), EPSILON)
-    scores = 0.5 + 0.9 * novelty + 0.1 * rarity / max(float(rarity.max()), EPSILON)
-    return np.clip(scores, 0.5, 1.5), float(shares @ divergence)
+    return 0.5 + 0.9 * novelty + 0.1 * rarity / rarity.max(), float(shares @ divergence)
 
 
 def _gate(value: float, threshold: float, width: float, least: float) -> float:

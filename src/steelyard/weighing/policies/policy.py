@@ -9,8 +9,8 @@ and `view.memory`: plain numbers by client id, which every checkpoint holds.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from typing import ClassVar, Literal, TypeVar, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import ClassVar, Literal, TypeVar
 
 import numpy as np
 
@@ -83,15 +83,19 @@ def registered() -> Mapping[str, type[Policy]]:
 
 def by_client(memory: Mapping[str, Memory], name: str, view: CohortView, start: float | Floats) -> Floats:
     """Return what was remembered of this cohort's clients under a name; `start` for those that are new."""
-    kept = cast("Mapping[str, float]", memory.get(name) or {})
-    first = np.broadcast_to(np.asarray(start, dtype=np.float64), (len(view.clients),))
-    return np.array([kept.get(client, float(new)) for client, new in zip(view.clients, first, strict=True)])
+    kept = memory.get(name, {})
+    first = np.broadcast_to(start, len(view.clients))
+    return np.array([float(kept.get(client, first[row])) for row, client in enumerate(view.clients)])
 
 
 def remember(view: CohortView, name: str, values: Floats) -> None:
     """Remember a number of each of this cohort's clients; those of clients that are not here stay."""
-    kept = cast("Mapping[str, Memory]", view.memory.get(name) or {})
-    view.remember(name, {**kept, **dict(zip(view.clients, values.tolist(), strict=True))})
+    view.remember(name, {**view.memory.get(name, {}), **by_name(view.clients, values)})
+
+
+def by_name(clients: Sequence[str], values: Floats) -> dict[str, float]:
+    """Return a number of each client by the client's name, as memories hold it."""
+    return {client: float(values[row]) for row, client in enumerate(clients)}
 
 
 def cosines(gram: Floats, weights: Floats) -> Floats:

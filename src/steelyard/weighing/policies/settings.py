@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self
 
 from pydantic import model_validator
 
@@ -43,8 +43,7 @@ def policy_class(name: object) -> type[Policy]:
 
 def policy_criteria(document: Any) -> list[str] | None:
     """Return what the policy of a rule's document is computed from; None where it names none that is known."""
-    given = cast("dict[str, Any]", document) if isinstance(document, dict) else {}
-    name = given.get("name", getattr(document, "name", None))
+    name: object = document.get("name") if isinstance(document, dict) else getattr(document, "name", None)
     known = catalogue.known()
     return list(known[name].criteria) if isinstance(name, str) and name in known else None
 

@@ -10,7 +10,7 @@ https://openreview.net/forum?id=K5YasWXZT3O
 
 from __future__ import annotations
 
-from typing import ClassVar, cast
+from typing import ClassVar
 
 import numpy as np
 from pydantic import Field
@@ -44,7 +44,7 @@ class Term(Policy):
         tilted = np.exp(self.t * (losses - (losses.max() if self.t >= 0 else losses.min())))
         if not self.smooth:
             return tilted
-        before = cast("float", view.memory.get(ESTIMATE) or 0.0)
+        before = view.memory.get(ESTIMATE, 0.0)
         estimate = self.smooth * before + (1 - self.smooth) * float(tilted.mean())
         view.remember(ESTIMATE, estimate)
         return tilted / (estimate * len(tilted))

@@ -1,0 +1,241 @@
+"""Policies step by step, by hand: what they remember, where they begin, and where they leave the ordinary case."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.weighing.policies.cohorts import MODELS, SKEWED, START, cohort, weighed
+
+from steelyard.errors import UserError
+from steelyard.weighing.policies import nvflare_adaptive as adaptive
+from steelyard.weighing.policies.afl import Afl
+from steelyard.weighing.policies.catalogue import known
+from steelyard.weighing.policies.cgsv import Cgsv
+from steelyard.weighing.policies.describing import described
+from steelyard.weighing.policies.fedawa import _apart, _spread_slopes
+from steelyard.weighing.policies.fedce import FedCe
+from steelyard.weighing.policies.feddg_ga import FedDgGa, adjusted
+from steelyard.weighing.policies.feddisco import FedDisco
+from steelyard.weighing.policies.fedscs import FedScs
+from steelyard.weighing.policies.nvflare_adaptive import NvflareAdaptive
+from steelyard.weighing.policies.optimising import nearest_shares
+from steelyard.weighing.policies.policy import Policy, by_client, cosines, policy, remember
+from steelyard.weighing.policies.q_fedavg import QFedAvg
+from steelyard.weighing.policies.settings import policy_class, policy_criteria
+from steelyard.weighing.policies.shapfed import ShapFed
+from steelyard.weighing.policies.term import Term
+from steelyard.weighing.policies.trust_mad import TrustMad
+
+CHANGES = (MODELS - START).double().numpy()
+
+
+def test_a_policy_as_programs_read_it() -> None:
+    assert described(known()["fedlaw"]) == {
+        "name": "fedlaw",
+        "description": "Learnable weights that may shrink the model; use it where the server has rows that it trusts",
+        "criteria": ["DS"],
+        "needs": ["rows at the server", "a server that learns from them", "single updates"],
+        "applies_to": "models",
+        "parameters": {"steps": 20, "rate": 0.01},
+    }
+    shapfed = described(known()["shapfed"])
+    assert shapfed["needs"] == ["single updates", "the network's last layer", "a task with classes"]
+    assert (shapfed["criteria"], shapfed["applies_to"]) == (["EQ"], "shares")
+
+
+def test_what_is_remembered_of_clients() -> None:
+    view = cohort(memory={"m": {"b": 5.0, "z": 9.0}})
+    assert by_client(view.memory, "m", view, 2.0).tolist() == [2.0, 5.0, 2.0]
+    assert by_client(view.memory, "m", view, np.array([1.0, 2.0, 3.0])).tolist() == [1.0, 5.0, 3.0]
+    assert by_client(view.memory, "other", view, 0.5).tolist() == [0.5, 0.5, 0.5]
+    remember(view, "m", np.array([1.0, 2.0, 3.0]))
+    assert view.remembered["m"] == {"a": 1.0, "b": 2.0, "c": 3.0, "z": 9.0}
+
+
+def test_cosines_by_hand() -> None:
+    updates = np.array([[3.0, 4.0], [0.0, 2.0], [0.0, 0.0]])
+    # Σ w Δ = (3, 4) + 2·(0, 2) = (3, 8).
+    length = np.hypot(3, 8)
+    found = cosines(updates @ updates.T, np.array([1.0, 2.0, 5.0]))
+    assert found == pytest.approx([(9 + 32) / 5 / length, 8 / length, 0.0])
+    assert cosines(updates @ updates.T, np.zeros(3)).tolist() == [0.0, 0.0, 0.0]
+
+
+@pytest.mark.parametrize("name", ["", "Mine", "1st", "a" * 41, "a_b"])
+def test_names_of_policies(name: str) -> None:
+    with pytest.raises(UserError) as caught:
+        policy(name)
+    allowed = 'allowed: @policy("name"), in lower-case letters, digits and "-"'
+    assert str(caught.value) == f"@policy: got {name!r}; {allowed}"
+    assert callable(policy("a" * 40))
+    with pytest.raises(NotImplementedError, match=r"^Policy\.weigh$"):
+        Policy().weigh({}, cohort())
+    assert Policy().after_tests({}, {"a": 1.0}) == {}
+
+
+def test_policies_by_name() -> None:
+    assert policy_criteria({"name": "feddisco"}) == ["DS", "KL"] == policy_criteria(SimpleNamespace(name="feddisco"))
+    assert [policy_criteria(given) for given in ({}, {"name": "nobody"}, {"name": 3}, None)] == [None] * 4
+    for name, line in (("fedawb", "name: got 'fedawb'; did you mean 'fedawa'?"), (3, "name: got 3; allowed: afl, ")):
+        with pytest.raises(UserError) as caught:
+            policy_class(name)
+        assert str(caught.value).startswith(line.split(";")[0])
+        assert str(caught.value).endswith(f"allowed: {', '.join(known())}")
+
+
+def test_nvflare_adaptive_waits_for_rounds_in_a_row_by_the_same_clients() -> None:
+    asked = [
+        (0.5, "abc"),
+        (0.5, "abc"),
+        (0.5, "abc"),
+        (0.0, "abc"),
+        (0.5, "abc"),
+        (0.5, "abc"),
+        (0.5, "abd"),
+        (0.5, "abd"),
+    ]
+    for same, granted in ((True, [0, 0, 0.5, 0, 0, 0.5, 0, 0.5]), (False, [0, 0, 0.5, 0, 0, 0.5, 0.5, 0.5])):
+        made, memory, found = NvflareAdaptive(warmup=2, patience=2, same_cohort=same), dict[str, Any](), []
+        for blend, names in asked:
+            view = cohort(names=names, memory=memory)
+            found.append(made._granted(blend, view))
+            memory = view.remembered
+        assert found == granted
+        assert memory == {
+            "nvflare-adaptive/rounds": 8,
+            "nvflare-adaptive/streak": 2 if same else 4,
+            "nvflare-adaptive/cohort": ["a", "b", "d"],
+        }
+
+
+def test_nvflare_adaptive_keeps_its_bounds_twice() -> None:
+    open_gates = {"spread": -100.0, "gap": -100.0, "spread_least": 0.0, "gap_least": 0.0, "warmup": 0, "patience": 1}
+    free = weighed(NvflareAdaptive(**open_gates, most=1.0), cohort(counts=SKEWED))
+    bounds = {"least_weight": 0.2, "most_weight": 0.42}
+    inside = nearest_shares(free, 0.2, 0.42)
+    assert not np.allclose(inside, free)
+    found = weighed(NvflareAdaptive(**open_gates, most=1.0, **bounds), cohort(counts=SKEWED))
+    assert found == pytest.approx(inside, abs=1e-12)
+    half = weighed(NvflareAdaptive(**open_gates, most=0.5, **bounds), cohort(counts=SKEWED))
+    blended = 0.5 * np.array([0.6, 0.3, 0.1]) + 0.5 * inside
+    assert half == pytest.approx(nearest_shares(blended, 0.2, 0.42), abs=1e-12)
+
+
+def test_the_parts_of_nvflare_adaptive_by_hand() -> None:
+    assert adaptive._gate(0.15, 0.26, 0.04, 0.15) == 0.0
+    assert adaptive._gate(0.26, 0.26, 0.04, 0.15) == 0.5
+    assert adaptive._gate(0.30, 0.26, 0.04, 0.15) == pytest.approx(1 / (1 + np.exp(-1)))
+    assert adaptive._quality(np.array([1.0, 3.0, 2.0])).tolist() == [0.75, 1.25, 1.0]
+    assert adaptive._quality(np.array([2.0, 2.0])).tolist() == [1.0, 1.0]
+    # Two clients of one class each, of equal size: all labels are even, both diverge alike and are equally rare.
+    counts = np.array([[4, 0], [0, 2]])
+    scores, divergence = adaptive._representation(counts, np.array([0.5, 0.5]))
+    apart = (np.log(4 / 3) + 0.5 * np.log(2 / 3) + 0.5 * np.log(2)) / 2
+    assert scores == pytest.approx([1.5, 1.5])
+    assert divergence == pytest.approx(apart, abs=1e-9)
+    # The same labels everywhere: nothing new, nothing rare.
+    scores, divergence = adaptive._representation(np.array([[1, 1], [3, 3]]), np.array([0.25, 0.75]))
+    assert (scores.tolist(), divergence) == (pytest.approx([0.6, 0.6]), 0.0)
+
+
+def test_fedce_takes_a_new_client_for_one_more_of_equal_weight() -> None:
+    view = cohort(memory={"fedce/weights": {"a": 0.75, "b": 0.25}})
+    weighed(FedCe(), view)
+    weights = np.array([0.75, 0.25, 1 / 3])
+    for row, name in enumerate("abc"):
+        others = (np.delete(weights, row)[:, None] * np.delete(CHANGES, row, axis=0)).sum(axis=0)
+        cosine = CHANGES[row] @ others / np.linalg.norm(CHANGES[row]) / np.linalg.norm(others)
+        assert view.remembered["fedce/cosines"][name] == pytest.approx(cosine, abs=1e-6)
+    assert view.remembered["fedce/counts"] == {"a": 1.0, "b": 1.0, "c": 1.0}
+    assert FedCe().after_tests({}, {"a": 0.8}) == {"fedce/scores": {"a": [0.4, 2.0]}}
+    kept = {"fedce/scores": {"a": [0.4, 2.0], "b": [0.5, 2.0]}}
+    assert FedCe().after_tests(kept, {"a": 1.0}) == {"fedce/scores": {"a": [pytest.approx(0.6), 3.0], "b": [0.5, 2.0]}}
+
+
+def test_feddg_ga_over_three_rounds_and_at_its_ends() -> None:
+    view = cohort(after=[0.2, 0.5, 0.1])
+    weighed(FedDgGa(), view)
+    view = cohort(losses=[0.9, 0.4, 0.3], after=[0.3, 0.3, 0.3], memory=view.remembered, round=2)
+    once = adjusted(np.full(3, 1 / 3), np.array([0.7, -0.1, 0.2]), 0.2)
+    assert weighed(FedDgGa(), view) == pytest.approx(once)
+    last = cohort(losses=[0.2, 0.9, 0.4], memory=view.remembered, round=3, rounds=10)
+    assert weighed(FedDgGa(), last) == pytest.approx(adjusted(once, np.array([-0.1, 0.6, 0.1]), 0.2))
+    last = cohort(losses=[0.2, 0.9, 0.4], memory=view.remembered, round=8, rounds=10)
+    assert weighed(FedDgGa(), last) == pytest.approx(adjusted(once, np.array([-0.1, 0.6, 0.1]), 0.1))
+    # No weight passes 1 before the division, none falls below 0, and equal losses change nothing.
+    assert adjusted(np.array([1.0, 0.0]), np.array([1.0, 0.5]), 0.2) == pytest.approx([1 / 1.05, 0.05 / 1.05])
+    assert adjusted(np.array([0.9, 0.1]), np.array([0.0, -1.0]), 0.8) == pytest.approx([1.0, 0.0])
+    assert adjusted(np.array([0.9, 0.1]), np.zeros(2), 0.8).tolist() == [0.9, 0.1]
+    assert adjusted(np.array([0.5, 0.5]), np.array([-1.0, -1.0]), 1.35).tolist() == [0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("skew", "expected"), [([0.2, 0.2], [0.6, 0.1]), ([0.0, 0.0], [0.85, 0.35]), ([0.0, 0.9], [0.85, 0.0])]
+)
+def test_feddisco_by_hand(skew: list[float], expected: list[float]) -> None:
+    measures = {"DS": np.array([30.0, 10.0]), "KL": np.array(skew)}
+    assert FedDisco().weigh(measures, cohort()).tolist() == pytest.approx(expected)
+
+
+def test_afl_keeps_the_share_of_who_is_away() -> None:
+    view = cohort(names="abd", losses=[1.0, 0.0, 0.0], memory={"afl/mixture": {"a": 0.25, "b": 0.25, "c": 0.5}})
+    found = Afl(rate=0.5).weigh({"LB": np.array([1.0, 0.0, 0.0])}, view)
+    assert found.tolist() == [0.25, 0.25, 0.25]
+    # (0.75, 0.25, 0.5, 0.25) is 0.75 too much.
+    expected = {"a": 0.5625, "b": 0.0625, "c": 0.3125, "d": 0.0625}
+    assert view.remembered == {"afl/mixture": pytest.approx(expected)}
+
+
+def test_fedscs_begins_anew_with_who_was_away() -> None:
+    view = cohort(memory={"fedscs/rounds": 3, "fedscs/scores": {"a": 0.5, "z": 0.1}})
+    found = FedScs().weigh({"AS": np.array([0.7, 0.2, 1.0])}, view)
+    scores = np.array([0.75 * 0.5 + 0.7 / 4, 0.75 + 0.2 / 4, 1.0])
+    assert found == pytest.approx(scores / (1 + np.array([0.1, 0.2, 0.0])))
+    kept = {"a": scores[0], "b": scores[1], "c": scores[2]}
+    assert view.remembered == {"fedscs/rounds": 4, "fedscs/scores": pytest.approx(kept)}
+
+
+def test_term_counts_from_the_smallest_loss_where_the_tilt_is_negative() -> None:
+    losses = {"LB": np.array([800.0, 801.0])}
+    assert Term(t=-1.0).weigh(losses, cohort()) == pytest.approx([1.0, np.exp(-1)])
+    assert Term(t=2.0).weigh(losses, cohort()) == pytest.approx([np.exp(-2), 1.0])
+    assert (Term().applies_to, Term(smooth=0.5).applies_to) == ("shares", "updates")
+
+
+def test_q_fedavg_takes_its_own_rate_before_the_clients() -> None:
+    measures = {"LB": np.array([1.0, 3.0]), "UL": np.array([2.0, 1.0])}
+    # L = 2: h = (2·2)²·1 + 2·F, weights L·F/Σh.
+    assert QFedAvg(rate=0.5).weigh(measures, cohort()) == pytest.approx(np.array([2.0, 6.0]) / (16 + 2 + 4 + 6))
+    view: Any = SimpleNamespace(rate=0.0)
+    with pytest.raises(UserError) as caught:
+        QFedAvg().weigh(measures, view)
+    line = "weighing.policy: q-fedavg does not know the clients' learning rate; allowed: rate = 0.1"
+    assert str(caught.value) == line
+
+
+def test_trust_mad_trusts_all_where_half_are_alike() -> None:
+    sizes = np.array([1.0, 2.0, 3.0])
+    assert TrustMad().weigh({"DS": sizes, "UL": np.array([1.0, 1.0, 9.0])}, cohort()).tolist() == [1.0, 2.0, 3.0]
+
+
+def test_fedawa_s_angles_and_slopes_where_a_length_is_0() -> None:
+    # Θ = (1/2, 0), θ = (1/2, 1/2) and (0, 0).
+    view: Any = SimpleNamespace(along_start=(0.25, np.array([0.0, -0.25])), gram=np.diag([0.25, 0.25]))
+    assert _apart(view) == pytest.approx([-np.sqrt(0.5), 0.0])
+    # Both updates are the mean itself.
+    assert _spread_slopes(np.ones((2, 2)), np.array([0.5, 0.5])).tolist() == [0.0, 0.0]
+    # Δ = (1), (−1) with shares 3/4 and 1/4: the mean is 1/2, the distances 1/2 and 3/2.
+    slopes = _spread_slopes(np.array([[1.0, -1.0], [-1.0, 1.0]]), np.array([0.75, 0.25]))
+    assert slopes == pytest.approx([0.5 - (0.75 - 0.25), 1.5 - (0.25 - 0.75)])
+
+
+def test_cgsv_and_shapfed_where_updates_have_no_length_or_disagree() -> None:
+    still = cohort(START.repeat(3, 1))
+    assert np.isfinite(weighed(Cgsv(), still)).all()
+    assert still.remembered["cgsv/reputation"] == pytest.approx(dict.fromkeys("abc", 1 / 3))
+    weighed(ShapFed(), still)
+    assert still.remembered["shapfed/weights"] == pytest.approx(dict.fromkeys("abc", 1 / 3))
+    assert still.remembered["shapfed/values"] == {"a": 0.0, "b": 0.0, "c": 0.0}
