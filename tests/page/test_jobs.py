@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -157,6 +158,33 @@ def test_a_linked_experiment_is_not_read(tmp_path: Path) -> None:
         answer = page.get("/api/experiment?run=a")
         assert answer.status_code == 400
         assert "'secret'" not in answer.text
+
+
+def test_a_run_with_a_link_in_it_is_not_resumed(tmp_path: Path) -> None:
+    run = Written(tmp_path / "root" / "a")
+    run.round()
+    run.end("stopped")
+    theirs = (tmp_path / "root" / "a" / "checkpoints").rename(tmp_path / "theirs")
+    (tmp_path / "root" / "a" / "checkpoints").symlink_to(theirs)
+    with serving(tmp_path / "root") as page:
+        answer = page.post("/api/resume", {"run": "a"})
+        assert (answer.status_code, page.jobs.going()) == (400, [])
+        assert "checkpoints: is a link" in answer.json()["problem"]
+
+
+def test_a_run_that_cannot_be_read_is_listed_beside_the_others(tmp_path: Path) -> None:
+    for name in ("good", "bad"):
+        finished(tmp_path / name)
+    with sqlite3.connect(tmp_path / "bad" / "run.sqlite") as writer:
+        writer.execute("UPDATE rounds SET accuracy = 'abc'")
+    writer.close()
+    with serving(tmp_path) as page:
+        found = {run["name"]: run for run in page.get("/api/runs").json()}
+        shown = page.get("/api/view?run=bad")
+    assert found["bad"]["state"] == "unreadable"
+    assert found["bad"]["problem"] == "bad: cannot be read: rounds, accuracy: 'abc' is no number"
+    assert found["good"]["state"] == "finished"
+    assert (shown.status_code, "is no number" in shown.json()["problem"]) == (400, True)
 
 
 def test_only_the_recorded_process_is_stopped(tmp_path: Path) -> None:

@@ -22,8 +22,16 @@ def test_the_grid_by_hand():
     assert Grid(2, 40, 16.0).onto(np.array([0.3, -0.9, 16.0])).tolist() == [0.25, -1.0, 16.0]
     with pytest.raises(ValueError, match="bound"):
         Grid(2, 40, 1.0).onto(np.array([1.1]))
-    with pytest.raises(UserError, match="allowed: a smaller bound"):
-        Grid.of(1e6, 1000)
+    # Sums below 1 need no bits before the point.
+    assert Grid.of(0.25, 3) == Grid(places=32, scale=58, bound=0.25)
+    assert Grid.of(1e6, 16) == Grid(places=8, scale=34, bound=1e6)
+    for clients, places in ((17, 7), (10_000, 0)):
+        with pytest.raises(UserError) as found:
+            Grid.of(1e6, clients)
+        assert str(found.value) == (
+            f"privacy.aggregation.bound: got 1e+06 with kind = 'ckks' and {clients} clients, which leaves {places} "
+            "binary places and needs 8; allowed: a smaller bound"
+        )
 
 
 def test_the_sum_of_a_cohort_is_exactly_the_sum_of_its_numbers_on_the_grid(keys: CkksKeys):

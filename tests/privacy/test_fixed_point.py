@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from steelyard.errors import UserError
-from steelyard.privacy.fixed_point import FixedPoint
+from steelyard.privacy.fixed_point import FixedPoint, Grid
 
 ENCODINGS = st.builds(
     FixedPoint.of, st.sampled_from([32, 64]), st.sampled_from([0.25, 1.0, 3.7, 16.0, 100.0]), st.integers(1, 1024)
@@ -39,7 +41,7 @@ def test_the_largest_sum_of_a_cohort_still_fits(encoding: FixedPoint):
 @given(st.integers(1, 2000), st.floats(1e-3, 1e4))
 def test_it_is_the_most_precise_that_fits(clients: int, bound: float):
     places = FixedPoint.of(64, bound, clients).places
-    assert places == 52 or clients * (bound * 2.0 ** (places + 1) + 1) > 2**63 - 1 - clients
+    assert places == 52 or clients * (Fraction(bound) * 2 ** (places + 1) + 1) > 2**63 - 1
 
 
 @given(ENCODINGS, st.lists(st.floats(-1, 1), min_size=1, max_size=20))
@@ -55,10 +57,36 @@ def test_what_is_beyond_the_bound_is_never_written(value: float):
         FixedPoint.of(32, 16.0, 3).encode(np.array([0.0, value]))
 
 
+def test_half_precision_is_written_as_what_it_is():
+    """Its own numbers end at 65504, far below 2^23."""
+    assert FixedPoint.of(32, 16.0, 10).encode(np.array([1.0, -0.5], np.float16)).tolist() == [2**23, 2**32 - 2**22]
+    assert Grid.of(16.0, 20).onto(np.array([1.0, -0.5], np.float16)).tolist() == [1.0, -0.5]
+
+
+def test_the_largest_bound_that_leaves_eight_places():
+    """One client may send up to 2^15 - 2 in steps, so that with one of rounding it stays below 2^15."""
+    assert FixedPoint.of(16, 32766 / 256, 1).places == 8
+    assert FixedPoint.of(16, (32767 / 4 - 1) / 256, 4).places == 8
+    for bound, clients in ((32766.01 / 256, 1), (32765 / 4 / 256, 4)):
+        with pytest.raises(UserError, match="which leaves 7 binary places and needs 8"):
+            FixedPoint.of(16, bound, clients)
+
+
 @pytest.mark.parametrize(
-    ("bits", "bound", "clients", "allowed"),
-    [(16, 16.0, 10, "bits = 32"), (32, 1e6, 100, "bits = 64"), (64, 1e6, 10**12, "a smaller cohort")],
+    ("bits", "bound", "clients", "places", "allowed"),
+    [
+        (16, 16.0, 10, 7, "bits = 32"),
+        (32, 1e6, 100, 4, "bits = 64"),
+        (64, 1e6, 10**12, 3, "a smaller cohort"),
+        (16, 1e6, 10, 0, "bits = 32"),
+        # With more clients than there are numbers, nothing is left for any of them.
+        (16, 1e-3, 40_000, 0, "bits = 32"),
+    ],
 )
-def test_no_precision_is_refused_with_what_would_help(bits: int, bound: float, clients: int, allowed: str):
-    with pytest.raises(UserError, match=allowed):
+def test_no_precision_is_refused_with_what_would_help(bits: int, bound: float, clients: int, places: int, allowed: str):
+    with pytest.raises(UserError) as found:
         FixedPoint.of(bits, bound, clients)
+    assert str(found.value) == (
+        f"privacy.aggregation.bound: got {bound:g} with bits = {bits} and {clients} clients, which leaves {places} "
+        f"binary places and needs 8; allowed: {allowed}, or a smaller bound"
+    )

@@ -122,6 +122,7 @@ def test_defaults_of_aggregation_and_how_many_must_stay() -> None:
     # Two thirds, rounded up; more than half; at least two.
     assert [plain.least(count) for count in (1, 2, 3, 4, 9, 10, 100)] == [2, 2, 2, 3, 6, 7, 67]
     assert AggregationSettings(threshold=0.51).least(10) == 6
+    assert AggregationSettings(threshold=0.5000000000001).least(10) == 6
     assert AggregationSettings(threshold=1.0).least(10) == 10
     # 0.7 · 10 is 7.000000000000001 at worst, and 7 are enough.
     assert AggregationSettings(threshold=0.7).least(10) == 7
@@ -130,7 +131,13 @@ def test_defaults_of_aggregation_and_how_many_must_stay() -> None:
 def test_a_package_that_is_missing_is_named_with_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     requirements.check_installed(AggregationSettings())
     requirements.check_accounting()
-    monkeypatch.setattr(requirements, "find_spec", lambda name: None if name == "tenseal" else name)
+    missing = ("tenseal", "dp_accounting")
+    monkeypatch.setattr(requirements, "find_spec", lambda name: None if name in missing else name)
+    with pytest.raises(UserError) as found:
+        requirements.check_accounting()
+    assert str(found.value) == (
+        "privacy: a budget needs the package dp-accounting, which is not installed; pip install 'steelyard[privacy]'"
+    )
     requirements.check_installed(AggregationSettings(kind="paillier"))
     with pytest.raises(UserError) as found:
         requirements.check_installed(AggregationSettings(kind="ckks"))

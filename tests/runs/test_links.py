@@ -16,7 +16,6 @@ from pathlib import Path
 import altair as alt
 import pytest
 import tomli_w
-from tests.page.page_server import serving
 from tests.report.made_run import make_run
 from tests.runs.commands import steelyard
 from tests.runs.test_resume import LEARNING
@@ -98,17 +97,6 @@ def test_a_link_that_leads_nowhere_is_refused_and_nothing_is_made_there(
     replaced(run / "lock", tmp_path / "new")
     assert "lock: is a link" in refused("resume", run)
     assert not (tmp_path / "new").exists()
-
-
-def test_the_page_refuses_a_link_too(run: Path, tmp_path: Path) -> None:
-    theirs = victim(tmp_path)
-    replaced(run / "checkpoints", theirs)
-    before = state_of(theirs)
-    with serving(tmp_path) as page:
-        answer = page.post("/api/resume", {"run": "run"})
-    assert answer.status_code == 400
-    assert "checkpoints: is a link" in answer.json()["problem"]
-    assert state_of(theirs) == before
 
 
 def test_the_folder_itself_and_those_above_may_be_links(run: Path, tmp_path: Path) -> None:

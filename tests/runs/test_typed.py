@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 from tests.conftest import CommandLine
-from tests.page.page_server import serving
 from tests.report.made_run import make_run
 from tests.runs.damaged_folders import run_cases
 
@@ -81,17 +80,6 @@ def test_a_bad_run_is_refused_in_one_line(runs: Path, refused: Callable[..., str
     statements, why = BAD[kind]
     change(runs / "bad", *statements)
     assert why in refused(command, runs / "bad")
-
-
-def test_the_page_lists_a_bad_run_beside_the_others(runs: Path) -> None:
-    change(runs / "bad", "UPDATE rounds SET accuracy = 'abc'")
-    with serving(runs) as page:
-        found = {run["name"]: run for run in page.get("/api/runs").json()}
-        shown = page.get("/api/view?run=bad")
-    assert found["bad"]["state"] == "unreadable"
-    assert found["bad"]["problem"] == "bad: cannot be read: rounds, accuracy: 'abc' is no number"
-    assert found["good"]["state"] == "finished"
-    assert (shown.status_code, "is no number" in shown.json()["problem"]) == (400, True)
 
 
 def test_a_trigger_does_not_run(runs: Path) -> None:

@@ -9,11 +9,11 @@ import pytest
 
 from steelyard.runs.checks import Damaged
 from steelyard.runs.schema import SCHEMA
-from steelyard.runs.typed import LARGEST_FIGURE, Reader, _check, _check_shape, _declared, _known, known
+from steelyard.runs.typed import LARGEST_FIGURE, Reader, _check, _check_shape, _known, declared, known
 
 
 def checked(table: str, name: str, *values: Any) -> list[Any]:
-    return list(_check(table, name, _declared(SCHEMA, table)[name], values))
+    return list(_check(table, name, declared(SCHEMA)[table][name], values))
 
 
 def refused(table: str, name: str, *values: Any) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from math import ceil, floor, log2
+from math import ceil, log2
 from typing import Any
 
 import numpy as np
@@ -42,14 +42,14 @@ class FixedPoint:
         Each of n clients sends |w·Δ| ≤ bound, since weights are at most 1, rounded to a step of 2^-places. Their sum
         is at most n·(bound·2^places + 1), and that must stay below 2^(bits-1), where negative numbers begin.
         """
-        # In whole numbers: a float rounds 2^63 - 1 up, and then the largest sum is one too many.
-        largest = (2 ** (bits - 1) - 1) // clients - 1
-        places = floor(Fraction(largest) / Fraction(bound)).bit_length() - 1 if largest > 0 else -1
+        # In fractions: a float rounds 2^63 - 1 up, and then the largest sum is one too many.
+        largest = Fraction(2 ** (bits - 1) - 1, clients) - 1
+        places = max(1, largest // Fraction(bound)).bit_length() - 1
         if places < FEWEST_PLACES:
             wider = next((f"bits = {more}" for more in (32, 64) if more > bits), "a smaller cohort")
             raise UserError(
                 f"privacy.aggregation.bound: got {bound:g} with bits = {bits} and {clients} clients, which leaves "
-                f"{max(places, 0)} binary places and needs {FEWEST_PLACES}; allowed: {wider}, or a smaller bound"
+                f"{places} binary places and needs {FEWEST_PLACES}; allowed: {wider}, or a smaller bound"
             )
         # 52: beyond that a float has no digits to write.
         return cls(bits, min(places, 52), bound, clients)
@@ -74,7 +74,7 @@ class FixedPoint:
     def decode(self, words: Words) -> NDArray[np.float64]:
         """Return the numbers, negative ones too, that words of a sum stand for."""
         signed = words.astype(self.dtype).view(f"<i{self.bits // 8}")
-        return signed.astype(np.float64) * self.step
+        return signed * self.step
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from steelyard.weighing.priorities import OrderState
 
 KEPT = 2
 """Checkpoints that a run keeps: the newest, and the one before it in case the newest turns out damaged."""
+_NEWEST = "SELECT round, file, states, checksum FROM checkpoints ORDER BY round DESC LIMIT ?"
 MODELS = "models/"
 SERVER = "server/"
 """How the names of tensors begin that an algorithm's server keeps; the name of the tensor and the federation follow."""
@@ -141,8 +142,7 @@ def restore(connection: sqlite3.Connection, folder: Path, *, accept: bool = Fals
 
 def _listed(connection: sqlite3.Connection) -> list[tuple[int, str, str, str]]:
     # A run keeps two; a database with more rows is not one of ours, and the newest are enough of it.
-    query = f"SELECT round, file, states, checksum FROM checkpoints ORDER BY round DESC LIMIT {KEPT + 1}"
-    return connection.execute(query).fetchall()
+    return connection.execute(_NEWEST, (KEPT + 1,)).fetchall()
 
 
 def _read(folder: Path, round: int, file: str, text: str, wanted: str, *, strict: bool = True) -> Restored:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 
@@ -22,7 +23,10 @@ _STEPS = 10_000
 _STEPS_PER_BYTE = 50
 """More than any question of ours takes: about 30 steps for a row, which is 4 bytes at the least."""
 _LEAST = 1 << 20
+"""Bytes for which the smallest database is taken."""
 _LONGEST = 1_000_000_000
+_OBJECTS = "SELECT type, name, tbl_name, sql FROM sqlite_master LIMIT 1000"
+_DISTRUST = ("PRAGMA trusted_schema=OFF", "PRAGMA cell_size_check=ON")
 
 
 class Damaged(Exception):
@@ -47,10 +51,8 @@ def check_files(path: Path, *, write: bool) -> bool:
 
 def check_schema(connection: sqlite3.Connection, schema: str) -> None:
     """Refuse tables, views, triggers and indices that are not those of `schema`, to the letter."""
-    ours = _objects(schema)
-    seen: set[tuple[str, ...]] = set()
-    for row in connection.execute("SELECT type, name, tbl_name, sql FROM sqlite_master LIMIT 1000"):
-        seen.add(tuple(map(str, row)))
+    ours = _made_by(schema)
+    seen = _objects(connection)
     for kind, name, *_ in sorted(seen - ours):
         raise Damaged(f"the {brief(kind, '')} {brief(name)} is not one of a run's database")
     for kind, name, *_ in sorted(ours - seen):
@@ -58,14 +60,14 @@ def check_schema(connection: sqlite3.Connection, schema: str) -> None:
 
 
 @cache
-def _objects(schema: str) -> frozenset[tuple[str, ...]]:
-    model = sqlite3.connect(":memory:")
-    try:
+def _made_by(schema: str) -> frozenset[tuple[str, ...]]:
+    with closing(sqlite3.connect(":memory:")) as model:
         model.executescript(schema)
-        rows = model.execute("SELECT type, name, tbl_name, sql FROM sqlite_master").fetchall()
-    finally:
-        model.close()
-    return frozenset(tuple(map(str, row)) for row in rows)
+        return _objects(model)
+
+
+def _objects(connection: sqlite3.Connection) -> frozenset[tuple[str, ...]]:
+    return frozenset(tuple(map(str, row)) for row in connection.execute(_OBJECTS))
 
 
 def size_of_database(path: Path) -> int:
@@ -81,8 +83,8 @@ def size_of_database(path: Path) -> int:
 
 def distrust(connection: sqlite3.Connection) -> None:
     """Have SQLite check pages as it reads them, and run nothing that a database brings along."""
-    connection.execute("PRAGMA trusted_schema=OFF")
-    connection.execute("PRAGMA cell_size_check=ON")
+    for statement in _DISTRUST:
+        connection.execute(statement)
 
 
 def bound(connection: sqlite3.Connection, size: int) -> None:

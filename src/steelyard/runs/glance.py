@@ -11,11 +11,13 @@ from typing import Literal, TypedDict
 from steelyard.errors import UserError
 from steelyard.runs.process import Writer, read_writer
 from steelyard.runs.schema import DATABASE, Unreadable, reading
-from steelyard.runs.typed import Reader, known
+from steelyard.runs.typed import NEWEST, Reader, known
 
 State = Literal["running", "finished", "stopped", "killed", "unknown", "unreadable"]
 DEPTH = 4
 """Folders within folders that are searched for runs."""
+_TESTED = "WHERE federation = ? AND accuracy IS NOT NULL ORDER BY round DESC LIMIT 1"
+_TESTED_AFTER = "WHERE round > ? AND accuracy IS NOT NULL ORDER BY federation, round"
 
 
 class RuleDocument(TypedDict):
@@ -245,14 +247,8 @@ def _rules(connection: Reader) -> tuple[RuleGlance, ...]:
     federations = connection.federations()
     ended = {key: (round, why) for key, round, why in connection.rows("ended", ("federation", "round", "reason"))}
     for key, (rule, seed) in federations.items():
-        # Both look at the end of the primary key alone.
-        last = connection.rows("rounds", ("round",), "WHERE federation = ? ORDER BY round DESC LIMIT 1", key)
-        tested = connection.rows(
-            "rounds",
-            ("accuracy",),
-            "WHERE federation = ? AND accuracy IS NOT NULL ORDER BY round DESC LIMIT 1",
-            key,
-        )
+        last = connection.rows("rounds", ("round",), NEWEST, key)
+        tested = connection.rows("rounds", ("accuracy",), _TESTED, key)
         said = f"ended in round {ended[key][0]}: {ended[key][1]}" if key in ended else ""
         found.append(RuleGlance(rule, seed, last[0][0] if last else 0, tested[0][0] if tested else None, said))
     return tuple(found)
@@ -282,8 +278,8 @@ def accuracies(folder: Path, after: int = -1) -> dict[tuple[str, int], list[tupl
     found: dict[tuple[str, int], list[tuple[int, float]]] = {}
     with reading(folder) as connection:
         names = connection.federations()
-        where = "WHERE round > ? AND accuracy IS NOT NULL ORDER BY federation, round"
-        for key, round, accuracy in connection.rows("rounds", ("federation", "round", "accuracy"), where, after):
+        columns = ("federation", "round", "accuracy")
+        for key, round, accuracy in connection.rows("rounds", columns, _TESTED_AFTER, after):
             if accuracy is not None:  # one that is not finite
                 found.setdefault(known(names, key, "federation"), []).append((round, accuracy))
     return found

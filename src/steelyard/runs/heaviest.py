@@ -9,6 +9,7 @@ import numpy as np
 
 from steelyard.runs.reader import History
 from steelyard.runs.schema import reading
+from steelyard.runs.typed import NEWEST
 
 SHOWN = 3
 
@@ -46,6 +47,6 @@ def heaviest(folder: Path, shown: int = SHOWN) -> Heaviest | None:
 def _newest(folder: Path) -> tuple[str, int, int] | None:
     with reading(folder) as connection:
         for key, (rule, seed) in connection.federations().items():
-            found = connection.rows("updates", ("round",), "WHERE federation = ? ORDER BY round DESC LIMIT 1", key)
+            found = connection.rows("updates", ("round",), NEWEST, key)
             return (rule, seed, found[0][0]) if found else None  # of the first federation, the main rule's
     return None

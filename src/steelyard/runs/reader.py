@@ -17,7 +17,7 @@ from steelyard.messages import Counts, Floats
 from steelyard.runs.chain import Checked, check
 from steelyard.runs.columns import KEYS, WHOLE, Cohorts, Tested, ranked, spread, unpack
 from steelyard.runs.schema import reading, unreadable
-from steelyard.runs.typed import known
+from steelyard.runs.typed import NEWEST, known
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -31,6 +31,10 @@ _ROUNDS = (
 )
 _UPDATES = ("round", "clients", "samples", "bytes", "loss", "score", "weight", "raw", "normalised")
 _EVALUATIONS = ("round", "clients", "samples", "score", "loss", "metrics", "figures")
+_LAST = "ORDER BY round DESC LIMIT 1"
+_AFTER = "WHERE round > ? ORDER BY federation, round"
+_OF_ONE_AFTER = "WHERE federation = ? AND round > ? ORDER BY round"
+_LISTENING = "WHERE federation = ? AND listening IS NOT NULL ORDER BY round"
 START = -1
 """The round before the first: what comes after it is everything."""
 
@@ -63,7 +67,7 @@ class History:
 
         names = ("federation", "round", *columns)
         with reading(self.folder) as connection:
-            rows = connection.rows(table, names, "WHERE round > ? ORDER BY federation, round", after)
+            rows = connection.rows(table, names, _AFTER, after)
             federations = connection.federations()
             if "client" in columns:
                 clients = dict(connection.rows("clients", ("id", "name")))
@@ -84,7 +88,7 @@ class History:
     @property
     def last_round(self) -> int:
         """The newest whole round at this moment; -1 before the first. Cheap: ask it to see whether a run moved on."""
-        found = self._rows("rounds", ("round",), "ORDER BY round DESC LIMIT 1")
+        found = self._rows("rounds", ("round",), _LAST)
         return int(found[0][0]) if found else START
 
     @cached_property
@@ -106,7 +110,7 @@ class History:
     def ended(self) -> dict[tuple[str, int], tuple[int, str]]:
         """Which rules ended early because their model exploded: by (rule, seed), the round and the reason."""
         with reading(self.folder) as connection:
-            rows = connection.rows("ended", ("federation", "round", "reason"), "ORDER BY federation")
+            rows = connection.rows("ended", ("federation", "round", "reason"))
             names = connection.federations()
             return {known(names, key, "federation"): (round, reason) for key, round, reason in rows}
 
@@ -214,7 +218,7 @@ class History:
 
     def _columns(self, table: str, names: Sequence[str], key: int, after: int) -> list[tuple[Any, ...]]:
         """Return what a table holds of a federation's rounds after one, in order, a tuple for each column."""
-        rows = self._rows(table, names, "WHERE federation = ? AND round > ? ORDER BY round", key, after)
+        rows = self._rows(table, names, _OF_ONE_AFTER, key, after)
         return list(zip(*rows, strict=True)) or [()] * len(names)
 
     def _who(
@@ -241,8 +245,7 @@ class History:
         parts: list[tuple[str, int, int, list[str], Floats]] = []
         for rule, seed in self._keys:
             key, _ = self._federation(rule, seed)
-            where = "WHERE federation = ? AND listening IS NOT NULL ORDER BY round"
-            for round, clients, blob in self._rows("updates", ("round", "clients", "listening"), where, key):
+            for round, clients, blob in self._rows("updates", ("round", "clients", "listening"), _LISTENING, key):
                 count = len(clients) // 4
                 try:
                     keys = unpack([clients], [count], KEYS).tolist()
@@ -294,7 +297,7 @@ class History:
     def hits(self, rule: str, seed: int) -> NDArray[np.bool_] | None:
         """Return right or wrong for every test sample in the last detailed round, or None when none was recorded."""
         key, _ = self._federation(rule, seed)
-        rows = self._rows("samples", ("hits", "count"), "WHERE federation = ? ORDER BY round DESC LIMIT 1", key)
+        rows = self._rows("samples", ("hits", "count"), NEWEST, key)
         if not rows:
             return None
         bits, count = rows[0]

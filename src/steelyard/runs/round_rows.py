@@ -13,7 +13,17 @@ from steelyard.messages import Evaluations, Updates
 from steelyard.rounds.state import Federation, RoundRecord, RoundState
 from steelyard.runs.columns import KEYS, WHOLE, pack
 from steelyard.runs.digests import Digest
+from steelyard.runs.schema import WRITE
 from steelyard.weighing.rule import show_priority
+
+_CLIENTS = "SELECT name, id FROM clients"
+_NEW_CLIENT = "INSERT INTO clients (name) VALUES (?)"
+_FEDERATIONS = "SELECT name, id FROM federations"
+_REGISTER = (
+    "INSERT INTO federations (name, rule, seed, settings, algorithm) VALUES (?, ?, ?, ?, ?) "
+    "ON CONFLICT (name) DO UPDATE SET settings = excluded.settings"
+)
+_END = "INSERT OR IGNORE INTO ended VALUES (?, ?, ?)"  # the first end of a federation holds
 
 
 class RoundRows:
@@ -21,7 +31,7 @@ class RoundRows:
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
-        self._clients: dict[str, int] = dict(db.execute("SELECT name, id FROM clients"))
+        self._clients: dict[str, int] = dict(db.execute(_CLIENTS))
         self._federations: dict[str, int] = {}
         self._criteria: dict[str, tuple[str, ...]] = {}
 
@@ -30,17 +40,16 @@ class RoundRows:
         for federation in federations:
             settings = federation.rule.settings.model_dump_json()
             self._db.execute(
-                "INSERT INTO federations (name, rule, seed, settings, algorithm) VALUES (?, ?, ?, ?, ?) "
-                "ON CONFLICT (name) DO UPDATE SET settings = excluded.settings",
+                _REGISTER,
                 (federation.name, federation.rule_name, federation.seed, settings, federation.algorithm.name),
             )
             self._criteria[federation.name] = federation.rule.names
-        self._federations = dict(self._db.execute("SELECT name, id FROM federations"))
+        self._federations = dict(self._db.execute(_FEDERATIONS))
 
     def _client(self, name: str) -> int:
         key = self._clients.get(name)
         if key is None:
-            key = self._db.execute("INSERT INTO clients (name) VALUES (?)", (name,)).lastrowid
+            key = self._db.execute(_NEW_CLIENT, (name,)).lastrowid
             assert key is not None
             self._clients[name] = key
         return key
@@ -54,7 +63,7 @@ class RoundRows:
         asked = 0 if updates is None else answered + len({failure.client for failure in updates.failures})
         tried = [[show_priority(order, criteria), accuracy] for order, accuracy in record.tried]
         self._db.execute(
-            "INSERT OR REPLACE INTO rounds VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            WRITE["rounds"],
             (
                 federation,
                 record.round,
@@ -84,14 +93,14 @@ class RoundRows:
     def digest(self, digests: Sequence[Digest]) -> None:
         """Write the digests of rounds."""
         self._db.executemany(
-            "INSERT OR REPLACE INTO digests VALUES (?, ?, ?, ?)",
+            WRITE["digests"],
             [(self._federations[d.federation], d.round, d.model, d.updates) for d in digests],
         )
 
     def end(self, states: Mapping[str, RoundState]) -> None:
         """Write which federations ended because their model exploded, in the round after their last."""
         self._db.executemany(
-            "INSERT OR IGNORE INTO ended VALUES (?, ?, ?)",
+            _END,
             [(self._federations[name], s.round + 1, s.ended) for name, s in states.items() if s.ended],
         )
 
@@ -111,11 +120,11 @@ class RoundRows:
         )
         here = (federation, record.round)
         if updates.clients:
-            self._db.execute("INSERT OR REPLACE INTO updates VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (*here, *row))
+            self._db.execute(WRITE["updates"], (*here, *row))
         answered = set(updates.clients)
         left_out = [failure for failure in updates.failures if failure.client not in answered]
         self._db.executemany(
-            "INSERT OR REPLACE INTO failures VALUES (?, ?, ?, ?)",
+            WRITE["failures"],
             [(*here, self._client(failure.client), failure.reason) for failure in left_out],
         )
 
@@ -130,15 +139,11 @@ class RoundRows:
             pack([answer.metrics[name] for name in names]) if names else None,
         )
         if answer.clients:
-            self._db.execute(
-                "INSERT OR REPLACE INTO evaluations VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (federation, round, *row)
-            )
+            self._db.execute(WRITE["evaluations"], (federation, round, *row))
         self._db.executemany(
-            "INSERT OR REPLACE INTO untested VALUES (?, ?, ?, ?)",
+            WRITE["untested"],
             [(federation, round, self._client(failure.client), failure.reason) for failure in answer.failures],
         )
         if answer.right is not None:
             bits = np.packbits(answer.right).tobytes()
-            self._db.execute(
-                "INSERT OR REPLACE INTO samples VALUES (?, ?, ?, ?)", (federation, round, bits, len(answer.right))
-            )
+            self._db.execute(WRITE["samples"], (federation, round, bits, len(answer.right)))

@@ -6,7 +6,7 @@ import shutil
 import sqlite3
 import tempfile
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from urllib.parse import quote
@@ -25,11 +25,17 @@ from steelyard.runs.checks import (
     size_of_database,
     unbound,
 )
-from steelyard.runs.typed import Reader
+from steelyard.runs.typed import Reader, declared
 
 VERSION = 6
 _WAIT = 30
 """Seconds to wait for whoever holds a lock."""
+_VERSION = "SELECT value FROM info WHERE key = 'schema' LIMIT 1"
+_NOTE_VERSION = "INSERT OR IGNORE INTO info VALUES ('schema', ?)"
+_ANY_TABLE = "SELECT 1 FROM sqlite_master LIMIT 1"
+_FIRST_DAMAGE = "PRAGMA quick_check(1)"
+_KEEP_A_LOG = "PRAGMA busy_timeout=1000; PRAGMA journal_mode=WAL"
+_PATIENT = f"PRAGMA busy_timeout={1000 * _WAIT}; PRAGMA synchronous=NORMAL"
 
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS info (key TEXT PRIMARY KEY, value TEXT NOT NULL);
@@ -115,6 +121,13 @@ CREATE TABLE IF NOT EXISTS checkpoints (
 """
 
 
+WRITE: Mapping[str, str] = {
+    table: f"INSERT OR REPLACE INTO {table} VALUES ({', '.join('?' * len(columns))})"
+    for table, columns in declared(SCHEMA).items()
+}
+"""By table, the statement that writes a whole row, in place of the one that is there."""
+
+
 class Unreadable(UserError):
     """A run that is there and cannot be read; `why` says the reason alone, for lists that name the run anyway."""
 
@@ -138,8 +151,8 @@ def connect(folder: Path, *, write: bool) -> sqlite3.Connection:
 
 def _check(connection: sqlite3.Connection, path: Path) -> None:
     """Refuse a database of another version, or with other tables than ours."""
-    rows = connection.execute("SELECT value FROM info WHERE key = 'schema' LIMIT 1").fetchall()
-    found = rows[0][0] if rows else None
+    row = connection.execute(_VERSION).fetchone()
+    found = row[0] if row else None
     if found != str(VERSION):
         raise UserError(f"{path}: schema {brief(found, '')}; this version reads schema {VERSION}")
     check_schema(connection, SCHEMA)
@@ -187,23 +200,21 @@ def _for_writing(path: Path) -> sqlite3.Connection:
 
 def _prepare_writing(connection: sqlite3.Connection, path: Path) -> None:
     distrust(connection)
-    if connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone():
+    if connection.execute(_ANY_TABLE).fetchone():
         # Before anything is read on or written: pages may point to each other, and a trigger that somebody put there
         # would run with the first row.
         bound(connection, size_of_database(path))
-        ((found,),) = connection.execute("PRAGMA quick_check(1)").fetchall()
+        (found,) = connection.execute(_FIRST_DAMAGE).fetchone()
         if found != "ok":
             raise Damaged(f"damaged: {found}; allowed: the file as it was")
         _check(connection, path)
         unbound(connection)
     with suppress(sqlite3.OperationalError):  # while somebody reads a run at rest; it is written all the same
-        connection.execute("PRAGMA busy_timeout=1000")
-        connection.execute("PRAGMA journal_mode=WAL")
-    connection.execute(f"PRAGMA busy_timeout={1000 * _WAIT}")
-    connection.execute("PRAGMA synchronous=NORMAL")
+        connection.executescript(_KEEP_A_LOG)
+    connection.executescript(_PATIENT)
     with connection:
         connection.executescript(SCHEMA)
-        connection.execute("INSERT OR IGNORE INTO info VALUES ('schema', ?)", (str(VERSION),))
+        connection.execute(_NOTE_VERSION, (str(VERSION),))
     _check(connection, path)
 
 
@@ -213,7 +224,7 @@ def _for_reading(path: Path) -> Reader:
     try:
         with _closed_on_error(connection):
             bound(connection, size)
-            connection.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone()
+            connection.execute(_ANY_TABLE).fetchone()
     except sqlite3.OperationalError as error:
         if "unable to open" not in str(error) and "readonly" not in str(error):
             raise

@@ -20,12 +20,19 @@ from steelyard.rounds.state import Federation, RoundRecord, RoundState
 from steelyard.runs import chain, checkpoint
 from steelyard.runs.digests import Digests, model_digest
 from steelyard.runs.round_rows import RoundRows
-from steelyard.runs.schema import BESIDE, DATABASE, connect, put_to_rest, reading
+from steelyard.runs.schema import BESIDE, DATABASE, WRITE, connect, put_to_rest, reading
 from steelyard.runs.tensor_files import FOLDER, NAMED, TensorFiles
 
 _TABLES = (
     "rounds", "updates", "failures", "untested", "evaluations", "samples", "ended", "digests", "chain", "checkpoints",
 )  # fmt: skip
+_BEGUN = "SELECT 1 FROM rounds LIMIT 1"
+_COUNTED = (
+    "SELECT f.name, COUNT(*) FROM federations f JOIN rounds r ON r.federation = f.id WHERE r.round <= ? GROUP BY f.id"
+)
+_MODEL = "SELECT model FROM digests d JOIN federations f ON f.id = d.federation WHERE f.name = ? AND d.round = ?"
+_NAMED_FILES = "SELECT file FROM checkpoints"
+_FORGET = "DELETE FROM checkpoints WHERE round NOT IN (SELECT round FROM checkpoints ORDER BY round DESC LIMIT ?)"
 
 
 class Store:
@@ -80,7 +87,7 @@ class Store:
 
     def _note(self, info: Mapping[str, object]) -> None:
         rows = [(key, value if isinstance(value, str) else json.dumps(value)) for key, value in info.items()]
-        self._db.executemany("INSERT OR REPLACE INTO info VALUES (?, ?)", rows)
+        self._db.executemany(WRITE["info"], rows)
 
     @contextmanager
     def _writing(self, what: str) -> Generator[None]:
@@ -122,16 +129,13 @@ class Store:
                     self._rows.write(record, single=single)
                 self._rows.end(states)
                 mark = (None, None) if self.ledger is None else astuple(self.ledger.mark())
-                self._db.execute("INSERT OR REPLACE INTO chain VALUES (?, ?, ?, NULL)", (round, *mark))
+                self._db.execute(WRITE["chain"], (round, *mark, None))
                 if kept is not None:
                     self._rows.digest(self._digests.collect())
                     self._records = self._records or chain.Records(self._db)
                     head = self._records.extend(self._chained, round)
-                    self._db.execute("INSERT OR REPLACE INTO checkpoints VALUES (?, ?, ?, ?, ?)", (*kept, head))
-                    self._db.execute(
-                        "DELETE FROM checkpoints WHERE round NOT IN "
-                        f"(SELECT round FROM checkpoints ORDER BY round DESC LIMIT {checkpoint.KEPT})"
-                    )
+                    self._db.execute(WRITE["checkpoints"], (*kept, head))
+                    self._db.execute(_FORGET, (checkpoint.KEPT,))
             if kept is not None:
                 self._chained = round
                 self.sweep()
@@ -146,7 +150,7 @@ class Store:
             _, written, moved = self._db.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
             if written != moved:
                 return
-            named = {file for (file,) in self._db.execute("SELECT file FROM checkpoints")}
+            named = {file for (file,) in self._db.execute(_NAMED_FILES)}
             try:
                 named |= {older for file in named for older in self._tensors.needed(file)}
             except UserError:
@@ -182,11 +186,7 @@ class Store:
         try:
             checked = chain.check(self._db, self.folder)
             for name, state in restored.states.items():
-                row = self._db.execute(
-                    "SELECT model FROM digests d JOIN federations f ON f.id = d.federation "
-                    "WHERE f.name = ? AND d.round = ?",
-                    (name, state.round),
-                ).fetchone()
+                row = self._db.execute(_MODEL, (name, state.round)).fetchone()
                 if self.keep_models and not checked.problem and row != (model_digest(state.parameters),):
                     words = f"the checkpoint's model of {name} is not the one that round {state.round} ended with"
                     checked = replace(checked, problem=words)
@@ -200,13 +200,7 @@ class Store:
 
         That happens where a log is shortened, or put beside another copy of the database.
         """
-        counted = dict(
-            self._db.execute(
-                "SELECT f.name, COUNT(*) FROM federations f JOIN rounds r ON r.federation = f.id "
-                "WHERE r.round <= ? GROUP BY f.id",
-                (restored.round,),
-            )
-        )
+        counted = dict(self._db.execute(_COUNTED, (restored.round,)))
         for name, state in restored.states.items():
             if counted.get(name, 0) != state.round + 1:
                 return f"{counted.get(name, 0)} rounds of {name}, where its checkpoint follows {state.round + 1}"
@@ -218,14 +212,14 @@ class Store:
             self._db.execute("PRAGMA synchronous=FULL")
             with self._db:
                 self._note({**info, "status": "finished"})
-                self._db.execute("DELETE FROM checkpoints WHERE round < (SELECT MAX(round) FROM checkpoints)")
+                self._db.execute(_FORGET, (1,))
             self.sweep()
 
     @property
     def begun(self) -> bool:
         """Whether any round was written, as far as the database can tell."""
         try:
-            return self._db.execute("SELECT 1 FROM rounds LIMIT 1").fetchone() is not None
+            return self._db.execute(_BEGUN).fetchone() is not None
         except sqlite3.Error:
             return True
 

@@ -9,6 +9,7 @@ import json
 import math
 import sqlite3
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, TypeVar
@@ -101,6 +102,10 @@ _KINDS: Mapping[str, tuple[type, str]] = {
     "TEXT": (str, "text"),
     "BLOB": (bytes, "column of numbers"),
 }
+_COLUMNS = (
+    'SELECT m.name, c.name, c.type, c."notnull", c.pk FROM sqlite_master m JOIN pragma_table_info(m.name) c '
+    "WHERE m.type = 'table'"
+)
 _FRAMES = {int: "int64", float: "float64", str: "str", bytes: "object"}
 _NamedT = TypeVar("_NamedT")
 
@@ -113,14 +118,14 @@ class _Column:
 
 
 @cache
-def _declared(schema: str, table: str) -> Mapping[str, _Column]:
-    model = sqlite3.connect(":memory:")
-    try:
+def declared(schema: str) -> Mapping[str, Mapping[str, _Column]]:
+    """Return the columns of each table that statements make, by name, in their order."""
+    found: dict[str, dict[str, _Column]] = {}
+    with closing(sqlite3.connect(":memory:")) as model:
         model.executescript(schema)
-        rows = model.execute(f"SELECT name, type, \"notnull\", pk FROM pragma_table_info('{table}')").fetchall()
-    finally:
-        model.close()
-    return {name: _Column(*_KINDS[kind], not (needed or key)) for name, kind, needed, key in rows}
+        for table, name, kind, needed, key in model.execute(_COLUMNS):
+            found.setdefault(table, {})[name] = _Column(*_KINDS[kind], not (needed or key))
+    return found
 
 
 class Reader(sqlite3.Connection):
@@ -140,7 +145,7 @@ class Reader(sqlite3.Connection):
             left -= sum(len(value) for row in part for value in row if isinstance(value, str | bytes))
             if left < 0 or len(found) * _ROW > self.size:
                 raise Damaged(f"{table} holds more than its file does")
-        kinds = _declared(self.schema, table)
+        kinds = declared(self.schema)[table]
         checked = [
             _check(table, name, kinds[name], column)
             for name, column in zip(columns, zip(*found, strict=True), strict=False)
@@ -149,7 +154,7 @@ class Reader(sqlite3.Connection):
 
     def kinds(self, table: str, columns: Sequence[str]) -> dict[str, str]:
         """Return the columns of a data frame: by name, what pandas calls their type."""
-        kinds = _declared(self.schema, table)
+        kinds = declared(self.schema)[table]
         return {name: _FRAMES[kinds[name].kind] for name in columns}
 
     def info(self) -> dict[str, str]:
@@ -161,8 +166,8 @@ class Reader(sqlite3.Connection):
 
     def check_tables(self) -> None:
         """Read what a writer takes over from a database as it is: every value of its type, no table without end."""
-        for table in ("clients", "federations", "failures", "untested", "ended", "chain", "checkpoints"):
-            self.rows(table, tuple(_declared(self.schema, table)))
+        for table in _TAKEN_OVER:
+            self.rows(table, tuple(declared(self.schema)[table]))
 
     def federations(self) -> dict[int, tuple[str, int]]:
         """Return the rule and the seed of each federation by its number."""
@@ -173,6 +178,9 @@ class Reader(sqlite3.Connection):
 
 
 _FEDERATION = ("id", "rule", "seed")
+_TAKEN_OVER = ("clients", "federations", "failures", "untested", "ended", "chain", "checkpoints")
+NEWEST = "WHERE federation = ? ORDER BY round DESC LIMIT 1"
+"""For `rows`: the newest round of a federation alone, at the end of the primary key."""
 
 
 def known(names: Mapping[int, _NamedT], key: int, what: str) -> _NamedT:
