@@ -15,7 +15,7 @@ from tests.conftest import CommandLine
 from tests.warm import command_environment
 
 from steelyard.errors import UserError
-from steelyard.privacy.accounting import Release, noise_for, spent, together
+from steelyard.privacy.accounting import Release, _by_taking_part, noise_for, spent, together
 from steelyard.privacy.mechanisms import gaussian_epsilon, gaussian_noise
 from steelyard.privacy.planning import plan
 
@@ -41,6 +41,29 @@ def test_plain_releases_add_up_exactly() -> None:
     assert spent({Release(4.0): 10, Release(2.0): 2}, DELTA) < spent({Release(4.0): 20}, DELTA)
     assert spent({}, DELTA) == 0.0
     assert spent({Release(4.0): 0}, DELTA) == 0.0
+
+
+@pytest.mark.parametrize(("accountant", "known"), [("pld", 7.0466), ("rdp", 7.9039)])
+def test_sampled_releases_of_two_kinds_add_up(accountant: Any, known: float) -> None:
+    """60 and 40 of nearly the same kind are 100 of it; of quite different kinds each costs something."""
+    parts = {Release(1.0, "poisson", 0.1): 60, Release(1.0, "poisson", 0.1 + 1e-12): 40}
+    assert spent(parts, DELTA, accountant, coarse=True) == pytest.approx(known, abs=0.02)
+    other = {Release(1.0, "poisson", 0.1): 100, Release(3.0, "fixed", 0.2): 10}
+    assert spent(other, DELTA, accountant, coarse=True) > known + 0.1
+
+
+def test_but_for_half_of_delta_nobody_is_in_more_cohorts_than_are_counted() -> None:
+    counted = ((Release(2.0), 3), (Release(5.0, "poisson", 0.1), 40), (Release(3.0, "fixed", 0.02), 10))
+
+    def most(count: int, rate: float) -> int:
+        """The least k that is passed with probability δ/2 by three at most: each has a third."""
+        chances = [math.comb(count, k) * rate**k * (1 - rate) ** (count - k) for k in range(count + 1)]
+        return next(k for k in range(count + 1) if sum(chances[k + 1 :]) <= 1e-4 / 2 / 3)
+
+    squares = 3 / 2.0**2 + most(40, 0.1) / 5.0**2 + most(10, 0.02) / 1.5**2
+    expected = gaussian_epsilon(1e-4 / 2, 1 / math.sqrt(squares))
+    assert _by_taking_part(counted, 1e-4) == pytest.approx(expected, rel=1e-12)
+    assert _by_taking_part(((Release(0.1, "poisson", 1e-9), 10),), 1e-4) == 0.0
 
 
 @given(noise=st.floats(0.5, 20), rounds=st.integers(1, 200))

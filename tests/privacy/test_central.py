@@ -54,6 +54,12 @@ def test_the_sum_is_the_weighted_sum_of_clipped_updates() -> None:
     assert found.tolist() == pytest.approx([0.375, 0.5], abs=1e-5)
 
 
+def test_two_sound_updates_beside_a_broken_one_are_summed() -> None:
+    models = torch.tensor([[0.3, 0.4], [float("nan"), 0.0], [0.0, 0.5], [7.0, 7.0]])
+    found = noisy_sum(models, torch.zeros(2), np.array([0.5, 0.25, 0.5, 0.0]), 1.0, 1e-6, SeededSource(0))
+    assert found.tolist() == pytest.approx([0.15, 0.45], abs=1e-5)
+
+
 def test_noise_has_the_deviation_asked_for_also_where_nobody_came() -> None:
     start = torch.full((40_000,), 5.0)
     found = noisy_sum(torch.zeros((0, 40_000)), start, np.zeros(0), 1.0, 0.3, SeededSource(1))
@@ -110,6 +116,9 @@ def test_criteria_are_told_within_their_range_with_noise_of_its_size() -> None:
     assert told.std(axis=0) == pytest.approx([0.1, 60.0], rel=0.03)
     beyond = noised(np.full((1000, 1), 1e9), np.array([1.0]), 0.1, SeededSource(4))
     assert beyond.max() <= 1.0
+    unbounded = noised(raw[:5], np.array([np.inf, 600.0]), 0.1, SeededSource(4))
+    assert np.isnan(unbounded[:, 0]).all()
+    assert np.isfinite(unbounded[:, 1]).all()
     unknown = noised(np.full((1000, 1), np.nan), np.array([1.0]), 0.1, SeededSource(5))
     assert np.isfinite(unknown).all()
 
@@ -123,6 +132,7 @@ def test_lengths_and_sums_do_not_depend_on_how_many_parameters_are_looked_at_at_
     assert whole[0] == pytest.approx([np.sqrt(4 + 9 + 16), np.sqrt(1 + 36 + 49 + 1)])
     assert whole[1].tolist() == [10.0, 12.0, 12.0, 14.0, 18.0]
     assert whole[1].dtype == torch.float64
+    assert noisy_sum(models, start, np.array([0.5, 0.25]), 1.0, 0.1, SeededSource(1)).dtype == torch.float32
     for at_once in (1, 4, 6):  # one, two and three parameters of the two models
         monkeypatch.setattr("steelyard.messages.AT_ONCE", {"cpu": at_once, "cuda": 1})
         assert np.array_equal(lengths_of(models, start), whole[0])

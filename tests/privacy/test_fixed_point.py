@@ -90,3 +90,21 @@ def test_no_precision_is_refused_with_what_would_help(bits: int, bound: float, c
         f"privacy.aggregation.bound: got {bound:g} with bits = {bits} and {clients} clients, which leaves {places} "
         f"binary places and needs 8; allowed: {allowed}, or a smaller bound"
     )
+
+
+def test_the_grid_of_ckks_by_hand():
+    """Sums of twenty up to 16 are at most 320 < 2^9: 60 - 2 - 9 bits of scale, 26 of them below the grid."""
+    assert Grid.of(16.0, 20) == Grid(places=23, scale=49, bound=16.0)
+    assert Grid(2, 40, 16.0).onto(np.array([0.3, -0.9, 16.0])).tolist() == [0.25, -1.0, 16.0]
+    with pytest.raises(ValueError, match="bound"):
+        Grid(2, 40, 1.0).onto(np.array([1.1]))
+    # Sums below 1 need no bits before the point.
+    assert Grid.of(0.25, 3) == Grid(places=32, scale=58, bound=0.25)
+    assert Grid.of(1e6, 16) == Grid(places=8, scale=34, bound=1e6)
+    for clients, places in ((17, 7), (10_000, 0)):
+        with pytest.raises(UserError) as found:
+            Grid.of(1e6, clients)
+        assert str(found.value) == (
+            f"privacy.aggregation.bound: got 1e+06 with kind = 'ckks' and {clients} clients, which leaves {places} "
+            "binary places and needs 8; allowed: a smaller bound"
+        )

@@ -81,6 +81,7 @@ def test_a_sum_that_honest_clients_cannot_have_is_not_used_and_all_who_may_be_th
      (float("nan"), True), (float("inf"), True)],
 )  # fmt: skip
 def test_the_limit_is_the_bound_times_the_weights_and_half_a_step_for_each_client(total: float, refused: bool):
+    check_sum(Summed(np.array([8.0 * 0.5 * (1 + 1e-9)]), ("a", "b", "c")), 0.5, SETTINGS)  # to the last bit
     summed = Summed(np.array([0.0, total]), ("a", "b", "c"), step=0.01)
     if refused:
         with pytest.raises(BeyondBound):
@@ -167,6 +168,7 @@ def test_single_updates_are_nobodys_to_see():
         assert str(found.value) == line
     assert hidden.content() is None
     assert hidden.finite().tolist() == [True] * 4
+    assert hidden.finite().dtype == np.bool_
     few = hidden.select([1, 3])
     assert (few.clients, few.summing, few.settings) == (("b", "d"), hidden.summing, SETTINGS)
 

@@ -129,6 +129,15 @@ def test_a_charge_is_on_the_disk_before_it_returns(tmp_path: Path, monkeypatch: 
     assert ("file", path.stat().st_size) in flushed
 
 
+def test_a_ledger_has_one_name(tmp_path: Path) -> None:
+    """What is written to it would be written to somebody else's file."""
+    path = tmp_path / "ledger.jsonl"
+    Ledger(path).charge([charge(1, "a")])
+    (tmp_path / "second").hardlink_to(path)
+    with pytest.raises(UserError, match="has 2 names"):
+        Ledger(path)
+
+
 def test_what_is_wrong_with_a_line_is_said(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     unnamed = Charge("f", 1, "update", Release(4.0, "all", 0.5)).line()
@@ -187,6 +196,8 @@ def test_a_mark_says_how_far_a_ledger_has_come_and_what_it_held(tmp_path: Path) 
     assert first_difference(path, marks) == (1, "no longer holds the charges that it held")
     path.write_bytes(content.replace(b'"round": 2', b'"round": 3'))
     assert first_difference(path, marks) == (2, "no longer holds the charges that it held")
+    path.write_bytes(b"")
+    assert first_difference(path, marks) == (1, f"has 0 bytes, and had {marks[1].bytes:,}")
     path.unlink()
     assert first_difference(path, marks) == (1, "is gone, and was there")
     assert first_difference(path, marks[:1]) is None

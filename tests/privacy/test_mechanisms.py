@@ -186,3 +186,10 @@ def test_a_single_number_lies_on_a_lattice_as_fine_as_its_noise_asks_for() -> No
     assert np.array_equal(many * 2**18, np.rint(many * 2**18))
     assert not np.array_equal(many * 2**16, np.rint(many * 2**16))
     assert mechanisms.laplace(np.zeros((2, 3)), 1.0, 1.0, SeededSource(1)).shape == (2, 3)
+    # Gaussian noise is 3.73 times the sensitivity of 8, which is 29.8: steps of 2^-12; of 2^-13 for each of four.
+    for count, step in ((1, 2.0**-12), (4, 2.0**-13)):
+        drawn = np.concatenate(
+            [mechanisms.gaussian(np.zeros(count), 8.0, 1.0, 1e-5, SeededSource(seed)) for seed in range(50)]
+        )
+        assert np.array_equal(drawn / step, np.rint(drawn / step))
+        assert not np.array_equal(drawn / step / 2, np.rint(drawn / step / 2))

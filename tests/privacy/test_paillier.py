@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 
 import gmpy2
 import numpy as np
@@ -31,6 +32,15 @@ def test_many_at_once_are_the_same_in_order(keys: PaillierKeys):
     assert len(set(ciphers)) == len(plains)
     assert keys.decrypt_all(ciphers) == plains == [keys.decrypt(cipher) for cipher in ciphers]
     assert keys.encrypt_all([]) == []
+
+
+@pytest.mark.parametrize(("drawn", "base"), [(lambda below: 0, 1), (lambda below: below - 1, -1)])
+def test_the_random_factor_is_drawn_from_1_to_below_the_prime(
+    keys: PaillierKeys, monkeypatch: pytest.MonkeyPatch, drawn: Callable[[int], int], base: int
+):
+    monkeypatch.setattr("secrets.randbelow", drawn)
+    # 1, or −1 modulo each prime: to an odd power it stays what it is, modulo the prime's square.
+    assert keys.encrypt(0) == base % int(keys.public.square)
 
 
 def test_the_same_number_never_looks_the_same(keys: PaillierKeys):

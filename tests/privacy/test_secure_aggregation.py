@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import hmac
 from collections.abc import Callable
 
 import numpy as np
@@ -15,7 +17,15 @@ from steelyard.privacy import masks
 from steelyard.privacy.aggregation_settings import AggregationSettings
 from steelyard.privacy.fixed_point import FixedPoint, Words
 from steelyard.privacy.masked_sum import mask_rows, masked_sum, pair_keys
-from steelyard.privacy.secure_client import Opened, PublicKeys, SecureClient, Unreadable, Withdrawn
+from steelyard.privacy.secure_client import (
+    Opened,
+    PublicKeys,
+    SecureClient,
+    Unreadable,
+    Withdrawn,
+    seed_hash,
+    self_key,
+)
 from steelyard.privacy.secure_server import SecureServer, Unopened
 
 CONTEXT = b"run/federation/round 1"
@@ -359,6 +369,26 @@ def test_false_shares_that_a_client_dealt_are_put_down_to_it():
         work.server.open(total, "abcdef", "abcdef", revealed)
 
 
+def test_each_helper_is_missing_from_one_of_the_sets_that_are_tried():
+    server = SecureServer(b"x", AggregationSettings(), "round 1 of test", fewest=3)
+    assert ["".join(found) for found in server._choices("ab")] == []
+    assert ["".join(found) for found in server._choices("abc")] == ["abc"]
+    assert ["".join(found) for found in server._choices("abcd")] == ["abc", "bcd", "acd", "abd", "abc"]
+    assert ["".join(found) for found in server._choices("abcde")] == ["abc", "cde", "abe", "abc"]
+
+
+def test_keys_are_derived_by_hkdf_for_their_purpose_and_round():
+    """RFC 5869 by hand; a label that changed would part clients of two versions."""
+
+    def hkdf(secret: bytes, info: bytes) -> bytes:
+        return hmac.digest(hmac.digest(bytes(32), secret, "sha256"), info + b"\x01", "sha256")
+
+    seed, context = bytes(range(32)), b"a round"
+    known = hashlib.sha256(context).digest()
+    assert self_key(seed, context) == hkdf(seed, b"steelyard/1/self/" + known)
+    assert seed_hash(seed, context) == hashlib.sha256(b"steelyard/1/seed/a round" + seed).digest()
+
+
 def test_the_server_takes_key_shares_for_each_other_client():
     work = Round("abc")
     work.advertise("abc")
@@ -439,7 +469,7 @@ def test_public_keys_are_read_as_they_were_written():
     assert not PublicKeys(bytes(32), keys.mask, keys.seed).usable()
     assert not PublicKeys(keys.channel, bytes(32), keys.seed).usable()
     for length in (95, 97):
-        with pytest.raises(ValueError, match="keys: got another length; allowed: 32 bytes each"):
+        with pytest.raises(ValueError, match=r"^keys: got another length; allowed: 32 bytes each$"):
             PublicKeys.read(bytes(length))
 
 

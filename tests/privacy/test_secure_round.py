@@ -191,6 +191,31 @@ def test_a_client_s_own_reckoning_holds_the_threshold_of_the_first_try():
         clients["a"].open("abcdef")
 
 
+def test_each_stage_at_which_a_round_is_given_up_is_named():
+    ending = " to open a sum (privacy.aggregation.threshold); allowed: resume the run when more clients are there"
+    few = Cohort("abcdef")
+    with pytest.raises(Unopened) as found:
+        secure_sum(few, tuple("abc"), np.full(3, 1 / 3), SETTINGS)
+    said = "round 1 of test: 3 of 6 clients shared their keys and can be weighed, and it takes 4"
+    assert str(found.value) == said + ending
+
+    class Silent(Cohort):
+        """Nobody's words arrive, and nobody says why; then as few do as are not enough."""
+
+        arrived = ""
+
+        def hide(self, members: Sequence[str], weights: Mapping[str, float]) -> HiddenWords:
+            hidden = super().hide(members, weights)
+            return HiddenWords(hidden.total, tuple(self.arrived) or (), {}, {})
+
+    silent = Silent("abcdef")
+    with pytest.raises(Unopened) as found:
+        silent.sum()
+    gone = ", ".join(f"{name}: dropped out before its update arrived" for name in "abc")
+    said = f"round 1 of test: 0 of 6 clients sent their hidden update ({gone} and 3 more), and it takes 4"
+    assert str(found.value) == said + ending
+
+
 def test_where_too_few_would_be_left_the_round_goes_on_without_those_who_withdrew():
     """Of four three must stay: leaving out both ends of the complaint would leave two."""
     cohort = Cohort("abcd", garbled={"c": "a"})

@@ -17,10 +17,11 @@ from tests.runs.contents import query
 from tests.runs.records import federation, record, state
 
 from steelyard.errors import UserError
-from steelyard.runs.checkpoint import pack
+from steelyard.runs.checkpoint import checksum, pack
 from steelyard.runs.export import export_run
 from steelyard.runs.reader import History
 from steelyard.runs.store import Store, tidy
+from steelyard.runs.tensor_files import write_tensors
 
 
 def five_rounds(folder: Path) -> None:
@@ -192,6 +193,35 @@ def test_a_log_shortened_below_what_was_flushed_is_never_continued_from(tmp_path
         copy.close()
     store.close()
     assert refused
+
+
+def test_a_checkpoint_with_another_model_than_its_rounds_is_not_gone_on_from_unless_accepted(run: Path) -> None:
+    """Its file and checksum fit together; the digest that the chain holds shows that the model is not the round's."""
+    tensors, text = pack({"DS>LD": state(4, 7.0)}, {"own": torch.tensor([4])})
+    wanted = checksum(write_tensors(file(run, 4), tensors), text)
+    with sqlite3.connect(run / "run.sqlite") as writer:
+        writer.execute("UPDATE checkpoints SET states = ?, checksum = ? WHERE round = 4", (text, wanted))
+    writer.close()
+    said = "the checkpoint's model of DS>LD is not the one that round 4 ended with"
+    store = Store(run)
+    with pytest.raises(UserError) as found:
+        store.resume()
+    assert str(found.value) == (
+        f"{run}: {said}; allowed: the folder as it was written, or `steelyard resume {run} --accept-changes`"
+    )
+    accepted = store.resume(accept=True)
+    assert (accepted.round, accepted.problems) == (4, (said,))
+    assert accepted.states["DS>LD"].parameters.tolist() == [7.0]
+    store.close()
+
+
+def test_a_store_that_keeps_no_models_asks_for_none(tmp_path: Path) -> None:
+    store = Store(tmp_path, keep_models=False)
+    store.register([federation()])
+    store.commit(0, [record(round=0)], {"DS>LD": state(0, 5.0)}, dict, last=False)
+    found = store.resume()
+    store.close()
+    assert (found.round, found.problems, found.states["DS>LD"].parameters.tolist()) == (0, (), [])
 
 
 def test_missing_rounds_are_damage_unless_accepted(run: Path) -> None:

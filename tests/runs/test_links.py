@@ -215,6 +215,7 @@ def test_only_names_of_ours_are_removed(tmp_path: Path) -> None:
 
 def test_a_point_of_a_sweep_is_no_link(tmp_path: Path, refused: Callable[..., str]) -> None:
     """The runs of a sweep lie in its folder, which came as a whole."""
+    pytest.importorskip("vl_convert")  # a sweep draws its figures
     plan = ["sweep", "quickstart", "--set", "rounds.count=1", "--over", "training.learning_rate=0.1", "--out", "s"]
     assert warm_command(*plan, "--quiet", folder=tmp_path, timeout=120).returncode == 0
     (point,) = (path for path in (tmp_path / "s").iterdir() if path.is_dir())

@@ -102,6 +102,33 @@ def test_a_checkpoint_never_needs_very_many_files(tmp_path: Path) -> None:
     assert all(torch.equal(found[key], held[key]) for key in held)
 
 
+def test_a_quarter_of_the_clients_tensors_is_enough_for_a_file_to_stay(tmp_path: Path) -> None:
+    """Models count nothing: they are written each time."""
+    for count, stays in ((4, True), (5, False)):
+        folder = tmp_path / str(count)
+        writer, held = TensorFiles(folder), {"models/a": torch.zeros(9 * LONG), **vectors(count)}
+        writer.write(name(1), held)
+        held |= {key: torch.ones(LONG) for key in vectors(count - 1)}
+        writer.write(name(2), held)
+        assert writer.needed(name(2)) == ({name(1)} if stays else set())
+        own = set(tensor_files.read_tensors(folder / FOLDER / name(2)))
+        assert (f"clients/{count - 1:03d}" in own) is not stays
+
+
+def test_of_too_many_files_the_fullest_half_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensor_files, "MOST_FILES", 4)
+    writer, held = TensorFiles(tmp_path), dict[str, torch.Tensor]()
+    for round, count in enumerate((3, 5, 2, 4, 1), 1):
+        held |= {f"clients/{round}.{index}": torch.ones(LONG) for index in range(count)}
+        writer.write(name(round), held)
+        # Four at most; each file names all that came before it.
+        assert writer.needed(name(round)) == {name(older) for older in range(1, round)}
+    writer.write(name(6), held)
+    assert writer.needed(name(6)) == {name(2), name(4)}
+    found = back(tmp_path, name(6))
+    assert all(torch.equal(found[key], held[key]) for key in held)
+
+
 STEPS = st.lists(
     st.tuples(st.sets(st.integers(0, 9)), st.sets(st.integers(0, 9), max_size=2), st.booleans()), max_size=12
 )

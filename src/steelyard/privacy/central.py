@@ -11,15 +11,16 @@ trailing bit shows it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 import torch
 
-from steelyard.messages import Floats
+from steelyard.messages import Floats, spans
 from steelyard.privacy.source import Source, lattice_step, normals
 
 SLACK = 1e-9
 """Updates are clipped to C less this share: norms of millions of numbers round, and the bound must hold."""
-_AT_ONCE = 1 << 20
 
 
 def clip_factors(lengths: Floats, clip: float) -> Floats:
@@ -28,15 +29,14 @@ def clip_factors(lengths: Floats, clip: float) -> Floats:
     Nothing shortens an update without a length (NaN, infinite): its factor is 0, and whoever calls leaves it out.
     """
     lengths = np.where(np.isfinite(lengths), lengths, np.inf)
-    return np.minimum(1.0, np.divide(clip, lengths, out=np.ones_like(lengths), where=lengths > 0)) * (1.0 - SLACK)
+    return clip / np.maximum(lengths, clip) * (1.0 - SLACK)
 
 
 def lengths_of(models: torch.Tensor, parameters: torch.Tensor) -> Floats:
     """Return ‖Θ_a − Θ‖₂ of each model [clients, parameters] in double precision, some parameters at a time."""
-    squares = torch.zeros(len(models), dtype=torch.float64, device=models.device)
-    for begin, end in _blocks(models):
-        part = models[:, begin:end].to(torch.float64) - parameters[begin:end].to(models.device, torch.float64)
-        squares += part.square().sum(dim=1)
+    squares = models.new_zeros(len(models), dtype=torch.float64)
+    for _, changes in _changes(models, parameters):
+        squares += changes.square().sum(dim=1)
     return squares.sqrt().cpu().numpy()
 
 
@@ -45,11 +45,10 @@ def bounded_sum(models: torch.Tensor, parameters: torch.Tensor, coefficients: Fl
 
     In double precision, in which whole numbers are exact: the order of the clients changes nothing.
     """
-    total = torch.zeros(models.shape[1], dtype=torch.float64, device=models.device)
-    scale = torch.as_tensor(coefficients / fine, dtype=torch.float64, device=models.device)[:, None]
-    for begin, end in _blocks(models):
-        part = models[:, begin:end].to(torch.float64) - parameters[begin:end].to(models.device, torch.float64)
-        total[begin:end] = (part * scale).trunc().sum(dim=0)
+    total = models.new_zeros(models.shape[1], dtype=torch.float64)
+    scale = torch.from_numpy(coefficients / fine)[:, None].to(total)
+    for here, changes in _changes(models, parameters):
+        total[here] = (changes * scale).trunc().sum(dim=0)
     return total
 
 
@@ -68,18 +67,19 @@ def noisy_sum(
     infinite number is left out: no clipping bounds it, and where it holds them is a fact of the data without noise.
     """
     fine = lattice_step(deviation)
-    factors = clip_factors(lengths_of(models, parameters), clip)
-    if not factors.all():
-        models, weights, factors = models[torch.from_numpy(factors > 0)], weights[factors > 0], factors[factors > 0]
-    steps = bounded_sum(models, parameters, weights * factors, fine)
+    coefficients = weights * clip_factors(lengths_of(models, parameters), clip)
+    if not coefficients.all():
+        models, coefficients = models[torch.from_numpy(coefficients > 0)], coefficients[coefficients > 0]
+    steps = bounded_sum(models, parameters, coefficients, fine)
     noise = np.rint(normals(source, len(steps)) * (deviation / fine))
-    steps += torch.from_numpy(noise).to(steps.device)
+    steps += torch.from_numpy(noise).to(steps)
     for begin, end in frozen:
         steps[begin:end] = 0.0
-    moved = parameters.to(steps.device, torch.float64) + steps * fine
+    moved = parameters.to(steps) + steps * fine
     return moved.to(parameters.dtype)
 
 
-def _blocks(models: torch.Tensor) -> list[tuple[int, int]]:
-    block = max(1, (_AT_ONCE << (5 if models.is_cuda else 0)) // max(len(models), 1))
-    return [(begin, min(begin + block, models.shape[1])) for begin in range(0, models.shape[1], block)]
+def _changes(models: torch.Tensor, parameters: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
+    """Yield Θ_a − Θ of all models in double precision, some parameters at a time, and which these are."""
+    for here in spans(models.shape[1], len(models), models.device.type):
+        yield here, models[:, here].double() - parameters[here].to(models.device).double()

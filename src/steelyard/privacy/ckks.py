@@ -47,7 +47,7 @@ class CkksKeys:
         found: Any = [tenseal.ckks_vector_from(self._context, text).decrypt() for text in sums]
         steps = np.concatenate([np.asarray(part, dtype=np.float64) for part in found]) * 2.0**self.grid.places
         whole = np.rint(steps)
-        if np.abs(steps - whole).max(initial=0.0) > 0.25:
+        if (np.abs(steps - whole) > 0.25).any():
             # No honest input gives this, and what was decrypted would say something of the key: it stays here.
             raise ValueError("ciphertexts: their sum lies between the points of the grid; allowed: sums of a cohort")
         return whole * 2.0**-self.grid.places

@@ -106,7 +106,7 @@ def noisy_models(
             device(row)
         return DenseModels(sent, payload.frozen)
     # Drawing noise is what simulated devices take longest for, and each draws its own.
-    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         list(pool.map(device, rows))
     return DenseModels(sent, payload.frozen)
 

@@ -53,7 +53,7 @@ def masked_sum(
         mask_rows(clients, keys, rows, begin)
         total[begin:end] = rows[list(stayed)].sum(axis=0, dtype=encoding.dtype)
 
-    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         for done in [pool.submit(block, begin) for begin in range(0, size, _COLUMNS)]:
             done.result()
     return total

@@ -78,7 +78,7 @@ def exponential(utilities: Floats, sensitivity: float, epsilon: float, source: S
 
 
 def _on_lattice(values: Floats, noise: Floats, fine: float) -> Floats:
-    flat = np.rint(values.reshape(-1) / fine) + np.rint(noise / fine)
+    flat = np.rint(values.ravel() / fine) + np.rint(noise / fine)
     return (flat * fine).reshape(values.shape)
 
 

@@ -114,14 +114,13 @@ class PaillierKeys:
         ]
 
     def _random_residues(self, count: int) -> list[Any]:
-        below, above = (factor.random_residues(count) for factor in self._factors)
-        square = self.public.square
-        return [(one + (other - one) * self._lift) % square for one, other in zip(below, above, strict=True)]
+        residues = (factor.random_residues(count) for factor in self._factors)
+        return [(one + (other - one) * self._lift) % self.public.square for one, other in zip(*residues, strict=True)]
 
     def _decrypted(self, ciphers: Sequence[int]) -> list[int]:
-        n = self.public.n
-        below, above = (factor.decrypted(ciphers) for factor in self._factors)
-        return [int((one + (other - one) * self._lift_plain) % n) for one, other in zip(below, above, strict=True)]
+        plains = (factor.decrypted(ciphers) for factor in self._factors)
+        lift, n = self._lift_plain, self.public.n
+        return [int((one + (other - one) * lift) % n) for one, other in zip(*plains, strict=True)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,5 +171,5 @@ class PaillierPublic:
 def _on_all_processors(work: Callable[[Sequence[int]], list[int]], numbers: Sequence[int]) -> list[int]:
     """Do a list of numbers some at a time in threads: GMP's powers of a list hold up no other thread."""
     parts = [numbers[begin : begin + _AT_ONCE] for begin in range(0, len(numbers), _AT_ONCE)]
-    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
         return [found for part in pool.map(work, parts) for found in part]

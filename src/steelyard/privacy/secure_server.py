@@ -109,10 +109,9 @@ class SecureServer:
 
     def _recover(self, name: str, shares: Mapping[str, bytes], fits: Callable[[bytes], bool]) -> bytes:
         """Return a client's secret from the shares that others revealed; one false share among enough does no harm."""
-        point = {client: number for number, client in enumerate(sorted(self.keys), start=1)}
         for chosen in self._choices([name for name in sorted(shares) if len(shares[name]) == sharing.SHARE_BYTES]):
             try:
-                secret = sharing.recover({point[helper]: shares[helper] for helper in chosen}, self._factors(chosen))
+                secret = sharing.recovered([shares[helper] for helper in chosen], self._factors(chosen))
             except ValueError:
                 continue
             if fits(secret):

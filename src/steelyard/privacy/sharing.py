@@ -82,16 +82,19 @@ def lagrange_at_zero(points: Sequence[int]) -> list[int]:
     return factors
 
 
-def recover(shares: Mapping[int, bytes], factors: Sequence[int] | None = None) -> bytes:
+def recover(shares: Mapping[int, bytes]) -> bytes:
     """Return the secret from shares by point, as many as the threshold or more.
 
     With fewer, or with shares of different secrets, what comes out is a random element: a `ValueError` where it is
     longer than a secret, a wrong secret otherwise, so compare it with something that you know of it.
-    `factors` are those of `lagrange_at_zero` for the points in this order.
     """
-    known = lagrange_at_zero(list(shares)) if factors is None else factors
-    values = [int.from_bytes(share, "big") for share in shares.values()]
-    secret = sum(factor * value for factor, value in zip(known, values, strict=True)) % PRIME
+    return recovered(list(shares.values()), lagrange_at_zero(list(shares)))
+
+
+def recovered(shares: Sequence[bytes], factors: Sequence[int]) -> bytes:
+    """Return the secret as `recover` does; `factors` are those of `lagrange_at_zero` for the points of the shares."""
+    values = [int.from_bytes(share, "big") for share in shares]
+    secret = sum(factor * value for factor, value in zip(factors, values, strict=True)) % PRIME
     if secret >= 2 ** (8 * SECRET_BYTES):
         raise ValueError("shares: they belong to no secret; allowed: enough shares of one secret")
     return secret.to_bytes(SECRET_BYTES, "big")

@@ -61,7 +61,7 @@ class SeededSource:
         self._generator = np.random.Generator(np.random.Philox(seed))
 
     def words(self, count: int) -> Words:
-        return self._generator.integers(0, 2**64, size=count, dtype=np.uint64, endpoint=False)
+        return self._generator.integers(0, 2**64, size=count, dtype=np.uint64)
 
 
 def uniforms(source: Source, count: int) -> Floats:
@@ -101,7 +101,5 @@ def chosen(source: Source, names: list[str], count: int) -> list[str]:
 
 def each_with(source: Source, names: list[str], probability: float) -> list[str]:
     """Return each of the names with this probability, by itself (Poisson sampling); the list may be empty."""
-    if probability >= 1.0:
-        return list(names)
     drawn = uniforms(source, len(names))
     return [name for name, value in zip(names, drawn.tolist(), strict=True) if value < probability]
