@@ -330,3 +330,13 @@ def test_noise_that_carries_the_model_away_ends_the_federation() -> None:
         "round 1 of f: noise has carried the model away; the model before this round is kept (allowed: a smaller "
         "privacy.central.clip, or less noise)"
     )
+
+
+def test_weights_of_updates_step_from_the_model_that_was_sent() -> None:
+    models = DenseModels(torch.tensor([[2.0, 2.0], [1.0, 4.0]]))
+    updates = Updates("f", 1, ("a", "b"), np.array([1, 1]), {}, np.zeros(2), models)
+    task = Task("f", 3, 1, ("a", "b"), torch.tensor([1.0, 2.0]))
+    # Θ + ½(1, 0) + ¼(0, 2), although the weights sum to ¾.
+    combine = combiner(federation(policy={"name": "cgsv"}), {}, task, updates, None, Server())  # type: ignore[arg-type]
+    assert combine.models(np.array([0.5, 0.25])).tolist() == [1.5, 2.5]
+    assert combine.models(np.array([[0.5, 0.25], [0.0, 2.0]])).tolist() == [[1.5, 2.5], [1.0, 6.0]]

@@ -15,6 +15,7 @@ from steelyard.weighing.adjusting import (
     Budget,
     GreedyOrder,
     OnlineOrder,
+    _upper_bound,
     other_orders,
     strategy_of,
 )
@@ -245,3 +246,9 @@ def test_a_budget_hands_everything_on() -> None:
     assert Budget(Asking(), 3).others(state, 0.25, 7, 9) == []
     assert Budget(Asking(), 2).others(state, 0.25, 7, 9) == []
     assert asked == [(state, 0.25, 7, 9)] * 3
+
+
+def test_the_upper_bound_by_hand():
+    assert _upper_bound(0.0, 0.0, 5.0) == math.inf
+    assert _upper_bound(1.0, 2.0, 1.0) == _upper_bound(1.0, 2.0, 0.5) == 0.5
+    assert _upper_bound(1.0, 2.0, 1.5) == pytest.approx(0.5 + math.sqrt(math.log(1.5)))

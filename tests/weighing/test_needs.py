@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -85,6 +87,32 @@ UNKNOWN = Capabilities("data.source = 'memory'")
             USERS,
             "looks at losses before training, and a recommender has none; allowed: criteria that do not",
         ),
+        (
+            Needs(expertise=True),
+            DIGITS,
+            "looks at users' features, and data.source = 'digits' has none; allowed: kind = 'recommend' with [kgflex]",
+        ),
+        (
+            Needs(slopes=True),
+            Capabilities("another framework", slopes=False),
+            "learns from the server's rows, and another framework only tests on them; allowed: rules that do not",
+        ),
+        (
+            Needs(output_layer=True),
+            Capabilities("a network", output_layer=False),
+            "looks at the last layer, and a network does not name it; allowed: rules that do not",
+        ),
+        (
+            Needs(everyone=True),
+            Capabilities("x", everyone=False),
+            "needs full participation, and rounds may be without some clients; allowed: rounds.fraction = 1 without "
+            "rounds.select.available and clock.deadline",
+        ),
+        (
+            Needs(client_tests=True),
+            Capabilities("x", client_tests=False),
+            "has clients test models in every round; allowed: partition.test with rows, rounds.evaluate_every = 1",
+        ),
     ],
 )
 def test_a_need_that_is_not_met_is_one_line(needs: Needs, available: Capabilities, line: str) -> None:
@@ -97,6 +125,9 @@ EVERYTHING = Needs(True, 2, ("sharp",), "classes", True, True, True, True)
 @pytest.mark.parametrize("available", [UNKNOWN, Capabilities("faces", "classes", 2, frozenset({"sharp", "big"}))])
 def test_what_is_offered_or_only_the_data_can_tell_is_accepted(available: Capabilities) -> None:
     assert unmet(EVERYTHING, available, KNOWN) is None
+    further = Needs(slopes=True, output_layer=True, everyone=True, client_tests=True)
+    assert unmet(further, available, KNOWN) is None
+    assert unmet(Needs(expertise=True), replace(available, expertise=True), KNOWN) is None
 
 
 @pytest.mark.parametrize("available", [DIGITS, REGRESSION, USERS, UNKNOWN])

@@ -224,3 +224,28 @@ def test_every_part_of_the_servers_test_can_be_read_and_not_written() -> None:
         assert np.array_equal(found, expected)
         with pytest.raises(ValueError, match="read-only"):
             found[...] = 9
+
+
+def test_models_are_tested_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def everything(models: torch.Tensor) -> ServerTest:
+        asked.append(len(models))
+        found = models.double().numpy()
+        errors, by_class = {"mse": found[:, 0] + 1, "mae": found[:, 1]}, {"recall": found[:, 1:] + 2}
+        return ServerTest(found[:, 0], found[:, 1:], errors, found[:, 2], by_class)
+
+    view = CohortView.of(updates(), START, everything)
+    weights = np.array([[1.0, 0, 0], [0, 0, 0], [0, 0.5, 0.5], [0, 0, 1.0], [0, 1.0, 0]])
+    whole = view.test(weights)
+    monkeypatch.setattr("steelyard.weighing.view.MOST_TESTED", 6)
+    parts = view.test(weights)
+    assert asked == [5, 2, 2, 1]
+    assert whole.accuracy.tolist() == [2.0, 1.0, 2.0, 3.0, 1.0]  # nobody's weight: the model that was sent
+    for name in ("accuracy", "f1", "losses"):
+        assert getattr(parts, name).tolist() == getattr(whole, name).tolist()
+    for name in ("errors", "by_class"):
+        one, other = getattr(parts, name), getattr(whole, name)
+        assert {key: values.tolist() for key, values in one.items()} == {k: v.tolist() for k, v in other.items()}
+    monkeypatch.setattr("steelyard.weighing.view.MOST_TESTED", 1)
+    assert view.test(np.array([1.0, 0, 0])).losses.tolist() == [-1.0]

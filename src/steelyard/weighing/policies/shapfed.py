@@ -19,6 +19,7 @@ from steelyard.messages import Floats
 from steelyard.weighing.needs import Needs
 from steelyard.weighing.policies.policy import Measures, Policy, by_client, cosines, policy, remember
 from steelyard.weighing.view import CohortView
+from steelyard.weighing.weights import to_weights
 
 VALUES, WEIGHTS = "shapfed/values", "shapfed/weights"
 
@@ -34,12 +35,10 @@ class ShapFed(Policy):
     """μ: how much of a value stays from round to round."""
 
     def weigh(self, measures: Measures, view: CohortView) -> Floats:
-        count = len(view.clients)
-        weights = by_client(view.memory, WEIGHTS, view, 1.0 / count)
+        weights = by_client(view.memory, WEIGHTS, view, 1.0 / len(view.clients))
         now = np.mean([cosines(gram, weights) for gram in view.class_grams], axis=0)
         values = self.mu * by_client(view.memory, VALUES, view, now) + (1 - self.mu) * now
         remember(view, VALUES, values)
         found = np.maximum(values, 0.0)
-        total = found.sum()
-        remember(view, WEIGHTS, found / total if total > 0 else np.full(count, 1.0 / count))
+        remember(view, WEIGHTS, to_weights(found)[0])
         return found
