@@ -11,13 +11,14 @@ import torch
 from tests.rounds.scripted import NAMES, Clients, Recorder, Reporting, Server, federation, state
 
 from steelyard import randomness
-from steelyard.messages import LossState, ServerTest, Task, Updates
-from steelyard.rounds.drafting import weigh_soundly
+from steelyard.messages import DenseModels, LossState, ServerTest, Task, Updates
+from steelyard.rounds.drafting import _view, discounted, weigh_soundly
 from steelyard.rounds.loop import TooFewClients, make_task, run_rounds
-from steelyard.rounds.server_rows import train_alone
+from steelyard.rounds.server_rows import server_slopes, train_alone
 from steelyard.rounds.state import Plan
 from steelyard.weighing.adjusting import AdjustSettings, strategy_of
 from steelyard.weighing.priorities import OrderState
+from steelyard.weighing.weights import Weighing
 
 
 @pytest.mark.parametrize(
@@ -317,3 +318,40 @@ def test_those_who_are_promised_a_least_weight_are_known_by_name() -> None:
     # a has one of 55 samples, and gets a half.
     assert draft.weighing.weights[0] == pytest.approx(0.5)
     assert draft.weighing.weights[1:] == pytest.approx(np.arange(2, 11) / 54 / 2)
+
+
+def test_what_the_view_of_a_cohort_knows_of_the_run() -> None:
+    updates = Clients()._trained(Task("f", 3, 5, ("a", "b"), torch.zeros(10)))
+    made = replace(federation(), learning_rate=0.5)
+    view = _view(made, state(4), updates, Server(), Plan(rounds=9, fraction=1.0))
+    assert (view.seed, view.round, view.rounds, view.rate) == (3, 5, 9, 0.5)
+
+
+def test_late_updates_count_less_and_the_sum_stays() -> None:
+    updates = Clients()._trained(Task("f", 3, 1, ("a", "b", "c"), torch.zeros(10)))
+    weights = np.array([0.5, 0.25, 0.25])
+    weighing = Weighing(("DS",), weights[:, None], weights[:, None], weights, weights, (), uniform=False)
+    found = discounted(weighing, replace(updates, late={"b": 0.5}))
+    assert found.weights == pytest.approx(np.array([0.5, 0.125, 0.25]) / 0.875)
+    assert discounted(weighing, updates) is weighing
+
+
+def test_slopes_of_the_servers_loss_by_hand() -> None:
+    class Doubling:
+        def gradients(self, seeds: Sequence[int], models: torch.Tensor) -> torch.Tensor:
+            assert seeds == [3]
+            return 2 * models
+
+    payload = DenseModels(torch.tensor([[1.0, 0.0], [0.0, 2.0]]))
+    # The model is (½, 1), its gradient (1, 2).
+    found = server_slopes(Doubling(), 3, payload, torch.zeros(2), np.array([0.5, 0.5]))  # type: ignore[arg-type]
+    assert found.tolist() == [1.0, 4.0]
+
+
+def test_a_poisson_cohort_by_hand() -> None:
+    chance = randomness.uniforms(randomness.stream_keys(7, 2, NAMES, "cohort"), 1)[:, 0]
+    expected = tuple(name for row, name in enumerate(NAMES) if chance[row] < 0.5)
+    assert Plan(3, 0.5, poisson=True).cohort(7, 2, NAMES[::-1]) == expected
+    for least, count in ((0, 1), (1, 1), (4, 4), (99, 10)):
+        found = Plan(3, 1e-9, poisson=True, min_clients=least).cohort(7, 2, NAMES)
+        assert found == tuple(randomness.choose(7, 2, NAMES, count))
