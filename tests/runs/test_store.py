@@ -344,6 +344,30 @@ def test_a_finished_run_that_was_killed_is_tidied(store: Store) -> None:
     assert [path.name for path in (store.folder / "checkpoints").iterdir()] == ["round-000003.safetensors"]
 
 
+def test_rounds_that_are_all_gone_are_counted_as_none(store: Store) -> None:
+    commit(store, record(round=0))
+    with store._db:
+        store._db.execute("DELETE FROM rounds")
+    with pytest.raises(UserError) as found:
+        store.resume()
+    assert str(found.value) == (
+        f"{store.folder / 'run.sqlite'}: damaged: 0 rounds of DS>LD, where its checkpoint follows 1; allowed: the file "
+        "as it was"
+    )
+
+
+def test_a_resume_that_cannot_be_written_says_where(store: Store) -> None:
+    commit(store, record(round=0))
+    store._db.execute("DROP TABLE untested")
+    store._db.execute("CREATE VIEW untested AS SELECT * FROM failures WHERE 0")
+    with pytest.raises(UserError) as found:
+        store.resume()
+    assert str(found.value) == (
+        f"{store.folder}: where it goes on from cannot be written: cannot modify untested because it is a view; rounds "
+        f"written before are kept, `steelyard resume {store.folder}` goes on once that is mended"
+    )
+
+
 def test_rules_that_cannot_be_written_are_one_line(tmp_path: Path) -> None:
     made = Store(tmp_path / "new")
     made._db.execute("DROP TABLE federations")

@@ -202,8 +202,8 @@ class Store:
         """
         counted = dict(self._db.execute(_COUNTED, (restored.round,)))
         for name, state in restored.states.items():
-            if counted.get(name, 0) != state.round + 1:
-                return f"{counted.get(name, 0)} rounds of {name}, where its checkpoint follows {state.round + 1}"
+            if (found := counted.get(name, 0)) != state.round + 1:
+                return f"{found} rounds of {name}, where its checkpoint follows {state.round + 1}"
         return ""
 
     def finish(self, **info: object) -> None:
