@@ -22,7 +22,9 @@ def confusion(predicted: torch.Tensor, labels: torch.Tensor, classes: int) -> ND
     """Return counts [..., true class, predicted class]; leading axes of `predicted` are models."""
     lead = predicted.shape[:-1]
     pairs = (labels.long() * classes + predicted.long()).reshape(-1, predicted.shape[-1])
-    counts = torch.stack([torch.bincount(row, minlength=classes * classes) for row in pairs])
+    # One count over all models: each has cells of its own.
+    cells = torch.arange(len(pairs), device=pairs.device)[:, None] * classes**2
+    counts = torch.bincount((pairs + cells).flatten(), minlength=len(pairs) * classes**2)
     return counts.reshape(*lead, classes, classes).cpu().numpy()
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from steelyard.clients.local import ComputeSettings, Simulation, SimulationServer
+from steelyard.clients.local.evaluator import MANY
 from steelyard.data import PartitionSettings, in_memory, share_out
 from steelyard.learning import losses
 from steelyard.learning.models import ModelSettings
@@ -75,3 +76,22 @@ def test_a_module_that_writes_into_its_input_does_not_change_what_the_next_model
         found.append(server.test(0, server.initial(0).repeat(3, 1)).losses)
     assert found[0].tolist() == found[1].tolist()
     assert len(set(found[0].tolist())) == 1
+
+
+@pytest.mark.parametrize("hidden", [(), (7,), (5, 3)])
+def test_many_models_in_one_stack_give_what_each_gives_alone(hidden: tuple[int, ...]) -> None:
+    """Coalitions of clients are tested together; the stack is cut by models and by rows."""
+    chance = torch.Generator().manual_seed(0)
+    data = in_memory(torch.randn(90, 4, generator=chance), torch.arange(90) % 3, classes=3)
+    population = share_out(data, PartitionSettings(scheme="iid", clients=3, server="fraction"), 0)
+    model = ModelSettings(name="mlp", hidden=hidden) if hidden else ModelSettings(name="logistic")
+    # So little memory that no two models fit at once.
+    compute = ComputeSettings(engine="loop", device="cpu", memory_gb=0.00002)
+    simulation = Simulation({0: population}, model, TrainingSettings(), compute)
+    server = SimulationServer(simulation)
+    models = server.initial(0) + 0.3 * torch.randn(MANY + 6, len(server.initial(0)), generator=chance)
+    together = server.test(0, models)
+    alone = [server.test(0, one[None]) for one in models]
+    assert together.losses == pytest.approx(np.concatenate([test.losses for test in alone]), abs=1e-6)
+    assert np.array_equal(together.f1, np.concatenate([test.f1 for test in alone]))
+    assert len(np.unique(together.losses)) == len(models)

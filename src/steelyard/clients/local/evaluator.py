@@ -15,6 +15,7 @@ from steelyard.clients.local.engines.execution import arithmetic, threads_for
 from steelyard.clients.local.engines.networks import is_convolutional, is_dense
 from steelyard.clients.local.kernels.available import kernel_steps
 from steelyard.clients.local.settings import Precision
+from steelyard.clients.local.steps.dense import dense
 from steelyard.learning import evaluation, losses
 from steelyard.learning.descent import Descent
 from steelyard.learning.training import class_weights
@@ -22,6 +23,10 @@ from steelyard.messages import Evaluations, Floats, LossState, Question
 
 if TYPE_CHECKING:
     from steelyard.clients.local.kernels.steps import KernelSteps
+
+
+MANY = 64
+"""So many models, such as coalitions of clients, are tested in one stack; fewer one after another."""
 
 
 class Evaluator:
@@ -52,6 +57,8 @@ class Evaluator:
         with small, torch.no_grad(), arithmetic(_tested(self.setup.precision), self.setup.device):
             if self.kernels is not None:
                 return self._together(self.kernels, models, dataset, rows)
+            if len(models) >= MANY and is_dense(self.setup.module):
+                return self._stacked(models, dataset, rows)
             found: list[list[torch.Tensor]] = [[] for _ in range(len(models))]
             for part in rows.split(self._batch(dataset)):
                 features = dataset.gather(part)
@@ -60,6 +67,28 @@ class Evaluator:
                     # A user's module may write into what it is given: the next model must not see that.
                     found[number].append(self.module(features if self._ours else features.clone()))
         return torch.stack([torch.cat(parts) for parts in found])
+
+    def _stacked(self, models: torch.Tensor, dataset: DeviceDataset, rows: torch.Tensor) -> torch.Tensor:
+        """All models of dense layers in batched products, as many at a time as a fiftieth of the memory holds."""
+        widest = max(slot.shape[0] for slot in self.setup.layout.slots)
+        parts = rows.split(self._batch(dataset))
+        together = max(1, int(0.02 * self.setup.memory / (4 * widest * len(parts[0]))))
+        found = [
+            torch.cat([self._dense(some.to(self.setup.device), features) for some in models.split(together)])
+            for features in (dataset.gather(part).flatten(1) for part in parts)
+        ]
+        return torch.cat(found, dim=1)
+
+    def _dense(self, models: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+        named = self.setup.layout.views(models)
+        depth = sum(name.endswith("weight") for name in named)
+        # The first layer sees the same rows in every model: one product for all.
+        weight = named["layers.0.weight"]
+        flat = features @ weight.reshape(-1, features.shape[1]).t()
+        found = flat.view(len(features), len(models), -1).transpose(0, 1) + named["layers.0.bias"][:, None, :]
+        for layer in range(1, depth):
+            found = dense(found.relu_(), f"layers.{layer}", named)
+        return found
 
     def _together(
         self, steps: KernelSteps, models: torch.Tensor, dataset: DeviceDataset, rows: torch.Tensor
