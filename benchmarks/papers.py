@@ -1,4 +1,6 @@
-"""The papers' image experiments, part by part: each is one `steelyard compare`, then `steelyard table` and `report`.
+"""The papers' image experiments and all rules beside each other, part by part.
+
+Each part is one `steelyard compare`, then `steelyard table` and `report`; those with every rule begin with "rivals".
 
     python -m benchmarks.papers results --parts mnist-noniid,mnist-iid --seconds 300
 
@@ -49,7 +51,15 @@ def parts() -> dict[str, tuple[str, ...]]:
         five = (f"adafed-{number}", "--seeds", "5", "--set", "compute.memory_gb=16", *ON_GPU, *BF16)
         adam = ("--set", "training.optimiser=adam", "--set", "training.learning_rate=0.001")
         found |= {f"adafed-{number}": five, f"adafed-{number}-adam": (*five, *adam)}
+        # Every rule of docs/algorithms once, which needs all clients in every round and rows at the server.
+        rivals = ("mnist-noniid", "--rules", "all", "--set", f"seed={number}", "--set", "rounds.count=60")
+        setting = ("rounds.fraction=1", "rounds.evaluate_every=1", "partition.clients=20", "compute.memory_gb=40")
+        server = ("partition.server=fraction", "partition.server_report=apart", "partition.server_weighs=200")
+        often = ("compute.engine=stacked", "store.checkpoint_every=5", "store.clients_every=5")
+        changed = [word for change in (*setting, *server, *often) for word in ("--set", change)]
+        found[f"rivals-mnist-seed{number}"] = (*rivals, *changed, *TF32)
     return found | {
+        "rivals-quickstart": ("quickstart", "--rules", "all"),
         "adafed-regression": ("adafed-regression", "--seeds", "10", "--set", "compute.device=cpu"),
         "quickstart": ("quickstart", "--rules", "DS,LD", "--seeds", "2"),
     }

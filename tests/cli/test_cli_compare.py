@@ -140,15 +140,19 @@ def test_seeds_must_be_counted_from_one(steelyard: CommandLine, small: Path) -> 
     assert "Traceback" not in done.stderr
 
 
-def test_all_policies_run_and_those_that_cannot_are_named(steelyard: CommandLine, tmp_path: Path) -> None:
+def test_all_rules_run_and_those_that_cannot_are_named(steelyard: CommandLine, tmp_path: Path) -> None:
     """Each once with its defaults; half of the clients take part, which three policies refuse: exit 0 all the same."""
     (tmp_path / "small.toml").write_text(SMALL)
     done = steelyard(
         "compare", "small.toml", "--rules", "all", "--set", "rounds.count=1", "--format", "json", "--quiet"
     )
     assert done.returncode == 0, done.stderr
-    rules = json.loads(done.stdout)["rules"]
+    document = json.loads(done.stdout)
+    assert {"afl", "cgsv", "feddg-ga", "fedbn"} <= set(document["left_out"])
+    assert {"fedavg", "SV", "fedlaw", "q-fedavg", "apfl", "fedala", "ditto"} <= set(document["rules"])
+    assert not set(document["left_out"]) & set(document["rules"])
     named = [line.split("without ")[1].split(":")[0] for line in done.stderr.splitlines() if "--rules all" in line]
-    assert named == ["afl", "cgsv", "feddg-ga"]
-    assert len(rules) == 11
-    assert {"fedavg", "fedlaw", "q-fedavg"} <= set(rules)
+    assert named == list(document["left_out"])
+    tables = steelyard("table", document["run"], "--verbose").stdout
+    assert "Left out of all rules" in tables
+    assert "needs full participation" in " ".join(tables.split())

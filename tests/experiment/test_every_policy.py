@@ -16,29 +16,36 @@ from steelyard.federate.server_app import federate
 from steelyard.runs.reader import History
 from steelyard.weighing.policies.catalogue import known
 
+PERSONAL = {"apfl", "ditto", "fedala", "fedbn", "fedfomo", "fedrep", "fine-tuned", "local-only"}
+EVERY = {"fedavg", "SV", *known(), *PERSONAL}
 
-def test_all_is_every_policy_once_and_the_rest_with_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
+
+def test_all_is_every_rule_once_and_the_rest_with_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
     found = load_comparison("quickstart", rules=["all"])
-    left_out = {"afl", "cgsv", "feddg-ga"}
-    assert set(found.rules()) == {"fedavg", *known()} - left_out
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 3
-    for name, line in zip(sorted(left_out), lines, strict=True):
-        assert line.startswith(
-            f"steelyard: --rules all: without {name}: weighing.policy: {name} needs full participation"
-        )
+    left_out = {"afl", "cgsv", "feddg-ga", "fedbn"}
+    assert set(found.rules()) == EVERY - left_out
+    assert set(found.left_out) == left_out
+    assert found.left_out["afl"].startswith("weighing.policy: afl needs full participation")
+    assert found.left_out["fedbn"].startswith("algorithm.name: got 'fedbn' with a model without batch norm")
+    lines = [f"steelyard: --rules all: without {name}: {why}" for name, why in found.left_out.items()]
+    assert capsys.readouterr().err.splitlines() == lines
     whole = load_comparison("quickstart", ["rounds.fraction=1"], ["all"])
-    assert set(whole.rules()) == {"fedavg", *known()}
-    assert not capsys.readouterr().err
+    assert EVERY - set(whole.rules()) == {"fedbn"} == set(whole.left_out)
+    assert load_comparison("quickstart", rules=["fedavg"]).left_out == {}
 
 
-def test_all_beside_another_rule_without_rows_at_the_server(capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_beside_another_rule_without_rows_at_the_server() -> None:
     found = load_comparison("mnist-noniid", ["rounds.fraction=1"], ["all", "DS>LD"])
     assert "DS>LD" in found.rules()
-    lines = capsys.readouterr().err.splitlines()
-    assert {*known(), "fedavg", "DS>LD"} - set(found.rules()) == {"fedlaw"}
-    assert len(lines) == 1
-    assert "without fedlaw: weighing.policy: fedlaw is measured on the server's test set" in lines[0]
+    assert EVERY - set(found.rules()) == {"fedlaw", "SV", "fedbn"} == set(found.left_out)
+    assert "fedlaw is measured on the server's test set" in found.left_out["fedlaw"]
+
+
+def test_a_network_of_one_layer_has_no_head_apart() -> None:
+    found = load_comparison("quickstart", ["model.name=logistic"], ["all"])
+    assert found.left_out["fedrep"] == (
+        "algorithm.name: got 'fedrep' with a model of one layer, which is all head; allowed: two or more"
+    )
 
 
 RULES = ("feddisco", "q-fedavg", "fedce", "shapfed", "fedawa", "nvflare-adaptive(warmup=0,patience=1)")

@@ -76,8 +76,8 @@ def with_rules(experiment: Description, texts: Sequence[str], store: Mapping[str
 
     `store` are further changes, to fields of [store].
     """
-    found = parse_rules(texts, experiment) if texts else default_rules(experiment)
-    document = experiment.model_dump(mode="json", exclude_none=True)
+    found, left_out = parse_rules(texts, experiment) if texts else (default_rules(experiment), {})
+    document = experiment.model_dump(mode="json", exclude_none=True) | {"left_out": left_out}
     document["store"] |= store or {}
     put_federations(document, found)
     return build(document, "--rules")
@@ -93,4 +93,4 @@ def default_rules(experiment: Description) -> dict[str, FederationSettings]:
         return experiment.rules()
     orders = list(permutations(range(len(base.criteria)))) if len(base.criteria) <= 3 else [base.order()]
     texts = [*base.criteria, *(show_priority(order, base.criteria) for order in orders), "online"]
-    return parse_rules(texts, experiment)
+    return parse_rules(texts, experiment)[0]

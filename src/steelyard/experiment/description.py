@@ -53,6 +53,9 @@ class Description(Section):
     beside: dict[PrintedName, FederationSettings] = Field(default_factory=dict)
     """Further rules, by name, that run on the same cohorts and the same first model, for comparison; each may have an
     algorithm of its own, as `[beside.NAME.algorithm]`."""
+    left_out: dict[PrintedName, str] = Field(default_factory=dict)
+    """Rules that `--rules all` asked for and that cannot run in this experiment, each with the reason; a comparison
+    writes it."""
     privacy: PrivacySettings | None = None
     """Which privacy clients are guaranteed; without it none."""
     store: StoreSettings = StoreSettings()

@@ -14,6 +14,7 @@ from steelyard.data.settings import DataSettings, FlawSettings, PartitionSetting
 from steelyard.errors import UserError, listed
 from steelyard.experiment.description import Description
 from steelyard.experiment.privacy_checks import check_cohorts
+from steelyard.learning.catalogue import DENSE, NAMES, no_part
 from steelyard.learning.effective_rows import effective_rows_of
 from steelyard.learning.settings import ModelSettings, TrainingSettings
 from steelyard.privacy.requirements import check_installed
@@ -59,6 +60,17 @@ class LearningDescription(Description):
         if self.clock is not None and self.clock.late == "next":
             self._check_late()
         return self
+
+    def check_algorithms(self, *, own_code: bool) -> None:
+        super().check_algorithms(own_code=own_code)
+        # What a module of the user's own has is seen when it is built.
+        built_in = self.model.name in ("auto", *NAMES)
+        for settings in [rule.algorithm or self.algorithm for rule in self.rules().values()] if built_in else []:
+            part = "nothing" if settings.plugins else settings.made().private
+            if part == "norms":
+                raise UserError(no_part(settings.name, part))
+            if part == "head" and not (self.model.hidden or DENSE.get(self.model.name, "some")):
+                raise UserError(no_part(settings.name, part))
 
     @property
     def clocked(self) -> bool:

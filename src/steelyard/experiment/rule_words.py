@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from steelyard.algorithms.catalogue import known as algorithms
 from steelyard.algorithms.catalogue import load_plugins as load_algorithms
 from steelyard.algorithms.settings import AlgorithmSettings, parse_algorithm
 from steelyard.errors import UserError, brief, listed
@@ -22,18 +23,19 @@ _FURTHER = (
 _LONGEST = 200
 
 
-def parse_rules(texts: Sequence[str], experiment: Description) -> dict[str, FederationSettings]:
+def parse_rules(texts: Sequence[str], experiment: Description) -> tuple[dict[str, FederationSettings], dict[str, str]]:
     """Read rules such as "DS", "LD>DS>MD", "online(LD>DS>MD)@20", "scaffold", "fedprox(mu=0.1)+LD>DS", separated by
     commas or given one by one.
 
-    "all" is every policy once. What each word means is in docs/experiments.md; the recipe's criteria and plugins are
-    the frame.
+    "all" is every policy and every personal algorithm once; what of it cannot run here is returned beside the rules,
+    with the reason. What each word means is in docs/experiments.md; the recipe's criteria and plugins are the frame.
     """
     if experiment.weighing.plugins:
         registry.load_plugins(experiment.weighing.plugins)
     if experiment.algorithm.plugins:
         load_algorithms(experiment.algorithm.plugins)
     found: dict[str, FederationSettings] = {}
+    left_out: dict[str, str] = {}
     for text in texts:
         for word in split(text):
             if len(word) > _LONGEST:
@@ -41,7 +43,8 @@ def parse_rules(texts: Sequence[str], experiment: Description) -> dict[str, Fede
             if word == "recipe":
                 found.update(experiment.rules())
             elif word == "all":
-                found.update(_every_policy(experiment))
+                every, left_out = _every_rule(experiment)
+                found.update(every)
             elif word in experiment.rules():
                 if word in found and "recipe" not in texts:
                     raise UserError(f"--rules: '{word}' is there twice; allowed: each rule once")
@@ -53,23 +56,29 @@ def parse_rules(texts: Sequence[str], experiment: Description) -> dict[str, Fede
                 found[name] = settings
     if not found:
         raise UserError(f"--rules: got nothing; allowed: orders such as DS>LD>MD, or {listed((*WORDS, *_FURTHER))}")
-    return found
+    return found, left_out
 
 
-def _every_policy(experiment: Description) -> dict[str, FederationSettings]:
-    """Return FedAvg and each policy once with its defaults; what cannot run here is named with its reason."""
+def _every_rule(experiment: Description) -> tuple[dict[str, FederationSettings], dict[str, str]]:
+    """Return FedAvg, Shapley values, each policy and each personal algorithm once with its defaults; and the reasons.
+
+    What cannot run here stands among the reasons, and is said.
+    """
     found: dict[str, FederationSettings] = {}
-    for word in ("fedavg", *policies()):
+    left_out: dict[str, str] = {}
+    personal = sorted(name for name, made in algorithms().items() if made.personal)
+    for word in ("fedavg", "SV", *policies(), *personal):
         try:
             name, settings = _rule(word, experiment)
             document = experiment.model_dump(mode="json", exclude_none=True)
             put_federations(document, {name: settings})
             validated(type(experiment), document, "")
         except UserError as error:
+            left_out[word] = str(error)
             say(f"--rules all: without {word}: {error}")
         else:
             found[name] = settings
-    return found
+    return found, left_out
 
 
 def _rule(word: str, experiment: Description) -> tuple[str, FederationSettings]:

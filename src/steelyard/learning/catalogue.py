@@ -50,6 +50,15 @@ DENSE: Mapping[str, tuple[int, ...]] = {"logistic": (), "mlp": (64,), "linear": 
 NAMES = (*CONVOLUTIONAL, *DENSE)
 
 
+def no_part(algorithm: str, part: str) -> str:
+    """Return the line that refuses an algorithm whose clients keep a part that the model does not have."""
+    lacks, allowed = {
+        "norms": ("a model without batch norm", "one with batch norm"),
+        "head": ("a model of one layer, which is all head", "two or more"),
+    }[part]
+    return f"algorithm.name: got '{algorithm}' with {lacks}; allowed: {allowed}"
+
+
 def dense(inputs: int, hidden: Sequence[int], outputs: int) -> int:
     """Count the weights and biases of dense layers."""
     return sum((a + 1) * b for a, b in pairwise([inputs, *hidden, outputs]))

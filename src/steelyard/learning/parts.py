@@ -8,6 +8,7 @@ from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPriva
 
 from steelyard.algorithms.algorithm import Part
 from steelyard.errors import UserError
+from steelyard.learning.catalogue import no_part
 from steelyard.learning.parameters import Layout
 
 
@@ -27,13 +28,9 @@ def _names(module: nn.Module, part: Part) -> set[str]:
 def check_part(module: nn.Module, part: Part, algorithm: str) -> None:
     """Refuse an algorithm that keeps a part of the model apart which this model does not have."""
     if part == "norms" and not _names(module, part):
-        raise UserError(
-            f"algorithm.name: got '{algorithm}' with a model without batch norm; allowed: one with batch norm"
-        )
-    if part in ("head", "body") and not {name for name, _ in module.named_parameters()} & _names(module, "body"):
-        raise UserError(
-            f"algorithm.name: got '{algorithm}' with a model of one layer, which is all head; allowed: two or more"
-        )
+        raise UserError(no_part(algorithm, part))
+    if part == "head" and not {name for name, _ in module.named_parameters()} & _names(module, "body"):
+        raise UserError(no_part(algorithm, part))
 
 
 def spans(module: nn.Module, part: Part) -> tuple[tuple[int, int], ...]:

@@ -75,6 +75,7 @@ def compare_run(run: History | Path | str, experiment: Description, baseline: st
             {"rule": rule, "seed": seed, "round": round, "reason": reason}
             for (rule, seed), (round, reason) in history.ended.items()
         ],
+        "left_out": experiment.left_out,
         **describe(
             *(curves, chosen, settings.all_targets, settings.shares, limit, settings.last),
             above=settings.above,

@@ -25,6 +25,7 @@ def comparison_tables(document: Comparison) -> list[Table]:
     found += _server(document)
     found += class_tables(document)
     found += _ended(document)
+    found += _left_out(document)
     found += _flawed(document)
     found += _testing(document)
     found += _samples(document)
@@ -162,6 +163,12 @@ def _ended(document: Comparison) -> list[Table]:
     rows = [(row["rule"], str(row["seed"]), str(row["round"]), row["reason"]) for row in ended]
     note = "Their last tested model stands in the other tables; a target that it had not reached is not reached."
     return [Table("Ended early, without a sound model", ("rule", "seed", "round", "why"), tuple(rows), note)]
+
+
+def _left_out(document: Comparison) -> list[Table]:
+    """What `--rules all` asked for and this experiment cannot run, so that nobody takes the rest for everything."""
+    rows = tuple(document.get("left_out", {}).items())
+    return [Table("Left out of all rules", ("rule", "why"), rows)] if rows else []
 
 
 def _flawed(document: Comparison) -> list[Table]:

@@ -421,6 +421,8 @@ class Comparison(RuleTables):
     weighed_one: list[SingleClient]
     flawed: list[FlawedRow]
     ended: list[EndedRow]
+    left_out: dict[str, str]
+    """What `--rules all` asked for and could not run, with the reason."""
 
 
 # A sweep: `steelyard sweep --format json`, `SweepResult.table`.
