@@ -229,6 +229,18 @@ class Failure:
     reason: str
 
 
+@dataclass(frozen=True)
+class Signed:
+    """What came with one client's update and was checked: its salted digest, signed by the key of its node."""
+
+    digest: bytes
+    salt: bytes
+    """Empty where updates are hidden: the node keeps it."""
+    key: str
+    """The public key, as one line of OpenSSH."""
+    signature: bytes
+
+
 @dataclass(frozen=True, eq=False)
 class Updates:
     """What a cohort sent back for one task, in ascending order of client id."""
@@ -262,6 +274,8 @@ class Updates:
     """Seconds that the round took on the devices' clock; None without one."""
     started_over: tuple[str, ...] = ()
     """Clients across machines that began with nothing kept: in their first round, or because their node lost it."""
+    signed: Mapping[str, Signed] = field(default_factory=dict[str, Signed])
+    """By client: its digest as its node signed it, checked; empty where nobody signs."""
 
     def select(self, keep: Sequence[int], refused: Sequence[Failure]) -> Updates:
         """Return the same updates with only the clients at these positions; the rest are noted as failures."""
@@ -284,6 +298,7 @@ class Updates:
             late={name: share for name, share in self.late.items() if name in {self.clients[i] for i in rows}},
             simulated=self.simulated,
             started_over=self.started_over,
+            signed=self.signed,
         )
 
 

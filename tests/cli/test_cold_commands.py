@@ -26,6 +26,7 @@ COMMANDS = {
     "ls .": "finished",
     "table done": "accuracy",
     "weigh clients.csv": "Alice",
+    "verify done": "whole",
     "export done --to csv": "done/export",
     "import rounds.csv --out theirs --by DS": "theirs",
     "new mine.toml --csv people.csv --label y": "mine.toml",

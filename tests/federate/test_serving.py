@@ -47,7 +47,7 @@ from steelyard.errors import UserError
 from steelyard.federate.certificates import make_certificates, make_key
 from steelyard.federate.processes import environment
 from steelyard.federate.proxy import ALLOWED, RegisteredKeys
-from steelyard.federate.serving import read_public_key
+from steelyard.signing import read_public_key
 
 
 def private(file: Path) -> ec.EllipticCurvePrivateKey:

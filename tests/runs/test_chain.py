@@ -26,9 +26,10 @@ from steelyard.privacy.accounting import Release
 from steelyard.privacy.ledger import Charge, Ledger
 from steelyard.privacy.ledger_marks import FILE
 from steelyard.runs import chain, digests
-from steelyard.runs.chain import Checked, check, field
+from steelyard.runs.chain import Checked, check
 from steelyard.runs.reader import History
 from steelyard.runs.store import Store
+from steelyard.signing import field
 
 NAMES = ("DS>LD", "other")
 
@@ -104,11 +105,16 @@ TABLES = {
     "rounds": "accuracy priority tried tests cohort answered kept_old zero_criteria zero_scores loss server_accuracy "
     "server_macro_f1 server_metrics simulated epsilon",
     "updates": "clients samples bytes loss score weight raw normalised listening",
-    "digests": "model updates",
+    "digests": "task model updates salts",
     "evaluations": "clients samples score loss metrics figures",
     "samples": "hits count",
     "ended": "reason",
 }
+
+
+def strangers_salt(secret: str | None, federation: str, round: int, client: str) -> bytes:
+    said = strangers_value("salt", secret) + strangers_value("federation", federation)
+    return hashlib.sha256(said + strangers_value("round", round) + strangers_value("client", client)).digest()[:16]
 
 
 def strangers_head(folder: Path) -> str:
@@ -116,14 +122,14 @@ def strangers_head(folder: Path) -> str:
     clients = dict(query(folder, "SELECT id, name FROM clients"))
     federations = sorted(query(folder, "SELECT name, id, rule, seed, settings, algorithm FROM federations"))
     salt = query(folder, "SELECT value FROM info WHERE key = 'salt'")
-    text = strangers_value("chain", 1) + (strangers_value("salt", salt[0][0]) if salt else b"")
-    for name, _, rule, seed, _, algorithm in federations:
+    text = strangers_value("chain", 2) + (strangers_value("salt", salt[0][0]) if salt else b"")
+    for name, _, rule, seed, settings, algorithm in federations:
         text += strangers_value("federation", name) + strangers_value("rule", rule) + strangers_value("seed", seed)
-        text += strangers_value("algorithm", algorithm)
+        text += strangers_value("settings", settings) + strangers_value("algorithm", algorithm)
     head = hashlib.sha256(text).hexdigest()
     content = (folder / FILE).read_bytes() if (folder / FILE).exists() else b""
     for round, size in query(folder, "SELECT round, ledger_bytes FROM chain ORDER BY round"):
-        text = strangers_value("chain", 1) + strangers_value("before", head) + strangers_value("round", round)
+        text = b""
         for name, key, _, _, settings, _ in federations:
             text += strangers_value("federation", name)
             for table, columns in TABLES.items():
@@ -149,7 +155,9 @@ def strangers_head(folder: Path) -> str:
         if size is not None:
             text += strangers_value("ledger_bytes", size)
             text += strangers_value("ledger", hashlib.sha256(content[:size]).hexdigest())
-        head = hashlib.sha256(text).hexdigest()
+        link = strangers_value("chain", 2) + strangers_value("before", head) + strangers_value("round", round)
+        link += strangers_value("record", hashlib.sha256(text).hexdigest())
+        head = hashlib.sha256(link).hexdigest()
     return head
 
 
@@ -172,9 +180,11 @@ def test_the_head_does_not_depend_on_how_often_a_checkpoint_is_written_nor_on_ti
 def test_digests_are_of_each_clients_numbers(tmp_path: Path) -> None:
     folder = written(tmp_path / "run")
     rows = query(folder, "SELECT round, model, updates FROM digests ORDER BY round")
-    numbers = torch.eye(2).numpy()
-    sent = b"".join(hashlib.sha256(row.tobytes()).digest() for row in numbers)
-    assert [found for _, _, found in rows if found is not None] == [sent] * 8
+    for number, round, found, salts in query(folder, "SELECT federation, round, updates, salts FROM digests"):
+        sent = [] if not round else list(zip("ab", torch.eye(2).numpy(), strict=True))
+        made = [strangers_salt(None, NAMES[number - 1], round, client) for client, _ in sent]
+        expected = [hashlib.sha256(salt + row.tobytes()).digest() for salt, (_, row) in zip(made, sent, strict=True)]
+        assert (found, salts) == ((b"".join(expected), b"".join(made)) if round else (None, None))
     models = [hashlib.sha256(struct.pack("<2f", 1.0 + round, 2.0)).hexdigest() for round, _, _ in rows]
     assert [model for _, model, _ in rows] == models
 
@@ -187,7 +197,9 @@ def test_large_updates_are_hashed_on_threads_to_the_same_digests() -> None:
     taking.take(1, [made], {"DS>LD": state(1)}, single=True)
     (found,) = taking.collect()
     taking.close()
-    assert found.updates == b"".join(hashlib.sha256(row.numpy().tobytes()).digest() for row in models)
+    salts = [strangers_salt(None, "DS>LD", 1, client) for client in "abc"]
+    expected = [hashlib.sha256(salt + row.numpy().tobytes()).digest() for salt, row in zip(salts, models, strict=True)]
+    assert (found.updates, found.salts) == (b"".join(expected), b"".join(salts))
     assert taking.collect() == []
 
 
@@ -321,7 +333,7 @@ CHANGES: dict[str, tuple[str, str]] = {
     "a client's name": ("UPDATE clients SET name = 'z' WHERE name = 'a'", "round 0 is not"),
     "a rule's seed": ("UPDATE federations SET seed = 5", "round 0 is not"),
     "names of criteria": (
-        "UPDATE federations SET settings = replace(settings, '\"DS\",\"LD\"', '\"LD\",\"DS\"')", "round 1 is not",
+        "UPDATE federations SET settings = replace(settings, '\"DS\",\"LD\"', '\"LD\",\"DS\"')", "round 0 is not",
     ),
     "a round's rows": ("DELETE FROM rounds WHERE round = 1", "round 1 is not"),
     "the first link": ("DELETE FROM chain WHERE round = 0", "round 0 is missing from its chain"),
@@ -420,9 +432,7 @@ def test_a_rule_without_a_row_in_a_round_has_no_place_in_its_record(tmp_path: Pa
     folder = written(tmp_path / "run")
     db = sqlite3.connect(folder / "run.sqlite")
     records = chain.Records(db)
-    assert records.record(99, "before", None) == (
-        chain.field("chain", chain.VERSION) + chain.field("before", "before") + chain.field("round", 99)
-    )
+    assert records.record(99, None) == b""
     db.close()
 
 

@@ -30,6 +30,8 @@ def test_a_writer_makes_the_tables_once_and_readers_do_not_block_it(tmp_path: Pa
         "samples",
         "ended",
         "digests",
+        "signatures",
+        "keys",
         "chain",
         "checkpoints",
     }
@@ -73,7 +75,7 @@ def test_another_version_is_named(tmp_path: Path, write: bool) -> None:
     with writer:
         writer.execute("UPDATE info SET value = '1' WHERE key = 'schema'")
     writer.close()
-    with pytest.raises(UserError, match=r"run\.sqlite: schema 1; this version reads schema 6$"):
+    with pytest.raises(UserError, match=r"run\.sqlite: schema 1; this version reads schema 7$"):
         connect(tmp_path, write=write)
 
 
@@ -82,7 +84,7 @@ def test_a_database_without_a_version_is_named(tmp_path: Path) -> None:
     with writer:
         writer.execute("DELETE FROM info")
     writer.close()
-    with pytest.raises(UserError, match="schema None; this version reads schema 6"):
+    with pytest.raises(UserError, match="schema None; this version reads schema 7"):
         connect(tmp_path, write=False)
 
 

@@ -48,7 +48,7 @@ def register(
 
     require_flower()
     from steelyard.clients.flower.register import FILE, Entry, enter, remove
-    from steelyard.federate.serving import read_public_key
+    from steelyard.signing import read_public_key
 
     file = folder / FILE
     if gone is not None:

@@ -37,6 +37,7 @@ from steelyard.runs.process import this_process
 from steelyard.runs.reader import History
 from steelyard.runs.setup import discard, set_up
 from steelyard.runs.store import Store, tidy
+from steelyard.signing import head_key
 from steelyard.tracking.recording import Tracked
 from steelyard.tracking.trackers import check as check_tracker
 from steelyard.weighing.adafed import loss_rule
@@ -264,7 +265,13 @@ def _assembled(
 
 def _open(folder: Path, experiment: Description, *, simulated: bool) -> Store:
     settings = experiment.resolved().store
-    return Store(folder, settings.checkpoint_every, settings.clients_every, every_digest=not simulated)
+    return Store(
+        folder,
+        settings.checkpoint_every,
+        settings.clients_every,
+        every_digest=not simulated or settings.digests == "every",
+        signer=head_key(),
+    )
 
 
 def _go(parts: _Parts, folder: Path, store: Store, progress: bool | Progress, *, accept: bool = False) -> Path:

@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from steelyard.errors import UserError, writable
+from steelyard.signing import key_pair
 
 _DAYS = 365
 
@@ -122,12 +123,9 @@ def make_key(file: Path) -> tuple[Path, Path]:
     writable(file.parent, "file")
     public = file.with_name(file.name + ".pub")
     _refuse_existing(file, public)
-    key = ec.generate_private_key(ec.SECP384R1())
-    private = key.private_bytes(
-        serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
-    )
+    private, shown = key_pair()
     _write(file, private, secret=True)
-    _write(public, key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH))
+    _write(public, shown)
     return file, public
 
 

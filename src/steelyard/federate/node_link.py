@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TypeVar
 
 import httpx
-from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from flwr.app import Message
 
@@ -32,6 +31,7 @@ from steelyard.clients.flower.forms import Refused
 from steelyard.clients.flower.parts import LARGEST_MESSAGE, fetch
 from steelyard.errors import UserError, without_controls
 from steelyard.federate.node_workers import Worker, WorkerDied, Workers, read_frame, write_frame
+from steelyard.signing import read_private_key
 
 ResultT = TypeVar("ResultT")
 
@@ -69,19 +69,6 @@ def _authority(file: Path) -> bytes:
     except OSError as error:
         raise UserError(f"ca: {file} cannot be read: {error.strerror}; allowed: ca.pem") from error
     return content
-
-
-def read_private_key(file: Path) -> ec.EllipticCurvePrivateKey:
-    """Return a node's private key; anything else is refused."""
-    try:
-        key = serialization.load_ssh_private_key(file.read_bytes(), password=None)
-    except OSError as error:
-        raise UserError(f"key: {file} cannot be read: {error.strerror}; allowed: a node's private key") from error
-    except Exception:
-        raise UserError(f"key: {file} is not a private key; allowed: what `steelyard federate key` made") from None
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise UserError(f"key: {file} is of another kind; allowed: what `steelyard federate key` made")
-    return key
 
 
 class NodeLink:

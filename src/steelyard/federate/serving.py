@@ -14,10 +14,9 @@ from pathlib import Path
 
 import httpx
 import uvicorn
-from cryptography.hazmat.primitives import serialization
 
 from steelyard.clients.flower.adapter.superlink import KeyRegistration
-from steelyard.clients.flower.register import FILE, REGISTER, Entry, bare
+from steelyard.clients.flower.register import FILE, REGISTER, Entry
 from steelyard.errors import UserError, ends_as_interrupted
 from steelyard.federate.app_folder import connection_file
 from steelyard.federate.bounded import BoundedLoop, BoundedProtocol, allow_many_files
@@ -61,18 +60,6 @@ class ServerFolder:
             raise UserError(
                 f"{self.folder}: cannot be used: {error.strerror}; allowed: a folder of your own"
             ) from error
-
-
-def read_public_key(file: Path) -> str:
-    """Return the public key in a .pub file as one line; any other file is refused."""
-    try:
-        line = bare(file.read_text(encoding="ascii"))
-        serialization.load_ssh_public_key(line.encode())
-    except OSError as error:
-        raise UserError(f"{file}: cannot be read: {error.strerror}; allowed: a node's .pub file") from error
-    except Exception:
-        raise UserError(f"{file}: not a public key; allowed: the .pub file of `steelyard federate key`") from None
-    return line
 
 
 def serve(folder: Path, certificates: Path, host: str, port: int) -> None:

@@ -237,6 +237,7 @@ def _finish(draft: Draft, server: Server, plan: Plan, seconds: float) -> tuple[R
         evaluations=answer,
         accuracy=accuracy,
         loss=before.loss,
+        vectors={name: before.tensors[name] for name in federation.algorithm.receives},
         server_accuracy=None if test is None or macro is None else float(test.accuracy[0]),
         server_macro_f1=macro,
         server_metrics={} if test is None else _server_metrics(test),

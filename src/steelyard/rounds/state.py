@@ -82,6 +82,8 @@ class RoundRecord:
     evaluations: Evaluations | None = None
     accuracy: float | None = None
     loss: LossState | None = None
+    vectors: Vectors = field(default_factory=dict[str, torch.Tensor])
+    """What the clients were sent beside the model, by name."""
     server_accuracy: float | None = None
     server_macro_f1: float | None = None
     server_metrics: Mapping[str, float | list[float]] = field(default_factory=dict[str, "float | list[float]"])

@@ -6,14 +6,17 @@ import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from steelyard.messages import DenseModels, Payload, Updates
-from steelyard.rounds.state import RoundRecord, RoundState
+from steelyard.algorithms.settings import algorithm_table
+from steelyard.messages import DenseModels, Payload, Signed, Updates
+from steelyard.rounds.state import Federation, RoundRecord, RoundState
+from steelyard.signing import DIGEST_BYTES, salted_digest, server_salt, task_digest
 
 SMALL = 1 << 16
 """Up to this many bytes a client, threads cost more than they save."""
@@ -31,8 +34,33 @@ class Digest:
     round: int
     model: str
     """SHA-256 of the model that the round ended with, in hexadecimal digits."""
-    updates: bytes | None
-    """SHA-256 of each client's update, 32 bytes each, clients in order; None where there are no single updates."""
+    updates: bytes | None = None
+    """Salted SHA-256 of each client's update, 32 bytes each, clients in order; None where none was taken."""
+    task: str | None = None
+    """SHA-256 of what the clients were asked, in hexadecimal digits; None where nobody was."""
+    salts: bytes | None = None
+    """16 bytes for each client; None where nodes keep them to themselves."""
+    signed: Mapping[str, Signed] = field(default_factory=dict[str, Signed])
+    """By client, what its node signed."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Work:
+    """What the digests of one federation's round are taken of; the rest of its record is not kept alive."""
+
+    record: RoundRecord
+    clients: tuple[str, ...]
+    payload: Payload | None
+    signed: Mapping[str, Signed]
+    parameters: torch.Tensor
+
+    @classmethod
+    def of(cls, record: RoundRecord, payload: Payload | None, state: RoundState, *, single: bool) -> _Work:
+        updates = record.updates if single else None
+        clients = () if updates is None else updates.clients
+        signed = {} if updates is None else {name: updates.signed[name] for name in clients if name in updates.signed}
+        kept = RoundRecord(record.federation, record.round, 0.0, loss=record.loss, vectors=record.vectors)
+        return cls(kept, clients, payload, signed, state.parameters)
 
 
 class Digests:
@@ -49,16 +77,30 @@ class Digests:
         self._beside: ThreadPoolExecutor | None = None
         self._under_way: Future[list[Digest]] | None = None
         self._taken: list[Digest] = []
+        self._secret = ""
+        self._asked: dict[str, tuple[int, Mapping[str, Any]]] = {}
+        self._models: dict[str, str] = {}
+
+    def register(self, federations: Sequence[Federation]) -> None:
+        """Say whose rounds will come."""
+        self._asked = {one.name: (one.seed, algorithm_table(one.algorithm)) for one in federations}
+
+    def go_on(self, secret: str, models: Mapping[str, str]) -> None:
+        """Say what salts are made from, and the digests of the models that the federations go on from."""
+        self._secret, self._models = secret, dict(models)
 
     def take(
         self, round: int, records: Sequence[RoundRecord], states: Mapping[str, RoundState], *, single: bool
     ) -> None:
         """Begin with the digests of a round; those of the round before are waited for. `single`: of updates too."""
         self._wait()
-        # Payloads and models only: the rest of a record is not kept alive.
-        work = [(r.federation, self._hashable(r.updates) if single else None, states[r.federation]) for r in records]
-        if not any(state.parameters.is_cuda for _, _, state in work):
-            self._taken += [self._digest(round, *each) for each in work]
+        work = [
+            _Work.of(r, self._hashable(r.updates) if single else None, states[r.federation], single=single)
+            for r in records
+        ]
+        asked = {r.federation for r in records if r.updates is not None and (r.updates.clients or r.updates.failures)}
+        if not any(each.parameters.is_cuda for each in work):
+            self._taken += [self._digest(each, asked) for each in work]
             return
         ready = torch.cuda.Event()
         ready.record()
@@ -68,16 +110,18 @@ class Digests:
             stream = torch.cuda.Stream()
             stream.wait_event(ready)
             with torch.cuda.stream(stream):
-                return [self._digest(round, *each) for each in work]
+                return [self._digest(each, asked) for each in work]
 
         self._beside = self._beside or ThreadPoolExecutor(1, "digests")
         self._under_way = self._beside.submit(beside)
-        if any(isinstance(payload, DenseModels) and not payload.models.is_cuda for _, payload, _ in work):
+        if any(isinstance(each.payload, DenseModels) and not each.payload.models.is_cuda for each in work):
             self._wait()  # A matrix too large for the GPU is not held beside the next one.
 
     def _hashable(self, updates: Updates | None) -> Payload | None:
-        if updates is None or self._every or not isinstance(updates.payload, DenseModels):
-            return None if updates is None else updates.payload
+        if updates is None or set(updates.clients) <= updates.signed.keys():
+            return None  # Whoever checked a node's signature has taken the digest.
+        if self._every or not isinstance(updates.payload, DenseModels):
+            return updates.payload
         models, steps = updates.payload.models, updates.steps
         long = not models.is_cuda and steps is not None and len(steps) > 0 and steps.mean() >= MANY_STEPS
         return updates.payload if long or models.nbytes <= FEW_BYTES else None
@@ -99,16 +143,37 @@ class Digests:
             self._taken += self._under_way.result()
             self._under_way = None
 
-    def _digest(self, round: int, federation: str, payload: Payload | None, state: RoundState) -> Digest:
-        content = None if payload is None else payload.content()
-        updates = None if content is None else b"".join(self._hashed(content))
-        return Digest(federation, round, model_digest(state.parameters), updates)
+    def _digest(self, work: _Work, asked: set[str]) -> Digest:
+        record, before = work.record, self._models.get(work.record.federation)
+        task = None
+        if before is not None and record.loss is not None and record.federation in asked & self._asked.keys():
+            vectors = {name: model_digest(vector) for name, vector in record.vectors.items()}
+            seed, algorithm = self._asked[record.federation]
+            task = task_digest(record.federation, seed, record.round, record.loss, algorithm, before, vectors)
+        model = self._models[record.federation] = model_digest(work.parameters)
+        updates, salts = self._singly(work)
+        return Digest(record.federation, record.round, model, updates, task, salts, work.signed)
 
-    def _hashed(self, content: Sequence[NDArray[np.generic]]) -> Sequence[bytes]:
+    def _singly(self, work: _Work) -> tuple[bytes | None, bytes | None]:
+        """Return the digest and the salt of each client's update: as its node signed them, or taken here."""
+        record, signed = work.record, work.signed
+        content = None if work.payload is None else work.payload.content()
+        if content is None:
+            none = bytes(DIGEST_BYTES)
+            digests = b"".join(signed[name].digest if name in signed else none for name in work.clients)
+            salts = b"".join(signed[name].salt for name in work.clients if name in signed)
+            return (digests, salts if salts and len(signed) == len(work.clients) else None) if signed else (None, None)
+        own = [
+            signed[name].salt if name in signed else server_salt(self._secret, record.federation, record.round, name)
+            for name in work.clients
+        ]
+        return b"".join(self._hashed(own, content)), b"".join(own)
+
+    def _hashed(self, salts: Sequence[bytes], content: Sequence[NDArray[np.generic]]) -> Sequence[bytes]:
         if len(content) < 2 or sum(part.nbytes for part in content) < SMALL * len(content):
-            return list(map(_sha256, content))
+            return list(map(update_digest, salts, content))
         self._pool = self._pool or ThreadPoolExecutor(THREADS, "digests")
-        return list(self._pool.map(_sha256, content))
+        return list(self._pool.map(update_digest, salts, content))
 
 
 def model_digest(parameters: torch.Tensor) -> str:
@@ -116,5 +181,6 @@ def model_digest(parameters: torch.Tensor) -> str:
     return hashlib.sha256(parameters.detach().cpu().contiguous().numpy().data).hexdigest()
 
 
-def _sha256(part: NDArray[np.generic]) -> bytes:
-    return hashlib.sha256(part.reshape(-1).data).digest()
+def update_digest(salt: bytes, part: NDArray[np.generic]) -> bytes:
+    """Return the digest of one client's update, as `Payload.content` gives it."""
+    return salted_digest(salt, part.reshape(-1).data)

@@ -14,6 +14,7 @@ from steelyard.rounds.state import Federation, RoundRecord, RoundState
 from steelyard.runs.columns import KEYS, WHOLE, pack
 from steelyard.runs.digests import Digest
 from steelyard.runs.schema import WRITE
+from steelyard.signing import fingerprint
 from steelyard.weighing.rule import show_priority
 
 _CLIENTS = "SELECT name, id FROM clients"
@@ -92,10 +93,13 @@ class RoundRows:
 
     def digest(self, digests: Sequence[Digest]) -> None:
         """Write the digests of rounds."""
-        self._db.executemany(
-            WRITE["digests"],
-            [(self._federations[d.federation], d.round, d.model, d.updates) for d in digests],
-        )
+        for each in digests:
+            here = (self._federations[each.federation], each.round)
+            self._db.execute(WRITE["digests"], (*here, each.model, each.task, each.updates, each.salts, None))
+            for client, signed in sorted(each.signed.items()):
+                key = fingerprint(signed.key)
+                self._db.execute(WRITE["keys"], (key, signed.key))
+                self._db.execute(WRITE["signatures"], (*here, self._client(client), key, signed.signature))
 
     def end(self, states: Mapping[str, RoundState]) -> None:
         """Write which federations ended because their model exploded, in the round after their last."""

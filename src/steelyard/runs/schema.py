@@ -27,7 +27,7 @@ from steelyard.runs.checks import (
 )
 from steelyard.runs.typed import Reader, declared
 
-VERSION = 6
+VERSION = 7
 _WAIT = 30
 """Seconds to wait for whoever holds a lock."""
 _VERSION = "SELECT value FROM info WHERE key = 'schema' LIMIT 1"
@@ -104,14 +104,26 @@ CREATE TABLE IF NOT EXISTS ended (                   -- federations that ended e
 CREATE TABLE IF NOT EXISTS digests (
     federation INTEGER NOT NULL, round INTEGER NOT NULL,
     model TEXT NOT NULL,         -- SHA-256 of the model that the round ended with
-    updates BLOB,                -- SHA-256 of each client's update, 32 bytes each; NULL: the server sees no single ones
+    task TEXT,                   -- SHA-256 of what clients were asked; NULL: nobody was
+    updates BLOB,                -- salted SHA-256 of each client's update, 32 bytes each; NULL: none was taken
+    salts BLOB,                  -- the salts, 16 bytes each; NULL: nodes keep them
+    marks BLOB,                  -- by which a change is found in its client's row (runs/marks.py), 8 bytes each
     PRIMARY KEY (federation, round)
 ) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS signatures (              -- of nodes, over their clients' digests
+    federation INTEGER NOT NULL, round INTEGER NOT NULL, client INTEGER NOT NULL REFERENCES clients(id),
+    key TEXT NOT NULL, signature BLOB NOT NULL, PRIMARY KEY (federation, round, client)
+) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS keys (
+    key TEXT PRIMARY KEY,        -- fingerprint
+    line TEXT NOT NULL           -- the public key, as one line of OpenSSH
+);
 CREATE TABLE IF NOT EXISTS chain (
     round INTEGER PRIMARY KEY,
     ledger_bytes INTEGER,        -- how long the privacy ledger was when the round was written; NULL: there is none
     ledger TEXT,                 -- SHA-256 of these bytes
-    head TEXT                    -- SHA-256 of the round's record; NULL until a checkpoint follows
+    head TEXT,                   -- SHA-256 of the round's record; NULL until a checkpoint follows
+    key TEXT, signature BLOB     -- of the server, over the head; NULL: it has no key
 );
 CREATE TABLE IF NOT EXISTS checkpoints (
     round INTEGER PRIMARY KEY, file TEXT NOT NULL, states TEXT NOT NULL,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field
 
@@ -18,3 +19,6 @@ class StoreSettings(Section):
     """Write a checkpoint each k rounds; a killed run repeats at most k rounds when resumed, to the same bits."""
     clients_every: int = Field(default=1, ge=1)
     """Write what single clients sent and weighed each k rounds, and in the last; for runs of many short rounds."""
+    digests: Literal["cheap", "every"] = "cheap"
+    """Digests of single updates in the chain of a simulation. cheap: where they take little beside training; every: all
+    of them, which can take half as long as training again. Across machines all are taken."""

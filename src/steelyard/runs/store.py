@@ -22,9 +22,11 @@ from steelyard.runs.digests import Digests, model_digest
 from steelyard.runs.round_rows import RoundRows
 from steelyard.runs.schema import BESIDE, DATABASE, WRITE, connect, put_to_rest, reading
 from steelyard.runs.tensor_files import FOLDER, NAMED, TensorFiles
+from steelyard.signing import SigningKey
 
 _TABLES = (
-    "rounds", "updates", "failures", "untested", "evaluations", "samples", "ended", "digests", "chain", "checkpoints",
+    "rounds", "updates", "failures", "untested", "evaluations", "samples", "ended", "digests", "signatures", "chain",
+    "checkpoints",
 )  # fmt: skip
 _BEGUN = "SELECT 1 FROM rounds LIMIT 1"
 _COUNTED = (
@@ -46,12 +48,15 @@ class Store:
         *,
         every_digest: bool = False,
         keep_models: bool = True,
+        signer: SigningKey | None = None,
     ) -> None:
         self.folder = folder
         self.checkpoint_every = checkpoint_every
         self.clients_every = clients_every
         self.keep_models = keep_models
         """False: checkpoints hold no models, for federations that others run and go on with."""
+        self.signer = signer
+        """The key that signs the heads of the chain; None: nobody does."""
         self.ledger: Ledger | None = None
         """The privacy ledger of a run that has one, set before its first round: the chain holds how far it has come."""
         self._digests, self._chained = Digests(every=every_digest), -1
@@ -79,6 +84,7 @@ class Store:
         """Name the federations of this run; on a resume they are already there."""
         with self._writing("its rules"), self._db:
             self._rows.register(federations)
+        self._digests.register(federations)
 
     def note(self, **info: object) -> None:
         """Write facts about the run (status, engine, versions) where readers find them."""
@@ -129,11 +135,11 @@ class Store:
                     self._rows.write(record, single=single)
                 self._rows.end(states)
                 mark = (None, None) if self.ledger is None else astuple(self.ledger.mark())
-                self._db.execute(WRITE["chain"], (round, *mark, None))
+                self._db.execute(WRITE["chain"], (round, *mark, None, None, None))
                 if kept is not None:
                     self._rows.digest(self._digests.collect())
                     self._records = self._records or chain.Records(self._db)
-                    head = self._records.extend(self._chained, round)
+                    head = self._records.extend(self._chained, round, self.signer)
                     self._db.execute(WRITE["checkpoints"], (*kept, head))
                     self._db.execute(_FORGET, (checkpoint.KEPT,))
             if kept is not None:
@@ -178,6 +184,9 @@ class Store:
             for table in _TABLES:
                 self._db.execute(f"DELETE FROM {table} WHERE round > ?", (restored.round,))
         self._chained = restored.round
+        salt = self._db.execute("SELECT value FROM info WHERE key = ?", (chain.SALT,)).fetchone()
+        models = {name: model_digest(state.parameters) for name, state in restored.states.items()}
+        self._digests.go_on("" if salt is None else salt[0], models)
         self._tensors.start_from(restored.loaded)
         return restored
 

@@ -1,0 +1,35 @@
+"""`steelyard verify`: is a run's folder what the run wrote.
+
+What is heavy is imported inside the commands, for speed of start.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from steelyard.cli.options import FormatOption
+from steelyard.cli.printing import print_json
+from steelyard.errors import printable
+
+
+def verify(
+    folder: Annotated[Path, typer.Argument(help="A run's folder.")],
+    keys: Annotated[
+        Path | None, typer.Option("--keys", help="Folder of public keys that you trust: NODE.pub, server.pub.")
+    ] = None,
+    head: Annotated[str | None, typer.Option("--head", help="A head of this run that you kept elsewhere.")] = None,
+    format: FormatOption = "text",
+) -> None:
+    """Check that a run's folder is what its run wrote; ends with 0 (whole), 1 (changed) or 2 (cannot be checked)."""
+    from steelyard.report.verification import verify as look
+
+    found = look(folder, keys, head)
+    if format == "json":
+        print_json(found.document())
+    else:
+        for line in found.lines():
+            print(printable(line))
+    raise typer.Exit(found.code)

@@ -1,0 +1,188 @@
+"""Whether a run's folder is what its run wrote: the chain, the signatures, and what can be computed again from it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from steelyard import files
+from steelyard.errors import UserError
+from steelyard.experiment.federations import FederationSettings
+from steelyard.experiment.loading import read_experiment
+from steelyard.experiment.recorded import RecordedDescription
+from steelyard.runs.checkpoint import last_checkpoint
+from steelyard.runs.columns import Cohorts
+from steelyard.runs.digests import model_digest
+from steelyard.runs.reader import History
+from steelyard.runs.schema import reading
+from steelyard.runs.verifying import Finding, Findings, Keys, look_at_chain, look_at_signatures
+from steelyard.weighing.rule import Rule, WeighingSettings, parse_priority
+
+TOLERANCE = 1e-12
+"""Weights are the same up to this: sums may be added up in another order on another processor."""
+_OF = "WHERE federation = ? ORDER BY round"
+WHOLE, CHANGED, UNCHECKED = 0, 1, 2
+"""Exit codes of `steelyard verify`."""
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The answer of `steelyard verify`."""
+
+    run: str
+    head: str
+    round: int
+    found: Findings
+
+    @property
+    def code(self) -> int:
+        """What the command ends with: 0 whole, 1 changed, 2 not all can be checked."""
+        if self.found.changed:
+            return CHANGED
+        return UNCHECKED if self.found.unchecked else WHOLE
+
+    @property
+    def verdict(self) -> str:
+        """The answer in words."""
+        return ("whole", "CHANGED", "cannot be checked")[self.code]
+
+    def document(self) -> dict[str, Any]:
+        """Return it for programs."""
+        return {
+            "run": self.run,
+            "verdict": self.verdict.lower(),
+            "head": self.head,
+            "round": self.round,
+            "changed": [vars(finding) for finding in self.found.changed],
+            "unchecked": [vars(finding) for finding in self.found.unchecked],
+            "checked": self.found.checked,
+        }
+
+    def lines(self) -> list[str]:
+        """Return it for people: the verdict, what differs, what cannot be checked, what was looked at."""
+        after = f"; head after round {self.round}: {self.head}" if self.head else ""
+        shown = [f"{self.run}: {self.verdict}{after}"]
+        shown += [f"  changed: {finding.line()}" for finding in self.found.changed]
+        shown += [f"  cannot be checked: {finding.line()}" for finding in self.found.unchecked]
+        return [*shown, *(f"  {name}: {words}" for name, words in self.found.checked.items())]
+
+
+def verify(folder: Path, keys: Path | None = None, head: str | None = None) -> Verification:
+    """Check a run's folder with nothing but the folder, and public keys where they are given.
+
+    `head` is one that was kept elsewhere: the chain must hold it.
+    """
+    trusted = None if keys is None else Keys.read(keys)
+    files.check_run(folder)
+    found = Findings()
+    with reading(folder) as db:
+        last, round = look_at_chain(db, folder, found)
+        differ = {finding.round for finding in found.changed}
+        look_at_signatures(db, found, trusted)
+        if head is not None and (head.lower(),) not in db.execute("SELECT head FROM chain").fetchall():
+            found.changed.append(Finding(f"no round has the head {head[:64]}; its last is {last}"))
+        _look_at_models(db, folder, found)
+    _look_at_weights(folder, found, differ)
+    return Verification(str(folder), last, round, found)
+
+
+def _look_at_models(db: Any, folder: Path, found: Findings) -> None:
+    """Hold the models of the last checkpoint against the digests of their round."""
+    try:
+        restored = last_checkpoint(db, folder)
+    except UserError as error:
+        found.changed.append(Finding(str(error)))
+        return
+    query = "SELECT model FROM digests d JOIN federations f ON f.id = d.federation WHERE f.name = ? AND d.round = ?"
+    kept = {name: state for name, state in restored.states.items() if state.parameters.numel()}
+    for name, state in kept.items():
+        if db.execute(query, (name, state.round)).fetchone() != (model_digest(state.parameters),):
+            found.changed.append(Finding(f"the model of {name} is not the one that it ended with", state.round))
+    if kept:
+        found.checked["models"] = f"of {len(kept)} rules after round {restored.round}, by their digests"
+
+
+def _look_at_weights(folder: Path, found: Findings, differ: Collection[int | None]) -> None:
+    """Compute the weights again from the stored criteria, by the stored rules, but not in rounds that differ."""
+    history = History(folder)
+    skipped = _not_by_rule_alone(folder)
+    counted = 0
+    reasons: dict[str, str] = {}
+    with reading(folder) as db:
+        rows = db.rows("federations", ("id", "name", "rule", "seed", "settings"), "ORDER BY name")
+        decided = {row[0]: db.rows("rounds", ("round", "priority", "kept_old"), _OF, row[0]) for row in rows}
+    for key, name, rule, seed, text in rows:
+        settings = _settings(text)
+        reason = "its settings are not of this version" if settings is None else skipped or _not_of_criteria(settings)
+        if settings is None or reason:
+            reasons[name] = reason
+            continue
+        # Of criteria that are known to be changed no weights follow.
+        orders = {r: priority for r, priority, kept_old in decided[key] if not kept_old and r not in differ}
+        counted += _compared(history.cohorts(rule, seed), Rule(settings), orders, name, found)
+    if counted:
+        words = "differences are named above" if any("weight" in f.what for f in found.changed) else "the same"
+        found.checked["weights"] = f"{counted} rounds computed again from criteria and rule, {words} (to {TOLERANCE:g})"
+    for name, reason in reasons.items():
+        found.checked[f"weights of {name}"] = f"not computed again: {reason}"
+
+
+def _compared(cohorts: Cohorts, rule: Rule, orders: Mapping[int, str | None], name: str, found: Findings) -> int:
+    """Compare the weights of each round with what the rule makes of its criteria; returns the number of rounds."""
+    counted = 0
+    bounds = np.flatnonzero(np.diff(cohorts.round, prepend=-1, append=-1)) if len(cohorts.round) else np.zeros(0, int)
+    for begin, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True):
+        round, raw = int(cohorts.round[begin]), cohorts.raw[begin:end]
+        weights = cohorts.weight[begin:end]
+        if round not in orders or not np.isfinite(raw).all() or not np.isfinite(weights).all():
+            continue
+        clients = [cohorts.clients[at] for at in cohorts.client[begin:end].tolist()]
+        order = orders[round]
+        position = parse_priority(order, rule.names) if order and rule.ordered else None
+        try:
+            again = rule.weigh(raw, position, clients=clients)
+        except (UserError, ValueError, FloatingPointError) as error:
+            found.changed.append(Finding(f"its criteria under {name} cannot be weighed: {error}", round))
+            continue
+        counted += 1
+        for at in np.flatnonzero(np.abs(again.weights - weights) > TOLERANCE).tolist():
+            said = f"weight {weights[at]:.6g} under {name}, where criteria and rule give {again.weights[at]:.6g}"
+            found.changed.append(Finding(said, round, clients[at]))
+    return counted
+
+
+def _settings(text: str) -> WeighingSettings | None:
+    try:
+        return FederationSettings.model_validate_json(text)
+    except (UserError, ValueError):
+        return None
+
+
+def _not_of_criteria(settings: WeighingSettings) -> str:
+    """Say why a rule's weights do not follow from stored criteria alone; empty where they do."""
+    if settings.trained_by == "server":
+        return "no client is weighed"
+    if settings.policy is not None and not settings.policy.made().of_measures:
+        return "the policy looks at updates or remembers rounds"
+    if settings.fit is not None:
+        return "weights are fitted to the server's rows"
+    if settings.defence is not None:
+        return "a robust rule decides what each update counts"
+    if settings.bound is not None and settings.plugins:
+        return "it would run code that the rule names"
+    return ""
+
+
+def _not_by_rule_alone(folder: Path) -> str:
+    """Say what else than a rule goes into the weights of a run; empty where nothing does."""
+    experiment = read_experiment(folder)
+    if experiment.privacy is not None and experiment.privacy.central is not None:
+        return "central noise decides what each update counts"
+    clock = getattr(experiment, "clock", None)
+    if clock is not None and clock.late == "next":
+        return "late updates are discounted"
+    return "another framework combined them" if isinstance(experiment, RecordedDescription) else ""

@@ -1,0 +1,70 @@
+"""Runs whose nodes and server sign, as a server across machines writes them; small enough to change every cell."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+
+import numpy as np
+import torch
+from tests.runs.records import evaluations, federation, record, state, updates
+
+from steelyard.messages import Failure, Signed
+from steelyard.runs.digests import model_digest, update_digest
+from steelyard.runs.store import Store
+from steelyard.signing import SigningKey, Statement, key_pair, task_digest
+
+RUN = "7"
+TEXT = 'name = "hand-made"\nkind = "learning"\n[data]\nsource = "digits"\n'
+
+
+def a_key(file: Path) -> SigningKey:
+    """Make a key pair in FILE and FILE.pub."""
+    private, public = key_pair()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(private)
+    file.chmod(0o600)
+    file.with_name(file.name + ".pub").write_bytes(public)
+    return SigningKey.read(file)
+
+
+def signed_by(key: SigningKey, client: str, round: int, task: str, numbers: np.ndarray, run: str = RUN) -> Signed:
+    """Sign an update as a node does."""
+    salt = key.salt(Statement(run, "DS>LD", round, client, task, b""))
+    digest = update_digest(salt, numbers)
+    return Signed(digest, salt, key.line, key.sign(Statement(run, "DS>LD", round, client, task, digest).content()))
+
+
+def signed_run(folder: Path, keys: Path, rounds: int = 3) -> Path:
+    """A finished run of one rule whose two clients are signed for by two nodes; their public keys lie in `keys`."""
+    nodes = {name: a_key(keys / name) for name in ("a", "b")}
+    folder.mkdir(parents=True)
+    (folder / "experiment.toml").write_text(TEXT)
+    store = Store(folder, signer=a_key(keys / "server"))
+    made = federation()
+    store.register([made])
+    store.note(federation_run=RUN)
+    store.resume()
+    for round in range(rounds + 1):
+        before = state(round, float(round), 2.0)
+        task = task_digest("DS>LD", 0, round, before.loss, {"name": "fedavg"}, model_digest(before.parameters), {})
+        rows = dict(zip("ab", torch.eye(2).numpy(), strict=True))
+        signed = {name: signed_by(key, name, round, task, rows[name]) for name, key in nodes.items()}
+        tested = evaluations(
+            round=round, metrics={"mae": np.array([1.0, 2.0])}, failures=(Failure("é", "no test rows"),),
+            right=np.array([True, False, True, True]) if round == rounds else None,
+        )  # fmt: skip
+        sent = updates(round=round, signed=signed, bytes_sent=np.array([8, 8])) if round else None
+        done = record(
+            round=round, updates=sent, evaluations=tested, epsilon=0.5, simulated=1.0, loss=before.loss,
+            server_accuracy=0.5, server_macro_f1=0.25, server_metrics={"mae": 1.0},
+        )  # fmt: skip
+        store.commit(round, [done], {"DS>LD": state(round, 1.0 + round, 2.0)}, dict, last=round == rounds)
+    store.finish()
+    store.close()
+    return folder
+
+
+def doubles(*values: float) -> bytes:
+    """Return a column of numbers as the database holds it."""
+    return struct.pack(f"<{len(values)}d", *values)

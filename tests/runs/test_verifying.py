@@ -1,0 +1,233 @@
+"""A run is checked from its folder alone: every cell that is changed is named, in its round and by its client."""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.runs.contents import chain_again, query
+from tests.runs.signed_runs import a_key, signed_run
+
+from steelyard.errors import UserError
+from steelyard.report.verification import Verification, verify
+from steelyard.runs.schema import SCHEMA
+
+NOT_IN_THE_CHAIN = {("info", "key"), ("info", "value"), ("rounds", "seconds")}
+"""Facts beside the rounds, and times: docs/reference/chain.md says so."""
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole")
+    return signed_run(folder / "run", folder / "keys")
+
+
+@pytest.fixture
+def run(whole: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(whole, tmp_path / "run"))
+
+
+def change(folder: Path, statement: str, *values: object) -> None:
+    connection = sqlite3.connect(folder / "run.sqlite")
+    with connection:
+        assert connection.execute(statement, values).rowcount > 0
+    connection.close()
+
+
+def lines(found: Verification) -> str:
+    return "\n".join(finding.line() for finding in (*found.found.changed, *found.found.unchecked))
+
+
+def test_a_run_as_it_was_written_is_whole_with_and_without_trusted_keys(whole: Path) -> None:
+    for keys in (None, whole.parent / "keys"):
+        found = verify(whole, keys)
+        assert (found.code, found.verdict, lines(found)) == (0, "whole", "")
+        assert found.found.checked["signatures"].startswith("6 of nodes, 4 of the server")
+        assert found.found.checked["weights"].startswith("3 rounds computed again")
+    assert verify(whole, head=found.head.upper()).code == 0
+
+
+# ---------------------------------------------------------------- every cell
+
+
+def cells() -> list[tuple[str, str]]:
+    model = sqlite3.connect(":memory:")
+    model.executescript(SCHEMA)
+    tables = [row[0] for row in model.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
+    return [(table, row[1]) for table in tables for row in model.execute(f"PRAGMA table_info({table})")]
+
+
+def other(value: object) -> object:
+    """Another value of the same kind and length."""
+    if isinstance(value, bytes):
+        return value[:-1] + bytes([value[-1] ^ 1])
+    if isinstance(value, str):
+        return value[:-1] + ("0" if value[-1:] != "0" else "1")
+    return 0.25 if value is None else value + 1  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(("table", "column"), [cell for cell in cells() if cell not in NOT_IN_THE_CHAIN])
+def test_a_change_of_any_cell_is_found(run: Path, table: str, column: str) -> None:
+    rows = query(run, f"SELECT {column} FROM {table}")
+    if not rows:
+        assert table == "ended"
+        change(run, "INSERT INTO ended VALUES (1, 3, 'exploded')")
+    else:
+        connection = sqlite3.connect(run / "run.sqlite")
+        with connection:
+            connection.execute("PRAGMA ignore_check_constraints = ON")
+            (value,) = rows[-1]
+            last = f"(SELECT MAX(round) FROM {table})"
+            where = f"WHERE round = {last}" if (table, "round") in cells() else f"WHERE {column} IS ?"
+            values = (other(value),) if "round" in where else (other(value), value)
+            connection.execute(f"UPDATE OR IGNORE {table} SET {column} = ? {where}", values)
+            assert connection.total_changes
+        connection.close()
+    found = problem(run)
+    assert found, f"{table}.{column}"
+    assert "\n" not in found
+
+
+def problem(folder: Path) -> str:
+    """What is found first, also where the database can no longer be read at all."""
+    try:
+        found = verify(folder)
+    except UserError as error:
+        return str(error)
+    return found.found.changed[0].line() if found.code == 1 else ""
+
+
+COLUMNS = ("samples", "bytes", "loss", "score", "weight", "raw", "normalised")
+
+
+@given(
+    column=st.sampled_from(COLUMNS), round=st.integers(1, 3), client=st.sampled_from("ab"),
+    at=st.integers(0, 7), bit=st.integers(0, 7),
+)  # fmt: skip
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_changed_bit_is_named_by_round_and_client(
+    whole: Path, tmp_path_factory: pytest.TempPathFactory, column: str, round: int, client: str, at: int, bit: int
+) -> None:
+    folder = Path(shutil.copytree(whole, tmp_path_factory.mktemp("bit") / "run"))
+    ((blob,),) = query(folder, f"SELECT {column} FROM updates WHERE round = {round}")
+    each = len(blob) // 2
+    changed = bytearray(blob)
+    changed["ab".index(client) * each + at] ^= 1 << bit
+    change(folder, f"UPDATE updates SET {column} = ? WHERE round = ?", bytes(changed), round)
+    found = verify(folder)
+    assert found.code == 1
+    assert {(finding.round, finding.client) for finding in found.found.changed} == {(round, client)}
+
+
+def test_every_changed_round_is_named_and_not_only_the_first(run: Path) -> None:
+    change(run, "UPDATE rounds SET accuracy = 0.99 WHERE round IN (1, 3)")
+    change(run, "UPDATE failures SET reason = 'late' WHERE round = 2")
+    found = verify(run)
+    assert {(finding.round, finding.client) for finding in found.found.changed} == {(1, None), (2, "c"), (3, None)}
+
+
+# ---------------------------------------------------------------- who computes it again
+
+
+def again(folder: Path) -> None:
+    connection = sqlite3.connect(folder / "run.sqlite")
+    with connection:
+        chain_again(connection)
+    connection.close()
+
+
+def test_who_changes_weights_and_computes_the_chain_again_is_found_by_the_rule_and_by_the_servers_signature(
+    run: Path,
+) -> None:
+    ((weights,),) = query(run, "SELECT weight FROM updates WHERE round = 2")
+    change(run, "UPDATE updates SET weight = ? WHERE round = 2", weights[8:] + weights[:8])
+    again(run)
+    text = lines(verify(run))
+    assert "round 2, client a: weight 0.25 under DS>LD, where criteria and rule give 0.75" in text
+    assert "round 2: the server's signature of the head does not hold" in text
+    assert "round 1" not in text
+
+
+def test_who_changes_a_digest_and_computes_the_chain_again_is_found_by_the_nodes_signature(run: Path) -> None:
+    change(run, "UPDATE digests SET updates = zeroblob(64) WHERE round = 2")
+    change(run, "UPDATE chain SET key = NULL, signature = NULL")
+    again(run)
+    text = lines(verify(run))
+    assert "round 2, client a: its node's signature does not hold" in text
+    assert "client b: its node's signature does not hold" in text
+
+
+def test_a_head_that_was_kept_elsewhere_shows_a_chain_computed_again(run: Path) -> None:
+    before = verify(run).head
+    change(run, "UPDATE chain SET key = NULL, signature = NULL")
+    change(run, "UPDATE rounds SET accuracy = 0.99 WHERE round = 2")
+    again(run)
+    assert verify(run).code == 0
+    found = verify(run, head=before)
+    assert (found.code, f"no round has the head {before}" in lines(found)) == (1, True)
+
+
+# ---------------------------------------------------------------- what cannot be checked, each one line
+
+
+def foreign(keys: Path) -> None:
+    a_key(keys / "stranger")
+    (keys / "stranger").unlink()
+    for name in ("a.pub", "b.pub"):
+        (keys / name).unlink()
+
+
+UNCHECKED: dict[str, tuple[Callable[[Path], object], str]] = {
+    "foreign keys": (foreign, "round 1, client a: its node's signature: signed by SHA256:"),
+    "no key of the server": (lambda keys: (keys / "server.pub").unlink(), "the server's signature of the head: signed"),
+    "a client's own key is another's": (
+        lambda keys: (keys / "a.pub").write_bytes((keys / "b.pub").read_bytes()), "not by a.pub",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", UNCHECKED)
+def test_keys_that_do_not_fit_are_named(whole: Path, tmp_path: Path, what: str) -> None:
+    keys = Path(shutil.copytree(whole.parent / "keys", tmp_path / "keys"))
+    made, words = UNCHECKED[what]
+    made(keys)
+    found = verify(whole, keys)
+    assert (found.code, words in lines(found)) == (2, True), lines(found)
+
+
+def test_keys_that_are_not_there_are_one_line(whole: Path, tmp_path: Path) -> None:
+    (tmp_path / "none").mkdir()
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "a.pub").write_text("no key")
+    for name, words in (("missing", "is no folder"), ("none", "no .pub file in"), ("bad", "not a public key")):
+        with pytest.raises(UserError, match=words):
+            verify(whole, tmp_path / name)
+
+
+CHAINS: dict[str, tuple[str, int, str]] = {
+    "a gap": ("DELETE FROM chain WHERE round = 2", 1, "round 2: missing from the chain"),
+    "two heads": ("UPDATE checkpoints SET head = 'x'", 1, "names another head than the chain"),
+    "none": ("DELETE FROM chain", 2, "it has no head yet"),
+    "a node's signature is gone": ("DELETE FROM signatures WHERE round = 2", 1, "round 2: "),
+    "the order of rounds": ("UPDATE rounds SET priority = 'LD>DS' WHERE round = 2", 1, "round 2: "),
+    "the file of a checkpoint": ("UPDATE checkpoints SET checksum = 'x'", 1, "its checksum differs"),
+}
+
+
+@pytest.mark.parametrize("what", CHAINS)
+def test_a_chain_that_is_not_one_is_named(run: Path, what: str) -> None:
+    statement, code, words = CHAINS[what]
+    change(run, statement)
+    found = verify(run)
+    assert (found.code, words in lines(found)) == (code, True), lines(found)
+
+
+def test_a_run_of_another_version_is_one_line(run: Path) -> None:
+    change(run, "UPDATE info SET value = '5' WHERE key = 'schema'")
+    with pytest.raises(UserError, match="schema 5; this version reads schema"):
+        verify(run)
