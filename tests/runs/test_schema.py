@@ -40,7 +40,7 @@ def test_a_writer_makes_the_tables_once_and_readers_do_not_block_it(tmp_path: Pa
     assert writer.execute("PRAGMA synchronous").fetchone() == (1,)  # NORMAL
     reader = connect(tmp_path, write=False)
     reader.execute("BEGIN")
-    assert reader.execute("SELECT * FROM info").fetchall() == [("schema", "6")]
+    assert reader.execute("SELECT * FROM info").fetchall() == [("schema", "7")]
     with writer:
         writer.execute("INSERT INTO info VALUES ('status', 'running')")
     assert reader.execute("SELECT COUNT(*) FROM info").fetchone() == (1,)  # whole transactions only
