@@ -4,7 +4,7 @@
     v ← μ v + (1 − μ) vᵢ;   w = v / Σ v
 
 The first weights are equal. A mean below 0 counts as 0: the authors' code would weigh such a client negatively. Their
-broadcast of partly personal models is not done here.
+broadcast of partly personal models is not done: a task here has one model for its whole cohort.
 https://arxiv.org/abs/2406.00569
 """
 
