@@ -22,8 +22,8 @@ from typing import Any
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from steelyard.experiment.loading import load
+from steelyard.experiment.parts import federations_of, plan_of
 from steelyard.experiment.recommend import RecommendDescription
-from steelyard.experiment.running import federations_of, plan_of
 from steelyard.recommend.kgflex.clients import KgflexClients
 from steelyard.rounds.loop import one_round
 

@@ -22,7 +22,7 @@ from steelyard.data.dataset import Dataset
 from steelyard.errors import UserError
 from steelyard.experiment.comparing import load_comparison
 from steelyard.experiment.learning import LearningDescription
-from steelyard.experiment.running import federations_of, plan_of
+from steelyard.experiment.parts import federations_of, plan_of
 from steelyard.messages import Task, Updates
 from steelyard.rounds.loop import run_rounds
 from steelyard.rounds.state import Federation, RoundRecord, RoundState

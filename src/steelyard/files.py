@@ -20,7 +20,7 @@ DATABASE, BESIDE = "run.sqlite", ("-wal", "-shm", "-journal")
 """A run's database, and the endings of what SQLite keeps beside it while it is written."""
 RUN_FILE, LEDGER, LOCK, REPORT = "experiment.toml", "privacy.jsonl", "lock", "report.html"
 """Other files of a run: its resolved experiment, its privacy ledger, what its writer holds, its report."""
-CHECKPOINTS, CODE, EXPORT, FIGURES, FLOWER = "checkpoints", "code", "export", "figures", "flower"
+CHECKPOINTS, CODE, EXPORT, FIGURES, FLOWER, UPDATES = "checkpoints", "code", "export", "figures", "flower", "updates"
 """Folders of a run."""
 SWEEP_FILE, ATTACK_FILE = "sweep.toml", "attack.toml"
 """The files that say what several runs in one folder are: those of a sweep, those under attack."""
@@ -109,7 +109,7 @@ def check_run(folder: Path) -> None:
         is_file(folder / name, alone=True)  # written in place
     for name in (LOCK, RUN_FILE, REPORT):
         is_file(folder / name)
-    for name in (CHECKPOINTS, CODE, EXPORT, FIGURES, FLOWER):
+    for name in (CHECKPOINTS, CODE, EXPORT, FIGURES, FLOWER, UPDATES):
         is_folder(folder / name)
 
 

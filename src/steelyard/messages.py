@@ -345,6 +345,15 @@ class Evaluations:
 
 
 @dataclass(frozen=True, eq=False)
+class RowTests:
+    """How models do on single test rows: [models, rows] each."""
+
+    losses: Floats
+    right: NDArray[np.bool_] | None = None
+    """Right or wrong; None for a regression."""
+
+
+@dataclass(frozen=True, eq=False)
 class ServerTest:
     """How models do on the server's own test set, one row per model."""
 

@@ -10,7 +10,7 @@ import pytest
 
 from steelyard import Experiment, UserError
 from steelyard.experiment.comparing import with_rules
-from steelyard.experiment.running import federations_of
+from steelyard.experiment.parts import federations_of
 from steelyard.settings import validated
 
 QUICK = {"rounds": {"count": 2}, "partition": {"clients": 4, "server": "fraction", "server_fraction": 0.1}}

@@ -27,6 +27,7 @@ COMMANDS = {
     "table done": "accuracy",
     "weigh clients.csv": "Alice",
     "verify done": "whole",
+    "contributions done": "What each client added (shapley)",
     "export done --to csv": "done/export",
     "import rounds.csv --out theirs --by DS": "theirs",
     "new mine.toml --csv people.csv --label y": "mine.toml",

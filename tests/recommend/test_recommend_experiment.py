@@ -14,8 +14,8 @@ from steelyard.api import resume
 from steelyard.errors import UserError
 from steelyard.experiment import running
 from steelyard.experiment.loading import build, load, to_toml
+from steelyard.experiment.parts import federations_of, plan_of
 from steelyard.experiment.recommend import RecommendDescription
-from steelyard.experiment.running import federations_of, plan_of
 from steelyard.messages import Question, Task
 from steelyard.recommend.fpl import Schedule
 from steelyard.recommend.parallel import PairRows

@@ -9,8 +9,8 @@ import torch
 
 from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.loading import RUN_FILE, to_toml
+from steelyard.experiment.parts import federations_of
 from steelyard.experiment.run_notes import versions
-from steelyard.experiment.running import federations_of
 from steelyard.messages import DenseModels, Evaluations, Failure, LossState, Updates
 from steelyard.rounds.state import Federation, RoundRecord, RoundState
 from steelyard.runs.store import Store

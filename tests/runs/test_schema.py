@@ -29,6 +29,7 @@ def test_a_writer_makes_the_tables_once_and_readers_do_not_block_it(tmp_path: Pa
         "evaluations",
         "samples",
         "ended",
+        "contributions",
         "digests",
         "signatures",
         "keys",

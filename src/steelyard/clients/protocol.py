@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from steelyard.algorithms.algorithm import Algorithm
-from steelyard.messages import Counts, Evaluations, Question, ServerTest, Task, Updates
+from steelyard.messages import Counts, Evaluations, Question, RowTests, ServerTest, Task, Updates
 
 
 class Clients(Protocol):
@@ -136,6 +136,15 @@ class ReportingServer(Server, Protocol):
 
     def report(self, seed: int, models: torch.Tensor) -> ServerTest:
         """Test models [candidates, parameters] on the rows that only report."""
+        ...
+
+
+@runtime_checkable
+class RowServer(Server, Protocol):
+    """A server that tells how models do on each of its rows, so that figures get an interval over them."""
+
+    def rows(self, seed: int, models: torch.Tensor) -> RowTests:
+        """Test models [candidates, parameters] on the rows that only report, or else on those that weigh."""
         ...
 
 

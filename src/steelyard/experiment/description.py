@@ -13,8 +13,10 @@ from steelyard.clients.flower.settings import FederateSettings
 from steelyard.errors import UserError
 from steelyard.experiment import privacy_checks
 from steelyard.experiment.code import named_code
+from steelyard.experiment.contribution_checks import check_private
 from steelyard.experiment.federations import FederationSettings, check_algorithm, check_policy, federation_label
 from steelyard.privacy.settings import PrivacySettings
+from steelyard.rounds.contributions import ContributionSettings
 from steelyard.rounds.settings import RoundSettings
 from steelyard.runs.settings import StoreSettings
 from steelyard.settings import PrintedName, Section, ShortName, known_fields, put, validated
@@ -58,6 +60,8 @@ class Description(Section):
     writes it."""
     privacy: PrivacySettings | None = None
     """Which privacy clients are guaranteed; without it none."""
+    contributions: ContributionSettings | None = None
+    """Whether every round measures what each client added; without it `steelyard contributions` finds it afterwards."""
     store: StoreSettings = StoreSettings()
     tracking: TrackingSettings = TrackingSettings()
     federate: FederateSettings = FederateSettings()
@@ -97,6 +101,10 @@ class Description(Section):
         self._check_caps()
         self.check_algorithms(own_code=False)
         privacy_checks.check_selection(self.privacy, self.rounds)
+        if self.contributions is not None:
+            self.check_contributions(self.contributions)
+        if self.store.keep == "updates":
+            check_private(self.privacy, "store.keep")
         if self.privacy is not None and not reading and not self._plugins:
             privacy_checks.check_names(self.privacy)
         return self
@@ -297,6 +305,12 @@ class Description(Section):
     def clocked(self) -> bool:
         """Whether simulated devices have a clock."""
         return False
+
+    def check_contributions(self, settings: ContributionSettings, *, own_code: bool = False) -> None:
+        """Refuse to measure what clients add where this kind of experiment, its rows or [privacy] do not allow it."""
+        raise UserError(
+            "contributions: experiments of this kind do not measure what their clients add; allowed: kind = 'learning'"
+        )
 
     def check_federated(self) -> None:
         """Refuse what works in a simulation only; called on the server and on every node, before anything is sent."""

@@ -12,12 +12,14 @@ from steelyard.data.facts import FactSettings
 from steelyard.data.flaw_settings import OMNISCIENT
 from steelyard.data.settings import DataSettings, FlawSettings, PartitionSettings, check_flaws, check_together
 from steelyard.errors import UserError, listed
+from steelyard.experiment.contribution_checks import check_common_model, check_measure, check_private
 from steelyard.experiment.description import Description
 from steelyard.experiment.privacy_checks import check_cohorts
 from steelyard.learning.catalogue import DENSE, NAMES, no_part
 from steelyard.learning.effective_rows import effective_rows_of
 from steelyard.learning.settings import ModelSettings, TrainingSettings
 from steelyard.privacy.requirements import check_installed
+from steelyard.rounds.contributions import ContributionSettings
 from steelyard.weighing.adafed import CLASS_METRICS
 from steelyard.weighing.needs import Capabilities
 from steelyard.weighing.rule import WeighingSettings
@@ -270,6 +272,13 @@ class LearningDescription(Description):
         if self.privacy is None or self.privacy.local is None:
             return None
         return noise_of_devices(self.privacy, self.criteria(), self.capabilities().classes, self.rounds.count)
+
+    def check_contributions(self, settings: ContributionSettings, *, own_code: bool = False) -> None:
+        """Refuse to measure what clients add where rows, [privacy] or the algorithm do not allow it."""
+        check_private(self.privacy, "contributions")
+        check_measure(settings, self.partition, regression=self.regression)
+        chosen = [rule.algorithm or self.algorithm for rule in self.rules().values()]
+        check_common_model([each.made() for each in chosen if own_code or not each.plugins], "contributions")
 
     def check_federated(self) -> None:
         """Refuse what across machines would tell of single updates, or what only a simulation can do."""

@@ -9,8 +9,8 @@ from typing import Any, NotRequired, TypedDict
 import numpy as np
 
 from steelyard.errors import UserError
+from steelyard.experiment.parts import federations_of, plan_of
 from steelyard.experiment.recommend import RecommendDescription
-from steelyard.experiment.running import federations_of, plan_of
 from steelyard.messages import Task, Updates
 from steelyard.privacy.local import DeviceNoise
 from steelyard.recommend.audit import CuriousServer, Evidence, judge

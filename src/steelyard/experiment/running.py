@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import secrets
-from collections.abc import Callable, Sequence
+import shutil
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from steelyard import files
 from steelyard.activity import doing
@@ -18,20 +17,18 @@ from steelyard.experiment.code import FOLDER as CODE
 from steelyard.experiment.code import Ask
 from steelyard.experiment.continuing import (
     begun_with,
-    changed_data,
-    changed_experiment,
     changed_versions,
     check_models,
-    check_rules,
 )
 from steelyard.experiment.description import Description
 from steelyard.experiment.folders import new_folder
-from steelyard.experiment.guarantees import ended_early, guarantee_record, open_ledger, private_rounds, remaining
-from steelyard.experiment.loading import RUN_FILE, own_text, read_experiment, run_file
+from steelyard.experiment.guarantees import ended_early, guarantee_record, open_ledger, remaining
+from steelyard.experiment.loading import RUN_FILE, read_experiment, run_file
+from steelyard.experiment.parts import Assembly, Parts, as_begun, assembled, federations_of
 from steelyard.experiment.run_notes import RunRecorder, run_facts, versions, why
 from steelyard.rounds.loop import Progress, run_rounds
 from steelyard.rounds.progress import say, show_progress
-from steelyard.rounds.state import Federation, Plan
+from steelyard.rounds.settings import cohort_size
 from steelyard.runs.chain import SALT, require_whole
 from steelyard.runs.process import this_process
 from steelyard.runs.reader import History
@@ -40,86 +37,11 @@ from steelyard.runs.store import Store, tidy
 from steelyard.signing import head_key
 from steelyard.tracking.recording import Tracked
 from steelyard.tracking.trackers import check as check_tracker
-from steelyard.weighing.adafed import loss_rule
-from steelyard.weighing.adjusting import strategy_of
-from steelyard.weighing.rule import Rule
 from steelyard.weighing.trust import trusted
 
 if TYPE_CHECKING:
-    from steelyard.clients.protocol import Clients, Server
+    from steelyard.clients.protocol import Clients
     from steelyard.data.dataset import DatasetOrSeeded
-    from steelyard.rounds.private import PrivateRounds
-    from steelyard.weighing.criteria import Criterion
-
-Assembly = Callable[[], "tuple[Clients, Server]"]
-
-
-def federations_of(
-    experiment: Description, seeds: Sequence[int] | None = None, criteria: Sequence[Criterion] | None = None
-) -> list[Federation]:
-    """Return every rule of an experiment with every seed as a federation, the main rule first.
-
-    `criteria` are the experiment's own, where they are looked up already; without them no code of the user's is run.
-    """
-    chosen = list(seeds) if seeds else [experiment.seed]
-    return [
-        Federation(
-            f"{name}#{seed}" if len(chosen) > 1 else name,
-            name,
-            seed,
-            Rule(settings, criteria),
-            strategy_of(settings.adjust),
-            loss_rule(settings.loss, experiment.local_loss),
-            (settings.algorithm or experiment.algorithm).made(),
-            experiment.momentum,
-            experiment.learning_rate,
-        )
-        for seed in chosen
-        for name, settings in experiment.rules().items()
-    ]
-
-
-def plan_of(experiment: Description) -> Plan:
-    """Return the loop's settings."""
-    rounds = experiment.resolved().rounds
-    assert rounds.fraction is not None, "clients are counted before rounds are planned"
-    return Plan(
-        rounds=rounds.count,
-        fraction=rounds.fraction,
-        min_clients=rounds.min_clients,
-        evaluate_every=rounds.evaluate_every,
-        stop_at=(rounds.target, rounds.share, rounds.above) if rounds.stop_at_target else None,
-        detailed=rounds.samples,
-        report=experiment.reports_on_server,
-        poisson=rounds.sampling == "poisson",
-        rate=experiment.rate,
-        select=rounds.select,
-        clocked=experiment.clocked,
-    )
-
-
-@dataclass(frozen=True, eq=False)
-class _Parts:
-    """What a run is made of; each part is made once."""
-
-    experiment: Description
-    clients: Clients
-    server: Server
-    federations: Sequence[Federation]
-    plan: Plan
-    private: PrivateRounds | None
-
-    @classmethod
-    def of(cls, experiment: Description, clients: Clients, server: Server, federations: Sequence[Federation]) -> Self:
-        plan = plan_of(experiment)
-        return cls(
-            *(experiment, clients, server, federations, plan),
-            private_rounds(experiment, plan, federations, clients),
-        )
-
-    @property
-    def seeds(self) -> list[int]:
-        return list(dict.fromkeys(federation.seed for federation in self.federations))
 
 
 def run(
@@ -137,13 +59,14 @@ def run(
     """
     check_tracker(experiment.tracking)
     folder = new_folder(experiment, out)
-    clients, server = _assembled(experiment, dataset, assemble)
+    clients, server = assembled(experiment, dataset, assemble)
     try:
         experiment = _ready(experiment, clients, list(seeds or [experiment.seed]))
         federations = federations_of(experiment, seeds, experiment.criteria())
-        parts = _Parts.of(experiment, clients, server, federations)
+        parts = Parts.of(experiment, clients, server, federations)
         if parts.private is not None:
             parts.private.check_first_round(federations)
+        _check_room(parts, folder)
         made = [name for name in (RUN_FILE, CODE) if not (folder / name).exists()]
         text = run_file(experiment, folder)
         info = {
@@ -168,6 +91,26 @@ def run(
             store.close()
     finally:
         clients.close()
+
+
+def _check_room(parts: Parts, folder: Path) -> None:
+    """Say how much room kept updates will take; refuse to begin where the disk has less."""
+    settings, plan = parts.experiment.resolved().store, parts.plan
+    if settings.keep != "updates":
+        return
+    numbers = sum(
+        plan.rounds
+        * cohort_size(len(parts.clients.names(each.seed)), plan.fraction, plan.min_clients)
+        * parts.server.initial(each.seed).numel()
+        for each in parts.federations
+    )
+    size = numbers * (4 if settings.keep_as == "float32" else 2)
+    there = next(above for above in (folder, *folder.absolute().parents) if above.exists())
+    free = shutil.disk_usage(there).free
+    words = f"the updates of {plan.rounds} rounds take {size / 1e9:.3g} GB as {settings.keep_as}"
+    if size > free:
+        raise UserError(f"store.keep: {words}, and the disk has {free / 1e9:.3g} GB; allowed: keep = 'models'")
+    say(f"store.keep: {words}")
 
 
 def _ready(experiment: Description, clients: Clients, seeds: Sequence[int]) -> Description:
@@ -220,61 +163,37 @@ def resume(
     folder = Path(folder)
     files.check_run(folder)
     history = History(folder)
-    experiment = read_experiment(folder)
-    experiment.check_runs_here(str(folder))
     if history.info.get("status") == "finished":
+        read_experiment(folder).check_runs_here(str(folder))
         require_whole(history.chain, folder, accept=accept_changes)
         tidy(folder)
         return folder
-    if history.info.get("in_memory") == "true" and dataset is None:
-        raise UserError(f"{folder}: this run was given its data in Python; resume it there with dataset=...")
-    changes = changed_experiment(history, accept=accept_changes)
-    if ask is not None and (code := experiment.named_code()):
-        ask(str(folder), code)
-    check_tracker(experiment.tracking)
-    seeds = json.loads(history.info.get("seeds", "[]")) or None
-    choice = history.info.get("engine_choice")
-    if choice:
-        experiment = experiment.with_engine(choice)
-    federations = federations_of(experiment, seeds, experiment.criteria())
-    check_rules(history, federations)
-    for line in changed_versions(history):
-        say(line)
-    clients, server = _assembled(experiment, dataset, assemble)
-    try:
-        parts = _Parts.of(experiment, clients, server, federations)
-        now = begun_with(folder, own_text(folder / RUN_FILE), clients, parts.seeds)
-        changes += changed_data(history, now, accept=accept_changes)
-        store = _open(folder, experiment, simulated=assemble is None)
+    with as_begun(history, dataset=dataset, assemble=assemble, ask=ask, accept=accept_changes) as (parts, changes):
+        for line in changed_versions(history):
+            say(line)
+        store = _open(folder, parts.experiment, simulated=assemble is None)
         try:
             if changes:
-                store.note(accepted=changes, **now)
+                store.note(accepted=list(changes), **parts.begun(folder))
             return _go(parts, folder, store, progress, accept=accept_changes)
         finally:
             store.close()
-    finally:
-        clients.close()
-
-
-def _assembled(
-    experiment: Description, dataset: DatasetOrSeeded | None, assemble: Assembly | None
-) -> tuple[Clients, Server]:
-    with doing("reading the data" if assemble is None else "waiting for the nodes"):
-        return experiment.assemble(dataset) if assemble is None else assemble()
 
 
 def _open(folder: Path, experiment: Description, *, simulated: bool) -> Store:
     settings = experiment.resolved().store
+    keep = settings.keep_as if settings.keep == "updates" else None
     return Store(
         folder,
         settings.checkpoint_every,
         settings.clients_every,
         every_digest=not simulated or settings.digests == "every",
         signer=head_key(),
+        keep_updates=keep,
     )
 
 
-def _go(parts: _Parts, folder: Path, store: Store, progress: bool | Progress, *, accept: bool = False) -> Path:
+def _go(parts: Parts, folder: Path, store: Store, progress: bool | Progress, *, accept: bool = False) -> Path:
     """Do all rounds that are left, from the last checkpoint or the first round, and say how it ended."""
     experiment, clients, federations, private = parts.experiment, parts.clients, parts.federations, parts.private
     store.register(federations)
@@ -321,7 +240,7 @@ def _go(parts: _Parts, folder: Path, store: Store, progress: bool | Progress, *,
     return folder
 
 
-def _note_begun(store: Store, parts: _Parts) -> None:
+def _note_begun(store: Store, parts: Parts) -> None:
     """Note what lists and pages of runs show, and how they tell a run that goes on from one that was killed."""
     criteria = [criterion for federation in parts.federations for criterion in federation.rule.criteria]
     store.note(

@@ -31,6 +31,7 @@ from steelyard.report.view import RunView
 _ROUNDS = "Rounds until a share"
 """What the titles of the tables of rounds to target hold."""
 _OF_ONE_RULE = {
+    "contributions": "What each client added",
     "listening": "Who listens to whom",
     "orders": "Priorities that moved",
     "classes": "The classes",

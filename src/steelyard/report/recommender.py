@@ -11,8 +11,8 @@ import torch
 
 from steelyard.errors import UserError, listed
 from steelyard.experiment.loading import read_experiment
+from steelyard.experiment.parts import federations_of
 from steelyard.experiment.recommend import RecommendDescription
-from steelyard.experiment.running import federations_of
 from steelyard.recommend.clients import RecommendClients
 from steelyard.recommend.evaluate import Case, figures
 from steelyard.recommend.interactions import Codes

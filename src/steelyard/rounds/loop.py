@@ -14,6 +14,7 @@ from steelyard.activity import doing
 from steelyard.clients.protocol import Clients, ReportingServer, Server
 from steelyard.messages import Question, ServerTest, Task, Updates
 from steelyard.privacy.local import without_losses
+from steelyard.rounds.contributions import RoundValues
 from steelyard.rounds.drafting import TooFewClients, weigh_soundly
 from steelyard.rounds.private import PrivateRounds, nobody
 from steelyard.rounds.progress import SPENT
@@ -23,6 +24,7 @@ from steelyard.rounds.settings import reached
 from steelyard.rounds.soundness import Exploded
 from steelyard.rounds.state import CLOCK, Draft, Federation, Plan, Recorder, RoundRecord, RoundState, first_like
 from steelyard.rounds.testing import check_tested, evaluate
+from steelyard.rounds.valuing import value_round
 from steelyard.weighing.view import Memory
 
 Progress = Callable[[int, Mapping[str, float | None]], None]
@@ -146,16 +148,29 @@ def one_round(
     if tested:
         with doing("testing on all clients"):
             evaluate(tested, clients, plan, round, detailed=plan.detailed and last)
+    values = _valued(drafts, clients, server, plan, round)
     records: list[RoundRecord] = []
     for draft in drafts:
         state, record = _finish(draft, server, plan, time.perf_counter() - begun)
         name = draft.federation.name
+        record = replace(record, contributions=values.get(name, ()))
         if private is not None and draft.federation in asking:
             record = replace(record, epsilon=private.epsilon(name, coarse=not last and name not in ending))
             state = replace(state, finished=state.finished or name in ending)
         states[name] = state
         records.append(record)
     return records
+
+
+def _valued(
+    drafts: Sequence[Draft], clients: Clients, server: Server, plan: Plan, round: int
+) -> dict[str, tuple[RoundValues, ...]]:
+    """Measure what each client added, where the plan asks for it; once orders have adapted, which changes weights."""
+    if plan.contributions is None:
+        return {}
+    wanted = [draft for draft in drafts if plan.valued is None or draft.federation.name in plan.valued]
+    with doing("measuring what each client added"):
+        return {d.federation.name: value_round(d, clients, server, plan.contributions, round) for d in wanted}
 
 
 def _end(exploded: Mapping[str, Exploded], states: dict[str, RoundState]) -> None:
@@ -191,6 +206,8 @@ def make_task(
 ) -> Task:
     """Select this round's cohort by stable id and name the work; unless it is to be secret, seed and round decide."""
     names = clients.names(federation.seed)
+    if federation.members is not None:
+        names = [name for name in names if name in federation.members]
     if not names:
         raise TooFewClients("no client is registered; allowed: at least one client with training samples")
     seed, algorithm = federation.seed, federation.algorithm

@@ -12,6 +12,7 @@ from steelyard import randomness
 from steelyard.algorithms.algorithm import Algorithm, Vectors
 from steelyard.clients.protocol import Server
 from steelyard.messages import Evaluations, Floats, LossState, Updates
+from steelyard.rounds.contributions import ContributionSettings, RoundValues
 from steelyard.rounds.selecting import SELECT, SelectSettings
 from steelyard.rounds.settings import cohort_size
 from steelyard.weighing.losses import FixedLoss, LossRule
@@ -57,6 +58,8 @@ class Federation:
     """The clients' momentum, which some algorithms' servers must know."""
     learning_rate: float = 0.0
     """The clients' learning rate, which some policies must know; 0 where nobody knows."""
+    members: frozenset[str] | None = None
+    """The only clients that take part, for federations of some of the clients; None: all of them."""
 
     def start(self, server: Server) -> RoundState:
         """Return the state before the first round; the accuracy of the first model is filled in by the loop."""
@@ -92,6 +95,8 @@ class RoundRecord:
     """Seconds that the round took on the devices' clock; None without one."""
     epsilon: float | None = None
     """What the rounds so far have cost any one client, as ε at the budget's δ; None without a budget."""
+    contributions: tuple[RoundValues, ...] = ()
+    """What each client added, where it is measured."""
 
 
 class Combine(Protocol):
@@ -167,6 +172,10 @@ class Plan:
     """Who is asked, where not everybody alike."""
     clocked: bool = False
     """Whether devices have a clock, so that who is there is told in its seconds and not in rounds."""
+    contributions: ContributionSettings | None = None
+    """How to measure what each client added to each new model; None: not at all."""
+    valued: frozenset[str] | None = None
+    """The only federations of which that is measured; None: all of them."""
 
     def cohort(
         self, seed: int, round: int, names: Sequence[str], memory: Mapping[str, Memory] | None = None

@@ -10,6 +10,7 @@ from dataclasses import asdict
 import numpy as np
 
 from steelyard.messages import Evaluations, Updates
+from steelyard.rounds.contributions import RoundValues
 from steelyard.rounds.state import Federation, RoundRecord, RoundState
 from steelyard.runs.columns import KEYS, WHOLE, pack
 from steelyard.runs.digests import Digest
@@ -33,7 +34,7 @@ class RoundRows:
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
         self._clients: dict[str, int] = dict(db.execute(_CLIENTS))
-        self._federations: dict[str, int] = {}
+        self._federations: dict[str, int] = dict(db.execute(_FEDERATIONS))
         self._criteria: dict[str, tuple[str, ...]] = {}
 
     def register(self, federations: Sequence[Federation]) -> None:
@@ -90,6 +91,17 @@ class RoundRows:
             self._write_updates(federation, record, updates)
         if record.evaluations is not None:
             self._write_evaluations(federation, record.round, record.evaluations)
+        self.value(record.federation, record.round, record.contributions, "run")
+
+    def value(self, federation: str, round: int, values: Sequence[RoundValues], source: str) -> None:
+        """Write what each client added in a round, and what that was made from."""
+        for found in values:
+            row = (
+                pack([self._client(client) for client in found.clients], KEYS),
+                *(pack(found.values), pack(found.error), pack(found.sizes, WHOLE), found.before, found.after),
+            )
+            here = (self._federations[federation], round, found.measure, found.method, source)
+            self._db.execute(WRITE["contributions"], (*here, *row))
 
     def digest(self, digests: Sequence[Digest]) -> None:
         """Write the digests of rounds."""

@@ -100,6 +100,15 @@ CREATE TABLE IF NOT EXISTS ended (                   -- federations that ended e
     round INTEGER NOT NULL,      -- the round that gave no sound model; the one before is the last there is
     reason TEXT NOT NULL
 );
+CREATE TABLE IF NOT EXISTS contributions (           -- what each client added to the model; not in the chain
+    federation INTEGER NOT NULL, round INTEGER NOT NULL,
+    measure TEXT NOT NULL, method TEXT NOT NULL,
+    source TEXT NOT NULL,                            -- run, kept, rounded, replay or retrained: what it was made from
+    clients BLOB NOT NULL, added BLOB NOT NULL,      -- int32; float64 [clients, 1 + groups of test rows]
+    error BLOB NOT NULL, sizes BLOB NOT NULL,        -- float64: of drawing coalitions; int64: rows of each group
+    before REAL NOT NULL, after REAL NOT NULL,       -- the measure of the model before and after the round
+    PRIMARY KEY (federation, round, measure, method, source)
+) WITHOUT ROWID;
 -- The chain of rounds (runs/chain.py, docs/reference/chain.md); digests and heads are written with checkpoints.
 CREATE TABLE IF NOT EXISTS digests (
     federation INTEGER NOT NULL, round INTEGER NOT NULL,

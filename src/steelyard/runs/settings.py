@@ -17,6 +17,11 @@ class StoreSettings(Section):
     """Folder in which a run's own folder is made, unless --out names that folder itself."""
     checkpoint_every: int = Field(default=1, ge=1)
     """Write a checkpoint each k rounds; a killed run repeats at most k rounds when resumed, to the same bits."""
+    keep: Literal["models", "updates"] = "models"
+    """models: the newest models, to go on from; updates: also what each client sent in each round, so that what it
+    added can be found later without training again. How much room that takes is said before the run."""
+    keep_as: Literal["float32", "bfloat16"] = "float32"
+    """How kept updates are written; bfloat16 takes half the room and rounds them, so that values become approximate."""
     clients_every: int = Field(default=1, ge=1)
     """Write what single clients sent and weighed each k rounds, and in the last; for runs of many short rounds."""
     digests: Literal["cheap", "every"] = "cheap"

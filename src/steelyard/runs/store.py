@@ -16,9 +16,11 @@ import torch
 from steelyard import files
 from steelyard.errors import UserError
 from steelyard.privacy.ledger import Ledger
+from steelyard.rounds.contributions import RoundValues
 from steelyard.rounds.state import Federation, RoundRecord, RoundState
 from steelyard.runs import chain, checkpoint
 from steelyard.runs.digests import Digests, model_digest
+from steelyard.runs.kept_updates import Kept, keep_round
 from steelyard.runs.round_rows import RoundRows
 from steelyard.runs.schema import BESIDE, DATABASE, WRITE, connect, put_to_rest, reading
 from steelyard.runs.tensor_files import FOLDER, NAMED, TensorFiles
@@ -26,7 +28,7 @@ from steelyard.signing import SigningKey
 
 _TABLES = (
     "rounds", "updates", "failures", "untested", "evaluations", "samples", "ended", "digests", "signatures", "chain",
-    "checkpoints",
+    "checkpoints", "contributions",
 )  # fmt: skip
 _BEGUN = "SELECT 1 FROM rounds LIMIT 1"
 _COUNTED = (
@@ -49,6 +51,7 @@ class Store:
         every_digest: bool = False,
         keep_models: bool = True,
         signer: SigningKey | None = None,
+        keep_updates: Kept | None = None,
     ) -> None:
         self.folder = folder
         self.checkpoint_every = checkpoint_every
@@ -57,6 +60,8 @@ class Store:
         """False: checkpoints hold no models, for federations that others run and go on with."""
         self.signer = signer
         """The key that signs the heads of the chain; None: nobody does."""
+        self.keep_updates: Kept | None = keep_updates
+        """How the updates of every round are kept; None: not at all."""
         self.ledger: Ledger | None = None
         """The privacy ledger of a run that has one, set before its first round: the chain holds how far it has come."""
         self._digests, self._chained = Digests(every=every_digest), -1
@@ -91,6 +96,12 @@ class Store:
         with self._writing("its status"), self._db:
             self._note(info)
 
+    def value(self, values: Mapping[tuple[str, int], Sequence[RoundValues]], source: str) -> None:
+        """Write what clients added, by federation and round, where it was found out after the run."""
+        with self._writing("what clients added"), self._db:
+            for (federation, round), found in values.items():
+                self._rows.value(federation, round, found, source)
+
     def _note(self, info: Mapping[str, object]) -> None:
         rows = [(key, value if isinstance(value, str) else json.dumps(value)) for key, value in info.items()]
         self._db.executemany(WRITE["info"], rows)
@@ -121,6 +132,8 @@ class Store:
         kept_states = states if self.keep_models else checkpoint.without_models(states)
         packed = checkpoint.pack(kept_states, snapshot()) if due else None
         with self._writing(f"round {round}"):
+            if self.keep_updates is not None and round > 0:
+                keep_round(self.folder, round, records, self.keep_updates)
             kept: tuple[int, str, str, str] | None = None
             if packed is not None:
                 tensors, text = packed

@@ -76,12 +76,16 @@ def _tensors(path: Path, content: bytes) -> dict[str, torch.Tensor]:
         raise UserError(f"{path}: not a readable checkpoint: {error}") from error
 
 
+def metadata_of(content: bytes) -> dict[str, str]:
+    """Return the texts by name that a safetensors file holds beside its tensors; it has been read as tensors before."""
+    length = int.from_bytes(content[:8], "little")
+    return json.loads(content[8 : 8 + length]).get("__metadata__", {})
+
+
 def _older(path: Path, content: bytes) -> dict[str, _Older]:
     """Return the older files that a checkpoint's file names; it has been read as tensors before."""
     try:
-        length = int.from_bytes(content[:8], "little")
-        text = json.loads(content[8 : 8 + length]).get("__metadata__", {}).get(_OLDER, "{}")
-        found = _TABLE.validate_json(text)
+        found = _TABLE.validate_json(metadata_of(content).get(_OLDER, "{}"))
     except (ValueError, AttributeError, RecursionError) as error:
         raise UserError(f"{path}: not a readable checkpoint: its table of older files is damaged") from error
     for name in found:

@@ -31,7 +31,10 @@ Coalitions = NDArray[np.bool_]
 
 @dataclass(frozen=True, eq=False)
 class Values:
-    """What each player adds, with a 95 % interval; the two ends are the value itself where it is exact."""
+    """What each player adds, with a 95 % interval; the two ends are the value itself where it is exact.
+
+    [players], or [players, k] for a game with k worths of each coalition.
+    """
 
     values: Floats
     low: Floats
@@ -53,7 +56,10 @@ def shapley_values(
     exact: int = EXACT,
     orders: int = ORDERS,
 ) -> Values:
-    """Return what each player adds; `worth` is asked once for all coalitions, and `chance` if there are too many."""
+    """Return what each player adds; `worth` is asked once for all coalitions, and `chance` if there are too many.
+
+    It returns one number for each coalition, or a row of them: the values are then those of each column's game.
+    """
     if players <= exact:
         found = _exact(players, worth)
         return Values(found, found, found, 2**players)
@@ -67,7 +73,7 @@ def _exact(players: int, worth: Callable[[Coalitions], Floats]) -> Floats:
     sizes = inside.sum(axis=1)
     # |S|!(n−|S|−1)!/n! for every size of S.
     shares = np.array([1.0 / (players * comb(players - 1, size)) for size in range(players)])
-    found = np.zeros(players)
+    found = np.zeros((players, *worths.shape[1:]))
     for player in range(players):
         without = numbers[~inside[:, player]]
         size = sizes[without]
@@ -83,8 +89,8 @@ def _sampled(players: int, worth: Callable[[Coalitions], Floats], chance: np.ran
     inside = place[:, None, :] < np.arange(players + 1)[None, :, None]
     distinct, where = np.unique(inside.reshape(-1, players), axis=0, return_inverse=True)
     worths = worth(distinct)[where.reshape(len(both), players + 1)]
-    added = np.take_along_axis(np.diff(worths, axis=1), place, axis=1)
+    added = np.diff(worths, axis=1)[np.arange(len(both))[:, None], place]
     pairs = (added[:orders] + added[orders:]) / 2
     values = pairs.mean(axis=0)
-    error = Z * pairs.std(axis=0, ddof=1) / np.sqrt(orders) if orders > 1 else np.full(players, np.inf)
+    error = Z * pairs.std(axis=0, ddof=1) / np.sqrt(orders) if orders > 1 else np.full_like(values, np.inf)
     return Values(values, values - error, values + error, len(distinct))

@@ -16,7 +16,7 @@ from steelyard.learning import evaluation, losses
 from steelyard.learning.models import build
 from steelyard.learning.parameters import Layout
 from steelyard.learning.training import chance_of, orders, train_client
-from steelyard.messages import Counts, LossState, ServerTest
+from steelyard.messages import Counts, LossState, RowTests, ServerTest
 
 
 class SimulationServer:
@@ -48,6 +48,13 @@ class SimulationServer:
     def report(self, seed: int, models: torch.Tensor) -> ServerTest:
         """Test models [candidates, parameters] on the rows on which the server reports."""
         return self._test(seed, models, self.clients.context.population(seed).source.report)
+
+    def rows(self, seed: int, models: torch.Tensor) -> RowTests:
+        """Test models [candidates, parameters] on single rows: those on which the server reports, or else weighs."""
+        source = self.clients.context.population(seed).source
+        labels, predictions, each = self._tried(seed, models, source.report if len(source.report) else source.server)
+        right = (predictions == labels).cpu().numpy() if self.classes else None
+        return RowTests(each.to(torch.float64).cpu().numpy(), right)
 
     def report_rows(self, seed: int) -> int:
         """Return on how many rows the server reports."""
@@ -105,12 +112,8 @@ class SimulationServer:
         return _on_device(context.population(seed).source.server, context.device)
 
     def _test(self, seed: int, models: torch.Tensor, held: Rows) -> ServerTest:
-        context = self.clients.context
-        dataset = context.population(seed).dataset
-        rows = _on_device(held, context.device)
-        loss = context.loss(LossState(context.training.loss))
-        predictions, each = self.clients.evaluator.test(models.to(context.device), dataset, rows, loss)
-        labels = dataset.labels[rows]
+        dataset = self.clients.context.population(seed).dataset
+        labels, predictions, each = self._tried(seed, models, held)
         mean = each.to(torch.float64).mean(dim=1).cpu().numpy()
         if dataset.classes:
             counts = evaluation.confusion(predictions, labels, dataset.classes)
@@ -118,6 +121,14 @@ class SimulationServer:
             return ServerTest(evaluation.accuracy(counts), evaluation.f1(counts), losses=mean, by_class=by_class)
         errors = evaluation.errors(predictions, labels)
         return ServerTest(np.zeros(len(models)), np.zeros((len(models), 0)), errors, mean)
+
+    def _tried(self, seed: int, models: torch.Tensor, held: Rows) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return the labels of rows, and what each model predicts and loses on each of them."""
+        context = self.clients.context
+        dataset = context.population(seed).dataset
+        rows = _on_device(held, context.device)
+        loss = context.loss(LossState(context.training.loss))
+        return dataset.labels[rows], *self.clients.evaluator.test(models.to(context.device), dataset, rows, loss)
 
 
 def _on_device(held: Rows, device: torch.device) -> torch.Tensor:

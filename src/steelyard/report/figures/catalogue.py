@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from steelyard.errors import UserError, listed, nearest
 from steelyard.report.documents import VegaLite
-from steelyard.report.figures import adapting, class_f1, curves, devices, listening, split, weights
+from steelyard.report.figures import adapting, class_f1, contributed, curves, devices, listening, split, weights
 from steelyard.report.view import RunView
 
 Chart = Any
@@ -101,6 +101,14 @@ _LIST = (
         "No client was weighed under this rule, or all were asked in every round and weighed the same.",
         "federation",
         weights.weights,
+    ),
+    Kind(
+        "contributions",
+        "What each client added",
+        "By how much it made the model better, with a 95 % interval; left of the line it made it worse.",
+        "It was not measured; [contributions], or `steelyard contributions` afterwards, finds it out.",
+        "federation",
+        contributed.contributed,
     ),
     Kind(
         "criteria",

@@ -1,0 +1,180 @@
+"""The document of a run's contributions: each client's value in units of the measure, with a 95 % interval."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from typing_extensions import TypedDict
+
+from steelyard.contributions.intervals import Series, add_over_rounds, over_seeds
+from steelyard.errors import UserError, listed, nearest
+from steelyard.rounds.contributions import Measure, Method
+from steelyard.runs.reader import History
+from steelyard.runs.valued import RETRAINED, SOURCES, StoredValues, read_values
+
+UNITS = {
+    "loss": "loss on the server's rows",
+    "accuracy": "accuracy on the server's rows",
+    "local-loss": "loss on the clients' test rows",
+    "local-accuracy": "accuracy on the clients' test rows",
+    "agreement": "cosine with the rule's own update, mean over classes and rounds",
+}
+"""What a value is counted in, by measure."""
+NEAR_ZERO = (
+    "An interval that holds 0 means: on these rows and rounds it cannot be told whether the client helped or harmed. "
+    "It does not mean that its data are worthless: others may hold the same."
+)
+
+
+class ClientValue(TypedDict):
+    """What one client added: in units of the measure, more is better."""
+
+    client: str
+    value: float
+    low: float
+    high: float
+    verdict: str
+    """helps, harms, not clear, or no weight: the rule never gave it any."""
+    share: float | None
+    """Of the whole gain; None unless that is clearly positive."""
+    rounds: int
+    """In how many rounds it was weighed."""
+    by_round: list[float]
+    """What it added in each of `rounds`, 0 where it was not asked; the mean over seeds where there are several."""
+
+
+class Contributions(TypedDict):
+    """What the clients of one rule of a run added to its model."""
+
+    run: str
+    rule: str
+    seeds: list[int]
+    measure: str
+    unit: str
+    method: str
+    source: str
+    rounds: list[int]
+    before: float
+    """The measure of the model before the first of these rounds."""
+    after: float
+    """The measure of the model after the last of them."""
+    total: float
+    total_low: float
+    total_high: float
+    notes: list[str]
+    clients: list[ClientValue]
+
+
+def stored_contributions(
+    folder: str | Path,
+    rule: str | None = None,
+    measure: Measure | None = None,
+    method: Method | None = None,
+    *,
+    retrained: bool = False,
+) -> Contributions | str:
+    """Return what a run's folder already holds of its clients' contributions, or a sentence that says why nothing.
+
+    Nothing is trained or tested. Without `rule` it is the main one's, without `measure` and `method` the first that
+    the run has. `retrained` asks for the values of retrained coalitions in place of the estimates.
+    """
+    folder = Path(folder)
+    history = History(folder)
+    chosen = rule_of(history, rule)
+    found = [each for each in read_values(folder) if each.rule == chosen and (each.source == RETRAINED) == retrained]
+    measures = [measure] if measure is not None and method != "classes" else list(UNITS)
+    methods: list[Method] = [method] if method is not None else ["shapley", "leave-one-out", "classes"]
+    for kind in methods:
+        for unit in measures:
+            mine = [each for each in found if each.found.measure == unit and each.found.method == kind]
+            best = [[each for each in mine if each.source == source] for source in SOURCES]
+            # What covers most rounds; of equals the first, which is the best source.
+            most = max(best, key=len)
+            if most:
+                return _document(history, chosen, most)
+    return (
+        f"{folder}: what the clients of '{chosen}' added was not measured; `steelyard contributions {folder}` finds it "
+        "out afterwards"
+    )
+
+
+def rule_of(history: History, rule: str | None) -> str:
+    """Return the rule of a run that is asked for: the main one unless another is named; an unknown one is refused."""
+    rules = list(dict.fromkeys(history.federations["rule"]))
+    if rule is not None and rule not in rules:
+        raise UserError(f"--rule: got '{rule}'{nearest(rule, rules)}; allowed: {listed(rules)}")
+    return rules[0] if rule is None else rule
+
+
+def _document(history: History, rule: str, stored: Sequence[StoredValues]) -> Contributions:
+    first = stored[0].found
+    clients = sorted({name for each in stored for name in each.found.clients})
+    rounds = sorted({each.round for each in stored})
+    series = [
+        Series.of([each for each in stored if each.seed == seed], clients, rounds)
+        for seed in sorted({each.seed for each in stored})
+    ]
+    mean = first.method == "classes"
+    value, low, high = over_seeds([add_over_rounds(each, mean=mean) for each in series])
+    whole = over_seeds([add_over_rounds(each.summed(), mean=mean) for each in series])
+    total, total_low, total_high = (float(each[0]) for each in whole)
+    shares = first.method == "shapley" and total_low > 0
+    by_round = np.mean([each.values[:, :, 0] for each in series], axis=0)
+    weighed = np.mean([each.there.sum(axis=0) for each in series], axis=0)
+    rows: list[ClientValue] = [
+        {
+            "client": client,
+            "value": float(value[at]),
+            "low": float(low[at]),
+            "high": float(high[at]),
+            "verdict": _verdict(float(low[at]), float(high[at])),
+            "share": float(value[at]) / total if shares else None,
+            "rounds": round(float(weighed[at])),
+            "by_round": by_round[:, at].tolist(),
+        }
+        for at, client in enumerate(clients)
+    ]
+    return {
+        "run": str(history.folder),
+        "rule": rule,
+        "seeds": [each.seed for each in series],
+        "measure": first.measure,
+        "unit": UNITS[first.measure],
+        "method": first.method,
+        "source": SOURCES.get(stored[0].source, stored[0].source),
+        "rounds": rounds,
+        "before": float(np.mean([each.before for each in series])),
+        "after": float(np.mean([each.after for each in series])),
+        "total": total,
+        "total_low": total_low,
+        "total_high": total_high,
+        "notes": _notes(history, stored, series, rounds, shares=shares),
+        "clients": sorted(rows, key=lambda row: (-row["value"], row["client"])),
+    }
+
+
+def _verdict(low: float, high: float) -> str:
+    if low == high == 0:
+        return "no weight"
+    return "helps" if low > 0 else "harms" if high < 0 else "not clear"
+
+
+def _notes(
+    history: History, stored: Sequence[StoredValues], series: Sequence[Series], rounds: Sequence[int], *, shares: bool
+) -> list[str]:
+    notes = [NEAR_ZERO]
+    method = stored[0].found.method
+    if method == "shapley" and not shares:
+        notes.append("The whole gain is not clearly above 0: shares of it, in percent, would mean nothing.")
+    if method == "leave-one-out":
+        notes.append("Values of leaving one out do not sum to the gain: what two clients both know counts for neither.")
+    if any(each.sampled for each in series):
+        notes.append("Cohorts of more than 12: coalitions were drawn, and the interval counts the error of that.")
+    last = history.last_round
+    if stored[0].source != RETRAINED and len(rounds) < last:
+        notes.append(f"Measured in {len(rounds)} of {last} rounds: the values are of these rounds alone.")
+    if len(series) > 1:
+        notes.append("Means over seeds, intervals over seeds; where a seed shares out data anew, a name is other data.")
+    return notes

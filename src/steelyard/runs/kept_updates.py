@@ -1,0 +1,143 @@
+"""Updates that a run keeps (`store.keep = "updates"`): one safetensors file for each round, whole or not there.
+
+The tensors are the models that clients sent and what their algorithm sends beside them; all else that the server was
+given stands as JSON in the file's metadata, so that a round can be weighed and combined again to the same bits.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import torch
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from steelyard import files
+from steelyard.errors import UserError
+from steelyard.messages import DenseModels, Failure, Updates
+from steelyard.rounds.state import RoundRecord
+from steelyard.runs.tensor_files import metadata_of, read_content, read_tensors, write_tensors
+
+FOLDER = files.UPDATES
+"""Folder of a run in which its updates lie."""
+ROUNDED = torch.bfloat16
+Kept = Literal["float32", "bfloat16"]
+
+_Number = Annotated[float, Field(allow_inf_nan=True)]
+
+
+class _About(BaseModel):
+    """All of a cohort's updates but their tensors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    clients: tuple[str, ...]
+    samples: list[int]
+    criteria: dict[str, list[_Number]]
+    losses: list[_Number]
+    failures: tuple[Failure, ...]
+    frozen: tuple[tuple[int, int], ...]
+    bytes_sent: list[int] | None
+    steps: list[int] | None
+    first_losses: list[_Number] | None
+    label_counts: list[list[int]] | None
+    listening: list[list[_Number]] | None
+    late: dict[str, float]
+    simulated: float | None
+
+
+_TABLE = TypeAdapter(dict[str, _About])
+
+
+def path_of_round(folder: Path, round: int) -> Path:
+    """Return where the updates of a round lie in a run's folder."""
+    return folder / FOLDER / f"round-{round:06d}.safetensors"
+
+
+def keep_round(folder: Path, round: int, records: Sequence[RoundRecord], keep_as: Kept) -> None:
+    """Write the updates of a round of all federations."""
+    tensors: dict[str, torch.Tensor] = {}
+    about: dict[str, dict[str, Any]] = {}
+    for record in records:
+        updates = record.updates
+        if updates is None or not isinstance(updates.payload, DenseModels):
+            continue
+        models = updates.payload.models
+        tensors[f"models/{record.federation}"] = models if keep_as == "float32" else models.to(ROUNDED)
+        for name, sent in updates.vectors.items():
+            tensors[f"sent/{name}/{record.federation}"] = sent
+        about[record.federation] = _described(updates, updates.payload)
+    write_tensors(path_of_round(folder, round), tensors, {"updates": json.dumps(about)})
+
+
+def _described(updates: Updates, payload: DenseModels) -> dict[str, Any]:
+    def listed(values: np.ndarray | None) -> Any:
+        return None if values is None else np.asarray(values).tolist()
+
+    return {
+        "clients": updates.clients,
+        "samples": listed(updates.samples),
+        "criteria": {name: listed(values) for name, values in updates.criteria.items()},
+        "losses": listed(updates.losses),
+        "failures": [{"client": failure.client, "reason": failure.reason} for failure in updates.failures],
+        "frozen": payload.frozen,
+        "bytes_sent": listed(updates.bytes_sent),
+        "steps": listed(updates.steps),
+        "first_losses": listed(updates.first_losses),
+        "label_counts": listed(updates.label_counts),
+        "listening": listed(updates.listening),
+        "late": dict(updates.late),
+        "simulated": updates.simulated,
+    }
+
+
+def kept_rounds(folder: Path) -> bool:
+    """Whether a run's folder holds updates of any round."""
+    return any(name.endswith(".safetensors") for name in files.names_in(folder / FOLDER))
+
+
+def read_round(folder: Path, round: int) -> Mapping[str, Updates]:
+    """Return the updates of a round by federation; a file that is missing or damaged is named in the error."""
+    path = path_of_round(folder, round)
+    tensors = read_tensors(path)
+    try:
+        table = _TABLE.validate_json(metadata_of(read_content(path)).get("updates", ""))
+    except (ValidationError, ValueError) as error:
+        raise UserError(f"{path}: not the updates that a run kept; allowed: the file as it was written") from error
+    return {name: _updates(path, name, round, about, tensors) for name, about in table.items()}
+
+
+def _updates(path: Path, name: str, round: int, about: _About, tensors: Mapping[str, torch.Tensor]) -> Updates:
+    models = tensors.get(f"models/{name}")
+    if models is None or models.dim() != 2 or len(models) != len(about.clients):
+        raise UserError(f"{path}: no updates of {name}; allowed: the file as it was written")
+
+    def array(values: list[Any] | None, kind: type) -> Any:
+        return None if values is None else np.array(values, dtype=kind)
+
+    sent = {key.split("/")[1]: each for key, each in tensors.items() if key.startswith("sent/") and _of(key, name)}
+    return Updates(
+        federation=name,
+        round=round,
+        clients=about.clients,
+        samples=array(about.samples, np.int64),
+        criteria={key: array(values, np.float64) for key, values in about.criteria.items()},
+        losses=array(about.losses, np.float64),
+        payload=DenseModels(models.to(torch.float32), about.frozen),
+        failures=about.failures,
+        bytes_sent=array(about.bytes_sent, np.int64),
+        steps=array(about.steps, np.int64),
+        first_losses=array(about.first_losses, np.float64),
+        label_counts=array(about.label_counts, np.int64),
+        vectors=sent,
+        listening=array(about.listening, np.float64),
+        late=about.late,
+        simulated=about.simulated,
+    )
+
+
+def _of(key: str, federation: str) -> bool:
+    return key.split("/", 2)[2] == federation
