@@ -12,7 +12,7 @@ from steelyard.experiment.code import Ask
 from steelyard.experiment.description import Description
 from steelyard.experiment.federations import FederationSettings, put_federations
 from steelyard.experiment.loading import build, read_document
-from steelyard.experiment.rule_words import parse_rules
+from steelyard.experiment.rule_words import parse_rules, rules_with_reasons
 from steelyard.experiment.running import run
 from steelyard.weighing.rule import show_priority
 
@@ -76,7 +76,7 @@ def with_rules(experiment: Description, texts: Sequence[str], store: Mapping[str
 
     `store` are further changes, to fields of [store].
     """
-    found, left_out = parse_rules(texts, experiment) if texts else (default_rules(experiment), {})
+    found, left_out = rules_with_reasons(texts, experiment) if texts else (default_rules(experiment), {})
     document = experiment.model_dump(mode="json", exclude_none=True) | {"left_out": left_out}
     document["store"] |= store or {}
     put_federations(document, found)
@@ -93,4 +93,4 @@ def default_rules(experiment: Description) -> dict[str, FederationSettings]:
         return experiment.rules()
     orders = list(permutations(range(len(base.criteria)))) if len(base.criteria) <= 3 else [base.order()]
     texts = [*base.criteria, *(show_priority(order, base.criteria) for order in orders), "online"]
-    return parse_rules(texts, experiment)[0]
+    return parse_rules(texts, experiment)

@@ -23,7 +23,14 @@ _FURTHER = (
 _LONGEST = 200
 
 
-def parse_rules(texts: Sequence[str], experiment: Description) -> tuple[dict[str, FederationSettings], dict[str, str]]:
+def parse_rules(texts: Sequence[str], experiment: Description) -> dict[str, FederationSettings]:
+    """Return the rules that these texts name; see `rules_with_reasons`."""
+    return rules_with_reasons(texts, experiment)[0]
+
+
+def rules_with_reasons(
+    texts: Sequence[str], experiment: Description
+) -> tuple[dict[str, FederationSettings], dict[str, str]]:
     """Read rules such as "DS", "LD>DS>MD", "online(LD>DS>MD)@20", "scaffold", "fedprox(mu=0.1)+LD>DS", separated by
     commas or given one by one.
 
