@@ -19,6 +19,7 @@ from steelyard.rounds.progress import watching
 
 if TYPE_CHECKING:
     from steelyard.contributions.document import Contributions
+    from steelyard.contributions.retraining import Without
 
 
 def contributions(
@@ -34,6 +35,14 @@ def contributions(
         Literal["shapley", "leave-one-out", "classes"],
         typer.Option(help="shapley; leave-one-out; classes: agreement by class in the last layer (ShapFed)."),
     ] = "shapley",
+    without: Annotated[
+        str | None,
+        typer.Option("--without", metavar="CLIENT", help="How the model would do without this client, approximately."),
+    ] = None,
+    retrain: Annotated[
+        bool,
+        typer.Option("--retrain", help="Train every coalition of up to 10 clients; with --without, only the one."),
+    ] = False,
     trust: TrustOption = False,
     quiet: QuietOption = False,
     format: FormatOption = "text",
@@ -41,14 +50,28 @@ def contributions(
     """Show what each client added to the model, with an interval: as measured, from kept updates or by a replay."""
     with watching(not quiet):
         with doing("starting"):
-            from steelyard.contributions.finding import contributions as find
+            from steelyard.contributions import finding
 
-        document = find(run, rule, measure, method, ask=asking(trust))
+        ask = asking(trust)
+        if without is None:
+            found = finding.contributions(run, rule, measure, method, retrained=retrain, ask=ask)
+        else:
+            found = finding.without(run, without, rule, measure, retrained=retrain, ask=ask)
     if format == "json":
-        print_json(document)
+        print_json(found)
+    elif "client" in found:
+        print_wrapped(_without(printable_all(found)))
     else:
-        show(document)
+        show(found)
     say_changed(run)
+
+
+def _without(found: Without) -> str:
+    width = "" if found["low"] == found["high"] else f" ({found['low']:.4f} to {found['high']:.4f})"
+    return (
+        f"{found['rule']}: {found['unit']} is {found['after']:.4f}; without {found['client']} it would be "
+        f"{found['without']:.4f}{width}: {found['source']}."
+    )
 
 
 def show(document: Contributions) -> None:

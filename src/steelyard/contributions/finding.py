@@ -13,6 +13,7 @@ from steelyard.experiment.loading import read_experiment
 from steelyard.rounds.contributions import ContributionSettings, Measure, Method
 
 if TYPE_CHECKING:
+    from steelyard.contributions.retraining import Without
     from steelyard.data.dataset import DatasetOrSeeded
     from steelyard.experiment.code import Ask
     from steelyard.rounds.loop import Progress
@@ -24,6 +25,7 @@ def contributions(
     measure: Measure | None = None,
     method: Method = "shapley",
     *,
+    retrained: bool = False,
     dataset: DatasetOrSeeded | None = None,
     ask: Ask | None = None,
     progress: Progress | None = None,
@@ -31,25 +33,73 @@ def contributions(
     """Return what each client of a run added: as measured while it went, else from kept updates, else by a replay.
 
     What had to be found out is put into the run's folder, where the next call, the report and the record find it. Runs
-    with differential privacy or secure aggregation are refused: their promise covers no such values.
+    with differential privacy or secure aggregation are refused: their promise covers no such values. `retrained` trains
+    every coalition of up to ten clients instead: the truth that the estimate is held against.
     """
     folder = Path(folder)
     experiment = read_experiment(folder)
     check_private(experiment.privacy, f"{folder}")
-    found = stored_contributions(folder, rule, measure, method)
+    if retrained and method == "classes":
+        raise UserError("--method: got 'classes' with --retrain; allowed: shapley, leave-one-out")
+    found = stored_contributions(folder, rule, measure, method, retrained=retrained)
     if not isinstance(found, str) and _whole(found):
         return found
     # For speed of start: what is there already needs no torch.
     from steelyard.contributions.replaying import replay
+    from steelyard.contributions.retraining import retrain
 
     settings = ContributionSettings(measure=measure or default_measure(folder), method=method)
-    problem = replay(folder, settings, rule, dataset=dataset, ask=ask, progress=progress)
+    find = retrain if retrained else replay
+    problem = find(folder, settings, rule, dataset=dataset, ask=ask, progress=progress)
     if problem:
         raise UserError(problem)
-    found = stored_contributions(folder, rule, settings.measure, method)
+    found = stored_contributions(folder, rule, settings.measure, method, retrained=retrained)
     if isinstance(found, str):
         raise UserError(f"{folder}: no client was weighed in any round, so there is nothing to share out")
     return found
+
+
+def without(
+    folder: str | Path,
+    client: str,
+    rule: str | None = None,
+    measure: Measure | None = None,
+    *,
+    retrained: bool = False,
+    dataset: DatasetOrSeeded | None = None,
+    ask: Ask | None = None,
+    progress: Progress | None = None,
+) -> Without:
+    """Return how a run's model would do without one client: its rounds weighed again, or trained again.
+
+    Weighing again is approximate: the others' updates stay those that they sent while the client took part.
+    """
+    # For speed of start, as above.
+    from steelyard.contributions.retraining import check_client, retrained_without
+
+    folder = Path(folder)
+    if retrained:
+        check_private(read_experiment(folder).privacy, f"{folder}")
+        settings = ContributionSettings(measure=measure or default_measure(folder))
+        return retrained_without(folder, client, settings, rule, dataset=dataset, ask=ask, progress=progress)
+    found = contributions(folder, rule, measure, "leave-one-out", dataset=dataset, ask=ask, progress=progress)
+    check_client(client, sorted(row["client"] for row in found["clients"]))
+    row = next(row for row in found["clients"] if row["client"] == client)
+    sign = 1 if found["measure"].endswith("loss") else -1
+    ends = sorted(found["after"] + sign * row[end] for end in ("low", "high"))
+    return {
+        "run": str(folder),
+        "rule": found["rule"],
+        "client": client,
+        "measure": found["measure"],
+        "unit": found["unit"],
+        "seeds": found["seeds"],
+        "after": found["after"],
+        "without": found["after"] + sign * row["value"],
+        "low": ends[0],
+        "high": ends[1],
+        "source": "each round weighed again without it, approximate: the others trained with it; --retrain trains anew",
+    }
 
 
 def _whole(found: Contributions) -> bool:

@@ -66,7 +66,7 @@ def replay(
     with as_begun(history, dataset=dataset, ask=ask) as (parts, _):
         parts.experiment.check_contributions(settings, own_code=True)
         names = frozenset(each.name for each in parts.federations if each.rule_name == chosen)
-        plan = replace(_untested(parts), contributions=settings, valued=names)
+        plan = replace(untested(parts), contributions=settings, valued=names)
         kept = kept_rounds(folder)
         rounded = kept and parts.experiment.store.keep_as != "float32"
         clients = KeptClients(parts, folder) if kept else parts.clients
@@ -76,7 +76,7 @@ def replay(
     return add_values(folder, recorder.found, "rounded" if rounded else "kept" if kept else "replay")
 
 
-def _untested(parts: Parts) -> Plan:
+def untested(parts: Parts) -> Plan:
     """Return the plan without the clients' tests, where no model depends on them."""
     rules = [federation.rule for federation in parts.federations]
     needed = parts.plan.stop_at is not None or any(
