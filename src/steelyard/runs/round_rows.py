@@ -21,10 +21,8 @@ from steelyard.weighing.rule import show_priority
 _CLIENTS = "SELECT name, id FROM clients"
 _NEW_CLIENT = "INSERT INTO clients (name) VALUES (?)"
 _FEDERATIONS = "SELECT name, id FROM federations"
-_REGISTER = (
-    "INSERT INTO federations (name, rule, seed, settings, algorithm) VALUES (?, ?, ?, ?, ?) "
-    "ON CONFLICT (name) DO UPDATE SET settings = excluded.settings"
-)
+# What was written first holds: the chain covers it, and a resumed run has its plugins in another folder.
+_REGISTER = "INSERT OR IGNORE INTO federations (name, rule, seed, settings, algorithm) VALUES (?, ?, ?, ?, ?)"
 _END = "INSERT OR IGNORE INTO ended VALUES (?, ?, ?)"  # the first end of a federation holds
 
 
