@@ -14,14 +14,15 @@ import json
 import os
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steelyard.errors import UserError
-from steelyard.messages import LossState
+from steelyard.messages import LossState, Signed, Task, Updates
 
 if TYPE_CHECKING:
+    import torch
     from cryptography.hazmat.primitives.asymmetric import ec
 
 SALT_BYTES = 16
@@ -75,6 +76,18 @@ def task_digest(
     )
     said += b"".join(fields(vector=name, digest=vectors[name]) for name in sorted(vectors))
     return hashlib.sha256(said).hexdigest()
+
+
+def model_digest(parameters: torch.Tensor) -> str:
+    """Return the SHA-256 of a model's numbers, float32 and little-endian, in hexadecimal digits."""
+    return hashlib.sha256(parameters.detach().cpu().contiguous().numpy().data).hexdigest()
+
+
+def digest_of_task(task: Task, algorithm: Mapping[str, Any]) -> str:
+    """Return the digest of a task as its server and its nodes know it."""
+    vectors = {name: model_digest(vector) for name, vector in task.vectors.items()}
+    asked = (task.federation, task.seed, task.round, task.loss, algorithm)
+    return task_digest(*asked, model_digest(task.parameters), vectors)
 
 
 def server_salt(secret: str, federation: str, round: int, client: str) -> bytes:
@@ -200,6 +213,23 @@ class SigningKey:
     def salt(self, statement: Statement) -> bytes:
         """Return a salt that only this key can make, and makes again where a round is repeated to the same bits."""
         return hmac.digest(self._secret, field("salt", 1) + statement.content(), "sha256")[:SALT_BYTES]
+
+
+def signed_updates(
+    key: SigningKey, run: str, task: Task, algorithm: Mapping[str, Any], updates: Updates, *, hidden: bool = False
+) -> dict[str, Signed]:
+    """Sign the digest of each client's update; with `hidden` the salts stay here, since nobody sees the updates."""
+    content = updates.payload.content()
+    if content is None:
+        return {}
+    asked = digest_of_task(task, algorithm)
+    found: dict[str, Signed] = {}
+    for client, part in zip(updates.clients, content, strict=True):
+        said = Statement(run, task.federation, task.round, client, asked, b"")
+        salt = key.salt(said)
+        said = replace(said, digest=salted_digest(salt, part.reshape(-1).data))
+        found[client] = Signed(said.digest, b"" if hidden else salt, key.line, key.sign(said.content()))
+    return found
 
 
 def holds(line: str, signature: bytes, content: bytes) -> bool:

@@ -10,9 +10,9 @@ import torch
 from tests.runs.records import evaluations, federation, record, state, updates
 
 from steelyard.messages import Failure, Signed
-from steelyard.runs.digests import model_digest, update_digest
+from steelyard.runs.digests import update_digest
 from steelyard.runs.store import Store
-from steelyard.signing import SigningKey, Statement, key_pair, task_digest
+from steelyard.signing import SigningKey, Statement, key_pair, model_digest, task_digest
 
 RUN = "7"
 TEXT = 'name = "hand-made"\nkind = "learning"\n[data]\nsource = "digits"\n'

@@ -13,7 +13,7 @@ from steelyard.errors import UserError, listed, nearest
 FILES = ("data", "catalogue", "items", "attributes", "identities")
 """Keys that name a file or folder of the node's own which an experiment may read."""
 _CLIENTS = ("client", "clients", "partition-id", "num-partitions")
-KEYS = (*_CLIENTS, *FILES, "partition", "min-rows", "state", "allow", "kind", "require", "epsilon", "tests")
+KEYS = (*_CLIENTS, *FILES, "partition", "min-rows", "state", "key", "allow", "kind", "require", "epsilon", "tests")
 MIN_ROWS = 10
 """The rows that an answer must rest on, where the owner of a node says nothing else."""
 EVERYTHING = "*"
@@ -58,6 +58,8 @@ class NodeConfig:
     state: Path | None = None
     """Folder in which the node keeps what its clients keep to themselves, so that it outlives the process; with "local"
     also the ledger of its answers."""
+    key: Path | None = None
+    """The node's private key, as in its file: it signs what its clients send. None: nothing is signed."""
     device: Mapping[str, float] = field(default_factory=dict[str, float])
     """Facts about the device for criteria: device-battery=0.7."""
     user: Mapping[str, float] = field(default_factory=dict[str, float])
@@ -92,6 +94,7 @@ class NodeConfig:
             epsilon=_epsilon(config),
             tests=_tests(config),
             state=_path(config, "state"),
+            key=_path(config, "key"),
             device=_facts(config, "device-"),
             user=_facts(config, "user-"),
         )

@@ -29,7 +29,7 @@ from steelyard.experiment.run_notes import RunRecorder, run_facts, versions, why
 from steelyard.rounds.loop import Progress, run_rounds
 from steelyard.rounds.progress import say, show_progress
 from steelyard.rounds.settings import cohort_size
-from steelyard.runs.chain import SALT, require_whole
+from steelyard.runs.chain import RUN, SALT, require_whole
 from steelyard.runs.process import this_process
 from steelyard.runs.reader import History
 from steelyard.runs.setup import discard, set_up
@@ -243,7 +243,9 @@ def _go(parts: Parts, folder: Path, store: Store, progress: bool | Progress, *, 
 def _note_begun(store: Store, parts: Parts) -> None:
     """Note what lists and pages of runs show, and how they tell a run that goes on from one that was killed."""
     criteria = [criterion for federation in parts.federations for criterion in federation.rule.criteria]
+    known_by = parts.clients.describe().get(RUN)  # before the first head is signed
     store.note(
+        **({} if known_by is None else {RUN: known_by}),
         status="running",
         rounds=parts.plan.rounds,
         measure=parts.experiment.score_name,

@@ -32,6 +32,7 @@ from steelyard.federate.hidden_node import HiddenRound, read_hide, read_share
 from steelyard.federate.node_ledger import Disclosure, NodeLedger, ledger_name
 from steelyard.federate.node_state import NodeStates
 from steelyard.messages import Evaluations, Failure, Question, Task
+from steelyard.signing import SigningKey, signed_updates
 from steelyard.usercode import NotAllowed, only
 
 ResultT = TypeVar("ResultT")
@@ -149,6 +150,10 @@ def _train(message: Message, context: Context) -> RecordDict:
         failures = tuple(Failure(failure.client, public_reason(failure.reason)) for failure in updates.failures)
         over = updates.clients if own.algorithm.keeps and not kept else ()
         updates = replace(updates, failures=failures, started_over=over)
+        if config.key is not None:
+            key = SigningKey.read(config.key)
+            signed = signed_updates(key, header.run, task, header.algorithm, updates, hidden=hides)
+            updates = replace(updates, signed=signed)
         if hides:
             hidden = _hidden_round(context, experiment, task.federation).trained(header, own, updates)
             return tasks.write_updates(hidden, key_shares_codec(len(header.cohort)))

@@ -18,6 +18,7 @@ import httpx
 
 from steelyard import files
 from steelyard.clients.flower.adapter.superlink import KeyRegistration
+from steelyard.clients.flower.register import REGISTER, Entry, enter
 from steelyard.clients.node import EVERYTHING
 from steelyard.errors import UserError, ends_as_interrupted
 from steelyard.experiment.description import Description
@@ -27,9 +28,11 @@ from steelyard.federate.local_launch import FOLDER, Launch
 from steelyard.federate.processes import Process, end_all, environment, reserved_port, start_superlink
 from steelyard.federate.run_config import experiment_text
 from steelyard.federate.server_app import LAUNCHER, OUTCOME
+from steelyard.signing import HEAD_KEY, read_public_key
 
 _START_SECONDS = 90.0
-REMADE = ("app", "tls", "homes")
+_MOST_CLIENTS = 10_000
+REMADE = ("app", "homes")
 """Folders of a federation's home that are made anew at every start."""
 
 
@@ -88,16 +91,19 @@ class LocalFederation:
         self.close()
 
     def _prepare(self) -> None:
-        files.refuse_links(self.home, REMADE)
+        files.refuse_links(self.home, (*REMADE, "tls"))
         self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.home.chmod(0o700)
         for old in REMADE:
             shutil.rmtree(self.home / old, ignore_errors=True)
         self.outcome_file.unlink(missing_ok=True)
-        if self.launch.tls:
+        # Keys outlive a resume: clients belong to the key that they began with.
+        if self.launch.tls and not (self.home / "tls").exists():
             make_certificates(self.home / "tls", ["127.0.0.1", "localhost"])
+            make_key(self._head_key)
             for number in range(self.launch.nodes):
-                make_key(self._key(number))
+                _, public = make_key(self._key(number))
+                enter(self._register, Entry(public.stem, read_public_key(public), most=_MOST_CLIENTS))
         write_app(
             self.home / "app",
             self.experiment,
@@ -111,6 +117,8 @@ class LocalFederation:
 
     def _start(self) -> None:
         for_app = {OUTCOME: str(self.outcome_file), LAUNCHER: str(os.getpid())}
+        if self.launch.tls:
+            for_app |= {REGISTER: str(self._register), HEAD_KEY: str(self._head_key)}
         # Relative paths of the experiment (its data) are meant from where the user stands.
         log = self.home / "logs" / "superlink.log"
         self.superlink = start_superlink(
@@ -150,7 +158,9 @@ class LocalFederation:
         """The configuration of a node: its share of the clients, and a folder for what they keep to themselves."""
         state = self.home / "private" / f"node-{number:03d}"
         # Everything here is one user's own: the nodes run and read what the experiment names.
-        share = {"partition-id": number, "num-partitions": self.launch.nodes}
+        share: dict[str, Any] = {"partition-id": number, "num-partitions": self.launch.nodes}
+        if self.launch.tls:
+            share |= {"key": str(self._key(number))}
         return {**share, "state": str(state), "allow": EVERYTHING}
 
     def start_nodes(self, numbers: list[int], name: str, *, key: Path | None = None) -> Process:
@@ -165,6 +175,14 @@ class LocalFederation:
         spec = self.home / f"{name}.json"
         files.write(spec, json.dumps(document).encode())
         return self._process(name, [sys.executable, "-m", "steelyard.federate.node", str(spec)])
+
+    @property
+    def _register(self) -> Path:
+        return self.home / "tls" / "register.json"
+
+    @property
+    def _head_key(self) -> Path:
+        return self.home / "tls" / "server-head"
 
     def _key(self, number: int) -> Path:
         return self.home / "tls" / f"node-{number:03d}"

@@ -19,7 +19,7 @@ from steelyard.federate.node_ledger import NodeLedger
 from steelyard.federate.node_link import NodeLink, Server
 from steelyard.federate.node_workers import Workers, WorkersSpec
 
-_OWN = ("server", "ca", "key", "insecure")
+_OWN = ("server", "ca", "insecure")
 """Keys of a node's file that say where the server is; all others are its `NodeConfig`."""
 
 _TESTED = "tests of models are answered without noise, and epsilon does not cover them; tests = false answers none"
@@ -40,7 +40,7 @@ def read_node(file: Path) -> tuple[Server, dict[str, Any]]:
             raise UserError(f"{file}: {key}: unknown{nearest(key, known)}; allowed: {listed(known)}, device-*, user-*")
     config = {key: value for key, value in document.items() if key not in _OWN}
     table = config.get("data")
-    for holder, key in [*((config, key) for key in (*FILES, "state")), (table, "path")]:
+    for holder, key in [*((config, key) for key in (*FILES, "state", "key")), (table, "path")]:
         if isinstance(holder, dict) and isinstance(holder.get(key), str) and holder[key]:
             holder[key] = str(file.parent.resolve() / holder[key])
     if "allow" in config:

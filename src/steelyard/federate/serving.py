@@ -20,9 +20,10 @@ from steelyard.clients.flower.register import FILE, REGISTER, Entry
 from steelyard.errors import UserError, ends_as_interrupted
 from steelyard.federate.app_folder import connection_file
 from steelyard.federate.bounded import BoundedLoop, BoundedProtocol, allow_many_files
-from steelyard.federate.certificates import check_certificates
+from steelyard.federate.certificates import check_certificates, make_key
 from steelyard.federate.processes import Process, end_all, environment, reserved_port, start_superlink
 from steelyard.federate.proxy import NodeProxy, RegisteredKeys
+from steelyard.signing import HEAD_KEY
 
 _START_SECONDS = 120.0
 _LOOK_SECONDS = 0.5
@@ -44,6 +45,11 @@ class ServerFolder:
     def register(self) -> Path:
         """The register of node keys."""
         return self.folder / FILE
+
+    @property
+    def head_key(self) -> Path:
+        """The private key that signs the heads of runs; made at the first start. Move it away to have another."""
+        return self.folder / "server"
 
     @property
     def flower(self) -> Path:
@@ -163,7 +169,9 @@ def _superlink(home: ServerFolder) -> Generator[tuple[Process, str]]:
         *("--ssl-keyfile", str(home.certificates / "server.key"), "--enable-supernode-auth"),
         *("--database", str(home.folder / "federation.db")),
     ]
-    env = environment(home.flower, **{REGISTER: str(home.register)})
+    if not home.head_key.exists():
+        make_key(home.head_key)
+    env = environment(home.flower, **{REGISTER: str(home.register), HEAD_KEY: str(home.head_key)})
     # Relative paths of a run are meant from where the server was started.
     process = start_superlink(options, listener, env, home.folder / "superlink.log", Path.cwd())
     try:

@@ -16,10 +16,10 @@ from steelyard.experiment.loading import read_experiment
 from steelyard.experiment.recorded import RecordedDescription
 from steelyard.runs.checkpoint import last_checkpoint
 from steelyard.runs.columns import Cohorts
-from steelyard.runs.digests import model_digest
 from steelyard.runs.reader import History
 from steelyard.runs.schema import reading
 from steelyard.runs.verifying import Finding, Findings, Keys, look_at_chain, look_at_signatures
+from steelyard.signing import model_digest
 from steelyard.weighing.rule import Rule, WeighingSettings, parse_priority
 
 TOLERANCE = 1e-12

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 from steelyard.algorithms.settings import algorithm_table
 from steelyard.messages import DenseModels, Payload, Signed, Updates
 from steelyard.rounds.state import Federation, RoundRecord, RoundState
-from steelyard.signing import DIGEST_BYTES, salted_digest, server_salt, task_digest
+from steelyard.signing import DIGEST_BYTES, model_digest, salted_digest, server_salt, task_digest
 
 SMALL = 1 << 16
 """Up to this many bytes a client, threads cost more than they save."""
@@ -174,11 +173,6 @@ class Digests:
             return list(map(update_digest, salts, content))
         self._pool = self._pool or ThreadPoolExecutor(THREADS, "digests")
         return list(self._pool.map(update_digest, salts, content))
-
-
-def model_digest(parameters: torch.Tensor) -> str:
-    """Return the SHA-256 of a model's numbers, float32 and little-endian, in hexadecimal digits."""
-    return hashlib.sha256(parameters.detach().cpu().contiguous().numpy().data).hexdigest()
 
 
 def update_digest(salt: bytes, part: NDArray[np.generic]) -> bytes:

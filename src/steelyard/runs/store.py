@@ -19,12 +19,12 @@ from steelyard.privacy.ledger import Ledger
 from steelyard.rounds.contributions import RoundValues
 from steelyard.rounds.state import Federation, RoundRecord, RoundState
 from steelyard.runs import chain, checkpoint
-from steelyard.runs.digests import Digests, model_digest
+from steelyard.runs.digests import Digests
 from steelyard.runs.kept_updates import Kept, keep_round
 from steelyard.runs.round_rows import RoundRows
 from steelyard.runs.schema import BESIDE, DATABASE, WRITE, connect, put_to_rest, reading
 from steelyard.runs.tensor_files import FOLDER, NAMED, TensorFiles
-from steelyard.signing import SigningKey
+from steelyard.signing import SigningKey, model_digest
 
 _TABLES = (
     "rounds", "updates", "failures", "untested", "evaluations", "samples", "ended", "digests", "signatures", "chain",

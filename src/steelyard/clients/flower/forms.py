@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from steelyard.messages import LossState
 
-PROTOCOL = 3
+PROTOCOL = 4
 """Version of these forms; both sides must use the same."""
 
 INTRODUCE = "query.introduce"
@@ -138,6 +138,18 @@ class FailureForm(BaseModel):
     reason: str
 
 
+class SignedForm(BaseModel):
+    """One client's digest as its node signed it; bytes in hexadecimal digits."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    client: str
+    digest: str
+    salt: str
+    """Empty where updates are hidden: the node keeps it."""
+    signature: str
+
+
 class UpdateForm(Form):
     """A node's answer to a task; models, label counts and an algorithm's vectors are in the arrays beside it."""
 
@@ -152,6 +164,8 @@ class UpdateForm(Form):
     first_losses: list[float] | None = None
     started_over: list[str] = []
     """Clients that began with nothing kept: in their first round, or because their node lost it."""
+    signed: list[SignedForm] = []
+    """What the node signs of its clients' updates; empty where it has no key of its own."""
     failures: list[FailureForm] = []
 
 

@@ -12,6 +12,7 @@ from flwr.app import ArrayRecord, RecordDict
 from flwr.serverapp import Grid
 
 from steelyard.algorithms.algorithm import OWN
+from steelyard.algorithms.settings import algorithm_table
 from steelyard.clients.flower import checks, merging
 from steelyard.clients.flower.checks import clean, reading_one_answer
 from steelyard.clients.flower.forms import EVALUATE, TRAIN, Refused
@@ -21,9 +22,11 @@ from steelyard.clients.flower.register import Register
 from steelyard.clients.flower.requesting import Request, RequestSender, Silence
 from steelyard.clients.flower.roster import Roster
 from steelyard.clients.flower.settings import FederateSettings
+from steelyard.clients.flower.signatures import Signer
 from steelyard.clients.flower.tasks import Expected, Refusal, pack_parameters, read_updates, write_task
 from steelyard.errors import UserError
 from steelyard.messages import Evaluations, Failure, Question, Task, Updates
+from steelyard.signing import digest_of_task
 
 
 class NodeAnswer(Protocol):
@@ -145,9 +148,14 @@ class FlowerClients:
                 request = Request(node, TRAIN, content, task.round, _MOST_EXTRA + most)
                 requests.append(TaskRequest(index, node, asked, request))
 
+        signing = self.roster.signs
+        digests = [digest_of_task(task, algorithm_table(task.algorithm)) if signing else "" for task in tasks]
+
         def read(request: TaskRequest, content: RecordDict) -> Updates:
             task, kept = tasks[request.index], rows[request.index]
-            part = read_updates(content, task, request.asked, expected, sendings[request.index].codec)
+            key = self.roster.key(request.node)
+            signer = None if key is None else Signer(self._run, digests[request.index], key)
+            part = read_updates(content, task, request.asked, expected, sendings[request.index].codec, signer)
             return part if kept is None else kept.put(part)
 
         parts = self.exchange(requests, self._seconds(tasks), read, failures)

@@ -108,6 +108,15 @@ class Roster:
         """Return the node that holds a client now, or None while it is away."""
         return self._holders.get(client)
 
+    @property
+    def signs(self) -> bool:
+        """Whether nodes are known by keys, with which they can sign."""
+        return self._register is not None
+
+    def key(self, node: int) -> str | None:
+        """Return the public key by which a node is known; None without a register."""
+        return None if self._register is None else self._keys.get(node, "")
+
     def is_resting(self, node: int) -> bool:
         """Whether a node was silent and is to be left alone in this round; it is asked in the background meanwhile."""
         return node in self._silent or self.round < self._until.get(node, 0)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from steelyard.algorithms.algorithm import Vectors
 from steelyard.algorithms.settings import algorithm_table
 from steelyard.clients.flower import arrays as packing
-from steelyard.clients.flower import checks, payloads
+from steelyard.clients.flower import checks, payloads, signatures
 from steelyard.clients.flower.forms import LossForm, Refused, TaskForm, UpdateForm
 from steelyard.clients.flower.wire import Header, content, failure_forms, split, written
 from steelyard.messages import MOST_SAMPLES, Failure, Task, Updates
@@ -122,6 +122,7 @@ def write_updates(updates: Updates, codec: payloads.Codec = payloads.DENSE) -> R
         steps=None if updates.steps is None else [int(count) for count in updates.steps],
         first_losses=None if updates.first_losses is None else [float(loss) for loss in updates.first_losses],
         started_over=list(updates.started_over),
+        signed=signatures.written(updates.signed),
         failures=failure_forms(updates.failures),
     )
     return content(form, arrays)
@@ -151,6 +152,7 @@ def read_updates(
     asked: Sequence[str],
     expected: Expected,
     codec: payloads.Codec = payloads.DENSE,
+    signer: signatures.Signer | None = None,
 ) -> Updates:
     """Return the usable part of a node's answer to a task; the clients left out are in its failures."""
     text, arrays = split(records)
@@ -169,6 +171,7 @@ def read_updates(
     finite = payload.finite()
     far = checks.explosion(payload, task.parameters)
     losses = checks.floats(form.losses)
+    signed, unsound = ({}, {}) if signer is None else signer.check(form, payload)
     faults = [
         checks.sample_fault(form.samples[i])
         or next((f for name, judge in criteria.items() if (f := judge(form.criteria[name][i]))), None)
@@ -177,6 +180,7 @@ def read_updates(
         or (None if finite[i] else "update: holds NaN or infinite numbers")
         or (f"update: farther than {checks.MOST_GROWTH:g} times the model; that is no training" if far[i] else None)
         or further.fault(i)
+        or unsound.get(form.clients[i])
         for i in range(count)
     ]
     whole = Updates(
@@ -195,6 +199,7 @@ def read_updates(
         label_counts=further.label_counts,
         vectors=further.vectors,
         started_over=tuple(client for client in form.clients if client in form.started_over),
+        signed=signed,
     )
     keep = [i for i in range(count) if faults[i] is None]
     refused = [Failure(form.clients[i], checks.clean(reason)) for i, reason in enumerate(faults) if reason is not None]
