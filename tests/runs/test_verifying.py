@@ -62,6 +62,9 @@ def cells() -> list[tuple[str, str]]:
     return [(table, row[1]) for table in tables for row in model.execute(f"PRAGMA table_info({table})")]
 
 
+CHAINED = [cell for cell in cells() if cell not in NOT_IN_THE_CHAIN and cell[0] != "contributions"]
+
+
 def other(value: object) -> object:
     """Another value of the same kind and length."""
     if isinstance(value, bytes):
@@ -71,9 +74,7 @@ def other(value: object) -> object:
     return 0.25 if value is None else value + 1  # type: ignore[operator]
 
 
-@pytest.mark.parametrize(
-    ("table", "column"), [cell for cell in cells() if cell not in NOT_IN_THE_CHAIN and cell[0] != "contributions"]
-)
+@pytest.mark.parametrize(("table", "column"), CHAINED)
 def test_a_change_of_any_cell_is_found(run: Path, table: str, column: str) -> None:
     rows = query(run, f"SELECT {column} FROM {table}")
     if not rows:

@@ -25,11 +25,11 @@ from steelyard.rounds.contributions import ContributionSettings, RoundValues
 from steelyard.rounds.loop import Progress, run_rounds
 from steelyard.rounds.state import Plan, RoundRecord, RoundState
 from steelyard.runs.chain import require_whole
-from steelyard.runs.digests import model_digest
 from steelyard.runs.kept_updates import kept_rounds, read_round
 from steelyard.runs.reader import History
 from steelyard.runs.schema import reading
 from steelyard.runs.valued import add_values
+from steelyard.signing import model_digest
 
 if TYPE_CHECKING:
     from steelyard.data.dataset import DatasetOrSeeded
