@@ -10,7 +10,7 @@ that an implementation may train them all together.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -337,6 +337,22 @@ class Evaluations:
     right: NDArray[np.bool_] | None = None
     """Right or wrong per test sample of the first candidate, clients in order; None unless asked for."""
     failures: tuple[Failure, ...] = ()
+
+    def without(self, clients: Collection[str]) -> Evaluations:
+        """Return the answers of all but some clients."""
+        keep = [place for place, name in enumerate(self.clients) if name not in clients]
+        owner = np.repeat(np.arange(len(self.clients)), self.samples)
+        return Evaluations(
+            federation=self.federation,
+            round=self.round,
+            clients=tuple(self.clients[place] for place in keep),
+            samples=self.samples[keep],
+            scores=self.scores[:, keep],
+            losses=self.losses[:, keep],
+            metrics={name: values[keep] for name, values in self.metrics.items()},
+            right=None if self.right is None else self.right[np.isin(owner, keep)],
+            failures=tuple(failure for failure in self.failures if failure.client not in clients),
+        )
 
     def overall(self) -> Floats:
         """Return each candidate's score over all clients, weighted by their number of test samples; NaN without any."""

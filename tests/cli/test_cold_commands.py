@@ -28,6 +28,7 @@ COMMANDS = {
     "weigh clients.csv": "Alice",
     "verify done": "whole",
     "contributions done": "What each client added (shapley)",
+    "withdraw done client-000 --out fewer": "fewer/run.sqlite",
     "export done --to csv": "done/export",
     "import rounds.csv --out theirs --by DS": "theirs",
     "new mine.toml --csv people.csv --label y": "mine.toml",

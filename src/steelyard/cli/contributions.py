@@ -1,4 +1,4 @@
-"""`steelyard contributions`: what each client of a run added to its model.
+"""`steelyard contributions` and `withdraw`: what each client of a run added to its model; a run without one.
 
 What is heavy is imported inside the command, for speed of start.
 """
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from steelyard.activity import doing
-from steelyard.cli.options import FormatOption, QuietOption, RuleOption
+from steelyard.cli.finishing import finish
+from steelyard.cli.options import FormatOption, OutOption, QuietOption, ReportOption, RuleOption
 from steelyard.cli.printing import print_json, print_table, print_wrapped, say_changed
 from steelyard.cli.trust import TrustOption, asking
 from steelyard.errors import printable_all
@@ -64,6 +65,25 @@ def contributions(
     else:
         show(found)
     say_changed(run)
+
+
+def withdraw(
+    run: Annotated[Path, typer.Argument(help="Folder of a run.")],
+    client: Annotated[str, typer.Argument(help="The client that withdraws, by name.")],
+    out: OutOption = None,
+    trust: TrustOption = False,
+    quiet: QuietOption = False,
+    report: ReportOption = False,
+    format: FormatOption = "text",
+) -> None:
+    """Run an experiment again without one client, from the first model; both folders name each other."""
+    with watching(not quiet):
+        with doing("starting"):
+            from steelyard.contributions.withdrawing import withdraw as run_without
+            from steelyard.result import Result
+
+        ask = asking(trust)
+        finish(lambda: Result(run_without(run, client, out=out, ask=ask, progress=not quiet)), format, report)
 
 
 def _without(found: Without) -> str:

@@ -14,7 +14,7 @@ import typer
 
 from steelyard import __version__
 from steelyard.cli.attack import attack
-from steelyard.cli.contributions import contributions
+from steelyard.cli.contributions import contributions, withdraw
 from steelyard.cli.federate import app as federate_app
 from steelyard.cli.models import models
 from steelyard.cli.new import new
@@ -36,7 +36,7 @@ app = typer.Typer(
 )
 
 for panel, commands in {
-    "Run experiments": (run, compare, sweep, resume, attack),
+    "Run experiments": (run, compare, sweep, resume, attack, withdraw),
     "Look at runs": (report, watch, top, ls, table, weigh, contributions, export, verify),
     "Write experiments": (new, recipes, show, criteria, algorithms, policies, models),
 }.items():

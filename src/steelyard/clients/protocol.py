@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -78,6 +78,20 @@ class WrappedClients:
 
     def close(self) -> None:
         self.clients.close()
+
+
+class RemainingClients(WrappedClients):
+    """All clients but some that have withdrawn: these are neither asked nor tested."""
+
+    def __init__(self, clients: Clients, withdrawn: Collection[str]) -> None:
+        super().__init__(clients)
+        self.withdrawn = frozenset(withdrawn)
+
+    def names(self, seed: int) -> Sequence[str]:
+        return [name for name in self.clients.names(seed) if name not in self.withdrawn]
+
+    def evaluate(self, questions: Sequence[Question]) -> list[Evaluations]:
+        return [answer.without(self.withdrawn) for answer in self.clients.evaluate(questions)]
 
 
 @runtime_checkable

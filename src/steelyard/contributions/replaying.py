@@ -61,6 +61,7 @@ def replay(
     files.check_run(folder)
     history = History(folder)
     chosen = rule_of(history, rule)
+    check_simulated(history)
     require_whole(history.chain, folder, accept=False)
     read_experiment(folder).check_contributions(settings)
     with as_begun(history, dataset=dataset, ask=ask) as (parts, _):
@@ -74,6 +75,15 @@ def replay(
         with suppress(_Enough):
             run_rounds(parts.federations, {}, clients, parts.server, plan, recorder, progress)
     return add_values(folder, recorder.found, "rounded" if rounded else "kept" if kept else "replay")
+
+
+def check_simulated(history: History) -> None:
+    """Refuse a run whose clients live on other machines: nobody here can train for them."""
+    if history.info.get("clients") == "flower":
+        raise UserError(
+            f"{history.folder}: its clients are on other machines, so it cannot be repeated here; allowed: a run with "
+            "[contributions], which measures while it goes"
+        )
 
 
 def untested(parts: Parts) -> Plan:

@@ -16,7 +16,7 @@ import torch
 from typing_extensions import TypedDict
 
 from steelyard.contributions.document import UNITS, rule_of
-from steelyard.contributions.replaying import untested
+from steelyard.contributions.replaying import check_simulated, untested
 from steelyard.errors import UserError, listed, nearest
 from steelyard.experiment.parts import Parts, as_begun
 from steelyard.messages import Floats
@@ -83,6 +83,7 @@ def retrain(
     """
     history = History(folder)
     chosen = rule_of(history, rule)
+    check_simulated(history)
     with as_begun(history, dataset=dataset, ask=ask) as (parts, _):
         parts.experiment.check_contributions(settings, own_code=True)
         found: dict[tuple[str, int], tuple[RoundValues, ...]] = {}
@@ -171,6 +172,7 @@ def retrained_without(
     """Train a run again with and without one client, and say how both models do."""
     history = History(folder)
     chosen = rule_of(history, rule)
+    check_simulated(history)
     with as_begun(history, dataset=dataset, ask=ask) as (parts, _):
         parts.experiment.check_contributions(settings, own_code=True)
         mains = [each for each in parts.federations if each.rule_name == chosen]

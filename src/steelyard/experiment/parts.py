@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from steelyard.activity import doing
+from steelyard.clients.protocol import RemainingClients
 from steelyard.errors import UserError
 from steelyard.experiment.code import Ask
 from steelyard.experiment.continuing import begun_with, changed_data, changed_experiment, check_rules
@@ -110,7 +111,9 @@ def assembled(
 ) -> tuple[Clients, Server]:
     """Build clients and server: simulated ones, or those that `assemble` brings."""
     with doing("reading the data" if assemble is None else "waiting for the nodes"):
-        return experiment.assemble(dataset) if assemble is None else assemble()
+        clients, server = experiment.assemble(dataset) if assemble is None else assemble()
+    withdrawn = experiment.rounds.withdrawn
+    return RemainingClients(clients, withdrawn) if withdrawn else clients, server
 
 
 @contextmanager

@@ -32,6 +32,8 @@ class RoundSettings(Section):
     """fixed: each round has as many clients; poisson: each client takes part with probability `fraction`, by itself."""
     select: SelectSettings = SelectSettings()
     """Who is asked in each round, where not everybody alike."""
+    withdrawn: tuple[str, ...] = ()
+    """Clients that have withdrawn, by name: they are neither asked nor tested; `steelyard withdraw` fills it in."""
     min_clients: int = Field(default=1, ge=0)
     """The run stops (and can be resumed) when fewer clients than this give a usable update; 0 never stops it."""
     evaluate_every: int = Field(default=1, ge=1)
