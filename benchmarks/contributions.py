@@ -133,7 +133,7 @@ def _scene(name: str, pairs: list[tuple[Floats, Floats, Floats, Floats]], copies
 
 def page(scenes: list[Scene], seeds: int, rounds: int) -> str:
     """Return the results as Markdown: a verdict, the table, then what it was made with."""
-    bad = [scene for scene in scenes if "flipped" in scene.name or "noisy" in scene.name]
+    bad = [scene for scene in scenes if any(word in scene.name for word in ("flipped", "noisy", "free rider"))]
     good = [scene for scene in scenes if scene not in bad]
     lines = [
         "# What each client added: estimate against retrained truth",

@@ -18,6 +18,7 @@ def test_defaults() -> None:
         "count": 50,
         "fraction": None,
         "sampling": "fixed",
+        "withdrawn": (),
         "min_clients": 1,
         "evaluate_every": 1,
         "target": 0.9,

@@ -150,7 +150,7 @@ def _document(history: History, rule: str, stored: Sequence[StoredValues]) -> Co
         "total": total,
         "total_low": total_low,
         "total_high": total_high,
-        "notes": _notes(history, stored, series, rounds, shares=shares),
+        "notes": [*_notes(history, stored, series, rounds, shares=shares), *_order_only(stored, rows)],
         "clients": sorted(rows, key=lambda row: (-row["value"], row["client"])),
     }
 
@@ -159,6 +159,18 @@ def _verdict(low: float, high: float) -> str:
     if low == high == 0:
         return "no weight"
     return "helps" if low > 0 else "harms" if high < 0 else "not clear"
+
+
+def _order_only(stored: Sequence[StoredValues], rows: Sequence[ClientValue]) -> list[str]:
+    """Say that estimates are an order where nobody clearly harms: there they were found too sure of themselves."""
+    if stored[0].source == RETRAINED or stored[0].found.method != "shapley":
+        return []
+    if any(row["verdict"] == "harms" for row in rows):
+        return []
+    return [
+        "Order only: nobody clearly harms, and among such clients retrained values lay outside these intervals for one "
+        "in five or more (docs/results/contributions.md); --retrain tells."
+    ]
 
 
 def _notes(
