@@ -46,6 +46,7 @@ def withdraw(
         raise UserError(f"{folder}: this run was given its data in Python; do this there, with dataset=...")
     cohorts = [history.cohorts(rule, int(seed)).clients for rule, seed in _federations(history)]
     asked = {name for names in cohorts for name in names} | set(history.failures_after()["client"])
+    asked |= set(history.evaluations["client"])
     check_client(client, sorted(asked))
     if ask is not None and (code := experiment.named_code()):
         ask(str(folder), code)
