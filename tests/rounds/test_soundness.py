@@ -13,7 +13,7 @@ import torch
 from steelyard.clients.local import Simulation
 from steelyard.experiment.loading import build
 from steelyard.experiment.running import run
-from steelyard.messages import DenseModels, Task, Updates
+from steelyard.messages import DenseModels, Failure, Task, Updates
 from steelyard.rounds.soundness import Exploded, is_sound, without_culprit
 from steelyard.runs.reader import History
 from steelyard.runs.store import Store
@@ -74,6 +74,9 @@ def test_sound_is_finite_and_not_absurd():
     assert not is_sound(torch.tensor([1.0, float("nan")]))
     assert not is_sound(torch.tensor([1.0, float("-inf")]))
     assert not is_sound(torch.tensor([2e15]))
+    assert not is_sound(torch.tensor([-2e15, 0.0]))
+    assert is_sound(torch.tensor([1e15, -1e15], dtype=torch.float64))
+    assert is_sound(torch.zeros(0))
 
 
 def test_the_culprit_is_the_one_farthest_away():
@@ -82,7 +85,7 @@ def test_the_culprit_is_the_one_farthest_away():
     updates = Updates("f", 1, task.clients, np.ones(3, dtype=np.int64), {}, np.zeros(3), DenseModels(models))
     left = without_culprit(task, updates, 1)
     assert left.clients == ("a", "c")
-    assert left.failures[0].client == "b"
+    assert left.failures == (Failure("b", "left out: with its update (9e+37 away) the global model explodes"),)
     assert without_culprit(task, left, 1).clients == ("a",)
     # One that is no number at all is farther than any that is.
     broken = torch.tensor([[1.0, 0.0], [9e30, 0.0], [float("nan"), 2.0]])
@@ -90,8 +93,15 @@ def test_the_culprit_is_the_one_farthest_away():
     assert spoilt.clients == ("a", "b")
     assert [failure.client for failure in spoilt.failures] == ["c"]
     # Two must stay: leaving out one more would look like a lack of clients, which stops a whole comparison.
-    with pytest.raises(Exploded, match="whichever client is left out"):
+    with pytest.raises(Exploded) as ended:
         without_culprit(task, left, 2)
+    assert ended.value.reason == "the global model is no longer finite, whichever client is left out"
+    assert str(ended.value) == (
+        f"round 1 of f: {ended.value.reason}; the model before this round is kept (allowed: a smaller learning rate)"
+    )
+    # At least one stays, also where nobody has to.
+    with pytest.raises(Exploded):
+        without_culprit(task, left.select([0], []), 0)
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])

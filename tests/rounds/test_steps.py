@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,10 +11,23 @@ import torch
 from tests.rounds.scripted import NAMES, Clients, Recorder, Reporting, Server, federation, state
 
 from steelyard import randomness
-from steelyard.messages import DenseModels, LossState, ServerTest, Task, Updates
+from steelyard.activity import current
+from steelyard.messages import (
+    Counts,
+    DenseModels,
+    Evaluations,
+    LossState,
+    Question,
+    RowTests,
+    ServerTest,
+    Task,
+    Updates,
+)
+from steelyard.rounds.contributions import ContributionSettings
 from steelyard.rounds.drafting import _view, discounted, weigh_soundly
 from steelyard.rounds.loop import TooFewClients, make_task, run_rounds
 from steelyard.rounds.server_rows import server_slopes, train_alone
+from steelyard.rounds.soundness import Exploded
 from steelyard.rounds.state import Plan
 from steelyard.weighing.adjusting import AdjustSettings, strategy_of
 from steelyard.weighing.priorities import OrderState
@@ -325,6 +338,99 @@ def test_what_the_view_of_a_cohort_knows_of_the_run() -> None:
     made = replace(federation(), learning_rate=0.5)
     view = _view(made, state(4), updates, Server(), Plan(rounds=9, fraction=1.0))
     assert (view.seed, view.round, view.rounds, view.rate) == (3, 5, 9, 0.5)
+
+
+def test_slopes_and_last_layers_are_there_where_the_server_knows_them() -> None:
+    class Knows(Trains):
+        def gradients(self, seeds: Sequence[int], models: torch.Tensor) -> torch.Tensor:
+            assert list(seeds) == [3]
+            return models + 1
+
+        def output_layer(self, seed: int) -> Counts:
+            assert seed == 3
+            return np.array([[0, 1], [1, 2]])
+
+    updates = Clients()._trained(Task("f", 3, 5, ("a", "b"), torch.zeros(10)))
+    before = replace(state(4), parameters=torch.full((10,), 0.5))
+    view = _view(federation(), before, updates, Knows(), Plan(rounds=9, fraction=1.0))
+    # The gradient at (¼, ¾, 0, ...) is (5/4, 7/4, 1, ...); a's model is 1 in the first column, b's in the second.
+    assert view.slopes_of(np.array([0.25, 0.75])).tolist() == [1.25, 1.75]
+    # Columns 0 and 1: a moved by (½, −½), b by (−½, ½); columns 1 and 2: a by (−½, −½), b by (½, −½).
+    assert view.class_grams_of().tolist() == [[[0.5, -0.5], [-0.5, 0.5]], [[0.5, 0.0], [0.0, 0.5]]]
+
+
+def test_where_no_model_is_finite_the_federation_ends_and_says_so() -> None:
+    class Broken(Clients):
+        def _trained(self, task: Task) -> Updates:
+            updates = super()._trained(task)
+            models = torch.full((len(updates.clients), len(NAMES)), float("nan"))
+            return replace(updates, payload=DenseModels(models))
+
+    plan = Plan(rounds=1, fraction=1.0, min_clients=2)
+    with pytest.raises(Exploded) as ended:
+        run_rounds([federation()], {"f": state(0)}, Broken(NAMES[:4]), Server(), plan, Recorder())
+    assert str(ended.value) == (
+        "round 1 of f: no client's model is finite after local training (4 asked); the model before this round is kept "
+        "(allowed: a smaller learning rate)"
+    )
+    # Where another reason is among them, too few clients are left, and the run can be resumed.
+    clients = Broken(NAMES[:4])
+    clients.broken = {"a": "lost a"}
+    with pytest.raises(TooFewClients, match=r"^round 1 of f: 0 of 4 clients gave a usable update, fewer than "):
+        run_rounds([federation()], {"f": state(0)}, clients, Server(), plan, Recorder())
+
+
+def test_every_step_says_what_is_being_done() -> None:
+    seen: list[str] = []
+
+    def note() -> None:
+        now = current()
+        seen.append("" if now is None else now[0])
+
+    class Noting(Clients):
+        def train(self, tasks: Sequence[Task]) -> list[Updates]:
+            note()
+            return super().train(tasks)
+
+        def evaluate(self, questions: Sequence[Question]) -> list[Evaluations]:
+            note()
+            return super().evaluate(questions)
+
+        def snapshot(self) -> Mapping[str, torch.Tensor]:
+            note()
+            return super().snapshot()
+
+    class Made(Server):
+        def initial(self, seed: int) -> torch.Tensor:
+            note()
+            return super().initial(seed)
+
+        def test(self, seed: int, models: torch.Tensor) -> ServerTest:
+            note()
+            return super().test(seed, models)
+
+        def rows(self, seed: int, models: torch.Tensor) -> RowTests:
+            note()
+            return RowTests(models.double().numpy(), None)
+
+    names = ["a", "b", *(f"client-{number:04}" for number in range(1198))]
+
+    class Many(Noting):
+        def _trained(self, task: Task) -> Updates:
+            return super()._trained(replace(task, clients=("a", "b")))
+
+    plan = Plan(rounds=1, fraction=1.0, contributions=ContributionSettings(method="leave-one-out"))
+    run_rounds([federation(criteria=("VP",))], {}, Many(names), Made(), plan, Recorder())
+    assert seen == [
+        "building the first models",
+        "testing the first models",
+        "",  # a recorder asks for a snapshot
+        "round 1/1: training 1,200 clients",
+        "round 1/1: weighing",
+        "round 1/1: testing on all clients",
+        "round 1/1: measuring what each client added",
+        "round 1/1: writing it down",
+    ]
 
 
 def test_late_updates_count_less_and_the_sum_stays() -> None:

@@ -12,16 +12,20 @@ from hypothesis import strategies as st
 from tests.rounds.scripted import NAMES, Clients, Server, federation, state
 
 from steelyard.errors import UserError
-from steelyard.messages import Floats, RowTests
+from steelyard.messages import Counts, Evaluations, Floats, Question, RowTests
+from steelyard.rounds import valuing
 from steelyard.rounds.contributions import ContributionSettings, RoundValues
 from steelyard.rounds.loop import one_round
 from steelyard.rounds.state import Plan
+
+ALLOWED = "allowed: loss or accuracy where the server holds rows, local-loss or local-accuracy where clients test"
 
 
 class Rows(Server):
     """A server with as many rows as parameters: row i loses (1 − θᵢ)², and is right where θᵢ is above a quarter."""
 
     def rows(self, seed: int, models: torch.Tensor) -> RowTests:
+        assert seed == 3
         each = models.double().numpy()
         return RowTests((1 - each) ** 2, each > 0.25)
 
@@ -50,7 +54,14 @@ def by_hand(names: str) -> dict[frozenset[str], float]:
 def test_two_clients_by_hand() -> None:
     # Start: all 0, loss 1. a alone: .9, b alone: .9; both weigh 1/3 and 2/3: (4/9 + 1/9 + 8) / 10 = 77/90.
     shapley, one_less = values()
-    assert shapley.clients == ("a", "b")
+    assert shapley.clients == one_less.clients == ("a", "b")
+    assert (shapley.measure, shapley.method, one_less.measure, one_less.method) == (
+        *("loss", "shapley"),
+        *("loss", "leave-one-out"),
+    )
+    assert shapley.error.tolist() == one_less.error.tolist() == [0.0, 0.0]
+    assert (one_less.before, one_less.after) == (shapley.before, shapley.after)
+    assert one_less.sizes.tolist() == [1] * len(NAMES)
     gain = 1 - 77 / 90
     assert shapley.values[:, 0] == pytest.approx([gain / 2, gain / 2])
     assert (shapley.before, shapley.after) == pytest.approx((1.0, 77 / 90))
@@ -87,6 +98,114 @@ def test_accuracy_and_clients_rows_are_other_measures() -> None:
     (_, one_less) = values(settings=ContributionSettings(measure="local-accuracy"))
     assert one_less.values[:, 0] == pytest.approx([0.125, 0.25])
     assert one_less.sizes.tolist() == [3, 1]
+    # Their losses are an eighth higher each: 9/16 for the received model.
+    (_, one_less) = values(settings=ContributionSettings(measure="local-loss"))
+    assert one_less.values[:, 0] == pytest.approx([0.125, 0.25])
+    assert (one_less.before, one_less.after) == (0.5625, 0.6875)
+
+
+def test_leaving_one_out_alone_has_no_shapley_values() -> None:
+    (found,) = values(settings=ContributionSettings(method="leave-one-out"))
+    assert found.method == "leave-one-out"
+    assert found.values[:, 0] == pytest.approx([0.9 - 77 / 90, 0.9 - 77 / 90])
+
+
+def test_models_that_are_too_many_for_one_go_are_tested_in_several(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts: list[int] = []
+
+    class Counting(Rows):
+        def rows(self, seed: int, models: torch.Tensor) -> RowTests:
+            counts.append(len(models))
+            return super().rows(seed, models)
+
+    whole = values("abc", server=Counting())
+    assert counts[0] == 5  # nobody, all, and three times all but one
+    monkeypatch.setattr(valuing, "MOST_TESTED", 2 * len(NAMES) + 1)
+    counts.clear()
+    parts = values("abc", server=Counting())
+    assert counts[:3] == [2, 2, 1]
+    for one, two in zip(whole, parts, strict=True):
+        assert one.values.tolist() == two.values.tolist()
+    monkeypatch.setattr(valuing, "MOST_TESTED", 1)  # less than one model: one at a time
+    counts.clear()
+    values("abc", server=Counting())
+    assert set(counts) == {1}
+
+
+def test_rows_are_put_into_64_groups_by_their_place() -> None:
+    losses, right = np.arange(130.0)[None], np.arange(130)[None] < 65
+    means, sizes = valuing._grouped(RowTests(losses, right), "loss")
+    assert sizes.tolist() == [3, 3] + [2] * 62
+    assert means[0, :3].tolist() == [-64.0, -65.0, -34.0]  # rows 0, 64, 128; 1, 65, 129; 2, 66
+    means, _ = valuing._grouped(RowTests(losses, right), "accuracy")
+    assert means[0, :3] == pytest.approx([2 / 3, 1 / 3, 1 / 2])
+    means, _ = valuing._grouped(RowTests(losses, None), "loss")
+    assert means[0, 2] == -34.0
+    with pytest.raises(UserError) as refused:
+        valuing._grouped(RowTests(losses, None), "accuracy")
+    assert str(refused.value) == "contributions.measure: got 'accuracy' for a regression; allowed: loss, local-loss"
+    assert valuing.overall_first(np.array([[1.0, 4.0]]), np.array([1, 2])).tolist() == [[3.0, 1.0, 4.0]]
+
+
+def test_clients_that_test_nothing_are_refused_in_one_line() -> None:
+    class Idle(Clients):
+        def _tested(self, question: Question) -> Evaluations:
+            tested = super()._tested(question)
+            return replace(tested, samples=0 * tested.samples)
+
+    test = valuing.tester("local-loss", "f", 3, 7, Idle(), Server())
+    with pytest.raises(UserError) as refused:
+        test(torch.zeros(1, 10))
+    assert str(refused.value) == f"contributions.measure: got 'local-loss', and no client tests models; {ALLOWED}"
+    clients = Clients()
+    good, sizes = valuing.tester("local-accuracy", "f", 3, 7, clients, Server())(torch.zeros(1, 10))
+    assert (good.tolist(), sizes.tolist()) == ([[0.5, 0.25]], [3, 1])
+    (asked,) = clients.questions
+    assert (asked.federation, asked.seed, asked.round, asked.models.shape) == ("f", 3, 7, (1, 10))
+
+
+def test_agreement_by_classes_by_hand() -> None:
+    class Layered(Server):
+        def output_layer(self, seed: int) -> Counts:
+            assert seed == 3
+            return np.array([[0, 1], [2, 3]])
+
+    (found,) = values("ab", ContributionSettings(method="classes"), Layered())
+    # a stepped along column 0 and b along column 1, both of class 0; they weigh 1/3 and 2/3. None touched class 1.
+    length = (1 / 9 + 4 / 9) ** 0.5
+    agreement = np.array([1 / 3 / length, 2 / 3 / length])
+    assert found.values[:, 1] == pytest.approx(agreement)
+    assert found.values[:, 2].tolist() == [0.0, 0.0]
+    assert found.values[:, 0] == pytest.approx(agreement / 2)
+    assert (found.measure, found.method, found.clients) == ("agreement", "classes", ("a", "b"))
+    assert (found.error.tolist(), found.sizes.tolist(), found.before, found.after) == ([0.0, 0.0], [1, 1], 0.0, 0.0)
+    with pytest.raises(UserError) as refused:
+        values("ab", ContributionSettings(method="classes"), Server())
+    assert str(refused.value) == (
+        "contributions.method: got 'classes', and the server knows no last layer here; allowed: shapley, leave-one-out"
+    )
+
+
+def test_a_round_that_keeps_its_model_has_no_values() -> None:
+    clients = Clients(("a", "b"))
+    clients.worthless = True
+    plan = Plan(1, 1.0, contributions=ContributionSettings())
+    (record,) = one_round([federation(when_zero="keep")], {"f": state(0)}, clients, Rows(), plan, 1)
+    assert record.kept_old
+    assert record.contributions == ()
+
+
+def test_only_the_federations_that_the_plan_names_are_valued() -> None:
+    plan = Plan(1, 1.0, contributions=ContributionSettings(method="leave-one-out"), valued=frozenset({"g"}))
+    both = [federation("f"), federation("g")]
+    one, two = one_round(both, {"f": state(0), "g": state(0)}, Clients(("a", "b")), Rows(), plan, 1)
+    assert (len(one.contributions), len(two.contributions)) == (0, 1)
+
+
+def test_weights_within_a_coalition_sum_to_what_all_had() -> None:
+    weights = np.array([0.5, 0.25, 0.75])
+    coalitions = np.array([[1, 1, 0], [0, 0, 0], [0, 0, 1]]) > 0
+    assert valuing._shares(weights, coalitions).tolist() == [[1.0, 0.5, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 1.5]]
 
 
 def test_one_whom_the_rule_gives_no_weight_adds_nothing() -> None:
@@ -151,8 +270,9 @@ def test_names_do_not_matter(order: list[str]) -> None:
 
 
 def test_a_server_without_rows_is_refused_in_one_line() -> None:
-    with pytest.raises(UserError, match=r"contributions\.measure: got 'loss', and the server has no rows"):
+    with pytest.raises(UserError) as refused:
         values(server=Server())
+    assert str(refused.value) == f"contributions.measure: got 'loss', and the server has no rows to test on; {ALLOWED}"
 
 
 def test_an_exploding_coalition_counts_as_the_worst_of_the_others() -> None:
@@ -165,4 +285,6 @@ def test_an_exploding_coalition_counts_as_the_worst_of_the_others() -> None:
 
     found, _ = values(server=Explodes())
     assert np.isfinite(found.values).all()
+    # a alone explodes: it counts, row by row, as the worst of the others: loss 1 everywhere.
+    assert found.values[0, 0] == pytest.approx((1 - 1 + 0.9 - 77 / 90) / 2)
     assert found.values[:, 0].sum() == pytest.approx(found.before - found.after)
