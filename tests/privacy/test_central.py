@@ -12,7 +12,7 @@ from hypothesis.extra.numpy import arrays
 from steelyard.messages import DenseModels
 from steelyard.privacy.central import bounded_sum, clip_factors, lengths_of, noisy_sum
 from steelyard.privacy.local import noised, noisy_models
-from steelyard.privacy.source import SeededSource, SystemSource
+from steelyard.privacy.source import SeededSource, SystemSource, normals
 
 NUMBERS = st.floats(-1e6, 1e6, width=32)
 
@@ -143,3 +143,15 @@ def test_each_part_is_cut_to_the_lattice_towards_0() -> None:
     # 0.7 and −0.7 of a step are nothing, each by itself; together with others they would have moved the sum.
     models = torch.tensor([[0.7, -0.7], [0.7, -0.7], [1.9, -1.9]])
     assert bounded_sum(models, torch.zeros(2), np.ones(3), 1.0).tolist() == [1.0, -1.0]
+
+
+def test_the_noisy_sum_is_its_formula_step_by_step() -> None:
+    models = torch.tensor([[3.0, 5.0, 1.0], [1.25, 1.0, 1.0], [float("inf"), 1.0, 1.0]])
+    start = torch.ones(3)
+    # Noise of deviation 3 lies on steps of 2^-15. The first update, (2, 4, 0), is √20 long and clipped to 2.
+    step, keep = 2.0**-15, 1.0 - 1e-9
+    factor = 0.5 * 2 / np.sqrt(20) * keep
+    parts = np.trunc(np.array([2.0, 4.0, 0.0]) * factor / step) + np.trunc(np.array([0.25, 0, 0]) * 0.25 * keep / step)
+    noise = np.rint(normals(SeededSource(9), 3) * (3.0 / step))
+    found = noisy_sum(models, start, np.array([0.5, 0.25, 0.25]), 2.0, 3.0, SeededSource(9))
+    assert found.tolist() == torch.tensor(1.0 + (parts + noise) * step, dtype=torch.float32).tolist()

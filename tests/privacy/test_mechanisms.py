@@ -173,8 +173,11 @@ def test_what_no_mechanism_can_do_is_one_line(given: dict[str, float], line: str
             mechanism()
         assert str(found.value) == line
     for utilities in (np.zeros(0), np.array([1.0, np.nan])):
-        with pytest.raises(UserError, match="utilities: empty, or not all finite; allowed: a finite number for each"):
+        with pytest.raises(UserError) as found:
             mechanisms.exponential(utilities, 1.0, 1.0, SeededSource(1))
+        assert str(found.value) == (
+            "utilities: empty, or not all finite; allowed: a finite number for each of one or more candidates"
+        )
 
 
 def test_a_single_number_lies_on_a_lattice_as_fine_as_its_noise_asks_for() -> None:
@@ -193,3 +196,47 @@ def test_a_single_number_lies_on_a_lattice_as_fine_as_its_noise_asks_for() -> No
         )
         assert np.array_equal(drawn / step, np.rint(drawn / step))
         assert not np.array_equal(drawn / step / 2, np.rint(drawn / step / 2))
+
+
+def test_noise_is_its_formula_step_by_step() -> None:
+    values = np.array([[0.3, -1.7], [2.2, 5.0]])
+    # Sensitivity 2 and ε = ½: Laplace noise of scale 4, 1 for each of four numbers: steps of 2^-16.
+    step = 2.0**-16
+    noise = laplacians(SeededSource(1), 4).reshape(2, 2) * ((2.0 + 4 * step) / 0.5)
+    expected = (np.rint(values / step) + np.rint(noise / step)) * step
+    assert mechanisms.laplace(values, 2.0, 0.5, SeededSource(1)).tolist() == expected.tolist()
+    # Gaussian noise is 3.73 times the sensitivity: 7.46, and 3.73 for each of four numbers: steps of 2^-15.
+    step = 2.0**-15
+    scale = mechanisms.gaussian_noise(1.0, 1e-5) * (2.0 + step * 2.0)
+    noise = normals(SeededSource(2), 4).reshape(2, 2) * scale
+    expected = (np.rint(values / step) + np.rint(noise / step)) * step
+    assert mechanisms.gaussian(values, 2.0, 1.0, 1e-5, SeededSource(2)).tolist() == expected.tolist()
+
+
+def test_the_exponential_mechanism_takes_the_first_whose_share_is_passed() -> None:
+    # Utilities 0 and 2 ln 3 with ε = Δ = 1 have the shares ¼ and ¾.
+    utilities = np.array([0.0, 2 * math.log(3)])
+    for word, chosen_one in ((2**62 - 2**20, 0), (2**62 + 2**20, 1), (2**64 - 1, 1), (2**40, 0)):
+        assert mechanisms.exponential(utilities, 1.0, 1.0, Words(word)) == chosen_one
+        assert mechanisms.exponential(3 * utilities, 3.0, 1.0, Words(word)) == chosen_one
+        assert mechanisms.exponential(utilities / 2, 1.0, 2.0, Words(word)) == chosen_one
+    assert mechanisms.exponential(np.zeros(2), 1.0, 1.0, Words(2**64 - 1)) == 1
+
+
+def test_the_gaussian_mechanism_at_its_edges() -> None:
+    # δ at ε = 0 is Φ(1/2z) − Φ(−1/2z): 0.3829 for z = 1.
+    assert mechanisms.gaussian_delta(0.0, 1.0) == pytest.approx(0.38292492254802624, rel=1e-12)
+    assert mechanisms.gaussian_delta(5000.0, 0.001) == pytest.approx(1.0)
+    assert mechanisms.gaussian_epsilon(0.4, 1.0) == 0.0
+    assert mechanisms.gaussian_epsilon(mechanisms.gaussian_delta(0.0, 1.0), 1.0) == 0.0
+    assert mechanisms.gaussian_epsilon(0.38, 1.0) > 0
+    with pytest.raises(UserError) as refused:
+        mechanisms.gaussian_noise(1.0, 1.5)
+    assert str(refused.value) == "delta: got 1.5; allowed: numbers between 0 and 1"
+
+
+def test_the_least_number_is_found_to_the_last_bit() -> None:
+    assert mechanisms._least(lambda number: number >= 5.3) == 5.3
+    assert mechanisms._least(lambda number: number >= 0.1) == 0.1
+    assert mechanisms._least(lambda number: number >= 1e-9) == 1e-9
+    assert mechanisms._least(lambda number: number >= 1.0) == 1.0

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from steelyard.activity import current, doing
+from steelyard.errors import one_line
 from steelyard.rounds import progress
 from steelyard.rounds.progress import (
     Expectation,
@@ -320,3 +321,133 @@ def test_the_line_on_a_round_that_weighed_one_client(capsys: pytest.CaptureFixtu
         "steelyard: warning: round 3 of f weighed one client only: no rule can prefer one client to another there. "
         "Raise rounds.fraction or rounds.min_clients, unless this is meant. Said once.\n"
     )
+
+
+def test_what_is_said_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    say("two\nlines")
+    assert capsys.readouterr().err == f"steelyard: {one_line('two' + chr(10) + 'lines')}\n"
+
+
+def test_every_line_is_written_through_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Counting(io.StringIO):
+        flushed = 0
+
+        def flush(self) -> None:
+            self.flushed += 1
+
+    screen = Counting()
+    monkeypatch.setattr("sys.stderr", screen)
+    say("x")
+    progress._to_standard_error("y")
+    assert (screen.getvalue(), screen.flushed) == ("steelyard: x\ny\n", 2)
+
+
+def test_a_pause_is_no_silence(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("steelyard.activity.time.monotonic", lambda: clock[0])
+    written: list[str] = []
+    lines = progress._Lines(written.append)
+    with doing("starting"):
+        lines.pause()
+        clock[0] += 1000
+        lines.beat(clock[0])
+        assert written == []
+        lines.go_on()
+        clock[0] += 9.9
+        lines.beat(clock[0])
+        assert written == []
+        clock[0] += 0.1
+        lines.beat(clock[0])
+        assert written == ["starting, 17 min so far"]
+        clock[0] += 9
+        lines.end()  # the rounds are over, and silence counts anew
+        clock[0] += 9
+        lines.beat(clock[0])
+        assert len(written) == 1
+
+
+def test_lines_before_the_rounds_begin_and_without_figures(clock: list[float]) -> None:
+    written: list[str] = []
+    lines = progress._Lines(written.append)
+    lines.begin(3)
+    lines.report(0, {"DS": float("nan"), "MD": None})
+    clock[0] += 5
+    lines.report(1, {"ε": 0.5, "DS": 0.25})
+    lines.begin(7, percent=False)
+    clock[0] += 5
+    lines.report(2, {"rmse": 0.98765})
+    assert written == ["round 0/3", "round 1/3: ε 0.5, DS 25.00%", "round 2/7: rmse 0.988"]
+
+
+def test_a_notebook_changes_its_line_each_half_second(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str] = []
+    monkeypatch.setitem(sys.modules, "IPython", notebook(shown, kernel=object()))
+    with show_progress(9) as report:
+        for round in range(4):
+            report(round, {"DS": 0.5})
+            clock[0] += 0.25
+    assert shown == ["round 0/9: DS 50.00%", "again: round 2/9: DS 50.00%"]
+
+
+def test_a_bar_by_its_parts(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
+    from rich.console import Console
+
+    screen = Terminal()
+    monkeypatch.setattr("sys.stderr", screen)
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("COLUMNS", "100")
+    bar = progress._Bar()
+    try:
+        (task,) = bar._bar.tasks
+        assert (task.total, task.completed, task.fields) == (None, 0, {"figures": ""})
+        assert bar._bar.console.stderr
+        bar.begin(8, percent=False)
+        bar.report(3, {"rmse": 0.5, "ε": 2.0})
+        assert (task.total, task.completed, task.fields) == (8, 3, {"figures": "rmse 0.5, ε 2"})
+        with doing("round 4/8"):
+            page = Console(width=100, file=io.StringIO())
+            for part in bar._bar.get_renderables():
+                page.print(part)
+        assert isinstance(page.file, io.StringIO)
+        first, *below = page.file.getvalue().splitlines()
+        assert first.startswith("rounds ━")
+        assert first.index(" 3/8 ") == len("rounds ") + 30  # the bar's width
+        assert first.rstrip().endswith("0:00:00 -:--:--")
+        assert below == ["rmse 0.5, ε 2", "round 4/8"]
+        bar.pause()
+        assert bar._bar.live.transient
+        assert not bar._bar.live.is_started
+        bar.go_on()
+        assert bar._bar.live.is_started
+        bar.beat(clock[0])  # a bar moves by itself
+        bar.end()
+        assert not bar._bar.live.transient  # rounds had begun: their bar stays
+        after = bar._after
+        bar.end()
+        bar.pause()
+        bar.go_on()
+        assert bar._after is after
+        assert not bar._bar.live.is_started
+        shown = len(screen.getvalue())
+        with doing("summing up"):
+            bar.beat(clock[0] + 9.9)
+            assert len(screen.getvalue()) == shown
+            bar.beat(clock[0] + 10)
+        assert screen.getvalue()[shown:].startswith("summing up")
+    finally:
+        bar._bar.stop()
+
+
+def test_the_thread_that_looks_ends_with_the_watch(capsys: pytest.CaptureFixture[str]) -> None:
+    with watching():
+        watch = progress._watch
+        assert watch is not None
+        assert (watch._thread.name, watch._thread.daemon, watch._thread.is_alive()) == (
+            "steelyard-progress",
+            True,
+            True,
+        )
+        with watching():  # within another there is but one
+            assert progress._watch is watch
+        assert progress._watch is watch
+    assert progress._watch is None
+    assert not watch._thread.is_alive()

@@ -12,6 +12,7 @@ from tests.rounds.scripted import NAMES, Clients, Recorder, Reporting, Server, f
 
 from steelyard import randomness
 from steelyard.activity import current
+from steelyard.algorithms.algorithm import Algorithm, ServerStep
 from steelyard.messages import (
     Counts,
     DenseModels,
@@ -378,6 +379,47 @@ def test_where_no_model_is_finite_the_federation_ends_and_says_so() -> None:
     clients.broken = {"a": "lost a"}
     with pytest.raises(TooFewClients, match=r"^round 1 of f: 0 of 4 clients gave a usable update, fewer than "):
         run_rounds([federation()], {"f": state(0)}, clients, Server(), plan, Recorder())
+
+
+def test_what_an_algorithm_s_server_makes_of_the_sum_is_the_draft_s() -> None:
+    class Adds(Algorithm):
+        def step(self, server: ServerStep) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+            return server.average + 1, {"control": server.tensors["control"] + server.share}
+
+    made = replace(federation(), algorithm=Adds())
+    before = replace(state(0), tensors={"control": torch.ones(10)})
+    plan = Plan(rounds=1, fraction=0.2)
+    task = make_task(made, before, Clients(), plan, 1)
+    draft = weigh_soundly(made, before, task, Clients()._trained(task), Server(), plan)
+    assert draft.weighing is not None
+    assert draft.tensors["control"].tolist() == pytest.approx([1.2] * 10)
+    assert draft.model.sum().item() == pytest.approx(11.0)
+    assert sorted(draft.model.tolist())[:8] == [1.0] * 8
+    assert draft.before is before
+    assert draft.combine is not None
+    assert draft.combine.models(np.array([0.0, 1.0])).max().item() == 2.0
+
+
+def test_a_round_is_weighed_again_without_a_culprit_as_it_was_weighed_first() -> None:
+    class Partial(Server):
+        def test(self, seed: int, models: torch.Tensor) -> ServerTest:
+            return replace(super().test(seed, models), accuracy=np.arange(1.0, 1 + len(models)) / 8)
+
+    def sent(task: Task) -> Updates:
+        updates = Clients()._trained(task)
+        models = torch.eye(10)[:4]
+        models[2] = 1e30
+        return replace(updates, payload=DenseModels(models))
+
+    made, plan = federation(criteria=("VP",)), Plan(rounds=1, fraction=1.0, min_clients=3)
+    task = make_task(made, state(0), Clients(NAMES[:4]), plan, 1)
+    draft = weigh_soundly(made, state(0), task, sent(task), Partial(), plan)
+    assert draft.updates.clients == ("a", "b", "d")
+    assert [failure.client for failure in draft.updates.failures] == ["c"]
+    assert draft.model.tolist() == pytest.approx([1 / 6, 1 / 3, 0, 1 / 2, 0, 0, 0, 0, 0, 0])
+    # Three must stay: with four the model is beyond repair.
+    with pytest.raises(Exploded, match="whichever client is left out"):
+        weigh_soundly(made, state(0), task, sent(task), Partial(), replace(plan, min_clients=4))
 
 
 def test_every_step_says_what_is_being_done() -> None:

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pytest
-from tests.rounds.scripted import Clients, Recorder, Server, federation
+import torch
+from tests.rounds.scripted import Clients, Recorder, Server, federation, state
 
 from steelyard.errors import UserError
-from steelyard.messages import Evaluations, Failure
+from steelyard.messages import Evaluations, Failure, Floats, Task
 from steelyard.rounds.loop import run_rounds
-from steelyard.rounds.state import Plan
-from steelyard.rounds.testing import check_tested
+from steelyard.rounds.state import Draft, Plan
+from steelyard.rounds.testing import _ask_without, check_tested
 from steelyard.weighing.adjusting import AdjustSettings
+from steelyard.weighing.needs import Needs
+from steelyard.weighing.policies.policy import Policy
+from steelyard.weighing.view import Memory
+from steelyard.weighing.weights import Weighing
 
 PLAIN = Plan(rounds=2, fraction=1.0)
 STOPPING = Plan(rounds=2, fraction=1.0, stop_at=(0.5, 0.5, False))
@@ -28,16 +36,27 @@ def answered(*clients: str, samples: int = 3, failures: tuple[Failure, ...] = ()
 @pytest.mark.parametrize(
     ("rule", "plan", "line"),
     [
-        ({}, STOPPING, r"^rounds\.stop_at_target: got true, and no client tests the model \(b: no\); allowed: false"),
-        (ADJUSTED, PLAIN, r"^weighing\.adjust: 'f' compares accuracies, and no client tests the model \(b: no\); "),
+        (
+            {},
+            STOPPING,
+            "rounds.stop_at_target: got true, and no client tests the model (b: no); allowed: false, or clients that "
+            "test",
+        ),
+        (
+            ADJUSTED,
+            PLAIN,
+            "weighing.adjust: 'f' compares accuracies, and no client tests the model (b: no); allowed: a fixed order, "
+            "or clients that test",
+        ),
     ],
 )
 def test_who_needs_an_accuracy_is_refused_where_nobody_tells_one(rule: dict[str, Any], plan: Plan, line: str) -> None:
     for found in (answered(), answered("a", samples=0)):
         with pytest.raises(UserError, match=r"no client tests the model; allowed: "):
             check_tested(federation(**rule), plan, found)
-    with pytest.raises(UserError, match=line):
-        check_tested(federation(**rule), plan, answered(failures=(Failure("b", "no"),)))
+    with pytest.raises(UserError) as refused:
+        check_tested(federation(**rule), plan, answered(failures=(Failure("b", "no"), Failure("c", "late"))))
+    assert str(refused.value) == line
     check_tested(federation(**rule), plan, answered("a", failures=(Failure("b", "no"),)))  # One is enough.
     check_tested(federation(), PLAIN, answered())  # And nobody else needs any.
 
@@ -65,3 +84,73 @@ def test_a_round_that_nobody_tests_teaches_a_strategy_nothing(strategy: Literal[
     assert [len(question.models) for question in asked] == [1]  # No other order is tested either.
     run_rounds([federation(**rule)], {}, clients, Server(), Plan(rounds=3, fraction=1.0), kept)
     assert kept.records[-1].accuracy == pytest.approx(0.4375)  # (3 × 0.5 + 1 × 0.25) / 4
+
+
+class Scored(Policy):
+    """Remembers what each client scored."""
+
+    needs: ClassVar[Needs] = Needs(client_tests=True)
+
+    def after_tests(self, memory: Mapping[str, Memory], scores: Mapping[str, float]) -> dict[str, Memory]:
+        return {"seen": {**memory["seen"], **scores}}
+
+
+class Noting:
+    """Gives models of zeros, and notes the weights that they were asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[Floats] = []
+
+    def models(self, weights: Floats) -> torch.Tensor:
+        self.asked.append(weights)
+        return torch.zeros(len(weights), 10)
+
+
+def drafted(weights: list[float], policy: Policy | None = None, **given: Any) -> Draft:
+    names, shares = tuple("abcd"[: len(weights)]), np.array(weights)
+    updates = Clients()._trained(Task("f", 3, 5, names, torch.zeros(10)))
+    weighing = Weighing(("DS",), shares[:, None], shares[:, None], shares, shares, (), uniform=False)
+    kept = {"combine": Noting(), "weighing": weighing, "memory": {"seen": {"z": 1.0}, "other": 2}, **given}
+    found = replace(federation(), rule=SimpleNamespace(policy=policy or Scored()))  # type: ignore[arg-type]
+    return Draft(found, state(4), updates, model=torch.zeros(10), order=(0,), **kept)
+
+
+def test_each_client_scores_the_model_of_the_others() -> None:
+    clients = Clients(scores=lambda _: (0.5, 0.25, float("nan")))
+    one, other = drafted([0.5, 0.25, 0.125, 0.125]), drafted([1.0, 0.0, 0.0])
+    _ask_without([one, other], clients, PLAIN, 5)
+    assert isinstance(one.combine, Noting)
+    assert isinstance(other.combine, Noting)
+    assert one.combine.asked[0].tolist() == [
+        [0.0, 0.5, 0.25, 0.25],
+        pytest.approx([2 / 3, 0, 1 / 6, 1 / 6]),
+        pytest.approx([4 / 7, 2 / 7, 0, 1 / 7]),
+        pytest.approx([4 / 7, 2 / 7, 1 / 7, 0]),
+    ]
+    # Who has all the weight is missing from its own model, which the others then make alike.
+    assert other.combine.asked[0].tolist() == [[0.0, 0.5, 0.5], [1.0, 0.0, 0.0], [1.0, 0.0, 0.0]]
+    # Each further model scores an eighth less; c scores no number, and d tests nothing.
+    assert one.memory == {"seen": {"z": 1.0, "a": 0.5, "b": 0.125}, "other": 2}
+    assert other.memory == one.memory
+    assert clients.calls == 1
+    assert [(asked.federation, asked.seed, asked.round, asked.detailed) for asked in clients.questions] == [
+        ("f", 3, 5, False)
+    ] * 2
+    assert [len(asked.models) for asked in clients.questions] == [4, 3]
+
+
+def test_nobody_is_asked_where_there_are_no_others_or_nothing_was_combined() -> None:
+    clients = Clients()
+    plain: Any = SimpleNamespace(needs=Needs())
+    drafts = [
+        drafted([1.0]),
+        drafted([0.5, 0.5], plain),
+        drafted([0.5, 0.5], kept_old=True),
+        drafted([0.5, 0.5], weighing=None),
+        drafted([0.5, 0.5], combine=None),
+    ]
+    _ask_without(drafts, clients, PLAIN, 5)
+    assert clients.questions == []
+    # Others of the same round are asked nonetheless.
+    _ask_without([*drafts, drafted([0.5, 0.5])], clients, PLAIN, 5)
+    assert len(clients.questions) == 1

@@ -78,17 +78,15 @@ def _shares(weights: Floats, coalitions: Coalitions) -> Floats:
 def _in_parts(test: Test, combine: Combine, received: torch.Tensor, weights: Floats) -> Tested:
     """Test the model of each row of weights, some models at a time; a row without weight is the received model."""
     size = max(1, MOST_TESTED // max(1, received.numel()))
-    parts: list[Floats] = []
-    sizes = np.zeros(0, dtype=np.int64)
+    parts: list[Tested] = []
     for begin in range(0, len(weights), size):
         rows = weights[begin : begin + size]
         some = rows.any(axis=1)
         models = received.expand(len(rows), -1).clone()
         if some.any():
             models[torch.from_numpy(np.flatnonzero(some))] = combine.models(rows[some]).to(models.device, models.dtype)
-        good, sizes = test(models)
-        parts.append(good)
-    good = np.concatenate(parts)
+        parts.append(test(models))
+    good, sizes = np.concatenate([good for good, _ in parts]), parts[0][1]
     # A model that explodes is worth no less than the worst of the others.
     finite = np.isfinite(good)
     worst = np.min(np.where(finite, good, np.inf), axis=0)
