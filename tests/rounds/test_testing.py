@@ -16,10 +16,11 @@ from steelyard.errors import UserError
 from steelyard.messages import Evaluations, Failure, Floats, Task
 from steelyard.rounds.loop import run_rounds
 from steelyard.rounds.state import Draft, Plan
-from steelyard.rounds.testing import _ask_without, check_tested
+from steelyard.rounds.testing import _ask_without, _decide, check_tested
 from steelyard.weighing.adjusting import AdjustSettings
 from steelyard.weighing.needs import Needs
 from steelyard.weighing.policies.policy import Policy
+from steelyard.weighing.priorities import Decision, Order, OrderState
 from steelyard.weighing.view import Memory
 from steelyard.weighing.weights import Weighing
 
@@ -154,3 +155,19 @@ def test_nobody_is_asked_where_there_are_no_others_or_nothing_was_combined() -> 
     # Others of the same round are asked nonetheless.
     _ask_without([*drafts, drafted([0.5, 0.5])], clients, PLAIN, 5)
     assert len(clients.questions) == 1
+
+
+def test_an_order_that_nobody_tested_is_the_worst_of_all() -> None:
+    seen: list[Any] = []
+
+    def decide(before: OrderState, orders: list[Order], accuracies: list[float]) -> Decision:
+        seen.append((before, orders, accuracies))
+        return Decision(0, 1, OrderState((1, 0), 0.5))
+
+    draft = drafted([0.5, 0.5])
+    draft.federation = replace(draft.federation, strategy=SimpleNamespace(decide=decide))  # type: ignore[arg-type]
+    draft.tried = (((0, 1), 0.5), ((1, 0), float("nan")), ((0, 1), 0.25))
+    _decide(draft, None, None)
+    assert seen == [(draft.before.orders, [(0, 1), (1, 0), (0, 1)], [0.5, -np.inf, 0.25])]
+    assert (draft.orders, draft.tests) == (OrderState((1, 0), 0.5), 1)
+    assert [order for order, _ in draft.tried] == [(0, 1), (1, 0)]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -288,3 +290,20 @@ def test_an_exploding_coalition_counts_as_the_worst_of_the_others() -> None:
     # a alone explodes: it counts, row by row, as the worst of the others: loss 1 everywhere.
     assert found.values[0, 0] == pytest.approx((1 - 1 + 0.9 - 77 / 90) / 2)
     assert found.values[:, 0].sum() == pytest.approx(found.before - found.after)
+
+
+def test_what_is_drawn_follows_from_seed_and_round_and_has_the_error_of_the_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[object] = []
+
+    def shapley(count: int, worth: object, chance: Callable[[], object]) -> SimpleNamespace:
+        seen.append((count, chance()))
+        low, high = np.zeros((count, 11)), np.arange(22.0).reshape(count, 11) + 3.92
+        return SimpleNamespace(values=low, low=low, high=high)
+
+    monkeypatch.setattr(valuing, "generator", lambda *place, **named: (place, named))
+    monkeypatch.setattr(valuing, "shapley_values", shapley)
+    found, _ = values()
+    assert seen == [(2, ((3, 1), {"purpose": "shapley"}))]
+    assert found.error == pytest.approx([1.0, (11 + 3.92) / 3.92], rel=1e-4)

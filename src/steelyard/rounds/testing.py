@@ -120,7 +120,6 @@ def _decide(draft: Draft, models: torch.Tensor | None, answer: Evaluations | Non
     orders, accuracies = [order for order, _ in draft.tried], [accuracy for _, accuracy in draft.tried]
     if math.isnan(accuracies[0]):
         # Nobody tested it, all who do having left: there is nothing to learn from, and the last accuracy stays known.
-        draft.orders = draft.before.orders
         return
     accuracies = [-math.inf if math.isnan(accuracy) else accuracy for accuracy in accuracies]
     decision = draft.federation.strategy.decide(draft.before.orders, orders, accuracies)
