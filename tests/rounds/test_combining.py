@@ -127,6 +127,10 @@ def test_the_whole_record_of_those_who_stayed_is_kept() -> None:
     assert found.scores.tolist() == (30 * stayed).tolist()
     assert found.weights == pytest.approx(stayed / 0.6)
     assert found.criteria == ("DS",)
+    assert payload.summed is not None
+    payload.summed = replace(payload.summed, bytes_sent={"a": 7, "d": 9, "b": 5})
+    counted, _ = as_summed(updates, weighing)
+    assert counted.bytes_sent.tolist() == [7, 0, 9]
 
 
 # ---------------------------------------------------------------- robust rules in rounds

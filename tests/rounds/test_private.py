@@ -10,15 +10,18 @@ import pytest
 import torch
 from tests.rounds.scripted import Clients, Recorder, Server, federation, state
 
+from steelyard.algorithms.algorithm import Algorithm, ServerStep
 from steelyard.errors import UserError
 from steelyard.messages import DenseModels, Task, Updates
 from steelyard.privacy.accounting import Release, spent
 from steelyard.privacy.ledger import Charge
 from steelyard.privacy.settings import PrivacySettings
 from steelyard.privacy.source import SeededSource
-from steelyard.rounds.loop import _report, run_rounds
+from steelyard.rounds.drafting import TooFewClients, weigh_soundly
+from steelyard.rounds.loop import _report, make_task, run_rounds
 from steelyard.rounds.private import PrivateRounds, nobody
 from steelyard.rounds.progress import SPENT
+from steelyard.rounds.soundness import Exploded
 from steelyard.rounds.state import Federation, Plan
 
 NAMES = tuple(f"c{number:02d}" for number in range(20))
@@ -408,3 +411,73 @@ def test_a_round_that_is_charged_too_much_is_not_begun() -> None:
         run_rounds([RULE], {"f": state(0)}, clients, Server(), plan, Recorder(), None, private)
     assert clients.tasks == []
     assert len(private.ledger.charges) == 1
+
+
+def test_a_noisy_draft_has_what_its_round_had() -> None:
+    class Adds(Algorithm):
+        def step(self, server: ServerStep) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+            return server.average + 100, {"control": server.tensors["control"] + server.share}
+
+    made = replace(federation(max_shares=2.0), algorithm=Adds())
+    before = replace(state(1), tensors={"control": torch.ones(10)}, memory={"seen": 1})
+    clients = Clients()
+    for cohorts, share in (("secret", 0.25), ("public", 0.2)):
+        plan = Plan(rounds=9, fraction=0.25, min_clients=2)
+        private = rounds(plan, made, noise=1e-3, cohorts=cohorts)
+        private.prepare([made], {3: clients.names(3)})
+        task = replace(make_task(made, before, clients, plan, 2), clients=("b", "d"))
+        draft = weigh_soundly(made, before, task, clients._trained(task), Server(), plan, private)
+        assert (draft.federation, draft.before, draft.order, draft.memory) == (made, before, (0,), {"seen": 1})
+        assert draft.updates.clients == ("b", "d")
+        assert not draft.kept_old
+        assert draft.combine is None
+        assert draft.tensors["control"].tolist() == pytest.approx([1 + share] * 10)
+        assert draft.weighing is not None
+        expected = np.full(10, 100.0)
+        expected[[1, 3]] += draft.weighing.weights
+        assert draft.model.tolist() == pytest.approx(expected.tolist(), abs=0.01)
+        assert [(charge.round, charge.what) for charge in private.ledger.charges] == [(2, "update")]
+
+
+def test_fewer_than_must_answer_stop_a_noisy_round_too() -> None:
+    plan = Plan(rounds=9, fraction=0.5, min_clients=3)
+    private, clients = rounds(plan), Clients()
+    clients.broken = {"b": "lost", "d": "lost"}
+    task = Task("f", 3, 2, ("b", "d", "e"), torch.zeros(10))
+    with pytest.raises(TooFewClients, match=r"1 of 3 clients gave .* rounds\.min_clients = 3 \(b: lost; d: lost\)$"):
+        weigh_soundly(RULE, state(1), task, clients._trained(task), Server(), plan, private)
+    # A cohort that is smaller by chance must be whole, and no more.
+    clients.broken = {}
+    small = replace(task, clients=("b",))
+    assert weigh_soundly(RULE, state(1), small, clients._trained(small), Server(), plan, private).updates.clients == (
+        "b",
+    )
+
+
+def test_noise_that_carries_the_model_away_ends_the_federation() -> None:
+    private = rounds()
+    task = Task("f", 3, 2, ("b", "d"), torch.full((10,), 2e15))  # as after many such rounds
+    with pytest.raises(Exploded) as ended:
+        weigh_soundly(RULE, state(1), task, Clients()._trained(task), Server(), PLAN, private)
+    assert str(ended.value) == (
+        "round 2 of f: noise has carried the model away; the model before this round is kept (allowed: a smaller "
+        "privacy.central.clip, or less noise)"
+    )
+
+
+def test_a_budget_is_counted_coarsely_first_and_by_its_own_accountant() -> None:
+    asked: list[Any] = []
+
+    class Account:
+        def __init__(self, coarse: float, fine: float) -> None:
+            self.costs = {True: coarse, False: fine}
+
+        def epsilon(self, delta: float, accountant: str, *, coarse: bool = False) -> float:
+            asked.append((delta, accountant, coarse))
+            return self.costs[coarse]
+
+    made = rounds(beside={"budget": {"delta": DELTA, "accountant": "rdp"}})
+    within = [made._within(Account(coarse, fine), 2.0) for coarse, fine in ((2.0, 9.0), (2.1, 2.0), (2.1, 2.01))]  # type: ignore[arg-type]
+    assert within == [True, True, False]
+    coarse, fine = (DELTA, "rdp", True), (DELTA, "rdp", False)
+    assert asked == [coarse, coarse, fine, coarse, fine]

@@ -413,6 +413,10 @@ def test_a_bar_by_its_parts(clock: list[float], monkeypatch: pytest.MonkeyPatch)
         assert first.index(" 3/8 ") == len("rounds ") + 30  # the bar's width
         assert first.rstrip().endswith("0:00:00 -:--:--")
         assert below == ["rmse 0.5, ε 2", "round 4/8"]
+        with doing("x" * 99):
+            _, figures, line = bar._bar.get_renderables()
+        assert (figures.plain, line.plain, line.no_wrap, line.overflow) == (below[0], "x" * 99, True, "ellipsis")
+        assert len(list(bar._bar.get_renderables())) == 2  # nothing is being done
         bar.pause()
         assert bar._bar.live.transient
         assert not bar._bar.live.is_started

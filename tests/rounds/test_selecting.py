@@ -157,6 +157,15 @@ def test_scores_decide_but_for_the_share_that_explores() -> None:
     assert of("score", explore=0).chosen(1, 5, NAMES, 2, known) == ["c14", "c15"]
 
 
+def test_of_equal_scores_the_first_number_by_chance_decides_and_the_second_who_explores() -> None:
+    names = NAMES[:6]
+    known = {name: {"asked": 1, "score": 1.0} for name in names}
+    one, two = randomness.uniforms(randomness.stream_keys(3, 4, names, "select"), 2).T
+    best = [names[int(row)] for row in np.argsort(one)[:2]]
+    rest = [name for name in sorted(names, key=lambda name: two[names.index(name)]) if name not in best]
+    assert of("score", explore=0.5).chosen(3, 4, names, 4, known) == sorted(best + rest[:2])
+
+
 def test_only_who_is_there_is_asked(tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text("client,from,to\nc00,1,2\nc00,5,5\nc01,3,9\n")
@@ -177,6 +186,7 @@ def test_only_who_is_there_is_asked(tmp_path: Path) -> None:
     ("text", "line"),
     [
         ("client;from;to\n", "path: TRACE has the columns client;from;to; allowed: client, from, to"),
+        ("client,to,from\n", "path: TRACE has the columns client, to, from; allowed: client, from, to"),
         ("", "path: TRACE has the columns none; allowed: client, from, to"),
         ("client,from,to\na,1\n", "path: TRACE, row 2 is a, 1; allowed: a client and two numbers"),
         ("client,from,to\na,1,soon\n", "path: TRACE, row 2 is a, 1, soon; allowed: a client and two numbers"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -25,11 +26,12 @@ from steelyard.messages import (
     Updates,
 )
 from steelyard.rounds.contributions import ContributionSettings
-from steelyard.rounds.drafting import _view, discounted, weigh_soundly
+from steelyard.rounds.drafting import _view, discounted, measure, weigh_soundly
 from steelyard.rounds.loop import TooFewClients, make_task, run_rounds
+from steelyard.rounds.selecting import SELECT, SelectSettings
 from steelyard.rounds.server_rows import server_slopes, train_alone
 from steelyard.rounds.soundness import Exploded
-from steelyard.rounds.state import Plan
+from steelyard.rounds.state import CLOCK, Plan
 from steelyard.weighing.adjusting import AdjustSettings, strategy_of
 from steelyard.weighing.priorities import OrderState
 from steelyard.weighing.weights import Weighing
@@ -503,3 +505,70 @@ def test_a_poisson_cohort_by_hand() -> None:
     for least, count in ((0, 1), (1, 1), (4, 4), (99, 10)):
         found = Plan(3, 1e-9, poisson=True, min_clients=least).cohort(7, 2, NAMES)
         assert found == tuple(randomness.choose(7, 2, NAMES, count))
+
+
+def test_a_poisson_cohort_that_is_just_large_enough_stays() -> None:
+    found = Plan(3, 0.5, poisson=True).cohort(7, 2, NAMES)
+    assert Plan(3, 0.5, poisson=True, min_clients=len(found)).cohort(7, 2, NAMES) == found
+
+
+def test_only_members_are_asked_and_counted() -> None:
+    some = replace(federation(), members=frozenset("bdz"))
+    task = make_task(some, state(0), Clients(), Plan(rounds=1, fraction=1.0), 1)
+    assert (task.clients, task.registered) == (("b", "d"), 2)
+
+
+def test_a_round_with_a_clock_waits_for_the_first_who_comes() -> None:
+    select = SelectSettings.model_validate({"available": {"a": [[5, 6]], "b": [[9, 20]]}})
+    plan = Plan(rounds=3, fraction=1.0, clocked=True, select=select)
+    names, later = ("a", "b"), {CLOCK: 2.5}
+    assert plan.time(7, names) == (0.0, 5.0)
+    assert plan.time(7, names, later) == (2.5, 2.5)
+    assert plan.time(7, names, {CLOCK: 5.5}) == (5.5, 0.0)
+    assert plan.time(7, names, {CLOCK: 21}) == (21.0, 0.0)  # nobody ever comes again
+    assert plan.time(7, ("b",), later) == (2.5, 6.5)
+    assert replace(plan, clocked=False).time(7, names, later) == (7.0, 0.0)
+    assert plan.cohort(3, 7, names, later) == ("a",)
+    assert plan.cohort(3, 7, names, {CLOCK: 9}) == ("b",)
+    task = make_task(federation(), replace(state(0), memory=later), Clients(names), plan, 7)
+    assert (task.waited, task.clients, task.registered) == (2.5, ("a",), 2)
+    only = replace(plan, select=SelectSettings(by="round-robin"), fraction=0.5)
+    assert only.cohort(3, 7, names, {SELECT: {"a": {"asked": 6}}}) == ("b",)
+    assert only.cohort(3, 7, names, {SELECT: {"b": {"asked": 6}}}) == ("a",)
+    assert len(only.cohort(3, 7, names, {"other": 1})) == len(only.cohort(3, 7, names)) == 1
+
+
+def test_simulated_seconds_are_recorded_and_move_the_clock() -> None:
+    class Timed(Clients):
+        def _trained(self, task: Task) -> Updates:
+            return replace(super()._trained(task), simulated=1.5)
+
+    kept = Recorder()
+    plan = Plan(rounds=2, fraction=0.5, select=SelectSettings(by="score"))
+    states = run_rounds([federation()], {"f": replace(state(0), memory={CLOCK: 2})}, Timed(), Server(), plan, kept)
+    assert [record.simulated for record in kept.records] == [1.5, 1.5]
+    assert states["f"].memory[CLOCK] == 5.0
+    known = states["f"].memory[SELECT]
+    last = kept.records[1]
+    assert last.updates is not None
+    assert last.weighing is not None
+    assert {name: known[name]["score"] for name in last.updates.clients} == dict(
+        zip(last.updates.clients, last.weighing.scores.tolist(), strict=True)
+    )
+    assert {facts["asked"] for facts in known.values()} == {1, 2}
+    timed = run_rounds([federation()], {"f": state(1)}, Timed(), Server(), Plan(rounds=2, fraction=0.5), kept)
+    assert timed["f"].memory == {CLOCK: 1.5}
+    assert [record.contributions for record in kept.records] == [()] * 3
+
+
+def test_criteria_are_measured_in_double_precision_and_samples_cut_at_their_bound() -> None:
+    updates = Clients()._trained(Task("f", 3, 5, ("a", "j"), torch.zeros(10)))
+    made = federation()
+    view = _view(made, state(4), updates, Server(), Plan(rounds=9, fraction=1.0))
+    found = measure(made.rule.criteria, updates, view)
+    assert (found.tolist(), found.dtype) == ([[1.0], [10.0]], np.float64)
+    assert view.samples.tolist() == [1, 10]
+    cut = replace(made, rule=SimpleNamespace(samples=lambda claimed: np.minimum(claimed, 4)))  # type: ignore[arg-type]
+    bounded = _view(cut, state(4), updates, Server(), Plan(rounds=9, fraction=1.0)).samples
+    assert bounded.tolist() == [1, 4]
+    assert not bounded.flags.writeable
