@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.stats import norm
 
 from steelyard.privacy.accounting import Release, spent
-from steelyard.privacy.losses import fixed_delta, fixed_losses, poisson_losses, repeated
+from steelyard.privacy.losses import farthest, fixed_delta, fixed_losses, poisson_losses, repeated
 from steelyard.privacy.mechanisms import gaussian_epsilon
 
 DELTA = 1e-5
@@ -102,3 +103,50 @@ def test_without_sampling_both_are_the_gaussian_mechanism(rounds: int, delta: fl
         found = repeated(made(noise, 1.0, 1e-4), rounds).get_epsilon_for_delta(delta)
         assert exact - 1e-9 <= found <= exact + 1e-3
     assert spent({Release(2 * noise, "fixed", 1.0): rounds}, delta) == pytest.approx(exact)
+
+
+def test_the_farthest_loss_that_is_counted_by_hand() -> None:
+    # Noise 2: 1/8 + 8.5/2 = 4.375 without sampling; with a tenth of the clients ln(0.9 + 0.1 e^4.375).
+    assert farthest(2.0, 1.0) == 4.375
+    assert farthest(2.0, 0.1) == pytest.approx(math.log(0.9 + 0.1 * math.exp(4.375)))
+    # Where e^ε would overflow: 0.5/0.01² + 8.5/0.01 = 5850.
+    assert farthest(0.01, 0.5) == pytest.approx(5850 - math.log(2))
+
+
+def test_the_curve_at_its_edges() -> None:
+    assert fixed_delta(np.array([0.0]), 0.5, 1.0)[0] == pytest.approx(2 * norm.cdf(1.0) - 1)
+    assert fixed_delta(np.array([0.0]), 0.5, 0.25)[0] == pytest.approx((2 * norm.cdf(1.0) - 1) / 4)
+    # δ(ε) = Φ(1/2z − εz) − e^ε Φ(−1/2z − εz), here with z = 1/100: far beyond where e^ε is a number.
+    one, other = fixed_delta(np.array([4900.0, 699.0]), 0.01, 1.0)
+    assert one == pytest.approx(norm.cdf(50 - 49), abs=0.01)
+    assert other == pytest.approx(1.0)
+    # A half of the clients: ln(1 + 2(e^ε − 1)) is ε + ln 2 there.
+    (half,) = fixed_delta(np.array([4900.0 - math.log(2)]), 0.01, 0.5)
+    assert half == pytest.approx(one / 2, rel=1e-9)
+    near = fixed_delta(np.array([699.999999, 700.0, 700.000001]), 0.0265, 0.5)
+    assert near == pytest.approx([near[1]] * 3, rel=1e-4)
+    assert 0 < near[1] < 0.5
+    assert fixed_delta(np.array([-800.0, 1e6]), 1.0, 0.5).tolist() == [1.0, 0.0]
+
+
+def test_many_releases_are_put_together_in_two_steps() -> None:
+    class Counted:
+        """Stands for losses: how many releases they are of, and how they came together."""
+
+        def __init__(self, count: int, how: str = "x") -> None:
+            self.count, self.how = count, how
+
+        def self_compose(self, times: int) -> Counted:
+            return Counted(self.count * times, f"{self.how}*{times}")
+
+        def compose(self, other: Counted) -> Counted:
+            return Counted(self.count + other.count, f"{self.how}+{other.how}")
+
+    def found(count: int) -> tuple[int, str]:
+        made: Any = repeated(Counted(1), count)  # type: ignore[arg-type]
+        return made.count, made.how
+
+    assert found(1000) == (1000, "x*1000")
+    assert found(1001) == (1001, "x*1000*1+x*1")
+    assert found(2500) == (2500, "x*1000*2+x*500")
+    assert found(3000) == (3000, "x*1000*3")
