@@ -25,9 +25,12 @@ from steelyard.messages import (
     Task,
     Updates,
 )
+from steelyard.privacy.settings import PrivacySettings
+from steelyard.privacy.source import SeededSource
 from steelyard.rounds.contributions import ContributionSettings
 from steelyard.rounds.drafting import _view, discounted, measure, weigh_soundly
 from steelyard.rounds.loop import TooFewClients, make_task, run_rounds
+from steelyard.rounds.private import PrivateRounds
 from steelyard.rounds.selecting import SELECT, SelectSettings
 from steelyard.rounds.server_rows import server_slopes, train_alone
 from steelyard.rounds.soundness import Exploded
@@ -572,3 +575,30 @@ def test_criteria_are_measured_in_double_precision_and_samples_cut_at_their_boun
     bounded = _view(cut, state(4), updates, Server(), Plan(rounds=9, fraction=1.0)).samples
     assert bounded.tolist() == [1, 4]
     assert not bounded.flags.writeable
+
+
+def test_nobody_claims_more_classes_than_the_server_knows() -> None:
+    class Classifying(Server):
+        classes = 3
+
+    class Claims(Clients):
+        def _trained(self, task: Task) -> Updates:
+            updates = super()._trained(task)
+            return replace(updates, criteria={"LD": np.array([1.0, 4.0, 3.0])})
+
+    kept = Recorder()
+    plan, clients = Plan(rounds=1, fraction=1.0), Claims(NAMES[:3])
+    run_rounds([federation(criteria=("LD",))], {"f": state(0)}, clients, Classifying(), plan, kept)
+    run_rounds([federation(criteria=("LD",))], {"f": state(0)}, clients, Server(), plan, kept)
+    refused, believed = (record.updates for record in kept.records)
+    assert refused is not None
+    assert believed is not None
+    assert (refused.clients, [failure.client for failure in refused.failures]) == (("a", "c"), ["b"])
+    assert believed.clients == ("a", "b", "c")
+    fields = {"central": {"clip": 1.0, "noise": 2.0}, "budget": {"delta": 1e-5}}
+    private = PrivateRounds(PrivacySettings.model_validate(fields), plan, source=SeededSource(1))
+    noisy = federation(criteria=("LD",), max_shares=2.0)
+    private.prepare([noisy], {3: clients.names(3)})
+    run_rounds([noisy], {"f": state(0)}, clients, Classifying(), plan, kept, private=private)
+    assert kept.records[2].updates is not None
+    assert kept.records[2].updates.clients == ("a", "c")
