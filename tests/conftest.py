@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import subprocess
@@ -17,6 +18,10 @@ from tests.warm import command_environment, warm_command
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 # Tests run in two workers on two cores: operator threads that wait for each other would only slow both down.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A run is written with fsync, for which a disk takes milliseconds each time: tests write to memory if there is room.
+MEMORY = Path("/dev/shm")
+if MEMORY.is_dir() and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 4e9:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
 # No test is timed: a busy machine may make any example slow.
 hypothesis.settings.register_profile("plain", deadline=None)
@@ -88,6 +93,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Start the files that take longest first, so that two workers end at about the same time."""
     places = {name: place for place, name in enumerate(LONG_FILES)}
     items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+
+
+def pytest_collection_finish() -> None:
+    """Let no later search for garbage go through everything that was imported and collected."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

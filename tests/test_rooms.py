@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,6 +49,7 @@ def imports(path: Path, known: dict[str, Path]) -> Iterator[str]:
                     yield target
 
 
+@functools.cache
 def graph() -> dict[str, set[str]]:
     known = modules()
     return {name: {target for target in imports(path, known) if target != name} for name, path in known.items()}

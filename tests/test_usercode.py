@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import py_compile
 import shutil
@@ -12,6 +13,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from tests.warm import warm_command
 from torch import nn
 
 import steelyard
@@ -121,6 +123,11 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Path
         del sys.modules[name]
 
 
+def importing_from(folder: Path) -> None:
+    """Let a warm process import from a folder, as PYTHONPATH lets a new one."""
+    sys.path.insert(0, str(folder))
+
+
 def declare(mark: Path, text: str) -> None:
     folder = mark.parent / "lib" / "ward-1.0.dist-info"
     folder.mkdir()
@@ -190,10 +197,10 @@ def test_a_node_imports_what_its_owner_allows_by_name(installed: Path):
 def test_not_even_with_trust_does_an_experiment_import_any_module(installed: Path):
     file = installed.parent / "e.toml"
     file.write_text('[model]\nname = "ward.nets:net"\n[training]\nloss = "ward:loss"\n[rounds]\ncount = 1\n')
-    line = [sys.executable, "-m", "steelyard", "run", str(file), "--trust", "--out", str(installed.parent / "run")]
 
     def run() -> subprocess.CompletedProcess[str]:
-        return subprocess.run(line, capture_output=True, text=True, timeout=120, cwd=installed.parent)
+        before = functools.partial(importing_from, installed.parent / "lib")
+        return warm_command("run", file, "--trust", "--out", "run", folder=installed.parent, before=before)
 
     refused = run()
     assert refused.returncode == 2

@@ -37,6 +37,8 @@ PROCESSES.set_forkserver_preload(
         "steelyard.report.html",
         "sklearn.datasets",
         "pandas",
+        "pyarrow.pandas_compat",
+        "narwhals._pandas_like.namespace",
         "safetensors.torch",
         "scipy.stats",
     ]

@@ -99,8 +99,11 @@ def test_algorithms_that_need_the_sum_alone_go_with_robust_rules_and_hidden_sums
         described(algorithm={"name": name}, privacy={"aggregation": {"kind": "secure"}}, rounds={"fraction": 1.0})
 
 
-def test_recommenders_take_no_algorithm(refused: Any) -> None:
-    line = refused("show", "fpl-ml1m", "--set", "algorithm.name=scaffold", "--resolved")
+def test_recommenders_take_no_algorithm(tmp_path: Path, refused: Any) -> None:
+    taken = "".join(f"{user}\t{item}\t5\t{item}\n" for user in range(6) for item in range(8))
+    (tmp_path / "taken.tsv").write_text(f"user\titem\trating\ttime\n{taken}")
+    (tmp_path / "lists.toml").write_text('kind = "recommend"\n[interactions]\npath = "taken.tsv"\n')
+    line = refused("show", "lists.toml", "--set", "algorithm.name=scaffold", "--resolved")
     assert "algorithm.name: got 'scaffold', but clients of this kind do not send whole models; allowed: fedavg" in line
 
 

@@ -116,12 +116,23 @@ def test_a_folder_with_something_else_in_it_is_refused(steelyard: CommandLine, s
         assert done.stderr.count("\n") == 1
 
 
+LONGER = ("--rules", "EQ,median(EQ)", "--seeds", "2", "--set", "rounds.count=5", "--set", "training.batch_size=100")
+
+
+@pytest.fixture(scope="module")
+def whole(small: Path) -> Path:
+    """Two attacks that nobody killed: the runs, and what the command printed in a file beside them."""
+    command = ("attack", small, "--attack", "sign-flip,alie", *LONGER, "--format", "json", "--quiet", "--out", "whole")
+    assert run(*command, folder=small.parent) == 0, (small.parent / "output").read_text()
+    return small.parent / "whole"
+
+
 @pytest.mark.parametrize("way", ["same command", "resume"])
-def test_killed_twice_and_continued_it_ends_with_the_same_bits(small: Path, tmp_path: Path, way: str) -> None:
-    options = ("--rules", "EQ,median(EQ)", "--seeds", "2", "--set", "rounds.count=5", "--format", "json", "--quiet")
-    command = ("attack", small, "--attack", "sign-flip,alie", *options)
-    assert run(*command, "--out", "whole", folder=tmp_path) == 0, (tmp_path / "output").read_text()
-    expected = json.loads((tmp_path / "output").read_text())
+def test_killed_twice_and_continued_it_ends_with_the_same_bits(
+    small: Path, whole: Path, tmp_path: Path, way: str
+) -> None:
+    command = ("attack", small, "--attack", "sign-flip,alie", *LONGER, "--format", "json", "--quiet")
+    expected = json.loads((whole.parent / "output").read_text())
     # In the midst of the first run, then in that of a later one: the runs before it have no round left to commit.
     for last, begun in ((3, ["clean"]), (4, ["clean"])):
         assert run(*command, "--out", "part", folder=tmp_path, killed_after=last) == -signal.SIGKILL
@@ -134,7 +145,7 @@ def test_killed_twice_and_continued_it_ends_with_the_same_bits(small: Path, tmp_
     assert found == {**expected, "folder": found["folder"]}
     assert Path(found["folder"]).name == "part"
     for name in ("clean", "sign-flip", "alie"):
-        assert_same_bits(tmp_path / "part" / name, tmp_path / "whole" / name)
+        assert_same_bits(tmp_path / "part" / name, whole / name)
 
 
 def test_the_table_fits_a_narrow_terminal(small: Path, tmp_path: Path) -> None:

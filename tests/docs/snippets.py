@@ -74,8 +74,8 @@ def _notes(before: str) -> dict[str, str]:
 
 def commands(text: str) -> list[str]:
     """Return the single commands of a shell snippet: lines, with continued lines joined and comments left out."""
-    joined = re.sub(r"\\\n\s*", "", text)
-    return [line.strip() for line in joined.splitlines() if line.strip() and not line.strip().startswith("#")]
+    lines = (re.sub(r"(^|\s)#.*", "", line).strip() for line in re.sub(r"\\\n\s*", "", text).splitlines())
+    return [line for line in lines if line]
 
 
 class Sitting:

@@ -57,7 +57,7 @@ def test_commands_stand_in_fences(page: str):
 def test_the_parser():
     page = (
         "Text\n\n<!-- needs: mnist -->\n<!-- shortened: --seeds 1 -->\n"
-        "```sh\nsteelyard run a \\\n    --seed 1\n# no\nls\n```\n"
+        "```sh\nsteelyard run a \\\n    --seed 1  # recipes: a, b\n# no\nls\n```\n"
         '\n```toml title="x/my.toml"\nseed = 1\n```\n'
     )
     first, second = snippets(page)

@@ -36,7 +36,7 @@ SMALL: dict[str, Any] = {
     "data": {"source": "digits"},
     "partition": {"scheme": "dirichlet", "clients": 6, "alpha": 0.5, "minimum": 10, "test": "local"},
     "model": {"name": "logistic"},
-    "training": {"learning_rate": 0.1, "epochs": 1, "batch_size": 10},
+    "training": {"learning_rate": 0.1, "epochs": 1, "batch_size": 50},
     "rounds": {"count": 3, "fraction": 0.5},
     "weighing": {"criteria": ["DS", "LD", "MD"], "score": "prioritized", "priority": "LD>DS>MD"},
     "compute": {"engine": "loop", "device": "cpu"},

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.conftest import CommandLine
 
 from steelyard.clients.local import Simulation
 from steelyard.experiment.loading import build
@@ -60,18 +59,13 @@ def broken_from(monkeypatch: pytest.MonkeyPatch, federation: str, first: int, mo
     monkeypatch.setattr(Simulation, "train", train)
 
 
-def called(*arguments: str) -> str:
-    command = [sys.executable, "-m", "steelyard", *arguments]
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
-
-
 def without_seconds(history: History) -> list[dict[str, Any]]:
     frame = history.rounds.drop(columns="seconds")
     return frame.astype(object).where(frame.notna(), None).to_dict("records")  # NaN would equal nothing, not itself
 
 
 def test_the_others_go_on_and_everyone_who_looks_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], steelyard: CommandLine
 ) -> None:
     whole = History(run(build(SMALL), out=tmp_path / "whole"))
     broken_from(monkeypatch, "fedavg", 3)
@@ -104,10 +98,10 @@ def test_the_others_go_on_and_everyone_who_looks_is_told(
     assert ends == {main: None, "fedavg": {"round": 3, "reason": WHY}}
     assert any(line.startswith(f"fedavg, seed 1, ended in round 3: {WHY}.") for line in headline(RunView([folder])))
     assert glance(tmp_path, "run").ended == f"fedavg, seed 1, ended in round 3: {WHY}"
-    assert f"ended in round 3: {WHY}" in called("ls", str(tmp_path))
-    told = json.loads(called("ls", str(tmp_path), "--format", "json"))
+    assert f"ended in round 3: {WHY}" in steelyard("ls", tmp_path).stdout
+    told = json.loads(steelyard("ls", tmp_path, "--format", "json").stdout)
     assert [run["ended"] for run in told if run["name"] == "whole"] == [""]
-    assert "Ended early, without a sound model" in called("table", str(folder))
+    assert "Ended early, without a sound model" in steelyard("table", folder).stdout
 
 
 @pytest.mark.parametrize("stopped", [3, 4])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -104,6 +105,12 @@ def detectable(spread: float, seeds: int, tests: int = 1) -> float:
     `spread` is the standard deviation of the differences between seeds. Of several tests, the first step of Holm's
     correction is taken, ALPHA / tests. Use it to say what a comparison could not have seen.
     """
+    return _seen_shift(seeds, tests) * spread / math.sqrt(seeds)
+
+
+@functools.cache
+def _seen_shift(seeds: int, tests: int) -> float:
+    """Return how many standard errors are seen four times of five; one comparison asks for the same ones many times."""
     # For speed of start, as above.
     from scipy import special
 
@@ -114,7 +121,7 @@ def detectable(spread: float, seeds: int, tests: int = 1) -> float:
     for _ in range(60):
         middle = (low + high) / 2
         low, high = (middle, high) if _missed(seeds, middle, limit) > 1 - POWER else (low, middle)
-    return high * spread / math.sqrt(seeds)
+    return high
 
 
 def _missed(seeds: int, shift: float, limit: float) -> float:
