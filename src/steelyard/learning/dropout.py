@@ -7,13 +7,16 @@ each word gives the fate of four units.
 
 from __future__ import annotations
 
+from itertools import count
+from math import prod
+
 import torch
 from torch import nn
 
 LANES = 4
 """Units that one word decides on: sixteen bits each."""
 SAMPLE_BITS, WORD_BITS = 16, 20
-LAYERS = 4
+LAYERS = 256
 """Where a word stands in its stream: ((step · LAYERS + layer) · 2^16 + sample) · 2^20 + word."""
 GOLDEN, MIX_1, MIX_2 = (
     word - (1 << 64) if word >= 1 << 63 else word
@@ -55,7 +58,7 @@ def _shifted(z: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 class NamedDropout(nn.Module):
-    """A network with dropout by name: what trains it sets `chance` before every step (`set_chance`).
+    """A network or a layer with dropout by name: what trains it sets `chance` before every step (`set_chance`).
 
     Use it as the base of a network that calls `dropped`; while it is tested, nothing is dropped.
     """
@@ -66,10 +69,50 @@ class NamedDropout(nn.Module):
         super().__init__()
         self.register_buffer("chance", torch.zeros(2, dtype=torch.int64), persistent=False)
 
-    def set_chance(self, key: int, step: int) -> None:
-        """Name the stream (63 bits of `randomness.stream_key`) and the step that masks are drawn for."""
-        self.chance = torch.tensor([key, step], dtype=torch.int64, device=self.chance.device)
-
     def dropped(self, x: torch.Tensor, layer: int, rate: float) -> torch.Tensor:
         """Return x [samples, units] with units dropped while training."""
         return x * mask(self.chance, layer, len(x), x.shape[1], rate) if self.training else x
+
+
+class DropoutLayer(NamedDropout):
+    """torch's dropout layers with masks by name: single units, or whole channels."""
+
+    def __init__(self, number: int, rate: float, channels: bool) -> None:
+        super().__init__()
+        self.number, self.rate, self.channels = number, rate, channels
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not self.training or not self.rate:
+            return x
+        samples, *rest = x.shape
+        dropped = rest[:1] if self.channels else rest
+        kept = mask(self.chance, self.number, samples, prod(dropped), self.rate)
+        return x * kept.view(samples, *dropped, *(1,) * (len(rest) - len(dropped))).to(x.dtype)
+
+
+CHANNELS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+
+
+def name_draws(module: nn.Module) -> nn.Module:
+    """Replace torch's dropout layers inside a module by layers that draw by name; returns the module.
+
+    Then the same seed gives the same masks in every engine, after a resume too.
+    """
+    numbers = count()
+    replaced: dict[int, nn.Module] = {}
+    places = [(parent, name, child) for parent in module.modules() for name, child in parent.named_children()]
+    for parent, name, child in places:
+        if type(child) in (nn.Dropout, *CHANNELS) and child.p < 1:  # pyright: ignore[reportAttributeAccessIssue]
+            made = replaced.get(id(child)) or DropoutLayer(next(numbers), float(child.p), type(child) in CHANNELS)  # pyright: ignore[reportArgumentType]
+            replaced[id(child)] = made.train(child.training)
+            setattr(parent, name, made)
+    return module
+
+
+def set_chance(module: nn.Module, key: int, step: int) -> None:
+    """Name the stream (63 bits of `randomness.stream_key`) and the step that a module's masks are drawn for."""
+    draws = [layer for layer in module.modules() if isinstance(layer, NamedDropout)]
+    if draws:
+        chance = torch.tensor([key, step], dtype=torch.int64, device=draws[0].chance.device)
+        for layer in draws:
+            layer.chance = chance

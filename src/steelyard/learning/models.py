@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from steelyard.errors import UserError
 from steelyard.learning.catalogue import CONVOLUTIONAL, DENSE, NAMES, Convolutional, dense
+from steelyard.learning.dropout import name_draws
 from steelyard.learning.keras_cnn import KerasNet
 from steelyard.learning.settings import ModelSettings
 from steelyard.randomness import stream_key
@@ -210,7 +211,7 @@ def _own(settings: ModelSettings, shape: tuple[int, ...], classes: int, outputs:
         )
     if not any(parameter.requires_grad and parameter.numel() for parameter in module.parameters()):
         raise UserError(f"model.name: {settings.name} has no parameters to train; allowed: a module with some")
-    return module
+    return name_draws(module)
 
 
 def _is_network(found: object) -> bool:

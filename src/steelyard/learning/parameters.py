@@ -21,8 +21,6 @@ class Slot:
     shape: tuple[int, ...]
     offset: int
     size: int
-    frozen: bool = False
-    """A parameter that the user excluded from training (requires_grad=False): it never changes, not by a bit."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +28,8 @@ class Layout:
     """Which part of the flat vector is which tensor of a model; use it to go between the two forms.
 
     Parameters come first, in the order in which the module names them, then the floating buffers (running means of a
-    normalisation layer, say). Buffers of whole numbers are no part of what is averaged.
+    normalisation layer, say). Buffers of whole numbers are no part of what is averaged, and neither are parameters that
+    the user excluded from training (requires_grad=False): everybody who builds the model has the same ones.
     """
 
     slots: tuple[Slot, ...]
@@ -43,8 +42,9 @@ class Layout:
         slots: list[Slot] = []
         offset = 0
         for name, tensor in module.named_parameters():
-            slots.append(Slot(name, tuple(tensor.shape), offset, tensor.numel(), not tensor.requires_grad))
-            offset += tensor.numel()
+            if tensor.requires_grad:
+                slots.append(Slot(name, tuple(tensor.shape), offset, tensor.numel()))
+                offset += tensor.numel()
         trained = offset
         for name, tensor in module.named_buffers():
             if tensor.is_floating_point():
@@ -58,14 +58,19 @@ class Layout:
         return sum(slot.size for slot in self.slots)
 
     @property
-    def frozen(self) -> tuple[tuple[int, int], ...]:
-        """Begin and end of each frozen parameter in the flat vector; empty where everything is trained."""
-        return tuple((slot.offset, slot.offset + slot.size) for slot in self.slots if slot.frozen)
-
-    @property
     def trained_slots(self) -> tuple[Slot, ...]:
         """The parameters, without the buffers."""
         return tuple(slot for slot in self.slots if slot.offset < self.trained)
+
+    @property
+    def buffer_slots(self) -> tuple[Slot, ...]:
+        """The floating buffers."""
+        return tuple(slot for slot in self.slots if slot.offset >= self.trained)
+
+    @property
+    def trained_names(self) -> frozenset[str]:
+        """The names of the parameters."""
+        return frozenset(slot.name for slot in self.trained_slots)
 
     @property
     def output(self) -> NDArray[np.int64]:

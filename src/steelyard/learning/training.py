@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPriva
 
 from steelyard.learning import losses
 from steelyard.learning.descent import Descent
-from steelyard.learning.dropout import NamedDropout
+from steelyard.learning.dropout import set_chance
 from steelyard.learning.parameters import Layout
 from steelyard.learning.settings import TrainingSettings
 from steelyard.messages import LossState
@@ -74,7 +74,7 @@ def train_client(
     """
     layout.write(module, start)
     module.train()
-    parameters = list(module.parameters())
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     descent, taken = descent or Descent.of(settings), 0
     starts = [parameter.detach().clone() for parameter in parameters] if descent.pull else []
     corrections = [] if correction is None else _by_parameter(module, layout, correction)
@@ -90,8 +90,7 @@ def train_client(
     with nullcontext() if chance is None else seeded(features.device, chance):
         for batch in batches:
             module.zero_grad(set_to_none=True)
-            if isinstance(module, NamedDropout):
-                module.set_chance(key, taken)
+            set_chance(module, key, taken)
             target = labels[batch]
             total = losses.weigh(each(module(features[batch]), target), target, weights).sum()
             (total / len(batch)).backward()
@@ -105,7 +104,7 @@ def train_client(
 def _by_parameter(module: nn.Module, layout: Layout, flat: torch.Tensor) -> list[torch.Tensor]:
     """Cut a flat vector into one tensor for each of the module's parameters."""
     views = layout.views(flat)
-    return [views[name] for name, _ in module.named_parameters()]
+    return [views[name] for name, parameter in module.named_parameters() if parameter.requires_grad]
 
 
 @contextmanager

@@ -120,8 +120,6 @@ class HandSteps:
         descent = StackDescent(self._cohort.descent, self.start[:, trained])
         fixed = ~self.part(part)
         fixed[layout.trained :] = False
-        for begin, end in layout.frozen:
-            fixed[begin:end] = True
 
         def move(models: torch.Tensor, gradients: torch.Tensor) -> torch.Tensor:
             nonlocal taken

@@ -50,8 +50,7 @@ class OwnModels:
 
     def spans(self, algorithm: Algorithm) -> tuple[tuple[int, int], ...]:
         """Return begin and end of what the server's model keeps as it is."""
-        private = parts.spans(self.context.setup.module, algorithm.private)
-        return tuple(sorted({*self.context.setup.layout.frozen, *private}))
+        return parts.spans(self.context.setup.module, algorithm.private)
 
     def begin(self, cohort: Cohort) -> Cohort:
         """Return the cohort with each job beginning where its algorithm says."""

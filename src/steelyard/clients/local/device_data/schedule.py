@@ -26,6 +26,8 @@ class Schedule:
     """[steps, clients, batch]: κ of the label over the size of the client's batch; 0 for padding."""
     report: torch.Tensor
     """[steps, clients, batch]: κ over the client's number of samples in its last epoch, else 0."""
+    valid: torch.Tensor
+    """[steps, clients, batch]: whether this is a sample and no padding; κ may be 0 for a sample, too."""
     active: Ints
     """[steps]: how many clients at the front still have work."""
 
@@ -80,6 +82,10 @@ class CurrentStep:
         return self.now(self.tables.weights)
 
     @property
+    def valid(self) -> torch.Tensor:
+        return self.now(self.tables.valid)
+
+    @property
     def chance(self) -> torch.Tensor:
         """The clients' streams and the number of the step, [clients, 2]: what dropout by name draws from."""
         assert self.keys is not None  # who trains a network that draws gives the streams
@@ -105,30 +111,41 @@ def step_counts(sizes: Ints, training: TrainingSettings, *, joined: bool = False
     return training.epochs * (steps - single)
 
 
-def longest_first(cohort: Cohort, training: TrainingSettings) -> NDArray[np.int64]:
+def longest_first(cohort: Cohort, training: TrainingSettings, *, joined: bool = False) -> NDArray[np.int64]:
     """Return the jobs by falling number of steps and samples; jobs that are alike keep their order."""
     sizes = cohort.sizes
-    return np.lexsort((np.arange(len(sizes)), -sizes, -step_counts(sizes, training)))
+    return np.lexsort((np.arange(len(sizes)), -sizes, -step_counts(sizes, training, joined=joined)))
 
 
-def schedule(cohort: Cohort, training: TrainingSettings) -> Schedule:
+def schedule(cohort: Cohort, training: TrainingSettings, *, joined: bool = False) -> Schedule:
     """Lay out the steps of a cohort whose jobs stand by falling number of steps."""
     sizes = cohort.sizes
-    counts = step_counts(sizes, training)
-    batch = max(batch_limit(training, int(size)) for size in np.unique(sizes))
+    counts = step_counts(sizes, training, joined=joined)
+    batch = max(_widest(training, int(size), joined) for size in np.unique(sizes))
     positions = np.zeros((int(counts.max()), len(cohort), batch), dtype=np.int64)
     scale = np.zeros(positions.shape, dtype=np.float32)
     report = np.zeros(positions.shape, dtype=np.float32)
     for begins, jobs, size, order in _alike(cohort, sizes, training):
         taken = int(counts[jobs[0]])
-        _fill(positions, scale, report, begins, jobs, size, order, batch_limit(training, size), taken)
+        steps = -(-size // batch_limit(training, size)) - _single(training, size, joined)
+        _fill(positions, scale, report, begins, jobs, order, batch_limit(training, size), steps, taken)
     device = cohort.dataset.device
     rows, labels = _look_up(cohort, torch.from_numpy(positions).to(device))
     kappa = _kappa(cohort, labels)
     active = (counts[None, :] > np.arange(len(positions))[:, None]).sum(axis=1)
-    return Schedule(
-        rows, labels, torch.from_numpy(scale).to(device) * kappa, torch.from_numpy(report).to(device) * kappa, active
-    )
+    share, reported = torch.from_numpy(scale).to(device), torch.from_numpy(report).to(device)
+    return Schedule(rows, labels, share * kappa, reported * kappa, share > 0, active)
+
+
+def _single(training: TrainingSettings, size: int, joined: bool) -> bool:
+    """Whether a pass ends with one row that is joined to the batch before."""
+    batch = batch_limit(training, size)
+    return joined and size > batch and size % batch == 1
+
+
+def _widest(training: TrainingSettings, size: int, joined: bool) -> int:
+    """Return how many samples the largest batch of a client holds."""
+    return batch_limit(training, size) + _single(training, size, joined)
 
 
 def _alike(cohort: Cohort, sizes: Ints, training: TrainingSettings) -> list[tuple[Ints, Ints, int, NDArray[np.int64]]]:
@@ -151,29 +168,30 @@ def _fill(
     report: NDArray[np.float32],
     begins: Ints,
     jobs: Ints,
-    size: int,
     order: NDArray[np.int64],
     batch: int,
+    steps: int,
     taken: int,
 ) -> None:
-    passes, width = order.shape[1], positions.shape[2]
-    steps = -(-size // batch)
-    padded = np.zeros((len(jobs), passes, steps * batch), dtype=np.int64)
-    padded[:, :, :size] = order
-    valid = np.zeros(steps * batch, dtype=np.float32)
-    valid[:size] = 1
-    valid = valid.reshape(steps, batch)
-    where = begins[:, None, None] + padded
+    _, passes, size = order.shape
+    # All batches of a pass but the last are whole; the last has what is left.
+    whole = (steps - 1) * batch
+    widest = max(batch, size - whole)
+    padded = np.zeros((len(jobs), passes, steps, widest), dtype=np.int64)
+    padded[:, :, :-1, :batch] = order[:, :, :whole].reshape(len(jobs), passes, steps - 1, batch)
+    padded[:, :, -1, : size - whole] = order[:, :, whole:]
+    valid = np.zeros((steps, widest), dtype=np.float32)
+    valid[:-1, :batch] = 1
+    valid[-1, : size - whole] = 1
     # [jobs, passes · steps, batch] → [steps, jobs, batch]
-    table = where.reshape(len(jobs), passes * steps, batch).transpose(1, 0, 2)
-    positions[:taken, jobs, :batch] = table[:taken]
-    positions[:, jobs, batch:width] = begins[None, :, None]
-    positions[taken:, jobs] = begins[None, :, None]
+    table = (begins[:, None, None, None] + padded).reshape(len(jobs), passes * steps, widest).transpose(1, 0, 2)
+    positions[:, jobs] = begins[None, :, None]
+    positions[:taken, jobs, :widest] = table[:taken]
     share = np.tile(valid / valid.sum(axis=1, keepdims=True), (passes, 1))
-    scale[:taken, jobs, :batch] = share[:taken, None, :]
+    scale[:taken, jobs, :widest] = share[:taken, None, :]
     # The last pass, or what of it the steps allow.
     last = np.tile(valid, (passes, 1))[:taken][-steps:]
-    report[taken - len(last) : taken, jobs, :batch] = (last / last.sum())[:, None, :]
+    report[taken - len(last) : taken, jobs, :widest] = (last / last.sum())[:, None, :]
 
 
 def _look_up(cohort: Cohort, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

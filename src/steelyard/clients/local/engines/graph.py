@@ -40,7 +40,7 @@ class GraphEngine:
     def train(self, cohort: Cohort, out: torch.Tensor) -> NDArray[np.float64]:
         """Write each job's trained model into a row of `out`; return the mean losses of the last epoch."""
         losses = np.zeros(len(cohort))
-        ordered = longest_first(cohort, self.setup.training)
+        ordered = longest_first(cohort, self.setup.training, joined=self.setup.batch_norm)
         chunk = self._even(len(ordered), self.chunk or self.fitting(cohort))
         with arithmetic(self.setup.precision, self.setup.device), torch.no_grad():
             for begin in range(0, len(ordered), chunk):
@@ -67,12 +67,12 @@ class GraphEngine:
         return max(1, int(0.6 * self.setup.memory / per_client))
 
     def _stack(self, cohort: Cohort, jobs: NDArray[np.int64], out: torch.Tensor, chunk: int) -> NDArray[np.float64]:
-        plan = schedule(cohort, self.setup.training)
+        plan = schedule(cohort, self.setup.training, joined=self.setup.batch_norm)
         buffers = self._buffers_for(cohort, plan, chunk)
         stepper = buffers.stepper
         models = stepper.native(cohort.start(self.setup.device))
         corrections = None if cohort.corrections is None else stepper.native(cohort.corrections.to(models.device))
-        counts = step_counts(cohort.sizes, self.setup.training)
+        counts = step_counts(cohort.sizes, self.setup.training, joined=self.setup.batch_norm)
         steps = [buffers.ready(int(busy)) for busy in plan.active]  # capturing overwrites the buffers: it comes first
         buffers.fill(plan, models, counts, cohort.keys(self.setup.device), cohort.descent.rate, corrections)
         for step in steps:

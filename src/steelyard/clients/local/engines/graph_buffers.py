@@ -69,6 +69,7 @@ class StackBuffers:
             zeros(steps, clients, batch, dtype=kind),
             zeros(steps, clients, batch),
             zeros(steps, clients, batch),
+            zeros(steps, clients, batch, dtype=torch.bool),
             np.zeros(0, dtype=np.int64),
         )
         models = zeros(clients, size)
@@ -82,8 +83,8 @@ class StackBuffers:
             zeros(1, dtype=torch.int64),
             zeros(clients, dtype=torch.float64),
             zeros(clients, dtype=torch.int64),
-            None if stepper.descent.plain else torch.zeros_like(models),
-            StackDescent(stepper.descent, models),
+            None if stepper.descent.plain else zeros(clients, stepper.trained),
+            StackDescent(stepper.descent, models[:, : stepper.trained]),
         )
 
     def fits(self, steps: int, clients: int, batch: int) -> bool:
@@ -102,8 +103,8 @@ class StackBuffers:
         """Put a round's work into the buffers."""
         steps, clients, batch = plan.rows.shape
         for table, given in zip(
-            (self.tables.rows, self.tables.labels, self.tables.weights, self.tables.report),
-            (plan.rows, plan.labels, plan.weights, plan.report),
+            (self.tables.rows, self.tables.labels, self.tables.weights, self.tables.report, self.tables.valid),
+            (plan.rows, plan.labels, plan.weights, plan.report, plan.valid),
             strict=True,
         ):
             table.zero_()
@@ -112,7 +113,8 @@ class StackBuffers:
         self.rates.zero_()
         self.rates[:steps, :clients] = torch.from_numpy(working * rate).to(self.rates)
         self.models[:clients] = models
-        self.optimiser.begin(models, corrections)
+        trained = slice(0, self.stepper.trained)
+        self.optimiser.begin(models[:, trained], None if corrections is None else corrections[:, trained])
         self.keys[:clients] = keys
         self.counter.zero_()
         self.losses.zero_()
@@ -124,7 +126,7 @@ class StackBuffers:
         into = None if self.gradients is None else self.gradients[:busy]
         self.stepper.gradients(models, into, current, self.loss)
         if into is not None:
-            self.optimiser.apply(models, into, self.counter, current.now(self.rates))
+            self.optimiser.apply(models[:, : self.stepper.trained], into, self.counter, current.now(self.rates))
         self.counter += 1
 
     def capture(self, busy: int) -> Callable[[], None]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Protocol
 
 import torch
 
 from steelyard.clients.local.device_data.schedule import CurrentStep
 from steelyard.clients.local.engines.engine import TrainingSetup
-from steelyard.clients.local.engines.vmap import mapped_gradient
+from steelyard.clients.local.engines.vmap import MappedGradient
+from steelyard.clients.local.layers.replacing import stackable
 from steelyard.clients.local.steps.gradients import output_gradient
 from steelyard.clients.local.steps.stacked_steps import StackedSteps
 from steelyard.clients.local.steps.writers import writer
@@ -22,6 +22,8 @@ class GraphStep(Protocol):
 
     descent: Descent
     size: int
+    trained: int
+    """How many numbers at the front are parameters; the rest are buffers, which no descent moves."""
 
     def native(self, flat: torch.Tensor) -> torch.Tensor: ...
 
@@ -38,7 +40,7 @@ class HandDerivedStep:
     """Steps of a built-in network."""
 
     def __init__(self, steps: StackedSteps, descent: Descent) -> None:
-        self.steps, self.descent, self.size = steps, descent, steps.size
+        self.steps, self.descent, self.size, self.trained = steps, descent, steps.size, steps.size
         self.native, self.restore, self.sample_floats = steps.native, steps.restore, steps.sample_floats
 
     def gradients(self, models: torch.Tensor, into: torch.Tensor | None, current: CurrentStep, loss: LossState) -> None:
@@ -51,8 +53,9 @@ class MappedStep:
     """Steps of any module through vmap."""
 
     def __init__(self, setup: TrainingSetup, descent: Descent) -> None:
-        self.layout, self.descent, self.size = setup.layout, descent, setup.layout.size
-        self.module = copy.deepcopy(setup.module).to(setup.device).train()
+        self.setup, self.layout, self.descent = setup, setup.layout, descent
+        self.size, self.trained = setup.layout.size, setup.layout.trained
+        self.module = stackable(setup.module, products=True).to(setup.device)
 
     def native(self, flat: torch.Tensor) -> torch.Tensor:
         return flat
@@ -60,13 +63,23 @@ class MappedStep:
     def restore(self, native: torch.Tensor) -> torch.Tensor:
         return native
 
+    def autocast(self, device: torch.device) -> torch.autocast:
+        """Return the block in which a module computes in the precision that was asked for."""
+        return torch.autocast(device.type, torch.bfloat16, self.setup.precision == "bfloat16", cache_enabled=False)
+
     def sample_floats(self, samples: int) -> int:
         # Unknown network: as much as the built-in convolutional one needs per parameter of a small model.
         return max(100_000, self.layout.size // 4)
 
     def gradients(self, models: torch.Tensor, into: torch.Tensor | None, current: CurrentStep, loss: LossState) -> None:
-        slopes, each = mapped_gradient(self.module, loss)(self.layout.views(models), current)
-        write = writer(self.layout.views(models), None if into is None else self.layout.views(into), self.descent.rate)
+        views = self.layout.views(models)
+        with self.autocast(models.device):
+            found, each = MappedGradient(self.module, self.layout.trained_names, loss)(views, current)
         for slot in self.layout.trained_slots:
-            write.ready(slot.name, slopes[slot.name])
+            if into is None:
+                views[slot.name].sub_(found[slot.name], alpha=self.descent.rate)
+            else:
+                into[:, slot.offset : slot.offset + slot.size] = found[slot.name].flatten(1)
+        for slot in self.layout.buffer_slots:
+            views[slot.name].copy_(found[slot.name])
         current.add(each)

@@ -8,6 +8,7 @@ from torch import nn
 
 from steelyard.clients.local.convolution.keras import KerasSteps
 from steelyard.clients.local.convolution.stacked import ConvSteps
+from steelyard.clients.local.layers.replacing import has_hooks
 from steelyard.clients.local.steps.dense import DenseSteps
 from steelyard.clients.local.steps.stacked_steps import StackedSteps
 from steelyard.learning.keras_cnn import KerasNet
@@ -43,11 +44,6 @@ def _unchanged(module: nn.Module, network: type[nn.Module]) -> bool:
         and not any(has_hooks(layer) or "forward" in vars(layer) for layer in (module, *inner))
         and all(parameter.requires_grad for parameter in module.parameters())
     )
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """Whether something of the user's runs before or after this layer, forward or backward."""
-    return any(hooks for name, hooks in vars(module).items() if name.endswith("_hooks") and "state_dict" not in name)
 
 
 def hand_derived_steps(module: nn.Module, layout: Layout, precision: str) -> StackedSteps | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from steelyard.clients.local.convolution.keras import KerasSteps
 from steelyard.clients.local.convolution.stacked import ConvSteps
 from steelyard.clients.local.convolution.winograd import KERNELS as WINOGRAD_KERNELS
+from steelyard.clients.local.engines.compiled import CompiledStep
 from steelyard.clients.local.engines.engine import Engine, TrainingSetup
 from steelyard.clients.local.engines.fused import FusedEngine
 from steelyard.clients.local.engines.graph import GraphEngine
@@ -16,7 +17,8 @@ from steelyard.clients.local.engines.networks import hand_derived_steps, is_conv
 from steelyard.clients.local.engines.sequential import SequentialEngine, ThreadsEngine
 from steelyard.clients.local.engines.stacked import StackedEngine
 from steelyard.clients.local.engines.vmap import VmapEngine
-from steelyard.clients.local.kernels.available import kernel_descent, kernel_passes, kernel_steps
+from steelyard.clients.local.kernels.available import kernel_descent, kernel_passes, kernel_steps, ready
+from steelyard.clients.local.layers.replacing import unmasked_norms
 from steelyard.clients.local.steps.stacked_steps import StackedSteps
 from steelyard.errors import UserError, listed, nearest
 from steelyard.learning.descent import Descent
@@ -70,7 +72,7 @@ def candidates(setup: TrainingSetup) -> list[str]:
     """Return the engines worth a trial for this model on this device, the likely best first."""
     built_in = _steps(setup) is not None
     if _on_gpu(setup):
-        return ["stacked"] if built_in else ["graph", "vmap", "loop"]
+        return ["stacked"] if built_in else ["compiled", "graph", "vmap", "loop"]
     if is_convolutional(setup.module):
         small = setup.training.batch_size != "full" and setup.training.batch_size <= SMALL_BATCH
         winograd = small and _saves_products(setup)
@@ -106,11 +108,17 @@ def _fits_cpu(setup: TrainingSetup) -> str | None:
 def _fits_gpu(setup: TrainingSetup) -> str | None:
     if not _on_gpu(setup):
         return "graphs are captured on a CUDA device"
-    return "some parameters are frozen" if setup.layout.frozen else _fits_padding(setup)
+    return _fits_padding(setup)
 
 
 def _fits_padding(setup: TrainingSetup) -> str | None:
-    return "batch norm would see the padding of short batches" if setup.batch_norm else None
+    return "its batch norm would count the padding of short batches" if unmasked_norms(setup.module) else None
+
+
+def _fits_compiler(setup: TrainingSetup) -> str | None:
+    if not _on_gpu(setup) or not ready(setup.device):
+        return "programs are compiled for a CUDA device, with Triton"
+    return _fits_padding(setup)
 
 
 def _fits_convolutional(setup: TrainingSetup) -> str | None:
@@ -137,7 +145,17 @@ def _make_fused(setup: TrainingSetup, *, winograd: bool) -> Engine:
 
 
 def _make_graph(setup: TrainingSetup, chunk: int | None) -> Engine:
-    return GraphEngine(setup, lambda descent: MappedStep(setup, kernel_descent(descent, setup.device)), "graph", chunk)
+    return GraphEngine(setup, lambda descent: MappedStep(setup, _descent(setup, descent)), "graph", chunk)
+
+
+def _make_compiled(setup: TrainingSetup, chunk: int | None) -> Engine:
+    return GraphEngine(setup, lambda descent: CompiledStep(setup, _descent(setup, descent)), "compiled", chunk)
+
+
+def _descent(setup: TrainingSetup, descent: Descent) -> Descent:
+    """The optimiser's own kernels take stacks without buffers between the clients' parameters."""
+    whole = setup.layout.trained == setup.layout.size
+    return kernel_descent(descent, setup.device) if whole else descent
 
 
 def _make_stacked(setup: TrainingSetup, chunk: int | None) -> Engine:
@@ -164,6 +182,7 @@ ENGINES: dict[str, EngineKind] = {
         EngineKind("threads", _fits_cpu, lambda setup, chunk: ThreadsEngine(setup), compared=True),
         EngineKind("vmap", _fits_padding, VmapEngine, compared=True),
         EngineKind("graph", _fits_gpu, _make_graph, compared=True),
+        EngineKind("compiled", _fits_compiler, _make_compiled, compared=True),
         EngineKind("fused", _fits_convolutional, lambda setup, chunk: _make_fused(setup, winograd=False)),
         EngineKind("winograd", _fits_winograd, lambda setup, chunk: _make_fused(setup, winograd=True)),
         EngineKind("stacked", _fits_built_in, _make_stacked),

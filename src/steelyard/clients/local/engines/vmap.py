@@ -2,24 +2,75 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 from torch.func import functional_call, grad_and_value, vmap
 
 from steelyard.clients.local.device_data.cohort import Cohort
 from steelyard.clients.local.device_data.schedule import CurrentStep, longest_first, schedule
 from steelyard.clients.local.engines.engine import TrainingSetup
 from steelyard.clients.local.engines.execution import arithmetic
+from steelyard.clients.local.layers.normalisation import MaskedBatchNorm
+from steelyard.clients.local.layers.replacing import stackable
 from steelyard.learning import losses
 from steelyard.learning.descent import StackDescent
 from steelyard.learning.dropout import NamedDropout
 from steelyard.messages import LossState
 
-Gradient = Callable[[dict[str, torch.Tensor], CurrentStep], tuple[dict[str, torch.Tensor], torch.Tensor]]
+Named = dict[str, torch.Tensor]
+
+
+class MappedGradient:
+    """The gradient of a stack of clients, by name, for a module whose layers are `stackable`."""
+
+    def __init__(self, module: nn.Module, trained: frozenset[str], loss: LossState) -> None:
+        self.module, self.trained, self.each = module, trained, losses.per_sample(loss)
+        layers = list(module.named_modules())
+        self.norms = [(_inside(name), layer) for name, layer in layers if isinstance(layer, MaskedBatchNorm)]
+        self.draws = [_inside(name) + "chance" for name, layer in layers if isinstance(layer, NamedDropout)]
+        self._mapped = vmap(grad_and_value(self._total, has_aux=True))
+
+    def __call__(self, named: Named, current: CurrentStep) -> tuple[Named, torch.Tensor]:
+        """Return what the step makes of (stacked) parameters and buffers, and each sample's loss.
+
+        Parameters get their gradients, buffers their new values.
+        """
+        return self.of(named, current.features, current.labels, current.weights, current.valid, current.chance)
+
+    def of(self, named: Named, *samples: torch.Tensor) -> tuple[Named, torch.Tensor]:
+        """Return the same for features, labels, weights, which samples are no padding, and streams of chance."""
+        free = {name: value for name, value in named.items() if name in self.trained}
+        held = {name: value for name, value in named.items() if name not in self.trained}
+        slopes, (_, (each, fresh)) = self._mapped(free, held, *samples)
+        return {**held, **fresh, **slopes}, each
+
+    def _total(
+        self,
+        free: Named,
+        held: Named,
+        features: torch.Tensor,
+        labels: torch.Tensor,
+        weights: torch.Tensor,
+        valid: torch.Tensor,
+        chance: torch.Tensor,
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, Named]]:
+        given = {**free, **held, **dict.fromkeys(self.draws, chance)}
+        given |= {f"{name}valid": valid for name, _ in self.norms}
+        each = self.each(functional_call(self.module, given, (features,)).float(), labels)
+        fresh: Named = {}
+        for name, norm in self.norms:
+            assert norm.fresh is not None  # set when it was called
+            # A client that is done keeps what it has.
+            for kind, value in zip(("running_mean", "running_var"), norm.fresh, strict=True):
+                fresh[name + kind] = torch.where(valid.any(), value, held[name + kind])
+            norm.fresh = None
+        return torch.where(weights > 0, each * weights, torch.zeros_like(each)).sum(), (each, fresh)
+
+
+def _inside(name: str) -> str:
+    return f"{name}." if name else ""
 
 
 class VmapEngine:
@@ -29,7 +80,7 @@ class VmapEngine:
 
     def __init__(self, setup: TrainingSetup, chunk: int | None = None) -> None:
         self.setup = setup
-        self.module = copy.deepcopy(setup.module).to(setup.device).train()
+        self.module = stackable(setup.module, products=False).to(setup.device)
         self.chunk = chunk or setup.chunk or self._fitting()
 
     def stack_size(self, cohort: Cohort) -> int | None:
@@ -44,7 +95,7 @@ class VmapEngine:
     def train(self, cohort: Cohort, out: torch.Tensor) -> NDArray[np.float64]:
         """Write each job's trained model into a row of `out`; return the mean losses of the last epoch."""
         mean_losses = np.zeros(len(cohort))
-        ordered = longest_first(cohort, self.setup.training)
+        ordered = longest_first(cohort, self.setup.training, joined=self.setup.batch_norm)
         with arithmetic(self.setup.precision, self.setup.device, autocast=True):
             for begin in range(0, len(ordered), self.chunk):
                 jobs = ordered[begin : begin + self.chunk]
@@ -53,49 +104,23 @@ class VmapEngine:
 
     def _stack(self, cohort: Cohort, jobs: NDArray[np.int64], out: torch.Tensor) -> NDArray[np.float64]:
         device, layout = self.setup.device, self.setup.layout
-        plan = schedule(cohort, self.setup.training)
+        plan = schedule(cohort, self.setup.training, joined=self.setup.batch_norm)
         models = cohort.start(device)
         trained = models[:, : layout.trained]
         optimiser = StackDescent(cohort.descent, trained)
         optimiser.begin(trained, None if cohort.corrections is None else cohort.corrections[:, : layout.trained])
         keys = cohort.keys(device)
-        # Weight decay would move what is frozen: it is put back after every step.
-        kept = [models[:, begin:end].clone() for begin, end in layout.frozen]
         mean_losses = torch.zeros(len(jobs), dtype=torch.float64, device=device)
-        gradient = mapped_gradient(self.module, cohort.loss)
+        gradient = MappedGradient(self.module, layout.trained_names, cohort.loss)
         for number in range(plan.steps):
             busy = int(plan.active[number])
             current = CurrentStep(cohort.dataset, plan, number, mean_losses, busy, keys)
-            slopes, each = gradient(layout.views(models[:busy]), current)
-            flat = torch.cat([slopes[slot.name].reshape(busy, -1) for slot in layout.trained_slots], dim=1)
+            views = layout.views(models[:busy])
+            found, each = gradient(views, current)
+            flat = torch.cat([found[slot.name].reshape(busy, -1) for slot in layout.trained_slots], dim=1)
             optimiser.apply(trained[:busy], flat, number)
-            for (begin, end), held in zip(layout.frozen, kept, strict=True):
-                models[:busy, begin:end] = held[:busy]
+            for slot in layout.buffer_slots:
+                views[slot.name].copy_(found[slot.name])
             current.add(each)
         out[torch.from_numpy(jobs).to(out.device)] = models.to(out.device)
         return mean_losses.cpu().numpy()
-
-
-def mapped_gradient(module: torch.nn.Module, loss: LossState) -> Gradient:
-    """Return (stacked parameters by name, step) → (gradients by name, each sample's loss)."""
-    each_of = losses.per_sample(loss)
-    draws = isinstance(module, NamedDropout)
-
-    def total(
-        named: dict[str, torch.Tensor],
-        features: torch.Tensor,
-        labels: torch.Tensor,
-        weights: torch.Tensor,
-        chance: torch.Tensor,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        held = {**named, "chance": chance} if draws else named
-        each = each_of(functional_call(module, held, (features,)).float(), labels)
-        return torch.where(weights > 0, each * weights, torch.zeros_like(each)).sum(), each
-
-    with_value = vmap(grad_and_value(total, has_aux=True))
-
-    def gradient(named: dict[str, torch.Tensor], current: CurrentStep) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        slopes, (_, each) = with_value(named, current.features, current.labels, current.weights, current.chance)
-        return slopes, each
-
-    return gradient

@@ -1,0 +1,62 @@
+"""A copy of a module whose layers can be trained in stacks: the same parameters, names and results."""
+
+from __future__ import annotations
+
+import copy
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
+
+from steelyard.clients.local.layers.convolution import StackedConvolution, StackedLinear
+from steelyard.clients.local.layers.normalisation import MaskedBatchNorm
+from steelyard.clients.local.layers.recurrent import StackedRecurrent
+
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+def stackable(module: nn.Module, *, products: bool) -> nn.Module:
+    """Return a copy in training mode with layers that `torch.func` can map over clients.
+
+    `products` writes dense and convolutional layers as products of matrices too, which matrix units want. Layers of a
+    user's own class, or with hooks, stay as they are.
+    """
+    return _replaced(copy.deepcopy(module), {}, products).train()
+
+
+def unmasked_norms(module: nn.Module) -> bool:
+    """Whether a module normalises over batches in a way that counts the padding of short batches."""
+    norms = [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
+    return any(_stacked(layer, products=False) is None for layer in norms)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether something of the user's runs before or after this layer, forward or backward."""
+    return any(hooks for name, hooks in vars(module).items() if name.endswith("_hooks") and "state_dict" not in name)
+
+
+def _replaced(layer: nn.Module, known: dict[int, nn.Module], products: bool) -> nn.Module:
+    # A layer that stands in two places of a network is replaced by one layer, so that it keeps its one set of weights.
+    if id(layer) not in known:
+        known[id(layer)] = layer
+        known[id(layer)] = _stacked(layer, products) or layer
+        for name, child in list(layer.named_children()):
+            setattr(layer, name, _replaced(child, known, products))
+    return known[id(layer)]
+
+
+def _stacked(layer: nn.Module, products: bool) -> nn.Module | None:
+    kind = type(layer)
+    if has_hooks(layer) or "forward" in vars(layer):
+        return None
+    if kind in NORMS and isinstance(layer, _BatchNorm) and MaskedBatchNorm.takes(layer):
+        return MaskedBatchNorm(layer)
+    if kind in (nn.LSTM, nn.GRU) and StackedRecurrent.takes(layer):
+        assert isinstance(layer, nn.LSTM | nn.GRU)
+        return StackedRecurrent(layer)
+    if products and kind is nn.Linear:
+        assert isinstance(layer, nn.Linear)
+        return StackedLinear(layer)
+    if products and kind is nn.Conv2d:
+        assert isinstance(layer, nn.Conv2d)
+        return StackedConvolution(layer) if StackedConvolution.takes(layer) else None
+    return None
