@@ -72,8 +72,9 @@ def test_cells_are_what_torch_computes(kind: type[nn.Module], depth: int, both: 
 
 def normed() -> nn.Module:
     return nn.Sequential(
-        nn.Unflatten(1, (1, 8)), nn.Conv2d(1, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU(), nn.Dropout2d(0.3),
-        nn.Flatten(), nn.Dropout(0.4), nn.Linear(256, 12), nn.BatchNorm1d(12, momentum=0.3), nn.ReLU(), nn.Linear(12, 10),
+        nn.Unflatten(1, (1, 8)), nn.Conv2d(1, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU(),
+        nn.Dropout2d(0.3), nn.Flatten(), nn.Dropout(0.4), nn.Linear(256, 12), nn.BatchNorm1d(12, momentum=0.3),
+        nn.ReLU(), nn.Linear(12, 10),
     )  # fmt: skip
 
 

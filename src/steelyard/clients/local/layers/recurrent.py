@@ -6,6 +6,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from steelyard.clients.local.layers.recurrent_kernel import fits, lstm_steps
+
 State = tuple[torch.Tensor, ...]
 
 
@@ -27,6 +29,9 @@ class StackedRecurrent(nn.Module):
     def takes(layer: nn.Module) -> bool:
         """Whether this layer can be written so: no projection, nothing that draws between its layers."""
         return isinstance(layer, nn.LSTM | nn.GRU) and not layer.proj_size and not layer.dropout
+
+    def flatten_parameters(self) -> None:
+        """Do nothing: users call this on torch's layers."""
 
     def forward(self, x: torch.Tensor, state: torch.Tensor | State | None = None) -> tuple[torch.Tensor, object]:
         if not isinstance(x, torch.Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
@@ -52,13 +57,16 @@ class StackedRecurrent(nn.Module):
         if self.lstm and bias is not None:
             bias, inner_bias = bias + inner_bias, None  # a GRU's reset gate comes between the two
         gates = functional.linear(x, outer, bias)
+        if self.lstm and state is None and fits(x, self.hidden):
+            outputs, cell = lstm_steps(gates, inner)
+            return outputs, (outputs[:, -1], cell)
         state = state or (x.new_zeros((len(x), self.hidden), dtype=torch.float32),) * (1 + self.lstm)
-        outputs: list[torch.Tensor] = []
+        found: list[torch.Tensor] = []
         for step in range(x.shape[1]):
             own = functional.linear(state[0], inner, inner_bias)
             state = _lstm(gates[:, step] + own, state[1]) if self.lstm else _gru(gates[:, step], own, state[0])
-            outputs.append(state[0])
-        return torch.stack(outputs, dim=1), state
+            found.append(state[0])
+        return torch.stack(found, dim=1), state
 
 
 def _lstm(gates: torch.Tensor, cell: torch.Tensor) -> State:
