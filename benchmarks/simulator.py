@@ -5,7 +5,7 @@
 A: 10 clients × 600 samples, E=5, B=10, the 1.66 M CNN. B: 37 × about 200, the 6.6 M CNN. C: 1,000 of 10,000 clients
 × 20 samples, MLP 784-64-10, one epoch. compare: ten rules of mnist-noniid side by side against ten single runs. The
 last line is JSON: {"bench", "sec_per_round": {...}, "ratio": {...}}, a ratio being a peer's time over ours. Set-up of
-the peers' environments: benchmarks/README.md.
+the peers' environments: benchmarks/README.md. nets: networks that people bring, ours against the loop alone.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ PEERS = {
     "fedjax": ("jax", "fedjax_peer.py", None, False),
 }
 PRECISIONS = ("float32", "tf32", "bfloat16")
-ROUNDS = {"A": 2, "B": 1, "C": 5, "compare": 3}
+ROUNDS = {"A": 2, "B": 1, "C": 5, "compare": 3, "nets": 1}
 
 
 class Absent(Exception):
@@ -221,6 +221,10 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--commands", type=int, default=0, help="compare: time the commands too, from start to end, with so many rounds"
     )
+    parser.add_argument("--networks", default="", help="nets: comma-separated; default all, three on a CPU")
+    parser.add_argument("--clients", default="", help="nets: comma-separated numbers; default 10,50, or 10 on a CPU")
+    parser.add_argument("--steps", type=int, help="nets: steps of a client; default 50, or 2 on a CPU")
+    parser.add_argument("--side-by-side", type=int, default=8, help="nets: processes that get ready together")
     parser.add_argument("--loop-threads", type=int, help="operator threads of the plain loop; default torch's own")
     parser.add_argument(
         "--venvs", type=Path, default=os.environ.get("STEELYARD_PEERS"), help="folder with venv-flwr, ..."
@@ -236,10 +240,26 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     wrong = [name for name in options.precision if name not in PRECISIONS]
     if wrong or (options.bench == "compare" and len(options.precision) > 1):
         parser.error(f"--precision: got {', '.join(options.precision)}; allowed: {', '.join(PRECISIONS)}; compare: one")
+    if options.bench == "nets":
+        _nets(parser, options)
     options.venvs = Path(options.venvs).resolve() if options.venvs else None
     options.logs = str(Path(options.logs).resolve())
     options.rounds = options.rounds or ROUNDS[options.bench]
     return options
+
+
+def _nets(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Read what the benchmark of networks takes."""
+    from benchmarks.simulators.nets import NETWORKS  # Late: it imports torch.
+
+    cpu = options.device == "cpu"
+    usual = ["lstm", "residual", "normed"] if cpu else list(NETWORKS)
+    options.networks = [name.strip() for name in options.networks.split(",") if name.strip()] or usual
+    options.clients = [int(count) for count in (options.clients or ("10" if cpu else "10,50")).split(",")]
+    options.steps = options.steps or (2 if cpu else 50)
+    options.side_by_side = 1 if cpu else options.side_by_side
+    if unknown := [name for name in options.networks if name not in NETWORKS]:
+        parser.error(f"--networks: got {', '.join(unknown)}; allowed: {', '.join(NETWORKS)}")
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -249,6 +269,11 @@ def main(arguments: list[str] | None = None) -> None:
         from benchmarks.simulators.comparison import measure
 
         print(json.dumps(measure(options)))
+        return
+    if options.bench == "nets":
+        from benchmarks.simulators.nets import measure as measure_nets
+
+        print(json.dumps(measure_nets(options)))
         return
     print(json.dumps(race(options)))
 

@@ -35,10 +35,10 @@ class RawColumns:
 class Dataset:
     """All samples of one source as tensors; use it for any data, read from files or built in memory.
 
-    `features` is float32, or uint8 for images whose values are to be divided by 255 when they are used. `labels` is
-    int64 for classes, float32 for a regression target. `owners` names the writer or user of each row where the
-    source knows one. `held_out` marks the rows of the source's own test part. `marks` are further per-row
-    attributes, such as "sharp".
+    `features` is float32, uint8 for images whose values are to be divided by 255 when they are used, or int64 for
+    tokens. `labels` is int64 for classes, float32 for a regression target. `owners` names the writer or user of each
+    row where the source knows one. `held_out` marks the rows of the source's own test part. `marks` are further
+    per-row attributes, such as "sharp".
 
         >>> steelyard.in_memory(numpy.zeros((4, 1, 8, 8)), [0, 1, 0, 1])  # features (rows, ...), labels (rows,)
         Dataset('memory': 4 samples of 1×8×8, 2 classes)

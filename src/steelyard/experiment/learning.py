@@ -221,6 +221,7 @@ class LearningDescription(Description):
             facts=self.facts,
             noise=self._device_noise(),
             clock=self.clock,
+            rounds=self.rounds.count,
         )
         if self.privacy is None or self.privacy.aggregation is None:
             return clients, server

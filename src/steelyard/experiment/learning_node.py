@@ -51,11 +51,12 @@ def simulate(
     facts: FactSettings = NO_FACTS,
     noise: DeviceNoise | None = None,
     clock: ClockSettings | None = None,
+    rounds: int = 0,
 ) -> tuple[Clients, SimulationServer]:
     """Build all clients of an experiment in this process, and their server.
 
     Data are read once for all seeds; a function handed over as `dataset` is called once for each seed. With `noise`
-    every device adds it to what it sends.
+    every device adds it to what it sends. `rounds` is how many there will be at most, where that is known.
     """
     given = load(data) if dataset is None else dataset
     if not isinstance(given, Dataset) and not callable(given):
@@ -74,6 +75,7 @@ def simulate(
     clients = Simulation(
         lambda seed: _with_facts(share_out(samples(seed), partition, seed, flaws), facts, seed),
         *(model, training, compute, criteria),
+        rounds=rounds,
     )
     server = SimulationServer(clients)
     timed = clients if clock is None else ClockedClients(clients, clients.context, clock)

@@ -33,9 +33,14 @@ def mask(chance: torch.Tensor, layer: int, samples: int, units: int, rate: float
     device = chance.device
     key, step = chance[..., 0, None, None], chance[..., 1, None, None]
     sample = torch.arange(samples, device=device)[:, None]
-    word = torch.arange(-(-units // LANES), device=device)
-    position = (((step * LAYERS + layer) << SAMPLE_BITS) + sample << WORD_BITS) + word
-    lanes = _words(key, position).view(torch.int16)[..., :units]
+    begin = ((step * LAYERS + layer) << SAMPLE_BITS) + sample << WORD_BITS
+    if device.type == "cuda":
+        # A unit by itself, which a compiler can put wherever the mask is needed.
+        unit = torch.arange(units, device=device)
+        lanes = _words(key, begin + unit // LANES) << 48 - 16 * (unit % LANES) >> 48
+    else:
+        words = torch.arange(-(-units // LANES), device=device)
+        lanes = _words(key, begin + words).view(torch.int16)[..., :units]
     return (lanes >= threshold(rate)).to(torch.float32).mul_(1 / (1 - rate))
 
 

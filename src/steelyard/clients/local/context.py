@@ -37,7 +37,9 @@ class SimulationContext:
         model: ModelSettings | Factory,
         training: TrainingSettings,
         compute: ComputeSettings,
+        rounds: int = 0,
     ) -> None:
+        self.rounds = rounds
         self._sources = populations
         self.model = model
         self.training = training
@@ -114,6 +116,7 @@ class SimulationContext:
             threads=threads_of(self.compute),
             memory=memory_of(self.compute, self.device),
             chunk=self.compute.chunk,
+            rounds=self.rounds,
         )
 
     def _first_dataset(self) -> DeviceDataset:

@@ -49,11 +49,12 @@ class Simulation:
         compute: ComputeSettings | None = None,
         criteria: Iterable[Criterion] = (),
         facts: Facts | None = None,
+        rounds: int = 0,
     ) -> None:
         # What torch cannot map, such as an LSTM, it does one by one, and asks users to report that.
         warnings.filterwarnings("ignore", message="There is a performance drop because we have not yet implemented")
         self.compute = compute or ComputeSettings()
-        self.context = SimulationContext(populations, model, training, self.compute)
+        self.context = SimulationContext(populations, model, training, self.compute, rounds)
         self.criteria = ClientCriteria(criteria, facts or {})
         self._engine: ChosenEngine | None = None
         self._by_hand: HandEngine | None = None

@@ -31,7 +31,7 @@ def test_engine_names() -> None:
 def test_candidates_can_all_be_made() -> None:
     for model, shape, classes in cases.MODELS.values():
         setup = setup_of(model, shape, classes)
-        for name in candidates(setup):
+        for name in candidates(setup, 100):
             make(setup, *parse(name))
 
 
@@ -52,7 +52,7 @@ def test_candidates_can_all_be_made() -> None:
 def test_what_fits_on_the_cpu(model: str, precision: str, fitting: set[str], tried: str) -> None:
     setup = setup_of(*cases.MODELS[model], precision)
     assert {name for name, kind in ENGINES.items() if kind.misfit(setup) is None} == fitting
-    assert candidates(setup) == tried.split()
+    assert candidates(setup, 100) == tried.split()
     for name in ENGINES:
         if name in fitting:
             assert make(setup, name).name == name

@@ -34,8 +34,10 @@ class DeviceDataset:
         return cls(dataset.features.to(device), dataset.labels.to(device), dataset.classes)
 
     def gather(self, rows: torch.Tensor) -> torch.Tensor:
-        """Return the samples of these rows as float32; bytes become numbers from 0 to 1."""
+        """Return the samples of these rows as float32; bytes become numbers from 0 to 1, tokens (int64) stay."""
         taken = self.features.index_select(0, rows.reshape(-1)).view(*rows.shape, *self.features.shape[1:])
+        if taken.dtype == torch.int64:
+            return taken
         return taken.to(torch.float32).div_(255) if taken.dtype == torch.uint8 else taken.to(torch.float32)
 
     @property

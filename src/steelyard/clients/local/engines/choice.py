@@ -9,6 +9,7 @@ import torch
 
 from steelyard.activity import doing
 from steelyard.clients.local.device_data.cohort import Cohort
+from steelyard.clients.local.device_data.schedule import step_counts
 from steelyard.clients.local.engines import choice_file
 from steelyard.clients.local.engines.engine import Engine, TrainingSetup
 from steelyard.clients.local.engines.engine_trial import MARGIN, run_trial
@@ -77,7 +78,7 @@ class ChosenEngine:
         return SequentialEngine(self.setup)
 
     def _automatic(self, cohort: Cohort) -> Engine:
-        names = candidates(self.setup)
+        names = candidates(self.setup, int(step_counts(cohort.sizes, self.setup.training).sum()))
         key = choice_file.key(self.setup, cohort, names)
         known = choice_file.read(key)
         if known is None:

@@ -26,6 +26,8 @@ class CompiledStep(MappedStep):
     A program belongs to one number of clients and one size of batches; inductor keeps what it made on the disk.
     """
 
+    shares = (1.0, 0.5, 0.25)
+    """Each size of the stack is compiled anew."""
     backend = "inductor"
     """What makes a program of the traced operators; tests use one that needs no compiler."""
 

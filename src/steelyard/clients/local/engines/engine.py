@@ -31,6 +31,8 @@ class TrainingSetup:
     """Bytes that an engine may plan for."""
     chunk: int | None = None
     """Clients in one stack, where the user says so."""
+    rounds: int = 0
+    """How many rounds there will be at most; 0 where nobody knows."""
 
     @property
     def batch_norm(self) -> bool:

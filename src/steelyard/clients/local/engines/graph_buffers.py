@@ -21,10 +21,6 @@ from steelyard.clients.local.engines.graph_steps import GraphStep
 from steelyard.learning.descent import StackDescent
 from steelyard.messages import LossState
 
-SHARES = tuple(sixteenths / 16 for sixteenths in range(16, 0, -1))
-"""Sizes of the stack for which graphs are captured, as shares of the whole, each when it is first needed. A stack of
-unequal clients (benchmark B) does 2 % more work than it must; with ¾, ½, ¼ and ⅛ alone it was 10 %."""
-
 
 @dataclass(eq=False)
 class StackBuffers:
@@ -149,7 +145,7 @@ class StackBuffers:
     def ready(self, busy: int) -> Callable[[], None]:
         """Return the graph of the smallest captured size that holds so many clients."""
         whole = len(self.models)
-        size = min(size for size in (ceil(share * whole) for share in SHARES) if size >= busy)
+        size = min(size for size in (ceil(share * whole) for share in self.stepper.shares) if size >= busy)
         if size not in self.graphs:
             self.graphs[size] = self.capture(size)
         return self.graphs[size]

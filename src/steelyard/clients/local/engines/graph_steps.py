@@ -9,9 +9,9 @@ import torch
 from steelyard.clients.local.device_data.schedule import CurrentStep
 from steelyard.clients.local.engines.engine import TrainingSetup
 from steelyard.clients.local.engines.vmap import MappedGradient
-from steelyard.clients.local.layers.replacing import stackable
+from steelyard.clients.local.layers.replacing import stackable, stacked_layout
 from steelyard.clients.local.steps.gradients import output_gradient
-from steelyard.clients.local.steps.stacked_steps import StackedSteps
+from steelyard.clients.local.steps.stacked_steps import SHARES, StackedSteps
 from steelyard.clients.local.steps.writers import writer
 from steelyard.learning.descent import Descent
 from steelyard.messages import LossState
@@ -20,6 +20,7 @@ from steelyard.messages import LossState
 class GraphStep(Protocol):
     """One training step of a stack, in whatever way, on buffers that stay where they are."""
 
+    shares: tuple[float, ...]
     descent: Descent
     size: int
     trained: int
@@ -39,6 +40,8 @@ class GraphStep(Protocol):
 class HandDerivedStep:
     """Steps of a built-in network."""
 
+    shares = SHARES
+
     def __init__(self, steps: StackedSteps, descent: Descent) -> None:
         self.steps, self.descent, self.size, self.trained = steps, descent, steps.size, steps.size
         self.native, self.restore, self.sample_floats = steps.native, steps.restore, steps.sample_floats
@@ -52,16 +55,20 @@ class HandDerivedStep:
 class MappedStep:
     """Steps of any module through vmap."""
 
+    shares = SHARES
+
     def __init__(self, setup: TrainingSetup, descent: Descent) -> None:
-        self.setup, self.layout, self.descent = setup, setup.layout, descent
+        self.setup, self.descent = setup, descent
         self.size, self.trained = setup.layout.size, setup.layout.trained
         self.module = stackable(setup.module, products=True).to(setup.device)
+        self.layout, self._order = stacked_layout(setup.layout, self.module)
+        self._back = self._order.argsort()
 
     def native(self, flat: torch.Tensor) -> torch.Tensor:
-        return flat
+        return flat[:, self._order.to(flat.device)]
 
     def restore(self, native: torch.Tensor) -> torch.Tensor:
-        return native
+        return native[:, self._back.to(native.device)]
 
     def autocast(self, device: torch.device) -> torch.autocast:
         """Return the block in which a module computes in the precision that was asked for."""

@@ -68,11 +68,20 @@ def make(setup: TrainingSetup, name: str, chunk: int | None = None) -> Engine:
     return kind.make(setup, chunk)
 
 
-def candidates(setup: TrainingSetup) -> list[str]:
-    """Return the engines worth a trial for this model on this device, the likely best first."""
+LONG = 500_000
+"""Steps of single clients in a whole run from which a compiler is worth a trial: it takes a minute or two, and saves
+between .1 and .3 ms of each step on an H200."""
+
+
+def candidates(setup: TrainingSetup, steps: int) -> list[str]:
+    """Return the engines worth a trial for this model on this device, the likely best first.
+
+    `steps` are those of all clients in a round.
+    """
     built_in = _steps(setup) is not None
     if _on_gpu(setup):
-        return ["stacked"] if built_in else ["compiled", "graph", "vmap", "loop"]
+        compiled = ["compiled"] if setup.rounds * steps >= LONG else []
+        return ["stacked"] if built_in else [*compiled, "graph", "vmap", "loop"]
     if is_convolutional(setup.module):
         small = setup.training.batch_size != "full" and setup.training.batch_size <= SMALL_BATCH
         winograd = small and _saves_products(setup)

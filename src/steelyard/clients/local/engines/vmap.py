@@ -7,6 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 from torch.func import functional_call, grad_and_value, vmap
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from steelyard.clients.local.device_data.cohort import Cohort
 from steelyard.clients.local.device_data.schedule import CurrentStep, longest_first, schedule
@@ -58,7 +59,10 @@ class MappedGradient:
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, Named]]:
         given = {**free, **held, **dict.fromkeys(self.draws, chance)}
         given |= {f"{name}valid": valid for name, _ in self.norms}
-        each = self.each(functional_call(self.module, given, (features,)).float(), labels)
+        # Fused attention takes the clients of a stack one by one.
+        with sdpa_kernel(SDPBackend.MATH):
+            outputs = functional_call(self.module, given, (features,))
+        each = self.each(outputs.float(), labels)
         fresh: Named = {}
         for name, norm in self.norms:
             assert norm.fresh is not None  # set when it was called

@@ -61,7 +61,7 @@ def lstm_forward(gates, weights, hiddens, cells, actions, samples, steps, wide: 
 @triton.jit
 def lstm_backward(slopes, last_cell, weights, cells, actions, out, samples, steps, wide: tl.constexpr,
                   block: tl.constexpr, exact: tl.constexpr):  # fmt: skip
-    """The slopes of the gates of every step, [clients, samples, steps, 4·wide], from those of every h and the last c."""
+    """The slopes of all gates, [clients, samples, steps, 4·wide], from those of every h and of the last c."""
     client = tl.program_id(0).to(tl.int64)
     row = tl.program_id(1) * block + tl.arange(0, block)
     unit = tl.arange(0, wide)

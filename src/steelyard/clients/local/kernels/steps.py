@@ -15,6 +15,7 @@ from steelyard.clients.local.kernels.shapes import Images, Shape
 from steelyard.clients.local.kernels.tiles import ARITHMETIC
 from steelyard.clients.local.steps.dense import dense, dense_back
 from steelyard.clients.local.steps.gradients import output_gradient
+from steelyard.clients.local.steps.stacked_steps import SHARES
 from steelyard.clients.local.steps.writers import Writer, writer
 from steelyard.learning.descent import Descent
 from steelyard.messages import LossState
@@ -35,7 +36,8 @@ class KernelSteps:
     """One step of a stack on a GPU with Triton; use it in place of the gathered windows of ConvSteps."""
 
     def __init__(self, steps: ConvSteps, descent: Descent, precision: str) -> None:
-        self.steps, self.descent, self.size = steps, descent, steps.size
+        self.steps, self.descent, self.size, self.trained = steps, descent, steps.size, steps.size
+        self.shares = SHARES
         self.native, self.restore = steps.native, steps.restore
         self.how = ARITHMETIC[precision]
         self.below = ARITHMETIC["float32" if precision == "float32" else "tf32"]

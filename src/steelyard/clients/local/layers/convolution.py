@@ -53,11 +53,15 @@ class StackedLinear(nn.Module):
 
 
 class StackedConvolution(nn.Module):
-    """nn.Conv2d as a `product` over the windows of its images, which are gathered channels last."""
+    """nn.Conv2d as a `product` over the windows of its images; images and weights stand channels last (`AXES`)."""
+
+    AXES = (0, 2, 3, 1)
+    """The axes of torch's weights [outputs, inputs, height, width] in the order in which they stand here."""
 
     def __init__(self, layer: nn.Conv2d) -> None:
         super().__init__()
-        self.weight, self.bias = layer.weight, layer.bias
+        self.weight = nn.Parameter(layer.weight.detach().permute(self.AXES).contiguous(), layer.weight.requires_grad)
+        self.bias = layer.bias
         self.kernel, self.stride, self.dilation = layer.kernel_size, layer.stride, layer.dilation
         self.padding = _sides(layer)
 
@@ -70,8 +74,7 @@ class StackedConvolution(nn.Module):
         if torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         windows = self._windows(functional.pad(x.permute(0, 2, 3, 1), (0, 0, *self.padding)))
-        # [outputs, height, width, inputs], as the windows are.
-        found = product(windows, self.weight.permute(0, 2, 3, 1).flatten(1))
+        found = product(windows, self.weight.flatten(1))
         found = found if self.bias is None else found + self.bias.to(found.dtype)
         return found.permute(0, 3, 1, 2)
 

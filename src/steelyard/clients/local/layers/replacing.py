@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
+import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm  # pyright: ignore[reportPrivateUsage]
 
 from steelyard.clients.local.layers.convolution import StackedConvolution, StackedLinear
 from steelyard.clients.local.layers.normalisation import MaskedBatchNorm
 from steelyard.clients.local.layers.recurrent import StackedRecurrent
+from steelyard.learning.parameters import Layout
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
@@ -21,6 +24,20 @@ def stackable(module: nn.Module, *, products: bool) -> nn.Module:
     user's own class, or with hooks, stay as they are.
     """
     return _replaced(copy.deepcopy(module), {}, products).train()
+
+
+def stacked_layout(layout: Layout, module: nn.Module) -> tuple[Layout, torch.Tensor]:
+    """Return where the parameters of a stackable module stand, and which number of the usual layout each of them is."""
+    layers = dict(module.named_modules())
+    order = torch.arange(layout.size)
+    slots = list(layout.slots)
+    for number, slot in enumerate(slots):
+        name, _, kind = slot.name.rpartition(".")
+        if kind == "weight" and isinstance(layers[name], StackedConvolution):
+            axes, part = StackedConvolution.AXES, slice(slot.offset, slot.offset + slot.size)
+            order[part] = order[part].view(slot.shape).permute(axes).flatten()
+            slots[number] = replace(slot, shape=tuple(slot.shape[axis] for axis in axes))
+    return replace(layout, slots=tuple(slots)), order
 
 
 def unmasked_norms(module: nn.Module) -> bool:

@@ -1,0 +1,202 @@
+"""Milliseconds a step of networks that people bring: stacks of clients against one after another in plain torch.
+
+    python -m benchmarks.simulator --bench nets --networks residual,lstm --clients 10,50 --device cuda
+
+Each network with each number of clients is a process of its own; all get ready side by side, then each is timed while
+the others wait. A ratio is the time that the loop takes for all clients over the time of the stack.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from steelyard.learning.networks import Lstm, ResidualNet, Transformer, moderate_cnn, resnet18
+
+BATCH = 20
+IMAGE = (3, 32, 32)
+
+
+class Lora(nn.Module):
+    """A frozen dense layer with two thin matrices beside it."""
+
+    def __init__(self, base: nn.Linear, rank: int = 8) -> None:
+        super().__init__()
+        self.base = base
+        self.lora_A, self.lora_B = nn.Linear(base.in_features, rank, False), nn.Linear(rank, base.out_features, False)
+        nn.init.zeros_(self.lora_B.weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.base(x) + 2 * self.lora_B(self.lora_A(x))
+
+
+def lora() -> nn.Module:
+    """A transformer of four layers whose attention is adapted, and whose last layer is trained."""
+    module = Transformer(256, 64, 10, wide=128, depth=4)
+    for block in module.blocks:
+        block.inputs, block.output = Lora(block.inputs), Lora(block.output)  # type: ignore[arg-type]
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad_("lora_" in name or name.startswith("dense"))
+    return module
+
+
+def wide() -> nn.Module:
+    """Two wide convolutions of side 5."""
+    return nn.Sequential(
+        nn.Conv2d(3, 64, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(64, 128, 5, padding=2), nn.ReLU(),
+        nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8192, 256), nn.ReLU(), nn.Linear(256, 10),
+    )  # fmt: skip
+
+
+def normed() -> nn.Module:
+    """Convolutions with batch norm, dense layers with dropout."""
+    return nn.Sequential(
+        nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(32, 64, 3, padding=1),
+        nn.BatchNorm2d(64), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(), nn.Dropout(0.25), nn.Linear(4096, 128), nn.ReLU(),
+        nn.Dropout(0.5), nn.Linear(128, 10),
+    )  # fmt: skip
+
+
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "residual": (lambda: ResidualNet(IMAGE, 10, (16, 32, 64), 1), IMAGE),
+    "lstm": (lambda: Lstm(80, 10), (32,)),
+    "moderate-cnn": (lambda: moderate_cnn(IMAGE, 10), IMAGE),
+    "wide": (wide, IMAGE),
+    "resnet18": (lambda: resnet18(IMAGE, 10), IMAGE),
+    "normed": (normed, IMAGE),
+    "lora": (lora, (64,)),
+    "transformer": (lambda: Transformer(256, 64, 10), (64,)),
+}
+
+
+def samples(shape: tuple[int, ...], count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return noise of this shape and labels; tokens where a sample is a row."""
+    draw = torch.Generator().manual_seed(1)
+    images = len(shape) == 3
+    features = (
+        torch.randn((count, *shape), generator=draw)
+        if images
+        else torch.randint(0, 80, (count, *shape), generator=draw)
+    )
+    return features, torch.randint(0, 10, (count,), generator=draw)
+
+
+def settle(device: torch.device) -> None:
+    """Wait until the device has done all that it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def best_of(work: Callable[[], object], device: torch.device, repeats: int = 3) -> float:
+    """Return the seconds of the fastest of a few repeats."""
+    found: list[float] = []
+    for _ in range(repeats):
+        settle(device)
+        begun = time.perf_counter()
+        work()
+        settle(device)
+        found.append(time.perf_counter() - begun)
+    return min(found)
+
+
+def plain_loop(module: nn.Module, features: torch.Tensor, labels: torch.Tensor, steps: int) -> None:
+    """One client in plain torch, in its own defaults."""
+    parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    for step in range(steps):
+        rows = slice(step * BATCH, (step + 1) * BATCH)
+        module.zero_grad(set_to_none=True)
+        functional.cross_entropy(module(features[rows]), labels[rows]).backward()
+        with torch.no_grad():
+            torch._foreach_add_(parameters, [p.grad for p in parameters], alpha=-0.01)  # type: ignore[arg-type]
+
+
+def worker(name: str, clients: int, precision: str, engine: str, device: torch.device, steps: int) -> dict[str, Any]:
+    """Time one network; says on standard output that it is ready, and waits for its turn on standard input."""
+    import numpy as np
+
+    from steelyard.clients.local import ComputeSettings, Simulation, SimulationServer
+    from steelyard.data.dataset import ClientRows, Dataset, Population
+    from steelyard.learning.settings import ModelSettings
+    from steelyard.learning.training import TrainingSettings
+    from steelyard.messages import Task
+
+    make, shape = NETWORKS[name]
+    rows = steps * BATCH
+    features, labels = samples(shape, rows * clients)
+    none = np.zeros(0, dtype=np.int64)
+    people = tuple(ClientRows(f"c{n:03d}", np.arange(n * rows, (n + 1) * rows), none) for n in range(clients))
+    population = Population(Dataset("noise", features, labels, 10), people, none)
+    compute = ComputeSettings(device=str(device), precision=precision, engine=engine)  # type: ignore[arg-type]
+    training = TrainingSettings(learning_rate=0.01, batch_size=BATCH, epochs=1)
+    simulation = Simulation({0: population}, ModelSettings(name=lambda: make()), training, compute, [])  # type: ignore[arg-type]
+    start = SimulationServer(simulation).initial(0)
+    task = Task("bench", 0, 1, tuple(simulation.names(0)), start)
+    begun = time.perf_counter()
+    simulation.train([task])
+    settle(device)
+    ready = time.perf_counter() - begun
+    module = copy.deepcopy(make()).to(device).train()
+    mine = (features[:rows].to(device), labels[:rows].to(device))
+    plain_loop(module, *mine, min(steps, 5))
+    print(json.dumps({"ready": round(ready, 1)}), flush=True)
+    sys.stdin.readline()
+    ours = best_of(lambda: simulation.train([task]), device) / steps
+    loop = best_of(lambda: plain_loop(module, *mine, steps), device) / steps
+    about = simulation.describe()
+    return {
+        "network": name, "clients": clients, "precision": precision, "parameters": int(about["parameters"]),
+        "engine": about["engine_choice"], "why": about["engine_reason"], "ready": round(ready, 1),
+        "loop_ms": round(1e3 * loop, 3), "ms": round(1e3 * ours, 3), "ratio": round(clients * loop / ours, 1),
+    }  # fmt: skip
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Start all workers, wait until they are ready, and let each have the device to itself."""
+    wanted = [
+        (name, count, short) for short in options.precision for name in options.networks for count in options.clients
+    ]
+    waiting: list[tuple[str, subprocess.Popen[str], Any]] = []
+    rows: list[dict[str, Any]] = []
+    for begin in range(0, len(wanted), options.side_by_side):
+        for name, count, short in wanted[begin : begin + options.side_by_side]:
+            command = [sys.executable, "-m", "benchmarks.simulators.nets", name, str(count), short, options.engine]
+            command += [options.device, str(options.steps)]
+            log = tempfile.TemporaryFile("w+")  # noqa: SIM115
+            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
+            waiting.append((f"{name} {count} {short}", process, log))
+        for _, process, _ in waiting:
+            assert process.stdout is not None
+            process.stdout.readline()
+        for label, process, log in waiting:
+            answer = process.communicate("go\n")[0].strip().splitlines() if process.poll() is None else []
+            if process.returncode or not answer:
+                log.seek(0)
+                rows.append({"network": label, "failed": log.read()[-400:]})
+            else:
+                rows.append(json.loads(answer[-1]))
+            if options.format == "text":
+                print(json.dumps(rows[-1]), flush=True)
+        waiting.clear()
+    ratio: dict[str, dict[str, float]] = {}
+    for row in rows:
+        if "ratio" in row and row["precision"] == options.precision[0]:
+            ratio.setdefault(row["network"], {})[str(row["clients"])] = row["ratio"]
+    card = torch.cuda.get_device_name() if options.device == "cuda" else f"{os.cpu_count()} CPU cores"
+    return {"bench": "nets", "ratio": ratio, "rows": rows, "device": card, "torch": torch.__version__}
+
+
+if __name__ == "__main__":
+    network, number, short, engine, device, count = sys.argv[1:]
+    print(json.dumps(worker(network, int(number), short, engine, torch.device(device), int(count))), flush=True)
