@@ -191,7 +191,7 @@ def test_modules_that_do_not_stack_fall_back_to_what_is_right(engine: str, modul
     for one, two in zip(found, expected, strict=True):
         # Float32 sums in another order.
         assert torch.allclose(one.payload.models, two.payload.models, atol=1e-5)
-    if module is cases.Drawing or engine in ("vmap", "stacked", "fused"):
+    if module is cases.Drawing or engine in ("stacked", "fused"):
         assert clients.describe()["engine_choice"] == "loop"
         told = [str(w.message) for w in caught if "one after another" in str(w.message)]
         assert len(told) == (0 if engine == "auto" else 1)

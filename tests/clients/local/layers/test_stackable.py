@@ -47,7 +47,9 @@ def test_products_are_what_torch_computes(layer: nn.Module) -> None:
     wanted = torch.autograd.grad(expected, [x, *layer.parameters()], slope)
     found = stacked(x)
     assert torch.allclose(found, expected, atol=1e-5)
-    for mine, theirs in zip(torch.autograd.grad(found, [x, *layer.parameters()], slope), wanted, strict=True):
+    for mine, theirs in zip(torch.autograd.grad(found, [x, *stacked.parameters()], slope), wanted, strict=True):
+        if theirs.shape == getattr(layer, "weight").shape and theirs.dim() == 4:  # noqa: B009
+            theirs = theirs.permute(StackedConvolution.AXES)
         assert torch.allclose(mine, theirs, atol=1e-4)
 
 
