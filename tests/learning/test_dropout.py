@@ -21,7 +21,7 @@ def test_a_mask_by_hand() -> None:
     key, step, layer = 12345, 6, 1
     found = mask(torch.tensor([key, step]), layer, 2, 6, 0.25)
     for sample in range(2):
-        first = ((step * 4 + layer) * 65_536 + sample) * 1_048_576
+        first = ((step * 256 + layer) * 65_536 + sample) * 1_048_576
         words = randomness.words(np.array([key], dtype=np.uint64), 2, first)[0].tolist()
         lanes = [(word >> (16 * lane)) & 0xFFFF for word in words for lane in range(4)]
         # As signed numbers, lanes from 2^15 on are the lowest.

@@ -47,7 +47,16 @@ CONVOLUTIONAL: Mapping[str, Convolutional] = {
 }
 DENSE: Mapping[str, tuple[int, ...]] = {"logistic": (), "mlp": (64,), "linear": ()}
 """Hidden units of the networks of dense layers."""
-NAMES = (*CONVOLUTIONAL, *DENSE)
+PUBLISHED: Mapping[str, int] = {
+    "lenet": 62_006,
+    "moderate-cnn": 5_851_338,
+    "resnet18": 11_172_170,
+    "lstm": 26_192,
+    "transformer": 126_800,
+    "tabular": 19_970,
+}
+"""Parameters, for a typical sample, of the networks that others publish their tables with (`networks`)."""
+NAMES = (*CONVOLUTIONAL, *DENSE, *PUBLISHED)
 
 
 def no_part(algorithm: str, part: str) -> str:
@@ -86,10 +95,13 @@ def count(name: str, shape: Sequence[int], outputs: int) -> int:
     """Return how many parameters a built-in network has for samples of this shape, with `[model]` as it is."""
     if name in CONVOLUTIONAL:
         return CONVOLUTIONAL[name].parameters(shape, outputs)
+    if name in PUBLISHED:
+        return PUBLISHED[name]
     return dense(prod(shape), DENSE[name], outputs)
 
 
 _SIZES = ("hidden", "channels", "kernel", "outputs")
+_OWN = ("outputs", "arguments")
 BUILT_IN: tuple[BuiltIn, ...] = (
     BuiltIn("cnn-mnist", "images of 28×28: the papers' network for MNIST", (1, 28, 28), 10, _SIZES),
     BuiltIn(
@@ -108,4 +120,10 @@ BUILT_IN: tuple[BuiltIn, ...] = (
     BuiltIn("mlp", "tables and small images: dense layers with ReLU between them", (20,), 2, ("hidden", "outputs")),
     BuiltIn("logistic", "tables with classes: one dense layer, the safe choice for few rows", (20,), 2, ("outputs",)),
     BuiltIn("linear", "tables with a number to predict: linear regression", (20,), 1, ("outputs",)),
+    BuiltIn("lenet", "images from 16×16: the network of NIID-Bench", (3, 32, 32), 10, ("outputs",)),
+    BuiltIn("moderate-cnn", "images from 8×8: six convolutions with dropout, as in FedMA", (3, 32, 32), 10, _OWN),
+    BuiltIn("resnet18", "images: ResNet-18 with group norm", (3, 32, 32), 10, _OWN),
+    BuiltIn("lstm", "rows of tokens: arguments tokens (256), wide (8), hidden (64), depth (1)", (80,), 80, _OWN),
+    BuiltIn("transformer", "rows of tokens: tokens (256), wide (64), depth (2), heads (4)", (80,), 80, _OWN),
+    BuiltIn("tabular", "tables: dense layers with layer norm and dropout; wide (128), depth (2)", (20,), 2, _OWN),
 )

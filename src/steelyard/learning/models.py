@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from math import isqrt, prod
+from math import prod
 
 import torch
 from torch import nn
@@ -15,6 +15,7 @@ from steelyard.errors import UserError
 from steelyard.learning.catalogue import CONVOLUTIONAL, DENSE, NAMES, Convolutional, dense
 from steelyard.learning.dropout import name_draws
 from steelyard.learning.keras_cnn import KerasNet
+from steelyard.learning.networks import NETWORKS, image_shape
 from steelyard.learning.settings import ModelSettings
 from steelyard.randomness import stream_key
 from steelyard.usercode import find_code
@@ -162,19 +163,8 @@ def _refuse_shapes(settings: ModelSettings) -> None:
             raise UserError(f"model.{field}: got {shown} with model.name '{settings.name}'; allowed with: {allowed}")
 
 
-def image_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """Return (channels, height, width) for features of this shape; a flat square counts as a grey image."""
-    if len(shape) == 1 and isqrt(shape[0]) ** 2 == shape[0]:
-        shape = (1, isqrt(shape[0]), isqrt(shape[0]))
-    if len(shape) == 2:
-        shape = (1, *shape)
-    if len(shape) != 3 or min(shape[1:]) < 4:
-        raise UserError(f"model.name: a convolutional network needs images of at least 4×4, the data have {shape}")
-    return shape[0], shape[1], shape[2]
-
-
 def _own(settings: ModelSettings, shape: tuple[int, ...], classes: int, outputs: int) -> nn.Module:
-    factory = find_code(settings.name, "model.name", NAMES, _is_network)
+    factory = NETWORKS.get(settings.name) or find_code(settings.name, "model.name", NAMES, _is_network)
     known = {"feature_shape": shape, "classes": classes, "outputs": outputs}
     arguments = dict(settings.arguments)
     try:

@@ -2,36 +2,65 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from math import isqrt, prod
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-Image = tuple[int, int, int]
+from steelyard.errors import UserError
+
+Shape = tuple[int, ...]
 
 
-def lenet(image: Image, outputs: int) -> nn.Module:
+def image_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
+    """Return (channels, height, width) for features of this shape; a flat square counts as a grey image."""
+    if len(shape) == 1 and isqrt(shape[0]) ** 2 == shape[0]:
+        shape = (1, isqrt(shape[0]), isqrt(shape[0]))
+    if len(shape) == 2:
+        shape = (1, *shape)
+    if len(shape) != 3 or min(shape[1:]) < 4:
+        raise UserError(f"model.name: a convolutional network needs images of at least 4×4, the data have {shape}")
+    return shape[0], shape[1], shape[2]
+
+
+class Shaped(nn.Sequential):
+    """Layers for images, whatever form the images come in: a grey one may be flat."""
+
+    def __init__(self, image: tuple[int, int, int], *layers: nn.Module) -> None:
+        super().__init__(*layers)
+        self.image = image
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.reshape(-1, *self.image))
+
+
+def lenet(feature_shape: Shape, outputs: int) -> nn.Module:
     """NIID-Bench's network (Li et al. 2022): convolutions of 6 and 16 kernels of side 5, then 120 and 84 units."""
-    depth, height, width = image
-    flat = 16 * ((height - 4) // 2 - 4) // 2 * (((width - 4) // 2 - 4) // 2)
-    return nn.Sequential(
-        nn.Unflatten(1, (depth, height)) if depth == 1 else nn.Identity(),
+    depth, height, width = image = image_shape(feature_shape)
+    if min(height, width) < 16:
+        raise UserError(f"model.name: lenet needs images of at least 16×16, the data have {height}×{width}")
+    flat = 16 * prod(((side - 4) // 2 - 4) // 2 for side in (height, width))
+    return Shaped(
+        image,
         nn.Conv2d(depth, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2),
         nn.Flatten(), nn.Linear(flat, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, outputs),
     )  # fmt: skip
 
 
-def moderate_cnn(image: Image, outputs: int) -> nn.Module:
+def moderate_cnn(feature_shape: Shape, outputs: int) -> nn.Module:
     """FedMA's network (Wang et al. 2020): six convolutions in three stages, then 1,024 and 512 units, with dropout."""
-    depth, height, width = image
+    depth, height, width = image = image_shape(feature_shape)
+    if min(height, width) < 8:
+        raise UserError(f"model.name: moderate-cnn needs images of at least 8×8, the data have {height}×{width}")
 
     def stage(inputs: int, first: int, second: int) -> list[nn.Module]:
         layers = [nn.Conv2d(inputs, first, 3, padding=1), nn.ReLU(), nn.Conv2d(first, second, 3, padding=1), nn.ReLU()]
         return [*layers, nn.MaxPool2d(2)]
 
-    return nn.Sequential(
-        *stage(depth, 32, 64), *stage(64, 128, 128), nn.Dropout2d(0.05), *stage(128, 256, 256), nn.Flatten(),
+    return Shaped(
+        image, *stage(depth, 32, 64), *stage(64, 128, 128), nn.Dropout2d(0.05), *stage(128, 256, 256), nn.Flatten(),
         nn.Dropout(0.1), nn.Linear(256 * (height // 8) * (width // 8), 1024), nn.ReLU(), nn.Linear(1024, 512),
         nn.ReLU(), nn.Dropout(0.1), nn.Linear(512, outputs),
     )  # fmt: skip
@@ -61,7 +90,7 @@ def groups(channels: int) -> int:
 class ResidualNet(nn.Module):
     """A residual network for small images: a 3×3 convolution, stages of blocks, the mean, one dense layer."""
 
-    def __init__(self, image: Image, outputs: int, widths: tuple[int, ...], blocks: int) -> None:
+    def __init__(self, image: tuple[int, int, int], outputs: int, widths: tuple[int, ...], blocks: int) -> None:
         super().__init__()
         self.image = image
         self.stem = nn.Conv2d(image[0], widths[0], 3, padding=1, bias=False)
@@ -79,9 +108,9 @@ class ResidualNet(nn.Module):
         return self.dense(self.body(x).mean(dim=(2, 3)))
 
 
-def resnet18(image: Image, outputs: int) -> nn.Module:
+def resnet18(feature_shape: Shape, outputs: int) -> nn.Module:
     """ResNet-18 with group norm in place of batch norm (Hsieh et al. 2020), for small images."""
-    return ResidualNet(image, outputs, (64, 128, 256, 512), 2)
+    return ResidualNet(image_shape(feature_shape), outputs, (64, 128, 256, 512), 2)
 
 
 class Lstm(nn.Module):
@@ -133,16 +162,33 @@ class Transformer(nn.Module):
         return self.dense(self.norm(x).mean(dim=1))
 
 
-def tabular(inputs: int, outputs: int, wide: int = 128, depth: int = 2) -> nn.Module:
+def lstm(outputs: int, tokens: int = 256, wide: int = 8, hidden: int = 64, depth: int = 1) -> nn.Module:
+    """An LSTM over rows of tokens from 0 to `tokens`."""
+    return Lstm(tokens, outputs, wide, hidden, depth)
+
+
+def transformer(
+    feature_shape: Shape, outputs: int, tokens: int = 256, wide: int = 64, depth: int = 2, heads: int = 4
+) -> nn.Module:
+    """A small transformer over rows of tokens from 0 to `tokens`."""
+    return Transformer(tokens, feature_shape[0], outputs, wide, depth, heads)
+
+
+def tabular(feature_shape: Shape, outputs: int, wide: int = 128, depth: int = 2) -> nn.Module:
     """Dense layers with layer norm and dropout, for columns of numbers."""
     layers: list[nn.Module] = [nn.Flatten()]
     for number in range(depth):
-        layers += [nn.Linear(wide if number else inputs, wide), nn.LayerNorm(wide), nn.GELU(), nn.Dropout(0.1)]
+        inputs = wide if number else prod(feature_shape)
+        layers += [nn.Linear(inputs, wide), nn.LayerNorm(wide), nn.GELU(), nn.Dropout(0.1)]
     return nn.Sequential(*layers, nn.Linear(wide, outputs))
 
 
-IMAGES: dict[str, Callable[[Image, int], nn.Module]] = {
+NETWORKS: Mapping[str, Callable[..., nn.Module]] = {
     "lenet": lenet,
     "moderate-cnn": moderate_cnn,
     "resnet18": resnet18,
+    "lstm": lstm,
+    "transformer": transformer,
+    "tabular": tabular,
 }
+"""Networks by name; `model.arguments` gives them what has a default here."""
