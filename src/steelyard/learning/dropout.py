@@ -12,6 +12,7 @@ from math import prod
 
 import torch
 from torch import nn
+from torch.nn.modules.dropout import _DropoutNd  # pyright: ignore[reportPrivateUsage]
 
 LANES = 4
 """Units that one word decides on: sixteen bits each."""
@@ -107,8 +108,8 @@ def name_draws(module: nn.Module) -> nn.Module:
     replaced: dict[int, nn.Module] = {}
     places = [(parent, name, child) for parent in module.modules() for name, child in parent.named_children()]
     for parent, name, child in places:
-        if type(child) in (nn.Dropout, *CHANNELS) and child.p < 1:  # pyright: ignore[reportAttributeAccessIssue]
-            made = replaced.get(id(child)) or DropoutLayer(next(numbers), float(child.p), type(child) in CHANNELS)  # pyright: ignore[reportArgumentType]
+        if isinstance(child, _DropoutNd) and type(child) in (nn.Dropout, *CHANNELS) and child.p < 1:
+            made = replaced.get(id(child)) or DropoutLayer(next(numbers), child.p, type(child) in CHANNELS)
             replaced[id(child)] = made.train(child.training)
             setattr(parent, name, made)
     return module

@@ -25,15 +25,15 @@ def image_shape(shape: tuple[int, ...]) -> tuple[int, int, int]:
     return shape[0], shape[1], shape[2]
 
 
-class Shaped(nn.Sequential):
+class Shaped(nn.Module):
     """Layers for images, whatever form the images come in: a grey one may be flat."""
 
     def __init__(self, image: tuple[int, int, int], *layers: nn.Module) -> None:
-        super().__init__(*layers)
-        self.image = image
+        super().__init__()
+        self.image, self.layers = image, nn.Sequential(*layers)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return super().forward(x.reshape(-1, *self.image))
+        return self.layers(x.reshape(-1, *self.image))
 
 
 def lenet(feature_shape: Shape, outputs: int) -> nn.Module:

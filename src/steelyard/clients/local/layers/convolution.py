@@ -45,7 +45,8 @@ class StackedLinear(nn.Module):
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
-        self.weight, self.bias = layer.weight, layer.bias
+        self.weight = layer.weight
+        self.bias: nn.Parameter | None = layer.bias
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         found = product(x, self.weight)

@@ -22,7 +22,9 @@ class MaskedBatchNorm(nn.Module):
 
     def __init__(self, layer: _BatchNorm) -> None:
         super().__init__()
-        self.weight, self.bias, self.eps, self.momentum = layer.weight, layer.bias, layer.eps, layer.momentum or 0.0
+        self.eps, self.momentum = layer.eps, layer.momentum or 0.0
+        self.weight: nn.Parameter | None = layer.weight
+        self.bias = layer.bias
         self.register_buffer("running_mean", layer.running_mean)
         self.register_buffer("running_var", layer.running_var)
         self.register_buffer("valid", torch.ones(1), persistent=False)

@@ -25,7 +25,7 @@ def _exact(weights: torch.Tensor) -> str:
 
 
 def _kernels() -> Any:
-    from steelyard.clients.local.kernels import recurrent  # Late: it imports Triton, which is not everywhere.
+    from steelyard.clients.local.kernels import recurrent  # For speed of start, and it imports Triton.
 
     return recurrent
 
