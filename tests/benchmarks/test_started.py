@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import runpy
 import shutil
@@ -105,6 +106,12 @@ def test_it_starts(
 @pytest.mark.parametrize("name", SLOW)
 def test_a_longer_one_starts(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     start(name, SLOW[name], tmp_path, monkeypatch)
+
+
+def test_networks_are_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    start("simulator", "--bench nets --networks lstm --clients 2 --steps 1 --engine loop", tmp_path, monkeypatch)
+    found = json.loads(capfd.readouterr().out.strip().splitlines()[-1])
+    assert found["ratio"]["lstm"]["2"] > 0, found
 
 
 def test_the_gpu_script_runs_on_the_processor(tmp_path: Path) -> None:
