@@ -21,7 +21,7 @@ import numpy as np
 
 from steelyard.contributions.intervals import Series, add_over_rounds
 from steelyard.contributions.retraining import retrain
-from steelyard.experiment.loading import build
+from steelyard.experiment.loading import build, load
 from steelyard.experiment.running import run
 from steelyard.rounds.contributions import ContributionSettings
 from steelyard.runs.reader import History
@@ -37,6 +37,7 @@ SCENES: dict[str, dict[str, Any]] = {
     "a free rider": {"flaws": [{"kind": "free-rider", "pick": "biggest", "count": 1}]},
     "a copy": {"flaws": [{"kind": "copy", "pick": "biggest", "count": 1}], "partition": {"clients": 5}},
     "clean, Dirichlet 0.3": {"partition": {"scheme": "dirichlet", "alpha": 0.3, "size_spread": None}},
+    "four hospitals": {"recipe": "hospitals"},
 }
 
 
@@ -58,7 +59,10 @@ class Scene:
 
 
 def experiment(scene: dict[str, Any], clients: int, rounds: int) -> Any:
-    """Return a scene on digits: six clients of unequal size, plain FedAvg, loss on the server's rows."""
+    """Return a scene: six clients of unequal size on digits, or a recipe; plain FedAvg, loss on the server's rows."""
+    if "recipe" in scene:
+        measured = {"rounds.count": rounds, "weighing": {"criteria": ["DS"]}, "contributions": {"measure": "loss"}}
+        return load(scene["recipe"]).changed({"beside": {}, "store.checkpoint_every": rounds, **measured})
     partition = {"scheme": "iid", "clients": clients, "size_spread": 0.5, "test": "local", "server": "fraction"}
     partition |= {"server_fraction": 0.25} | scene.get("partition", {})
     return build(
@@ -77,34 +81,43 @@ def experiment(scene: dict[str, Any], clients: int, rounds: int) -> Any:
     )
 
 
-def try_scene(name: str, seeds: int, clients: int, rounds: int, folder: Path) -> Scene:
-    """Run a scene for all seeds, retrain every coalition, and hold the two against each other."""
-    begun = time.perf_counter()
+@dataclass(frozen=True, eq=False)
+class Compared:
+    """The clients of one seed: what was estimated, what retraining found, and who was flawed."""
+
+    guess: Floats
+    error: Floats
+    """Standard errors of the estimates."""
+    truth: Floats
+    flawed: np.ndarray[Any, np.dtype[np.bool_]]
+    apart: list[float]
+    """Of copies: the difference to the original, as a share of the mean absolute true value."""
+
+
+def try_scene(name: str, seeds: int, clients: int, rounds: int, folder: Path) -> list[Compared]:
+    """Run a scene for all seeds, retrain every coalition, and return both by seed."""
     described = experiment(SCENES[name], SCENES[name].get("partition", {}).get("clients", clients), rounds)
     run(described, out=folder, seeds=list(range(1, seeds + 1)))
     problem = retrain(folder, ContributionSettings())
     assert not problem, problem
-    history = History(folder)
+    flaws = History(folder).flaws
     stored = [each for each in read_values(folder) if each.found.method == "shapley"]
-    flaws = history.flaws
-    pairs: list[tuple[Floats, Floats, Floats, Floats]] = []
-    copies: list[float] = []
+    found: list[Compared] = []
     for seed in range(1, seeds + 1):
         mine = [each for each in stored if each.seed == seed]
         names = sorted({client for each in mine for client in each.found.clients})
         guess, error = _value([each for each in mine if each.source != RETRAINED], names)
         truth, _ = _value([each for each in mine if each.source == RETRAINED], names)
-        known = set(flaws[flaws["seed"] == seed]["client"]) if len(flaws) else set[str]()
-        flawed = np.array([client in known for client in names])
-        pairs.append((guess, error, truth, flawed))
-        here = flaws[flaws["seed"] == seed] if "copy" in name else flaws[:0]
-        words = dict(zip(here["client"], here["flaw"], strict=True))
+        here = flaws[flaws["seed"] == seed] if len(flaws) else flaws
+        words = dict(zip(here["client"], here["flaw"], strict=True)) if len(here) else {}
+        apart: list[float] = []
         for copy, said in words.items():
             original = next((each for each in names if each != copy and each in said), None)
-            if copy in names and original is not None:
-                apart = abs(guess[names.index(copy)] - guess[names.index(original)])
-                copies.append(float(apart / np.abs(truth).mean()))
-    return _scene(name, pairs, copies, time.perf_counter() - begun)
+            if "copy" in name and copy in names and original is not None:
+                difference = abs(guess[names.index(copy)] - guess[names.index(original)])
+                apart.append(float(difference / np.abs(truth).mean()))
+        found.append(Compared(guess, error, truth, np.array([client in words for client in names]), apart))
+    return found
 
 
 def _value(stored: list[Any], names: list[str]) -> tuple[Floats, Floats]:
@@ -112,13 +125,15 @@ def _value(stored: list[Any], names: list[str]) -> tuple[Floats, Floats]:
     return add_over_rounds(series)
 
 
-def _scene(name: str, pairs: list[tuple[Floats, Floats, Floats, Floats]], copies: list[float], seconds: float) -> Scene:
-    covered = [np.abs(guess - truth) <= Z * error for guess, error, truth, _ in pairs]
-    related = [float(np.corrcoef(guess, truth)[0, 1]) for guess, _, truth, _ in pairs]
-    errors = [np.abs(guess - truth) / np.abs(truth).mean() for guess, _, truth, _ in pairs]
-    some = [pair for pair in pairs if pair[3].any()]
-    last = [float(guess[flawed].max() < guess[~flawed].min()) for guess, _, _, flawed in some]
-    zero = [guess[flawed] - Z * error[flawed] <= 0 for guess, error, _, flawed in some]
+def summed_up(name: str, pairs: list[Compared], seconds: float) -> Scene:
+    """Return the figures of a scene."""
+    covered = [np.abs(each.guess - each.truth) <= Z * each.error for each in pairs]
+    related = [float(np.corrcoef(each.guess, each.truth)[0, 1]) for each in pairs]
+    errors = [np.abs(each.guess - each.truth) / np.abs(each.truth).mean() for each in pairs]
+    some = [each for each in pairs if each.flawed.any()]
+    last = [float(each.guess[each.flawed].max() < each.guess[~each.flawed].min()) for each in some]
+    zero = [(each.guess - Z * each.error)[each.flawed] <= 0 for each in some]
+    copies = [share for each in pairs for share in each.apart]
     return Scene(
         name,
         float(np.concatenate(covered).mean()),
@@ -187,7 +202,9 @@ def main() -> None:
     for name in SCENES:
         if given.only.replace("_", " ") in name:
             with tempfile.TemporaryDirectory() as scratch:
-                scenes.append(try_scene(name, given.seeds, given.clients, given.rounds, Path(scratch) / "run"))
+                begun = time.perf_counter()
+                pairs = try_scene(name, given.seeds, given.clients, given.rounds, Path(scratch) / "run")
+                scenes.append(summed_up(name, pairs, time.perf_counter() - begun))
             print(scenes[-1], flush=True)
     text = page(scenes, given.seeds, given.rounds)
     print(text)

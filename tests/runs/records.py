@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from steelyard.messages import DenseModels, Evaluations, Failure, LossState, Updates
+from steelyard.rounds.contributions import RoundValues
 from steelyard.rounds.state import Federation, RoundRecord, RoundState
 from steelyard.weighing.priorities import OrderState
 from steelyard.weighing.rule import Rule, WeighingSettings
@@ -65,3 +66,9 @@ def record(name: str = "DS>LD", round: int = 1, **changes: Any) -> RoundRecord:
         **changes,
     }
     return RoundRecord(name, round, **given)
+
+
+def values(round: int = 1) -> RoundValues:
+    """What the two clients added in a round, over two groups of test rows."""
+    table = np.array([[0.4, 0.3, 0.7], [0.05, 0.1, -0.1]]) / (1 + round)
+    return RoundValues("loss", "shapley", ("a", "b"), table, np.array([0.0, 0.125]), np.array([3, 1]), 2.0, 1.5)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tests.runs.records import evaluations, federation, record, state, updates
+from tests.runs.records import evaluations, federation, record, state, updates, values
 
 from steelyard.messages import Failure, Signed
 from steelyard.runs.digests import update_digest
@@ -58,6 +58,7 @@ def signed_run(folder: Path, keys: Path, rounds: int = 3) -> Path:
         done = record(
             round=round, updates=sent, evaluations=tested, epsilon=0.5, simulated=1.0, loss=before.loss,
             server_accuracy=0.5, server_macro_f1=0.25, server_metrics={"mae": 1.0},
+            contributions=(values(round),) if round else (),
         )  # fmt: skip
         store.commit(round, [done], {"DS>LD": state(round, 1.0 + round, 2.0)}, dict, last=round == rounds)
     store.finish()

@@ -19,7 +19,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.runs.contents import chain_again, query
-from tests.runs.records import evaluations, federation, record, state, updates
+from tests.runs.records import evaluations, federation, record, state, updates, values
 
 from steelyard.messages import DenseModels, Failure
 from steelyard.privacy.accounting import Release
@@ -44,7 +44,14 @@ def commit(store: Store, round: int, *, last: bool = False) -> None:
         failures=(Failure("é", "no test rows"),),
     )  # fmt: skip
     records = [
-        record(name, round, updates=updates(name, round) if round else None, evaluations=tested, epsilon=0.5 * round)
+        record(
+            name,
+            round,
+            updates=updates(name, round) if round else None,
+            evaluations=tested,
+            epsilon=0.5 * round,
+            contributions=(values(round), replace(values(round), method="classes")) if round else (),
+        )
         for name in NAMES
     ]
     states = {name: state(round, 1.0 + round, 2.0) for name in NAMES}
@@ -152,6 +159,19 @@ def strangers_head(folder: Path) -> str:
                 text += strangers_value("table", table) if rows else b""
                 for client, reason in sorted((clients[number], reason) for number, reason in rows):
                     text += strangers_value("client", client) + strangers_value("reason", reason)
+            found = query(
+                folder,
+                "SELECT measure, method, clients, added, error, sizes, before, after FROM contributions "
+                f"WHERE federation = {key} AND round = {round} AND source = 'run' ORDER BY measure, method",
+            )
+            for measure, method, numbers, added, error, sizes, before, after in found:
+                text += strangers_value("table", "contributions") + strangers_value("measure", measure)
+                text += strangers_value("method", method)
+                for number in np.frombuffer(numbers, "<i4").tolist():
+                    text += strangers_value("client", clients[number])
+                text += strangers_value("added", added) + strangers_value("error", error)
+                text += strangers_value("sizes", sizes) + strangers_value("before", before)
+                text += strangers_value("after", after)
         if size is not None:
             text += strangers_value("ledger_bytes", size)
             text += strangers_value("ledger", hashlib.sha256(content[:size]).hexdigest())

@@ -11,14 +11,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.runs.contents import chain_again, query
+from tests.runs.records import values
 from tests.runs.signed_runs import a_key, signed_run
 
 from steelyard.errors import UserError
 from steelyard.report.verification import Verification, verify
 from steelyard.runs.schema import SCHEMA
+from steelyard.runs.valued import add_values
 
 NOT_IN_THE_CHAIN = {("info", "key"), ("info", "value"), ("rounds", "seconds")}
-"""Facts beside the rounds, and times: docs/reference/chain.md says so, and names contributions too."""
+"""Facts beside the rounds, and times: docs/reference/chain.md says so."""
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +64,7 @@ def cells() -> list[tuple[str, str]]:
     return [(table, row[1]) for table in tables for row in model.execute(f"PRAGMA table_info({table})")]
 
 
-CHAINED = [cell for cell in cells() if cell not in NOT_IN_THE_CHAIN and cell[0] != "contributions"]
+CHAINED = [cell for cell in cells() if cell not in NOT_IN_THE_CHAIN]
 
 
 def other(value: object) -> object:
@@ -125,6 +127,11 @@ def test_a_changed_bit_is_named_by_round_and_client(
     found = verify(folder)
     assert found.code == 1
     assert {(finding.round, finding.client) for finding in found.found.changed} == {(round, client)}
+
+
+def test_values_found_out_after_the_run_leave_it_whole(run: Path) -> None:
+    assert not add_values(run, {("DS>LD", 2): [values(2)]}, "replay")
+    assert verify(run).code == 0
 
 
 def test_every_changed_round_is_named_and_not_only_the_first(run: Path) -> None:

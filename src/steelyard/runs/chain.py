@@ -47,6 +47,8 @@ _PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 _SINGLE = (("failures", "reason"), ("untested", "reason"), ("signatures", "key"))
 """Tables with a row for each client, and what of it is in the record. A signature holds by itself, or does not."""
+_VALUES = ("measure", "method", "clients", "added", "error", "sizes", "before", "after")
+"""What each client added, as measured while the run went; what was found out afterwards is not in the record."""
 
 
 class Records:
@@ -138,8 +140,7 @@ class Records:
             yield field("table", table)
             if table == "updates":
                 yield from (field("criterion", name) for name in _criteria(settings))
-            for column, value in zip(columns, row, strict=True):
-                yield self._clients(value) if column == "clients" else field(column, value)
+            yield from self._columns(columns, row)
         for table, column in _SINGLE:
             rows = self._db.execute(
                 f"SELECT c.name, l.{column} FROM {table} l LEFT JOIN clients c ON c.id = l.client "
@@ -149,6 +150,18 @@ class Records:
             yield field("table", table) if rows else b""
             for name, value in rows:
                 yield field("client", name) + field(column, value)
+        values = self._db.execute(
+            f"SELECT {', '.join(_VALUES)} FROM contributions WHERE federation = ? AND round = ? AND source = 'run' "
+            "ORDER BY measure, method",
+            here,
+        ).fetchall()
+        for row in values:
+            yield field("table", "contributions")
+            yield from self._columns(_VALUES, row)
+
+    def _columns(self, columns: Sequence[str], row: Sequence[object]) -> Iterator[bytes]:
+        for column, value in zip(columns, row, strict=True):
+            yield self._clients(value) if column == "clients" else field(column, value)
 
     def _clients(self, numbers: object) -> bytes:
         """Return the names of a round's clients, a field each."""

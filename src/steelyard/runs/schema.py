@@ -100,7 +100,7 @@ CREATE TABLE IF NOT EXISTS ended (                   -- federations that ended e
     round INTEGER NOT NULL,      -- the round that gave no sound model; the one before is the last there is
     reason TEXT NOT NULL
 );
-CREATE TABLE IF NOT EXISTS contributions (           -- what each client added to the model; not in the chain
+CREATE TABLE IF NOT EXISTS contributions (           -- what each client added to the model; source run is in the chain
     federation INTEGER NOT NULL, round INTEGER NOT NULL,
     measure TEXT NOT NULL, method TEXT NOT NULL,
     source TEXT NOT NULL,                            -- run, kept, rounded, replay or retrained: what it was made from
