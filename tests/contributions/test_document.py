@@ -53,11 +53,11 @@ def test_values_are_summed_over_rounds_with_rows_and_rounds_in_the_interval(tmp_
     assert (a["client"], b["client"]) == ("a", "b")
     assert a["value"] == pytest.approx(0.6)
     assert a["by_round"] == pytest.approx([0.4, 0.2])
-    # Rounds: 2/1 · (.2²)/2 = .04.
-    assert a["high"] - a["value"] == pytest.approx(1.959964 * 0.2)
+    # Rounds: 2/1 · (.2²)/2 = .04; the method: a fifth of the mean of .6 and .1, squared.
+    assert a["high"] - a["value"] == pytest.approx(1.959964 * (0.04 + 0.07**2) ** 0.5)
     # Rows: 2/1 · ((3/4 · .1)² + (1/4 · −.3)²) = .0225, and the rounds are alike.
     assert b["value"] == pytest.approx(0.1)
-    assert b["value"] - b["low"] == pytest.approx(1.959964 * 0.15)
+    assert b["value"] - b["low"] == pytest.approx(1.959964 * (0.0225 + 0.07**2) ** 0.5)
     assert (a["verdict"], b["verdict"]) == ("helps", "not clear")
     assert found["total"] == pytest.approx(0.7)
     assert (found["before"], found["after"]) == pytest.approx((2.0, 1.3))
@@ -86,9 +86,18 @@ def test_several_seeds_give_the_mean_and_how_they_differ(tmp_path: Path) -> None
     add_values(folder, {("DS>LD#1", 1): [in_round((0.5, 0.5, 0.5), (0.1, 0.1, 0.1))]}, "run")
     a, b = document(folder)["clients"]
     assert a["value"] == pytest.approx(0.4)
-    # Two seeds: t with one degree of freedom, 12.7062, times .1414/√2.
-    assert a["high"] - a["value"] == pytest.approx(12.7062 * 0.1, rel=1e-4)
-    assert b["low"] == pytest.approx(b["high"])
+    # Two seeds: t with one degree of freedom, 12.7062, times .1414/√2; the method: a fifth of the mean of .4 and .1.
+    method = 1.959964 * 0.05
+    assert a["high"] - a["value"] == pytest.approx(((12.7062 * 0.1) ** 2 + method**2) ** 0.5, rel=1e-4)
+    assert b["high"] - b["value"] == pytest.approx(method)
+
+
+def test_retrained_values_and_other_methods_have_no_error_of_the_method(tmp_path: Path) -> None:
+    left_out = in_round((0.3, 0.3, 0.3), (0.1, 0.1, 0.1), method="leave-one-out")
+    folder = stored(tmp_path, left_out)
+    add_values(folder, {("DS>LD#0", 1): [in_round((0.3, 0.3, 0.3), (0.1, 0.1, 0.1))]}, "retrained")
+    for found in (document(folder, method="leave-one-out"), document(folder, retrained=True)):
+        assert [row["high"] - row["low"] for row in found["clients"]] == pytest.approx([0.0, 0.0])
 
 
 def test_no_weight_is_said_and_what_was_not_measured_too(tmp_path: Path) -> None:

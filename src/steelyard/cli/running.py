@@ -68,6 +68,10 @@ def resume(
         bool,
         typer.Option("--accept-changes", help="Go on even if the experiment, the data or a checkpoint changed."),
     ] = False,
+    contributions: Annotated[
+        bool,
+        typer.Option("--contributions", help="Of a run: from here on, measure what each client adds."),
+    ] = False,
     quiet: QuietOption = False,
     report: ReportOption = False,
     format: FormatOption = "text",
@@ -80,6 +84,10 @@ def resume(
             from steelyard.sweeps.attacking import is_attack
             from steelyard.sweeps.plan_file import is_sweep
 
+        if contributions:
+            from steelyard.contributions.switching import switch_on
+
+            switch_on(folder)
         if is_sweep(folder):
             resume_sweep(folder, trust, accept_changes, quiet, format)
             return

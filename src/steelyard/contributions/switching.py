@@ -1,0 +1,44 @@
+"""A run that was stopped goes on with [contributions], which it began without."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import tomli_w
+
+from steelyard import files
+from steelyard.contributions.finding import default_measure
+from steelyard.contributions.replaying import check_simulated
+from steelyard.errors import UserError
+from steelyard.experiment.continuing import TEXT, changed_experiment
+from steelyard.experiment.loading import RUN_FILE, own_text, read_experiment
+from steelyard.runs.reader import History
+from steelyard.runs.store import Store
+
+
+def switch_on(folder: Path) -> None:
+    """Have a run measure what each client adds, from the round with which it goes on; one that does stays as it is.
+
+    The section is added to the run's own experiment file. No model changes by it.
+    """
+    files.check_run(folder)
+    experiment = read_experiment(folder)
+    if experiment.contributions is not None:
+        return
+    history = History(folder)
+    check_simulated(history)
+    if history.info.get("status") == "finished":
+        raise UserError(
+            f"--contributions: {folder} has finished; allowed: a run that goes on, or `steelyard contributions "
+            f"{folder}`, which finds it out afterwards"
+        )
+    changed_experiment(history, accept=False)
+    section = {"contributions": {"measure": default_measure(folder)}}
+    experiment.changed(section)  # refuses what cannot be measured
+    store = Store(folder)
+    try:
+        text = f"{own_text(folder / RUN_FILE)}\n{tomli_w.dumps(section)}"
+        files.write(folder / RUN_FILE, text.encode())
+        store.note(**{TEXT: text})
+    finally:
+        store.close()
