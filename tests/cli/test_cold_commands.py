@@ -27,6 +27,7 @@ COMMANDS = {
     "table done": "accuracy",
     "weigh clients.csv": "Alice",
     "verify done": "whole",
+    "record done -o record.html": "record.html",
     "contributions done": "What each client added (shapley)",
     "withdraw done client-000 --out fewer": "fewer/run.sqlite",
     "export done --to csv": "done/export",

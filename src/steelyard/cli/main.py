@@ -19,7 +19,7 @@ from steelyard.cli.federate import app as federate_app
 from steelyard.cli.models import models
 from steelyard.cli.new import new
 from steelyard.cli.privacy import app as privacy_app
-from steelyard.cli.proof import verify
+from steelyard.cli.proof import record, verify
 from steelyard.cli.recommend import app as recommend_app
 from steelyard.cli.report import import_run, report, weigh
 from steelyard.cli.running import compare, resume, run, table
@@ -37,7 +37,7 @@ app = typer.Typer(
 
 for panel, commands in {
     "Run experiments": (run, compare, sweep, resume, attack, withdraw),
-    "Look at runs": (report, watch, top, ls, table, weigh, contributions, export, verify),
+    "Look at runs": (report, watch, top, ls, table, weigh, contributions, export, verify, record),
     "Write experiments": (new, recipes, show, criteria, algorithms, policies, models),
 }.items():
     for command in commands:

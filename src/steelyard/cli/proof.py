@@ -1,4 +1,4 @@
-"""`steelyard verify`: is a run's folder what the run wrote.
+"""`steelyard verify` and `record`: is a run's folder what the run wrote, and what to hand over of it.
 
 What is heavy is imported inside the commands, for speed of start.
 """
@@ -33,3 +33,15 @@ def verify(
         for line in found.lines():
             print(printable(line))
     raise typer.Exit(found.code)
+
+
+def record(
+    folder: Annotated[Path, typer.Argument(help="A run's folder.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file: .html, or .json for programs.")],
+    keys: Annotated[Path | None, typer.Option("--keys", help="Folder of public keys that you trust.")] = None,
+) -> None:
+    """Write one page to hand over: purpose, data by site, rule, contributions, privacy, versions, hashes."""
+    from steelyard.report.record import write_record
+
+    write_record(folder, output, keys)
+    print(printable(str(output)))
