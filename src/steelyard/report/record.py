@@ -55,9 +55,9 @@ def record(folder: Path, keys: Path | None = None) -> dict[str, Any]:
 
 def _result(history: History, rule: str, seed: int) -> float | None:
     frame = history.rounds
-    mine = frame[(frame["rule"] == rule) & (frame["seed"] == seed) & frame["accuracy"].notna()]
-    found = mine["accuracy"].to_numpy()
-    return float(found[-1]) if len(found) else None
+    said = zip(frame["rule"], frame["seed"], frame["accuracy"], strict=True)
+    mine = [float(value) for name, number, value in said if (name, number) == (rule, seed) and value == value]
+    return mine[-1] if mine else None
 
 
 def _sites(history: History, rule: str, seed: int) -> list[dict[str, Any]]:
