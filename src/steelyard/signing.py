@@ -216,13 +216,15 @@ class SigningKey:
 
 
 def signed_updates(
-    key: SigningKey, run: str, task: Task, algorithm: Mapping[str, Any], updates: Updates, *, hidden: bool = False
+    key: SigningKey, run: str, task: Task, asked: str, updates: Updates, *, hidden: bool = False
 ) -> dict[str, Signed]:
-    """Sign the digest of each client's update; with `hidden` the salts stay here, since nobody sees the updates."""
+    """Sign the digest of each client's update; `asked` is the digest of the task.
+
+    With `hidden` the salts stay here, since nobody sees the updates.
+    """
     content = updates.payload.content()
     if content is None:
         return {}
-    asked = digest_of_task(task, algorithm)
     found: dict[str, Signed] = {}
     for client, part in zip(updates.clients, content, strict=True):
         said = Statement(run, task.federation, task.round, client, asked, b"")

@@ -8,12 +8,17 @@ from pathlib import Path
 import click
 import pytest
 import tomli_w
+import torch
 import typer
 from tests.conftest import CommandLine
 from tests.recommend.conftest import two_tastes
+from tests.runs.signed_runs import a_key
 from tests.warm import warm_command
 
 from steelyard.cli.main import app
+from steelyard.federate.receipts import keep
+from steelyard.messages import LossState, Signed, Task
+from steelyard.signing import Statement
 
 QUICK = "--set rounds.count=1 --set compute.engine=loop"
 # What each command must have printed or written.
@@ -44,6 +49,7 @@ COMMANDS = {
     "federate init app": "app/pyproject.toml",
     "federate certificates tls --host localhost": "tls/ca.pem",
     "federate key node-a": "node-a.pub",
+    "federate receipts signed": "client a: digest 0000000000000000…: signed",
     "federate ledger node.toml": "epsilon 0 of 8 in 0 answers in all (delta 1e-05)",
     "recommend split tastes.tsv --out cut": "cut/train.tsv",
     "recommend baseline popular --train tastes.tsv --out popular.tsv": "popular.tsv",
@@ -84,6 +90,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "node.toml").write_text(
         'server = "h:1"\ninsecure = true\nclient = "a"\nrequire = "local"\nepsilon = 8\nstate = "state"\n'
     )
+    key = a_key(folder / "node-key")
+    said = Statement("7", "DS", 1, "a", "asked", bytes(32))
+    task = Task("DS", 1, 1, ("a",), torch.zeros(1), LossState("cross-entropy"))
+    (folder / "signed").mkdir()
+    keep(folder / "signed", "7", task, "asked", {"a": Signed(bytes(32), b"", key.line, key.sign(said.content()))})
     (folder / "lists.tsv").write_text("user\titem\tscore\nu02\ti07\t1\n")
     about = [f"i{item:02d}\thalf {item // 20}" for item in range(40)]
     (folder / "about.tsv").write_text("item\thalf\n" + "\n".join(about) + "\n")

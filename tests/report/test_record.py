@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.runs.signed_runs import signed_run
 
+from steelyard.cli.attack import outcomes_of
 from steelyard.errors import UserError
-from steelyard.report.record import record, write_record
+from steelyard.experiment.comparing import load_comparison
+from steelyard.report.documents import Record, RecordedSite
+from steelyard.report.record import attack_lines, record, rule_sentence, write_record
+from steelyard.report.record_page import MOST_SITES, record_html
+from steelyard.sweeps.attacking import Attack, attack_folder, run_attack
 
 
 def test_a_record_names_sites_weights_hashes_and_what_is_not_known(tmp_path: Path) -> None:
@@ -20,16 +27,104 @@ def test_a_record_names_sites_weights_hashes_and_what_is_not_known(tmp_path: Pat
         ("b", 1, 3, 0.25),
     ]
     assert found["verified"]["verdict"] == "whole"
-    assert len(found["hashes"]["head"]) == 64
+    assert len(found["hashes"]["head after round 3"]) == 64
     assert found["purpose"].startswith("not said")
+    assert found["attacks"] == ["none recorded"]
+    assert found["contributions"] == "not measured in this run (`steelyard contributions`)"
+    assert found["why"][0] == (
+        "Clients are weighed by DS (dataset size: number of training samples), then LD (label diversity: number of "
+        "distinct labels); each counts as far as those before it are met."
+    )
     write_record(run, tmp_path / "record.json")
-    assert json.loads((tmp_path / "record.json").read_text())["rule"]["name"] == "DS>LD"
+    assert json.loads((tmp_path / "record.json").read_text())["rule"] == "DS>LD"
     write_record(run, tmp_path / "record.html")
     page = (tmp_path / "record.html").read_text()
-    assert found["hashes"]["head"] in page
+    assert found["hashes"]["head after round 3"] in page
     assert "<script" not in page
 
 
 def test_another_kind_of_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="ends with"):
         write_record(tmp_path, tmp_path / "record.pdf")
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"criteria": ["EQ"]}, "Clients are weighed by EQ (equal say: 1 for every client)."),
+        ({"criteria": ["own"]}, "Clients are weighed by own."),
+        ({"trained_by": "server"}, "No client is weighed: the server trains on its own rows alone."),
+        (
+            {"criteria": ["own", "other"], "score": "product"},
+            "Clients are weighed by own and other, joined by product.",
+        ),
+        (
+            {"criteria": ["own"], "bound": 2.0, "max_weight": 0.5, "defence": {"rule": "median"}},
+            "Clients are weighed by own; what a client says of itself is bounded; no weight passes a cap; updates are "
+            "combined by median, against hostile clients.",
+        ),
+        ({"nonsense": 1}, "its settings are not of this version"),
+    ],
+)
+def test_a_rule_is_said_in_words(settings: dict[str, object], words: str) -> None:
+    assert rule_sentence(json.dumps(settings)) == words
+
+
+def test_attacks_that_were_run_are_named_with_what_they_did(tmp_path: Path) -> None:
+    described = load_comparison("quickstart", ["rounds.count=2"], ["fedavg", "EQ"])
+    folder = attack_folder(Attack(described, ("sign-flip",), 0.2, 1), tmp_path / "attacked")
+    with pytest.raises(UserError, match="clean is not done"):
+        outcomes_of(folder)
+    run_attack(folder)
+    found = outcomes_of(folder)
+    (line,) = attack_lines(found, "fedavg")
+    accuracy = found["attacks"][1]["rules"][0]["accuracy"]["mean"]
+    assert line.startswith(f"sign-flip, 20% of the clients hostile: accuracy {accuracy:.1%}, ")
+    assert attack_lines(found, "DS>LD") == [
+        "sign-flip, 20% of the clients hostile: tested under other rules only (fedavg, EQ)"
+    ]
+
+
+def crowded(document: Record, sites: int) -> Record:
+    """Return a record with many sites, long words and many lines of everything."""
+    site: RecordedSite = {
+        "client": "hospital-of-the-city", "rows": 10, "labels": [9] * 62, "flaws": ["labels flipped in pairs (100%)"],
+        "rounds": 5, "weight": 0.5,
+    }  # fmt: skip
+    return {
+        **document,
+        "sites": [site] * sites,
+        "contributions": {
+            "run": "", "rule": "", "seeds": [1], "measure": "loss", "unit": "loss", "method": "shapley",
+            "source": "", "rounds": [1], "before": 1, "after": 0, "total": 1, "total_low": 0, "total_high": 2,
+            "notes": [],
+            "clients": [
+                {"client": f"c{n}", "value": n, "low": 0, "high": 1, "verdict": "helps", "share": None, "rounds": 1,
+                 "by_round": []} for n in range(sites)
+            ],
+        },
+        "purpose": "words " * 500,
+        "why": ["words " * 500] * 2,
+        "beside": ["a rule"] * 300,
+        "privacy": ["a line of privacy"] * 40,
+        "attacks": ["an attack"] * 40,
+        "notes": "a note; " * 500,
+        "verified": {f"weights of rule {n}": "not computed again: it looks at updates" for n in range(40)},
+    }  # fmt: skip
+
+
+def test_long_lists_are_cut_on_the_page_and_say_how_many_more(tmp_path: Path) -> None:
+    document = crowded(record(signed_run(tmp_path / "run", tmp_path / "keys")), 1000)
+    page = record_html(document)
+    assert f"and {1000 - MOST_SITES} more sites with {10 * (1000 - MOST_SITES)} training rows" in page
+    assert page.count("hospital-of-the-city") == MOST_SITES
+    assert "and 36 more" in page
+
+
+@pytest.mark.slow
+def test_even_a_crowded_record_is_one_printed_page(tmp_path: Path, browser: Any) -> None:
+    document = crowded(record(signed_run(tmp_path / "run", tmp_path / "keys")), 1000)
+    page = browser.new_page()
+    page.set_content(record_html(document))
+    printed = page.pdf(prefer_css_page_size=True)
+    assert len(re.findall(rb"/Type\s*/Page\b", printed)) == 1

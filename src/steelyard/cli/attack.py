@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,8 +16,11 @@ from steelyard.cli.finishing import watched
 from steelyard.cli.options import ExperimentArgument, FirstSeedOption, FormatOption, QuietOption, SeedsOption, SetOption
 from steelyard.cli.printing import print_json, terminal_width
 from steelyard.cli.trust import TrustOption, asking
-from steelyard.errors import printable
+from steelyard.errors import UserError, printable
 from steelyard.rounds.progress import watching
+
+if TYPE_CHECKING:
+    from steelyard.report.documents import Attacks
 
 
 def attack(
@@ -68,18 +71,30 @@ def resume_attack(folder: Path, trust: bool, accept_changes: bool, quiet: bool, 
     _finish(folder, trust, accept_changes, quiet, format)
 
 
+def outcomes_of(folder: Path) -> Attacks:
+    """Return what the attacks of a folder did; one that is not done is refused."""
+    from steelyard.report.hostile import CLEAN, attack_document, flawed_before, outcome
+    from steelyard.sweeps.attacking import read_attack
+    from steelyard.sweeps.running import finished
+
+    done = read_attack(folder)
+    names = (CLEAN, *done.names)
+    if missing := [name for name in names if not finished(folder / name)]:
+        raise UserError(f"{folder}: {missing[0]} is not done; allowed: attacks that have ended (`steelyard resume`)")
+    outcomes = {name: outcome(folder / name, done.experiment.rounds, folder / CLEAN) for name in names}
+    return attack_document(outcomes, done.fraction, flawed_before(folder / CLEAN))
+
+
 def _finish(folder: Path, trust: bool, accept_changes: bool, quiet: bool, format: str) -> None:
     """Do what is left of the attacks of a folder, and show what they did; their code was asked for where `trust`."""
-    from steelyard.report.hostile import CLEAN, attack_document, attack_text, flawed_before, outcome
+    from steelyard.report.hostile import attack_text
     from steelyard.sweeps.attacking import run_attack
 
     ask = None if trust else asking(trust)
     tell = None if quiet else _tell
     done = watched(lambda: run_attack(folder, progress=not quiet, tell=tell, ask=ask, accept_changes=accept_changes))
     with doing("summing up"):
-        rounds = done.experiment.rounds
-        outcomes = {name: outcome(folder / name, rounds, folder / CLEAN) for name in (CLEAN, *done.names)}
-    document = attack_document(outcomes, done.fraction, flawed_before(folder / CLEAN))
+        document = outcomes_of(folder)
     if format == "json":
         print_json({"folder": str(folder), "seeds": done.seeds, **document})
         return

@@ -113,6 +113,25 @@ def ledger(
     print(f"{standing(entries, kept.most)} in all (delta {OWNERS_DELTA:g})")
 
 
+@app.command("receipts")
+def show_receipts(
+    state: Annotated[Path, typer.Argument(help="The node's state folder.")],
+    run: Annotated[Path | None, typer.Option("--run", help="A run's folder: is what the node signed in it?")] = None,
+    keys: Annotated[Path | None, typer.Option("--keys", help="Folder with the server.pub that you trust.")] = None,
+) -> None:
+    """Show what a node signed, round by round, and whether a run holds it; ends with 0 (took part), 1 (did not) or 2
+    (the run differs).
+    """
+    from steelyard.federate import receipts
+    from steelyard.runs.verifying import Keys
+
+    trusted = None if keys is None else Keys.read(keys)
+    found = receipts.listed(state, trusted) if run is None else receipts.prove(state, run, trusted)
+    for answer in found:
+        print(printable(answer.line()))
+    raise typer.Exit(max(receipts.CODES[answer.outcome] for answer in found))
+
+
 @app.command("certificates")
 def certificates(
     folder: Annotated[Path, typer.Argument(help="Folder for ca.pem, server.pem and server.key.")],

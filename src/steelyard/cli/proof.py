@@ -38,10 +38,19 @@ def verify(
 def record(
     folder: Annotated[Path, typer.Argument(help="A run's folder.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="The file: .html, or .json for programs.")],
+    rule: Annotated[
+        str | None, typer.Option("--rule", help="Which rule; default: the recommended one, or the run's main one.")
+    ] = None,
+    attacks: Annotated[
+        Path | None, typer.Option("--attacks", help="Folder of `steelyard attack`; default: the one the run lies in.")
+    ] = None,
     keys: Annotated[Path | None, typer.Option("--keys", help="Folder of public keys that you trust.")] = None,
 ) -> None:
-    """Write one page to hand over: purpose, data by site, rule, contributions, privacy, versions, hashes."""
+    """Write one page to hand over: purpose, data by site, rule, contributions, privacy, attacks, versions, hashes."""
+    from steelyard.cli.attack import outcomes_of
     from steelyard.report.record import write_record
+    from steelyard.sweeps.attacking import is_attack
 
-    write_record(folder, output, keys)
+    tested = attacks or (folder.absolute().parent if is_attack(folder.absolute().parent) else None)
+    write_record(folder, output, keys, rule, None if tested is None else outcomes_of(tested))
     print(printable(str(output)))

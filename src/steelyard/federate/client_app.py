@@ -28,11 +28,12 @@ from steelyard.clients.private import PrivateClients
 from steelyard.errors import UserError, one_line, printable
 from steelyard.experiment.description import Description
 from steelyard.experiment.node_rules import agreed, agreed_question, agreed_task, public_error, public_reason
+from steelyard.federate import receipts
 from steelyard.federate.hidden_node import HiddenRound, read_hide, read_share
 from steelyard.federate.node_ledger import Disclosure, NodeLedger, ledger_name
 from steelyard.federate.node_state import NodeStates
 from steelyard.messages import Evaluations, Failure, Question, Task
-from steelyard.signing import SigningKey, signed_updates
+from steelyard.signing import SigningKey, digest_of_task, signed_updates
 from steelyard.usercode import NotAllowed, only
 
 ResultT = TypeVar("ResultT")
@@ -152,7 +153,10 @@ def _train(message: Message, context: Context) -> RecordDict:
         updates = replace(updates, failures=failures, started_over=over)
         if config.key is not None:
             key = SigningKey.read(config.key)
-            signed = signed_updates(key, header.run, task, header.algorithm, updates, hidden=hides)
+            asked = digest_of_task(task, header.algorithm)
+            signed = signed_updates(key, header.run, task, asked, updates, hidden=hides)
+            if config.state is not None and signed:
+                receipts.keep(config.state, header.run, task, asked, signed)
             updates = replace(updates, signed=signed)
         if hides:
             hidden = _hidden_round(context, experiment, task.federation).trained(header, own, updates)

@@ -1,56 +1,110 @@
-"""A record of a run to hand over: purpose, data by site, rule, contributions, privacy, versions, hashes."""
+"""A record of a run to hand over: purpose, data by site, rule, contributions, privacy, attacks, versions, hashes."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from html import escape
 from pathlib import Path
-from typing import Any
+
+from pydantic_core import to_json
 
 from steelyard import files
-from steelyard.contributions.document import stored_contributions
+from steelyard.contributions.document import rule_of, stored_contributions
 from steelyard.errors import UserError
-from steelyard.experiment.loading import RUN_FILE, read_experiment
+from steelyard.experiment.federations import FederationSettings
+from steelyard.experiment.loading import RUN_FILE
+from steelyard.report.documents import Attacks, Record, RecordedRule, RecordedSite
+from steelyard.report.hostile import CLEAN
 from steelyard.report.notices import privacy_lines, privacy_of
-from steelyard.report.rendering import Table, as_html
+from steelyard.report.record_page import record_html
 from steelyard.report.verification import verify
+from steelyard.report.view import RunView
 from steelyard.runs.reader import History
+from steelyard.weighing import criteria
 
-_STYLE = """@page{size:A4;margin:14mm}body{font:13px/1.4 system-ui,sans-serif;max-width:180mm;margin:1.5rem auto;
-padding:0 1rem;color:#111;background:#fff}h1{font-size:1.5rem;margin:0}h2{font-size:1rem;margin:1rem 0 .3rem;
-border-bottom:1px solid #999}table{border-collapse:collapse;width:100%}td,th{padding:.1rem .4rem;text-align:right;
-border-bottom:1px solid #ddd}td:first-child,th:first-child{text-align:left}dt{font-weight:600;float:left;clear:left;
-width:9rem}dd{margin:0 0 0 9.5rem;overflow-wrap:anywhere}p{margin:.2rem 0}"""
+NO_PURPOSE = "not said: `description` of the experiment is empty"
+NOT_MEASURED = "not measured in this run (`steelyard contributions`)"
+NO_ATTACKS = "none recorded"
+_NOT_COVERED = "purpose, rows by class, flaws, attacks and versions are as the run noted them, outside the chain"
 
 
-def record(folder: Path, keys: Path | None = None) -> dict[str, Any]:
-    """Return the record of a run for programs; what it does not know it says in words."""
-    history, experiment = History(folder), read_experiment(folder)
-    main = history.federations.iloc[0]
-    rule, seed = str(main["rule"]), int(main["seed"])
+def record(folder: Path, keys: Path | None = None, rule: str | None = None, attacks: Attacks | None = None) -> Record:
+    """Return the record of a run for programs; without `rule`, of the recommended one, or else of the main one."""
     checked = verify(folder, keys)
-    found = stored_contributions(folder)
+    history = History(folder)
+    view = RunView([history])
+    compared = view.documents[0]
+    advice = None if compared is None else compared["recommendation"]
+    chosen = rule_of(history, rule or (None if advice is None else advice["rule"]))
+    main = next(row for row in history.federations.to_dict("records") if row["rule"] == chosen)
+    seed, info, experiment = int(main["seed"]), history.info, view.experiments[0]
+    settings: RecordedRule = json.loads(str(main["settings"]))
     text = files.read_bytes(folder / RUN_FILE)
-    info = history.info
+    values = stored_contributions(folder, chosen)
     return {
         "name": experiment.name,
-        "purpose": experiment.description or "not said: `description` of the experiment is empty",
-        "rule": {"name": rule, "algorithm": str(main["algorithm"]), "settings": json.loads(str(main["settings"]))},
-        "beside": [str(name) for name in dict.fromkeys(history.federations["rule"]) if name != rule],
+        "purpose": experiment.description or NO_PURPOSE,
+        "rule": chosen,
+        "algorithm": str(main["algorithm"]),
+        "why": [rule_sentence(str(main["settings"])), *([] if advice is None else [advice["sentence"]])],
+        "settings": settings,
+        "beside": [str(name) for name in dict.fromkeys(history.federations["rule"]) if name != chosen],
         "rounds": history.last_round,
-        "measure": info.get("measure", "accuracy"),
-        "result": _result(history, rule, seed),
-        "sites": _sites(history, rule, seed),
-        "contributions": found if isinstance(found, str) else found["clients"],
+        "measure": experiment.score_name,
+        "result": _result(history, chosen, seed),
+        "sites": _sites(history, chosen, seed),
+        "contributions": NOT_MEASURED if isinstance(values, str) else values,
         "privacy": privacy_lines(privacy_of(history)) or ["no differential privacy was promised"],
-        "attacks": info.get("attack", "none was tested in this run"),
+        "attacks": [NO_ATTACKS] if attacks is None else attack_lines(attacks, chosen),
         "notes": info.get("notes", ""),
         "versions": {key.removeprefix("version_"): value for key, value in info.items() if key.startswith("version_")},
-        "hashes": {"head": checked.head, "after round": checked.round, RUN_FILE: hashlib.sha256(text).hexdigest()},
+        "hashes": {f"head after round {checked.round}": checked.head, RUN_FILE: hashlib.sha256(text).hexdigest()},
         "verified": {"verdict": checked.verdict, **checked.found.checked},
-        "not covered": "purpose, rows by class, flaws and versions are as the run noted them, outside the chain",
+        "not_covered": _NOT_COVERED,
     }
+
+
+def rule_sentence(text: str) -> str:
+    """Say what clients are weighed by under a stored rule, in words; criteria of the run's own code have only names."""
+    try:
+        rule = FederationSettings.model_validate_json(text)
+    except (UserError, ValueError):
+        return "its settings are not of this version"
+    if rule.trained_by == "server":
+        return "No client is weighed: the server trains on its own rows alone."
+    known = criteria.known()
+    named = [f"{name} ({known[name].description})" if name in known else name for name in rule.criteria]
+    if rule.policy is not None:
+        words = f"Weights by {rule.policy.name}, computed from {', '.join(named)}"
+    elif rule.score == "prioritized" and len(named) > 1:
+        words = f"Clients are weighed by {', then '.join(named)}; each counts as far as those before it are met"
+        words += "" if rule.adjust is None else ", and their order is adjusted while the federation learns"
+    else:
+        joined = f", joined by {rule.score}" if len(named) > 1 else ""
+        power = f", to the power of {rule.power:g}" if rule.power is not None else ""
+        words = f"Clients are weighed by {' and '.join(named)}{joined}{power}"
+    words += "" if rule.fit is None else "; the weights are then fitted to the server's rows"
+    words += "; what a client says of itself is bounded" if rule.bound is not None else ""
+    words += "; no weight passes a cap" if rule.capped else ""
+    words += "" if rule.defence is None else f"; updates are combined by {rule.defence.rule}, against hostile clients"
+    return f"{words}."
+
+
+def attack_lines(attacks: Attacks, rule: str) -> list[str]:
+    """Say what each attack that `steelyard attack` ran did to a rule, a line each."""
+    lines: list[str] = []
+    for block in attacks["attacks"]:
+        if block["attack"] == CLEAN:
+            continue
+        head = f"{block['attack']}, {attacks['fraction']:.0%} of the clients hostile"
+        row = next((row for row in block["rules"] if row["rule"] == rule), None)
+        if row is None:
+            lines.append(f"{head}: tested under other rules only ({', '.join(row['rule'] for row in block['rules'])})")
+            continue
+        lost = "" if row["lost"] is None else f", {100 * row['lost']['mean']:.1f} points lost"
+        weight = "" if row["weight"] is None else f"; they had {row['weight']:.0%} of all weight"
+        lines.append(f"{head}: accuracy {row['accuracy']['mean']:.1%}{lost}{weight}")
+    return lines or [NO_ATTACKS]
 
 
 def _result(history: History, rule: str, seed: int) -> float | None:
@@ -60,11 +114,11 @@ def _result(history: History, rule: str, seed: int) -> float | None:
     return mine[-1] if mine else None
 
 
-def _sites(history: History, rule: str, seed: int) -> list[dict[str, Any]]:
+def _sites(history: History, rule: str, seed: int) -> list[RecordedSite]:
     """Return what is known of each client: training rows, rows by class, flaws, its mean weight."""
     cohorts, labels = history.cohorts(rule, seed), history.labels(seed)
     flaws = history.flaws
-    rows: list[dict[str, Any]] = []
+    rows: list[RecordedSite] = []
     for at, client in enumerate(cohorts.clients):
         mine = cohorts.client == at
         words = flaws[(flaws["seed"] == seed) & (flaws["client"] == client)]["flaw"].tolist()
@@ -82,64 +136,20 @@ def _sites(history: History, rule: str, seed: int) -> list[dict[str, Any]]:
     return rows
 
 
-def record_html(document: dict[str, Any]) -> str:
-    """Return a record as one page without scripts, for screen and paper."""
-    sites = tuple(
-        (
-            str(site["client"]), str(site["rows"]), " ".join(map(str, site["labels"])) or "-",
-            ", ".join(site["flaws"]) or "none known", str(site["rounds"]),
-            "-" if site["weight"] is None else f"{site['weight']:.4f}",
-        )
-        for site in document["sites"]
-    )  # fmt: skip
-    table = Table("", ("site", "training rows", "rows by class", "flaws", "rounds", "mean weight"), sites)
-    rule, given = document["rule"], document["contributions"]
-    settings = {key: value for key, value in rule["settings"].items() if value not in (None, [], {}, "")}
-    result = "-" if document["result"] is None else f"{document['result']:.4f}"
-    values = given if isinstance(given, str) else _values(given)
-    facts = {
-        "Rule": f"{rule['name']}, algorithm {rule['algorithm']}",
-        "Why this rule": f"criteria {', '.join(settings['criteria'])}; " + json.dumps(settings),
-        "Beside it": ", ".join(document["beside"]) or "no other rule",
-        "Rounds": str(document["rounds"]),
-        f"Last {document['measure']}": result,
-    }
-    parts = [
-        ("Purpose", f"<p>{escape(document['purpose'])}</p>"),
-        ("Rule and result", _facts(facts)),
-        ("Data by site", as_html(table)),
-        ("Contributions", values if not isinstance(given, str) else f"<p>{escape(given)}</p>"),
-        ("Privacy spent", "".join(f"<p>{escape(line)}</p>" for line in document["privacy"])),
-        ("Attacks tested", f"<p>{escape(document['attacks'])}</p><p>{escape(document['notes'])}</p>"),
-        ("Versions", f"<p>{escape(', '.join(f'{k} {v}' for k, v in document['versions'].items()))}</p>"),
-        ("Hashes and checks", _facts({**document["hashes"], **document["verified"]})),
-        ("What the chain does not cover", f"<p>{escape(document['not covered'])}</p>"),
-    ]
-    body = "".join(f"<section><h2>{escape(title)}</h2>{inner}</section>" for title, inner in parts)
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-        f"<title>{escape(document['name'])}: record</title><style>{_STYLE}</style></head><body>"
-        f"<h1>Record of {escape(document['name'])}</h1>{body}</body></html>"
-    )
-
-
-def _values(clients: list[dict[str, Any]]) -> str:
-    rows = tuple((str(c["client"]), f"{c['value']:.4f}", f"{c['low']:.4f}", f"{c['high']:.4f}") for c in clients)
-    return as_html(Table("", ("site", "value", "low", "high"), rows))
-
-
-def _facts(facts: dict[str, Any]) -> str:
-    return f"<dl>{''.join(f'<dt>{escape(k)}</dt><dd>{escape(str(v))}</dd>' for k, v in facts.items())}</dl>"
-
-
-def write_record(folder: Path, path: Path, keys: Path | None = None) -> None:
+def write_record(
+    folder: Path, path: Path, keys: Path | None = None, rule: str | None = None, attacks: Attacks | None = None
+) -> None:
     """Write a run's record as a page (.html) or for programs (.json)."""
     if path.suffix not in (".html", ".json"):
         raise UserError(f"--output: got '{path}'; allowed: a file that ends with .html or .json")
-    document = record(folder, keys)
-    content = record_html(document) if path.suffix == ".html" else json.dumps(document, indent=2, ensure_ascii=False)
+    document = record(folder, keys, rule, attacks)
+    # Not to be known becomes null: a value from one seed has no interval.
+    content = (
+        record_html(document).encode("utf-8", "replace")
+        if path.suffix == ".html"
+        else to_json(document, indent=2, inf_nan_mode="null")
+    )
     try:
-        files.write(path, content.encode("utf-8", "replace"))
+        files.write(path, content)
     except OSError as error:
         raise UserError(f"--output: {path} cannot be written: {error.strerror}; allowed: a writable file") from error

@@ -14,6 +14,7 @@ from steelyard.errors import UserError
 from steelyard.experiment.federations import FederationSettings
 from steelyard.experiment.loading import read_experiment
 from steelyard.experiment.recorded import RecordedDescription
+from steelyard.report.documents import FoundJson, VerificationJson
 from steelyard.runs.checkpoint import last_checkpoint
 from steelyard.runs.columns import Cohorts
 from steelyard.runs.reader import History
@@ -50,15 +51,15 @@ class Verification:
         """The answer in words."""
         return ("whole", "CHANGED", "cannot be checked")[self.code]
 
-    def document(self) -> dict[str, Any]:
+    def document(self) -> VerificationJson:
         """Return it for programs."""
         return {
             "run": self.run,
             "verdict": self.verdict.lower(),
             "head": self.head,
             "round": self.round,
-            "changed": [vars(finding) for finding in self.found.changed],
-            "unchecked": [vars(finding) for finding in self.found.unchecked],
+            "changed": [_found(finding) for finding in self.found.changed],
+            "unchecked": [_found(finding) for finding in self.found.unchecked],
             "checked": self.found.checked,
         }
 
@@ -69,6 +70,10 @@ class Verification:
         shown += [f"  changed: {finding.line()}" for finding in self.found.changed]
         shown += [f"  cannot be checked: {finding.line()}" for finding in self.found.unchecked]
         return [*shown, *(f"  {name}: {words}" for name, words in self.found.checked.items())]
+
+
+def _found(finding: Finding) -> FoundJson:
+    return {"what": finding.what, "round": finding.round, "client": finding.client}
 
 
 def verify(folder: Path, keys: Path | None = None, head: str | None = None) -> Verification:

@@ -38,7 +38,7 @@ def answered(key: SigningKey, run: str = RUN, task: Task = TASK) -> RecordDict:
     updates = Updates(
         *("DS", 4, ("a", "b"), np.array([3, 1]), {}, np.array([0.5, 0.25]), DenseModels(MODELS.clone())),
     )
-    signed = signed_updates(key, header.run, received, header.algorithm, updates)
+    signed = signed_updates(key, header.run, received, digest_of_task(received, header.algorithm), updates)
     return write_updates(replace(updates, signed=signed))
 
 

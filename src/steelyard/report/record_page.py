@@ -1,0 +1,112 @@
+"""The record of a run as one page for screen and paper, without scripts; long lists are cut, and whole in the JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+
+from steelyard.contributions.document import Contributions
+from steelyard.report.documents import Record, RecordedSite
+from steelyard.report.rendering import Table, as_html
+
+MOST_SITES = 20
+"""So many sites stand on the page; more would need a second one."""
+MOST_VALUES = 10
+MOST_FACTS = 8
+MOST_LINES = 4
+MOST_CLASSES = 10
+LONGEST = 360
+"""Most characters of one paragraph."""
+_STYLE = """@page{size:A4;margin:9mm}body{font:13px/1.4 system-ui,sans-serif;max-width:188mm;margin:1.5rem auto;
+padding:0 1rem;color:#111;background:#fff}h1{font-size:1.4em;margin:0}h2{font-size:1.05em;margin:.7em 0 .2em;
+border-bottom:1px solid #999}table{border-collapse:collapse;width:100%}td,th{padding:.05em .4em;text-align:right;
+border-bottom:1px solid #ddd;overflow-wrap:break-word}td:first-child,th:first-child{text-align:left}
+caption{display:none}
+dl{margin:0;display:grid;grid-template-columns:max-content 1fr;gap:0 1em}dt{font-weight:600}
+dd{margin:0;overflow-wrap:anywhere}p{margin:.15em 0;overflow-wrap:anywhere}
+@media print{body{font-size:9px;line-height:1.2;margin:0;padding:0;max-width:none}h2{margin:.4em 0 .1em}}"""
+
+
+def record_html(document: Record) -> str:
+    """Return a record as one page without scripts, for screen and paper."""
+    result = "-" if document["result"] is None else f"{document['result']:.4f}"
+    facts = {
+        "Rule": f"{document['rule']}, algorithm {document['algorithm']}",
+        "Why this rule": " ".join(map(_cut, document["why"])),
+        "Beside it": _cut(", ".join(document["beside"])) or "no other rule",
+        "Rounds": str(document["rounds"]),
+        f"Last {document['measure']}": result,
+    }
+    given = document["contributions"]
+    versions = ", ".join(f"{name} {version}" for name, version in document["versions"].items())
+    parts = [
+        ("Purpose", _paragraphs([document["purpose"]])),
+        ("Rule and result", _facts(facts)),
+        ("Data by site", _sites(document["sites"])),
+        ("Contributions", _paragraphs([given]) if isinstance(given, str) else _values(given)),
+        ("Privacy spent", _paragraphs(document["privacy"])),
+        ("Attacks tested", _paragraphs(document["attacks"])),
+        ("Notes of the run", _paragraphs([document["notes"] or "none"])),
+        ("Versions", _paragraphs([versions])),
+        ("Hashes and checks", _facts({**document["hashes"], **document["verified"]})),
+        ("What the chain does not cover", _paragraphs([document["not_covered"]])),
+    ]
+    body = "".join(f"<section><h2>{escape(title)}</h2>{inner}</section>" for title, inner in parts)
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+        f"<title>{escape(document['name'])}: record</title><style>{_STYLE}</style></head><body>"
+        f"<h1>Record of {escape(document['name'])}</h1>{body}</body></html>"
+    )
+
+
+def _sites(sites: Sequence[RecordedSite]) -> str:
+    rows = tuple(
+        (
+            site["client"], "-" if site["rows"] is None else str(site["rows"]), _classes(site["labels"]),
+            ", ".join(site["flaws"]) or "none known", str(site["rounds"]),
+            "-" if site["weight"] is None else f"{site['weight']:.4f}",
+        )
+        for site in sites[:MOST_SITES]
+    )  # fmt: skip
+    headings = ("site", "training rows", "rows by class", "flaws", "rounds", "mean weight")
+    left = sites[MOST_SITES:]
+    flawed = sum(bool(site["flaws"]) for site in left)
+    total = sum(site["rows"] or 0 for site in left)
+    more = f"and {len(left)} more sites with {total} training rows, {flawed} of them with known flaws" if left else ""
+    return as_html(Table("", headings, rows, note=more))
+
+
+def _classes(counts: Sequence[int]) -> str:
+    more = len(counts) - MOST_CLASSES
+    shown = " ".join(map(str, counts[:MOST_CLASSES]))
+    return f"{shown} and {more} more" if more > 0 else shown or "not known"
+
+
+def _values(found: Contributions) -> str:
+    """Show what clients added: those that added most and those that added least, where there are many."""
+    clients = sorted(found["clients"], key=lambda one: -one["value"])
+    half = MOST_VALUES // 2
+    shown = clients if len(clients) <= MOST_VALUES else [*clients[:half], *clients[-half:]]
+    rows = tuple(
+        (one["client"], *(f"{one[key]:.4f}" for key in ("value", "low", "high")), one["verdict"]) for one in shown
+    )
+    more = f"and {len(clients) - len(shown)} more between them" if len(shown) < len(clients) else ""
+    unit = _paragraphs([f"In {found['unit']}, {found['method']}, with 95 % intervals."])
+    return unit + as_html(Table("", ("site", "value", "low", "high", "verdict"), rows, note=more))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}… (whole in the JSON)"
+
+
+def _paragraphs(lines: Sequence[str]) -> str:
+    more = [f"and {len(lines) - MOST_LINES} more"] if len(lines) > MOST_LINES else []
+    return "".join(f"<p>{escape(_cut(line))}</p>" for line in [*lines[:MOST_LINES], *more])
+
+
+def _facts(facts: Mapping[str, str]) -> str:
+    rows = list(facts.items())
+    more = [("", f"and {len(rows) - MOST_FACTS} more")] if len(rows) > MOST_FACTS else []
+    shown = [*rows[:MOST_FACTS], *more]
+    return f"<dl>{''.join(f'<dt>{escape(name)}</dt><dd>{escape(_cut(words))}</dd>' for name, words in shown)}</dl>"
