@@ -171,7 +171,7 @@ def _order_only(stored: Sequence[StoredValues], rows: Sequence[ClientValue]) -> 
         return []
     return [
         "Order only, and an unsure one: nobody clearly harms, and among such clients estimates agreed poorly with "
-        "retrained values in some scenes (correlations of 0.3 and 0.5: docs/results/contributions.md); --retrain tells."
+        "retrained values in some scenes (correlations of about 0.3: docs/results/contributions.md); --retrain tells."
     ]
 
 

@@ -26,8 +26,8 @@ Interval = tuple[Floats, Floats]
 """A value and its standard error, one of each for every client."""
 METHOD_ERROR = 0.2
 """Standard error of the estimates themselves, as a share of the clients' mean absolute value: a model trained without a
-client goes another way. Of 0.05, 0.1, 0.15, ... it is the least with which 95 % of the retrained values lay inside, on
-seeds 1 to 4 of the scenes with a free rider and with noisy images; docs/results/contributions.md has the others."""
+client goes another way. Of 0.05, 0.1, 0.15, ... it is the least with which 95 % of the retrained values lay inside, in
+the scenes with a free rider and with noisy images, over 8 seeds; docs/results/contributions.md has the other scenes."""
 
 
 @dataclass(frozen=True, eq=False)
