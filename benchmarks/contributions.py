@@ -182,7 +182,7 @@ def page(scenes: list[Scene], seeds: int, rounds: int) -> str:
         "Flawed last: how often every flawed client stands below all others.",
         f"The method's error is {METHOD_ERROR:.0%} of the mean absolute value: of the multiples of 5 % the least with "
         "which 95 % of the values lay inside in the scenes with a free rider and with noisy images, over 8 seeds. "
-        "The other scenes had no part in that.",
+        "No other scene was used for that.",
         *(f"A copy and its original differ by {value:.1%} of the mean value in the median." for value in copies),
         "",
         f"Digits with six clients, and the recipe hospitals with four; {rounds} rounds, {seeds} seeds, FedAvg, loss on "
