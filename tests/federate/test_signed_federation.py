@@ -11,8 +11,12 @@ import pytest
 pytest.importorskip("flwr")
 
 from steelyard.experiment.loading import load
+from steelyard.federate import receipts
 from steelyard.federate.local import run_local
 from steelyard.report.verification import verify
+from steelyard.runs.chain import Records
+from steelyard.runs.schema import reading
+from steelyard.runs.verifying import Keys
 
 
 @pytest.mark.slow
@@ -26,6 +30,13 @@ def test_two_nodes_sign_and_a_changed_digest_is_named_by_its_client(tmp_path: Pa
     assert (run / "flower" / "tls" / "server-head").stat().st_mode & 0o777 == 0o600
     found = verify(run, keys)
     assert (found.code, found.lines()[0].split(";")[0]) == (0, f"{run}: whole"), found.lines()
+    states = sorted((run / "flower" / "private").iterdir())
+    shown = [answer for state in states for answer in receipts.prove(state, run, Keys.read(keys))]
+    assert len(states) == 2
+    assert {answer.outcome for answer in shown} == {"took part"}
+    with reading(run) as db:
+        signed = {(one.federation, one.round, one.client) for n in (1, 2) for one, *_ in Records(db).statements(n)}
+    assert {answer.receipt.place[1:] for answer in shown} == signed
     connection = sqlite3.connect(run / "run.sqlite")
     with connection:
         ((digests,),) = connection.execute("SELECT updates FROM digests WHERE round = 2 AND federation = 1").fetchall()
@@ -37,3 +48,8 @@ def test_two_nodes_sign_and_a_changed_digest_is_named_by_its_client(tmp_path: Pa
     named = {(finding.round, finding.client) for finding in found.found.changed}
     assert len(named) == 1
     assert "its node's signature does not hold" in "".join(finding.what for finding in found.found.changed)
+    shown = [answer for state in states for answer in receipts.prove(state, run, Keys.read(keys))]
+    assert {(answer.receipt.round, answer.receipt.client) for answer in shown if "the run says" in answer.why} == named
+    (run / "run.sqlite").unlink()
+    kept = [answer for state in states for answer in receipts.listed(state, Keys.read(keys))]
+    assert {answer.outcome for answer in kept} == {"took part"}, "what was proved before stays so, without the run"
