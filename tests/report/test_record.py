@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.report.made_run import make_run
 from tests.runs.signed_runs import signed_run
 
 from steelyard.cli.attack import outcomes_of
@@ -30,7 +31,11 @@ def test_a_record_names_sites_weights_hashes_and_what_is_not_known(tmp_path: Pat
     assert len(found["hashes"]["head after round 3"]) == 64
     assert found["purpose"].startswith("not said")
     assert found["attacks"] == ["none recorded"]
-    assert found["contributions"] == "not measured in this run (`steelyard contributions`)"
+    assert not isinstance(found["contributions"], str)
+    assert [(one["client"], one["verdict"]) for one in found["contributions"]["clients"]] == [
+        ("a", "helps"),
+        ("b", "not clear"),
+    ]
     assert found["why"][0] == (
         "Clients are weighed by DS (dataset size: number of training samples), then LD (label diversity: number of "
         "distinct labels); each counts as far as those before it are met."
@@ -41,6 +46,11 @@ def test_a_record_names_sites_weights_hashes_and_what_is_not_known(tmp_path: Pat
     page = (tmp_path / "record.html").read_text()
     assert found["hashes"]["head after round 3"] in page
     assert "<script" not in page
+
+
+def test_values_that_were_not_measured_are_said_to_be_missing(tmp_path: Path) -> None:
+    found = record(make_run(tmp_path / "run", rounds=3, clients=8, seeds=(1,)))
+    assert found["contributions"] == "not measured in this run (`steelyard contributions`)"
 
 
 def test_another_kind_of_file_is_refused(tmp_path: Path) -> None:
