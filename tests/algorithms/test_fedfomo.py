@@ -57,7 +57,7 @@ def test_rounds_are_those_of_the_paper() -> None:
     data: dict[str, Any] = {}
     for position, (name, size) in enumerate(SIZES.items()):
         begin, kept = int(apart.begins[position]), int(apart.sizes[position])
-        rows = apart.rows[begin : begin + size].numpy()
+        rows = apart.rows[begin : begin + size].cpu().numpy()
         assert sorted(rows) == list(range(begin, begin + size))  # its own rows, each once
         x = np.hstack([source.features.numpy(), np.ones((len(source.labels), 1))])[rows].astype(np.float64)
         y = source.labels.numpy()[rows].astype(np.float64)
