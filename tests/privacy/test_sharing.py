@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import gmpy2
 import numpy as np
 import pytest
-import gmpy2
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
