@@ -120,3 +120,16 @@ def test_rounds_without_values_are_said(tmp_path: Path) -> None:
     store.close()
     found = document(folder)
     assert any(note.startswith("Measured in 1 of 2 rounds") for note in found["notes"])
+
+
+def test_values_far_above_the_whole_gain_are_an_order_only(tmp_path: Path) -> None:
+    # One client spoils in each round what the other mends: a gain of .1 in all, values of 2.05 and 1.95.
+    rounds = [in_round((1.05, 1.05, 1.05), (-1.0, -1.0, -1.0)), in_round((1.0, 1.0, 1.0), (-0.95, -0.95, -0.95))]
+    found = document(stored(tmp_path / "far", *rounds))
+    assert found["total"] == pytest.approx(0.1)
+    assert [row["share"] for row in found["clients"]] == [None, None]
+    assert any(note.startswith("Order only: the values are over 10 times the whole gain.") for note in found["notes"])
+    near = document(
+        stored(tmp_path / "near", in_round((0.9, 0.9, 0.9), (-0.7, -0.7, -0.7)), in_round((0.1, 0.1, 0.1), (0, 0, 0)))
+    )
+    assert not any("whole gain. What one" in note for note in near["notes"])

@@ -10,6 +10,7 @@ from typing_extensions import TypedDict
 
 from steelyard.contributions.intervals import Series, add_over_rounds, over_seeds, widened
 from steelyard.errors import UserError, listed, nearest
+from steelyard.messages import Floats
 from steelyard.rounds.contributions import Measure, Method
 from steelyard.runs.reader import History
 from steelyard.runs.valued import RETRAINED, SOURCES, StoredValues, read_values
@@ -122,7 +123,8 @@ def _document(history: History, rule: str, stored: Sequence[StoredValues]) -> Co
         value, low, high = widened(value, low, high)
     whole = over_seeds([add_over_rounds(each.summed(), mean=mean) for each in series])
     total, total_low, total_high = (float(each[0]) for each in whole)
-    shares = first.method == "shapley" and total_low > 0
+    undone = _undone(stored, value, total)
+    shares = first.method == "shapley" and total_low > 0 and not undone
     by_round = np.mean([each.values[:, :, 0] for each in series], axis=0)
     weighed = np.mean([each.there.sum(axis=0) for each in series], axis=0)
     rows: list[ClientValue] = [
@@ -152,7 +154,7 @@ def _document(history: History, rule: str, stored: Sequence[StoredValues]) -> Co
         "total": total,
         "total_low": total_low,
         "total_high": total_high,
-        "notes": [*_notes(history, stored, series, rounds, shares=shares), *_order_only(stored, rows)],
+        "notes": [*_notes(history, stored, series, rounds, shares=shares), *_order_only(stored, rows, undone=undone)],
         "clients": sorted(rows, key=lambda row: (-row["value"], row["client"])),
     }
 
@@ -163,10 +165,26 @@ def _verdict(low: float, high: float) -> str:
     return "helps" if low > 0 else "harms" if high < 0 else "not clear"
 
 
-def _order_only(stored: Sequence[StoredValues], rows: Sequence[ClientValue]) -> list[str]:
-    """Say that estimates are an order where nobody clearly harms: there they were found too sure of themselves."""
+UNDONE = 10.0
+"""How many times the whole gain the clients' values may be, added up without their signs."""
+
+
+def _undone(stored: Sequence[StoredValues], values: Floats, total: float) -> bool:
+    """Whether estimates count again and again what one client spoils in a round and the others mend in the next."""
+    estimated = stored[0].source != RETRAINED and stored[0].found.method == "shapley"
+    return estimated and float(np.abs(values).sum()) > UNDONE * abs(total)
+
+
+def _order_only(stored: Sequence[StoredValues], rows: Sequence[ClientValue], *, undone: bool) -> list[str]:
+    """Say that estimates are an order where they were found too sure of themselves."""
     if stored[0].source == RETRAINED or stored[0].found.method != "shapley":
         return []
+    if undone:
+        return [
+            f"Order only: the values are over {UNDONE:g} times the whole gain. What one client spoils in a round and "
+            "others mend in the next counts again in every round, so that sizes and intervals do not hold "
+            "(docs/results/contributions.md); --retrain tells."
+        ]
     if any(row["verdict"] == "harms" for row in rows):
         return []
     return [
