@@ -17,10 +17,10 @@ from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtrit
 
 from steelyard.messages import Counts, Floats
 from steelyard.runs.valued import StoredValues
+from steelyard.weighing.shapley import Z
 
 Interval = tuple[Floats, Floats]
 """A value and its standard error, one of each for every client."""
@@ -104,10 +104,12 @@ def _of_rounds(series: Series) -> Floats:
 
 def over_seeds(found: Sequence[Interval]) -> tuple[Floats, Floats, Floats]:
     """Return value, low and high: of one seed by its own error, of several by how they differ from seed to seed."""
+    from scipy.special import stdtrit  # For speed of start.
+
     values = np.array([value for value, _ in found])
     value = values.mean(axis=0)
     if len(found) == 1:
-        half = stdtrit(np.inf, 0.975) * found[0][1]
+        half = Z * found[0][1]
     else:
         half = stdtrit(len(found) - 1, 0.975) * values.std(axis=0, ddof=1) / np.sqrt(len(found))
     return value, value - half, value + half
@@ -115,7 +117,7 @@ def over_seeds(found: Sequence[Interval]) -> tuple[Floats, Floats, Floats]:
 
 def widened(value: Floats, low: Floats, high: Floats) -> tuple[Floats, Floats, Floats]:
     """Return estimated Shapley values with the method's own error in the interval; without weight it stays 0."""
-    method = stdtrit(np.inf, 0.975) * METHOD_ERROR * np.abs(value).mean()
+    method = Z * METHOD_ERROR * np.abs(value).mean()
     weightless = (low == 0) & (high == 0)
     half = np.where(weightless, 0.0, np.hypot((high - low) / 2, method))
     return value, value - half, value + half
