@@ -76,7 +76,7 @@ def test_a_loss_and_a_plugin_that_the_server_names_are_not_loaded(tmp_path: Path
     spy = str(tmp_path / "spy.py")
     with only(node.allow), pytest.raises(UserError, match=r"is not run here; allowed: what is built in"):
         agreed(document(weighing={"criteria": ["DS"], "plugins": [spy]}), node).on_node(node)
-    with only(node.allow), pytest.raises(NotAllowed, match=r"training.loss: '.*spy.py.*' is not run here"):
+    with only(node.allow), pytest.raises(NotAllowed, match=r"training.loss: '.*/spy.*' is not run here"):
         agreed(document(training={"loss": f"{spy}:loss"}), node).on_node(node).clients.train([_task()])
     assert not (tmp_path / "owned").exists()
 
