@@ -44,7 +44,7 @@ class Lora(nn.Module):
 
 def lora() -> nn.Module:
     """A transformer of four layers whose attention is adapted, and whose last layer is trained."""
-    module = Transformer(256, 64, 10, wide=128, depth=4)
+    module = Transformer((64,), 10, wide=128, depth=4)
     for block in module.blocks:
         block.inputs, block.output = Lora(block.inputs), Lora(block.output)  # type: ignore[arg-type]
     for name, parameter in module.named_parameters():
@@ -71,13 +71,13 @@ def normed() -> nn.Module:
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "residual": (lambda: ResidualNet(IMAGE, 10, (16, 32, 64), 1), IMAGE),
-    "lstm": (lambda: Lstm(80, 10), (32,)),
+    "lstm": (lambda: Lstm(10, tokens=80), (32,)),
     "moderate-cnn": (lambda: moderate_cnn(IMAGE, 10), IMAGE),
     "wide": (wide, IMAGE),
     "resnet18": (lambda: resnet18(IMAGE, 10), IMAGE),
     "normed": (normed, IMAGE),
     "lora": (lora, (64,)),
-    "transformer": (lambda: Transformer(256, 64, 10), (64,)),
+    "transformer": (lambda: Transformer((64,), 10), (64,)),
 }
 
 

@@ -1,4 +1,4 @@
-"""What `steelyard contributions` and `Result.contributions` do: take what a run has, or find it out."""
+"""What `steelyard contributions` does: take what a run has, or find it out."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 from steelyard.contributions.document import Contributions, stored_contributions
 from steelyard.errors import UserError
 from steelyard.experiment.contribution_checks import check_private
+from steelyard.experiment.description import Description
 from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.loading import read_experiment
 from steelyard.rounds.contributions import ContributionSettings, Measure, Method
+from steelyard.runs.reader import History
 
 if TYPE_CHECKING:
     from steelyard.contributions.retraining import Without
@@ -42,13 +44,13 @@ def contributions(
     if retrained and method == "classes":
         raise UserError("--method: got 'classes' with --retrain; allowed: shapley, leave-one-out")
     found = stored_contributions(folder, rule, measure, method, retrained=retrained)
-    if not isinstance(found, str) and _whole(found):
+    if not isinstance(found, str) and (retrained or len(found["rounds"]) >= History(folder).last_round):
         return found
     # For speed of start: what is there already needs no torch.
     from steelyard.contributions.replaying import replay
     from steelyard.contributions.retraining import retrain
 
-    settings = ContributionSettings(measure=measure or default_measure(folder), method=method)
+    settings = ContributionSettings(measure=measure or default_measure(experiment), method=method)
     find = retrain if retrained else replay
     problem = find(folder, settings, rule, dataset=dataset, ask=ask, progress=progress)
     if problem:
@@ -79,8 +81,9 @@ def without(
 
     folder = Path(folder)
     if retrained:
-        check_private(read_experiment(folder).privacy, f"{folder}")
-        settings = ContributionSettings(measure=measure or default_measure(folder))
+        experiment = read_experiment(folder)
+        check_private(experiment.privacy, f"{folder}")
+        settings = ContributionSettings(measure=measure or default_measure(experiment))
         return retrained_without(folder, client, settings, rule, dataset=dataset, ask=ask, progress=progress)
     found = contributions(folder, rule, measure, "leave-one-out", dataset=dataset, ask=ask, progress=progress)
     check_client(client, sorted(row["client"] for row in found["clients"]))
@@ -102,13 +105,7 @@ def without(
     }
 
 
-def _whole(found: Contributions) -> bool:
-    """Whether values cover all rounds in which clients were weighed."""
-    return not any(note.startswith("Measured in ") for note in found["notes"])
-
-
-def default_measure(folder: Path) -> Measure:
+def default_measure(experiment: Description) -> Measure:
     """Return the measure that is taken unless another is named: the loss on the server's rows, or else on clients'."""
-    experiment = read_experiment(folder)
     on_clients = isinstance(experiment, LearningDescription) and experiment.partition.server == "none"
     return "local-loss" if on_clients else "loss"

@@ -6,7 +6,8 @@ seed. A coalition trains exactly as a run would that never had the other clients
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -81,20 +82,32 @@ def retrain(
 
     Returns why they could not be written there; empty where they were.
     """
-    history = History(folder)
-    chosen = rule_of(history, rule)
-    check_simulated(history)
-    with as_begun(history, dataset=dataset, ask=ask) as (parts, _):
-        parts.experiment.check_contributions(settings, own_code=True)
-        found: dict[tuple[str, int], tuple[RoundValues, ...]] = {}
-        mains = [each for each in parts.federations if each.rule_name == chosen]
+    found: dict[tuple[str, int], tuple[RoundValues, ...]] = {}
+    with _begun(folder, settings, rule, dataset, ask) as (parts, mains):
         members = {main.name: _all_members(main, parts) for main in mains}
         models = _trained(parts, mains, members, progress)
         for main in mains:
             names = tuple(parts.clients.names(main.seed))
             test = _test(parts, settings.measure, main)
             found[main.name, parts.plan.rounds] = _values(settings.measure, names, models[main.name], test)
-    return add_values(history.folder, found, RETRAINED)
+    return add_values(Path(folder), found, RETRAINED)
+
+
+@contextmanager
+def _begun(
+    folder: str | Path,
+    settings: ContributionSettings,
+    rule: str | None,
+    dataset: DatasetOrSeeded | None,
+    ask: Ask | None,
+) -> Generator[tuple[Parts, list[Federation]]]:
+    """Put a run's parts together again; with the federations of the rule that is asked for."""
+    history = History(folder)
+    chosen = rule_of(history, rule)
+    check_simulated(history)
+    with as_begun(history, dataset=dataset, ask=ask) as (parts, _):
+        parts.experiment.check_contributions(settings, own_code=True)
+        yield parts, [each for each in parts.federations if each.rule_name == chosen]
 
 
 def _all_members(main: Federation, parts: Parts) -> list[frozenset[str]]:
@@ -170,12 +183,7 @@ def retrained_without(
     progress: Progress | None = None,
 ) -> Without:
     """Train a run again with and without one client, and say how both models do."""
-    history = History(folder)
-    chosen = rule_of(history, rule)
-    check_simulated(history)
-    with as_begun(history, dataset=dataset, ask=ask) as (parts, _):
-        parts.experiment.check_contributions(settings, own_code=True)
-        mains = [each for each in parts.federations if each.rule_name == chosen]
+    with _begun(folder, settings, rule, dataset, ask) as (parts, mains):
         members: dict[str, list[frozenset[str]]] = {}
         for main in mains:
             names = frozenset(parts.clients.names(main.seed))
@@ -189,7 +197,7 @@ def retrained_without(
     after, without = np.abs(np.mean(levels, axis=0)).tolist()
     return {
         "run": str(folder),
-        "rule": chosen,
+        "rule": mains[0].rule_name,
         "client": client,
         "measure": settings.measure,
         "unit": UNITS[settings.measure],

@@ -33,7 +33,7 @@ def switch_on(folder: Path) -> None:
             f"{folder}`, which finds it out afterwards"
         )
     changed_experiment(history, accept=False)
-    section = {"contributions": {"measure": default_measure(folder)}}
+    section = {"contributions": {"measure": default_measure(experiment)}}
     experiment.changed(section)  # refuses what cannot be measured
     store = Store(folder)
     try:

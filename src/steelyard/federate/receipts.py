@@ -213,7 +213,7 @@ def prove(folder: Path, run: Path, trusted: Keys | None = None) -> list[Answer]:
         if not mine:
             known = f"no receipt is of run '{records.run}' ({run})"
             raise UserError(f"{folder}: {known}; allowed: the folder of a run that the node signed in")
-        found, proofs = _against(records, dict(_chain(db)), mine, trusted)
+        found, proofs = _against(records, dict(_chain(db, records)), mine, trusted)
     try:
         files.write(folder / PROOFS, _written((_proofs(folder) | {one.leaf: one for one in proofs}).values()))
     except OSError as error:
@@ -234,8 +234,7 @@ class _Sealed:
     signature: bytes
 
 
-def _chain(db: sqlite3.Connection) -> Iterator[tuple[int, _Sealed]]:
-    records = Records(db)
+def _chain(db: sqlite3.Connection, records: Records) -> Iterator[tuple[int, _Sealed]]:
     lines = dict(db.execute("SELECT key, line FROM keys").fetchall())
     before = records.first()
     rows = db.execute("SELECT round, ledger_bytes, ledger, head, key, signature FROM chain ORDER BY round").fetchall()

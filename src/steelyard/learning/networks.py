@@ -116,7 +116,7 @@ def resnet18(feature_shape: Shape, outputs: int) -> nn.Module:
 class Lstm(nn.Module):
     """Tokens to numbers, one LSTM or several, one dense layer on the last step (LEAF's networks for text)."""
 
-    def __init__(self, tokens: int, outputs: int, wide: int = 8, hidden: int = 64, depth: int = 1) -> None:
+    def __init__(self, outputs: int, tokens: int = 256, wide: int = 8, hidden: int = 64, depth: int = 1) -> None:
         super().__init__()
         self.embedding = nn.Embedding(tokens, wide)
         self.lstm = nn.LSTM(wide, hidden, depth, batch_first=True)
@@ -148,10 +148,12 @@ class Attention(nn.Module):
 class Transformer(nn.Module):
     """Tokens and their places to numbers, blocks of attention, one dense layer on the mean over the places."""
 
-    def __init__(self, tokens: int, length: int, outputs: int, wide: int = 64, depth: int = 2, heads: int = 4) -> None:
+    def __init__(
+        self, feature_shape: Shape, outputs: int, tokens: int = 256, wide: int = 64, depth: int = 2, heads: int = 4
+    ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(tokens, wide)
-        self.places = nn.Parameter(0.02 * torch.randn(length, wide))
+        self.places = nn.Parameter(0.02 * torch.randn(feature_shape[0], wide))
         self.blocks = nn.ModuleList(Attention(wide, heads) for _ in range(depth))
         self.norm, self.dense = nn.LayerNorm(wide), nn.Linear(wide, outputs)
 
@@ -160,18 +162,6 @@ class Transformer(nn.Module):
         for block in self.blocks:
             x = block(x)
         return self.dense(self.norm(x).mean(dim=1))
-
-
-def lstm(outputs: int, tokens: int = 256, wide: int = 8, hidden: int = 64, depth: int = 1) -> nn.Module:
-    """An LSTM over rows of tokens from 0 to `tokens`."""
-    return Lstm(tokens, outputs, wide, hidden, depth)
-
-
-def transformer(
-    feature_shape: Shape, outputs: int, tokens: int = 256, wide: int = 64, depth: int = 2, heads: int = 4
-) -> nn.Module:
-    """A small transformer over rows of tokens from 0 to `tokens`."""
-    return Transformer(tokens, feature_shape[0], outputs, wide, depth, heads)
 
 
 def tabular(feature_shape: Shape, outputs: int, wide: int = 128, depth: int = 2) -> nn.Module:
@@ -187,8 +177,8 @@ NETWORKS: Mapping[str, Callable[..., nn.Module]] = {
     "lenet": lenet,
     "moderate-cnn": moderate_cnn,
     "resnet18": resnet18,
-    "lstm": lstm,
-    "transformer": transformer,
+    "lstm": Lstm,
+    "transformer": Transformer,
     "tabular": tabular,
 }
 """Networks by name; `model.arguments` gives them what has a default here."""

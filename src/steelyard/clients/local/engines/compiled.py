@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,13 +12,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from steelyard.clients.local.device_data.schedule import CurrentStep
 from steelyard.clients.local.engines.engine import TrainingSetup
-from steelyard.clients.local.engines.graph_steps import MappedStep
-from steelyard.clients.local.engines.vmap import MappedGradient
+from steelyard.clients.local.engines.graph_steps import MappedStep, Program, Tensors
 from steelyard.learning.descent import Descent
 from steelyard.messages import LossState
-
-Tensors = Sequence[torch.Tensor]
-Program = Callable[[Tensors, Tensors, Tensors], torch.Tensor]
 
 
 class CompiledStep(MappedStep):
@@ -37,37 +33,18 @@ class CompiledStep(MappedStep):
         self._programs: dict[object, Program] = {}
 
     def gradients(self, models: torch.Tensor, into: torch.Tensor | None, current: CurrentStep, loss: LossState) -> None:
-        # Each tensor of the model as columns of the stack: the compiler sees that they do not overlap.
-        cuts = [models[:, slot.offset : slot.offset + slot.size] for slot in self.layout.slots]
-        targets = [] if into is None else [into[:, s.offset : s.offset + s.size] for s in self.layout.trained_slots]
-        samples = (current.features, current.labels, current.weights, current.valid, current.chance)
-        key = (loss, into is None, *((tuple(tensor.shape), tensor.dtype) for tensor in (models, *samples)))
         with _deterministic():
-            if key not in self._programs:
-                self._programs[key] = self._program(loss, cuts, targets, samples)
-            current.add(self._programs[key](cuts, targets, samples))
+            super().gradients(models, into, current, loss)
 
-    def _program(self, loss: LossState, cuts: Tensors, targets: Tensors, samples: Tensors) -> Program:
-        gradient = MappedGradient(self.module, self.layout.trained_names, loss)
-        trained = len(self.layout.trained_slots)
-
-        def step(cuts: Tensors, targets: Tensors, samples: Tensors) -> torch.Tensor:
-            views = {s.name: cut.view(-1, *s.shape) for s, cut in zip(self.layout.slots, cuts, strict=True)}
-            with self.autocast(cuts[0].device):
-                found, each = gradient.of(views, *samples)
-            new = [found[slot.name].reshape(cut.shape) for slot, cut in zip(self.layout.slots, cuts, strict=True)]
-            for number, cut in enumerate(cuts):
-                if number >= trained:
-                    cut.copy_(new[number])
-                elif targets:
-                    targets[number].copy_(new[number])
-                else:
-                    cut.sub_(new[number], alpha=self.descent.rate)
-            return each
-
-        # What is frozen belongs to the module and is no input.
-        traced = make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(cuts, targets, samples)
-        return torch.compile(traced, backend=self.backend, dynamic=False)
+    def program(self, loss: LossState, cuts: Tensors, targets: Tensors, samples: Tensors) -> Program:
+        """Return the compiled step; made once for each loss and each shape of a stack."""
+        key = (loss, bool(targets), *((tuple(tensor.shape), tensor.dtype) for tensor in (cuts[0], *samples)))
+        if key not in self._programs:
+            step = super().program(loss, cuts, targets, samples)
+            # What is frozen belongs to the module and is no input.
+            traced = make_fx(step, tracing_mode="fake", _allow_non_fake_inputs=True)(cuts, targets, samples)
+            self._programs[key] = torch.compile(traced, backend=self.backend, dynamic=False)
+        return self._programs[key]
 
 
 @contextmanager

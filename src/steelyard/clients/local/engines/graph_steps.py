@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
@@ -15,6 +16,9 @@ from steelyard.clients.local.steps.stacked_steps import SHARES, StackedSteps
 from steelyard.clients.local.steps.writers import writer
 from steelyard.learning.descent import Descent
 from steelyard.messages import LossState
+
+Tensors = Sequence[torch.Tensor]
+Program = Callable[[Tensors, Tensors, Tensors], torch.Tensor]
 
 
 class GraphStep(Protocol):
@@ -79,14 +83,32 @@ class MappedStep:
         return max(100_000, self.layout.size // 4)
 
     def gradients(self, models: torch.Tensor, into: torch.Tensor | None, current: CurrentStep, loss: LossState) -> None:
-        views = self.layout.views(models)
-        with self.autocast(models.device):
-            found, each = MappedGradient(self.module, self.layout.trained_names, loss)(views, current)
-        for slot in self.layout.trained_slots:
-            if into is None:
-                views[slot.name].sub_(found[slot.name], alpha=self.descent.rate)
-            else:
-                into[:, slot.offset : slot.offset + slot.size] = found[slot.name].flatten(1)
-        for slot in self.layout.buffer_slots:
-            views[slot.name].copy_(found[slot.name])
-        current.add(each)
+        # Each tensor of the model as columns of the stack: a compiler sees that they do not overlap.
+        cuts = [models[:, slot.offset : slot.offset + slot.size] for slot in self.layout.slots]
+        targets = [] if into is None else [into[:, s.offset : s.offset + s.size] for s in self.layout.trained_slots]
+        samples = (current.features, current.labels, current.weights, current.valid, current.chance)
+        current.add(self.program(loss, cuts, targets, samples)(cuts, targets, samples))
+
+    def program(self, loss: LossState, cuts: Tensors, targets: Tensors, samples: Tensors) -> Program:
+        """Return what takes one step of tensors like these: the models' own, the gradients' where a step is not plain.
+
+        It returns each sample's loss.
+        """
+        gradient = MappedGradient(self.module, self.layout.trained_names, loss)
+        trained = len(self.layout.trained_slots)
+
+        def step(cuts: Tensors, targets: Tensors, samples: Tensors) -> torch.Tensor:
+            views = {s.name: cut.view(-1, *s.shape) for s, cut in zip(self.layout.slots, cuts, strict=True)}
+            with self.autocast(cuts[0].device):
+                found, each = gradient.of(views, *samples)
+            for number, (slot, cut) in enumerate(zip(self.layout.slots, cuts, strict=True)):
+                new = found[slot.name].reshape(cut.shape)
+                if number >= trained:
+                    cut.copy_(new)
+                elif targets:
+                    targets[number].copy_(new)
+                else:
+                    cut.sub_(new, alpha=self.descent.rate)
+            return each
+
+        return step
