@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
@@ -227,17 +225,6 @@ class LocalFederation:
         self._listener.close()
         left = [*self.nodes, self.superlink]
         end_all([process for process in left if process is not None])
-        self._end_server_app()
-
-    def _end_server_app(self) -> None:
-        # It runs in a session of its own and ends by itself when the SuperLink is gone, which can take seconds.
-        pid = self.outcome().get("pid")
-        deadline = time.monotonic() + 10
-        while isinstance(pid, int) and is_server_app(pid):
-            if time.monotonic() > deadline:
-                os.kill(pid, signal.SIGKILL)
-                break
-            time.sleep(0.1)
 
 
 def is_server_app(pid: int) -> bool:

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -17,6 +18,10 @@ from steelyard.errors import UserError
 
 _LIBC = ctypes.CDLL(None)
 _PDEATHSIG = 1
+_MARK = "STEELYARD_PROCESS"
+"""The variable by which processes are known that were started by one of ours, in whatever session."""
+_ORPHAN_SECONDS = 10.0
+"""How long processes that outlive the one which started them are left to end by themselves."""
 
 
 def environment(home: Path, **more: str) -> dict[str, str]:
@@ -62,11 +67,12 @@ class Process:
         handles: Sequence[int] = (),
     ) -> None:
         self.name, self.log = name, log
+        self._mark = uuid.uuid4().hex
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as output:
             self._popen = subprocess.Popen(
                 command,
-                env=dict(env),
+                env={**env, _MARK: self._mark},
                 cwd=cwd,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -114,6 +120,18 @@ class Process:
             self._popen.wait(seconds)
         _signal(self._popen, signal.SIGKILL)
         self._popen.wait()
+        self._end_descendants()
+
+    def _end_descendants(self) -> None:
+        # A SuperLink starts its SuperExec, and that a server app, in sessions of their own: they end by themselves
+        # when the SuperLink is gone, which can take seconds.
+        begun = time.monotonic()
+        while (left := _processes_with(self._mark)) and time.monotonic() - begun < 2 * _ORPHAN_SECONDS:
+            if time.monotonic() - begun > _ORPHAN_SECONDS:
+                for pid in left:
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
+                        os.kill(pid, signal.SIGKILL)
+            time.sleep(0.05)
 
 
 def start_superlink(
@@ -134,6 +152,16 @@ def end_with_parent() -> None:
     # Linux only: a child gets SIGTERM when we die, even by SIGKILL. Elsewhere `end` has to do.
     with contextlib.suppress(OSError, AttributeError):
         _LIBC.prctl(_PDEATHSIG, signal.SIGTERM)
+
+
+def _processes_with(mark: str) -> list[int]:
+    """Processes that inherited an environment with this mark; none where the system does not show environments."""
+    found: list[int] = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if f"{_MARK}={mark}".encode() in (process / "environ").read_bytes():
+                found.append(int(process.name))
+    return found
 
 
 def _signal(popen: subprocess.Popen[bytes], number: signal.Signals) -> None:
