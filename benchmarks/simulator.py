@@ -214,7 +214,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
         "--precision", default="float32", help="ours only: float32, tf32 or bfloat16; A, B, C take several with commas"
     )
     parser.add_argument("--recipe", default="mnist-noniid", help="compare: the experiment whose rules are compared")
-    parser.add_argument("--engine", default="auto", help="ours only; see docs/simulator.md")
+    parser.add_argument("--engine", default="auto", help="ours only; see docs/reference/simulator.md")
     parser.add_argument("--rounds", type=int, help="timed rounds each")
     parser.add_argument("--warmup", type=int, default=1, help="rounds before those")
     parser.add_argument("--epochs", type=int, help="local epochs instead of the benchmark's own")

@@ -250,7 +250,7 @@ def criteria_page() -> str:
         "# Criteria",
         "",
         "Made from the code; `steelyard criteria` lists the same, and those of your packages. The formulas stand in "
-        "[Weighing clients](../weighing.md).",
+        "[Weighing clients](weighing.md).",
         "",
         "| name | what | about | measured by |",
         "|---|---|---|---|",
@@ -316,7 +316,7 @@ def models_page() -> str:
     lines = [
         "# Networks",
         "",
-        "Made from the code; `steelyard models` lists the same. Your own: [Use your own code](../how-to/own-code.md).",
+        "Made from the code; `steelyard models` lists the same. Your own: [Use your own code](own-code.md).",
         "",
         "| `model.name` | for | parameters | fields |",
         "|---|---|---|---|",

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 IMAGES = Path(__file__).parent / "images"
-TUTORIAL = Path(__file__).parent / "tutorial.md"
+TUTORIAL = Path(__file__).parent / "guide" / "first-steps.md"
 COLUMNS = 90
 
 

@@ -1,4 +1,4 @@
-"""The TOML in docs/data.md is accepted as it stands there."""
+"""The TOML in docs/reference/data.md is accepted as it stands there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from steelyard.data import (
     share_out,
 )
 
-PAGE = (Path(__file__).parents[2] / "docs" / "data.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "reference" / "data.md").read_text(encoding="utf-8")
 
 
 def test_every_example_is_valid():
@@ -35,7 +35,7 @@ def test_every_example_is_valid():
 
 
 def test_every_flaw_is_described_and_its_example_valid():
-    page = (Path(__file__).parents[2] / "docs" / "experiments.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "experiments.md").read_text(encoding="utf-8")
     for kind in FlawSettings.model_json_schema()["properties"]["kind"]["enum"]:
         assert f"| `{kind}` |" in page
     blocks = [tomllib.loads(block) for block in re.findall(r"```toml\n(.*?)```", page, re.DOTALL)]

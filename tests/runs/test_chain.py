@@ -491,7 +491,7 @@ def test_a_run_without_rounds_has_no_head(tmp_path: Path) -> None:
 
 
 def test_who_computes_it_again_is_not_found_but_has_another_head(tmp_path: Path) -> None:
-    """What docs/security.md says of a chain that is not signed."""
+    """What docs/reference/security.md says of a chain that is not signed."""
     folder = written(tmp_path / "run")
     before = checked(folder).head
     change(folder, "UPDATE rounds SET accuracy = 0.99 WHERE round = 2")

@@ -174,7 +174,7 @@ def test_a_gram_matrix_of_many_blocks() -> None:
 
 
 def test_the_criterion_of_the_docs_is_one_function() -> None:
-    text = (Path(__file__).parents[2] / "docs" / "weighing.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "docs" / "reference" / "weighing.md").read_text(encoding="utf-8")
     block = next(part for part in text.split("```python")[1:] if "agreement" in part).split("```")[0]
     names = {"np": np, "CohortView": CohortView, "server_criterion": server_criterion}
     exec(block, names)

@@ -113,7 +113,7 @@ class FlawSettings(Section):
     claims-criteria: of every criterion that it measures itself it reports the most that can be true (LE 1, LD the
     number of classes), or where there is none `amount` times what is true, of its number of samples too.
     Hostile clients, which send another update than theirs (u is their own, μ and σ the mean and standard deviation of
-    the honest updates of the cohort, coordinate by coordinate; docs/defence.md has the formulas):
+    the honest updates of the cohort, coordinate by coordinate; docs/reference/defence.md has the formulas):
     reversed: −`amount` · u. gaussian: normal noise, `amount` times as large as u. alie: μ − `amount` · σ. ipm:
     −`amount` · μ. min-max: μ − γσ with the greatest γ that is no further from any honest update than two of them are.
     backdoor: `amount` of its training rows show a bright square in the corner and have the class `target`."""

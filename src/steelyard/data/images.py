@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 ORIGIN = (
     "a folder or .zip of images, in a folder for each class or with a table beside them (where data sets come from: "
-    "docs/data.md)"
+    "docs/reference/data.md)"
 )
 _SUFFIXES = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 

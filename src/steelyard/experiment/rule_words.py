@@ -35,7 +35,8 @@ def rules_with_reasons(
     commas or given one by one.
 
     "all" is every policy and every personal algorithm once; what of it cannot run here is returned beside the rules,
-    with the reason. What each word means is in docs/experiments.md; the recipe's criteria and plugins are the frame.
+    with the reason. docs/reference/experiments.md says what each word means; the recipe's criteria and plugins are the
+    frame.
     """
     if experiment.weighing.plugins:
         registry.load_plugins(experiment.weighing.plugins)

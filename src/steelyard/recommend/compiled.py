@@ -32,7 +32,7 @@ def _loop(function: Any) -> Any:
     """Compile a function when it is first called; keep it beside the package's own compiled files, where that can be.
 
     Compiling takes some ten seconds, loading what was kept one or two. What is kept is a pickle, as trusted as the .pyc
-    beside it: whoever can write there can change the package (docs/security.md).
+    beside it: whoever can write there can change the package (docs/reference/security.md).
 
     `nogil` lets pieces run on several threads. `reassoc` lets a sum over factors use the processor's vectors; its order
     is fixed when it is compiled.

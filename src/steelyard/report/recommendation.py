@@ -3,7 +3,7 @@
 A rule is recommended in place of the baseline if it is better over at least three seeds (paired t-test, p < 0.05 after
 Holm's correction over all rules that are compared). If none is, the baseline is kept, and the sentence says which
 difference would not have been seen: one that this test sees less than four times of five. Rows that chose something
-about a rule, its order or its clients' weights, do not decide: docs/experiments.md has the conditions.
+about a rule, its order or its clients' weights, do not decide: docs/reference/experiments.md has the conditions.
 """
 
 from __future__ import annotations

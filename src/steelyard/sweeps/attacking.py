@@ -37,7 +37,7 @@ ATTACKS: Mapping[str, Mapping[str, Any]] = {
     "backdoor": {"kind": "backdoor"},
     INFLATION: {"kind": "claims-criteria"},
 }
-"""By name: the flaw that makes a client hostile; docs/defence.md has the formulas."""
+"""By name: the flaw that makes a client hostile; docs/reference/defence.md has the formulas."""
 
 RULES = (
     *("fedavg", "EQ", "clip(EQ)", "median(EQ)", "trimmed-mean(EQ)", "multi-krum(EQ)", "centred-clip(EQ)"),

@@ -1,7 +1,7 @@
 """Rules as words: "DS", "LD>DS>MD/max", "owa(DS,LD;most)", "capped(VP;max_shares=2)", "guarded".
 
 A word is read within a frame: the criteria that may be named, and those that a word without any takes. What each word
-means is in docs/experiments.md.
+means is in docs/reference/experiments.md.
 """
 
 from __future__ import annotations
