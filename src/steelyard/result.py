@@ -13,7 +13,8 @@ from steelyard.errors import UserError, path_of
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import read_experiment
 from steelyard.report.comparison import compare_run
-from steelyard.report.documents import Comparison, Summary
+from steelyard.report.documents.comparison import Comparison
+from steelyard.report.documents.run import Summary
 from steelyard.report.summary import short_account, summarise
 from steelyard.runs.reader import History
 

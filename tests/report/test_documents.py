@@ -11,8 +11,8 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 from tests.report.made_run import make_run
 
-from steelyard.report import documents
 from steelyard.report.contents import contents
+from steelyard.report.documents import comparison, page, run, shared
 from steelyard.report.reweigh import reweigh
 from steelyard.report.view import RunView
 from steelyard.result import Result
@@ -66,16 +66,16 @@ def test_documents_have_the_keys_of_their_types(tmp_path: Path) -> None:
     result = Result(make_run(tmp_path / "run", rounds=3, clients=8, seeds=(1, 2)))
     view = RunView([result.history])
     reweighed = reweigh(view, view.federation("VP>DS"), WeighingSettings(criteria=("DS",)))
-    check(result.summary, documents.Summary)
-    check(result.table, documents.Comparison)
-    check(contents(view), documents.ReportData)
-    check(reweighed, documents.Reweighed)
+    check(result.summary, run.Summary)
+    check(result.table, comparison.Comparison)
+    check(contents(view), page.ReportData)
+    check(reweighed, run.Reweighed)
     assert json.loads(json.dumps(result.table)).keys() == result.table.keys()
 
 
 def test_a_key_too_many_or_too_few_is_noticed() -> None:
     whole = {"head": "", "round": -1, "problem": ""}
-    check(whole, documents.Chain)
+    check(whole, shared.Chain)
     for wrong in (whole | {"more": 1}, {"head": ""}):
         with pytest.raises((AssertionError, ValidationError)):
-            check(wrong, documents.Chain)
+            check(wrong, shared.Chain)

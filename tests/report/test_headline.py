@@ -8,7 +8,7 @@ import pytest
 from tests.report.made_run import RULES, make_run
 from tests.runs.contents import chain_again
 
-from steelyard.report.documents import Recommendation
+from steelyard.report.documents.comparison import Recommendation
 from steelyard.report.headline import headline
 from steelyard.report.view import RunView
 from steelyard.runs.store import Store

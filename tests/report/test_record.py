@@ -14,7 +14,7 @@ from tests.runs.signed_runs import signed_run
 from steelyard.cli.attack import outcomes_of
 from steelyard.errors import UserError
 from steelyard.experiment.comparing import load_comparison
-from steelyard.report.documents import Record, RecordedSite
+from steelyard.report.documents.proof import Record, RecordedSite
 from steelyard.report.record import attack_lines, record, rule_sentence, write_record
 from steelyard.report.record_page import MOST_SITES, record_html
 from steelyard.sweeps.attacking import Attack, attack_folder, run_attack

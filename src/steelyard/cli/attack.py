@@ -20,7 +20,7 @@ from steelyard.errors import UserError, printable
 from steelyard.rounds.progress import watching
 
 if TYPE_CHECKING:
-    from steelyard.report.documents import Attacks
+    from steelyard.report.documents.comparison import Attacks
 
 
 def attack(

@@ -16,7 +16,7 @@ from steelyard.errors import printable
 from steelyard.report.rendering import Table, as_text, wrapped
 
 if TYPE_CHECKING:
-    from steelyard.report.documents import Metrics
+    from steelyard.report.documents.shared import Metrics
 
 
 def print_json(document: object) -> None:

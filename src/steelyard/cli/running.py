@@ -37,7 +37,7 @@ from steelyard.errors import UserError, printable
 from steelyard.rounds.progress import watching
 
 if TYPE_CHECKING:
-    from steelyard.report.documents import Chain
+    from steelyard.report.documents.shared import Chain
 
 
 def run(

@@ -8,7 +8,7 @@ from typing import cast
 
 from steelyard.cli.printing import print_table, print_wrapped, terminal_width
 from steelyard.errors import printable_all
-from steelyard.report.documents import Reweighed, RuleSummary, Summary
+from steelyard.report.documents.run import Reweighed, RuleSummary, Summary
 from steelyard.report.notices import chain_line, privacy_lines, single_client_lines
 from steelyard.report.rendering import Table
 from steelyard.report.summary import ranks_lists, show_measure

@@ -29,7 +29,7 @@ from steelyard.errors import UserError, printable
 from steelyard.rounds.progress import watching
 
 if TYPE_CHECKING:
-    from steelyard.report.documents import SweepDocument
+    from steelyard.report.documents.comparison import SweepDocument
 
 JobsOption = Annotated[
     int, typer.Option("--jobs", min=1, max=256, help="Runs at a time, each in a process of its own.")

@@ -20,7 +20,7 @@ from steelyard.page.figures import FigureDocument, Figures, Overview
 from steelyard.page.form import FormField, Recipe, form, list_recipes
 from steelyard.page.guard import Guard, Keys
 from steelyard.page.jobs import Jobs
-from steelyard.report.documents import RawCriteria
+from steelyard.report.documents.page import RawCriteria
 from steelyard.report.figures.bundle import bundle
 from steelyard.runs.glance import RunDocument
 

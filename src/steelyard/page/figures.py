@@ -13,7 +13,8 @@ from steelyard.experiment.loading import read_experiment
 from steelyard.page.jobs import read_text
 from steelyard.page.live import Followed, Snapshot
 from steelyard.report.contents import raw_criteria
-from steelyard.report.documents import RawCriteria, Themes, VegaLite
+from steelyard.report.documents.page import RawCriteria, Themes
+from steelyard.report.documents.shared import VegaLite
 from steelyard.report.figures.catalogue import KINDS, draw, spec
 from steelyard.report.figures.theme import theme
 from steelyard.report.headline import headline

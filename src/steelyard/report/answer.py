@@ -10,7 +10,8 @@ from steelyard.report.comparison_tables import (
     tested_cells,
     worst_cell,
 )
-from steelyard.report.documents import Comparison, EstimateJson
+from steelyard.report.documents.comparison import Comparison
+from steelyard.report.documents.shared import EstimateJson
 from steelyard.report.notices import chain_line
 from steelyard.report.rendering import Style, Table, paragraph, render
 from steelyard.report.summary import ranks_lists

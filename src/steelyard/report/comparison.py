@@ -15,12 +15,11 @@ import numpy as np
 from steelyard.errors import UserError
 from steelyard.experiment.description import Description
 from steelyard.report.baseline import Measure, find_baseline, verdicts
-from steelyard.report.documents import (
+from steelyard.report.documents.comparison import (
     ClassCurve,
     ClientAccuracy,
     Comparison,
     DeviceRow,
-    EstimateJson,
     FlawedRow,
     RightWrong,
     RuleTables,
@@ -32,6 +31,7 @@ from steelyard.report.documents import (
     TargetTable,
     TestingRow,
 )
+from steelyard.report.documents.shared import EstimateJson
 from steelyard.report.flawed import flawed_shares
 from steelyard.report.measures import jain, on_rows, rounds_to_target, worst_devices, worst_tenth
 from steelyard.report.notices import chain_of, single_client_rounds

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from steelyard.report.documents import ClientAccuracy, Comparison, DeviceRow, EstimateJson, RuleTables, TargetTable
+from steelyard.report.documents.comparison import ClientAccuracy, Comparison, DeviceRow, RuleTables, TargetTable
+from steelyard.report.documents.shared import EstimateJson
 from steelyard.report.rendering import Table, as_csv, spark
 from steelyard.report.statistics import estimate
 

@@ -8,7 +8,8 @@ import numpy as np
 
 from steelyard.report import figures
 from steelyard.report.baseline import asks_clients
-from steelyard.report.documents import ClientCard, ClientCards, RawCriteria, ReportData, VegaLite
+from steelyard.report.documents.page import ClientCard, ClientCards, RawCriteria, ReportData
+from steelyard.report.documents.shared import VegaLite
 from steelyard.report.figures.weights import interesting
 from steelyard.report.measures import on_rows
 from steelyard.report.reweigh import cohorts

@@ -16,7 +16,7 @@ from steelyard.recommend.kgflex.clients import KgflexClients
 from steelyard.recommend.kgflex.model import Knowledge
 from steelyard.recommend.kgflex.selection import Selection
 from steelyard.recommend.run_data import number_of, titles_of
-from steelyard.report.documents import CloudWord, Explanation, FeatureReason, KeptFeatures
+from steelyard.report.documents.recommenders import CloudWord, Explanation, FeatureReason, KeptFeatures
 from steelyard.report.recommender import Finished, open_run
 
 TOPS = (None, 100, 50, 10, 5)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from steelyard.report.documents import FlawedShares, RuleSummary
+from steelyard.report.documents.run import FlawedShares, RuleSummary
 from steelyard.runs.reader import History
 
 SMALL = 0.02

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from steelyard.report.documents import Recommendation
+from steelyard.report.documents.comparison import Recommendation
 from steelyard.report.notices import chain_line, chain_of, single_client_lines, single_client_rounds
 from steelyard.report.view import RunView, flawed_means
 from steelyard.runs.reader import History

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from steelyard.report.documents import AttackBlock, AttackRow, Attacks, Outcome, Recommendation
+from steelyard.report.documents.comparison import AttackBlock, AttackRow, Attacks, Outcome, Recommendation
 from steelyard.report.flawed import flaws_of
 from steelyard.report.recommendation import Compared, Measure, recommend
 from steelyard.report.recorded_curves import read_curves

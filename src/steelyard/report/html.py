@@ -18,7 +18,7 @@ from steelyard.report.answer import main_table
 from steelyard.report.assets import text
 from steelyard.report.comparison_tables import comparison_tables
 from steelyard.report.contents import chosen_federations, contents
-from steelyard.report.documents import ReportData
+from steelyard.report.documents.page import ReportData
 from steelyard.report.figures.writing import svg
 from steelyard.report.headline import headline
 from steelyard.report.notices import chain_line, chain_of, privacy_lines, privacy_of

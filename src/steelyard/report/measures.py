@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steelyard.messages import Counts, Floats
-from steelyard.report.documents import OnRows
+from steelyard.report.documents.shared import OnRows
 from steelyard.report.statistics import wilson
 from steelyard.rounds.settings import reached
 

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from steelyard.report.documents import Recommendation, TestedRule
+from steelyard.report.documents.comparison import Recommendation, TestedRule
 from steelyard.report.statistics import (
     LEAST_SEEDS,
     Estimate,

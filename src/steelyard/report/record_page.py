@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from steelyard.contributions.document import Contributions
-from steelyard.report.documents import Record, RecordedSite
+from steelyard.report.documents.proof import Record, RecordedSite
 from steelyard.report.rendering import Table, as_html
 
 MOST_SITES = 20

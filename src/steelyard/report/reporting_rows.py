@@ -12,7 +12,8 @@ from steelyard.experiment.description import Description
 from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.recommend import RecommendDescription
 from steelyard.report.baseline import asks_clients
-from steelyard.report.documents import Recommendation, RecordedRule
+from steelyard.report.documents.comparison import Recommendation
+from steelyard.report.documents.shared import RecordedRule
 from steelyard.report.notices import privacy_of, single_client_rounds
 from steelyard.report.recommendation import Compared, Measure, recommend
 from steelyard.report.recorded_curves import Curve

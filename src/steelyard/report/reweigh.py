@@ -8,7 +8,7 @@ import numpy as np
 
 from steelyard.errors import UserError
 from steelyard.messages import Floats
-from steelyard.report.documents import Reweighed, ReweighedClient
+from steelyard.report.documents.run import Reweighed, ReweighedClient
 from steelyard.report.view import FederationView, Frame, RunView
 from steelyard.weighing.rule import Rule, WeighingSettings, label
 

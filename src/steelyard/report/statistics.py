@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from steelyard.report.documents import EstimateJson
+from steelyard.report.documents.shared import EstimateJson
 
 LEVEL = 0.95
 ALPHA = 0.05

@@ -12,17 +12,17 @@ import numpy as np
 
 from steelyard.messages import Counts, Floats
 from steelyard.report.baseline import asks_clients, is_fedavg
-from steelyard.report.documents import (
+from steelyard.report.documents.run import (
     CriterionUsed,
     Exploded,
     HeavyClient,
     Orders,
-    RecordedRule,
     RuleSummary,
     ServerTest,
     Summary,
     TargetReached,
 )
+from steelyard.report.documents.shared import RecordedRule
 from steelyard.report.flawed import flawed_shares, flaws_of, sentence
 from steelyard.report.measures import on_rows, rounds_to_target, worst_devices, worst_tenth
 from steelyard.report.notices import chain_of, privacy_of, single_client_lines, single_client_rounds

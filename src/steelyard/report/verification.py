@@ -14,7 +14,7 @@ from steelyard.errors import UserError
 from steelyard.experiment.federations import FederationSettings
 from steelyard.experiment.loading import read_experiment
 from steelyard.experiment.recorded import RecordedDescription
-from steelyard.report.documents import FoundJson, VerificationJson
+from steelyard.report.documents.proof import FoundJson, VerificationJson
 from steelyard.runs.checkpoint import last_checkpoint
 from steelyard.runs.columns import Cohorts
 from steelyard.runs.reader import History

@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 from steelyard.errors import UserError, listed, nearest
 from steelyard.report.baseline import asks_clients, find_baseline
 from steelyard.report.comparison import compare_run
-from steelyard.report.documents import Comparison, FlawedShares, RecordedRule
+from steelyard.report.documents.comparison import Comparison
+from steelyard.report.documents.run import FlawedShares
+from steelyard.report.documents.shared import RecordedRule
 from steelyard.report.flawed import flawed_shares, flaws_of
 from steelyard.runs.frames import clients_frame, evaluations_frame
 from steelyard.runs.reader import History

@@ -7,7 +7,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 from steelyard.errors import printable
-from steelyard.report.documents import EstimateJson, SweepDocument, SweepRow
+from steelyard.report.documents.comparison import SweepDocument, SweepRow
+from steelyard.report.documents.shared import EstimateJson
 from steelyard.report.rendering import Style, Table, render
 from steelyard.sweeps.plan import show
 from steelyard.sweeps.result import BEST, PICTURE

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from steelyard.errors import UserError, listed, nearest
-from steelyard.report.documents import VegaLite
+from steelyard.report.documents.shared import VegaLite
 from steelyard.report.figures import adapting, class_f1, contributed, curves, devices, listening, split, weights
 from steelyard.report.view import RunView
 

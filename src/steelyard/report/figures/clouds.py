@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import altair as alt
 import pandas as pd
 
-from steelyard.report.documents import CloudWord
+from steelyard.report.documents.recommenders import CloudWord
 
 TITLES = {"before": "in what users took", "after": "in what they are shown"}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from steelyard.report.documents import VegaLite
+from steelyard.report.documents.shared import VegaLite
 
 FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 

@@ -9,7 +9,8 @@ from pathlib import Path
 from steelyard import files
 from steelyard.errors import UserError
 from steelyard.report.comparison_tables import curves_csv
-from steelyard.report.documents import Comparison, VegaLite
+from steelyard.report.documents.comparison import Comparison
+from steelyard.report.documents.shared import VegaLite
 from steelyard.report.figures.catalogue import Chart, draw, spec
 from steelyard.report.figures.theme import theme
 from steelyard.report.view import RunView

@@ -1,0 +1,89 @@
+"""Parts that several documents have."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Required
+
+from typing_extensions import TypedDict  # typing's own is one that pydantic reads from Python 3.12 on only
+
+Scalar = str | int | float | bool
+"""One value of a field, as a sweep gives it."""
+
+
+VegaLite = dict[str, Any]
+"""A figure as Vega and Vega-Lite define it: their document, not one of ours."""
+
+
+Metrics = dict[str, dict[str, object]]
+"""Metrics of lists by cutoff and by name, as `recommend.evaluate.figures` returns them; each metric names itself."""
+
+
+class EstimateJson(TypedDict):
+    """A mean over seeds with its 95 % interval; `low` and `high` are NaN, in JSON null, for a single seed."""
+
+    mean: float
+    low: float
+    high: float
+    values: list[float]
+
+
+class OnRows(TypedDict):
+    """On how many rows an accuracy was measured, and Wilson's 95 % interval of it from these rows alone."""
+
+    rows: int
+    low: float
+    high: float
+
+
+class RecordedLoss(TypedDict, total=False):
+    """How a rule's loss adapts."""
+
+    adapt: str
+
+
+class RecordedRule(TypedDict, total=False):
+    """What readers ask of a rule's settings as a run stored them; `runs.typed` has checked them."""
+
+    criteria: Required[list[str]]
+    score: str
+    power: float | None
+    priority: str | None
+    normalise: str
+    loss: RecordedLoss | None
+    adjust: object
+    fit: object
+    trained_by: str
+
+
+class Chain(TypedDict):
+    """The head of a run's chain, the round that it follows, and the first problem, empty where there is none."""
+
+    head: str
+    round: int
+    problem: str
+
+
+class SingleClient(TypedDict):
+    """How many of a rule's rounds weighed one client only."""
+
+    rule: str
+    seed: int
+    rounds: int
+    of: int
+
+
+class Promise(TypedDict):
+    """What a run promised to its clients, and what it has spent."""
+
+    model: Literal["central", "local"]
+    delta: float
+    budget: float | None
+    accountant: str
+    clip: float
+    noise: dict[str, float]
+    epsilon: dict[str, float]
+    together: float
+    neighbours: str
+    charges: int
+    ended: dict[str, int]
+    notes: list[str]
