@@ -1,7 +1,7 @@
 """Where weighing helps and where it does not: clients of unequal worth, every rule, with intervals and Holm's test.
 
     python -m benchmarks.worth --data digits --seeds 10 --out worth-digits.json
-    python -m benchmarks.worth --table worth-digits.json worth-mnist.json > docs/results/worth-tables.md
+    python -m benchmarks.worth --table worth-digits.json worth-mnist.json > benchmarks/results/worth.md
 
 Each scenario is one comparison: the same clients, cohorts and first models for every rule. What counts is the accuracy
 on clean rows that only report, mean of the last five rounds, held against FedAvg seed by seed.
