@@ -1,0 +1,73 @@
+"""Pages of results have one form: a verdict of two sentences, a table or a picture, and all else folded below."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from tests.docs.sentences import long_sentences, sentences
+from tests.warm import ROOT
+
+RESULTS = ROOT / "docs" / "results"
+PAGES = sorted(path.stem for path in RESULTS.glob("*.md") if path.stem not in {"index", "contributions"})
+FOLDED = re.compile(r'<details markdown="1">\n<summary>[^<\n]+</summary>\n\n.*?\n\n</details>', re.DOTALL)
+
+
+def problems(page: str) -> list[str]:
+    """What a page lacks of the form of a page of results."""
+    opened = FOLDED.sub("", page)
+    title, verdict, *rest = [part for part in opened.split("\n\n") if part.strip()]
+    found: list[str] = []
+    if not re.fullmatch(r"# [^\n]+", title.strip()):
+        found.append("no title")
+    if not verdict.strip().startswith("**Verdict.** ") or len(list(sentences(verdict))) != 3:
+        found.append("no verdict of two sentences under the title")
+    if not any(re.match(r"\||!\[", part.strip()) for part in rest[:2]):
+        found.append("no table or picture right below the verdict")
+    if "<details" in opened or opened == page:
+        found.append("nothing folded, or folded in another way")
+    if any(part.lstrip().startswith(("#", "- ", "```")) for part in rest):
+        found.append("detail that is not folded")
+    if "<summary>How it was done</summary>" not in page and "**reproduced**" not in page:
+        found.append("no word on how it was done")
+    return found
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_of_results_has_the_form(name: str) -> None:
+    assert problems((RESULTS / f"{name}.md").read_text(encoding="utf-8")) == []
+
+
+def test_a_page_in_another_form_is_noticed() -> None:
+    folded = '<details markdown="1">\n<summary>How it was done</summary>\n\nx\n\n</details>\n'
+    good = f"# A\n\n**Verdict.** One. Two.\n\n| a |\n|---|\n\n{folded}"
+    assert problems(good) == []
+    for bad in (
+        good.replace("One. Two.", "One."),
+        good.replace("**Verdict.** ", ""),
+        good.replace("| a |\n|---|", "Text.\n\nMore."),
+        good.replace(folded, "## How\n\nx"),
+        good + "\n## More\n",
+        good.replace(' markdown="1"', ""),
+        good.replace("How it was done", "More"),
+    ):
+        assert problems(bad) != [], bad
+
+
+def test_the_index_leads_to_every_page_and_says_what_was_learnt() -> None:
+    index = (RESULTS / "index.md").read_text(encoding="utf-8")
+    for path in RESULTS.glob("*.md"):
+        assert path.stem == "index" or f"({path.name})" in index, path.name
+
+
+def test_whole_tables_are_where_the_pages_say() -> None:
+    for path in RESULTS.glob("*.md"):
+        for named in re.findall(r"`(benchmarks/results/[\w-]+\.md)`", path.read_text(encoding="utf-8")):
+            assert (ROOT / named).is_file(), f"{path.name}: {named}"
+
+
+@pytest.mark.parametrize("folder", ["results", "algorithms"])
+def test_no_sentence_is_too_long(folder: str) -> None:
+    pages: list[Path] = sorted((ROOT / "docs" / folder).glob("*.md"))
+    assert {page.name: found for page in pages if (found := long_sentences(page.read_text(encoding="utf-8")))} == {}
