@@ -65,7 +65,7 @@ def warm_command(
 
 
 def forget_steelyard() -> None:
-    """Let a new process read this package's modules anew: what one of them fails to import is seen, as in a cold start."""
+    """Let a new process read our modules anew: what one of them fails to import is seen, as in a cold start."""
     for name in [name for name in sys.modules if name.partition(".")[0] == "steelyard"]:
         del sys.modules[name]
 
