@@ -22,7 +22,7 @@ from steelyard.report.documents.page import ReportData
 from steelyard.report.figures.writing import svg
 from steelyard.report.headline import headline
 from steelyard.report.notices import chain_line, chain_of, privacy_lines, privacy_of
-from steelyard.report.recommended import TITLES, Recommended, recommended
+from steelyard.report.recommender_section import TITLES, Recommended, recommended
 from steelyard.report.rendering import Table, as_html
 from steelyard.report.sign import drawn as draw_sign
 from steelyard.report.sign import sign

@@ -38,7 +38,7 @@ def heaviest(folder: Path, shown: int = SHOWN) -> Heaviest | None:
     found = History(folder).cohorts(rule, seed, after=round - 1)
     weights = np.nan_to_num(found.weight)
     order = np.argsort(-weights, kind="stable")[:shown]
-    if not len(order) or not np.isfinite(found.weight).any():
+    if not np.isfinite(found.weight).any():
         return None
     ranked = tuple((found.clients[found.client[index]], float(weights[index])) for index in order)
     return Heaviest(round, ranked, len(weights))

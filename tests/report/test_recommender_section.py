@@ -10,7 +10,7 @@ import pytest
 from steelyard.api import Experiment
 from steelyard.recommend import run_data
 from steelyard.report.html import html
-from steelyard.report.recommended import _concentration, recommended
+from steelyard.report.recommender_section import _concentration, recommended
 from steelyard.report.view import RunView
 
 
