@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 from pathlib import Path
 
 import pytest
+from tests.docs.made import generated
 from tests.warm import ROOT
 
 from steelyard.algorithms.catalogue import known as algorithms
@@ -23,12 +23,7 @@ PARTS = {
 
 
 def made_pages() -> dict[str, str]:
-    spec = importlib.util.spec_from_file_location("generated", ROOT / "docs" / "generated.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return {Path(path).stem: text for path, text in module.policy_pages().items()}
+    return {Path(path).stem: text for path, text in generated().policy_pages().items()}
 
 
 def test_each_policy_has_a_page() -> None:

@@ -92,13 +92,13 @@ class FlawSettings(Section):
     """What is wrong with these clients.
     labels-flipped: `amount` of its training rows, drawn at random and rounded, have a wrong label (see `how`).
     noisy: Gaussian noise on every number of its training rows, with `amount` times the standard deviation of the
-    clients' clean training rows (tables: of each column; images: of all pixels, and the sum is cut to the range of
-    pixels: 0 to 255 for bytes, else the least and the greatest that clients train on).
+    clients' clean training rows (of each column of a table, of all pixels of images). Pixels stay in their range, which
+    is 0 to 255 for bytes, else from the least to the greatest that clients train on.
     blurred: its images are blurred by a Gaussian of sigma `amount` in pixels, edge pixels repeated beyond the edge;
     where rows have a mark `sharp` (criterion IS), it becomes 0.
     missing: `amount` of its columns (tables) or pixels (images, all channels), rounded, at least 1, drawn once for all
-    its rows, hold nothing: the column's mean over the clients' clean training rows, or 0 for pixels; where rows have
-    a mark `complete` (criterion completeness), it falls by that share.
+    its rows, hold nothing. That is the column's mean over the clients' clean training rows, or 0 for pixels. Where rows
+    have a mark `complete` (criterion completeness), it falls by that share.
     rows-repeated: it keeps 1/`amount` of its rows, rounded, at least 1, drawn at random, and repeats them until it has
     as many rows as before.
     classes-missing: it loses all training rows of `amount` of the classes it has, rounded, at least 1 and never all; it
@@ -107,7 +107,7 @@ class FlawSettings(Section):
     stale: it starts from the global model of `amount` rounds ago (before that many rounds: from the first model).
     own-model: it ignores the model it receives and goes on training its own.
     copy: not a fault of a client but one more client, with the training and test rows that `of` or the picked ones have
-    at this point; numbered after the others (people: NAME-copy-0, NAME-copy-1), so that further flaws can name it.
+    at this point. It is numbered after the others (people: NAME-copy-0, NAME-copy-1), and further flaws can name it.
     free-rider: it does not train and returns the model it received, pretending to have done all steps.
     claims-size: it reports `amount` times its number of samples, in the criterion DS too.
     claims-criteria: of every criterion that it measures itself it reports the most that can be true (LE 1, LD the
@@ -133,9 +133,9 @@ class FlawSettings(Section):
     clients: tuple[str, ...] = ()
     """Ids of the clients that have this flaw, such as client-003."""
     pick: Literal["biggest", "smallest", "random", "same"] | None = None
-    """Instead of names: the clients with the most or the fewest training rows, counted before any flaw (ties: the
-    earlier id first), or clients drawn at random by the seed, never copies; or the same as in the section before (after
-    copy: the new clients), so that flaws add up."""
+    """Instead of names. biggest, smallest: the clients with the most or the fewest training rows, counted before any
+    flaw (of equal ones the earlier id first); random: clients drawn by the seed, never copies; same: those of the
+    section before (after copy the new clients), so that flaws add up."""
     share: Annotated[float, Field(gt=0, le=1)] | None = None
     """pick: this share of all clients, copies not counted; rounded, at least 1, at most those there are to pick."""
     count: Count | None = None

@@ -52,9 +52,9 @@ class DataSettings(Section):
     """Where the samples come from; use one `[data]` section per experiment."""
 
     source: SourceName = "digits"
-    """digits and diabetes come with scikit-learn; mnist reads IDX files; leaf a LEAF folder with train/ and test/; npz
-    NumPy arrays; images a folder or zip of images, in a folder for each class or with an attribute table; csv a table
-    with names of columns (also Parquet, Excel, SPSS, Stata), or several; memory is given from Python."""
+    """digits, diabetes: they come with scikit-learn; mnist: IDX files; leaf: a LEAF folder with train/ and test/; npz:
+    NumPy arrays; images: a folder or zip of images, in a folder for each class or with an attribute table; csv: a table
+    with names of columns (also Parquet, Excel, SPSS, Stata), or several; memory: it is given from Python."""
     path: Path | None = None
     """File or folder to read. A relative path is looked for beside the experiment's file, then in the working folder,
     then in the folder that the environment variable STEELYARD_DATA names, then in ../shared/data. mnist: by default

@@ -26,10 +26,10 @@ class ModelSettings(Section):
     """[model]: which network the clients train."""
 
     name: Annotated[str, BeforeValidator(_named)] = "auto"
-    """auto: one that fits the data, cnn for images, mlp for tables, linear for a table with a number to predict; a
-    built-in model (cnn-mnist, cnn-mnist-authors, cnn-femnist, cnn-celeba, cnn-keras, cnn-adafed, cnn-digits, cnn, mlp,
-    logistic, linear); your own torch.nn.Module as "path/to/file.py:factory", or "package.module:factory" that an
-    installed package declares under the entry point steelyard.models; from Python, the factory itself."""
+    """auto takes one that fits the data: cnn for images, mlp for tables, linear for a table with a number to predict.
+    Built-in models are cnn-mnist, cnn-mnist-authors, cnn-femnist, cnn-celeba, cnn-keras, cnn-adafed, cnn-digits, cnn,
+    mlp, logistic, linear. Your own torch.nn.Module is "path/to/file.py:factory", or "package.module:factory" that an
+    installed package declares under the entry point steelyard.models. From Python, give the factory itself."""
     hidden: tuple[Width, ...] | None = None
     """Hidden units: one number per dense layer for mlp, one number for the convolutional networks."""
     channels: tuple[Width, Width] | None = None

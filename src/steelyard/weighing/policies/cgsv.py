@@ -2,8 +2,8 @@
 
     Θ ← Θ + Σ rᵢ·Γ·Δᵢ/‖Δᵢ‖;   φᵢ = cos(Δᵢ, that step);   r ← α r + (1 − α) φ, at least 0.001, divided by its sum
 
-The first round takes sizes for r. Of the paper's two parts this is the weighing; its second, that clients of low
-reputation receive a sparser model, is not done: the server would send each client another model, and a task here has
+The first round takes sizes for r. Of the paper's two parts this is the weighing. Its second, that clients of low
+reputation receive a sparser model, is not done. The server would send each client another model, and a task here has
 one for its whole cohort. Γ is 0.5 for MNIST in the authors' code, 1 or 0.15 for others.
 https://proceedings.neurips.cc/paper/2021/hash/8682cc30db9c025ecd3fee433f8ab54c-Abstract.html
 """
