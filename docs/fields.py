@@ -214,7 +214,7 @@ def cell(text: str) -> str:
 def paragraphs(described: type) -> str:
     """Return what a class says of itself, without its examples."""
     parts = [" ".join(part.split()) for part in (described.__doc__ or "").strip().split("\n\n")]
-    return "\n\n".join(part for part in parts if not part.startswith(">>>"))
+    return "\n\n".join(part for part in parts if not part.startswith((">>>", "Raises:")))
 
 
 def shown_default(field: FieldInfo) -> str:

@@ -43,6 +43,10 @@ class SweepResult:
 
     >>> found = steelyard.SweepResult("runs/my-sweep")
     >>> found.best.run()  # on the test set, once
+
+    Raises:
+        UserError: `folder` is no path; when it is read, it holds no sweep, or no point has a figure
+            (`best`, `plot`).
     """
 
     folder: Path
@@ -112,6 +116,10 @@ class _Verbs:
 
             >>> experiment = steelyard.Experiment.load("quickstart", ["rounds.count=5"], seed=3)
             >>> result = experiment.run()
+
+        Raises:
+            UserError: there is no such recipe or file, a change names no field or a value that it does not
+                take, or the file names code and `trust` is not given.
         """
         path_of(name_or_file, "Experiment.load", "a recipe's name, or the path of a TOML file")
         changes = texts_of(changes, "changes", 'a list of text, such as ["rounds.count=50"]')
@@ -127,6 +135,10 @@ class _Verbs:
 
             >>> result = steelyard.Experiment(data={"source": "memory"}, partition={"clients": 4}).run(
             ...     dataset=steelyard.in_memory(features, labels))  # features [rows, columns], labels [rows]
+
+        Raises:
+            UserError: fields do not fit each other or the data, `out` holds a run already, or `dataset` is
+                missing or not asked for.
         """
         out, shown = _place(out), _shown(progress)
         with watching(shown):
@@ -147,6 +159,9 @@ class _Verbs:
 
             >>> result = steelyard.Experiment.load("quickstart").compare(["fedavg", "VP>LD>DS"], seeds=3)
             >>> result.table["rules"]
+
+        Raises:
+            UserError: as in `run`, and where a rule is not known or cannot run on these data.
         """
         out, shown, words = _place(out), _shown(progress), _rules(rules)
         expect("seeds", seeds, int, "a whole number from 1 on")
@@ -174,6 +189,10 @@ class _Verbs:
 
             >>> found = steelyard.Experiment.load("quickstart").sweep({"training.learning_rate": [0.05, 0.1]})
             >>> found.best.run()
+
+        Raises:
+            UserError: as in `compare`, and where `over` names no field, a value is not taken, or `out` holds
+                another sweep.
         """
         out, shown = _place(out), _shown(progress)
         expect("over", over, Mapping, 'fields with their values, such as {"training.epochs": [1, 5]}')
@@ -235,6 +254,9 @@ class Experiment(_Verbs, LearningDescription):
 
         >>> experiment = steelyard.Experiment(rounds={"count": 5}, weighing={"criteria": ["LD", "DS"]})
         >>> experiment.run("runs/mine")
+
+    Raises:
+        UserError: a field is unknown or holds what it does not take; the line names it and what is allowed.
     """
 
 
@@ -245,6 +267,9 @@ class RecommendExperiment(_Verbs, RecommendDescription):
 
         >>> experiment = steelyard.RecommendExperiment(interactions={"path": "ratings.tsv"}, rounds={"epochs": 3})
         >>> experiment.run("runs/recommender")
+
+    Raises:
+        UserError: a field is unknown, missing or holds what it does not take.
     """
 
 
@@ -273,6 +298,9 @@ def resume(
 
         >>> result = steelyard.resume("runs/mine")
         >>> result.summary["status"]
+
+    Raises:
+        UserError: `folder` holds no run, or what was changed since is not accepted.
     """
     folder, shown = path_of(folder, "resume", "the folder of a run"), _shown(progress)
     if not isinstance(given, list | tuple) or not all(callable(function) for function in given):

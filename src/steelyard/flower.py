@@ -65,6 +65,11 @@ class Weighed(Strategy):
     there as a run for `steelyard report`, `watch` and `weigh`; an app that is started again goes on in it. `measure`
     names the metric of clients' tests that is their score there; without it, it is one called accuracy, acc or the
     like. `keep_models` keeps the newest models in the folder too.
+
+        >>> strategy = Weighed("LD>DS", FedAvg(fraction_train=0.5))
+
+    Raises:
+        UserError: the rule is not known or steers training itself, or `folder` holds another run.
     """
 
     def __init__(

@@ -55,6 +55,12 @@ class WeighedAggregator(ModelAggregator):
     `folder`, every round is also written there as a run for `steelyard report`, `watch` and `weigh`; `measure` names
     the clients' metric that is their score there. Large updates wait for the others in temporary files, in
     `temporary` or where the machine has such files.
+
+        >>> aggregator = WeighedAggregator("LD>DS")
+
+    Raises:
+        UserError: the rule is no text, is not known or steers training itself, or `folder` holds another
+            run.
     """
 
     # NVFlare writes a component down by the attributes that are named as its constructor's arguments.

@@ -28,6 +28,9 @@ class Result:
 
     >>> result = steelyard.Result("runs/mine")
     >>> result.summary["status"], result.history.rounds  # a word, a data frame
+
+    Raises:
+        UserError: `folder` is no path; when a figure is first read, the folder holds no run.
     """
 
     folder: Path

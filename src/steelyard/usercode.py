@@ -86,6 +86,9 @@ def model(factory: FactoryT | None = None) -> FactoryT:
 
         >>> @steelyard.model
         ... def net(feature_shape, outputs): return torch.nn.Linear(feature_shape[0], outputs)
+
+    Raises:
+        UserError: what is decorated is no function or class of yours.
     """
     return _marked(factory, "model")
 
@@ -97,6 +100,9 @@ def loss(function: FactoryT | None = None) -> FactoryT:
 
         >>> @steelyard.loss
         ... def distance(outputs, labels): return (outputs[:, 0] - labels).abs()
+
+    Raises:
+        UserError: what is decorated is no function or class of yours.
     """
     return _marked(function, "loss")
 

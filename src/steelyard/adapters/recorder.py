@@ -43,7 +43,11 @@ from steelyard.weighing.weights import Weighing
 
 @dataclass(frozen=True)
 class ClientTest:
-    """One client's test of a round's new model; more is better in `score`."""
+    """One client's test of a round's new model; more is better in `score`.
+
+    >>> ClientTest(0.9, samples=50).score
+    0.9
+    """
 
     score: float
     samples: int = 1
@@ -74,6 +78,14 @@ class Recorder:
     `rule`: what weighs the clients (`WeighedRounds(...).rule`); `rounds`: how many there will be, where known;
     `measure`: what clients' scores are; `keep_models`: keep the models that `write` is given (the newest two).
     A folder that holds a run of the same rule is gone on with, and any other run is refused.
+
+        >>> recorder = Recorder("runs/theirs", WeighedRounds("DS").rule, framework="ours")
+        >>> recorder.write({"ann": 0.75, "bob": 0.25}, {"ann": {"DS": 30}, "bob": {"DS": 10}})
+        1
+
+    Raises:
+        UserError: `folder` holds another run; (in `write`) a client lacks a measure or claims impossible
+            samples.
     """
 
     def __init__(

@@ -33,7 +33,11 @@ _LONGEST_REASON = 500
 
 @dataclass(frozen=True, eq=False)
 class Reply:
-    """What one client sent: its model, how many samples it trained on, and measures of itself by name."""
+    """What one client sent: its model, how many samples it trained on, and measures of itself by name.
+
+    >>> Reply("ann", {"layer": numpy.ones(2)}, samples=30, measures={"battery": 0.7}).samples
+    30
+    """
 
     client: str
     arrays: Arrays
@@ -45,7 +49,12 @@ class Reply:
 
 @dataclass(frozen=True, eq=False)
 class Combined:
-    """What came of one round; `reasons` name every client that was left out."""
+    """What came of one round; `reasons` name every client that was left out.
+
+    >>> combined = WeighedRounds("DS").combine({"layer": numpy.zeros(2)}, replies)
+    >>> combined.arrays["layer"], combined.reasons  # the new model, and who was left out
+    (array([0.5, 0.5]), {})
+    """
 
     arrays: Arrays | None
     """The new model; None where the old one is kept."""
@@ -69,6 +78,13 @@ class WeighedRounds:
     """Weighs the replies of each round by one rule; keeps what criteria remember between rounds.
 
     `metrics` are measures that clients send and that are no criteria, by name; rules may then name them too.
+
+        >>> replies = [Reply("ann", {"layer": numpy.ones(2)}, 30), Reply("bob", {"layer": -numpy.ones(2)}, 10)]
+        >>> WeighedRounds("DS").combine({"layer": numpy.zeros(2)}, replies).weights
+        {'ann': 0.75, 'bob': 0.25}
+
+    Raises:
+        UserError: the rule is not known, steers training itself, or needs `rows` that are not there.
     """
 
     def __init__(
@@ -165,6 +181,10 @@ class Collected:
     """The replies of one round, checked as they come; of each, only its update is kept, on the disk where it is large.
 
     Add replies in any order: sums run by client, so that the result does not depend on it.
+
+        >>> collected = WeighedRounds("DS").begin({"layer": numpy.zeros(2)})
+        >>> collected.add(Reply("ann", {"layer": numpy.ones(2)}, 30))
+        ''
     """
 
     def __init__(self, weighing: WeighedRounds, sent: Arrays, folder: Path | None) -> None:

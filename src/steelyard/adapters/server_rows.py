@@ -31,6 +31,12 @@ class ServerRows(NoRows):
     """Rows of the task that the server holds and trusts; hand them over where a rule measures on them (VP, GA).
 
     `network` is a torch.nn.Module whose state_dict has the names that clients send, `labels` are classes 0, 1, 2, ...
+
+        >>> rows = ServerRows(torch.nn.Linear(3, 2), numpy.zeros((4, 3)), [0, 1, 0, 1])  # [rows, ...], [rows]
+
+    Raises:
+        UserError: rows and labels differ in number, numbers are not finite, or the network is not the
+            clients'.
     """
 
     def __init__(self, network: torch.nn.Module, features: Any, labels: Any) -> None:

@@ -20,6 +20,9 @@ def algorithm(name: str) -> Callable[[AlgorithmT], AlgorithmT]:
 
     >>> @steelyard.algorithm("half")
     ... class Half(steelyard.Algorithm): ...
+
+    Raises:
+        UserError: the name is taken, or what is decorated is no class derived from `Algorithm`.
     """
     if not isinstance(name, str) or not re.fullmatch(r"[a-z][a-z0-9-]{0,39}", name):
         raise UserError(

@@ -58,6 +58,10 @@ def in_memory(
 
         >>> steelyard.in_memory(numpy.zeros((4, 3)), [0, 1, 0, 1], ["ann", "ann", "bob", "bob"])  # a row each
         Dataset('memory': 4 samples of 3, 2 classes, 2 owners)
+
+    Raises:
+        UserError: rows and labels differ in number, numbers are not finite, no column is named, or a kind
+            of data is not known.
     """
     _check_options(name, label, owner, marks, classes, task, ignore)
     found: Columns | None = None

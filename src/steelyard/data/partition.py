@@ -37,6 +37,13 @@ def share_out(
     """Share out a data set among clients and give some of them flaws; use it once per run, with the run's seed.
 
     The settings' own seed, where given, comes before `seed`. Clients come in ascending order of their id.
+
+        >>> rows = steelyard.in_memory(numpy.zeros((20, 3)), [0, 1] * 10)
+        >>> len(share_out(rows, PartitionSettings(clients=2), seed=1).clients)
+        2
+
+    Raises:
+        UserError: there are not enough rows, or not those that the scheme needs.
     """
     seed = seed if settings.seed is None else settings.seed
     _check(dataset, settings)

@@ -44,6 +44,12 @@ class PartitionSettings(Section):
 
     Fields and schemes also go by their flwr-datasets names: num_partitions (clients), num_shards_per_partition
     (shards_per_client), min_partition_size (minimum); IidPartitioner, ShardPartitioner and so on.
+
+        >>> PartitionSettings(scheme="dirichlet", clients=20, alpha=0.3).alpha
+        0.3
+
+    Raises:
+        UserError: a field is unknown or does not fit the scheme.
     """
 
     scheme: Scheme = "iid"

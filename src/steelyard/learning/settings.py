@@ -23,7 +23,14 @@ def _named(value: Any) -> Any:
 
 
 class ModelSettings(Section):
-    """[model]: which network the clients train."""
+    """[model]: which network the clients train.
+
+        >>> ModelSettings(name="mlp", hidden=[64]).hidden
+        (64,)
+
+    Raises:
+        UserError: a field is unknown or holds what it does not take.
+    """
 
     name: Annotated[str, BeforeValidator(_named)] = "auto"
     """auto takes one that fits the data: cnn for images, mlp for tables, linear for a table with a number to predict.
@@ -69,7 +76,14 @@ class ScheduleSettings(Section):
 
 
 class TrainingSettings(Section):
-    """[training]: how each client trains on its own data."""
+    """[training]: how each client trains on its own data.
+
+        >>> TrainingSettings(learning_rate=0.05, epochs=5).epochs
+        5
+
+    Raises:
+        UserError: a field is unknown or holds what it does not take.
+    """
 
     optimiser: Literal["sgd", "adam", "adadelta"] = "sgd"
     """How a client steps: sgd; adam; adadelta. What adam and adadelta remember (with the constants of Keras) begins

@@ -8,6 +8,15 @@ Chance comes from the operating system (`secrets`). Shares of Shamir's scheme li
 prime 2^256 + 297, so that a secret of 256 bits is one element. pycryptodome's implementation takes secrets of 128 bits
 in GF(2^128) and needs 124 ms for one of them at 100 holders, nearly a minute for each round of such a cohort; this one
 needs 2 ms for 256 bits. Python's integers do not hide their timing: share on machines of your own.
+
+    >>> sharing.join(sharing.split(6000, 3))
+    6000
+    >>> sharing.recover(dict(enumerate(sharing.deal(bytes(32), 2, 3), start=1))) == bytes(32)
+    True
+
+Raises:
+    ValueError: fewer than two parties, a number outside the ring, a threshold above the holders, or
+        shares of no secret.
 """
 
 from __future__ import annotations

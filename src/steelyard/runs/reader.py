@@ -49,6 +49,9 @@ class History:
 
         >>> history = steelyard.History("runs/mine")
         >>> history.clients[["round", "client", "weight"]]  # a pandas frame, a row for each client of each round
+
+    Raises:
+        UserError: `folder` holds no run, one of another version, or one that was damaged.
     """
 
     def __init__(self, folder: Path | str) -> None:

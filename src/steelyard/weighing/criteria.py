@@ -177,6 +177,9 @@ def client_criterion(
 
         >>> @steelyard.client_criterion("ROWS", maximum=1000, description="rows, up to 1000")
         ... def rows(local: steelyard.LocalData) -> float: return min(len(local.labels), 1000)
+
+    Raises:
+        UserError: the name is taken or no word, or what is decorated is no function.
     """
     check_decorator("client_criterion", name, description, maximum, **_choices(about, needs_task))
     marks = texts_of(needs_marks, "@client_criterion: needs_marks", 'a list of names, such as ["sharp"]')
@@ -225,6 +228,9 @@ def server_criterion(
 
         >>> @steelyard.server_criterion("NEAR", description="how near the model stays")
         ... def near(view: steelyard.CohortView): return 1 / (1 + view.divergence)
+
+    Raises:
+        UserError: the name is taken or no word, or what is decorated is no function.
     """
     check_decorator("server_criterion", name, description, maximum, **_choices(about, needs_task))
     check_flags(

@@ -49,6 +49,9 @@ class WeighingSettings(LimitSettings):
     >>> settings = steelyard.WeighingSettings(criteria=["LD", "DS"], priority="DS>LD", normalise="max")
     >>> steelyard.weigh({"ann": {"DS": 3, "LD": 1}, "bob": {"DS": 1, "LD": 1}}, settings).weights
     array([0.75, 0.25])
+
+    Raises:
+        UserError: a field is unknown or does not fit the others.
     """
 
     criteria: tuple[str, ...] = Field(default=("DS",), min_length=1)
@@ -239,6 +242,9 @@ class Rule:
         >>> rule = steelyard.Rule(steelyard.WeighingSettings(criteria=["DS"]))
         >>> rule.weigh(numpy.array([[30.0], [10.0]])).weights  # raw measures [clients, criteria] in, [clients] out
         array([0.75, 0.25])
+
+    Raises:
+        UserError: (in `weigh`) the array is not [clients, criteria], or holds negative or infinite numbers.
     """
 
     def __init__(self, settings: WeighingSettings, known: Iterable[registry.Criterion] | None = None) -> None:

@@ -145,6 +145,10 @@ def weigh(table: Any, rule: str | WeighingSettings = "", normalise: Normalising 
 
         >>> steelyard.weigh({"ann": {"DS": 300, "VP": 0.5}, "bob": {"DS": 100, "VP": 0.9}}, "VP>DS").weights
         array([0.4375, 0.5625])
+
+    Raises:
+        UserError: the table is empty, lacks a column, or holds what is no number from 0 on; the rule is not
+            known or needs training.
     """
     criteria = rule.criteria if isinstance(rule, WeighingSettings) else read_words(rule, None).criteria
     measures = read_measures(table, criteria)

@@ -20,7 +20,10 @@ from steelyard.messages import Counts, LossState, RowTests, ServerTest
 
 
 class SimulationServer:
-    """The server of a simulation; it shares data and model with the clients that it is made from."""
+    """The server of a simulation; it shares data and model with the clients that it is made from.
+
+    >>> server = SimulationServer(clients)  # a Simulation
+    """
 
     def __init__(self, clients: Simulation) -> None:
         self.clients = clients

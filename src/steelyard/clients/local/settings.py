@@ -15,6 +15,12 @@ class ComputeSettings(Section):
     """[compute]: device, engine and limits of the simulation; none of it changes what is computed, only how fast.
 
     Results of two engines agree within float tolerance; results of one engine with one seed agree bit for bit.
+
+        >>> ComputeSettings(device="cpu", engine="loop").engine
+        'loop'
+
+    Raises:
+        UserError: a field is unknown or holds what it does not take.
     """
 
     device: str = "auto"

@@ -39,6 +39,12 @@ class Simulation:
     `populations` gives the population of each seed. Tasks of several federations that arrive in one call are
     trained in one stack. `facts` are per-client facts for criteria about the device or the user:
     {"client": {"device": {"battery": 0.7}, "user": {...}}}.
+
+        >>> populations = {1: share_out(rows, PartitionSettings(clients=2), seed=1)}
+        >>> clients = Simulation(populations, ModelSettings(name="logistic"), TrainingSettings(epochs=5))
+
+    Raises:
+        UserError: this machine has no such device; when clients train, the model or the engine does not fit the data.
     """
 
     def __init__(
