@@ -5,6 +5,7 @@ A hook of mkdocs: `mkdocs build` calls `on_files`. Nothing it makes is kept in t
 
 from __future__ import annotations
 
+import re
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -33,6 +34,7 @@ def pages() -> dict[str, str]:
         "reference/criteria.md": criteria_page(),
         "reference/models.md": models_page(),
         "reference/recipes.md": recipes_page(),
+        "reference/database.md": database_page(),
         **policy_pages(),
     }
 
@@ -204,4 +206,23 @@ def recipes_page() -> str:
     for name, entry in recipes().items():
         document = tomllib.loads(entry.read_text(encoding="utf-8"))
         lines.append(f"| `{name}` | {cell(str(document.get('description', '')))} |")
+    return "\n".join(lines) + "\n"
+
+
+def database_page() -> str:
+    """The tables of a run's database: the statements that make them, each with what its columns hold."""
+    from steelyard.runs.schema import SCHEMA, VERSION
+
+    lines = [
+        "# Tables of a run",
+        "",
+        f"Made from the code: `run.sqlite` of a [run's folder](files.md), schema {VERSION}. A round is written in one "
+        "transaction. In Python [`History`](api.md) reads them, as data frames and arrays.",
+        "",
+        "A federation is a rule with an algorithm and a seed. Columns of type BLOB hold the numbers of all clients of "
+        "a round, little-endian, in the order of the column `clients`. NULL is what nobody knows.",
+    ]
+    for statement in re.findall(r"^CREATE TABLE .*?;$", SCHEMA, re.DOTALL | re.MULTILINE):
+        made = statement.replace("IF NOT EXISTS ", "")
+        lines += ["", f"## `{made.split()[2]}`", "", "```sql", made, "```"]
     return "\n".join(lines) + "\n"
