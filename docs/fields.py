@@ -99,13 +99,7 @@ def _entry(kind: str, place: Place, name: str, field: FieldInfo) -> list[str]:
     facts.append(f"example `{example_line(place, name, field)}`")
     text, *items = _meanings(" ".join((field.description or "").split()), field.annotation)
     body = [*([text, ""] if text else []), *(f"- {item}" for item in items), *([""] if items else [])]
-    first, *rest = [*body, " · ".join(filter(None, facts))]
-    return [
-        f"`{path}` {{: #{_anchor(kind, path)} }}",
-        f":   {first}",
-        *(f"    {line}" if line else "" for line in rest),
-        "",
-    ]
+    return [f"#### `{path}` {{: #{_anchor(kind, path)} }}", "", *body, " · ".join(filter(None, facts)), ""]
 
 
 def _meanings(text: str, annotation: Any) -> list[str]:

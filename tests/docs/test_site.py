@@ -17,7 +17,7 @@ pytest.importorskip("mkdocs", reason="the site is built with mkdocs (extra docs)
 from tests.docs.made import fields, generated, pages  # noqa: E402  it needs mkdocs
 from tests.docs.sentences import long_sentences  # noqa: E402
 
-ENTRY = re.compile(r"^`([\w.]+)` \{: #([\w-]+) \}\n:   (.*?)(?=\n\n`|\n\n\n|\n*\Z)", re.DOTALL | re.MULTILINE)
+ENTRY = re.compile(r"^#### `([\w.]+)` \{: #([\w-]+) \}\n\n(.*?)(?=\n\n+#|\n*\Z)", re.DOTALL | re.MULTILINE)
 
 
 def test_the_site_builds_without_a_warning(tmp_path: Path):
