@@ -8,15 +8,15 @@ from __future__ import annotations
 import re
 import sys
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import click
 import typer.main
 from fields import cell, fields_page, table
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from typer.core import TyperCommand
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
@@ -46,18 +46,28 @@ def commands_page() -> str:
     """Every command with its arguments and options, from the command line itself."""
     from steelyard.cli.main import app
 
+    root: Any = typer.main.get_command(app)
     lines = [
         "# Commands",
         "",
         "Made from the code; `steelyard COMMAND --help` says the same. [Exit codes](exit-codes.md) hold for all.",
+        "",
+        "## Options of every command",
+        "",
+        "They may stand before the command's name or after it. Answers go to standard output, messages to standard "
+        "error; the same warning is shown once.",
+        "",
+        *_parameters([], [option for option in root.params if option.name not in ("version", "help")]),
+        "",
+        "`STEELYARD_LOG_LEVEL` (`debug`, `info`, `warning`) and `STEELYARD_LOG_FILE` say the same to processes that "
+        "others start, such as Flower's. In Python messages go to the standard `logging`, below the name `steelyard`.",
     ]
-    root = typer.main.get_command(app)
     for path, command in _commands(root, "steelyard"):
         lines += ["", f"## `{path}`", "", *_command(path, command)]
     return "\n".join(lines) + "\n"
 
 
-def _commands(command: Any, path: str) -> Iterator[tuple[str, click.Command]]:
+def _commands(command: Any, path: str) -> Iterator[tuple[str, TyperCommand]]:
     children = getattr(command, "commands", None)
     if children is None:
         yield path, command
@@ -67,14 +77,16 @@ def _commands(command: Any, path: str) -> Iterator[tuple[str, click.Command]]:
             yield from _commands(child, f"{path} {name}")
 
 
-def _command(path: str, command: click.Command) -> list[str]:
+def _command(path: str, command: TyperCommand) -> list[str]:
     arguments = [p for p in command.params if p.param_type_name == "argument" and not getattr(p, "hidden", False)]
     options = [p for p in command.params if p.param_type_name == "option" and p.name != "help"]
     shown = " ".join(_argument(argument) for argument in arguments)
     lines = ["```text", f"{path} {shown}".rstrip() + (" [OPTIONS]" if options else ""), "```", ""]
-    lines += [" ".join((command.help or "").split()), ""]
-    if arguments or options:
-        lines += ["| | default | what |", "|---|---|---|"]
+    return [*lines, " ".join((command.help or "").split()), "", *_parameters(arguments, options)]
+
+
+def _parameters(arguments: Sequence[Any], options: Sequence[Any]) -> list[str]:
+    lines = ["| | default | what |", "|---|---|---|"] if arguments or options else []
     for parameter in (*arguments, *options):
         names = (
             ", ".join(f"`{name}`" for name in parameter.opts) if parameter in options else f"`{_argument(parameter)}`"
@@ -88,7 +100,7 @@ def _command(path: str, command: click.Command) -> list[str]:
     return lines
 
 
-def _argument(parameter: click.Parameter) -> str:
+def _argument(parameter: Any) -> str:
     name = (parameter.metavar or parameter.name or "").upper()
     many = "..." if parameter.nargs == -1 else ""
     return f"{name}{many}" if parameter.required else f"[{name}{many}]"

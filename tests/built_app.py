@@ -1,15 +1,10 @@
-"""The command line, built once: importing this has `main()` use it again, for tests that call it hundreds of times.
+"""The command line, built once: for processes that are forked to run one command each.
 
-Typer builds all commands anew for every call, from the types of all their parameters: a tenth of a second.
+Typer builds all commands from the types of all their parameters: a tenth of a second.
 """
 
 from __future__ import annotations
 
-import functools
+from steelyard.cli.main import command_line
 
-import typer.main
-
-from steelyard.cli.main import app
-
-typer.main.get_command = functools.cache(typer.main.get_command)
-BUILT = typer.main.get_command(app)
+BUILT = command_line()

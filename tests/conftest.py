@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import shutil
 import subprocess
@@ -14,6 +15,8 @@ from typing import Any
 import hypothesis
 import pytest
 from tests.warm import command_environment, warm_command
+
+from steelyard.logs import DISPLAYED
 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
 # Tests run in two workers on two cores: operator threads that wait for each other would only slow both down.
@@ -74,6 +77,28 @@ def refused(steelyard: CommandLine) -> Callable[..., str]:
         return lines[-1]
 
     return call
+
+
+class _Lines(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+@pytest.fixture
+def messages() -> Generator[list[str]]:
+    """What the library says in this process, line by line; progress is in none of them."""
+    handler, ours = _Lines(), logging.getLogger("steelyard")
+    handler.addFilter(lambda record: record.name != DISPLAYED)
+    before = ours.level
+    ours.addHandler(handler)
+    ours.setLevel(logging.INFO)
+    yield handler.lines
+    ours.removeHandler(handler)
+    ours.setLevel(before)
 
 
 # By processor time. Without `--no-loadscope-reorder` (pyproject.toml) xdist would order files by their number of tests.

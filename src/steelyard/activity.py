@@ -1,6 +1,6 @@
 """What the program is doing just now, in words: work says it, and whoever shows progress asks for it.
 
-Nothing is printed here, and nothing depends on it; without anyone who asks, it costs a list entry.
+Nothing is shown here but the steps in a log (`--verbose`); without anyone who asks, it costs a list entry.
 """
 
 from __future__ import annotations
@@ -9,12 +9,16 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager
 
+from steelyard.logs import logger
+
+_log = logger(__name__)
 _now_doing: list[tuple[str, float]] = []
 
 
 @contextmanager
 def doing(what: str) -> Generator[None]:
     """Say what the work inside is; use it around anything that may take more than a few seconds."""
+    _log.debug(what)
     entry = (what, time.monotonic())
     _now_doing.append(entry)
     try:

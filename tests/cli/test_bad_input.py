@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests import built_app  # noqa: F401  (faster)
 from tests.cli.bad_cases import BASE, CASES, Case
 from tests.conftest import CommandLine
 

@@ -72,7 +72,7 @@ def test_compare_then_table_in_every_format(steelyard: CommandLine, small: Path,
     assert text.startswith(document["recommendation"]["sentence"])
     assert "two seeds cannot tell it from chance: steelyard compare --seeds" in text
     assert "online(DS>LD>MD) against DS" not in text
-    assert "online(DS>LD>MD) against DS" in steelyard("table", "run", "--verbose").stdout
+    assert "online(DS>LD>MD) against DS" in steelyard("table", "run", "--full").stdout
     assert "Rounds until a share of the devices reach 50%" in text
     assert steelyard("table", "run", "--format", "markdown").stdout.count("| --- |") >= 4
     assert r"\toprule" in steelyard("table", "run", "--format", "latex").stdout
@@ -153,6 +153,6 @@ def test_all_rules_run_and_those_that_cannot_are_named(steelyard: CommandLine, t
     assert not set(document["left_out"]) & set(document["rules"])
     named = [line.split("without ")[1].split(":")[0] for line in done.stderr.splitlines() if "--rules all" in line]
     assert named == list(document["left_out"])
-    tables = steelyard("table", document["run"], "--verbose").stdout
+    tables = steelyard("table", document["run"], "--full").stdout
     assert "Left out of all rules" in tables
     assert "needs full participation" in " ".join(tables.split())

@@ -7,18 +7,17 @@ from __future__ import annotations
 
 import shlex
 from pathlib import Path
+from typing import Any
 
-import click
 import pytest
 import tomli_w
 import torch
-import typer
 from tests.conftest import CommandLine
 from tests.recommend.conftest import two_tastes
 from tests.runs.signed_runs import a_key
 from tests.warm import forget_steelyard, warm_command
 
-from steelyard.cli.main import app
+from steelyard.cli.main import command_line
 from steelyard.federate.receipts import keep
 from steelyard.messages import LossState, Signed, Task
 from steelyard.signing import Statement
@@ -121,15 +120,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_every_command_is_here() -> None:
     """A new command needs a line above: what it imports is seen by no warm process."""
 
-    def paths(command: click.Command, before: str = "") -> set[str]:
-        inside: dict[str, click.Command] = getattr(command, "commands", {})
+    def paths(command: Any, before: str = "") -> set[str]:
+        inside: dict[str, Any] = getattr(command, "commands", {})
         deeper = [paths(each, f"{before} {name}".strip()) for name, each in inside.items()]
         return set().union(*deeper) if inside else {before}
 
-    named = {
-        path for path in paths(typer.main.get_command(app)) for line in COMMANDS if f"{line} ".startswith(f"{path} ")
-    }
-    assert named | ELSEWHERE == paths(typer.main.get_command(app))
+    named = {path for path in paths(command_line()) for line in COMMANDS if f"{line} ".startswith(f"{path} ")}
+    assert named | ELSEWHERE == paths(command_line())
 
 
 @pytest.mark.parametrize("words", COMMANDS)

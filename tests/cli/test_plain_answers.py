@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -19,10 +18,6 @@ QUICK = ["--set", "rounds.count=1", "--set", "compute.engine=loop", "--set", "mo
 TABLE = "client,[/b]DS,\x1b[31mLD\n[/b]ann,.9,.2\n\x1b[31mbob,.1,.8\n"
 
 
-@pytest.mark.skipif(
-    tuple(map(int, version("click").split(".")[:2])) >= (8, 5),
-    reason="click 8.5 is beyond what pyproject.toml allows: typer before 0.21 loses the help of arguments with it",
-)
 def test_arguments_have_their_help(steelyard: CommandLine) -> None:
     assert "Name of a recipe, or path of a TOML file." in steelyard("run", "--help").stdout
     assert "Folder of a run" in steelyard("resume", "--help").stdout

@@ -153,12 +153,12 @@ def test_the_best_of_a_sweep_is_known_again_by_the_run_on_the_test_set(steelyard
 
 
 def test_rounds_of_one_client_are_said_once_and_stand_in_table_report_and_json(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, messages: list[str]
 ) -> None:
     result = Result(run(small(fraction=0.1), out=tmp_path / "run"))
-    said = [line for line in capfd.readouterr().err.splitlines() if "weighed one client only" in line]
+    said = [line for line in messages if "weighed one client only" in line]
     assert len(said) == 1
-    assert said[0].startswith("steelyard: warning: round 1 of ")
+    assert said[0].startswith("warning: round 1 of ")
     assert "rounds.fraction" in said[0]
     found = [{"rule": "DS>LD", "seed": 0, "rounds": 3, "of": 3}]
     assert result.summary["weighed_one"] == found
@@ -172,11 +172,9 @@ def test_rounds_of_one_client_are_said_once_and_stand_in_table_report_and_json(
     assert "weighed one client only" in repr(result)
 
 
-def test_a_run_that_weighed_several_clients_says_nothing_of_it(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_run_that_weighed_several_clients_says_nothing_of_it(tmp_path: Path, messages: list[str]) -> None:
     result = Result(run(small(), out=tmp_path / "run"))
-    assert "one client" not in capfd.readouterr().err
+    assert not any("one client" in line for line in messages)
     assert result.summary["weighed_one"] == result.table["weighed_one"] == []
     assert "one client" not in write_comparison(result.table, "text")
     assert "one client only" not in result.report().read_text(encoding="utf-8")

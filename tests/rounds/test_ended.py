@@ -65,14 +65,14 @@ def without_seconds(history: History) -> list[dict[str, Any]]:
 
 
 def test_the_others_go_on_and_everyone_who_looks_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], steelyard: CommandLine
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, messages: list[str], steelyard: CommandLine
 ) -> None:
     whole = History(run(build(SMALL), out=tmp_path / "whole"))
     broken_from(monkeypatch, "fedavg", 3)
     folder = run(build(SMALL), out=tmp_path / "run")
     history = History(folder)
     assert history.info["status"] == "finished"
-    assert capsys.readouterr().err.splitlines()[-1] == f"steelyard: fedavg: ended in round 3: {WHY}"
+    assert messages[-1] == f"fedavg: ended in round 3: {WHY}"
     assert history.ended == {("fedavg", 1): (3, WHY)}
     expected = [row for row in without_seconds(whole) if row["rule"] != "fedavg" or row["round"] < 3]
     assert without_seconds(history) == expected
@@ -193,7 +193,7 @@ def test_a_rule_that_ended_before_its_first_test_has_no_place_among_the_best(
 
 
 def test_a_budget_is_not_blamed_for_a_model_that_exploded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, messages: list[str]
 ) -> None:
     broken_from(monkeypatch, "fedavg", 2)
     limit = spent({Release(2.0): 2}, 1e-5) + 0.01
@@ -209,8 +209,8 @@ def test_a_budget_is_not_blamed_for_a_model_that_exploded(
     assert promise["ended"] == {main: 2}
     # The server told nobody of the round in which no model was sound: one round was told.
     assert promise["epsilon"]["fedavg"] == pytest.approx(spent({Release(2.0): 1}, 1e-5))
-    lines = [line for line in capsys.readouterr().err.splitlines() if "fedavg" in line]
-    assert lines == [f"steelyard: fedavg: ended in round 2: {WHY}"]
+    lines = [line for line in messages if "fedavg" in line]
+    assert lines == [f"fedavg: ended in round 2: {WHY}"]
 
 
 def test_devices_with_noise_tell_nobody_that_their_models_broke(

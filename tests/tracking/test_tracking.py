@@ -110,15 +110,15 @@ def test_a_stopped_run_says_so_and_is_found_again(tmp_path: Path, package: Calla
 
 @pytest.mark.parametrize("fails_at", ["init", "log", "finish"])
 def test_a_failing_tracker_is_told_once_and_the_run_goes_on(
-    tmp_path: Path, package: Callable[..., list[Call]], capsys: pytest.CaptureFixture[str], fails_at: str
+    tmp_path: Path, package: Callable[..., list[Call]], messages: list[str], fails_at: str
 ) -> None:
     told = package("trackio", fails_at)
     result = quick("trackio").run(tmp_path / "one")
     assert result.history.info["status"] == "finished"
     assert len(result.history.rounds) == 3
-    lines = [line for line in capsys.readouterr().err.splitlines() if "tracking" in line]
+    lines = [line for line in messages if "tracking" in line]
     why = f"(ConnectionError: {fails_at} does not work)"
-    assert lines == [f"steelyard: tracking.to = 'trackio' failed {why}; the run goes on without it"]
+    assert lines == [f"tracking.to = 'trackio' failed {why}; the run goes on without it"]
     assert [word for word, _, _ in told].count(fails_at) == 1
 
 

@@ -5,7 +5,6 @@ What is heavy is imported inside the command, for speed of start.
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,14 +12,17 @@ import typer
 
 from steelyard.activity import doing
 from steelyard.cli.finishing import watched
-from steelyard.cli.options import ExperimentArgument, FirstSeedOption, FormatOption, QuietOption, SeedsOption, SetOption
+from steelyard.cli.options import ExperimentArgument, FirstSeedOption, FormatOption, SeedsOption, SetOption
 from steelyard.cli.printing import print_json, terminal_width
 from steelyard.cli.trust import TrustOption, asking
 from steelyard.errors import UserError, printable
+from steelyard.logs import logger, quiet
 from steelyard.rounds.progress import watching
 
 if TYPE_CHECKING:
     from steelyard.report.documents.comparison import Attacks
+
+_log = logger(__name__)
 
 
 def attack(
@@ -47,11 +49,10 @@ def attack(
         Path | None, typer.Option("--out", help="Folder that gets one run for each attack; one with the same goes on.")
     ] = None,
     trust: TrustOption = False,
-    quiet: QuietOption = False,
     format: FormatOption = "text",
 ) -> None:
     """Make some clients hostile and show accuracy under each rule, beside the same without them."""
-    with watching(not quiet):
+    with watching(not quiet()):
         with doing("starting"):
             from steelyard.experiment.comparing import load_comparison
             from steelyard.experiment.loading import load
@@ -63,12 +64,12 @@ def attack(
         described = load_comparison(experiment, changes or [], rules or rules_for(base), seed)
         planned = Attack(described, tuple(names), fraction, seeds)
         _ = planned.parts  # refuses what cannot be run before there is a folder
-        _finish(attack_folder(planned, out), True, False, quiet, format)
+        _finish(attack_folder(planned, out), True, False, format)
 
 
-def resume_attack(folder: Path, trust: bool, accept_changes: bool, quiet: bool, format: str) -> None:
+def resume_attack(folder: Path, trust: bool, accept_changes: bool, format: str) -> None:
     """Go on with attacks that were stopped or killed; what `steelyard resume` does with the folder of some."""
-    _finish(folder, trust, accept_changes, quiet, format)
+    _finish(folder, trust, accept_changes, format)
 
 
 def outcomes_of(folder: Path) -> Attacks:
@@ -85,14 +86,15 @@ def outcomes_of(folder: Path) -> Attacks:
     return attack_document(outcomes, done.fraction, flawed_before(folder / CLEAN))
 
 
-def _finish(folder: Path, trust: bool, accept_changes: bool, quiet: bool, format: str) -> None:
+def _finish(folder: Path, trust: bool, accept_changes: bool, format: str) -> None:
     """Do what is left of the attacks of a folder, and show what they did; their code was asked for where `trust`."""
     from steelyard.report.hostile import attack_text
     from steelyard.sweeps.attacking import run_attack
 
     ask = None if trust else asking(trust)
-    tell = None if quiet else _tell
-    done = watched(lambda: run_attack(folder, progress=not quiet, tell=tell, ask=ask, accept_changes=accept_changes))
+    done = watched(
+        lambda: run_attack(folder, progress=not quiet(), tell=_log.info, ask=ask, accept_changes=accept_changes)
+    )
     with doing("summing up"):
         document = outcomes_of(folder)
     if format == "json":
@@ -100,7 +102,3 @@ def _finish(folder: Path, trust: bool, accept_changes: bool, quiet: bool, format
         return
     print(attack_text(document, terminal_width()))
     print(f"\nruns stored in {printable(str(folder))}")
-
-
-def _tell(line: str) -> None:
-    print(printable(line), file=sys.stderr, flush=True)

@@ -12,10 +12,11 @@ import typer
 
 from steelyard.activity import doing
 from steelyard.cli.finishing import finish
-from steelyard.cli.options import FormatOption, OutOption, QuietOption, ReportOption, RuleOption
+from steelyard.cli.options import FormatOption, OutOption, ReportOption, RuleOption
 from steelyard.cli.printing import print_json, print_table, print_wrapped, say_changed
 from steelyard.cli.trust import TrustOption, asking
 from steelyard.errors import printable_all
+from steelyard.logs import quiet
 from steelyard.rounds.progress import watching
 
 if TYPE_CHECKING:
@@ -45,11 +46,10 @@ def contributions(
         typer.Option("--retrain", help="Train every coalition of up to 10 clients; with --without, only the one."),
     ] = False,
     trust: TrustOption = False,
-    quiet: QuietOption = False,
     format: FormatOption = "text",
 ) -> None:
     """Show what each client added to the model, with an interval: as measured, from kept updates or by a replay."""
-    with watching(not quiet):
+    with watching(not quiet()):
         with doing("starting"):
             from steelyard.contributions import finding
 
@@ -72,18 +72,17 @@ def withdraw(
     client: Annotated[str, typer.Argument(help="The client that withdraws, by name.")],
     out: OutOption = None,
     trust: TrustOption = False,
-    quiet: QuietOption = False,
     report: ReportOption = False,
     format: FormatOption = "text",
 ) -> None:
     """Run an experiment again without one client, from the first model; both folders name each other."""
-    with watching(not quiet):
+    with watching(not quiet()):
         with doing("starting"):
             from steelyard.contributions.withdrawing import withdraw as run_without
             from steelyard.result import Result
 
         ask = asking(trust)
-        finish(lambda: Result(run_without(run, client, out=out, ask=ask, progress=not quiet)), format, report)
+        finish(lambda: Result(run_without(run, client, out=out, ask=ask, progress=not quiet())), format, report)
 
 
 def _without(found: Without) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
@@ -14,9 +13,12 @@ from steelyard import files
 from steelyard.activity import doing
 from steelyard.cli.printing import print_json
 from steelyard.errors import Stopped, ends_as_interrupted, printable
+from steelyard.logs import logger
 
 if TYPE_CHECKING:
     from steelyard.result import Result
+
+_log = logger(__name__)
 
 DoneT = TypeVar("DoneT")
 
@@ -28,14 +30,10 @@ def watched(work: Callable[[], DoneT]) -> DoneT:
             return work()
     except Stopped as stop:
         folder = str(stop.folder)
-        print(
-            f"steelyard: stopped; what is done is in {printable(folder)}; go on with: "
-            f"steelyard resume {shlex.quote(folder)}",
-            file=sys.stderr,
-        )
+        _log.error(f"stopped; what is done is in {folder}; go on with: steelyard resume {shlex.quote(folder)}")
         raise typer.Exit(130) from None
     except KeyboardInterrupt:
-        print("steelyard: stopped before the run began; nothing was written", file=sys.stderr)
+        _log.error("stopped before the run began; nothing was written")
         raise typer.Exit(130) from None
 
 

@@ -5,15 +5,17 @@ What is heavy is imported inside the commands, for speed of start: `steelyard --
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn, cast
 
-import click
 import typer
+import typer.main
 
-from steelyard import __version__
+from steelyard import __version__, logs
 from steelyard.cli.attack import attack
+from steelyard.cli.commands import LogFileOption, QuietOption, VerboseOption, share_options
 from steelyard.cli.contributions import contributions, withdraw
 from steelyard.cli.federate import app as federate_app
 from steelyard.cli.models import models
@@ -28,6 +30,10 @@ from steelyard.cli.sweep import sweep
 from steelyard.cli.watching import ls, top, watch
 from steelyard.errors import UserError, one_line
 
+_log = logs.logger(__name__)
+# Some versions of typer are built on click, others hold a copy of it: the errors of either are above this one.
+_UsageError = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[1])
+_ClickException = cast("type[typer.BadParameter]", typer.BadParameter.__mro__[2])
 app = typer.Typer(
     name="steelyard",
     help="Federated learning in which each client's say is weighed.",
@@ -48,15 +54,24 @@ app.add_typer(recommend_app, name="recommend", rich_help_panel="More")
 app.add_typer(privacy_app, name="privacy", rich_help_panel="More")
 
 
+@functools.cache
+def command_line() -> Any:
+    """Return all commands as typer builds them, once in a process, with the options that all of them take."""
+    root = typer.main.get_command(app)
+    share_options(root)
+    return root
+
+
 def main() -> NoReturn:
     """Run the command line; a user's mistake is one line on standard error and exit code 2."""
     try:
-        code = app(prog_name="steelyard", standalone_mode=False)
+        logs.show()
+        code = command_line()(prog_name="steelyard", standalone_mode=False)
     except UserError as error:
         fail(one_line(str(error)))
-    except click.UsageError as error:
+    except _UsageError as error:
         _explain_usage(error)
-    except click.ClickException as error:
+    except _ClickException as error:
         fail(one_line(error.format_message()))
     except BrokenPipeError:
         # The reader of our output (head, less) has gone; that is no error of ours.
@@ -67,13 +82,13 @@ def main() -> NoReturn:
         fail(one_line(f"{error.filename or 'files'}: {error.strerror or error}"))
     except MemoryError:
         fail("not enough memory for this; allowed: fewer clients, smaller models or less data at once")
-    except (KeyboardInterrupt, click.Abort):
-        print("steelyard: stopped", file=sys.stderr)
+    except (KeyboardInterrupt, typer.Abort):
+        _log.error("stopped")
         sys.exit(130)
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _explain_usage(error: click.UsageError) -> NoReturn:
+def _explain_usage(error: typer.BadParameter) -> NoReturn:
     """Say in one line what is wrong with the command itself; a command without anything shows its help."""
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
@@ -86,12 +101,17 @@ def _explain_usage(error: click.UsageError) -> NoReturn:
 
 def fail(line: str) -> NoReturn:
     """Print one line and exit with code 2."""
-    print(f"steelyard: {line}", file=sys.stderr)
+    _log.error(line)
     sys.exit(2)
 
 
 @app.callback(invoke_without_command=True)
-def _version(version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False) -> None:
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+    verbose: VerboseOption = False,
+    quiet: QuietOption = False,
+    log_file: LogFileOption = None,
+) -> None:
     if version:
         print(f"steelyard {__version__}")
         raise typer.Exit

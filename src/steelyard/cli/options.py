@@ -34,10 +34,7 @@ TableFormatOption = Annotated[
 BaselineOption = Annotated[
     str | None, typer.Option("--baseline", help="Rule that the others are held against; default: DS alone.")
 ]
-QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
-VerboseOption = Annotated[
-    bool, typer.Option("--verbose", "-v", help="Also every test of every rule in words, and every table.")
-]
+FullOption = Annotated[bool, typer.Option("--full", help="Also every test of every rule in words, and every table.")]
 ReportOption = Annotated[bool, typer.Option("--report", help="Also write the report: report.html in the run's folder.")]
 SeedOption = Annotated[int | None, typer.Option("--seed", help="Seed of everything; in place of the experiment's.")]
 FirstSeedOption = Annotated[int | None, typer.Option("--seed", help="The first seed; default: the experiment's.")]

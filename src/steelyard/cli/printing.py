@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from steelyard.errors import printable
+from steelyard.logs import logger
 from steelyard.report.rendering import Table, as_text, wrapped
 
 if TYPE_CHECKING:
     from steelyard.report.documents.shared import Metrics
+
+_log = logger(__name__)
 
 
 def print_json(document: object) -> None:
@@ -94,4 +97,4 @@ def say_changed(folder: Path) -> None:
     from steelyard.experiment.continuing import changed_since
 
     if line := changed_since(folder):
-        print(f"steelyard: {printable(line)}", file=sys.stderr)
+        _log.warning(line)

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from steelyard.activity import doing
-from steelyard.cli.options import FormatOption, QuietOption, parse_cutoffs
+from steelyard.cli.options import FormatOption, parse_cutoffs
 from steelyard.cli.printing import metric_table, print_json, print_table
 from steelyard.cli.recommend_features import features_of
 from steelyard.errors import UserError, brief, new_file, own_folder
+from steelyard.logs import quiet
 from steelyard.rounds.progress import watching
 
 if TYPE_CHECKING:
@@ -155,7 +156,6 @@ def baseline(
     setting: Annotated[
         list[str] | None, typer.Option("--set", help="A setting of the baseline: neighbours=50, factors=20, ...")
     ] = None,
-    quiet: QuietOption = False,
 ) -> None:
     """Train a baseline and write each user's list of items that she did not train on."""
     from steelyard.recommend.baselines import needs_features, settings_of
@@ -169,7 +169,7 @@ def baseline(
         raise UserError(
             f"--knowledge: {kind} {needed}; allowed: an experiment with [knowledge] for vsm, none for others"
         )
-    with watching(not quiet), doing(f"baseline {kind}"):
+    with watching(not quiet()), doing(f"baseline {kind}"):
         lists, scores, table = _trained(kind, train, length, catalogue, knowledge, seed, chosen)
     write_lists(out, table.users, table.items, lists, scores)
     typer.echo(f"lists of {length} for {len(table.users):,} users in {out}")

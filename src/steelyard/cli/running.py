@@ -6,7 +6,6 @@ What is heavy is imported inside the commands, for speed of start.
 from __future__ import annotations
 
 import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,24 +19,26 @@ from steelyard.cli.options import (
     ExperimentArgument,
     FirstSeedOption,
     FormatOption,
+    FullOption,
     OutOption,
-    QuietOption,
     ReportOption,
     SeedOption,
     SeedsOption,
     SetOption,
     TableFormat,
     TableFormatOption,
-    VerboseOption,
 )
 from steelyard.cli.printing import print_json, say_changed, terminal_width
 from steelyard.cli.sweep import resume_sweep, show_sweep
 from steelyard.cli.trust import TrustOption, asking
 from steelyard.errors import UserError, printable
+from steelyard.logs import logger, quiet
 from steelyard.rounds.progress import watching
 
 if TYPE_CHECKING:
     from steelyard.report.documents.shared import Chain
+
+_log = logger(__name__)
 
 
 def run(
@@ -46,19 +47,18 @@ def run(
     seed: SeedOption = None,
     out: OutOption = None,
     trust: TrustOption = False,
-    quiet: QuietOption = False,
     report: ReportOption = False,
     format: FormatOption = "text",
 ) -> None:
     """Run an experiment and show its result."""
-    with watching(not quiet):
+    with watching(not quiet()):
         with doing("starting"):
             from steelyard.experiment.loading import load
             from steelyard.experiment.running import run as run_experiment
             from steelyard.result import Result
 
         described = load(experiment, changes or [], seed, asking(trust))
-        finish(lambda: Result(run_experiment(described, out=out, progress=not quiet)), format, report)
+        finish(lambda: Result(run_experiment(described, out=out, progress=not quiet())), format, report)
 
 
 def resume(
@@ -72,12 +72,11 @@ def resume(
         bool,
         typer.Option("--contributions", help="Of a run: from here on, measure what each client adds."),
     ] = False,
-    quiet: QuietOption = False,
     report: ReportOption = False,
     format: FormatOption = "text",
 ) -> None:
     """Continue a run, a sweep or attacks, bit for bit as if they had not been stopped."""
-    with watching(not quiet):
+    with watching(not quiet()):
         with doing("starting"):
             from steelyard.federate.resuming import resume as resume_run
             from steelyard.result import Result
@@ -89,14 +88,14 @@ def resume(
 
             switch_on(folder)
         if is_sweep(folder):
-            resume_sweep(folder, trust, accept_changes, quiet, format)
+            resume_sweep(folder, trust, accept_changes, format)
             return
         if is_attack(folder):
-            resume_attack(folder, trust, accept_changes, quiet, format)
+            resume_attack(folder, trust, accept_changes, format)
             return
 
         def go_on() -> Result:
-            return Result(resume_run(folder, progress=not quiet, ask=asking(trust), accept_changes=accept_changes))
+            return Result(resume_run(folder, progress=not quiet(), ask=asking(trust), accept_changes=accept_changes))
 
         finish(go_on, format, report)
 
@@ -118,13 +117,12 @@ def compare(
     out: OutOption = None,
     baseline: BaselineOption = None,
     trust: TrustOption = False,
-    quiet: QuietOption = False,
     report: ReportOption = False,
-    verbose: VerboseOption = False,
+    full: FullOption = False,
     format: TableFormatOption = "text",
 ) -> None:
     """Run several rules on the same cohorts and first models, and say which one to use."""
-    with watching(not quiet):
+    with watching(not quiet()):
         with doing("starting"):
             from steelyard.experiment.comparing import load_comparison, seeds_of
             from steelyard.experiment.running import run as run_experiment
@@ -134,9 +132,9 @@ def compare(
         if baseline is not None and baseline not in described.rules():
             raise UserError(f"--baseline: got '{baseline}'; allowed: {', '.join(described.rules())}")
         chosen = seeds_of(described, seeds)
-        result = watched(lambda: Result(run_experiment(described, seeds=chosen, out=out, progress=not quiet)))
+        result = watched(lambda: Result(run_experiment(described, seeds=chosen, out=out, progress=not quiet())))
         with doing("comparing the rules"):
-            _print_table(result.folder, baseline, format, all_tables=verbose, verbose=verbose)
+            _print_table(result.folder, baseline, format, all_tables=full, in_words=full)
     if report:
         write_own_report(result)
     if format == "text":
@@ -159,7 +157,7 @@ def table(
             "--groups", help="Absolute rounds in groups of shares (20/30, 40/50, 70/75 %), as paper 003's Table 1."
         ),
     ] = False,
-    verbose: VerboseOption = False,
+    full: FullOption = False,
 ) -> None:
     """Say which rule to use, and show the papers' tables: rounds to target, gains, devices, samples, curves."""
     from steelyard.sweeps.plan_file import is_sweep
@@ -172,7 +170,7 @@ def table(
     if groups:
         _print_groups(folder, format)
     else:
-        _print_table(folder, baseline, format, curves, verbose=verbose)
+        _print_table(folder, baseline, format, curves, in_words=full)
     say_changed(folder)
 
 
@@ -200,7 +198,7 @@ def _print_table(
     curves: Path | None = None,
     *,
     all_tables: bool = True,
-    verbose: bool = False,
+    in_words: bool = False,
 ) -> None:
     from steelyard.experiment.loading import read_experiment
     from steelyard.report.answer import write_comparison
@@ -218,7 +216,7 @@ def _print_table(
         print(comparison_csv(document), end="")
         _warn_of_change(document["chain"])
     else:
-        shown = write_comparison(document, format, terminal_width(), all_tables=all_tables, verbose=verbose)
+        shown = write_comparison(document, format, terminal_width(), all_tables=all_tables, in_words=in_words)
         print(shown, end="")
 
 
@@ -227,4 +225,4 @@ def _warn_of_change(chain: Chain) -> None:
     from steelyard.report.notices import chain_line
 
     if chain["problem"]:
-        print(f"steelyard: {chain_line(chain)}", file=sys.stderr)
+        _log.warning(chain_line(chain))

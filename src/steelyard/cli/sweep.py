@@ -5,7 +5,6 @@ What is heavy is imported inside the functions, for speed of start.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,7 +15,6 @@ from steelyard.activity import doing
 from steelyard.cli.finishing import watched
 from steelyard.cli.options import (
     ExperimentArgument,
-    QuietOption,
     SeedOption,
     SeedsOption,
     SetOption,
@@ -25,11 +23,14 @@ from steelyard.cli.options import (
 )
 from steelyard.cli.printing import print_json, terminal_width
 from steelyard.cli.trust import TrustOption, asking
-from steelyard.errors import UserError, printable
+from steelyard.errors import UserError
+from steelyard.logs import logger, quiet
 from steelyard.rounds.progress import watching
 
 if TYPE_CHECKING:
     from steelyard.report.documents.comparison import SweepDocument
+
+_log = logger(__name__)
 
 JobsOption = Annotated[
     int, typer.Option("--jobs", min=1, max=256, help="Runs at a time, each in a process of its own.")
@@ -73,11 +74,10 @@ def sweep(
         Path | None, typer.Option("--out", help="The sweep's own folder; one that holds the same sweep goes on.")
     ] = None,
     trust: TrustOption = False,
-    quiet: QuietOption = False,
     format: TableFormatOption = "text",
 ) -> None:
     """Run an experiment over a grid of fields and rules on a validation split, and show which point is best."""
-    with watching(not quiet):
+    with watching(not quiet()):
         with doing("starting"):
             from steelyard.experiment.loading import load
             from steelyard.sweeps.plan import plan
@@ -99,23 +99,22 @@ def sweep(
         )
 
         def work() -> Path:
-            return run_sweep(planned, out=out, jobs=jobs, progress=not quiet, tell=None if quiet else _tell)
+            return run_sweep(planned, out=out, jobs=jobs, progress=not quiet(), tell=_log.info)
 
-        finish_sweep(work, test, quiet, format)
+        finish_sweep(work, test, format)
 
 
-def resume_sweep(folder: Path, trust: bool, accept_changes: bool, quiet: bool, format: TableFormat) -> None:
+def resume_sweep(folder: Path, trust: bool, accept_changes: bool, format: TableFormat) -> None:
     """Go on with a sweep that was stopped or killed; what `steelyard resume` does with the folder of one."""
     from steelyard.sweeps.running import resume_sweep as go_on
 
     def work() -> Path:
-        tell = None if quiet else _tell
-        return go_on(folder, progress=not quiet, tell=tell, ask=asking(trust), accept_changes=accept_changes)
+        return go_on(folder, progress=not quiet(), tell=_log.info, ask=asking(trust), accept_changes=accept_changes)
 
-    finish_sweep(work, False, quiet, format)
+    finish_sweep(work, False, format)
 
 
-def finish_sweep(work: Callable[[], Path], test: bool, quiet: bool, format: TableFormat) -> None:
+def finish_sweep(work: Callable[[], Path], test: bool, format: TableFormat) -> None:
     """Do the work of a sweep, write its files, run the best on the test set where asked, and show the table."""
     from steelyard.sweeps.result import BEST, sweep_document, write_sweep_files
 
@@ -127,7 +126,7 @@ def finish_sweep(work: Callable[[], Path], test: bool, quiet: bool, format: Tabl
         from steelyard.sweeps.running import run_on_test
 
         best = load(folder / BEST)
-        watched(lambda: run_on_test(folder, best, progress=not quiet))
+        watched(lambda: run_on_test(folder, best, progress=not quiet()))
         document = sweep_document(folder)
     show_sweep(document, format)
 
@@ -142,12 +141,8 @@ def show_sweep(document: SweepDocument, format: TableFormat) -> None:
     elif format == "csv":
         print(sweep_csv(document), end="")
         for problem in document["problems"]:
-            print(f"steelyard: {printable(problem)}", file=sys.stderr)
+            _log.warning(problem)
     else:
         print(sweep_table(document, format, terminal_width()), end="")
         if format == "text":
             print("\n".join(next_lines(document)))
-
-
-def _tell(line: str) -> None:
-    print(printable(line), file=sys.stderr, flush=True)

@@ -5,6 +5,7 @@ What is heavy is imported inside the commands, for speed of start.
 
 from __future__ import annotations
 
+import functools
 import math
 from pathlib import Path
 from typing import Annotated, Literal
@@ -71,4 +72,5 @@ def watch(
         raise UserError(f"{folder}: no such folder; allowed: a folder of runs, which may be empty")
     from steelyard.page.serving import serve
 
-    serve(folder, host=host, port=port, token=token, trust=trust, read_only=read_only)
+    announce = functools.partial(print, flush=True)
+    serve(folder, host=host, port=port, token=token, announce=announce, trust=trust, read_only=read_only)

@@ -10,11 +10,13 @@ from steelyard.algorithms.settings import AlgorithmSettings, parse_algorithm
 from steelyard.errors import UserError, brief, listed
 from steelyard.experiment.description import Description
 from steelyard.experiment.federations import FederationSettings, federation_label, plain, put_federations
-from steelyard.rounds.progress import say
+from steelyard.logs import logger
 from steelyard.settings import validated
 from steelyard.weighing import criteria as registry
 from steelyard.weighing.policies.catalogue import known as policies
 from steelyard.weighing.words import WORDS, Frame, read_rule, split
+
+_log = logger(__name__)
 
 _FURTHER = (
     *("recipe", "all", "scaffold", "fedprox(mu=0.01)", "feddyn", "fednova", "fedavgm", "fedadam", "fedyogi", "fedexp"),
@@ -83,7 +85,7 @@ def _every_rule(experiment: Description) -> tuple[dict[str, FederationSettings],
             validated(type(experiment), document, "")
         except UserError as error:
             left_out[word] = str(error)
-            say(f"--rules all: without {word}: {error}")
+            _log.warning(f"--rules all: without {word}: {error}")
         else:
             found[name] = settings
     return found, left_out

@@ -12,8 +12,9 @@ from steelyard import __version__
 from steelyard.clients.protocol import ClientsWithNotes
 from steelyard.errors import UserError
 from steelyard.experiment.guarantees import guarantee_notes
+from steelyard.logs import logger
 from steelyard.privacy.settings import PrivacySettings
-from steelyard.rounds.progress import say, weighed_one
+from steelyard.rounds.progress import weighed_one
 from steelyard.rounds.state import Federation, RoundRecord, RoundState
 from steelyard.runs.store import Store
 from steelyard.weighing.trust import warnings
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from steelyard.clients.protocol import Clients
+
+_log = logger(__name__)
 
 _LIBRARIES = ("torch", "numpy", "scipy", "scikit-learn", "pydantic", "safetensors", "flwr")
 
@@ -71,7 +74,7 @@ class RunRecorder:
         self._store.commit(round, records, states, snapshot, last=last)
         single = next((r for r in records if r.updates and len(r.updates.clients) == 1 and not r.kept_old), None)
         if single is not None and not self._warned:
-            say(weighed_one(single.federation, round))
+            _log.warning(weighed_one(single.federation, round))
             self._warned = True
 
 

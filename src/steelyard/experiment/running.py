@@ -26,8 +26,9 @@ from steelyard.experiment.guarantees import ended_early, guarantee_record, open_
 from steelyard.experiment.loading import RUN_FILE, read_experiment, run_file
 from steelyard.experiment.parts import Assembly, Parts, as_begun, assembled, federations_of
 from steelyard.experiment.run_notes import RunRecorder, run_facts, versions, why
+from steelyard.logs import logger
 from steelyard.rounds.loop import Progress, run_rounds
-from steelyard.rounds.progress import say, show_progress
+from steelyard.rounds.progress import show_progress
 from steelyard.rounds.settings import cohort_size
 from steelyard.runs.chain import RUN, SALT, require_whole
 from steelyard.runs.process import this_process
@@ -38,6 +39,8 @@ from steelyard.signing import head_key
 from steelyard.tracking.recording import Tracked
 from steelyard.tracking.trackers import check as check_tracker
 from steelyard.weighing.trust import trusted
+
+_log = logger(__name__)
 
 if TYPE_CHECKING:
     from steelyard.clients.protocol import Clients
@@ -110,7 +113,7 @@ def _check_room(parts: Parts, folder: Path) -> None:
     words = f"the updates of {plan.rounds} rounds take {size / 1e9:.3g} GB as {settings.keep_as}"
     if size > free:
         raise UserError(f"store.keep: {words}, and the disk has {free / 1e9:.3g} GB; allowed: keep = 'models'")
-    say(f"store.keep: {words}")
+    _log.info(f"store.keep: {words}")
 
 
 def _ready(experiment: Description, clients: Clients, seeds: Sequence[int]) -> Description:
@@ -170,7 +173,7 @@ def resume(
         return folder
     with as_begun(history, dataset=dataset, assemble=assemble, ask=ask, accept=accept_changes) as (parts, changes):
         for line in changed_versions(history):
-            say(line)
+            _log.warning(line)
         store = _open(folder, parts.experiment, simulated=assemble is None)
         try:
             if changes:
@@ -199,7 +202,7 @@ def _go(parts: Parts, folder: Path, store: Store, progress: bool | Progress, *, 
     store.register(federations)
     restored = store.resume(accept=accept)
     for problem in restored.problems:
-        say(f"{problem}; going on from round {max(restored.round, 0)}")
+        _log.warning(f"{problem}; going on from round {max(restored.round, 0)}")
     if accept:
         check_models(restored.states, federations, parts.server)
     clients.restore(restored.kept)
@@ -234,7 +237,7 @@ def _go(parts: Parts, folder: Path, store: Store, progress: bool | Progress, *, 
         store.note(privacy=record)
         ends = [*ended_early(record, parts.plan.rounds), *ends]
     for line in ends:
-        say(line)
+        _log.warning(line)
     store.finish(**run_facts(federations, clients, experiment.privacy))
     tracked.end(finished=True)
     return folder

@@ -42,4 +42,4 @@ def require_flower() -> None:
     """Refuse in one line that says what to install where Flower is missing; call it before Flower is imported."""
     for module in ("flwr", "cryptography"):
         if find_spec(module) is None:
-            raise UserError(f"federate: the package '{module}' is not installed; install steelyard[flower]")
+            raise UserError(f"federate: needs {module}, which is not installed; pip install 'steelyard[flower]'")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import threading
-import traceback
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -25,16 +24,19 @@ from steelyard.clients.flower.forms import AskForm, IntroductionForm, Refused
 from steelyard.clients.flower.hidden_forms import KeysForm, OpenForm, RoundForm, key_shares_codec
 from steelyard.clients.node import NodeClients, NodeConfig
 from steelyard.clients.private import PrivateClients
-from steelyard.errors import UserError, one_line, printable
+from steelyard.errors import UserError
 from steelyard.experiment.description import Description
 from steelyard.experiment.node_rules import agreed, agreed_question, agreed_task, public_error, public_reason
 from steelyard.federate import receipts
 from steelyard.federate.hidden_node import HiddenRound, read_hide, read_share
 from steelyard.federate.node_ledger import Disclosure, NodeLedger, ledger_name
 from steelyard.federate.node_state import NodeStates
+from steelyard.logs import logger, show
 from steelyard.messages import Evaluations, Failure, Question, Task
 from steelyard.signing import SigningKey, digest_of_task, signed_updates
 from steelyard.usercode import NotAllowed, only
+
+_log = logger(__name__)
 
 ResultT = TypeVar("ResultT")
 
@@ -54,7 +56,7 @@ def node_clients(text: str, config: NodeConfig) -> tuple[Description, NodeClient
         experiment = agreed(_document(text), config)
         built = experiment.on_node(config)
         for note in built.notes:
-            print(f"steelyard: {printable(note)}", flush=True)
+            _log.warning(note)
         while len(_built) >= _MOST_BUILT:
             del _built[next(iter(_built))]
         _built[key] = (experiment, built)
@@ -81,6 +83,7 @@ def on_this_node(context: Context, work: Callable[[NodeConfig], ResultT], second
         with only(None if config.trusts else config.allow):
             return work(config)
 
+    show()  # Flower starts this process, and nothing else of ours runs in it before.
     try:
         return within(seconds, guarded)
     except Refused as error:  # About what the server sent, so it may know.
@@ -88,9 +91,9 @@ def on_this_node(context: Context, work: Callable[[NodeConfig], ResultT], second
     except Exception as error:
         # The owner of the node reads what happened in its own log.
         if isinstance(error, UserError):
-            print(f"steelyard: not answered: {one_line(str(error))}", flush=True)
+            _log.error(f"not answered: {error}")
         else:
-            traceback.print_exc()
+            _log.error("not answered", exc_info=True)
         raise NodeFault(public_error(error)) from None
 
 
@@ -190,7 +193,7 @@ def _ledger(config: NodeConfig, node: NodeClients, task: Task, run: str) -> Call
         entry = ledger.charge(planned)
         limit = "" if config.epsilon is None else f" of {config.epsilon:g}"
         words = f"answer {entry.number} (run {entry.run}, {entry.federation}, round {entry.round})"
-        print(f"steelyard: ledger: {printable(words)} takes epsilon to {entry.epsilon:.4g}{limit}", flush=True)
+        _log.info(f"ledger: {words} takes epsilon to {entry.epsilon:.4g}{limit}")
 
     return charge
 
@@ -217,7 +220,7 @@ def _untested(question: Question, names: Sequence[str]) -> Evaluations:
     An answer and no error: the server knows that the node is there, and a run in which nobody is tested goes on.
     """
     refusal = NotAllowed("tests: this node's clients are never tested; allowed: training")
-    print(f"steelyard: not answered: {refusal}", flush=True)
+    _log.error(f"not answered: {refusal}")
     none = np.zeros((len(question.models), 0))
     return Evaluations(
         federation=question.federation,

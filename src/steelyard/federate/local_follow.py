@@ -10,8 +10,11 @@ from typing import Any
 
 from steelyard.errors import UserError
 from steelyard.federate.local_federation import LocalFederation, is_server_app
-from steelyard.rounds.progress import say, show_progress, weighed_one
+from steelyard.logs import logger
+from steelyard.rounds.progress import show_progress, weighed_one
 from steelyard.runs.schema import reading
+
+_log = logger(__name__)
 
 _LOOK_SECONDS = 0.25
 _BEGIN_SECONDS = 120.0
@@ -68,7 +71,7 @@ def _warn(folder: Path) -> bool:
     with reading(folder) as connection:
         found = connection.execute(query).fetchone()
     if found is not None:
-        say(weighed_one(*found))
+        _log.warning(weighed_one(*found))
     return found is not None
 
 

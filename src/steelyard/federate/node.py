@@ -18,6 +18,9 @@ from steelyard.experiment.node_rows import check_own
 from steelyard.federate.node_ledger import NodeLedger
 from steelyard.federate.node_link import NodeLink, Server
 from steelyard.federate.node_workers import Workers, WorkersSpec
+from steelyard.logs import logger, show
+
+_log = logger(__name__)
 
 _OWN = ("server", "ca", "insecure")
 """Keys of a node's file that say where the server is; all others are its `NodeConfig`."""
@@ -88,7 +91,7 @@ def run_nodes(
             link.run()
         except UserError as error:
             faults.append(str(error))
-            print(f"steelyard: node {number}: {error}", flush=True)
+            _log.error(f"node {number}: {error}")
 
     try:
         links = [NodeLink(server, workers, number, stop) for number, server in enumerate(servers)]
@@ -124,12 +127,12 @@ def run_node(file: Path) -> None:
     own = NodeConfig.read(config)
     ledger = NodeLedger.of(own)
     if ledger is not None:
-        print(f"steelyard: ledger: {ledger.open()}", flush=True)
+        _log.info(f"ledger: {ledger.open()}")
     if own.epsilon is not None and own.tests:
-        print(f"steelyard: {_TESTED}", flush=True)
+        _log.warning(_TESTED)
     if own.guards_rows:
-        print(f"steelyard: no answer rests on fewer than {own.min_rows} rows of {own.data} (min-rows)", flush=True)
-    print(f"steelyard: taking part at {server.address}; Ctrl-C leaves", flush=True)
+        _log.info(f"no answer rests on fewer than {own.min_rows} rows of {own.data} (min-rows)")
+    _log.info(f"taking part at {server.address}; Ctrl-C leaves")
     run_nodes([server], [config])
 
 
@@ -137,12 +140,13 @@ def main(file: Path) -> int:
     """Take part as the several nodes on this machine that a JSON file describes; their workers are forked with the data
     loaded: python -m steelyard.federate.node FILE.
     """
+    show()
     document: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     try:
         servers = [Server(one["address"], _path(one["authority"]), _path(one["key"])) for one in document["servers"]]
         run_nodes(servers, document["configs"], experiment=document["experiment"], threads=1)
     except UserError as error:
-        print(f"steelyard: {error}", flush=True)
+        _log.error(error)
         return 2
     return 0
 

@@ -31,7 +31,10 @@ from steelyard.clients.flower.forms import Refused
 from steelyard.clients.flower.parts import LARGEST_MESSAGE, fetch
 from steelyard.errors import UserError, without_controls
 from steelyard.federate.node_workers import Worker, WorkerDied, Workers, read_frame, write_frame
+from steelyard.logs import logger
 from steelyard.signing import read_private_key
+
+_log = logger(__name__)
 
 ResultT = TypeVar("ResultT")
 
@@ -88,7 +91,7 @@ class NodeLink:
                 return
             beat = threading.Thread(target=self._beat, daemon=True, name=f"heartbeat-{self._number}")
             beat.start()
-            print(f"steelyard: node {self._number} is connected", flush=True)
+            _log.info(f"node {self._number} is connected")
             self._serve()
         finally:
             self._leave()
@@ -144,7 +147,7 @@ class NodeLink:
                 self._answer(*found[0])
             except (httpx.HTTPError, ValueError, RuntimeError, PartsLost) as error:
                 # The run was stopped, or the answer is too late: there will be another message.
-                print(f"steelyard: a message was not answered: {type(error).__name__}: {error}"[:300], flush=True)
+                _log.error(f"a message was not answered: {type(error).__name__}: {error}"[:300])
 
     def _answer(self, message: Message, tree: PartsTree) -> None:
         begun, run, name = time.monotonic(), message.metadata.run_id, message.metadata.message_id
@@ -152,7 +155,7 @@ class NodeLink:
         try:
             parts = fetch(name, tree, self._fleet.part_puller(run), LARGEST_MESSAGE, seconds, at_once=2)
         except Refused as refusal:
-            print(f"steelyard: node {self._number}: a message was refused: {refusal}", flush=True)
+            _log.error(f"node {self._number}: a message was refused: {refusal}")
             self._fleet.confirm(run, name)
             answer = error_parts(message, RAISED, f"refused: {refusal}")
         else:
@@ -171,7 +174,7 @@ class NodeLink:
                 self._worker = self._workers.worker(self._number)
             _, parts = read_frame(self._worker.ask(frame, message.metadata.ttl + _GRACE_SECONDS))
         except (WorkerDied, TimeoutError, UserError) as fault:
-            print(f"steelyard: node {self._number}: its worker {type(fault).__name__} {fault}", flush=True)
+            _log.error(f"node {self._number}: its worker {type(fault).__name__} {fault}")
             if self._worker is not None:
                 self._worker.end()
                 self._worker = None
@@ -208,7 +211,7 @@ class NodeLink:
     def _warn(self, line: str) -> None:
         if not self._warned:
             self._warned = True
-            print(f"steelyard: node {self._number}: {line}; trying again", flush=True)
+            _log.error(f"node {self._number}: {line}; trying again")
 
 
 def _words(response: httpx.Response) -> str:

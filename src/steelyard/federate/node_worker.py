@@ -29,6 +29,7 @@ from steelyard.errors import UserError
 from steelyard.federate.client_app import NodeFault, app, node_clients
 from steelyard.federate.node_workers import WorkersSpec, read_frame, write_frame
 from steelyard.federate.processes import end_with_parent
+from steelyard.logs import show
 
 
 def answer(message: Message, context: Context) -> Message:
@@ -121,6 +122,7 @@ def _line(control: socket.socket) -> str:
 
 def main() -> NoReturn:
     """Serve workers over the socket that was handed over: python -m steelyard.federate.node_worker FD."""
+    show()
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     serve(socket.socket(fileno=int(sys.argv[1])))

@@ -18,6 +18,9 @@ import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from steelyard.clients.flower.adapter.superlink import run_superlink
+from steelyard.logs import logger, show
+
+_log = logger(__name__)
 
 Address = tuple[str, int]
 
@@ -35,7 +38,7 @@ class OwnProtocol(AutoHTTPProtocol):  # type: ignore[misc,valid-type]
         peer, here = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
         self._own = is_own(peer, here)
         if not self._own:
-            print("steelyard: refused: a connection of another account of this machine", flush=True)
+            _log.error("refused: a connection of another account of this machine")
             transport.abort()
 
     def data_received(self, data: bytes) -> None:
@@ -68,6 +71,7 @@ def _written(address: Address) -> str:
 
 def main() -> None:
     """Run it until a signal ends it."""
+    show()
     listener = socket.socket(fileno=int(sys.argv.pop(1)))
 
     def run(app: Any, **options: Any) -> None:

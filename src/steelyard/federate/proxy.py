@@ -25,6 +25,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from steelyard.clients.flower.parts import LARGEST_PART, LARGEST_TREE
 from steelyard.clients.flower.register import Register, bare, read_register
 from steelyard.errors import UserError, without_controls
+from steelyard.logs import logger
+
+_log = logger(__name__)
 
 ALLOWED = frozenset(
     f"/v1/fleet/{call}"
@@ -159,7 +162,7 @@ class NodeProxy:
         line = without_controls(what)
         if (caller, line) not in self._printed and len(self._printed) < _MOST_REMEMBERED:
             self._printed.add((caller, line))
-            print(f"steelyard: refused {caller}: {line}", flush=True)
+            _log.error(f"refused {caller}: {line}")
 
 
 class RegisteredKeys:
@@ -181,7 +184,7 @@ class RegisteredKeys:
             try:
                 self._register = read_register(self._file)
             except UserError as error:
-                print(f"steelyard: {error}", flush=True)
+                _log.error(error)
                 self._register = Register()
             self._seen = stamp
         return self._register

@@ -23,8 +23,11 @@ from steelyard.experiment.description import Description
 from steelyard.experiment.loading import read_experiment
 from steelyard.experiment.running import resume, run
 from steelyard.federate.run_config import experiment_of, experiment_text
+from steelyard.logs import logger, show
 from steelyard.runs.reader import History
 from steelyard.runs.store import exists
+
+_log = logger(__name__)
 
 OUTCOME = "STEELYARD_OUTCOME"
 """Environment variable that names a file in which the ServerApp writes its status: running, finished or stopped."""
@@ -37,6 +40,7 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run or resume the experiment of the run configuration; the run folder lies on the SuperLink's machine."""
+    show()
     config = context.run_config
     _leave_with_launcher()
     _note({"status": "running"})
@@ -46,10 +50,10 @@ def main(grid: Grid, context: Context) -> None:
         stopped = isinstance(error, UserError)
         line = " ".join(str(error).split()) if stopped else f"{type(error).__name__}: {error}"
         _note({"status": "stopped", "line": line, "mistake": stopped})
-        print(f"steelyard: {line}", flush=True)
+        _log.error(line)
         raise
     _note({"status": "finished", "line": str(folder)})
-    print(f"steelyard: finished, {folder}", flush=True)
+    _log.info(f"finished, {folder}")
 
 
 def federate(grid: Grid, config: dict[str, Any], run_id: str) -> Path:
@@ -93,9 +97,9 @@ def clients_behind(grid: Grid, experiment: Description, run_name: str) -> Flower
         clients = HiddenClients(grid, refusals, experiment.federate, experiment.privacy.aggregation, **further)
     else:
         clients = FlowerClients(grid, refusals, experiment.federate, **further)
-    print(f"steelyard: waiting for {experiment.federate.nodes} nodes", flush=True)
+    _log.info(f"waiting for {experiment.federate.nodes} nodes")
     clients.wait()
-    print(f"steelyard: {clients.roster.nodes} nodes, {len(clients.roster.registered)} clients", flush=True)
+    _log.info(f"{clients.roster.nodes} nodes, {len(clients.roster.registered)} clients")
     return clients
 
 

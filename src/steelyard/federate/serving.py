@@ -23,7 +23,10 @@ from steelyard.federate.bounded import BoundedLoop, BoundedProtocol, allow_many_
 from steelyard.federate.certificates import check_certificates, make_key
 from steelyard.federate.processes import Process, end_all, environment, reserved_port, start_superlink
 from steelyard.federate.proxy import NodeProxy, RegisteredKeys
+from steelyard.logs import logger
 from steelyard.signing import HEAD_KEY
+
+_log = logger(__name__)
 
 _START_SECONDS = 120.0
 _LOOK_SECONDS = 0.5
@@ -93,7 +96,7 @@ def serve(folder: Path, certificates: Path, host: str, port: int) -> None:
         server = uvicorn.Server(config)
         watch = threading.Thread(target=_watch, args=(server, superlink, registrar), daemon=True, name="watch")
         watch.start()
-        print(f"steelyard: nodes come in at {host}:{port}; runs are submitted on this machine only", flush=True)
+        _log.info(f"nodes come in at {host}:{port}; runs are submitted on this machine only")
         with contextlib.suppress(KeyboardInterrupt), asyncio.Runner(loop_factory=BoundedLoop) as runner:
             runner.run(server.serve(sockets=[listener]))
         if superlink.code is not None:
@@ -113,7 +116,7 @@ class Registrar:
         for key, entry in self._keys.register().entries.items():
             if key not in self._done and self._register(entry):
                 self._done.add(key)
-                print(f"steelyard: the key of {entry.name} is registered", flush=True)
+                _log.info(f"the key of {entry.name} is registered")
 
     def _register(self, entry: Entry) -> bool:
         try:
@@ -122,7 +125,7 @@ class Registrar:
             # Registered before, in the database of an earlier start: all is well.
             if error.response.status_code == _CONFLICT or "already" in error.response.text.lower():
                 return True
-            print(f"steelyard: the key of {entry.name} is not registered: {error.response.text[:200]}", flush=True)
+            _log.error(f"the key of {entry.name} is not registered: {error.response.text[:200]}")
             return True
         except httpx.HTTPError:
             return False
@@ -138,7 +141,7 @@ def _watch(server: uvicorn.Server, superlink: Process, registrar: Registrar) -> 
         try:
             registrar.look()
         except Exception as error:  # Nodes must not be shut out because one entry is odd.
-            print(f"steelyard: register: {type(error).__name__}: {error}", flush=True)
+            _log.error(f"register: {type(error).__name__}: {error}")
         pause.wait(_LOOK_SECONDS)
 
 

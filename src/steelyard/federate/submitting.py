@@ -11,8 +11,11 @@ from steelyard.experiment.description import Description
 from steelyard.experiment.folders import new_folder
 from steelyard.federate.app_folder import CONNECTION, write_app
 from steelyard.federate.processes import environment
+from steelyard.logs import logger
 from steelyard.runs.reader import History
 from steelyard.runs.store import exists
+
+_log = logger(__name__)
 
 
 def submit(server: Path, experiment: Description, *, out: Path | None = None, resume: bool = False) -> Path:
@@ -47,7 +50,7 @@ def _show(process: subprocess.Popen[str], resume: str, submit: str) -> str:
     for line in process.stdout:
         text = line.strip().replace(resume, submit)
         if text.startswith(("steelyard: ", "round ")):
-            print(text, flush=True)
+            _log.info(text.removeprefix("steelyard: "))
         if text.startswith("steelyard: ") or (text and not ours):
             last, ours = text.removeprefix("steelyard: "), text.startswith("steelyard: ")
     return last

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import socket
-import sys
 import threading
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
@@ -13,10 +13,13 @@ from urllib.parse import urlencode
 import uvicorn
 
 from steelyard.errors import UserError
+from steelyard.logs import logger
 from steelyard.page.app import create_app
 from steelyard.page.guard import Keys
 from steelyard.page.jobs import Jobs
 from steelyard.report.figures.bundle import bundle
+
+_log = logger(__name__)
 
 SHORTEST = 16
 """Characters of a token at least."""
@@ -63,8 +66,17 @@ def listen(host: str, port: int) -> socket.socket:
     return made
 
 
-def serve(root: Path, *, host: str, port: int, token: str | None, trust: bool = False, read_only: bool = False) -> None:
-    """Serve the page until Ctrl-C; runs that it started go on."""
+def serve(
+    root: Path,
+    *,
+    host: str,
+    port: int,
+    token: str | None,
+    announce: Callable[[str], None],
+    trust: bool = False,
+    read_only: bool = False,
+) -> None:
+    """Serve the page until Ctrl-C; runs that it started go on. `announce` gets the address to open."""
     keys = keys_with(token)
     if not root.exists():
         root.mkdir(parents=True)
@@ -87,8 +99,8 @@ def serve(root: Path, *, host: str, port: int, token: str | None, trust: bool = 
     )
     server = _Server(settings)
     threading.Thread(target=_warm, daemon=True).start()
-    print(f"page over {root}: {address}?{urlencode({'token': keys.token})}", flush=True)
-    print("Ctrl-C ends the page; runs that it started go on", flush=True)
+    announce(f"page over {root}: {address}?{urlencode({'token': keys.token})}")
+    announce("Ctrl-C ends the page; runs that it started go on")
     try:
         server.run(sockets=[made])
     except KeyboardInterrupt:
@@ -97,4 +109,4 @@ def serve(root: Path, *, host: str, port: int, token: str | None, trust: bool = 
         made.close()
     going = jobs.going()
     if going:
-        print(f"still running: {', '.join(going)}; steelyard top {root} shows them", file=sys.stderr)
+        _log.warning(f"still running: {', '.join(going)}; steelyard top {root} shows them")

@@ -19,14 +19,14 @@ from steelyard.rounds.progress import RAISE
 
 
 def write_comparison(
-    document: Comparison, style: Style, width: int | None = None, *, all_tables: bool = True, verbose: bool = False
+    document: Comparison, style: Style, width: int | None = None, *, all_tables: bool = True, in_words: bool = False
 ) -> str:
     """Return the recommendation and the table behind it, then all other tables if wanted.
 
-    `verbose` adds every test of every rule in words. Plain text is broken to `width`, where given.
+    `in_words` adds every test of every rule in words. Plain text is broken to `width`, where given.
     """
     tables = [*_weighed_one(document), main_table(document), *(comparison_tables(document) if all_tables else ())]
-    sentences = [test["sentence"] for test in document["verdicts"]] if verbose else []
+    sentences = [test["sentence"] for test in document["verdicts"]] if in_words else []
     answer = paragraph(document["recommendation"]["sentence"], style, width)
     # Last, where a terminal stands: a run that was changed is not to be missed. A head is copied, so it is not broken.
     chain = paragraph(chain_line(document["chain"]), style)

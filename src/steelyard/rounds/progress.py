@@ -14,11 +14,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from steelyard.activity import current
-from steelyard.errors import one_line
+from steelyard.logs import logger
 
 if TYPE_CHECKING:
     # Only for annotations: tables show scores without waiting for torch.
     from steelyard.rounds.loop import Progress
+
+_log = logger(__name__)
 
 PLAIN_SECONDS = 5.0
 """At most so often a round is a line."""
@@ -33,11 +35,6 @@ FEW_SECONDS = 20.0
 
 RAISE = "Raise rounds.fraction or rounds.min_clients, unless this is meant."
 """What to do about rounds that weigh one client."""
-
-
-def say(line: str) -> None:
-    """Write one line on standard error, whether or not anybody watches the progress."""
-    print(f"steelyard: {one_line(line)}", file=sys.stderr, flush=True)
 
 
 def weighed_one(federation: str, round: int) -> str:
@@ -265,8 +262,15 @@ def show_progress(rounds: int, percent: bool = True) -> Generator[Progress]:
         assert _watch is not None
         display = _watch.display
         display.begin(rounds, percent)
+
+        def report(round: int, accuracies: Mapping[str, float | None]) -> None:
+            display.report(round, accuracies)
+            # For a log: what the display shows in its own way is not shown twice.
+            figures = _figures(accuracies, percent)
+            _log.info(f"round {round}/{rounds}{f': {figures}' if figures else ''}")
+
         try:
-            yield display.report
+            yield report
         finally:
             display.end()
 
@@ -278,7 +282,8 @@ def _display() -> _Display:
 
 
 def _to_standard_error(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()
 
 
 def _notebook() -> Callable[[str], None] | None:

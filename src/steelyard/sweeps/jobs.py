@@ -11,6 +11,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 from steelyard.errors import UserError
+from steelyard.logs import show
 
 Work = Callable[[Path, int], None]
 """What a process does: a folder, and the number of the run in it."""
@@ -63,6 +64,7 @@ def _check(answer: Connection, process: BaseProcess) -> None:
 
 
 def _process(work: Work, folder: Path, number: int, core: int, jobs: int, answer: Connection) -> None:
+    show()
     # Ctrl-C reaches every process of the terminal: the first one stops the others.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(os, "sched_setaffinity"):

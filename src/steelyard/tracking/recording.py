@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from steelyard.logs import logger
 from steelyard.rounds.state import Recorder, RoundRecord, RoundState
 from steelyard.tracking.settings import TrackingSettings
 from steelyard.tracking.trackers import TRACKERS, Tracker
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+_log = logger(__name__)
 
 
 class Tracked:
@@ -72,9 +74,8 @@ class Tracked:
             work()
         except Exception as error:
             self._tracker = None
-            reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-            line = f"steelyard: tracking.to = '{self._settings.to}' failed ({reason}); the run goes on without it"
-            print(line, file=sys.stderr, flush=True)
+            reason = f"{type(error).__name__}: {error}"[:300]
+            _log.warning(f"tracking.to = '{self._settings.to}' failed ({reason}); the run goes on without it")
 
     def _name(self, federation: str) -> str:
         """Return a federation's name in letters that every tracker takes; two federations never share one."""
