@@ -1,0 +1,125 @@
+"""What Steelyard asks pip for, with and without extras: the docs list its licences, and we refuse some of them."""
+
+from __future__ import annotations
+
+import functools
+import re
+import tomllib
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+ALLOWED = {
+    "0BSD", "Apache-2.0", "Apache-2.0 WITH LLVM-exception", "BSD", "BSD-2-Clause", "BSD-3-Clause", "BSL-1.0", "CC0-1.0",
+    "ISC", "MIT", "MIT-0", "MIT-CMU", "MPL-2.0", "PSF-2.0", "Unlicense", "Zlib", "public domain",
+}  # fmt: skip
+EXCEPTIONS = {"gmpy2": "LGPL-3.0-or-later"}
+"""A library that is loaded, not copied, and only with the extra `encryption`."""
+OTHER_NAMES = {
+    "3-Clause BSD License": "BSD-3-Clause",
+    "Apache 2.0": "Apache-2.0",
+    "Apache Software License": "Apache-2.0",
+    "BSD License": "BSD",
+    "ISC License (ISCL)": "ISC",
+    "MIT License": "MIT",
+    "Mozilla Public License 2.0 (MPL 2.0)": "MPL-2.0",
+    "Public Domain": "public domain",
+    "Python Software Foundation License": "PSF-2.0",
+}
+NOT_INSTALLED = {"trackio", "wandb", "mlflow-skinny", "cornac", "ir-measures"}
+"""Trackers are no part of `dev`, and two packages have no wheels for ARM."""
+
+
+def licence(name: str) -> str:
+    """Return the licence of an installed package in the words of SPDX, however its author wrote it."""
+    about = distribution(name).metadata
+    if expression := about.get("License-Expression"):
+        return expression
+    classes = [line.split(" :: ")[-1] for line in about.get_all("Classifier") or [] if line.startswith("License ::")]
+    written = [each for each in classes if each != "DFSG approved"] or [str(about.get("License"))]
+    return " OR ".join(OTHER_NAMES.get(each, each) for each in written)
+
+
+def allowed(name: str, found: str) -> bool:
+    """Whether a package may be asked for: one of its alternatives holds nothing that we refuse."""
+    choices = [set(re.split(r" AND ", choice.strip("() "))) for choice in found.split(" OR ")]
+    if name.startswith(("nvidia-", "cuda-")):
+        return True  # What torch is built on where it is built for GPUs; the docs name it.
+    return EXCEPTIONS.get(name) == found or any(choice <= ALLOWED for choice in choices)
+
+
+def asked_for() -> dict[str, list[Requirement]]:
+    """Return what is asked for directly, by extra; "" is what is always asked for."""
+    extras = {"": PROJECT["dependencies"], **PROJECT["optional-dependencies"]}
+    wanted = {extra: [Requirement(line) for line in lines] for extra, lines in extras.items()}
+    return {extra: [each for each in lines if each.name != PROJECT["name"]] for extra, lines in wanted.items()}
+
+
+@functools.cache
+def everything() -> set[str]:
+    """Return all packages that are installed here for the sake of one that is asked for."""
+    waiting = [each for lines in asked_for().values() for each in lines]
+    found: set[tuple[str, str]] = set()
+    while waiting:
+        requirement = waiting.pop()
+        for extra in ("", *requirement.extras):
+            key = (canonicalize_name(requirement.name), extra)
+            try:
+                lines = distribution(requirement.name).requires or []
+            except PackageNotFoundError:
+                continue
+            if key not in found:
+                found.add(key)
+                further = map(Requirement, lines)
+                waiting += [each for each in further if each.marker is None or each.marker.evaluate({"extra": extra})]
+    return {name for name, _ in found}
+
+
+def listed() -> dict[tuple[str, str], str]:
+    """Return the table of the docs: licences by extra and package."""
+    text = (ROOT / "docs" / "reference" / "licences.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (.*?) \| `(.*?)` \| (.*?) \|$", text, flags=re.MULTILINE)
+    return {(extra.strip("`"), name): found for extra, name, found in rows}
+
+
+@pytest.mark.parametrize(
+    "found", ["GPL-3.0-only", "GNU General Public License v3 (GPLv3)", "AGPL-3.0", "MIT AND GPL-2.0", "None"]
+)
+def test_what_is_refused(found: str) -> None:
+    assert not allowed("phe", found)
+    assert allowed("phe", f"{found} OR MIT")
+    assert not allowed("phe", EXCEPTIONS["gmpy2"])
+
+
+def test_nothing_that_is_installed_for_us_has_a_licence_that_we_refuse() -> None:
+    names = everything()
+    assert len(names) > 100  # The search went through what packages ask for themselves.
+    assert {name: licence(name) for name in names if not allowed(name, licence(name))} == {}
+
+
+def test_the_docs_list_what_every_extra_asks_for_with_its_licence() -> None:
+    wanted = {(extra, each.name) for extra, lines in asked_for().items() for each in lines}
+    table = listed()
+    assert set(table) == wanted
+    assert {name for _, name in wanted if canonicalize_name(name) not in everything()} <= NOT_INSTALLED
+    for (_, name), found in table.items():
+        assert allowed(name, found), name
+        if canonicalize_name(name) in everything():
+            assert found == licence(name), name
+
+
+def test_whatever_is_advised_to_be_installed_is_an_extra_of_the_package() -> None:
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "src").rglob("*.py")]
+    advised = {word for text in texts for word in re.findall(r"pip install ('[^']*'|\S+)", text)}
+    extras = {f"'steelyard[{extra}]'" for extra in (*PROJECT["optional-dependencies"], "{extra}", "{settings.to}")}
+    assert advised - extras == {'{package}"'}  # openpyxl and others, which read one kind of file each
+    assert "'steelyard[flower]'" in advised
+
+
+def test_phe_is_asked_for_nowhere() -> None:
+    assert "phe" not in {each.name for lines in asked_for().values() for each in lines} | everything()
