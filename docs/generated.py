@@ -1,6 +1,6 @@
 """Reference pages made from the code when the site is built: every field, every command, criteria and models.
 
-A hook of mkdocs: `mkdocs build` calls `on_files`. Nothing it makes is kept in the repository, so nothing can be stale.
+`build.py` adds them to those that are written by hand. Nothing is kept in the repository, so nothing can be stale.
 """
 
 from __future__ import annotations
@@ -14,16 +14,7 @@ from typing import Any
 
 import typer.main
 from fields import cell, fields_page, table
-from mkdocs.config.defaults import MkDocsConfig
-from mkdocs.structure.files import File, Files
 from typer.core import TyperCommand
-
-
-def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the generated pages to those that are written by hand; mkdocs calls it on every build."""
-    for path, text in pages().items():
-        files.append(File.generated(config, path, content=text))
-    return files
 
 
 def pages() -> dict[str, str]:

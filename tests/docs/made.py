@@ -12,7 +12,7 @@ from tests.warm import ROOT
 
 @cache
 def generated() -> ModuleType:
-    """Return docs/generated.py, with its folder beside it as mkdocs has it."""
+    """Return docs/generated.py, with its folder beside it as docs/build.py has it."""
     sys.path.insert(0, str(ROOT / "docs"))
     try:
         return import_module("generated")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
 import sys
@@ -10,29 +9,30 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from tests.docs.made import fields, generated, pages
+from tests.docs.sentences import long_sentences
+from tests.warm import command_environment
 
 ROOT = Path(__file__).parents[2]
-pytest.importorskip("mkdocs", reason="the site is built with mkdocs (extra docs)")
 
-from tests.docs.made import fields, generated, pages  # noqa: E402  it needs mkdocs
-from tests.docs.sentences import long_sentences  # noqa: E402
 
 ENTRY = re.compile(r"^#### `([\w.]+)` \{: #([\w-]+) \}\n\n(.*?)(?=\n\n+#|\n*\Z)", re.DOTALL | re.MULTILINE)
 
 
 def test_the_site_builds_without_a_warning(tmp_path: Path):
+    pytest.importorskip("zensical", reason="the site is built with Zensical (extra docs)")
+    site = tmp_path / "site"
     done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path)],
-        cwd=ROOT,
-        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        [sys.executable, str(ROOT / "docs" / "build.py"), str(site)],
+        env=command_environment(),
         capture_output=True,
         text=True,
         timeout=120,
         check=False,
     )
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "reference" / "fields" / "index.html").is_file()
-    view = (tmp_path / "reference" / "view" / "index.html").read_text(encoding="utf-8")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert (site / "reference" / "fields" / "index.html").is_file()
+    view = (site / "reference" / "view" / "index.html").read_text(encoding="utf-8")
     for attribute in ("label_counts", "first_losses", "divergence", "gram", "memory", "remember", "device", "marks"):
         assert f".{attribute}" in view, attribute
 
