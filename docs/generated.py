@@ -77,23 +77,25 @@ def _command(path: str, command: TyperCommand) -> list[str]:
 
 
 def _parameters(arguments: Sequence[Any], options: Sequence[Any]) -> list[str]:
-    lines = ["| | default | what |", "|---|---|---|"] if arguments or options else []
-    for parameter in (*arguments, *options):
-        names = (
-            ", ".join(f"`{name}`" for name in parameter.opts) if parameter in options else f"`{_argument(parameter)}`"
-        )
-        default = parameter.default
-        shown_default = (
-            f"`{default}`" if isinstance(default, str | int | float) and not isinstance(default, bool) else ""
-        )
-        what = " ".join(str(getattr(parameter, "help", None) or "").split())
-        lines.append(f"| {cell(names)} | {cell(shown_default)} | {cell(what)} |")
+    lines = ["| | what |", "|---|---|"] if arguments or options else []
+    lines += [f"| `{_argument(argument)}` | {cell(_what(argument))} |" for argument in arguments]
+    for option in options:
+        names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
+        lines.append(f"| {cell(names)} | {cell(_what(option))} |")
     return lines
 
 
+def _what(parameter: Any) -> str:
+    what = " ".join(str(getattr(parameter, "help", None) or "").split())
+    default = parameter.default
+    if isinstance(default, bool) or not isinstance(default, str | int | float) or "default" in what.lower():
+        return what
+    return f"{what} Default: `{default}`."
+
+
 def _argument(parameter: Any) -> str:
-    name = (parameter.metavar or parameter.name or "").upper()
-    many = "..." if parameter.nargs == -1 else ""
+    name = (parameter.metavar or parameter.name or "").strip("[]").upper()
+    many = "..." if parameter.nargs == -1 and not name.endswith("...") else ""
     return f"{name}{many}" if parameter.required else f"[{name}{many}]"
 
 
