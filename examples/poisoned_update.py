@@ -7,7 +7,9 @@ sixth with 8 of 1,455 rows that wants every digit read as the next one. One roun
 
 from __future__ import annotations
 
+import altair as alt
 import numpy as np
+import pandas as pd
 import torch
 from sklearn.datasets import load_digits
 
@@ -58,6 +60,7 @@ def main() -> None:
         f"the attacker has {SIZES['attacker'] / sum(SIZES.values()):.2%} of the rows and sends its update × {STRENGTH}"
     )
     print(f"{'rule':<26}{'its weight':>11}{'moved, in ways to its target':>30}{'accuracy':>10}")
+    table = []
     for rule in RULES:
         weighing = WeighedRounds(rule, ServerRows(network, x[rows], y[rows]))
         found = weighing.combine(sent, replies)
@@ -66,6 +69,10 @@ def main() -> None:
         accuracy = float((network(x[test]).argmax(1) == y[test]).float().mean())
         network.load_state_dict({name: torch.from_numpy(array) for name, array in sent.items()})
         print(f"{rule:<26}{found.weights.get('attacker', 0.0):>11.2%}{moved:>30.2f}{accuracy:>10.1%}")
+        table.append({"rule": rule, "moved": float(moved)})
+    bars = alt.Chart(pd.DataFrame(table)).mark_bar()
+    bars = bars.encode(alt.X("moved").title("how far the model moved; 1: to the attacker's target"), alt.Y("rule", sort=None))
+    bars.properties(width=420, height=220).save("poisoned_update.svg")
 
 
 if __name__ == "__main__":

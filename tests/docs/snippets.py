@@ -13,6 +13,7 @@ A comment right above a fence says what a test must know:
     <!-- shortened: --set rounds.count=1 -->     what the test adds to commands that train, to be quick
     <!-- refused -->                             the command must end with exit code 2: it shows an error
     <!-- not run: reason -->                     cannot be run by a test
+    <!-- printed by: steelyard run typo -->      the text is in the error line of this command (exit code 2)
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 _FENCE = re.compile(r"^( *)```(\w+)?([^\n]*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
-_NOTE = re.compile(r"<!-- (needs|shortened|refused|not run)(?:: ([^\n]*?))? -->\s*$")
+_NOTE = re.compile(r"<!-- (needs|shortened|refused|not run|printed by)(?:: ([^\n]*?))? -->\s*$")
 _TITLE = re.compile(r'title="([^"]+)"')
 _TRAINING = tuple(f"steelyard {words} " for words in ("run", "compare", "sweep", "attack", "recommend audit"))
 LANGUAGES = {"sh", "python", "toml", "text", "json", "csv", "mermaid"}
@@ -97,6 +98,8 @@ class Sitting:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(snippet.text, encoding="utf-8")
             return None
+        if "printed by" in snippet.notes:
+            return _printed(snippet)
         if snippet.language == "sh":
             return self._shell(snippet)
         if snippet.language == "python":
@@ -128,6 +131,15 @@ class Sitting:
         return None
 
 
+def _printed(snippet: Snippet) -> str | None:
+    command = snippet.notes["printed by"]
+    code, output = _command(command)
+    message = output.strip().splitlines()[-1] if output.strip() else ""
+    if code == 2 and message.startswith("steelyard: ") and snippet.text.strip() in message:
+        return None
+    return f"$ {command}\nexit code {code}; expected 2 and a line with: {snippet.text.strip()}\n{output[-2000:]}"
+
+
 def _toml(snippet: Snippet) -> str | None:
     from steelyard.errors import UserError
     from steelyard.experiment.loading import build
@@ -141,7 +153,7 @@ def _toml(snippet: Snippet) -> str | None:
 
 def _command(command: str) -> tuple[int, str]:
     words = [os.path.expandvars(word) for word in shlex.split(command, comments=True)]
-    if words[0] != "steelyard" or any(mark in words for mark in ("|", ">", "&&", "&", "||", ";")):
+    if words[0] != "steelyard" or any(mark in words for mark in ("|", ">", "<", "&&", "&", "||", ";")):
         done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=280, check=False)
         return done.returncode, done.stdout + done.stderr
     with open(".output", "w+", encoding="utf-8") as output:

@@ -1,4 +1,7 @@
-"""A network and a loss of one's own, on the embedded digits."""
+"""A network and a loss of your own, on digits that six wrong clients of twenty spoil.
+
+Prints the accuracy under each rule and draws it over the rounds.
+"""
 
 import torch
 from torch import nn
@@ -7,20 +10,21 @@ from steelyard import Experiment
 
 
 def network(feature_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """Any torch.nn.Module; it is told the shape of a sample and the number of classes."""
+    """Any torch.nn.Module, for samples of this shape."""
     return nn.Sequential(
         nn.Flatten(), nn.Linear(feature_shape[-1] * feature_shape[-2], 48), nn.Tanh(), nn.Linear(48, classes)
     )
 
 
 def smoothed(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """A loss returns one number per sample; the mean is taken for it."""
+    """A loss returns one number for each sample."""
     return nn.functional.cross_entropy(outputs, labels, label_smoothing=0.1, reduction="none")
 
 
 if __name__ == "__main__":
-    experiment = Experiment.load("quickstart").changed(
-        {"rounds.count": 10, "model": {"name": f"{__file__}:network"}, "training.loss": f"{__file__}:smoothed"}
+    experiment = Experiment.load("quickstart", ["rounds.count=8"]).changed(
+        {"model": {"name": network}, "training.loss": smoothed}
     )
     result = experiment.run()
-    print(result.history.rounds[["rule", "round", "accuracy"]].tail(4))
+    print(result)
+    result.plot("server").save("own_network.svg")
