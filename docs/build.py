@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from generated import pages
+from generated import pages, root_pages
 
 ROOT = Path(__file__).parents[1]
 
@@ -21,7 +21,7 @@ def build(site: Path) -> int:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         shutil.copytree(ROOT / "docs", folder / "docs", ignore=shutil.ignore_patterns("*.py", "*.toml", "__pycache__"))
-        for path, text in pages().items():
+        for path, text in {**pages(), **root_pages()}.items():
             made = folder / "docs" / path
             made.parent.mkdir(parents=True, exist_ok=True)
             made.write_text(text, encoding="utf-8")

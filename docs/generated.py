@@ -30,6 +30,15 @@ def pages() -> dict[str, str]:
     }
 
 
+def root_pages() -> dict[str, str]:
+    """Return the repository's own pages that the site shows too, with their links seen from the site."""
+    root = Path(__file__).parents[1]
+    return {
+        f"{name.lower()}.md": (root / f"{name}.md").read_text(encoding="utf-8").replace("](docs/", "](")
+        for name in ("CONTRIBUTING", "CHANGELOG")
+    }
+
+
 # Commands -------------------------------------------------------------------------------------------------------------
 
 

@@ -1,6 +1,7 @@
-"""Make the tutorial's pictures anew: `python docs/pictures.py` runs its commands and draws what they give.
+"""Make the pictures of guide and gallery anew: `python docs/pictures.py` runs the page, the examples and a browser.
 
-Needs Chromium for the picture of the page. The pictures are kept in docs/images, so that the site builds without it.
+The tests run the same page, scripts and notebooks. Needs Chromium for the picture of the page. What is drawn is kept in
+docs/images, so that the site builds without any of this; the diagrams are drawn by docs/diagrams.py.
 """
 
 from __future__ import annotations
@@ -13,39 +14,92 @@ import sys
 import tempfile
 from pathlib import Path
 
+import diagrams
 from rich.console import Console
 from rich.text import Text
 
-IMAGES = Path(__file__).parent / "images"
-TUTORIAL = Path(__file__).parent / "guide" / "first-steps.md"
+DOCS = Path(__file__).parent
+IMAGES = DOCS / "images"
+EXAMPLES = DOCS.parent / "examples"
 COLUMNS = 90
 
 
 def main() -> None:
-    """Run the tutorial's snippets one after another, and draw."""
-    IMAGES.mkdir(exist_ok=True)
+    """Draw everything, in an empty folder."""
+    diagrams.main()
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
-        first = _terminal("steelyard run quickstart --out runs/first")
-        _draw_terminal(first, IMAGES / "terminal-quickstart.svg")
-        page = TUTORIAL.read_text(encoding="utf-8")
-        for title, code in re.findall(r'```python(?: title="([^"]+)")?\n(.*?)```', page, re.DOTALL):
-            if title:
-                Path(title).write_text(code, encoding="utf-8")
-            else:
-                exec(code, {})
-        _terminal("steelyard new my.toml --csv patients.csv --label target --owner hospital")
-        _terminal("steelyard run my.toml --out runs/mine")
-        for command in re.findall(r"^steelyard compare .*$", page, re.MULTILINE):
-            _terminal(command)
-        _draw_figures()
+        _draw_first_steps()
+        _draw_criteria()
         _draw_page()
+        _draw_gallery()
+        _draw_flower_app()
+
+
+def _draw_first_steps() -> None:
+    """Run the commands and the code of the page one after another, and draw what they give."""
+    page = (DOCS / "guide" / "first-steps.md").read_text(encoding="utf-8")
+    for language, code in re.findall(r"```(python|sh)\n(.*?)```", page, re.DOTALL):
+        if language == "python":
+            exec(code, {})
+        elif not code.startswith("pip"):
+            printed = _terminal(code.strip())
+            if "quickstart" in code:
+                _draw_terminal(printed, IMAGES / "terminal-quickstart.svg")
+    for run, kind, name in (
+        ("first", "weights", "weights"),
+        ("mine", "split", "split"),
+        ("compared", "server", "curves"),
+    ):
+        _draw_figure(Path("runs") / run, kind, None, IMAGES / f"{name}.svg")
+
+
+def _draw_criteria() -> None:
+    page = (DOCS / "guide" / "own-criterion.md").read_text(encoding="utf-8")
+    found = re.search(r'```python title="criteria.py"\n(.*?)```', page, re.DOTALL)
+    assert found is not None
+    Path("criteria.py").write_text(found.group(1), encoding="utf-8")
+    for command in re.findall(r"^steelyard compare .*$", page, re.MULTILINE):
+        _terminal(command)
+    _draw_figure(Path("runs/care"), "criteria", "CARE>DS/max", IMAGES / "criteria.svg")
+
+
+def _draw_gallery() -> None:
+    """Run every script and notebook; each draws a picture that is named as it is."""
+    for path in (*sorted(EXAMPLES.glob("*.py")), EXAMPLES / "hospitals.ipynb"):
+        if path.suffix == ".ipynb":
+            subprocess.run([sys.executable, "-c", _NOTEBOOK, str(path)], check=True)
+        else:
+            subprocess.run([sys.executable, str(path)], check=True)
+        shutil.copy(f"{path.stem}.svg", IMAGES / "gallery")
+
+
+_NOTEBOOK = """
+import sys, nbclient, nbformat
+nbclient.NotebookClient(nbformat.read(sys.argv[1], as_version=4), timeout=600).execute()
+"""
+
+
+def _draw_flower_app() -> None:
+    """Run the Flower app as the tests do, by its own client app on a grid in this process."""
+    sys.path[:0] = [str(DOCS.parent), str(EXAMPLES / "flower_digits")]
+    from digits_app import client_app, server_app
+    from flwr.app import Context, RecordDict
+    from tests.examples.test_flower_digits import CONFIG, RULE, AppNodes
+
+    from steelyard.clients.flower.adapter.messages import enter_run
+
+    config = {**CONFIG, "rule": RULE, "folder": "runs/digits"}
+    grid = AppNodes(client_app.app, config)
+    enter_run(1, 1)
+    server_app.app(grid, Context(1, 1, {}, RecordDict(), config))
+    _draw_figure(Path("runs/digits"), "weights", None, IMAGES / "gallery" / "flower_digits.svg")
 
 
 def _terminal(command: str) -> str:
     """Run a command as in a terminal of this width and return what it printed."""
     environment = {**os.environ, "COLUMNS": str(COLUMNS), "FORCE_COLOR": "1"}
-    words = f"{sys.executable} -m {command}"
+    words = re.sub(r"^steelyard\b", f"{sys.executable} -m steelyard", command)
     done = subprocess.run(words, shell=True, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return f"$ {command}\n{done.stdout}"
@@ -57,16 +111,10 @@ def _draw_terminal(text: str, path: Path) -> None:
     console.save_svg(str(path), title="steelyard")
 
 
-def _draw_figures() -> None:
+def _draw_figure(run: Path, kind: str, rule: str | None, path: Path) -> None:
     from steelyard import Result
 
-    for run, kind, rule, name in (
-        ("first", "weights", None, "weights"),
-        ("mine", "split", None, "split"),
-        ("compared", "server", None, "curves"),
-        ("care", "criteria", "VP>CARE>DS/max", "criteria"),
-    ):
-        Result(Path("runs") / run).plot(kind, rule=rule).save(str(IMAGES / f"{name}.svg"))
+    Result(run).plot(kind, rule=rule).save(str(path))
 
 
 def _draw_page() -> None:

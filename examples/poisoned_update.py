@@ -71,7 +71,9 @@ def main() -> None:
         print(f"{rule:<26}{found.weights.get('attacker', 0.0):>11.2%}{moved:>30.2f}{accuracy:>10.1%}")
         table.append({"rule": rule, "moved": float(moved)})
     bars = alt.Chart(pd.DataFrame(table)).mark_bar()
-    bars = bars.encode(alt.X("moved").title("how far the model moved; 1: to the attacker's target"), alt.Y("rule", sort=None))
+    bars = bars.encode(
+        alt.X("moved").title("how far the model moved; 1: to the attacker's target"), alt.Y("rule", sort=None)
+    )
     bars.properties(width=420, height=220).save("poisoned_update.svg")
 
 

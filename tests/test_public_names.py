@@ -15,7 +15,7 @@ from steelyard import errors
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = (ROOT / "docs" / "reference" / "api.md").read_text(encoding="utf-8")
 INTERNAL = {
-    # examples/user_control.py looks behind the curtain on purpose.
+    # examples/recommender.py looks behind the curtain on purpose.
     "steelyard.experiment.recommend_audit.watch",
     "steelyard.report.recommender.open_run",
 }

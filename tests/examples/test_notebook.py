@@ -1,39 +1,53 @@
-"""The notebook runs from top to bottom, and its results show themselves."""
+"""The notebooks run from top to bottom, and their results show themselves."""
 
 from __future__ import annotations
 
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.warm import ROOT
 
 nbformat = pytest.importorskip("nbformat")
 nbclient = pytest.importorskip("nbclient")
 pytest.importorskip("ipykernel")
 
-NOTEBOOK = Path(__file__).parents[2] / "examples" / "notebook.ipynb"
 
-
-def test_every_cell_runs_and_results_show_a_table_and_a_figure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    kernels = tmp_path / "kernels" / "kernels" / "steelyard"
+def executed(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Run a notebook in a folder and return its cells of code."""
+    kernels = folder / "kernels" / "kernels" / "steelyard"
     kernels.mkdir(parents=True)
     command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
     (kernels / "kernel.json").write_text(json.dumps({"argv": command, "display_name": "test", "language": "python"}))
-    monkeypatch.setenv("JUPYTER_PATH", str(tmp_path / "kernels"))
-    source = Path(__file__).parents[2] / "src"
-    monkeypatch.setenv("PYTHONPATH", str(source))
-    notebook = nbformat.read(NOTEBOOK, as_version=4)
-    assert not any(cell.get("outputs") for cell in notebook.cells), "the notebook is kept without outputs"
+    monkeypatch.setenv("JUPYTER_PATH", str(folder / "kernels"))
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=":")
+    notebook = nbformat.read(ROOT / "examples" / name, as_version=4)
     nbclient.NotebookClient(
-        notebook, timeout=240, kernel_name="steelyard", resources={"metadata": {"path": str(tmp_path)}}
+        notebook, timeout=240, kernel_name="steelyard", resources={"metadata": {"path": str(folder)}}
     ).execute()
-    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    first = {kind for output in cells[0].outputs for kind in output.get("data", {})}
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def kinds(cell: Any) -> set[str]:
+    return {kind for output in cell.outputs for kind in output.get("data", {})}
+
+
+def test_first_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = executed("first_steps.ipynb", tmp_path, monkeypatch)
     shown = "".join(str(output.get("data", {}).get("text/html", "")) for output in cells[0].outputs)
-    assert "text/html" in first
+    assert "text/html" in kinds(cells[0])
     assert "<table" in shown
     assert "<svg" in shown
-    weights = {kind for output in cells[1].outputs for kind in output.get("data", {})}
-    assert any("vega" in kind or "svg" in kind or "html" in kind for kind in weights), weights
+    assert any("vega" in kind or "svg" in kind or "html" in kind for kind in kinds(cells[1])), kinds(cells[1])
     assert (tmp_path / "compared.html").is_file()
+
+
+def test_hospitals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cells = executed("hospitals.ipynb", tmp_path, monkeypatch)
+    assert "text/html" in kinds(cells[0])
+    assert "fedavg" in "".join(output.get("text", "") for output in cells[1].outputs)
+    assert (tmp_path / "hospitals.svg").read_text(encoding="utf-8").startswith("<svg")
+    assert "cleveland" in (tmp_path / "record.html").read_text(encoding="utf-8")

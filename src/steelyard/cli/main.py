@@ -17,6 +17,7 @@ from steelyard import __version__, logs
 from steelyard.cli.attack import attack
 from steelyard.cli.commands import LogFileOption, QuietOption, VerboseOption, share_options
 from steelyard.cli.contributions import contributions, withdraw
+from steelyard.cli.docs import docs
 from steelyard.cli.federate import app as federate_app
 from steelyard.cli.models import models
 from steelyard.cli.new import new
@@ -49,6 +50,7 @@ for panel, commands in {
     for command in commands:
         app.command(rich_help_panel=panel)(command)
 app.command("import", rich_help_panel="Look at runs")(import_run)
+app.command(rich_help_panel="More")(docs)
 app.add_typer(federate_app, rich_help_panel="More")
 app.add_typer(recommend_app, name="recommend", rich_help_panel="More")
 app.add_typer(privacy_app, name="privacy", rich_help_panel="More")
