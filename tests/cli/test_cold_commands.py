@@ -46,6 +46,7 @@ COMMANDS = {
     "models": "cnn-digits",
     "algorithms": "scaffold",
     "policies": "feddisco",
+    "docs --no-open --out manual hostile clients": "manual/guide/hostile-clients.html",
     "privacy plan --rounds 10 --noise 1": "noise multiplier",
     "privacy audit --tries 1 --steps 0 --canaries 10": "gradient inversion on digits",
     "federate init app": "app/pyproject.toml",
