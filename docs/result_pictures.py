@@ -107,7 +107,7 @@ def kgflex_cold_start() -> alt.FacetChart:
     found = [
         {"system": line[""], "data": name, "value": number(line["nDCG@10"]), "half": half(line["nDCG@10"])}
         for name, lines in data.items()
-        for line in rows("privacy-costs")
+        for line in lines
     ]
     chart = _dots(found, "system", "data", "nDCG@10, with the standard deviation over five draws", apart=False)
     return chart.facet(row=alt.Row("data:N", title=None, header=_above()))

@@ -1,4 +1,4 @@
-"""The program that makes reference pages from the code, as the site's build imports it."""
+"""The programs of docs/, as the site's build imports them."""
 
 from __future__ import annotations
 
@@ -10,20 +10,23 @@ from types import ModuleType
 from tests.warm import ROOT
 
 
-@cache
-def generated() -> ModuleType:
-    """Return docs/generated.py, with its folder beside it as docs/build.py has it."""
+def beside(name: str) -> ModuleType:
+    """Return a program of docs/, which finds the others there as docs/build.py does."""
     sys.path.insert(0, str(ROOT / "docs"))
     try:
-        return import_module("generated")
+        return import_module(name)
     finally:
         sys.path.remove(str(ROOT / "docs"))
 
 
+def generated() -> ModuleType:
+    """Return docs/generated.py, which makes reference pages."""
+    return beside("generated")
+
+
 def fields() -> ModuleType:
     """Return docs/fields.py, which makes the page of all fields."""
-    generated()
-    return import_module("fields")
+    return beside("fields")
 
 
 @cache

@@ -1,17 +1,24 @@
-"""Pages of results have one form: a verdict of two sentences, a table or a picture, and all else folded below."""
+"""Pages of results have one form: a verdict of two sentences, a table, a picture, and all else folded below."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.docs.made import beside
 from tests.docs.sentences import long_sentences, sentences
 from tests.warm import ROOT
 
 RESULTS = ROOT / "docs" / "results"
 PAGES = sorted(path.stem for path in RESULTS.glob("*.md") if path.stem not in {"index", "contributions"})
 FOLDED = re.compile(r'<details markdown="1">\n<summary>[^<\n]+</summary>\n\n.*?\n\n</details>', re.DOTALL)
+
+
+def pictures() -> Any:
+    """The program that draws pictures from tables of the pages."""
+    return beside("result_pictures")
 
 
 def problems(page: str) -> list[str]:
@@ -23,8 +30,10 @@ def problems(page: str) -> list[str]:
         found.append("no title")
     if not verdict.strip().startswith("**Verdict.** ") or len(list(sentences(verdict))) != 3:
         found.append("no verdict of two sentences under the title")
-    if not any(re.match(r"\||!\[", part.strip()) for part in rest[:2]):
-        found.append("no table or picture right below the verdict")
+    if not any(part.strip().startswith("|") for part in rest[:2]):
+        found.append("no table right below the verdict")
+    if not any(part.strip().startswith("![") for part in rest) and "**reproduced**" not in page:
+        found.append("no picture below the table")
     if "<details" in opened or opened == page:
         found.append("nothing folded, or folded in another way")
     if any(part.lstrip().startswith(("#", "- ", "```")) for part in rest):
@@ -41,18 +50,32 @@ def test_a_page_of_results_has_the_form(name: str) -> None:
 
 def test_a_page_in_another_form_is_noticed() -> None:
     folded = '<details markdown="1">\n<summary>How it was done</summary>\n\nx\n\n</details>\n'
-    good = f"# A\n\n**Verdict.** One. Two.\n\n| a |\n|---|\n\n{folded}"
+    good = f"# A\n\n**Verdict.** One. Two.\n\n| a |\n|---|\n\n![A](a.svg)\n\n{folded}"
     assert problems(good) == []
     for bad in (
         good.replace("One. Two.", "One."),
         good.replace("**Verdict.** ", ""),
         good.replace("| a |\n|---|", "Text.\n\nMore."),
+        good.replace("![A](a.svg)", "Text."),
         good.replace(folded, "## How\n\nx"),
         good + "\n## More\n",
         good.replace(' markdown="1"', ""),
         good.replace("How it was done", "More"),
     ):
         assert problems(bad) != [], bad
+
+
+@pytest.mark.parametrize("name", pictures().PICTURES)
+def test_a_picture_of_a_table_has_its_numbers(name: str) -> None:
+    """Drawn to the last step but one: what is left is the layout."""
+    page = (RESULTS / f"{name}.md").read_text(encoding="utf-8")
+    assert f"]({name}.svg)" in page
+    assert (RESULTS / f"{name}.svg").is_file()
+    document = pictures().PICTURES[name]().to_dict()
+    values = [row["value"] for rows in document["datasets"].values() for row in rows]
+    shown = {float(figure) for figure in re.findall(r"\d*\.?\d+", page.split("<details")[0])}
+    assert len(values) >= 8
+    assert not {abs(value) for value in values} - shown
 
 
 def test_the_index_leads_to_every_page_and_says_what_was_learnt() -> None:
