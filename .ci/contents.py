@@ -12,7 +12,13 @@ LARGEST = 2_000_000
 NO_DATA = (".npz", ".npy", ".csv", ".parquet", ".sqlite", ".zip", ".gz", ".safetensors", ".pkl", ".pt")
 INCLUDED = "steelyard/data/included/"
 """Small tables that come with the package, for recipes that need no download."""
-IN_WHEEL = ("steelyard/recipes/quickstart.toml", "steelyard/py.typed", "steelyard/report/assets/report.js")
+IN_WHEEL = (
+    "steelyard/recipes/quickstart.toml",
+    "steelyard/py.typed",
+    "steelyard/report/assets/report.js",
+    "steelyard/docs/guide/index.md",
+    "steelyard/docs/images/weights.svg",
+)
 IN_SDIST = (
     "pyproject.toml",
     "LICENSE",

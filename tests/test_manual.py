@@ -48,8 +48,9 @@ def test_a_page_has_its_tables_its_heading_and_the_list_of_pages(written: Path) 
     assert "<!-- not run" not in manual.title(page)
 
 
-def test_the_page_whose_title_has_the_word_comes_first() -> None:
+def test_the_page_whose_headings_have_the_words_comes_first() -> None:
     assert manual.search("hostile clients")[0][1] == "guide/hostile-clients"
+    assert manual.search("choose epsilon")[0][1] == "guide/privacy"
     assert manual.search("nowhereatall") == []
 
 

@@ -64,14 +64,15 @@ def title(text: str) -> str:
 
 
 def search(words: str) -> list[tuple[int, str, str]]:
-    """Return how often the pages hold all the words, with path and title, pages of the guide first."""
+    """Return the pages that hold all the words, as rank, path and title; the guide's pages first."""
     wanted = words.casefold().split()
     found: list[tuple[int, str, str]] = []
     for path, text in pages().items():
         body = text.casefold()
         if wanted and all(word in body for word in wanted):
-            heading = 100 * sum(word in title(text).casefold() for word in wanted)
-            found.append((sum(body.count(word) for word in wanted) + heading, path, title(text)))
+            headings = " ".join(line for line in body.splitlines() if line.startswith("#"))
+            said = sum(body.count(word) for word in wanted) + 100 * sum(word in headings for word in wanted)
+            found.append((said, path, title(text)))
     return sorted(found, key=lambda each: (not each[1].startswith("guide/"), -each[0]))
 
 
