@@ -682,7 +682,7 @@ def _commands() -> list[Case]:
         case("--fraction: got 2", "attack", "learn.toml", "--attack", "sign-flip", "--fraction", "2"),
         case("--fraction: got 0; allowed", "attack", "learn.toml", "--attack", "sign-flip", "--fraction", "0"),
         case("--fraction: got 0.5; allowed", "attack", "learn.toml", "--attack", "sign-flip", "--fraction", "0.5"),
-        case("this experiment is a regression", "attack", "adafed-regression", "--attack", "sign-flip"),
+        case("this experiment has no classes", "attack", "adafed-regression", "--attack", "sign-flip"),
         case("of kind 'recommend' have no hostile", "attack", "fpl-ml1m", "--attack", "sign-flip"),
         case("--fraction: got nan", "attack", "learn.toml", "--attack", "sign-flip", "--fraction", "nan"),
         case("1 to 1,000", "attack", "learn.toml", "--attack", "sign-flip", "--seeds", "1000000"),

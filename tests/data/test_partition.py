@@ -333,5 +333,5 @@ def test_people_that_are_not_there_are_refused():
 def test_a_regression_has_no_classes_to_share_out():
     dataset = in_memory(np.zeros((50, 1)), np.linspace(0, 1, 50))
     for fields in ({"scheme": "dirichlet", "clients": 2}, {"scheme": "table", "table": [[5], [5]]}):
-        with pytest.raises(UserError, match=r"partition.scheme: needs classes, but memory is a regression"):
+        with pytest.raises(UserError, match=r"partition.scheme: needs classes, but memory has none"):
             share_out(dataset, PartitionSettings(**fields), 0)

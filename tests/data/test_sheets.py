@@ -186,11 +186,17 @@ def with_times(rows: int = 60) -> pandas.DataFrame:
 def test_a_time_and_an_event_are_recognised(tmp_path: Path) -> None:
     path = tmp_path / "t.csv"
     with_times().to_csv(path, index=False)
-    line = "'time' and 'death_event' look like the time to an event; no loss here uses both yet (Cox regression)"
-    with pytest.raises(
-        UserError, match=r"^--label: got nothing; 'time' and 'death_event' look like.*--label death_event"
-    ):
-        look("csv", [path])
+    # Nothing said, or the time: both are learnt.
+    for label in (None, "time"):
+        seen = look("csv", [path], label)
+        assert [seen.fields[name][0] for name in ("labels", "task", "event")] == ["time", "survival", "death_event"]
+        assert "ignore" not in seen.fields
+        assert not any("event" in hint for hint in seen.hints)
+    # The event alone, as a class: said, with the way to learn both.
+    line = (
+        "'time' and 'death_event' look like the time to an event; data.task = 'survival' with labels = 'time' and "
+        "event = 'death_event' learns both"
+    )
     seen = look("csv", [path], "death_event")
     assert seen.hints[0].startswith(line)
     assert seen.fields["ignore"][0] == ["time"]
@@ -198,8 +204,41 @@ def test_a_time_and_an_event_are_recognised(tmp_path: Path) -> None:
     assert line in notes
     assert "the input 'time' gives the answer away: name it in data.ignore" in notes
     assert "gives the answer" not in " ".join(read(path, labels="death_event", ignore=["time"]).notes)
-    # a number to predict is one as well: when it came
-    assert line in look("csv", [path], "time").hints[0]
+
+
+def test_times_have_a_minus_where_the_event_had_not_come(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("x,days,died\n1,5,yes\n2,2.5,No\n3,7,1\n4,7,false\n")
+    data = read(path, labels="days", task="survival", event="died")
+    assert data.labels.tolist() == [5.0, -2.5, 7.0, -7.0]
+    assert (data.classes, data.survival, data.features.shape) == (0, True, (4, 1))
+    assert data.notes == ("t.csv: the event came in 2 of 4 rows",)
+    assert repr(data) == "Dataset('t.csv': 4 samples of 1, times to an event)"
+
+
+@pytest.mark.parametrize(
+    ("rows", "line"),
+    [
+        ("1,5,1\n2,0,0\n", r"column 'days' \(data.labels\) holds 0 in .*; expected a time above 0$"),
+        ("1,-5,1\n2,3,0\n", r"holds -5 in .*; expected a time above 0$"),
+        ("1,5,1\n2,soon,0\n", r"holds 'soon' in .*; expected a number$"),
+        ("1,5,1\n2,4,2\n", r"column 'died' \(data.event\) holds '2' in .*; allowed: true, 1, yes, false, 0, no$"),
+        ("1,5,0\n2,4,0\n", r"column 'died' \(data.event\) says of no row that the event came$"),
+    ],
+)
+def test_times_that_cannot_be_are_named(tmp_path: Path, rows: str, line: str) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(f"x,days,died\n{rows}")
+    with pytest.raises(UserError, match=line):
+        read(path, labels="days", task="survival", event="died")
+
+
+@pytest.mark.parametrize("given", [{"task": "survival"}, {"event": "died"}, {"task": "regression", "event": "died"}])
+def test_survival_needs_both_columns(tmp_path: Path, given: dict[str, str]) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text("x,days,died\n1,5,1\n2,3,0\n")
+    with pytest.raises(UserError, match=r"event: got .*; allowed: the column that says whether the event came"):
+        read(path, labels="days", **given)
 
 
 def test_a_time_alone_is_a_column_like_any(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from steelyard.learning.evaluation import accuracy, by_class, confusion, errors, f1, predictions
+from steelyard.learning.evaluation import accuracy, by_class, concordance, confusion, errors, f1, predictions
 
 
 def test_confusion_accuracy_f1_by_hand() -> None:
@@ -41,3 +41,20 @@ def test_metrics_of_each_class_by_hand() -> None:
     # Told from all others: class 0 is right on 3 + 1 of 6 rows, class 1 on 1 + 3, class 2 on all.
     assert found["accuracy"][0].tolist() == pytest.approx([4 / 6, 4 / 6, 1])
     assert found["jaccard"][0].tolist() == pytest.approx([3 / 5, 1 / 3, 0])
+
+
+def test_the_c_index_is_that_of_lifelines() -> None:
+    times = torch.tensor([5.0, 3, -3, 8, 1, -8, -2, 3, -6, 1.5])
+    risks = torch.tensor([0.3, -0.2, 1.1, -0.7, 0.9, 0.9, -1.3, 0.4, 0.3, 0.3])
+    # lifelines 0.30.3, concordance_index(times, -risks, came); the second model turns the order round.
+    found = concordance(torch.stack([risks, -risks]), times)
+    assert found.tolist() == pytest.approx([0.5483870967741935, 1 - 0.5483870967741935], abs=1e-12)
+
+
+def test_the_c_index_by_hand() -> None:
+    # Patient 0 died first, 1 was last seen at 2, 2 died at 3: known are 0 before 1 and 0 before 2, not 1 before 2.
+    times = torch.tensor([1.0, -2.0, 3.0])
+    risks = torch.tensor([[3.0, 2.0, 1.0], [2.0, 3.0, 1.0], [1.0, 1.0, 1.0], [0.0, 1.0, 1.0]])
+    assert concordance(risks, times).tolist() == [1.0, 0.5, 0.5, 0.0]
+    # Nobody's event is known to have come first.
+    assert concordance(risks[:, :2], torch.tensor([-1.0, -2.0])).tolist() == [0.5, 0.5, 0.5, 0.5]

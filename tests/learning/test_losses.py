@@ -2,9 +2,11 @@ import math
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from steelyard.errors import UserError
-from steelyard.learning.losses import barron, per_sample, resolve, weigh
+from steelyard.learning.losses import barron, cox, per_sample, resolve, weigh
 from steelyard.messages import LossState
 
 
@@ -86,3 +88,57 @@ def test_auto_fits_the_task() -> None:
 def test_losses_that_do_not_fit_are_refused(state: LossState, classes: int, outputs: int, message: str) -> None:
     with pytest.raises(UserError, match=message):
         resolve(state, classes, outputs)
+
+
+# Ten patients: times, a minus where the event had not come, and log risks.
+TIMES = torch.tensor([5.0, 3, -3, 8, 1, -8, -2, 3, -6, 1.5], dtype=torch.float64)
+RISKS = torch.tensor([0.3, -0.2, 1.1, -0.7, 0.9, 0.9, -1.3, 0.4, 0.3, 0.3], dtype=torch.float64)
+
+
+def slow_cox(risks: torch.Tensor, times: torch.Tensor) -> torch.Tensor:
+    """Cox's loss as it is written: one sum over those at risk for each patient."""
+    each = [
+        torch.log(sum(torch.exp(risks[j]) for j in range(len(times)) if times[j].abs() >= times[i])) - risks[i]  # type: ignore[arg-type]
+        if times[i] > 0
+        else risks.new_zeros(())
+        for i in range(len(times))
+    ]
+    return torch.stack(each)
+
+
+def test_cox_gives_the_partial_likelihood_of_statsmodels() -> None:
+    # statsmodels 0.15, PHReg(times, risks, status, ties="breslow").loglike([1.0])
+    assert float(cox(RISKS, TIMES).sum()) == pytest.approx(11.851738689232722, abs=1e-12)
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from([-3.0, -2.0, -1.0, 1.0, 2.0, 3.0]), st.floats(-5, 5)), min_size=1, max_size=9)
+)
+def test_cox_is_its_formula_with_ties_and_its_slope_too(samples: list[tuple[float, float]]) -> None:
+    times = torch.tensor([time for time, _ in samples], dtype=torch.float64)
+    risks = torch.tensor([risk for _, risk in samples], dtype=torch.float64)
+    found, expected = cox(risks, times), slow_cox(risks, times)
+    assert torch.allclose(found, expected, atol=1e-12)
+    one, other = risks.clone().requires_grad_(), risks.clone().requires_grad_()
+    cox(one, times).sum().backward()
+    if bool((times > 0).any()):
+        slow_cox(other, times).sum().backward()
+        assert torch.allclose(one.grad, other.grad, atol=1e-12)  # type: ignore[arg-type]
+
+
+def test_cox_of_stacked_batches_leaves_padding_and_other_clients_alone() -> None:
+    padded_times = torch.cat([TIMES[:6], torch.zeros(4, dtype=torch.float64)])
+    stack = cox(torch.stack([RISKS, RISKS.flip(0)]), torch.stack([TIMES, padded_times]))
+    assert torch.allclose(stack[0], slow_cox(RISKS, TIMES))
+    assert torch.allclose(stack[1, :6], slow_cox(RISKS.flip(0)[:6], TIMES[:6]))
+    assert not stack[1, 6:].any()
+
+
+def test_times_to_an_event_go_with_cox_alone() -> None:
+    assert resolve(LossState(), 0, 1, survival=True).name == "cox"
+    with pytest.raises(UserError, match=r"got 'squared-error' for data with times to an event; allowed: auto, cox$"):
+        resolve(LossState("squared-error"), 0, 1, survival=True)
+    with pytest.raises(UserError, match=r"got 'cox' for data with no times to an event; .*task = 'survival'$"):
+        resolve(LossState("cox"), 0, 1)
+    with pytest.raises(UserError, match="got 'cox' for a model with 2 outputs"):
+        resolve(LossState("cox"), 0, 2, survival=True)

@@ -145,7 +145,10 @@ def test_rows_are_put_into_64_groups_by_their_place() -> None:
     assert means[0, 2] == -34.0
     with pytest.raises(UserError) as refused:
         valuing._grouped(RowTests(losses, None), "accuracy")
-    assert str(refused.value) == "contributions.measure: got 'accuracy' for a regression; allowed: loss, local-loss"
+    assert (
+        str(refused.value)
+        == "contributions.measure: got 'accuracy' for data without classes; allowed: loss, local-loss"
+    )
     assert valuing.overall_first(np.array([[1.0, 4.0]]), np.array([1, 2])).tolist() == [[3.0, 1.0, 4.0]]
 
 

@@ -23,7 +23,7 @@ def view(test: ServerTest) -> CohortView:
 
 
 def test_performance_is_measured_by_the_server_on_its_own_test_set():
-    for name in ("VP", "VS", "VF", "VE"):
+    for name in ("VP", "VS", "VF", "VE", "VC"):
         criterion = registry.get(name)
         assert criterion.measured_by == "server"
         assert criterion.needs.test_set
@@ -42,6 +42,16 @@ def test_a_criterion_for_classes_refuses_a_regression_and_the_other_way_round():
         registry.get("VP").on_server(view(REGRESSION))
     with pytest.raises(UserError, match="criterion VE"):
         registry.get("VE").on_server(view(TEST))
+
+
+def test_the_order_of_times_has_a_criterion_of_its_own():
+    ordered = np.array([0.75, 0.5])
+    survival = ServerTest(np.zeros(2), np.zeros((2, 0)), {"c_index": ordered})
+    assert registry.get("VC").on_server(view(survival)).tolist() == [0.75, 0.5]
+    with pytest.raises(UserError, match=r"criterion VP: measures classes, and this data has times to an event; .* VC$"):
+        registry.get("VP").on_server(view(survival))
+    with pytest.raises(UserError, match=r"criterion VC: .*; allowed: VP, VE$"):
+        registry.get("VC").on_server(view(TEST))
 
 
 def test_powers_of_accuracy_sharpen_the_weights_whatever_the_normalisation():

@@ -114,7 +114,7 @@ def test_the_settings_of_a_regression_and_of_a_server_with_rows() -> None:
     worth = {"score": "power", "power": 3.0, "max_shares": 2.0, "defence": {"rule": "centred-clip"}, "name": "guarded"}
     rows = Frame(known=KNOWN, base=BASE, server_rows=True)
     assert read_rule("guarded", rows) == {"criteria": ["VP"]} | worth
-    errors = Frame(known=KNOWN, base=BASE, server_rows=True, regression=True)
+    errors = Frame(known=KNOWN, base=BASE, server_rows=True, worth="VE")
     assert read_rule("guarded", errors) == {"criteria": ["VE"]} | worth
     found = read_rule("adafed", errors)
     assert (found["criteria"], found["loss"]) == (["VE"], {"adapt": "barron"})

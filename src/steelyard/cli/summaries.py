@@ -162,7 +162,10 @@ def _server(summary: Summary) -> list[str]:
         tested = cast("dict[str, float]", rule["server"])
         figures = {name: value for name, value in tested.items() if name not in hidden}
         if figures:
-            shown = ", ".join(f"{name.replace('_', ' ')} {show_score(value)}" for name, value in figures.items())
+            shown = ", ".join(
+                f"C-index {value:.3f}" if name == "c_index" else f"{name.replace('_', ' ')} {show_score(value)}"
+                for name, value in figures.items()
+            )
             lines.append(f"{rule['rule']} on the server's test set: {shown}")
     return lines
 

@@ -36,7 +36,8 @@ class Dataset:
     """All samples of one source as tensors; use it for any data, read from files or built in memory.
 
     `features` is float32, uint8 for images whose values are to be divided by 255 when they are used, or int64 for
-    tokens. `labels` is int64 for classes, float32 for a regression target. `owners` names the writer or user of each
+    tokens. `labels` is int64 for classes, float32 for a regression target or
+    the time to an event. `owners` names the writer or user of each
     row where the source knows one. `held_out` marks the rows of the source's own test part. `marks` are further
     per-row attributes, such as "sharp".
 
@@ -48,12 +49,14 @@ class Dataset:
     features: torch.Tensor
     labels: torch.Tensor
     classes: int
-    """Number of classes; 0 for regression."""
+    """Number of classes; 0 for regression and survival."""
     owners: NDArray[np.str_] | None = None
     held_out: NDArray[np.bool_] | None = None
     marks: Mapping[str, NDArray[np.float64]] = field(default_factory=dict[str, NDArray[np.float64]])
     notes: tuple[str, ...] = ()
     """What reading had to do that the user should know."""
+    survival: bool = False
+    """Whether labels are times to an event, negative where it had not come until then."""
     raw: RawColumns | None = None
     """A table's columns before they are filled and scaled; `share_out` does that with training rows alone. Until then
     `features` are filled and scaled over all rows."""
@@ -64,6 +67,7 @@ class Dataset:
     def __repr__(self) -> str:
         """How many samples of what shape, and whose, in one line; what a notebook or a prompt shows."""
         kind = f"{self.classes} classes" if self.classes else "numbers to predict"
+        kind = "times to an event" if self.survival else kind
         shape = "×".join(map(str, self.shape))
         people = "" if self.owners is None else f", {len(np.unique(self.owners))} owners"
         return f"Dataset({self.name!r}: {len(self):,} samples of {shape}, {kind}{people})"

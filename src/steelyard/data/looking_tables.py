@@ -63,13 +63,18 @@ def look_at_table(paths: Sequence[Path], label: str | None, owner: str | None) -
             raise UserError(f"--owner: got '{shown(owner)}', which is the label too; allowed: another column")
     part = next((name for name in table.names if name not in (label, owner) and _is_part(frame[name])), None)
     pair = survival_pair(frame, label)
-    columns = [_column(frame[name], name) for name in table.names if name not in (label, owner, part)]
+    event = pair[1] if pair is not None and label == pair[0] else None
+    columns = [_column(frame[name], name) for name in table.names if name not in (label, event, owner, part)]
     columns = [
         replace(column, kind="gives the answer away") if pair and column.name in pair else column for column in columns
     ]
     fields: dict[str, tuple[Any, str]] = {"labels": (label, "the column to predict")}
     task, label_line = _task(frame[label], label)
-    if task == "regression":
+    if event is not None:
+        fields["task"] = ("survival", "the time until something happened, or until the patient was last seen")
+        fields["event"] = (event, "whether it happened then")
+        label_line = f"label '{shown(label)}': the time to an event, which came where '{shown(event)}' says so"
+    elif task == "regression":
         fields["task"] = (task, "a number to predict, not a class")
     if owner is not None:
         own = table.added and owner == BY_FILE
@@ -91,7 +96,7 @@ def look_at_table(paths: Sequence[Path], label: str | None, owner: str | None) -
     if part is not None:
         account.append(f"test part, by '{shown(part)}': {summary.held_out:,} rows")
     fields["normalise"] = _scaling(summary)
-    hints = [*([survival_line(*pair)] if pair else []), *_hints(columns, frame, owner)]
+    hints = [*([survival_line(*pair)] if pair and event is None else []), *_hints(columns, frame, owner)]
     return replace(summary, fields=fields, account=tuple(account), hints=tuple(hints))
 
 
@@ -116,10 +121,7 @@ def _label(table: Table, label: str | None) -> str:
     usual = [name for name in names if name.lower() in LABELS]
     pair = survival_pair(table.frame)
     if not usual and pair is not None:
-        raise UserError(
-            f"--label: got nothing; {survival_line(*pair)}; allowed: --label {shown(pair[1])} (whether it came), "
-            f"--label {shown(pair[0])} (when), or another column"
-        )
+        return pair[0]
     if len(usual) != 1:
         raise UserError(
             f"--label: got nothing, and {table.path} has {len(usual)} columns called {listed(LABELS)}; "

@@ -75,9 +75,7 @@ def _check(dataset: Dataset, settings: PartitionSettings) -> None:
                 "allowed: a scheme other than given, test = local or none, server = fraction or none"
             )
     if dataset.classes == 0 and settings.scheme in ("dirichlet", "table"):
-        raise UserError(
-            f"partition.scheme: needs classes, but {dataset.name} is a regression; allowed: iid, shard, natural"
-        )
+        raise UserError(f"partition.scheme: needs classes, but {dataset.name} has none; allowed: iid, shard, natural")
     if settings.table and len(settings.table[0]) != dataset.classes:
         raise UserError(
             f"partition.table: got lines of {len(settings.table[0])} counts; allowed: {dataset.classes}, "

@@ -82,9 +82,13 @@ class DataSettings(Section):
     held_out: str | None = None
     """npz: name of a true/false array that marks the rows of the source's own test part; csv: of such a column, of
     true/false, 1/0 or test/train; images: "folder" where they lie in train/CLASS and test/CLASS."""
-    task: Literal["classes", "regression"] = "classes"
-    """npz and csv: whether labels are classes (whole numbers or words) or the target of a regression. diabetes is
-    always a regression, the other sources are always classes."""
+    task: Literal["classes", "regression", "survival"] = "classes"
+    """npz and csv: whether labels are classes (whole numbers or words) or the target of a regression; csv: or, with
+    `event`, the time until something happened to a patient. diabetes is always a regression, the other sources are
+    always classes."""
+    event: str | None = None
+    """csv, task survival: the column that says whether the event came at that time, as true/false or 1/0; without it
+    the patient was last seen then."""
     classes: Count | None = None
     """npz, leaf and csv: number of classes, where the highest may be missing. Default: the highest label plus 1; csv:
     the labels that there are, numbered in ascending order."""
@@ -145,8 +149,15 @@ class DataSettings(Section):
             raise ValueError(f"path: got nothing; allowed with source '{self.source}': a {chosen.needs_path}")
         if self.source == "csv" and self.labels is None:
             raise ValueError("labels: got nothing; allowed with source 'csv': the name of the column to predict")
-        if self.positive_above is not None and self.task == "regression":
-            raise ValueError(f"positive_above: got {self.positive_above} with task 'regression'; allowed with: classes")
+        if self.positive_above is not None and self.task != "classes":
+            raise ValueError(
+                f"positive_above: got {self.positive_above} with task '{self.task}'; allowed with: classes"
+            )
+        if (self.task == "survival") != (self.event is not None):
+            raise ValueError(
+                f"event: got {self.event!r} with task '{self.task}'; allowed: the column that says whether the event "
+                "came, with task 'survival' alone"
+            )
         if self.normalise == "client" and self.source != "csv":
             raise ValueError(f"normalise: got 'client' with source '{self.source}'; allowed with: csv")
         if self.source == "images" and self.held_out not in (None, "folder"):
@@ -189,7 +200,7 @@ class DataSettings(Section):
                 return replace(
                     known,
                     task=self.task,
-                    classes=0 if self.task == "regression" else classes,
+                    classes=classes if self.task == "classes" else 0,
                     marks=frozenset({*self.marks, *(known.marks or ())}),
                     owners=self.owner is not None,
                     held_out=self.held_out is not None,

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from steelyard.errors import UserError, listed, nearest
 
-TaskKind = Literal["classes", "regression"]
+TaskKind = Literal["classes", "regression", "survival"]
 
 NO_MARKS: frozenset[str] = frozenset()
 
@@ -23,7 +23,7 @@ class SourceCapabilities:
     needs_path: str | None = None
     """What `path` must be, where it has to be given."""
     task: TaskKind | None = "classes"
-    """Whether labels are classes or the target of a regression."""
+    """Whether labels are classes, the target of a regression, or times to an event."""
     classes: int | None = None
     """Number of classes; 0 for a regression."""
     marks: frozenset[str] | None = NO_MARKS
@@ -65,7 +65,7 @@ _LABELLED = ("labels", "owner", "marks", "held_out")
 _TABLE = ("positive_above", "categories", "levels", "ignore", "missing", "na_values", "indicators")
 _IMAGES = ("path", "share", *_LABELLED, "colours", "attributes", "identities", "size")
 _ARRAYS = (*_ROWS, *_LABELLED, "features", "task")
-_COLUMNS = (*_ROWS, "files", *_LABELLED, "task", *_TABLE)
+_COLUMNS = (*_ROWS, "files", *_LABELLED, "task", "event", *_TABLE)
 _HERE = "steelyard.data."
 _PEOPLE: dict[str, Any] = {"owners": True, "held_out": True, "splits_owners": True}
 

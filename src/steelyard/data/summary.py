@@ -23,7 +23,7 @@ class DataSummary:
     source: str
     rows: int
     shape: tuple[int, ...]
-    task: Literal["classes", "regression"]
+    task: Literal["classes", "regression", "survival"]
     classes: Mapping[str, int]
     """Rows of each class, in the order of the classes; empty for a regression."""
     owners: Mapping[str, int] | None
@@ -83,7 +83,7 @@ def of_dataset(
         source=source,
         rows=len(dataset),
         shape=dataset.shape,
-        task="classes" if dataset.classes else "regression",
+        task="classes" if dataset.classes else "survival" if dataset.survival else "regression",
         classes=classes,
         owners=owners,
         held_out=int(tested.sum()),

@@ -164,10 +164,10 @@ def survival_pair(frame: Any, label: str | None = None) -> tuple[str, str] | Non
 
 
 def survival_line(time: str, event: str) -> str:
-    """Say what is missing for data of the time to an event."""
+    """Say how data of the time to an event is learnt as such."""
     return (
-        f"'{time}' and '{event}' look like the time to an event; no loss here uses both yet (Cox regression): what did "
-        "not happen until then counts as never"
+        f"'{time}' and '{event}' look like the time to an event; data.task = 'survival' with labels = '{time}' and "
+        f"event = '{event}' learns both (Cox regression): here, what did not happen until then counts as never"
     )
 
 

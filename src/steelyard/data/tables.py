@@ -30,6 +30,7 @@ from steelyard.errors import UserError, listed
 
 COMPLETE = "complete"
 """The mark of every table: the share of a row's inputs that are not empty."""
+_EVENT_WORDS = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
 _TEST_WORDS = {"true": True, "1": True, "test": True, "false": False, "0": False, "train": False}
 
 
@@ -41,7 +42,12 @@ def read_table(settings: DataSettings) -> Dataset:
 def table_of(settings: DataSettings) -> Table:
     """Return the table that a `[data]` section of source csv names, as it was read."""
     paths = settings.files or (settings.path or Path(),)
-    roles = {"data.labels": settings.labels, "data.owner": settings.owner, "data.held_out": settings.held_out}
+    roles = {
+        "data.labels": settings.labels,
+        "data.event": settings.event,
+        "data.owner": settings.owner,
+        "data.held_out": settings.held_out,
+    }
     return read_tables(paths, settings.owner, {role: name for role, name in roles.items() if name})
 
 
@@ -54,7 +60,7 @@ def table_dataset(table: Table, settings: DataSettings) -> Dataset:
     """
     assert settings.labels is not None
     _check_names(table, settings)
-    roles = {settings.labels, settings.owner, settings.held_out, *settings.ignore}
+    roles = {settings.labels, settings.event, settings.owner, settings.held_out, *settings.ignore}
     inputs = [name for name in table.names if name not in roles]
     if not inputs:
         raise UserError(
@@ -63,7 +69,7 @@ def table_dataset(table: Table, settings: DataSettings) -> Dataset:
     columns = {name: input_column(table, name, settings) for name in inputs}
     empty = np.column_stack([column.empty for column in columns.values()])
     kept, notes = _kept_rows(table, inputs, empty, settings)
-    notes += survival_note(table, settings.labels, inputs)
+    notes += survival_note(table, settings.labels, inputs) if settings.event is None else []
     raw = _raw(columns, settings)
     labels, found = _labels(table, settings, kept)
     owners = None if settings.owner is None else _owners(table, settings.owner)
@@ -81,11 +87,18 @@ def table_dataset(table: Table, settings: DataSettings) -> Dataset:
         classes=settings.classes if settings.positive_above is None else 2,
         name=table.path.name,
     )
-    return replace(with_columns(dataset, raw, numbers), raw=raw, notes=(*table.notes, *notes, *found))
+    survival = settings.task == "survival"
+    notes = (*table.notes, *notes, *found)
+    return replace(with_columns(dataset, raw, numbers), raw=raw, notes=notes, survival=survival)
 
 
 def _check_names(table: Table, settings: DataSettings) -> None:
-    single = {"labels": settings.labels, "owner": settings.owner, "held_out": settings.held_out}
+    single = {
+        "labels": settings.labels,
+        "event": settings.event,
+        "owner": settings.owner,
+        "held_out": settings.held_out,
+    }
     several: dict[str, Sequence[str]] = {
         "categories": settings.categories or (),
         "ignore": settings.ignore,
@@ -157,12 +170,14 @@ def _labels(table: Table, settings: DataSettings, kept: NDArray[np.int64]) -> tu
         raise UserError(f"{where} is empty in {table.row(row)}; expected a label in every row")
     numbers = parse_numbers(cells)
     bad = np.flatnonzero(~(np.abs(numbers) < LARGEST))
-    if settings.task == "regression" or settings.positive_above is not None or settings.classes is not None:
+    if settings.task != "classes" or settings.positive_above is not None or settings.classes is not None:
         if len(bad):
             row = table.row(int(kept[int(bad[0])]))
             raise UserError(f"{where} holds {str(cells.iloc[int(bad[0])])[:40]!r} in {row}; expected a number")
         if settings.task == "regression":
             return numbers.astype(np.float32), []
+        if settings.task == "survival":
+            return _times(table, settings, kept, numbers, where)
         if settings.positive_above is not None:
             return (numbers > settings.positive_above).astype(np.int64), []
     if len(bad) and not np.isnan(numbers).any():
@@ -178,6 +193,29 @@ def _labels(table: Table, settings: DataSettings, kept: NDArray[np.int64]) -> tu
     if settings.classes is not None:
         return numbers.astype(np.int64), []
     return _class_numbers(cells, where, f"{table.path.name}: classes of '{settings.labels}'")
+
+
+def _times(
+    table: Table, settings: DataSettings, kept: NDArray[np.int64], times: NDArray[np.float64], where: str
+) -> tuple[NDArray[np.float32], list[str]]:
+    """Return times with a minus where the event had not come until then (`losses.cox`), and how often it came."""
+    early = np.flatnonzero(~(times > 0))
+    if len(early):
+        row = table.row(int(kept[int(early[0])]))
+        raise UserError(f"{where} holds {times[early[0]]:g} in {row}; expected a time above 0")
+    assert settings.event is not None
+    words = [plain(str(value)).lower() for value in table.cells("event", settings.event).iloc[kept].tolist()]
+    for row, word in zip(kept.tolist(), words, strict=True):
+        if word not in _EVENT_WORDS:
+            raise UserError(
+                f"{table.path}: column '{settings.event}' (data.event) holds '{word[:40]}' in {table.row(row)}; "
+                f"allowed: {listed(_EVENT_WORDS)}"
+            )
+    came = np.array([_EVENT_WORDS[word] for word in words])
+    if not came.any():
+        raise UserError(f"{table.path}: column '{settings.event}' (data.event) says of no row that the event came")
+    note = f"{table.path.name}: the event came in {int(came.sum()):,} of {len(came):,} rows"
+    return np.where(came, times, -times).astype(np.float32), [note]
 
 
 def _class_numbers(cells: Any, where: str, title: str) -> tuple[NDArray[np.int64], list[str]]:

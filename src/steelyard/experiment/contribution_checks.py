@@ -29,17 +29,19 @@ def check_private(privacy: PrivacySettings | None, field: str) -> None:
 
 
 def check_measure(
-    settings: ContributionSettings, partition: PartitionSettings, *, regression: bool, field: str = "contributions"
+    settings: ContributionSettings, partition: PartitionSettings, *, counted: bool, field: str = "contributions"
 ) -> None:
-    """Refuse a measure for which the run has no rows, and one that a regression lacks."""
+    """Refuse a measure for which the run has no rows, and one that only classes have."""
     if settings.method == "classes":
-        if regression:
+        if not counted:
             raise UserError(
-                f"{field}.method: got 'classes' for a regression; allowed: shapley, leave-one-out, with a loss"
+                f"{field}.method: got 'classes' for data without classes; allowed: shapley, leave-one-out, with a loss"
             )
         return
-    if settings.measure.endswith("accuracy") and regression:
-        raise UserError(f"{field}.measure: got '{settings.measure}' for a regression; allowed: loss, local-loss")
+    if settings.measure.endswith("accuracy") and not counted:
+        raise UserError(
+            f"{field}.measure: got '{settings.measure}' for data without classes; allowed: loss, local-loss"
+        )
     if not settings.on_clients and partition.server == "none":
         raise UserError(
             f"{field}.measure: got '{settings.measure}', and partition.server = 'none' leaves the server without rows; "

@@ -345,6 +345,16 @@ class Description(Section):
         return False
 
     @property
+    def worth(self) -> str:
+        """The criterion by which a model does well on the server's rows."""
+        return "VP"
+
+    @property
+    def server_figure(self) -> str:
+        """The figure of the server's tests by which rules are recommended."""
+        return "accuracy"
+
+    @property
     def reports_on_server(self) -> bool:
         """Whether the server has rows that report on each new model."""
         return False

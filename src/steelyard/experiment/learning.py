@@ -161,7 +161,7 @@ class LearningDescription(Description):
             return
         if rule.loss.adapt != "none" and lacking:
             raise UserError(f"weighing.loss: it adapts to the server's test set, {lacking}")
-        fits = ("barron", "none") if self.regression else CLASS_METRICS
+        fits = {"regression": ("barron", "none"), "survival": ()}.get(self._task, CLASS_METRICS)
         if rule.loss.adapt not in fits and self.data.capabilities().task is not None:
             raise UserError(
                 f"weighing.loss.adapt: got '{rule.loss.adapt}' with data.source = '{self.data.source}'; "
@@ -186,7 +186,21 @@ class LearningDescription(Description):
     @property
     def regression(self) -> bool:
         """Whether the data's labels are numbers to predict, not classes."""
-        return self.data.capabilities().task == "regression"
+        return self._task == "regression"
+
+    @property
+    def worth(self) -> str:
+        """Accuracy on the server's rows, 1/(1 + MAPE) for a regression, the C-index for survival."""
+        return {"regression": "VE", "survival": "VC"}.get(self._task, "VP")
+
+    @property
+    def server_figure(self) -> str:
+        """Accuracy on the server's rows, the root mean squared error of a regression, the C-index for survival."""
+        return {"regression": "rmse", "survival": "c_index"}.get(self._task, "accuracy")
+
+    @property
+    def _task(self) -> str:
+        return self.data.capabilities().task or ""
 
     @property
     def all_clients(self) -> int | None:
@@ -277,7 +291,7 @@ class LearningDescription(Description):
     def check_contributions(self, settings: ContributionSettings, *, own_code: bool = False) -> None:
         """Refuse to measure what clients add where rows, [privacy] or the algorithm do not allow it."""
         check_private(self.privacy, "contributions")
-        check_measure(settings, self.partition, regression=self.regression)
+        check_measure(settings, self.partition, counted=self._task in ("", "classes"))
         chosen = [rule.algorithm or self.algorithm for rule in self.rules().values()]
         check_common_model([each.made() for each in chosen if own_code or not each.plugins], "contributions")
 
@@ -339,10 +353,10 @@ class LearningDescription(Description):
 
     @property
     def score_name(self) -> str:
-        """Accuracy for classes; for a regression minus the root mean squared error, so that more is better."""
-        return "minus RMSE" if self.regression else "accuracy"
+        """Accuracy for classes, C-index for survival, minus RMSE for a regression: more is better."""
+        return {"regression": "minus RMSE", "survival": "C-index"}.get(self._task, "accuracy")
 
     @property
     def score_range(self) -> tuple[float, float] | None:
-        """Accuracy lies between 0 and 1; the score of a regression is minus an error."""
+        """Accuracy and C-index lie between 0 and 1; the score of a regression is minus an error."""
         return None if self.regression else (0.0, 1.0)

@@ -154,6 +154,8 @@ def _model(summary: DataSummary) -> TomlTable:
         return TomlTable(
             {"name": ("linear", "linear regression; mlp learns curves, but wants a target of about unit size")}
         )
+    if summary.task == "survival":
+        return TomlTable({"name": ("linear", "Cox's proportional hazards; mlp learns curves")})
     images = len(summary.shape) > 1
     if images and min(summary.shape[-2:]) >= SMALL_SIDE:
         return TomlTable({"name": ("cnn", "two convolutions and two dense layers; `steelyard models` lists others")})
@@ -175,6 +177,9 @@ def _training(summary: DataSummary, model: str, each: float) -> TomlTable:
     if model == "linear":
         # Inputs have deviation 1, so that steps below 1 / inputs cannot run away, whatever the target's size.
         rate = float(f"{min(0.05, 0.5 / (1 + int(np.prod(summary.shape)))):.1g}")
+    if summary.task == "survival":
+        whole = "all rows in one step: Cox's loss holds the patients of a step against each other"
+        return TomlTable({"learning_rate": (0.5, ""), "epochs": (5, "steps in a round"), "batch_size": ("full", whole)})
     return TomlTable(
         {
             "learning_rate": (rate, ""),
@@ -204,6 +209,8 @@ def _weighing(summary: DataSummary, partition: TomlTable) -> tuple[TomlTable, st
     criteria: dict[str, str] = {}
     if "server" in partition.fields and summary.classes:
         criteria["VP"] = "how well the client's model does on the server's rows"
+    elif "server" in partition.fields and summary.task == "survival":
+        criteria["VC"] = "how well the client's model orders patients on the server's rows"
     elif "server" in partition.fields and summary.positive:
         criteria["VE"] = "how small the error of the client's model is on the server's rows"
     if summary.empty > 0.01:

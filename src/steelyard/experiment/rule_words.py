@@ -115,6 +115,6 @@ def _frame(experiment: Description) -> Frame:
         base=experiment.weighing,
         named={name: plain(rule) for name, rule in experiment.rules().items()},
         server_rows=not experiment.capabilities().lacks_test_set,
-        regression=experiment.regression,
+        worth=experiment.worth,
         further=_FURTHER,
     )

@@ -1,4 +1,4 @@
-"""How good outputs are: right or wrong, confusion, F1 of each class, errors of a regression."""
+"""How good outputs are: right or wrong, confusion, F1 of each class, errors of a regression, order of survival."""
 
 from __future__ import annotations
 
@@ -77,3 +77,21 @@ def errors(predicted: torch.Tensor, labels: torch.Tensor) -> dict[str, Floats]:
         "mae": gap.mean(dim=-1).cpu().numpy(),
         "rmse": gap.square().mean(dim=-1).sqrt().cpu().numpy(),
     }
+
+
+def concordance(risks: torch.Tensor, times: torch.Tensor) -> Floats:
+    """Return Harrell's C-index over the last axis: how often the sample at higher risk had its event first.
+
+    A pair counts where it is known whose event came first: the earlier time is that of an event, or the times are the
+    same and one is censored. Equal risks count half; without any such pair the index is 0.5, which says nothing.
+    `times` are as `losses.cox` takes them. Leading axes of `risks` are models.
+    """
+    when, came = times.abs(), times > 0
+    right, pairs = torch.zeros(risks.shape[:-1], dtype=torch.float64), 0.0
+    # One sample with an event after another: a table of all pairs would be too large for a large test set.
+    for one in came.nonzero().flatten().tolist():
+        later = (when > when[one]) | ((when == when[one]) & ~came)
+        gap = risks[..., one, None] - risks[..., later]
+        right += ((gap > 0).sum(dim=-1) + 0.5 * (gap == 0).sum(dim=-1)).to(torch.float64).cpu()
+        pairs += float(later.sum())
+    return (right / pairs).numpy() if pairs else np.full(risks.shape[:-1], 0.5)

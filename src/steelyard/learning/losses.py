@@ -20,16 +20,23 @@ from steelyard.usercode import find_code, refuse_unknown
 PerSample = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
-def resolve(state: LossState, classes: int, outputs: int) -> LossState:
+def resolve(state: LossState, classes: int, outputs: int, *, survival: bool = False) -> LossState:
     """Return the state with "auto" replaced by the loss that fits the task, and refuse one that cannot fit.
 
-    No classes: squared error; two classes and one output: binary cross-entropy on the logit; else cross-entropy.
+    Times to an event: Cox; no classes: squared error; two classes and one output: binary cross-entropy on the logit;
+    else cross-entropy.
     """
     name = state.name
     if name == "auto":
         _check_outputs(classes, outputs)
-        name = "squared-error" if classes == 0 else ("binary-cross-entropy" if outputs == 1 else "cross-entropy")
+        name = "binary-cross-entropy" if outputs == 1 else "cross-entropy"
+        if classes == 0:
+            name = "cox" if survival else "squared-error"
     refuse_unknown(name, "training.loss", LOSSES)
+    if survival != (name == "cox") and name in LOSSES:
+        held = "times to an event" if survival else "no times to an event"
+        allowed = "auto, cox" if survival else "cox with data.task = 'survival'"
+        raise UserError(f"training.loss: got '{name}' for data with {held}; allowed: {allowed}")
     if name == "cross-entropy" and (classes == 0 or outputs < 2):
         raise UserError(
             f"training.loss: got 'cross-entropy' for {classes} classes and {outputs} outputs; allowed: "
@@ -42,7 +49,7 @@ def resolve(state: LossState, classes: int, outputs: int) -> LossState:
             f"training.loss: got 'binary-cross-entropy' for {classes} classes and {outputs} outputs; allowed: "
             "2 classes and a model with 1 output"
         )
-    if name in ("squared-error", "barron") and outputs != 1:
+    if name in ("squared-error", "barron", "cox") and outputs != 1:
         raise UserError(f"training.loss: got '{name}' for a model with {outputs} outputs; allowed: 1 output")
     if state.class_weights is not None and len(state.class_weights) != classes:
         raise UserError(f"class weights: got {len(state.class_weights)} for {classes} classes")
@@ -73,6 +80,8 @@ def per_sample(state: LossState) -> PerSample:
     if state.name == "barron":
         shape, scale = 2.0 if state.shape is None else state.shape, 1.0 if state.scale is None else state.scale
         return lambda outputs, labels: barron(outputs.squeeze(-1) - labels.to(outputs.dtype), shape, scale)
+    if state.name == "cox":
+        return lambda outputs, labels: cox(outputs.squeeze(-1), labels)
     return _checked(own(state.name), state.name)
 
 
@@ -157,3 +166,23 @@ def barron(error: torch.Tensor, shape: float, scale: float) -> torch.Tensor:
     distance = abs(shape - 2)
     # expm1 and log1p keep the formula exact near α = 0 and α = 2, where |α−2|/α · (…^{α/2} − 1) cancels.
     return (distance / shape) * torch.expm1(0.5 * shape * torch.log1p(squared / distance))
+
+
+def cox(risks: torch.Tensor, times: torch.Tensor) -> torch.Tensor:
+    """Each sample's part of Cox's negative log partial likelihood; batches [..., n] may be stacked.
+
+    ℓᵢ = δᵢ · (log Σ_{tⱼ ≥ tᵢ} exp ηⱼ − ηᵢ): η are the network's log risks, δᵢ is 1 where the event came (Cox 1975; ties
+    as Breslow 1974). `times` holds tᵢ, with a minus where the event had not come until then; 0 is no sample, and in
+    nobody's sum. The samples of a batch are held against each other, so small batches say little.
+    """
+    order = times.abs().argsort(dim=-1, descending=True, stable=True)
+    sorted_times = times.abs().gather(-1, order)
+    at_risk = risks.gather(-1, order).logcumsumexp(dim=-1)
+    # Of samples with the same time the last in the order has the whole sum: the next place where the time changes.
+    places = torch.arange(times.shape[-1], device=times.device).expand_as(times)
+    changes = sorted_times[..., :-1] != sorted_times[..., 1:]
+    ends = torch.where(torch.nn.functional.pad(changes, (0, 1), value=True), places, times.shape[-1])
+    last = ends.flip(-1).cummin(dim=-1).values.flip(-1)
+    back = order.argsort(dim=-1)
+    sums = at_risk.gather(-1, last).gather(-1, back)
+    return torch.where(times > 0, sums - risks, torch.zeros_like(risks))

@@ -11,7 +11,7 @@ from steelyard.learning.catalogue import NAMES
 from steelyard.settings import Section
 from steelyard.usercode import hand_over, refuse_unknown
 
-LOSSES = ("auto", "cross-entropy", "binary-cross-entropy", "squared-error", "barron")
+LOSSES = ("auto", "cross-entropy", "binary-cross-entropy", "squared-error", "barron", "cox")
 """The losses by name."""
 
 Width = Annotated[int, Field(ge=1, le=1_000_000)]
@@ -104,7 +104,7 @@ class TrainingSettings(Section):
     schedule: ScheduleSettings | None = None
     """How the learning rate changes from round to round; default: it stays the same."""
     loss: Annotated[str, BeforeValidator(_named)] = "auto"
-    """auto, cross-entropy, binary-cross-entropy, squared-error, barron, or your own per-sample loss as
+    """auto, cross-entropy, binary-cross-entropy, squared-error, barron, cox, or your own per-sample loss as
     "path/to/file.py:function", or "package.module:function" that an installed package declares under the entry point
     steelyard.losses, called with (outputs, labels); from Python, the function itself."""
 

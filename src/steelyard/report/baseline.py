@@ -49,6 +49,7 @@ Measure = Literal[
     "server_macro_f1",
     "server_macro_f1_late",
     "server_mape",
+    "server_c_index",
 ]
 """What rules are held against the baseline by."""
 
@@ -83,6 +84,7 @@ _PHRASES: dict[Measure, tuple[str, str, float]] = {
     "server_macro_f1": ("macro F1 on the server's test set", "", 1.0),
     "server_accuracy_late": ("mean accuracy of the last rounds on the server's test set", "points", 100.0),
     "server_macro_f1_late": ("mean macro F1 of the last rounds on the server's test set", "", 1.0),
+    "server_c_index": ("C-index on the server's test set", "", 1.0),
     "server_mape": ("error on the server's test set", "points of MAPE saved", 100.0),
 }
 

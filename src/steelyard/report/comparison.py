@@ -240,6 +240,8 @@ def _measures(
         if name in known:
             measures[final] = against_baseline(lambda curve, name=name: curve.server[name][-1])
             measures[late] = against_baseline(lambda curve, name=name: float(np.mean(curve.server[name][-last:])))
+    if "c_index" in known:
+        measures["server_c_index"] = against_baseline(lambda curve: curve.server["c_index"][-1])
     if "mape" in known:
         measures["server_mape"] = against_baseline(lambda curve: -curve.server["mape"][-1])
     return measures
@@ -299,10 +301,10 @@ def _server_curve(rule: str, curves: Sequence[Curve]) -> ServerCurve:
     return row
 
 
-def _server_figures(curves: Sequence[Curve]) -> list[Literal["accuracy", "macro_f1", "mae", "mape", "rmse"]]:
+def _server_figures(curves: Sequence[Curve]) -> list[Literal["accuracy", "macro_f1", "mae", "mape", "rmse", "c_index"]]:
     """Return which figures of the server's tests every seed has."""
     known = set.intersection(*(set(curve.server) for curve in curves))
-    return [name for name in ("accuracy", "macro_f1", "mae", "mape", "rmse") if name in known]
+    return [name for name in ("accuracy", "macro_f1", "mae", "mape", "rmse", "c_index") if name in known]
 
 
 def _class_curve(rule: str, curves: Sequence[Curve]) -> ClassCurve:

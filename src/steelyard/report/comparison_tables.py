@@ -149,7 +149,10 @@ def _server(document: Comparison) -> list[Table]:
         return []
     percent = {"accuracy": 100.0, "mape": 100.0}
     rows = [
-        (row["rule"], *(cell(row[name], 3 if name == "macro_f1" else 2, percent.get(name, 1.0)) for name in names))
+        (
+            row["rule"],
+            *(cell(row[name], 3 if name in ("macro_f1", "c_index") else 2, percent.get(name, 1.0)) for name in names),
+        )
         for row in document["server"]
     ]
     headings = ("rule", *(f"{name.replace('_', ' ')}{' (%)' if name in percent else ''}" for name in names))

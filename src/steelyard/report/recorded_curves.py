@@ -73,7 +73,8 @@ def read_curves(history: History) -> list[Curve]:
         if not measured and server:
             # No client tests anything: what the server finds is all there is.
             rounds = np.array([row["round"] for row in mine], np.int64)
-            measured = server["accuracy"] if "accuracy" in server else [-error for error in server["rmse"]]
+            more = next((name for name in ("accuracy", "c_index") if name in server), "")
+            measured = server[more] if more else [-error for error in server["rmse"]]
             scores = np.zeros((len(rounds), 0))
         tested = history.tested(rule, seed, int(rounds[-1]) - 1) if scores.size else None
         overall = np.array(measured, dtype=np.float64)

@@ -40,7 +40,7 @@ def recommendation_of(
     # One that exploded before its first test has no figures; the others are compared all the same.
     sound = [curve for curve in curves if (curve.rule, curve.seed) not in history.ended] or curves
     known = set.intersection(*(set(curve.server) for curve in sound))
-    error = "rmse" if experiment.regression else "accuracy"
+    error = experiment.server_figure
     measure, on_server = _measure(history, experiment, curves, server=error in known and not history.personal)
 
     def value(curve: Curve) -> float:

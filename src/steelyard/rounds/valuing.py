@@ -123,7 +123,7 @@ _ALLOWED = "allowed: loss or accuracy where the server holds rows, local-loss or
 
 def _grouped(tests: RowTests, measure: Measure) -> Tested:
     if measure == "accuracy" and tests.right is None:
-        raise UserError("contributions.measure: got 'accuracy' for a regression; allowed: loss, local-loss")
+        raise UserError("contributions.measure: got 'accuracy' for data without classes; allowed: loss, local-loss")
     each = -tests.losses if tests.right is None or measure == "loss" else tests.right.astype(np.float64)
     rows = each.shape[1]
     group = np.arange(rows) % min(GROUPS, rows)

@@ -80,9 +80,9 @@ def under_attack(experiment: Description, attack: str, fraction: float) -> Descr
         raise UserError(
             f"attack: experiments of kind '{document.get('kind')}' have no hostile clients; allowed: kind = 'learning'"
         )
-    if experiment.regression:
+    if experiment.server_figure != "accuracy":
         raise UserError(
-            "attack: this experiment is a regression, and attacks are compared by accuracy; allowed: data with classes"
+            "attack: this experiment has no classes, and attacks are compared by accuracy; allowed: data with classes"
         )
     name, _, more = attack.partition("+")
     document["flaws"] = [*document["flaws"], {**ATTACKS[name], "pick": "random", "share": fraction}]

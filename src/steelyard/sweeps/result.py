@@ -153,9 +153,10 @@ def _last(rows: Sequence[Mapping[str, Any]], column: str) -> float:
 
 
 def _server(rows: Sequence[Mapping[str, Any]], measure: str) -> float:
-    if measure == "server-mape":
+    if measure in ("server-mape", "server-c-index"):
+        name = measure.removeprefix("server-").replace("-", "_")
         texts = [row["server_metrics"] for row in rows if isinstance(row["server_metrics"], str)]
-        return float(json.loads(texts[-1]).get("mape", math.nan)) if texts else math.nan
+        return float(json.loads(texts[-1]).get(name, math.nan)) if texts else math.nan
     return _last(rows, measure.replace("-", "_"))
 
 

@@ -35,7 +35,8 @@ def _classified(name: str, view: CohortView) -> ServerTest:
     # Data from memory says what it is only when it is there, too late for the check of what criteria need.
     test = view.validation
     if test.f1.shape[1] == 0:
-        raise UserError(f"criterion {name}: measures classes, and this is a regression; allowed: VE")
+        kind, allowed = ("has times to an event", "VC") if "c_index" in test.errors else ("is a regression", "VE")
+        raise UserError(f"criterion {name}: measures classes, and this data {kind}; allowed: {allowed}")
     return test
 
 
@@ -90,9 +91,27 @@ def validation_error(view: CohortView) -> Floats:
     """1 / (1 + MAPE): falls as the mean absolute percentage error grows (paper 001, §3.2)."""
     errors = view.validation.errors
     if "mape" not in errors:
-        raise UserError("criterion VE: measures the error of a regression, and this data has classes; allowed: VP, VF")
+        raise UserError("criterion VE: measures the error of a regression, and this data is none; allowed: VP, VF, VC")
     mape = np.nan_to_num(errors["mape"], nan=np.inf)
     return 1.0 / (1.0 + mape)
+
+
+@server_criterion(
+    "VC",
+    description="survival: C-index on the server's test set",
+    needs_test_set=True,
+    needs_task="survival",
+    of_one=True,
+    maximum=1.0,
+)
+def validation_concordance(view: CohortView) -> Floats:
+    """Harrell's C-index of the client's model on the server's test set: how often it orders two patients rightly."""
+    errors = view.validation.errors
+    if "c_index" not in errors:
+        raise UserError(
+            "criterion VC: measures the order of times to an event, and this data has none; allowed: VP, VE"
+        )
+    return errors["c_index"]
 
 
 # ---------------------------------------------------------------- the loss that adapts (lines 10-12)

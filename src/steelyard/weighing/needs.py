@@ -8,8 +8,8 @@ from typing import Literal
 
 from steelyard.errors import listed
 
-NeededTask = Literal["classes", "regression"]
-Task = Literal["classes", "regression", "ranking"]
+NeededTask = Literal["classes", "regression", "survival"]
+Task = Literal["classes", "regression", "survival", "ranking"]
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,17 @@ def _unmet_by_task(needs: Needs, available: Capabilities, known: Mapping[str, Ne
         )
     if needs.task is None or available.task in (None, needs.task):
         return ""
-    measures = {"classes": "measures classes", "regression": "measures the error of a regression"}[needs.task]
-    task = {"classes": "has classes", "regression": "is a regression", "ranking": "ranks items"}[available.task]
+    measures = {
+        "classes": "measures classes",
+        "regression": "measures the error of a regression",
+        "survival": "measures the order of times to an event",
+    }[needs.task]
+    task = {
+        "classes": "has classes",
+        "regression": "is a regression",
+        "survival": "has times to an event",
+        "ranking": "ranks items",
+    }[available.task]
     alike = {name: other for name, other in known.items() if other.test_set == needs.test_set}
     instead = [name for name, other in alike.items() if other.task == available.task]
     return f"{measures}, and {available.name} {task}; allowed: {listed(instead) or 'criteria for any task'}"

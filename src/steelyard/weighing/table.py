@@ -193,8 +193,8 @@ def read_words(word: str, columns: Sequence[str] | None) -> WeighingSettings:
     frame = Frame(
         known=columns if columns is None else (*columns, "EQ"),
         base=WeighingSettings(criteria=names),
-        server_rows=columns is not None and bool({"VP", "VE"} & set(columns)),
-        regression=columns is not None and "VE" in columns and "VP" not in columns,
+        server_rows=columns is not None and bool({"VP", "VE", "VC"} & set(columns)),
+        worth=next((name for name in ("VP", "VE", "VC") if name in (columns or ())), "VP"),
         option="rule",
     )
     given = read_rule(word.strip(), frame) if word.strip() else {"criteria": list(names)}

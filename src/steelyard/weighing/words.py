@@ -54,7 +54,8 @@ class Frame:
     """Rules that have names of their own."""
     server_rows: bool = False
     """Whether the server has rows to measure on."""
-    regression: bool = False
+    worth: str = "VP"
+    """The criterion by which a model does well on the server's rows."""
     option: str = "--rules"
     """Who asks, for error lines."""
     further: Collection[str] = ()
@@ -172,8 +173,7 @@ def _guarded(frame: Frame) -> dict[str, Any]:
     """Read "guarded", the rule recommended where clients may be hostile: weights that nobody can talk up, a cap, and
     centred clipping. Without rows of the server's own to measure on, all clients have an equal say.
     """
-    worth = "VE" if frame.regression else "VP"
-    weights = {"criteria": [worth], "score": "power", "power": 3.0} if frame.server_rows else {"criteria": ["EQ"]}
+    weights = {"criteria": [frame.worth], "score": "power", "power": 3.0} if frame.server_rows else {"criteria": ["EQ"]}
     return {**weights, "max_shares": 2.0, "defence": {"rule": "centred-clip"}, "name": "guarded"}
 
 
@@ -239,11 +239,14 @@ def _ordered(text: str | None, frame: Frame) -> dict[str, Any]:
     return {"criteria": names}
 
 
+_ADAPTED = {"VP": "class-f1", "VE": "barron"}
+"""How AdaFed adapts the loss, by what its weights are measured by; Cox's loss has nothing to adapt."""
+
+
 def _adafed(word: str, frame: Frame) -> dict[str, Any]:
-    regression = frame.regression
-    given: dict[str, Any] = {"criteria": ["VE" if regression else "VP"], "when_zero": "keep", "name": word}
-    if word == "adafed":
-        given["loss"] = {"adapt": "barron" if regression else "class-f1"}
+    given: dict[str, Any] = {"criteria": [frame.worth], "when_zero": "keep", "name": word}
+    if word == "adafed" and frame.worth in _ADAPTED:
+        given["loss"] = {"adapt": _ADAPTED[frame.worth]}
     return given
 
 

@@ -18,7 +18,12 @@ SIZES = (23, 9, 30, 1, 9, 16)
 
 
 def population(
-    shape: tuple[int, ...], classes: int, sizes: tuple[int, ...] = SIZES, seed: int = 0, bytes_: bool = False
+    shape: tuple[int, ...],
+    classes: int,
+    sizes: tuple[int, ...] = SIZES,
+    seed: int = 0,
+    bytes_: bool = False,
+    survival: bool = False,
 ) -> Population:
     draw = np.random.default_rng(seed)
     count = sum(sizes) + 12
@@ -29,12 +34,14 @@ def population(
         features = torch.from_numpy(draw.normal(size=(count, *shape)).astype(np.float32))
     if not classes:
         labels = torch.from_numpy(draw.normal(size=count).astype(np.float32))
+    if survival:
+        labels = torch.from_numpy((draw.integers(1, 9, count) * draw.choice([-1, 1], count)).astype(np.float32))
     clients, begin = [], 0
     rows = draw.permutation(count)
     for number, size in enumerate(sizes):
         clients.append(ClientRows(f"c{number}", np.sort(rows[begin : begin + size]), rows[-12 + number : -11 + number]))
         begin += size
-    return Population(Dataset("toy", features, labels, classes), tuple(clients), rows[-12:])
+    return Population(Dataset("toy", features, labels, classes, survival=survival), tuple(clients), rows[-12:])
 
 
 class Own(nn.Module):

@@ -163,7 +163,7 @@ class SimulationContext:
         """Return the loss with "auto" resolved for this data and model."""
         if state.name == "auto" and self.training.loss != "auto":
             state = LossState(self.training.loss, state.class_weights, state.shape, state.scale)
-        resolved = losses.resolve(state, self.setup.classes, self.outputs)
+        resolved = losses.resolve(state, self.setup.classes, self.outputs, survival=self._first_dataset().survival)
         if resolved.name not in losses.LOSSES and resolved.name not in self._checked_losses:
             losses.check_own(resolved, self._first_outputs, self._first_dataset().labels[self._first_rows()].cpu())
             self._checked_losses.add(resolved.name)

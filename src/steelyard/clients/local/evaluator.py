@@ -136,17 +136,20 @@ def evaluations(
 ) -> Evaluations:
     """Return each client's score and loss of each model, from predictions and losses [models, tested rows].
 
-    Scores are accuracies for classes, and minus the root mean squared error for a regression.
+    Scores are accuracies for classes, minus the root mean squared error for a regression, and C-indices for survival.
     """
     classes = dataset.classes
     labels = dataset.labels[tests.unique]
     metrics: dict[str, Floats] = {}
     right = None
+    means = tests.sums(losses.to(torch.float64).cpu().numpy()) / tests.sizes
     if classes:
         hits = (predictions == labels).to(torch.float64).cpu().numpy()
         scores = tests.sums(hits) / tests.sizes
         if question.detailed and len(hits):
             right = hits[0][tests.index].astype(bool)
+    elif dataset.survival:
+        scores, means = _survival(predictions, labels, tests.index, tests.sizes)
     else:
         metrics = _regression(predictions, labels, tests.index, tests.sizes)
         scores = -np.sqrt(tests.sums((predictions - labels).square().to(torch.float64).cpu().numpy()) / tests.sizes)
@@ -156,7 +159,7 @@ def evaluations(
         clients=tests.clients,
         samples=tests.sizes,
         scores=scores,
-        losses=tests.sums(losses.to(torch.float64).cpu().numpy()) / tests.sizes,
+        losses=means,
         metrics=metrics,
         right=right,
     )
@@ -169,3 +172,15 @@ def _regression(predictions: torch.Tensor, labels: torch.Tensor, index: Ints, si
     parts = zip(predictions[0][tested].split(counts), labels[tested].split(counts), strict=True)
     each = [evaluation.errors(mine, true) for mine, true in parts]
     return {name: np.array([float(found[name]) for found in each]) for name in ("mape", "mae", "rmse")}
+
+
+def _survival(predictions: torch.Tensor, labels: torch.Tensor, index: Ints, sizes: Ints) -> tuple[Floats, Floats]:
+    """Return C-index and mean loss of each model on each client, whose rows are held against each other alone."""
+    tested = torch.from_numpy(index).to(predictions.device)
+    counts = sizes.tolist()
+    parts = list(zip(predictions[:, tested].split(counts, dim=1), labels[tested].split(counts), strict=True))
+    scores = [evaluation.concordance(mine, times) for mine, times in parts]
+    each = [
+        losses.cox(mine, times.expand_as(mine)).to(torch.float64).mean(dim=1).cpu().numpy() for mine, times in parts
+    ]
+    return np.stack(scores, axis=1), np.stack(each, axis=1)

@@ -122,6 +122,9 @@ class SimulationServer:
             counts = evaluation.confusion(predictions, labels, dataset.classes)
             by_class = evaluation.by_class(counts)
             return ServerTest(evaluation.accuracy(counts), evaluation.f1(counts), losses=mean, by_class=by_class)
+        if dataset.survival:
+            index = evaluation.concordance(predictions, labels)
+            return ServerTest(index, np.zeros((len(models), 0)), {"c_index": index}, mean)
         errors = evaluation.errors(predictions, labels)
         return ServerTest(np.zeros(len(models)), np.zeros((len(models), 0)), errors, mean)
 

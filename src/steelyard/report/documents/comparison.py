@@ -86,6 +86,7 @@ class RuleTests(TypedDict, total=False):
     server_macro_f1: PairedTest
     server_macro_f1_late: PairedTest
     server_mape: PairedTest
+    server_c_index: PairedTest
 
 
 class Verdict(RuleTests, total=False):
@@ -124,6 +125,7 @@ class ServerRow(TypedDict, total=False):
     accuracy: EstimateJson
     macro_f1: EstimateJson
     mape: EstimateJson
+    c_index: EstimateJson
     mae: EstimateJson
     rmse: EstimateJson
 
@@ -135,6 +137,7 @@ class ServerCurve(TypedDict, total=False):
     accuracy: list[list[float]]
     macro_f1: list[list[float]]
     mape: list[list[float]]
+    c_index: list[list[float]]
     mae: list[list[float]]
     rmse: list[list[float]]
 

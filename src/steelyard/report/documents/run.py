@@ -54,6 +54,7 @@ class ServerTest(TypedDict, total=False):
     macro_f1: float
     f1: list[float]
     mape: float
+    c_index: float
     mae: float
     rmse: float
 

@@ -154,6 +154,21 @@ def test_losses_without_a_closed_form(engine: str, loss: str, tmp_path: Path) ->
     assert torch.allclose(models(engine), models("loop"), atol=1e-5)
 
 
+@pytest.mark.parametrize("engine", ["threads", "stacked:4", "vmap:4"])
+@pytest.mark.parametrize("how", ["mini", "full"])
+def test_patients_are_held_against_those_of_their_own_client_and_batch(engine: str, how: str) -> None:
+    model, people = ModelSettings(name="linear"), cases.population((5,), 0, survival=True)
+
+    def updates(engine: str) -> Updates:
+        clients = Simulation({0: people}, model, cases.TRAINING[how], ComputeSettings(engine=engine, device="cpu"))
+        task = Task("f", 0, 1, tuple(clients.names(0)), SimulationServer(clients).initial(0), LossState())
+        return clients.train([task])[0]
+
+    found, expected = updates(engine), updates("loop")
+    assert torch.allclose(found.payload.models, expected.payload.models, atol=1e-5)
+    assert found.losses == pytest.approx(expected.losses, rel=1e-4)
+
+
 @pytest.mark.parametrize("engine", ["loop", "threads", "stacked", "fused", "winograd", "vmap:3"])
 def test_same_seed_same_bits(engine: str) -> None:
     model, shape, classes = cases.MODELS["cnn-digits"]

@@ -27,11 +27,13 @@ class DeviceDataset:
     features: torch.Tensor
     labels: torch.Tensor
     classes: int
+    survival: bool = False
+    """Whether labels are times to an event, negative where it had not come until then."""
 
     @classmethod
     def of(cls, dataset: Dataset, device: torch.device) -> DeviceDataset:
         """Put a data set on the device."""
-        return cls(dataset.features.to(device), dataset.labels.to(device), dataset.classes)
+        return cls(dataset.features.to(device), dataset.labels.to(device), dataset.classes, dataset.survival)
 
     def gather(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the samples of these rows as float32; bytes become numbers from 0 to 1, tokens (int64) stay."""

@@ -132,6 +132,9 @@ def schedule(cohort: Cohort, training: TrainingSettings, *, joined: bool = False
     device = cohort.dataset.device
     rows, labels = _look_up(cohort, torch.from_numpy(positions).to(device))
     kappa = _kappa(cohort, labels)
+    if labels.is_floating_point():
+        # Padding has no time, for losses that hold the samples of a batch against each other.
+        labels = labels * torch.from_numpy(scale > 0).to(device)
     active = (counts[None, :] > np.arange(len(positions))[:, None]).sum(axis=1)
     share, reported = torch.from_numpy(scale).to(device), torch.from_numpy(report).to(device)
     return Schedule(rows, labels, share * kappa, reported * kappa, share > 0, active)

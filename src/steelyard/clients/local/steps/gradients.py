@@ -27,7 +27,9 @@ def output_gradient(loss: LossState) -> OutputGradient:
         "binary-cross-entropy": _binary_cross_entropy,
         "squared-error": _squared_error,
     }
-    return closed[loss.name] if loss.name in closed else _through_autograd(losses.per_sample(loss))
+    # Cox holds the samples of a batch against each other: the clients of a stack stay apart.
+    other = _through_autograd(losses.per_sample(loss), apart=loss.name == "cox")
+    return closed.get(loss.name, other)
 
 
 def _cross_entropy(
@@ -62,16 +64,16 @@ def _squared_error(
     return (2 * gap * weights)[..., None], gap.square()
 
 
-def _through_autograd(each_of: losses.PerSample) -> OutputGradient:
+def _through_autograd(each_of: losses.PerSample, *, apart: bool) -> OutputGradient:
     def gradient(
         outputs: torch.Tensor, labels: torch.Tensor, weights: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         with torch.enable_grad():
-            leaf = outputs.detach().flatten(0, -2).requires_grad_()
-            each = each_of(leaf, labels.flatten())
+            leaf = (outputs.detach().clone() if apart else outputs.detach().flatten(0, -2)).requires_grad_()
+            each = each_of(leaf, labels.reshape(leaf.shape[:-1]))
             # A product with weight 0 would carry a nan of padding into the sum; where() does not.
-            flat = weights.flatten()
-            total = torch.where(flat > 0, each * flat, torch.zeros_like(each)).sum()
+            share = weights.reshape(each.shape)
+            total = torch.where(share > 0, each * share, torch.zeros_like(each)).sum()
             (slope,) = torch.autograd.grad(total, leaf)
         return slope.view_as(outputs), each.detach().view_as(labels)
 
