@@ -3,6 +3,8 @@
 Prints the accuracy under each rule and draws it over the rounds.
 """
 
+import math
+
 import torch
 from torch import nn
 
@@ -11,9 +13,7 @@ from steelyard import Experiment
 
 def network(feature_shape: tuple[int, ...], classes: int) -> nn.Module:
     """Any torch.nn.Module, for samples of this shape."""
-    return nn.Sequential(
-        nn.Flatten(), nn.Linear(feature_shape[-1] * feature_shape[-2], 48), nn.Tanh(), nn.Linear(48, classes)
-    )
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(feature_shape), 48), nn.Tanh(), nn.Linear(48, classes))
 
 
 def smoothed(outputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
