@@ -11,7 +11,7 @@ from tests.conftest import CommandLine
 
 
 def write_patients(path: Path, rows: int = 600) -> None:
-    """Patients of four hospitals: the older and the less treated, the sooner their event, if they are not lost before."""
+    """Patients of four hospitals: the older and less treated, the sooner their event, if they are not lost first."""
     chance = np.random.default_rng(1)
     x, y = chance.normal(size=(2, rows))
     until, lost = chance.exponential(np.exp(y - x)), chance.exponential(2.0, rows)
