@@ -118,7 +118,8 @@ def _updates(path: Path, name: str, round: int, about: _About, tensors: Mapping[
     def array(values: list[Any] | None, kind: type) -> Any:
         return None if values is None else np.array(values, dtype=kind)
 
-    sent = {key.split("/")[1]: each for key, each in tensors.items() if key.startswith("sent/") and _of(key, name)}
+    # Sorted: safetensors names what a file holds in another order each time.
+    sent = {key.split("/")[1]: tensors[key] for key in sorted(tensors) if key.startswith("sent/") and _of(key, name)}
     return Updates(
         federation=name,
         round=round,
