@@ -102,6 +102,9 @@ class _InFile(logging.FileHandler):
     def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
         error = sys.exc_info()[1]
         _ours.removeHandler(self)
+        # What could not be written is let go now: at its end Python would say so once more.
+        with suppress(OSError):
+            self.close()
         _log.warning(f"--log-file: {self.baseFilename} cannot be written ({error}); going on without it")
 
 

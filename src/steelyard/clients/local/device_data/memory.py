@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import mmap
 import os
-import sys
 import tempfile
+import weakref
 
 import torch
 
@@ -13,12 +13,13 @@ import torch
 class MatrixPool:
     """Gives out matrices in main memory; fresh pages cost more than the numbers written to them, so they are kept.
 
-    A block is free again when no tensor refers to it: the count of references to the block says so.
+    Each block is given out as a view that the matrix and all tensors made from it keep alive: the block is free again
+    when the view is gone.
     """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._blocks: list[mmap.mmap] = []
+        self._blocks: list[tuple[mmap.mmap, weakref.ref[memoryview]]] = []
 
     def matrix(self, rows: int, columns: int) -> torch.Tensor:
         """Return an uninitialised float32 matrix; beyond the limit it lies in a file that is read as it is used."""
@@ -28,21 +29,22 @@ class MatrixPool:
         if needed > self.limit:
             return _in_file(rows, columns)
         block = self._free(needed)
-        return torch.frombuffer(block, dtype=torch.float32, count=rows * columns).view(rows, columns)
+        view = memoryview(block)
+        self._blocks.append((block, weakref.ref(view)))
+        return torch.frombuffer(view, dtype=torch.float32, count=rows * columns).view(rows, columns)
 
     def _free(self, needed: int) -> mmap.mmap:
-        # References of a free block: the list, the loop variable, and getrefcount's own argument.
-        for block in self._blocks:
-            if sys.getrefcount(block) <= 3 and needed <= len(block) <= 2 * needed:
+        """Return a block that fits and that nobody uses, or a fresh one; other unused blocks are let go for it."""
+        for place, (block, view) in enumerate(self._blocks):
+            if view() is None and needed <= len(block) <= 2 * needed:
+                del self._blocks[place]
                 return block
-        self._blocks = [block for block in self._blocks if sys.getrefcount(block) > 3]
-        fresh = _fresh(needed)
-        self._blocks.append(fresh)
-        return fresh
+        self._blocks = [each for each in self._blocks if each[1]() is not None]
+        return _fresh(needed)
 
     def held(self) -> int:
         """Return the bytes of all blocks."""
-        return sum(len(block) for block in self._blocks)
+        return sum(len(block) for block, _ in self._blocks)
 
 
 def on_large_pages(numbers: int) -> torch.Tensor:
