@@ -19,7 +19,7 @@ from tests.warm import command_environment, warm_command
 from steelyard.logs import DISPLAYED
 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")
-# Tests run in two workers on two cores: operator threads that wait for each other would only slow both down.
+# Tests run in three workers: operator threads that wait for each other would only slow all of them down.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A run is written with fsync, for which a disk takes milliseconds each time: tests write to memory if there is room.
 MEMORY = Path("/dev/shm")
@@ -115,7 +115,7 @@ LONG_FILES = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Start the files that take longest first, so that two workers end at about the same time."""
+    """Start the files that take longest first, so that the workers end at about the same time."""
     places = {name: place for place, name in enumerate(LONG_FILES)}
     items.sort(key=lambda item: places.get(item.path.stem, len(places)))
 
