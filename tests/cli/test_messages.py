@@ -12,7 +12,10 @@ import pytest
 from tests.conftest import CommandLine
 from tests.warm import warm_command
 
+from steelyard.cli import federate, privacy
 from steelyard.cli.main import command_line
+from steelyard.errors import UserError
+from steelyard.logs import LEVEL
 
 SMALL = ("run", "quickstart", "--set", "rounds.count=1", "--set", "compute.engine=loop", "--format", "json")
 ONE_CLIENT = ("--set", "rounds.fraction=0.01", "--set", "rounds.min_clients=1")
@@ -70,3 +73,24 @@ def test_a_level_of_the_environment_that_is_none(tmp_path: Path) -> None:
     done = warm_command("recipes", folder=tmp_path, environment={"STEELYARD_LOG_LEVEL": "loud"})
     line = "steelyard: STEELYARD_LOG_LEVEL: got 'loud'; allowed: debug, info, warning\n"
     assert (done.returncode, done.stderr) == (2, line)
+
+
+def test_a_federation_on_this_machine_and_an_audit_are_quiet_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+
+    def run_local(*_: object, progress: bool, **more: object) -> Any:
+        asked.append(progress)
+        raise UserError("seen")
+
+    def watching(on: bool = True) -> Any:
+        asked.append(on)
+        raise UserError("seen")
+
+    monkeypatch.setenv(LEVEL, "warning")
+    monkeypatch.setattr("steelyard.federate.local.run_local", run_local)
+    monkeypatch.setattr("steelyard.cli.privacy.watching", watching)
+    with pytest.raises(UserError, match="seen"):
+        federate.local("quickstart")
+    with pytest.raises(UserError, match="seen"):
+        privacy.audit()
+    assert asked == [False, False]

@@ -17,6 +17,7 @@ from steelyard.cli.options import ExperimentArgument, FormatOption, SetOption
 from steelyard.cli.printing import print_json
 from steelyard.cli.trust import TrustOption, asking
 from steelyard.errors import printable
+from steelyard.logs import quiet
 
 app = typer.Typer(
     name="federate",
@@ -74,7 +75,7 @@ def local(
     from steelyard.result import Result
 
     described = load(experiment, changes or [], seed, asking(trust))
-    finish(lambda: Result(run_local(described, nodes=nodes, tls=tls, out=out, progress=True)), format)
+    finish(lambda: Result(run_local(described, nodes=nodes, tls=tls, out=out, progress=not quiet())), format)
 
 
 @app.command("node")

@@ -16,6 +16,7 @@ from steelyard.cli.options import FormatOption
 from steelyard.cli.printing import print_json, print_table
 from steelyard.cli.trust import TrustOption, asking
 from steelyard.errors import UserError, writable
+from steelyard.logs import quiet
 from steelyard.report.rendering import Table
 from steelyard.rounds.progress import watching
 
@@ -89,7 +90,7 @@ def plan_budget(
     format: FormatOption = "text",
 ) -> None:
     """Find the noise multiplier for a budget over some rounds, or what a noise multiplier costs."""
-    with watching(), doing("adding up rounds"):
+    with watching(not quiet()), doing("adding up rounds"):
         from steelyard.privacy.planning import plan
         from steelyard.privacy.requirements import check_accounting
 
@@ -147,7 +148,7 @@ def audit(
 ) -> None:
     """Attack runs by canaries, clients of digits by gradient inversion and membership inference: what is found out?"""
     _check_audit(noise, sampling, delta, canaries, figures)
-    with watching():
+    with watching(not quiet()):
         with doing("starting"):
             from steelyard.experiment.canary_runs import audit_runs
             from steelyard.experiment.membership_audit import audit_membership

@@ -83,8 +83,8 @@ def on_this_node(context: Context, work: Callable[[NodeConfig], ResultT], second
         with only(None if config.trusts else config.allow):
             return work(config)
 
-    show()  # Flower starts this process, and nothing else of ours runs in it before.
     try:
+        show()  # Flower starts this process, and nothing else of ours runs in it before.
         return within(seconds, guarded)
     except Refused as error:  # About what the server sent, so it may know.
         raise NodeFault(f"refused: {error}") from None
