@@ -9,10 +9,11 @@ is JSON. Without --bench, also how long the chain of a run of 1,000 rounds with 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import tempfile
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,18 +26,22 @@ from benchmarks.store import write_run
 from steelyard.data import in_memory
 from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.running import run
+from steelyard.messages import Signed
+from steelyard.report.verification import verify
 from steelyard.runs.chain import Records
 from steelyard.runs.digests import Digests
 from steelyard.runs.reader import History
 from steelyard.runs.schema import reading
 from steelyard.runs.store import Store
 from steelyard.settings import validated
+from steelyard.signing import SigningKey, key_pair
+from steelyard.statements import Statement
 
 SKIPPED = 2
 """Rounds at the begin that are not counted: the first model, and the choice of an engine."""
 
 
-def described(name: str, device: str, precision: str, rounds: int) -> LearningDescription:
+def described(name: str, device: str, precision: str, rounds: int, digests: str) -> LearningDescription:
     """Return a benchmark of the simulator as an experiment."""
     bench = BENCHES[name]
     document = {
@@ -45,7 +50,7 @@ def described(name: str, device: str, precision: str, rounds: int) -> LearningDe
         "model": {"name": "cnn-mnist" if bench.convolutional else "mlp"},
         "training": {"learning_rate": bench.rate, "epochs": bench.epochs, "batch_size": bench.batch},
         "rounds": {"count": rounds, "fraction": bench.cohort / bench.clients},
-        "store": {"checkpoint_every": 10},
+        "store": {"checkpoint_every": 10, "digests": digests},
         "compute": {"device": device, "precision": precision},
         "weighing": {"criteria": ["DS", "LD"]},
     }
@@ -97,14 +102,14 @@ class Watch:
             yield
 
 
-def measured(name: str, device: str, precision: str, rounds: int) -> dict[str, Any]:
+def measured(name: str, device: str, precision: str, rounds: int, digests: str = "cheap") -> dict[str, Any]:
     """Return the seconds of a round and the share of the chain in them."""
     data = make_data(BENCHES[name])
     features = data.features.reshape(-1, 1, 28, 28) if BENCHES[name].convolutional else data.features
     dataset = in_memory(features, data.labels, classes=BENCHES[name].classes)
     watch = Watch()
     with tempfile.TemporaryDirectory() as scratch, watch.watching():
-        folder = run(described(name, device, precision, rounds), out=Path(scratch) / "run", dataset=dataset)
+        folder = run(described(name, device, precision, rounds, digests), out=Path(scratch) / "run", dataset=dataset)
         with reading(folder) as connection:
             ((hashed,),) = connection.execute("SELECT COUNT(*) FROM digests WHERE updates IS NOT NULL").fetchall()
     return {
@@ -129,6 +134,39 @@ def checked(rounds: int = 1000, clients: int = 371) -> dict[str, float]:
         return {"check_seconds": time.perf_counter() - began}
 
 
+def signed(rounds: int = 1000, nodes: int = 371) -> dict[str, float]:
+    """Return how long `verify` takes where every client has a node of its own, which signs in every round."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "run"
+        folder.mkdir()
+        (folder / "experiment.toml").write_text('name = "made"\nkind = "learning"\n[data]\nsource = "digits"\n')
+        keys = [_key(Path(scratch) / f"node-{number}") for number in range(nodes)]
+        before = [""] * nodes
+
+        def sign(round: int, names: Sequence[str]) -> tuple[Signed, ...]:
+            found: list[Signed] = []
+            for at, (key, name) in enumerate(zip(keys, names, strict=True)):
+                # No model is sent here, and so nobody was asked: the chain has no digest of a task.
+                digests = {name: hashlib.sha256(f"{round} {name}".encode()).digest()}
+                said = Statement("", "DS>LD>MD>VP", round, "None", before[at], digests)
+                found.append(Signed(key.line, before[at], digests, {name: bytes(16)}, key.sign(said.content())))
+                before[at] = said.digest()
+            return tuple(found)
+
+        write_run(folder, rounds, nodes, sign, _key(Path(scratch) / "server"))
+        began, worked = time.perf_counter(), time.process_time()
+        found = verify(folder)
+        took = time.perf_counter() - began, time.process_time() - worked
+        assert found.found.changed == [], found.lines()[:5]
+        assert found.found.checked["signatures"].startswith(f"{rounds * nodes} of nodes"), found.lines()
+        return {"signatures": rounds * nodes, "verify_seconds": took[0], "verify_processor": took[1]}
+
+
+def _key(file: Path) -> SigningKey:
+    file.write_bytes(key_pair()[0])
+    return SigningKey.read(file)
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -136,9 +174,16 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--precision", default="float32")
     parser.add_argument("--rounds", type=int, default=22)
+    parser.add_argument("--digests", choices=["cheap", "every"], default="cheap")
+    parser.add_argument("--signed", action="store_true", help="only: verify 1,000 rounds of 371 nodes that sign")
     options = parser.parse_args()
+    if options.signed:
+        print(json.dumps(signed()))
+        return
     names = [options.bench] if options.bench else ["A", "C"]
-    shown: list[Any] = [measured(name, options.device, options.precision, options.rounds) for name in names]
+    shown: list[Any] = [
+        measured(name, options.device, options.precision, options.rounds, options.digests) for name in names
+    ]
     if options.bench is None:
         shown.append(checked())
     about = torch.cuda.get_device_name() if options.device == "cuda" else "cpu"

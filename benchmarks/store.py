@@ -8,15 +8,29 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from steelyard.messages import Signed
+    from steelyard.signing import SigningKey
 
 STEPS = ("open", "rounds", "weights", "follow", "clients", "evaluations", "summary", "csv")
 """What is timed, each in a process of its own; importing the libraries is not counted."""
 
 
-def write_run(folder: Path, rounds: int, clients: int) -> float:
-    """Write a run of one rule with four criteria, in which every client answers; returns seconds per round."""
+Sign = Callable[[int, Sequence[str]], "tuple[Signed, ...]"]
+"""Returns what nodes sign in a round, given the clients."""
+
+
+def write_run(
+    folder: Path, rounds: int, clients: int, sign: Sign | None = None, signer: SigningKey | None = None
+) -> float:
+    """Write a run of one rule with four criteria, in which every client answers; returns seconds per round.
+
+    `sign` signs for the nodes, `signer` the heads.
+    """
     import numpy as np
     import torch
 
@@ -29,14 +43,15 @@ def write_run(folder: Path, rounds: int, clients: int) -> float:
     draw = np.random.default_rng(0)
     names = tuple(f"client-{number:03d}" for number in range(clients))
     rule = Rule(WeighingSettings(criteria=("DS", "LD", "MD", "VP")))
-    store = Store(folder, checkpoint_every=100)
+    store = Store(folder, checkpoint_every=100, signer=signer)
     store.register([Federation("DS>LD>MD>VP", "DS>LD>MD>VP", 0, rule)])
     state = RoundState(0, torch.zeros(1000), LossState(), OrderState((0, 1, 2, 3), 0.5))
     nobody = DenseModels(torch.zeros(0, 1))
     samples = draw.integers(10, 500, clients)
     began = time.perf_counter()
     for round in range(rounds + 1):
-        asked = Updates("DS>LD>MD>VP", round, names, samples, {}, draw.random(clients), nobody)
+        signed = sign(round, names) if sign is not None and round else ()
+        asked = Updates("DS>LD>MD>VP", round, names, samples, {}, draw.random(clients), nobody, signed=signed)
         tested = Evaluations("DS>LD>MD>VP", round, names, samples, draw.random((1, clients)), draw.random((1, clients)))
         weighing = rule.weigh(draw.random((clients, 4)))
         record = RoundRecord(

@@ -231,13 +231,16 @@ class Failure:
 
 @dataclass(frozen=True)
 class Signed:
-    """What came with one client's update and was checked: its salted digest, signed by the key of its node."""
+    """What one node signed of the updates that it sent, as it was checked (`statements.Statement`)."""
 
-    digest: bytes
-    salt: bytes
-    """Empty where updates are hidden: the node keeps it."""
     key: str
-    """The public key, as one line of OpenSSH."""
+    """The node's public key, as one line of OpenSSH."""
+    before: str
+    """Digest of its statement before this one; empty where it knows of none."""
+    digests: Mapping[str, bytes]
+    """By client: the salted digest of its update; also of clients that were left out afterwards."""
+    salts: Mapping[str, bytes]
+    """By client; empty where updates are hidden: the node keeps them."""
     signature: bytes
 
 
@@ -274,8 +277,8 @@ class Updates:
     """Seconds that the round took on the devices' clock; None without one."""
     started_over: tuple[str, ...] = ()
     """Clients across machines that began with nothing kept: in their first round, or because their node lost it."""
-    signed: Mapping[str, Signed] = field(default_factory=dict[str, Signed])
-    """By client: its digest as its node signed it, checked; empty where nobody signs."""
+    signed: tuple[Signed, ...] = ()
+    """What nodes signed of these updates, checked; empty where nobody signs."""
 
     def select(self, keep: Sequence[int], refused: Sequence[Failure]) -> Updates:
         """Return the same updates with only the clients at these positions; the rest are noted as failures."""

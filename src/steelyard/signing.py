@@ -1,4 +1,4 @@
-"""What is hashed and signed of a run, and by which keys: fields, digests of updates, statements, P-384 signatures.
+"""What is hashed and signed of a run, and by which keys: fields, digests of updates, heads, P-384 signatures.
 
 docs/reference/chain.md defines every byte. Both ends of a federation use this file, so that a node and its server come
 to the same bytes. `cryptography` is imported inside functions, for speed of start: most readers of a run check no
@@ -13,18 +13,20 @@ import hmac
 import json
 import os
 import struct
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from steelyard.errors import UserError
-from steelyard.messages import LossState, Signed, Task, Updates
+from steelyard.messages import LossState, Task
 
 if TYPE_CHECKING:
     import torch
     from cryptography.hazmat.primitives.asymmetric import ec
 
+VERSION = 3
+"""Of the chain's definition: the first field of every record; another definition gets another number."""
 SALT_BYTES = 16
 DIGEST_BYTES = 32
 _CURVE = "secp384r1"
@@ -103,29 +105,7 @@ def salted_digest(salt: bytes, content: Any) -> bytes:
     return taken.digest()
 
 
-# ---------------------------------------------------------------- statements
-
-
-@dataclass(frozen=True)
-class Statement:
-    """What a node signs of one client's update in one round."""
-
-    run: str
-    federation: str
-    round: int
-    client: str
-    task: str
-    """Digest of what was asked."""
-    digest: bytes
-    """Salted digest of what was sent, or, where updates are hidden, of what was trained."""
-
-    def content(self) -> bytes:
-        """Return the bytes that are signed."""
-        return field("statement", "update") + b"".join(field(name, value) for name, value in vars(self).items())
-
-    def leaf(self) -> bytes:
-        """Return its place in the tree of a round's statements."""
-        return hashlib.sha256(b"\0" + self.content()).digest()
+# ---------------------------------------------------------------- heads
 
 
 def head_statement(run: str, round: int, head: str) -> bytes:
@@ -135,46 +115,8 @@ def head_statement(run: str, round: int, head: str) -> bytes:
 
 def link(before: str, round: int, statements: str | None, record: str) -> str:
     """Return the head after a round: the hash of the head before, the root of the statements, the round's record."""
-    said = fields(chain=2, before=before, round=round, statements=statements, record=record)
+    said = fields(chain=VERSION, before=before, round=round, statements=statements, record=record)
     return hashlib.sha256(said).hexdigest()
-
-
-# ---------------------------------------------------------------- a tree of statements
-
-
-def _above(level: Sequence[bytes]) -> list[bytes]:
-    """Return the next level of a tree: pairs are hashed, and one that is left over stays as it is."""
-    pairs = [b"".join(level[at : at + 2]) for at in range(0, len(level), 2)]
-    return [hashlib.sha256(b"\1" + pair).digest() if len(pair) > DIGEST_BYTES else pair for pair in pairs]
-
-
-def root(leaves: Sequence[bytes]) -> str | None:
-    """Return the root of a tree in hexadecimal digits; None where there are no leaves."""
-    level = list(leaves)
-    while len(level) > 1:
-        level = _above(level)
-    return level[0].hex() if level else None
-
-
-def path_to(leaves: Sequence[bytes], at: int) -> list[str]:
-    """Return what leads from a leaf to the root: "L" or "R" for the side of each neighbour, then its digits."""
-    level, steps = list(leaves), list[str]()
-    while len(level) > 1:
-        beside = at ^ 1
-        if beside < len(level):
-            steps.append(("L" if beside < at else "R") + level[beside].hex())
-        level, at = _above(level), at // 2
-    return steps
-
-
-def root_along(leaf: bytes, path: Sequence[str]) -> str:
-    """Return the root that a leaf and its path lead to; ValueError where the path is none."""
-    for step in path:
-        beside = bytes.fromhex(step[1:])
-        if step[:1] not in ("L", "R") or len(beside) != DIGEST_BYTES:
-            raise ValueError("not a path of a tree")
-        leaf = hashlib.sha256(b"\1" + (beside + leaf if step[0] == "L" else leaf + beside)).digest()
-    return leaf.hex()
 
 
 # ---------------------------------------------------------------- keys
@@ -210,28 +152,10 @@ class SigningKey:
 
         return self._private.sign(content, ec.ECDSA(hashes.SHA384()))
 
-    def salt(self, statement: Statement) -> bytes:
+    def salt(self, run: str, federation: str, round: int, task: str, client: str) -> bytes:
         """Return a salt that only this key can make, and makes again where a round is repeated to the same bits."""
-        return hmac.digest(self._secret, field("salt", 1) + statement.content(), "sha256")[:SALT_BYTES]
-
-
-def signed_updates(
-    key: SigningKey, run: str, task: Task, asked: str, updates: Updates, *, hidden: bool = False
-) -> dict[str, Signed]:
-    """Sign the digest of each client's update; `asked` is the digest of the task.
-
-    With `hidden` the salts stay here, since nobody sees the updates.
-    """
-    content = updates.payload.content()
-    if content is None:
-        return {}
-    found: dict[str, Signed] = {}
-    for client, part in zip(updates.clients, content, strict=True):
-        said = Statement(run, task.federation, task.round, client, asked, b"")
-        salt = key.salt(said)
-        said = replace(said, digest=salted_digest(salt, part.reshape(-1).data))
-        found[client] = Signed(said.digest, b"" if hidden else salt, key.line, key.sign(said.content()))
-    return found
+        said = fields(salt=1, run=run, federation=federation, round=round, task=task, client=client)
+        return hmac.digest(self._secret, said, "sha256")[:SALT_BYTES]
 
 
 def holds(line: str, signature: bytes, content: bytes) -> bool:

@@ -20,7 +20,7 @@ from tests.warm import forget_steelyard, warm_command
 from steelyard.cli.main import command_line
 from steelyard.federate.receipts import keep
 from steelyard.messages import LossState, Signed, Task
-from steelyard.signing import Statement
+from steelyard.statements import Statement
 
 QUICK = "--set rounds.count=1 --set compute.engine=loop"
 # What each command must have printed or written.
@@ -95,10 +95,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         'server = "h:1"\ninsecure = true\nclient = "a"\nrequire = "local"\nepsilon = 8\nstate = "state"\n'
     )
     key = a_key(folder / "node-key")
-    said = Statement("7", "DS", 1, "a", "asked", bytes(32))
+    said = Statement("7", "DS", 1, "asked", "", {"a": bytes(32)})
     task = Task("DS", 1, 1, ("a",), torch.zeros(1), LossState("cross-entropy"))
     (folder / "signed").mkdir()
-    keep(folder / "signed", "7", task, "asked", {"a": Signed(bytes(32), b"", key.line, key.sign(said.content()))})
+    keep(folder / "signed", "7", task, "asked", Signed(key.line, "", said.digests, {}, key.sign(said.content())))
     (folder / "lists.tsv").write_text("user\titem\tscore\nu02\ti07\t1\n")
     about = [f"i{item:02d}\thalf {item // 20}" for item in range(40)]
     (folder / "about.tsv").write_text("item\thalf\n" + "\n".join(about) + "\n")

@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.conftest import CommandLine
 from tests.contributions.test_replaying import experiment
+from tests.runs.contents import query
 
 from steelyard.contributions.finding import without
+from steelyard.contributions.withdrawing import _checkpoint_before, withdraw  # type: ignore[attr-defined]
+from steelyard.errors import Stopped
 from steelyard.experiment.running import resume, run
+from steelyard.report.verification import verify
 from steelyard.runs.reader import History
 
 
@@ -28,7 +33,8 @@ def test_a_run_without_a_client(folder: Path, tmp_path: Path, steelyard: Command
     for frame in (after.clients, after.evaluations):
         assert set(frame["client"]) == set(before.evaluations["client"]) - {"client-002"}
     lineage = json.loads(after.info["withdrawn_from"])
-    assert lineage == {"run": str(folder), "head": before.chain.head, "client": "client-002", "round": 0}
+    expected = {"run": str(folder), "head": before.chain.head, "client": "client-002", "round": 0}
+    assert lineage == {**expected, "from": "the first model"}
     assert json.loads(before.info["withdrawals"]) == [{"client": "client-002", "run": str(tmp_path / "fewer")}]
     assert not before.chain.problem
     assert not after.chain.problem
@@ -36,8 +42,6 @@ def test_a_run_without_a_client(folder: Path, tmp_path: Path, steelyard: Command
 
 
 def test_the_model_is_that_of_the_retrained_others(folder: Path, tmp_path: Path) -> None:
-    from steelyard.contributions.withdrawing import withdraw
-
     fewer = withdraw(folder, "client-001", out=tmp_path / "fewer")
     truth = without(folder, "client-001", retrained=True)
     again = without(fewer, "client-000", retrained=True)
@@ -48,3 +52,58 @@ def test_what_is_refused(folder: Path, refused: Callable[..., str]) -> None:
     assert "CLIENT: got 'client-999'" in refused("withdraw", folder, "client-999")
     assert "holds a run already" in refused("withdraw", folder, "client-001", "--out", folder)
     assert "no run here" in refused("withdraw", folder.parent, "client-001")
+
+
+# ---------------------------------------------------------------- from a checkpoint
+
+
+def one_a_round(**sections: Any) -> Any:
+    """One client a round, so that some take part late or never."""
+    rounds = {"count": 4, "fraction": 0.01, "min_clients": 1, "evaluate_every": 4, **sections.pop("rounds", {})}
+    return experiment(rounds=rounds, beside={}, **sections)
+
+
+def last_of(folder: Path) -> tuple[str, int]:
+    """The client that took part last, and in which round for the first time."""
+    firsts = History(folder).clients.groupby("client")["round"].min()
+    return str(firsts.idxmax()), int(firsts.max())
+
+
+def test_who_took_part_late_is_left_out_from_the_checkpoint_before(tmp_path: Path) -> None:
+    folder = run(one_a_round(store={"checkpoint_every": 1, "keep": "updates"}), out=tmp_path / "run")
+    client, first = last_of(folder)
+    assert first == 4, "the cohorts of this seed"
+    # As a run that was stopped before its end leaves it: two checkpoints.
+    stopped = stopped_after(first, tmp_path, store={"checkpoint_every": 1, "keep": "updates"})
+    fewer = withdraw(stopped, client, out=tmp_path / "fewer")
+    before, after = History(stopped), History(fewer)
+    lineage = json.loads(after.info["withdrawn_from"])
+    assert (lineage["round"], lineage["from"]) == (first - 1, f"the checkpoint after round {first - 1}")
+    assert lineage["run"] == str(stopped.resolve())
+    assert json.loads(before.info["withdrawals"]) == [{"client": client, "run": str(fewer.resolve())}]
+    assert client not in set(after.clients["client"])
+    assert after.last_round == 5
+    heads = "SELECT round, head FROM chain WHERE round < 4 ORDER BY round"
+    assert query(fewer, heads) == query(stopped, heads), "the rounds before are the old run's own"
+    assert verify(fewer).code == verify(stopped).code == 0
+    assert {path.name for path in (fewer / "updates").iterdir()} == {f"round-{n:06d}.safetensors" for n in range(6)}
+
+
+def stopped_after(round: int, folder: Path, **sections: Any) -> Path:
+    def stop(done: int, _: object) -> None:
+        if done == round:
+            raise KeyboardInterrupt
+
+    with pytest.raises(Stopped):
+        run(one_a_round(rounds={"count": 5}, **sections), out=folder / "stopped", progress=stop)
+    return folder / "stopped"
+
+
+def test_who_took_part_from_the_begin_or_decided_by_tests_is_left_out_from_the_first_model(tmp_path: Path) -> None:
+    stopped = stopped_after(4, tmp_path, store={"checkpoint_every": 1})
+    early = str(History(stopped).clients.query("round == 1")["client"].iloc[0])
+    lineage = json.loads(History(withdraw(stopped, early, out=tmp_path / "early")).info["withdrawn_from"])
+    assert (lineage["round"], lineage["from"]) == (0, "the first model")
+    assert _checkpoint_before(History(stopped), one_a_round(), last_of(stopped)[0]) == 3
+    deciding = one_a_round(rounds={"stop_at_target": True, "target": 0.99})
+    assert _checkpoint_before(History(stopped), deciding, last_of(stopped)[0]) is None

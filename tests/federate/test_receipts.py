@@ -1,4 +1,4 @@
-"""A node's receipts show that it took part, with its own files and the server's public key alone."""
+"""A node's receipts show that it took part, or did not, with its own files and the server's public key alone."""
 
 from __future__ import annotations
 
@@ -10,168 +10,250 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
-from tests.runs.signed_runs import RUN, signed_run
+from tests.runs.signed_runs import RUN, a_key, signed_run
 from typer.testing import CliRunner
 
 from steelyard.cli.federate import app
 from steelyard.errors import UserError
 from steelyard.federate import receipts
+from steelyard.federate.receipt_answers import Answer, listed, prove
 from steelyard.messages import LossState, Signed, Task
 from steelyard.runs.chain import Records
 from steelyard.runs.schema import reading
 from steelyard.runs.verifying import Keys
-from steelyard.signing import path_to, read_public_key, root, root_along
+from steelyard.signing import SigningKey, fingerprint, read_public_key
+from steelyard.statements import Proof, Statement
+
+TASK = Task("DS", 1, 1, ("a",), torch.zeros(2), LossState("cross-entropy"))
+ABSENT = (2, "b")
+"""Node b signs nothing in round 2."""
 
 
-def said_by(run: Path, keys: Path, client: str) -> list[receipts.Receipt]:
-    """Return what the node of a client signed, as it would have kept it."""
-    line = read_public_key(keys / f"{client}.pub")
+def said_by(run: Path, line: str) -> list[receipts.Receipt]:
+    """Return what a node signed, as it would have kept it."""
     with reading(run) as db:
         made = Records(db)
-        found = [each for round in range(1, 4) for each in made.statements(round) if each[0].client == client]
+        found = [one for round in range(1, 4) for one in made.statements(round) if one.key == fingerprint(line)]
     return [
         receipts.Receipt(
-            run=RUN, federation=said.federation, round=said.round, client=client, task=said.task,
-            digest=said.digest.hex(), salt="", key=line, signature=signature.hex(),
+            run=RUN, federation=one.statement.federation, round=one.statement.round, task=one.statement.task,
+            before=one.statement.before, digests={name: d.hex() for name, d in one.statement.digests.items()},
+            salts={}, key=line, signature=one.signature.hex(),
         )
-        for said, _, signature in found
+        for one in found
     ]  # fmt: skip
 
 
+def sent_by(run: Path, line: str) -> list[Proof]:
+    """Return what the server sends a node of each round."""
+    with reading(run) as db:
+        made = Records(db)
+        sealed = [made.sealed(round) for round in range(1, 4)]
+    return [one.proof("DS>LD", line) for one in sealed if one is not None]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a run, its public keys, and the state folders of both nodes before any head came."""
+    folder = tmp_path_factory.mktemp("made")
+    signed_run(folder / "run", folder / "keys", absent=ABSENT)
+    for node in "ab":
+        (folder / node).mkdir()
+        lines = said_by(folder / "run", read_public_key(folder / "keys" / f"{node}.pub"))
+        (folder / node / receipts.FILE).write_text("".join(line.model_dump_json() + "\n" for line in lines))
+    return folder
+
+
 @pytest.fixture
-def taken(tmp_path: Path) -> tuple[Path, Path, Path]:
-    """A run, the folder of public keys, and the state folder of the node of client a."""
-    run, keys, state = tmp_path / "run", tmp_path / "keys", tmp_path / "state"
-    signed_run(run, keys)
-    state.mkdir()
-    write(state, said_by(run, keys, "a"))
-    return run, keys, state
+def taken(made: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(made, tmp_path / "made"))
 
 
-def write(state: Path, lines: list[receipts.Receipt]) -> None:
-    (state / receipts.FILE).write_text("".join(line.model_dump_json() + "\n" for line in lines))
+def change(run: Path, *statements: str) -> None:
+    db = sqlite3.connect(run / "run.sqlite")
+    with db:
+        for statement in statements:
+            assert db.execute(statement).rowcount > 0
+    db.close()
 
 
-def outcomes(found: list[receipts.Answer]) -> list[str]:
+def outcomes(found: list[Answer]) -> list[str]:
     return [answer.outcome for answer in found]
 
 
-@given(st.lists(st.binary(min_size=32, max_size=32), min_size=1, max_size=9), st.data())
-def test_every_path_leads_to_the_root_and_none_from_another_leaf(leaves: list[bytes], data: st.DataObject) -> None:
-    at = data.draw(st.integers(0, len(leaves) - 1))
-    path = path_to(leaves, at)
-    assert root_along(leaves[at], path) == root(leaves)
-    other = bytes([leaves[at][0] ^ 1]) + leaves[at][1:]
-    assert root_along(other, path) != root(leaves)
+def test_what_the_server_sends_shows_who_took_part_and_who_did_not_without_its_folder(taken: Path) -> None:
+    shown: dict[str, list[Answer]] = {}
+    for node in "ab":
+        line = read_public_key(taken / "keys" / f"{node}.pub")
+        assert receipts.keep_proofs(taken / node, RUN, line, sent_by(taken / "run", line)) == []
+    shutil.rmtree(taken / "run")
+    for node in "ab":
+        shown[node] = listed(taken / node, Keys.read(taken / "keys"))
+    assert outcomes(shown["a"]) == ["took part"] * 3
+    assert outcomes(shown["b"]) == ["took part", "absent", "took part"]
+    assert shown["a"][0].line().startswith(f"run {RUN}, DS>LD, round 1, client a: took part: head ")
+    assert shown["b"][1].line().endswith("is signed and holds nothing of this node")
+    assert (taken / "a" / receipts.PROOFS).stat().st_mode & 0o077 == 0
 
 
-def test_a_path_by_hand() -> None:
-    from hashlib import sha256
-
-    a, b, c = (bytes([n]) * 32 for n in range(3))
-    both = sha256(b"\1" + a + b).digest()
-    assert path_to([a, b, c], 0) == ["R" + b.hex(), "R" + c.hex()]
-    assert path_to([a, b, c], 1) == ["L" + a.hex(), "R" + c.hex()]
-    assert path_to([a, b, c], 2) == ["L" + both.hex()]
-    assert root_along(c, ["L" + both.hex()]) == sha256(b"\1" + both + c).hexdigest()
+def test_a_node_that_never_signed_shows_that_it_was_absent(taken: Path) -> None:
+    stranger = a_key(taken / "stranger").line
+    receipts.keep_proofs(taken / "c", RUN, stranger, sent_by(taken / "run", stranger))
+    assert outcomes(listed(taken / "c")) == ["absent"] * 3
 
 
-@pytest.mark.parametrize("step", ["X" + "00" * 32, "L00", "Lno digits", ""])
-def test_what_is_no_path_is_refused(step: str) -> None:
-    with pytest.raises(ValueError, match=r"path|hexadecimal"):
-        root_along(bytes(32), [step])
+def test_what_was_signed_and_is_in_no_head_did_not_take_part(taken: Path) -> None:
+    """A server that leaves a node out of its chain and sends it the heads all the same."""
+    key = SigningKey.read(taken / "keys" / "b")
+    digests = {"b": bytes(32)}
+    signature = key.sign(Statement(RUN, "DS>LD", 2, "asked", "", digests).content())
+    task = replace(TASK, federation="DS>LD", round=2)
+    receipts.keep(taken / "b", RUN, task, "asked", Signed(key.line, "", digests, {}, signature))
+    receipts.keep_proofs(taken / "b", RUN, key.line, sent_by(taken / "run", key.line))
+    assert outcomes(listed(taken / "b")) == ["took part", "did not take part", "took part"]
 
 
-def test_a_node_shows_that_it_took_part_without_the_run_once_heads_are_kept(taken: tuple[Path, Path, Path]) -> None:
-    run, keys, state = taken
-    trusted = Keys.read(keys)
-    assert outcomes(receipts.listed(state)) == ["signed"] * 3
-    assert outcomes(receipts.prove(state, run, trusted)) == ["took part"] * 3
-    shutil.rmtree(run)
-    found = receipts.listed(state, trusted)
-    assert outcomes(found) == ["took part"] * 3
-    assert found[0].line().startswith(f"run {RUN}, DS>LD, round 1, client a: digest {found[0].receipt.digest[:16]}")
+def test_a_head_that_holds_what_the_node_has_no_receipt_of_differs(taken: Path) -> None:
+    key = read_public_key(taken / "keys" / "a.pub")
+    receipts.keep_proofs(taken / "a", RUN, key, sent_by(taken / "run", key))
+    lines = (taken / "a" / receipts.FILE).read_text().splitlines(keepends=True)
+    (taken / "a" / receipts.FILE).write_text("".join(lines[1:]))
+    found = listed(taken / "a")
+    assert outcomes(found) == ["differs", "took part", "took part"]
+    assert "holds another statement" in found[0].why
 
 
-def test_a_head_by_another_key_than_the_trusted_one_shows_nothing(taken: tuple[Path, Path, Path]) -> None:
-    run, keys, state = taken
-    receipts.prove(state, run)
-    shutil.copy(keys / "a.pub", keys / "server.pub")
-    found = receipts.listed(state, Keys.read(keys))
+def test_proofs_of_others_or_of_no_head_are_not_kept(taken: Path) -> None:
+    a, b = (read_public_key(taken / "keys" / f"{node}.pub") for node in "ab")
+    proofs = sent_by(taken / "run", a)
+    assert len(receipts.keep_proofs(taken / "b", RUN, b, proofs)) == 3
+    assert len(receipts.keep_proofs(taken / "a", "8", a, proofs)) == 3
+    assert not (taken / "b" / receipts.PROOFS).exists()
+    # Relabelled as b's, a's leaf shows something of b only in the round in which b is absent.
+    for proof in (proof.model_copy(update={"node": b}) for proof in proofs):
+        if proof.round == ABSENT[0]:
+            proof.check()
+            assert not proof.own
+        else:
+            with pytest.raises(ValueError, match="it is of another node"):
+                proof.check()
+
+
+def test_a_run_folder_serves_as_well_as_what_the_server_sent(taken: Path) -> None:
+    trusted = Keys.read(taken / "keys")
+    assert outcomes(listed(taken / "b")) == ["signed"] * 2
+    found = prove(taken / "b", taken / "run", trusted)
+    assert outcomes(found) == ["took part", "absent", "took part"]
+    before = (taken / "b" / receipts.PROOFS).read_bytes()
+    prove(taken / "b", taken / "run", trusted)
+    assert (taken / "b" / receipts.PROOFS).read_bytes() == before, "each proof is kept once"
+    shutil.rmtree(taken / "run")
+    assert listed(taken / "b", trusted) == found
+
+
+def test_a_head_by_another_key_than_the_trusted_one_shows_nothing(taken: Path) -> None:
+    prove(taken / "a", taken / "run")
+    shutil.copy(taken / "keys" / "a.pub", taken / "keys" / "server.pub")
+    found = listed(taken / "a", Keys.read(taken / "keys"))
     assert outcomes(found) == ["differs"] * 3
     assert "not by server.pub" in found[0].why
 
 
-@pytest.mark.parametrize("field", ["path", "before", "record", "head", "signature"])
-def test_any_part_of_a_kept_proof_that_is_changed_is_noticed(taken: tuple[Path, Path, Path], field: str) -> None:
-    run, _, state = taken
-    receipts.prove(state, run)
-    lines = [json.loads(line) for line in (state / receipts.PROOFS).read_text().splitlines()]
-    lines[0][field] = ["L" + "00" * 32] if field == "path" else "00" * 32
-    (state / receipts.PROOFS).write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert outcomes(receipts.listed(state)) == ["differs", "took part", "took part"]
+FIELDS = ["place", "following", "statement", "path", "before", "record", "head", "signature", "node", "round"]
 
 
-def test_a_run_that_left_the_node_out_or_changed_its_digest_is_named(taken: tuple[Path, Path, Path]) -> None:
-    run, _, state = taken
-    db = sqlite3.connect(run / "run.sqlite")
+@pytest.mark.parametrize("field", FIELDS)
+def test_any_part_of_a_kept_proof_that_is_changed_is_noticed(taken: Path, field: str) -> None:
+    prove(taken / "a", taken / "run")
+    path = taken / "a" / receipts.PROOFS
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    other = {"path": ["L" + "00" * 32], "round": 4, "node": read_public_key(taken / "keys" / "b.pub")}
+    lines[0][field] = other.get(field, "00" * 32)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert "differs" in outcomes(listed(taken / "a"))
+
+
+def test_two_heads_of_one_round_are_named(taken: Path) -> None:
+    """A server that shows one chain to the node and another to everybody else."""
+    prove(taken / "a", taken / "run")
+    change(taken / "run", "UPDATE rounds SET epsilon = 9 WHERE round = 2")
+    db = sqlite3.connect(taken / "run" / "run.sqlite")
     with db:
-        db.execute("DELETE FROM signatures WHERE round = 2")
-        ((digests,),) = db.execute("SELECT updates FROM digests WHERE round = 3").fetchall()
-        db.execute("UPDATE digests SET updates = ? WHERE round = 3", (bytes([digests[0] ^ 1]) + digests[1:],))
+        Records(db).extend(-1, 3, SigningKey.read(taken / "keys" / "server"))
     db.close()
-    found = receipts.prove(state, run)
-    assert outcomes(found) == ["took part", "did not take part", "differs"]
-    assert "the run says digest" in found[2].why
-    assert outcomes(receipts.listed(state)) == ["took part", "signed", "signed"]
+    line = read_public_key(taken / "keys" / "a.pub")
+    assert receipts.keep_proofs(taken / "a", RUN, line, sent_by(taken / "run", line)) == []
+    found = listed(taken / "a", Keys.read(taken / "keys"))
+    assert outcomes(found) == ["took part", "differs", "differs"]
+    assert found[1].why.startswith("the server signed two heads: ")
 
 
-def test_a_round_whose_figures_were_changed_does_not_lead_to_its_head(taken: tuple[Path, Path, Path]) -> None:
-    run, _, state = taken
-    db = sqlite3.connect(run / "run.sqlite")
-    with db:
-        db.execute("UPDATE rounds SET epsilon = 9 WHERE round = 2")
-    db.close()
-    found = receipts.prove(state, run)
-    assert outcomes(found) == ["took part", "differs", "took part"]
+def test_a_run_that_left_the_node_out_or_changed_its_digest_is_named(taken: Path) -> None:
+    change(taken / "run", "DELETE FROM signatures WHERE round = 2")
+    change(taken / "run", "UPDATE digests SET updates = zeroblob(64) WHERE round = 3")
+    found = prove(taken / "a", taken / "run")
+    assert outcomes(found) == ["took part", "differs", "differs"]
     assert found[1].why == "its path does not lead to the head"
+    assert outcomes(listed(taken / "a")) == ["took part", "signed", "signed"], "nothing of it is kept"
 
 
-def test_the_command_ends_with_the_worst_of_its_lines(taken: tuple[Path, Path, Path]) -> None:
-    run, keys, state = taken
-    made = CliRunner().invoke(app, ["receipts", str(state), "--run", str(run), "--keys", str(keys)])
-    assert (made.exit_code, made.output.count("took part")) == (0, 3)
-    db = sqlite3.connect(run / "run.sqlite")
-    with db:
-        db.execute("DELETE FROM signatures WHERE round = 2")
-    db.close()
-    made = CliRunner().invoke(app, ["receipts", str(state), "--run", str(run)])
+def test_a_round_that_the_chain_does_not_reach_did_not_take_part(taken: Path) -> None:
+    change(taken / "run", "UPDATE chain SET head = NULL WHERE round = 3")
+    found = prove(taken / "a", taken / "run")
+    assert outcomes(found) == ["took part", "took part", "did not take part"]
+
+
+def test_heads_that_nobody_signed_are_said_to_be_so_and_not_kept(taken: Path) -> None:
+    change(taken / "run", "UPDATE chain SET key = NULL, signature = NULL")
+    found = prove(taken / "a", taken / "run")
+    assert {(answer.outcome, answer.why) for answer in found} == {("took part", "the head is not signed")}
+    assert not (taken / "a" / receipts.PROOFS).exists()
+
+
+def test_the_command_ends_with_the_worst_of_its_lines(taken: Path) -> None:
+    options = ["receipts", str(taken / "b"), "--run", str(taken / "run")]
+    made = CliRunner().invoke(app, [*options, "--keys", str(taken / "keys")])
+    assert (made.exit_code, made.output.count("took part"), made.output.count("absent")) == (0, 2, 1)
+    change(taken / "run", "UPDATE chain SET head = NULL WHERE round = 3")
+    (taken / "b" / receipts.PROOFS).unlink()
+    made = CliRunner().invoke(app, options)
     assert (made.exit_code, made.output.count("did not take part")) == (1, 1)
+    change(taken / "run", "DELETE FROM signatures WHERE round = 1")
+    assert CliRunner().invoke(app, options).exit_code == 2
 
 
-def test_bad_files_are_one_line_each(taken: tuple[Path, Path, Path], tmp_path: Path) -> None:
-    run, _, state = taken
+def test_bad_files_are_one_line_each(taken: Path, tmp_path: Path) -> None:
+    state = taken / "a"
     with pytest.raises(UserError, match="holds no receipts"):
-        receipts.read(tmp_path)
+        listed(tmp_path)
     whole = (state / receipts.FILE).read_text()
     (state / receipts.FILE).write_text(whole.replace(f'"run":"{RUN}"', '"run":"8"'))
     with pytest.raises(UserError, match="no receipt is of run '7'"):
-        receipts.prove(state, run)
-    assert outcomes(receipts.listed(state)) == ["differs"] * 3
+        prove(state, taken / "run")
+    assert outcomes(listed(state)) == ["differs"] * 3
     (state / receipts.FILE).write_text(whole.replace('"run"', '"ruin"', 1))
     with pytest.raises(UserError, match="line 1 is cut off or changed"):
-        receipts.read(state)
+        listed(state)
 
 
 def test_a_line_torn_by_a_kill_does_not_count_and_the_next_one_takes_its_place(tmp_path: Path) -> None:
-    task = Task("DS", 1, 1, ("a",), torch.zeros(2), LossState("cross-entropy"))
-    signed = {"a": Signed(bytes(32), bytes(16), "line", b"signature")}
-    receipts.keep(tmp_path, RUN, task, "asked", signed)
+    signed = Signed("line", "", {"a": bytes(32)}, {"a": bytes(16)}, b"signature")
+    receipts.keep(tmp_path, RUN, TASK, "asked", signed)
     whole = (tmp_path / receipts.FILE).read_bytes()
     assert (tmp_path / receipts.FILE).stat().st_mode & 0o077 == 0
     (tmp_path / receipts.FILE).write_bytes(whole + whole[:50])
     assert len(receipts.read(tmp_path)) == 1
-    receipts.keep(tmp_path, RUN, replace(task, round=2), "asked", signed)
+    receipts.keep(tmp_path, RUN, replace(TASK, round=2), "asked", signed)
     assert [one.round for one in receipts.read(tmp_path)] == [1, 2]
+
+
+def test_a_statement_follows_the_newest_of_an_earlier_round_also_where_rounds_are_repeated(tmp_path: Path) -> None:
+    assert receipts.last_statement(tmp_path, RUN, "DS", 1) == ""
+    for round, number in ((1, 1), (2, 2), (3, 3), (2, 4)):
+        signed = Signed("line", "", {"a": bytes([number]) * 32}, {}, b"")
+        receipts.keep(tmp_path, RUN, replace(TASK, round=round), "asked", signed)
+    first, second, _, again = (one.statement.digest() for one in receipts.read(tmp_path))
+    assert receipts.last_statement(tmp_path, RUN, "DS", 2) == first
+    assert receipts.last_statement(tmp_path, RUN, "DS", 3) == again != second
+    assert receipts.last_statement(tmp_path, RUN, "other", 3) == ""
+    assert receipts.last_statement(tmp_path, "8", "DS", 3) == ""

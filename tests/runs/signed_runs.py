@@ -12,7 +12,8 @@ from tests.runs.records import evaluations, federation, record, state, updates, 
 from steelyard.messages import Failure, Signed
 from steelyard.runs.digests import update_digest
 from steelyard.runs.store import Store
-from steelyard.signing import SigningKey, Statement, key_pair, model_digest, task_digest
+from steelyard.signing import SigningKey, key_pair, model_digest, task_digest
+from steelyard.statements import Statement
 
 RUN = "7"
 TEXT = 'name = "hand-made"\nkind = "learning"\n[data]\nsource = "digits"\n'
@@ -28,15 +29,19 @@ def a_key(file: Path) -> SigningKey:
     return SigningKey.read(file)
 
 
-def signed_by(key: SigningKey, client: str, round: int, task: str, numbers: np.ndarray, run: str = RUN) -> Signed:
+def signed_by(key: SigningKey, client: str, round: int, task: str, numbers: np.ndarray, before: str = "") -> Signed:
     """Sign an update as a node does."""
-    salt = key.salt(Statement(run, "DS>LD", round, client, task, b""))
-    digest = update_digest(salt, numbers)
-    return Signed(digest, salt, key.line, key.sign(Statement(run, "DS>LD", round, client, task, digest).content()))
+    salt = key.salt(RUN, "DS>LD", round, task, client)
+    digests = {client: update_digest(salt, numbers)}
+    signature = key.sign(Statement(RUN, "DS>LD", round, task, before, digests).content())
+    return Signed(key.line, before, digests, {client: salt}, signature)
 
 
-def signed_run(folder: Path, keys: Path, rounds: int = 3) -> Path:
-    """A finished run of one rule whose two clients are signed for by two nodes; their public keys lie in `keys`."""
+def signed_run(folder: Path, keys: Path, rounds: int = 3, absent: tuple[int, str] = (0, "")) -> Path:
+    """A finished run of one rule whose two clients are signed for by two nodes; their public keys lie in `keys`.
+
+    Node a links its statements, node b does not. `absent` is a round and a node that signs nothing in it.
+    """
     nodes = {name: a_key(keys / name) for name in ("a", "b")}
     folder.mkdir(parents=True)
     (folder / "experiment.toml").write_text(TEXT)
@@ -45,18 +50,25 @@ def signed_run(folder: Path, keys: Path, rounds: int = 3) -> Path:
     store.register([made])
     store.note(federation_run=RUN)
     store.resume()
+    before = ""
     for round in range(rounds + 1):
-        before = state(round, float(round), 2.0)
-        task = task_digest("DS>LD", 0, round, before.loss, {"name": "fedavg"}, model_digest(before.parameters), {})
+        old = state(round, float(round), 2.0)
+        task = task_digest("DS>LD", 0, round, old.loss, {"name": "fedavg"}, model_digest(old.parameters), {})
         rows = dict(zip("ab", torch.eye(2).numpy(), strict=True))
-        signed = {name: signed_by(key, name, round, task, rows[name]) for name, key in nodes.items()}
+        signed = tuple(
+            signed_by(key, name, round, task, rows[name], before if name == "a" else "")
+            for name, key in nodes.items()
+            if absent != (round, name)
+        )
+        if round and absent != (round, "a"):
+            before = Statement(RUN, "DS>LD", round, task, before, signed[0].digests).digest()
         tested = evaluations(
             round=round, metrics={"mae": np.array([1.0, 2.0])}, failures=(Failure("é", "no test rows"),),
             right=np.array([True, False, True, True]) if round == rounds else None,
         )  # fmt: skip
         sent = updates(round=round, signed=signed, bytes_sent=np.array([8, 8])) if round else None
         done = record(
-            round=round, updates=sent, evaluations=tested, epsilon=0.5, simulated=1.0, loss=before.loss,
+            round=round, updates=sent, evaluations=tested, epsilon=0.5, simulated=1.0, loss=old.loss,
             server_accuracy=0.5, server_macro_f1=0.25, server_metrics={"mae": 1.0},
             contributions=(values(round),) if round else (),
         )  # fmt: skip

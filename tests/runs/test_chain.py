@@ -26,7 +26,7 @@ from steelyard.privacy.accounting import Release
 from steelyard.privacy.ledger import Charge, Ledger
 from steelyard.privacy.ledger_marks import FILE
 from steelyard.runs import chain, digests
-from steelyard.runs.chain import Checked, check
+from steelyard.runs.chain_check import Checked, check
 from steelyard.runs.reader import History
 from steelyard.runs.store import Store
 from steelyard.signing import field
@@ -129,7 +129,7 @@ def strangers_head(folder: Path) -> str:
     clients = dict(query(folder, "SELECT id, name FROM clients"))
     federations = sorted(query(folder, "SELECT name, id, rule, seed, settings, algorithm FROM federations"))
     salt = query(folder, "SELECT value FROM info WHERE key = 'salt'")
-    text = strangers_value("chain", 2) + (strangers_value("salt", salt[0][0]) if salt else b"")
+    text = strangers_value("chain", 3) + (strangers_value("salt", salt[0][0]) if salt else b"")
     for name, _, rule, seed, settings, algorithm in federations:
         text += strangers_value("federation", name) + strangers_value("rule", rule) + strangers_value("seed", seed)
         text += strangers_value("settings", settings) + strangers_value("algorithm", algorithm)
@@ -175,7 +175,7 @@ def strangers_head(folder: Path) -> str:
         if size is not None:
             text += strangers_value("ledger_bytes", size)
             text += strangers_value("ledger", hashlib.sha256(content[:size]).hexdigest())
-        link = strangers_value("chain", 2) + strangers_value("before", head) + strangers_value("round", round)
+        link = strangers_value("chain", 3) + strangers_value("before", head) + strangers_value("round", round)
         link += strangers_value("record", hashlib.sha256(text).hexdigest())
         head = hashlib.sha256(link).hexdigest()
     return head

@@ -16,6 +16,7 @@ from tests.runs.signed_runs import a_key, signed_run
 
 from steelyard.errors import UserError
 from steelyard.report.verification import Verification, verify
+from steelyard.runs import verifying
 from steelyard.runs.schema import SCHEMA
 from steelyard.runs.valued import add_values
 
@@ -193,8 +194,8 @@ def foreign(keys: Path) -> None:
 
 
 UNCHECKED: dict[str, tuple[Callable[[Path], object], str]] = {
-    "foreign keys": (foreign, "round 1, client a: its node's signature: signed by SHA256:"),
-    "no key of the server": (lambda keys: (keys / "server.pub").unlink(), "the server's signature of the head: signed"),
+    "foreign keys": (foreign, "round 1, client a: its node's signature, here and later: signed by SHA256:"),
+    "no key of the server": (lambda keys: (keys / "server.pub").unlink(), "the server's signature of the head, here and later: signed"),
     "a client's own key is another's": (
         lambda keys: (keys / "a.pub").write_bytes((keys / "b.pub").read_bytes()), "not by a.pub",
     ),
@@ -241,3 +242,48 @@ def test_a_run_of_another_version_is_one_line(run: Path) -> None:
     change(run, "UPDATE info SET value = '5' WHERE key = 'schema'")
     with pytest.raises(UserError, match="schema 5; this version reads schema"):
         verify(run)
+
+
+# ---------------------------------------------------------------- signatures that stand for others
+
+
+def test_the_last_signature_of_a_node_stands_for_those_that_lead_up_to_it(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[bytes] = []
+    true = verifying.holds
+
+    def counted(line: str, signature: bytes, content: bytes) -> bool:
+        looked.append(content)
+        return true(line, signature, content)
+
+    monkeypatch.setattr(verifying, "holds", counted)
+    assert verify(run).code == 0
+    of_nodes = [content for content in looked if b"\nupdates\n" in content]
+    assert len(of_nodes) == 1 + 3, "of node a the last one, of node b, which links nothing, every one"
+    assert len(looked) == 4 + 4
+
+
+def test_where_a_later_signature_does_not_hold_the_one_before_is_checked_by_itself(run: Path) -> None:
+    """Node a's statement of round 3 is changed, and all else computed again: round 2 is still known to be its own."""
+    change(run, "UPDATE signatures SET signature = zeroblob(96) WHERE round = 3")
+    change(run, "UPDATE chain SET key = NULL, signature = NULL")
+    again(run)
+    found = verify(run)
+    assert {(finding.round, finding.client) for finding in found.found.changed} == {(3, "a"), (3, "b")}
+
+
+def test_a_statement_in_the_middle_that_is_changed_is_named_though_its_signature_is_not_the_last(run: Path) -> None:
+    ((digests,),) = query(run, "SELECT updates FROM digests WHERE round = 2")
+    change(run, "UPDATE digests SET updates = ? WHERE round = 2", bytes([digests[0] ^ 1]) + digests[1:])
+    change(run, "UPDATE chain SET key = NULL, signature = NULL")
+    again(run)
+    found = verify(run)
+    assert {(finding.round, finding.client) for finding in found.found.changed} == {(2, "a")}
+
+
+def test_a_signature_in_the_middle_that_is_changed_is_named(run: Path) -> None:
+    ((key, signature),) = query(run, "SELECT key, signature FROM signatures WHERE round = 1 AND before IS NULL LIMIT 1")
+    change(run, "UPDATE signatures SET signature = ? WHERE round = 1 AND key = ?", signature[:-1] + b"\0", key)
+    text = lines(verify(run))
+    assert f"round 1: what the node {key} signed under DS>LD is not as it was written" in text

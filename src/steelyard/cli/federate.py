@@ -123,14 +123,14 @@ def show_receipts(
     """Show what a node signed, round by round, and whether a run holds it; ends with 0 (took part), 1 (did not) or 2
     (the run differs).
     """
-    from steelyard.federate import receipts
+    from steelyard.federate.receipt_answers import CODES, listed, prove
     from steelyard.runs.verifying import Keys
 
     trusted = None if keys is None else Keys.read(keys)
-    found = receipts.listed(state, trusted) if run is None else receipts.prove(state, run, trusted)
+    found = listed(state, trusted) if run is None else prove(state, run, trusted)
     for answer in found:
         print(printable(answer.line()))
-    raise typer.Exit(max(receipts.CODES[answer.outcome] for answer in found))
+    raise typer.Exit(max(CODES[answer.outcome] for answer in found))
 
 
 @app.command("certificates")

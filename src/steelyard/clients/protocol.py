@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 import torch
 
 from steelyard.algorithms.algorithm import Algorithm
 from steelyard.messages import Counts, Evaluations, Question, RowTests, ServerTest, Task, Updates
+from steelyard.statements import SealedRound
 
 
 class Clients(Protocol):
@@ -76,6 +77,14 @@ class WrappedClients:
     def describe(self) -> Mapping[str, str]:
         return self.clients.describe()
 
+    def prove_by(self, sealed: Callable[[int], SealedRound | None]) -> None:
+        if isinstance(self.clients, ProvedClients):
+            self.clients.prove_by(sealed)
+
+    def hand_out(self) -> None:
+        if isinstance(self.clients, ProvedClients):
+            self.clients.hand_out()
+
     def close(self) -> None:
         self.clients.close()
 
@@ -119,6 +128,19 @@ class ClientsWithNotes(Clients, Protocol):
     @property
     def notes(self) -> Sequence[str]:
         """Return what a reader of the run should know, one line each; also part of `describe`."""
+        ...
+
+
+@runtime_checkable
+class ProvedClients(Clients, Protocol):
+    """Clients whose nodes keep what the signed heads of the run's chain say of them."""
+
+    def prove_by(self, sealed: Callable[[int], SealedRound | None]) -> None:
+        """Say where the rounds of the chain are found; called once, before the first round."""
+        ...
+
+    def hand_out(self) -> None:
+        """Send nodes what they do not have yet; called once, after the last round."""
         ...
 
 

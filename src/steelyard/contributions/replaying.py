@@ -23,8 +23,8 @@ from steelyard.experiment.parts import Parts, as_begun
 from steelyard.messages import DenseModels, Task, Updates
 from steelyard.rounds.contributions import ContributionSettings, RoundValues
 from steelyard.rounds.loop import Progress, run_rounds
-from steelyard.rounds.state import Plan, RoundRecord, RoundState
-from steelyard.runs.chain import require_whole
+from steelyard.rounds.state import Federation, Plan, RoundRecord, RoundState
+from steelyard.runs.chain_check import require_whole
 from steelyard.runs.kept_updates import kept_rounds, read_round
 from steelyard.runs.reader import History
 from steelyard.runs.schema import reading
@@ -88,12 +88,18 @@ def check_simulated(history: History) -> None:
 
 def untested(parts: Parts) -> Plan:
     """Return the plan without the clients' tests, where no model depends on them."""
-    rules = [federation.rule for federation in parts.federations]
-    needed = parts.plan.stop_at is not None or any(
+    if tests_decide(parts.federations, stops=parts.plan.stop_at is not None):
+        return parts.plan
+    return replace(parts.plan, evaluate_every=parts.plan.rounds, detailed=False)
+
+
+def tests_decide(federations: Sequence[Federation], *, stops: bool) -> bool:
+    """Whether a model depends on the clients' tests; `stops`: the run ends once tests reach a target."""
+    rules = [federation.rule for federation in federations]
+    return stops or any(
         rule.settings.adjust is not None or (rule.policy is not None and rule.policy.needs.client_tests)
         for rule in rules
     )
-    return parts.plan if needed else replace(parts.plan, evaluate_every=parts.plan.rounds, detailed=False)
 
 
 class KeptClients(WrappedClients):
@@ -104,7 +110,7 @@ class KeptClients(WrappedClients):
         self._folder = folder
 
     def train(self, tasks: Sequence[Task]) -> list[Updates]:
-        kept = read_round(self._folder, tasks[0].round)
+        kept = read_round(self._folder, tasks[0].round).updates
         return [self._answer(task, kept) for task in tasks]
 
     def _answer(self, task: Task, kept: Mapping[str, Updates]) -> Updates:

@@ -1,17 +1,32 @@
-"""A client withdraws: the run again without it, from the first model, as a run of its own that both folders name."""
+"""A client withdraws: the run again without it, as a run of its own that both folders name.
+
+It goes on from the last checkpoint before the client first took part, where the run has such a one, else from the first
+model.
+"""
 
 from __future__ import annotations
 
 import json
+import shutil
+import sqlite3
+from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from steelyard.contributions.replaying import check_simulated
+from steelyard import files
+from steelyard.contributions.replaying import check_simulated, tests_decide
 from steelyard.contributions.retraining import check_client
 from steelyard.errors import UserError
-from steelyard.experiment.loading import read_experiment
-from steelyard.experiment.running import run
+from steelyard.experiment.continuing import TEXT
+from steelyard.experiment.description import Description
+from steelyard.experiment.folders import new_folder
+from steelyard.experiment.loading import RUN_FILE, read_experiment, run_file
+from steelyard.experiment.parts import federations_of
+from steelyard.experiment.running import resume, run
+from steelyard.runs.kept_updates import path_of_round
 from steelyard.runs.reader import History
+from steelyard.runs.schema import reading
 from steelyard.runs.store import Store
 
 if TYPE_CHECKING:
@@ -53,12 +68,58 @@ def withdraw(
     gone = (*experiment.rounds.withdrawn, client)
     again = experiment.changed({"rounds.withdrawn": list(gone)})
     seeds = json.loads(history.info.get("seeds", "[]")) or None
-    made = run(again, out=out, seeds=seeds, dataset=dataset, progress=progress)
-    head = history.chain.head
-    _note(made, **{FROM: {"run": str(folder.resolve()), "head": head, "client": client, "round": 0}})
+    begun = _checkpoint_before(history, experiment, client)
+    lineage = {"run": str(folder.resolve()), "head": history.chain.head, "client": client, "round": begun or 0}
+    if begun is None:
+        made = run(again, out=out, seeds=seeds, dataset=dataset, progress=progress)
+        _note(made, **{FROM: {**lineage, "from": "the first model"}})
+    else:
+        made = new_folder(again, out)
+        facts = {FROM: {**lineage, "from": f"the checkpoint after round {begun}"}, TO: [], "status": "stopped"}
+        _copied(folder, made, begun, again, facts)
+        resume(made, dataset=dataset, progress=progress)
     known = json.loads(history.info.get(TO, "[]"))
     _note(folder, **{TO: [*known, {"client": client, "run": str(made.resolve())}]})
     return made
+
+
+def _checkpoint_before(history: History, experiment: Description, client: str) -> int | None:
+    """Return the last round before a client first took part that has a checkpoint; None where there is none.
+
+    Where tests decide something, a client that is tested takes part. A promise of privacy holds for a run as a whole.
+    """
+    stop_at_target = experiment.rounds.stop_at_target
+    if experiment.privacy is not None or tests_decide(federations_of(experiment), stops=stop_at_target):
+        return None
+    first = [int(round) for round in history.failures_after().query("client == @client")["round"]]
+    for rule, seed in _federations(history):
+        cohorts = history.cohorts(rule, seed)
+        if client in cohorts.clients:
+            first.append(int(cohorts.round[cohorts.client == cohorts.clients.index(client)].min()))
+    with reading(history.folder) as db:
+        rounds = [round for (round,) in db.execute("SELECT round FROM checkpoints").fetchall()]
+    before = [round for round in rounds if 0 < round < min(first, default=round + 1)]
+    return max(before, default=None)
+
+
+def _copied(folder: Path, made: Path, last: int, experiment: Description, facts: Mapping[str, object]) -> None:
+    """Copy a run up to a round that has a checkpoint into a new folder, as the run of another experiment."""
+    for name in (files.CHECKPOINTS, files.UPDATES):
+        if (folder / name).is_dir():
+            shutil.copytree(folder / name, made / name)
+    for kept in files.names_in(made / files.UPDATES):
+        if kept > path_of_round(made, last).name:
+            files.remove(made / files.UPDATES / kept)
+    text = run_file(experiment, made)
+    files.write(made / RUN_FILE, text.encode())
+    with reading(folder) as db, closing(sqlite3.connect(made / files.DATABASE)) as copy:
+        db.backup(copy)
+    store = Store(made)
+    try:
+        store.forget_after(last)
+        store.note(**facts, **{TEXT: text})
+    finally:
+        store.close()
 
 
 def _federations(history: History) -> list[tuple[str, int]]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from steelyard import files
 from steelyard.activity import doing
-from steelyard.clients.protocol import CheckedClients, CountedServer, FingerprintedClients
+from steelyard.clients.protocol import CheckedClients, CountedServer, FingerprintedClients, ProvedClients
 from steelyard.errors import Stopped, UserError, listed, nearest
 from steelyard.experiment.code import FOLDER as CODE
 from steelyard.experiment.code import Ask
@@ -30,7 +30,8 @@ from steelyard.logs import logger
 from steelyard.rounds.loop import Progress, run_rounds
 from steelyard.rounds.progress import show_progress
 from steelyard.rounds.settings import cohort_size
-from steelyard.runs.chain import RUN, SALT, require_whole
+from steelyard.runs.chain import RUN, SALT
+from steelyard.runs.chain_check import require_whole
 from steelyard.runs.process import this_process
 from steelyard.runs.reader import History
 from steelyard.runs.setup import discard, set_up
@@ -101,13 +102,13 @@ def _check_room(parts: Parts, folder: Path) -> None:
     settings, plan = parts.experiment.resolved().store, parts.plan
     if settings.keep != "updates":
         return
-    numbers = sum(
-        plan.rounds
-        * cohort_size(len(parts.clients.names(each.seed)), plan.fraction, plan.min_clients)
-        * parts.server.initial(each.seed).numel()
-        for each in parts.federations
-    )
-    size = numbers * (4 if settings.keep_as == "float32" else 2)
+    each = 4 if settings.keep_as == "float32" else 2
+    size = sum(
+        parts.server.initial(one.seed).numel()
+        * (each * plan.rounds * cohort_size(len(parts.clients.names(one.seed)), plan.fraction, plan.min_clients)
+           + 4 * (plan.rounds + 1))  # the models that rounds end with
+        for one in parts.federations
+    )  # fmt: skip
     there = next(above for above in (folder, *folder.absolute().parents) if above.exists())
     free = shutil.disk_usage(there).free
     words = f"the updates of {plan.rounds} rounds take {size / 1e9:.3g} GB as {settings.keep_as}"
@@ -190,7 +191,8 @@ def _open(folder: Path, experiment: Description, *, simulated: bool) -> Store:
         folder,
         settings.checkpoint_every,
         settings.clients_every,
-        every_digest=not simulated or settings.digests == "every",
+        # Updates that are written to the disk cost more than their digests, and are checked by them.
+        every_digest=not simulated or settings.digests == "every" or settings.keep == "updates",
         signer=head_key(),
         keep_updates=keep,
     )
@@ -206,6 +208,8 @@ def _go(parts: Parts, folder: Path, store: Store, progress: bool | Progress, *, 
     if accept:
         check_models(restored.states, federations, parts.server)
     clients.restore(restored.kept)
+    if isinstance(clients, ProvedClients) and store.signer is not None:
+        clients.prove_by(store.sealed)
     if private is not None:
         private.ledger = store.ledger = open_ledger(folder, begun=restored.round > 0)
     tracked = Tracked(RunRecorder(store, federations, clients, experiment.privacy), experiment.tracking)
@@ -238,6 +242,8 @@ def _go(parts: Parts, folder: Path, store: Store, progress: bool | Progress, *, 
         ends = [*ended_early(record, parts.plan.rounds), *ends]
     for line in ends:
         _log.warning(line)
+    if isinstance(clients, ProvedClients):
+        clients.hand_out()
     store.finish(**run_facts(federations, clients, experiment.privacy))
     tracked.end(finished=True)
     return folder

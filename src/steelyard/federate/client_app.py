@@ -20,7 +20,7 @@ from flwr.clientapp import ClientApp
 
 from steelyard import __version__
 from steelyard.clients.flower import questions, tasks, wire
-from steelyard.clients.flower.forms import AskForm, IntroductionForm, Refused
+from steelyard.clients.flower.forms import AskForm, HeadsForm, IntroductionForm, Refused
 from steelyard.clients.flower.hidden_forms import KeysForm, OpenForm, RoundForm, key_shares_codec
 from steelyard.clients.node import NodeClients, NodeConfig
 from steelyard.clients.private import PrivateClients
@@ -33,7 +33,8 @@ from steelyard.federate.node_ledger import Disclosure, NodeLedger, ledger_name
 from steelyard.federate.node_state import NodeStates
 from steelyard.logs import logger, show
 from steelyard.messages import Evaluations, Failure, Question, Task
-from steelyard.signing import SigningKey, digest_of_task, signed_updates
+from steelyard.signing import SigningKey, digest_of_task
+from steelyard.statements import Proof
 from steelyard.usercode import NotAllowed, only
 
 _log = logger(__name__)
@@ -143,6 +144,7 @@ def _train(message: Message, context: Context) -> RecordDict:
         if len(set(task.clients)) != len(task.clients):  # Each time would be an answer of its own.
             raise Refused("clients: one is named twice; allowed: each once")
         own = agreed_task(task, header.algorithm, experiment)
+        _keep_proofs(config, header.run, header.proofs)
         charge = _ledger(config, node, own, header.run)
         states = _states(context, config, experiment, header.run, own.federation)
         kept = states.before(own.round)
@@ -155,18 +157,33 @@ def _train(message: Message, context: Context) -> RecordDict:
         over = updates.clients if own.algorithm.keeps and not kept else ()
         updates = replace(updates, failures=failures, started_over=over)
         if config.key is not None:
-            key = SigningKey.read(config.key)
-            asked = digest_of_task(task, header.algorithm)
-            signed = signed_updates(key, header.run, task, asked, updates, hidden=hides)
-            if config.state is not None and signed:
-                receipts.keep(config.state, header.run, task, asked, signed)
-            updates = replace(updates, signed=signed)
+            key, asked = SigningKey.read(config.key), digest_of_task(task, header.algorithm)
+            signed = receipts.sign(key, config.state, header.run, task, asked, updates, hidden=hides)
+            updates = replace(updates, signed=() if signed is None else (signed,))
         if hides:
             hidden = _hidden_round(context, experiment, task.federation).trained(header, own, updates)
             return tasks.write_updates(hidden, key_shares_codec(len(header.cohort)))
         return tasks.write_updates(updates, experiment.codec())
 
     return on_this_node(context, work, header.seconds)
+
+
+def _keep_proofs(config: NodeConfig, run: str, proofs: Sequence[Proof]) -> None:
+    """Keep what a server's signed heads say of this node; the owner reads of those that show nothing."""
+    if config.key is None or config.state is None or not proofs:
+        return
+    for fault in receipts.keep_proofs(config.state, run, SigningKey.read(config.key).line, proofs):
+        print(f"steelyard: {printable(fault)}", flush=True)
+
+
+def _heads(message: Message, context: Context) -> RecordDict:
+    form = HeadsForm.read(wire.split(message.content)[0])
+
+    def work(config: NodeConfig) -> RecordDict:
+        _keep_proofs(config, form.run, form.proofs)
+        return wire.content(HeadsForm(run=form.run, proofs=[], seconds=form.seconds), {})
+
+    return on_this_node(context, work, form.seconds)
 
 
 def _ledger(config: NodeConfig, node: NodeClients, task: Task, run: str) -> Callable[[], None]:
@@ -259,6 +276,12 @@ app = ClientApp()
 def introduce(message: Message, context: Context) -> Message:
     """Say which clients live on this node."""
     return Message(_introduce(message, context), reply_to=message)
+
+
+@app.query("heads")
+def heads(message: Message, context: Context) -> Message:
+    """Keep what the server's signed heads say of this node."""
+    return Message(_heads(message, context), reply_to=message)
 
 
 @app.train("task")

@@ -1,57 +1,46 @@
-"""A node's receipts: what it signed in each round, and what shows that a server's chain holds it.
+"""A node's receipts: what it signed in each round, and what the server's signed heads say of it.
 
-Receipts lie in the node's `state` folder. A line is written before an answer leaves. With a run's folder (`prove`)
-the signed head of the round and the path from the statement to it are kept beside it; from then on the node shows
-that it took part with its own files and the server's public key alone.
+Both lie in the node's `state` folder. A receipt is written before an answer leaves; heads come with later tasks, and
+after the last round. `receipt_answers` reads them: with them the node shows that it took part, or did not, without the
+server.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
-import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from steelyard import files
 from steelyard.errors import UserError
-from steelyard.messages import Signed, Task
-from steelyard.runs.chain import Records, marked
-from steelyard.runs.schema import reading
-from steelyard.runs.verifying import SERVER, Keys
-from steelyard.signing import Statement, fingerprint, head_statement, holds, link, path_to, root_along
+from steelyard.messages import Signed, Task, Updates
+from steelyard.signing import SigningKey, holds
+from steelyard.statements import Hash, Proof, Statement, stated
 
 FILE, PROOFS = "receipts.jsonl", "proofs.jsonl"
-"""In a node's `state` folder: what it signed, and what servers' chains say of it."""
-Outcome = Literal["signed", "took part", "did not take part", "differs"]
-CODES: dict[Outcome, int] = {"signed": 0, "took part": 0, "did not take part": 1, "differs": 2}
-"""What `steelyard federate receipts` ends with: the largest of its lines. "signed": by the node, and no head yet."""
-_LONGEST_LINE = 1 << 16
-NO_SIGNATURE = "the head is not signed"
+"""In a node's `state` folder: what it signed, and what servers' heads say of it."""
+_TAIL = 1 << 24
+"""Bytes at the end of a file in which its last lines are looked for; the line of a thousand clients has 130,000."""
+
+LineT = TypeVar("LineT", bound=BaseModel)
 
 
-class _Line(BaseModel):
+class Receipt(BaseModel):
+    """A node's statement of one rule and round, as it signed it; bytes in hexadecimal digits."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-LineT = TypeVar("LineT", bound=_Line)
-
-
-class Receipt(_Line):
-    """One client's statement of one round, as its node signed it; bytes in hexadecimal digits."""
 
     run: str
     federation: str
     round: int
-    client: str
     task: str
-    digest: str
-    salt: str
-    """With it and the update the digest can be made again; empty where updates are hidden."""
+    before: Hash
+    digests: dict[str, Hash]
+    salts: dict[str, str]
+    """By client: with its salt and its update a digest can be made again."""
     key: str
     """The node's public key, as one line of OpenSSH."""
     signature: str
@@ -59,76 +48,41 @@ class Receipt(_Line):
     @property
     def statement(self) -> Statement:
         """What was signed."""
-        asked = (self.run, self.federation, self.round, self.client, self.task)
-        return Statement(*asked, bytes.fromhex(self.digest))
-
-    @property
-    def place(self) -> tuple[str, str, int, str]:
-        """Where it belongs: run, rule, round, client."""
-        return self.run, self.federation, self.round, self.client
+        digests = {client: bytes.fromhex(digest) for client, digest in self.digests.items()}
+        return Statement(self.run, self.federation, self.round, self.task, self.before, digests)
 
     def holds(self) -> bool:
         """Whether its signature is its key's."""
-        return holds(self.key, bytes.fromhex(self.signature), self.statement.content())
-
-
-class Proof(_Line):
-    """What leads from a statement (by its leaf) to a head that a server signed."""
-
-    leaf: str
-    path: list[str]
-    before: str
-    record: str
-    head: str
-    key: str = ""
-    """The server's public key; empty where it signed nothing."""
-    signature: str = ""
-
-    def fault(self, receipt: Receipt, trusted: Keys | None = None) -> str:
-        """Say why it does not show that a signed head holds a receipt; empty where it does."""
         try:
-            top = root_along(receipt.statement.leaf(), self.path)
+            return holds(self.key, bytes.fromhex(self.signature), self.statement.content())
         except ValueError:
-            return "its path is none"
-        if link(self.before, receipt.round, top, self.record) != self.head:
-            return "its path does not lead to the head"
-        if not self.key:
-            return NO_SIGNATURE
-        said = head_statement(receipt.run, receipt.round, self.head)
-        if not holds(self.key, bytes.fromhex(self.signature), said):
-            return "the server's signature of the head does not hold"
-        if trusted is not None and trusted.named.get(SERVER) != self.key:
-            return f"the head is signed by {fingerprint(self.key)}, not by {SERVER}.pub"
-        return ""
+            return False
 
 
-@dataclass(frozen=True)
-class Answer:
-    """What is known of one receipt."""
+def sign(
+    key: SigningKey, state: Path | None, run: str, task: Task, asked: str, updates: Updates, *, hidden: bool
+) -> Signed | None:
+    """Sign what a node sends; with a state folder, the receipt is on the disk when this returns. None: nothing is sent.
 
-    receipt: Receipt
-    outcome: Outcome
-    why: str
-
-    def line(self) -> str:
-        """Return it in words: where, the digest, what is known."""
-        one = self.receipt
-        where = f"run {one.run}, {one.federation}, round {one.round}, client {one.client}"
-        return f"{where}: digest {one.digest[:16]}…: {self.outcome}: {self.why}"
+    `asked` is the digest of the task. Only with a state folder does a statement name the one before it.
+    """
+    before = "" if state is None else last_statement(state, run, task.federation, task.round)
+    signed = stated(key, run, task, asked, updates, before, hidden=hidden)
+    if state is not None and signed is not None:
+        keep(state, run, task, asked, signed)
+    return signed
 
 
-def keep(folder: Path, run: str, task: Task, asked: str, signed: Mapping[str, Signed]) -> None:
-    """Write down what a node signed; when this returns it is on the disk, and only then may the answer leave."""
-    lines = [
-        Receipt(
-            run=run, federation=task.federation, round=task.round, client=client, task=asked, digest=one.digest.hex(),
-            salt=one.salt.hex(), key=one.key, signature=one.signature.hex(),
-        )
-        for client, one in signed.items()
-    ]  # fmt: skip
+def keep(folder: Path, run: str, task: Task, asked: str, signed: Signed) -> None:
+    """Write down what a node signed; only when this returns may the answer leave."""
+    digests = {client: digest.hex() for client, digest in signed.digests.items()}
+    salts = {client: salt.hex() for client, salt in signed.salts.items()}
+    receipt = Receipt(
+        run=run, federation=task.federation, round=task.round, task=asked, before=signed.before, digests=digests,
+        salts=salts, key=signed.key, signature=signed.signature.hex(),
+    )  # fmt: skip
     try:
-        with files.owners_only(folder):
-            _append(folder / FILE, lines)
+        append(folder / FILE, [receipt])
     except OSError as error:
         raise UserError(
             f"node config state: {folder / FILE} cannot be written ({error.strerror}), so nothing is answered; "
@@ -136,146 +90,96 @@ def keep(folder: Path, run: str, task: Task, asked: str, signed: Mapping[str, Si
         ) from error
 
 
-def _append(path: Path, lines: Sequence[_Line]) -> None:
-    with files.open_to_append(path) as file:
+def last_statement(folder: Path, run: str, federation: str, round: int) -> str:
+    """Return the digest of the node's newest statement before a round; empty where there is none.
+
+    A round that is repeated follows the one before it, as it did the first time.
+    """
+    path = folder / FILE
+    found: Receipt | None = None
+    for line in _last_lines(path)[1] if files.is_file(path) else ():
+        try:
+            one = Receipt.model_validate_json(line)
+        except ValidationError:
+            continue
+        mine = (one.run, one.federation) == (run, federation) and one.round < round
+        if mine and (found is None or one.round >= found.round):
+            found = one
+    return "" if found is None else found.statement.digest()
+
+
+def keep_proofs(folder: Path, run: str, key: str, proofs: Sequence[Proof]) -> list[str]:
+    """Keep what signed heads say of the node with this public key; returns in words what shows nothing."""
+    sound: list[Proof] = []
+    faults: list[str] = []
+    for proof in proofs:
+        try:
+            if (proof.run, proof.node) != (run, key):
+                raise ValueError("it is of another node or run")
+            proof.check()
+            sound.append(proof)
+        except ValueError as error:
+            faults.append(f"the head of round {proof.round} is not kept: {error}")
+    try:
+        append(folder / PROOFS, sound)
+    except OSError as error:
+        faults.append(f"{folder / PROOFS} cannot be written: {error.strerror}")
+    return faults
+
+
+def append(path: Path, lines: Sequence[BaseModel]) -> None:
+    """Add lines to a file of the node; when this returns they are on the disk."""
+    if not lines:
+        return
+    with files.owners_only(path.parent), files.open_to_append(path) as file:
         # A node that was killed while it wrote leaves a torn line, whose answer never left: it is overwritten.
-        if (size := file.seek(0, os.SEEK_END)) and (last := _last_line(path)) < size:
+        if (size := file.seek(0, os.SEEK_END)) and (last := _last_lines(path)[0]) < size:
             file.truncate(last)
-        file.write(_written(lines))
+        file.write(b"".join(line.model_dump_json().encode() + b"\n" for line in lines))
         file.flush()
         os.fsync(file.fileno())
 
 
-def _last_line(path: Path) -> int:
-    """Return where the last whole line of a file ends; only its end is read."""
+def _last_lines(path: Path) -> tuple[int, list[bytes]]:
+    """Return where the last whole line of a file ends, and its last lines; only its end is read."""
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
-        start = file.seek(max(0, size - _LONGEST_LINE))
-        return start + file.read().rfind(b"\n") + 1
-
-
-def _written(lines: Iterable[_Line]) -> bytes:
-    return b"".join(line.model_dump_json().encode() + b"\n" for line in lines)
+        start = file.seek(max(0, size - _TAIL))
+        content = file.read()
+    whole = content[: content.rfind(b"\n") + 1]
+    return start + len(whole), whole.splitlines()
 
 
 def read(folder: Path) -> list[Receipt]:
-    """Return a node's receipts by run, rule, round and client; a statement that was signed twice counts once."""
-    if not files.is_file(folder / FILE):
-        raise UserError(f"{folder}: holds no {FILE}; allowed: the state folder of a node that has a key and took part")
-    found = {one.statement: one for one in _lines(folder / FILE, Receipt)}
-    return sorted(found.values(), key=lambda one: (one.place, one.digest))
+    """Return a node's receipts in the order in which they were written; a statement that was signed twice counts once.
+
+    None where it has signed nothing yet.
+    """
+    return list({one.statement.digest(): one for one in _lines(folder / FILE, Receipt)}.values())
+
+
+def read_proofs(folder: Path) -> list[Proof]:
+    """Return what heads say of a node, each once."""
+    return list({one.model_dump_json(): one for one in _lines(folder / PROOFS, Proof)}.values())
 
 
 def _lines(path: Path, kind: type[LineT]) -> Iterator[LineT]:
-    *whole, _torn = files.read_bytes(path).split(b"\n")
+    *whole, _torn = files.read_bytes(path).split(b"\n") if files.is_file(path) else [b""]
     for number, line in enumerate(whole, 1):
         try:
-            one = kind.model_validate_json(line)
-            for text in (getattr(one, name, "") for name in ("digest", "salt", "signature")):
-                bytes.fromhex(text)
-        except (ValidationError, ValueError):
+            yield kind.model_validate_json(line)
+        except ValidationError:
             raise UserError(
                 f"{path}: line {number} is cut off or changed; allowed: the file as it was written"
             ) from None
-        yield one
 
 
-def _proofs(folder: Path) -> dict[str, Proof]:
-    """Return the proofs that are kept, by the leaf that each is of."""
-    path = folder / PROOFS
-    return {one.leaf: one for one in _lines(path, Proof)} if files.is_file(path) else {}
-
-
-def listed(folder: Path, trusted: Keys | None = None) -> list[Answer]:
-    """Return what each receipt shows by itself: its own signature, and the signed head that was kept with it."""
-    proofs = _proofs(folder)
-    found: list[Answer] = []
-    for one in read(folder):
-        proof = proofs.get(one.statement.leaf().hex())
-        if not one.holds():
-            found.append(Answer(one, "differs", "the node's own signature does not hold"))
-        elif proof is None:
-            found.append(Answer(one, "signed", "no head of the server is kept with it (--run keeps it)"))
-        elif fault := proof.fault(one, trusted):
-            found.append(Answer(one, "differs", fault))
-        else:
-            found.append(Answer(one, "took part", _shown(proof)))
-    return found
-
-
-def prove(folder: Path, run: Path, trusted: Keys | None = None) -> list[Answer]:
-    """Hold a node's receipts against a run's folder, and keep the head and the path of each that is in its chain."""
-    files.check_run(run)
-    receipts = read(folder)
-    with reading(run) as db:
-        records = Records(db)
-        mine = [one for one in receipts if one.run == records.run]
-        if not mine:
-            known = f"no receipt is of run '{records.run}' ({run})"
-            raise UserError(f"{folder}: {known}; allowed: the folder of a run that the node signed in")
-        found, proofs = _against(records, dict(_chain(db, records)), mine, trusted)
+def written(folder: Path, proofs: Iterable[Proof]) -> None:
+    """Add proofs that are not there yet."""
+    known = {one.model_dump_json() for one in read_proofs(folder)}
     try:
-        files.write(folder / PROOFS, _written((_proofs(folder) | {one.leaf: one for one in proofs}).values()))
+        append(folder / PROOFS, [one for one in proofs if one.model_dump_json() not in known])
     except OSError as error:
         raise UserError(
             f"{folder / PROOFS}: cannot be written: {error.strerror}; allowed: a writable folder"
         ) from error
-    return found
-
-
-@dataclass(frozen=True)
-class _Sealed:
-    """One round of a chain as it is written."""
-
-    before: str
-    head: str
-    record: str
-    key: str
-    signature: bytes
-
-
-def _chain(db: sqlite3.Connection, records: Records) -> Iterator[tuple[int, _Sealed]]:
-    lines = dict(db.execute("SELECT key, line FROM keys").fetchall())
-    before = records.first()
-    rows = db.execute("SELECT round, ledger_bytes, ledger, head, key, signature FROM chain ORDER BY round").fetchall()
-    for round, size, sha256, head, key, signature in rows:
-        if head is None:
-            return
-        record = hashlib.sha256(records.record(round, marked(size, sha256))).hexdigest()
-        yield round, _Sealed(before, str(head), record, str(lines.get(key, "")), signature or b"")
-        before = str(head)
-
-
-def _against(
-    records: Records, chain: dict[int, _Sealed], receipts: Sequence[Receipt], trusted: Keys | None
-) -> tuple[list[Answer], list[Proof]]:
-    found: list[Answer] = []
-    proofs: list[Proof] = []
-    by_round = {round: [one for one, *_ in records.statements(round)] for round in {one.round for one in receipts}}
-    for one in receipts:
-        statements, sealed = by_round[one.round], chain.get(one.round)
-        same = [said for said in statements if (said.federation, said.client) == (one.federation, one.client)]
-        if not one.holds():
-            found.append(Answer(one, "differs", "the node's own signature does not hold"))
-        elif sealed is None:
-            found.append(Answer(one, "did not take part", "the run's chain does not reach this round"))
-        elif not same:
-            found.append(Answer(one, "did not take part", "the run has no statement of this client in this round"))
-        elif one.statement not in same:
-            found.append(Answer(one, "differs", f"the run says digest {same[0].digest.hex()[:16]}…"))
-        else:
-            leaves = [said.leaf() for said in statements]
-            at = statements.index(one.statement)
-            proof = Proof(
-                leaf=leaves[at].hex(), path=path_to(leaves, at), before=sealed.before, record=sealed.record,
-                head=sealed.head, key=sealed.key, signature=sealed.signature.hex(),
-            )  # fmt: skip
-            fault = proof.fault(one, trusted)
-            outcome: Outcome = "differs" if fault not in ("", NO_SIGNATURE) else "took part"
-            found.append(Answer(one, outcome, fault or _shown(proof)))
-            proofs += [] if fault else [proof]
-    return found, proofs
-
-
-def _shown(proof: Proof) -> str:
-    return f"head {proof.head[:16]}… is signed and its path holds"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,12 @@ from steelyard.experiment.federations import FederationSettings
 from steelyard.experiment.loading import read_experiment
 from steelyard.experiment.recorded import RecordedDescription
 from steelyard.report.documents.proof import FoundJson, VerificationJson
+from steelyard.report.recomputing import look_at_updates
 from steelyard.runs.checkpoint import last_checkpoint
 from steelyard.runs.columns import Cohorts
 from steelyard.runs.reader import History
 from steelyard.runs.schema import reading
-from steelyard.runs.verifying import Finding, Findings, Keys, look_at_chain, look_at_signatures
+from steelyard.runs.verifying import Finding, Findings, Keys, look_at_rounds
 from steelyard.signing import model_digest
 from steelyard.weighing.rule import Rule, WeighingSettings, parse_priority
 
@@ -85,14 +86,14 @@ def verify(folder: Path, keys: Path | None = None, head: str | None = None) -> V
     files.check_run(folder)
     found = Findings()
     with reading(folder) as db:
-        last, round = look_at_chain(db, folder, found)
-        differ = {finding.round for finding in found.changed}
-        look_at_signatures(db, found, trusted)
+        chain = look_at_rounds(db, folder, found, trusted)
         if head is not None and (head.lower(),) not in db.execute("SELECT head FROM chain").fetchall():
-            found.changed.append(Finding(f"no round has the head {head[:64]}; its last is {last}"))
+            found.changed.append(Finding(f"no round has the head {head[:64]}; its last is {chain.head}"))
         _look_at_models(db, folder, found)
-    _look_at_weights(folder, found, differ)
-    return Verification(str(folder), last, round, found)
+    history = History(folder)
+    _look_at_weights(history, found)
+    look_at_updates(folder, history, found, chain.round)
+    return Verification(str(folder), chain.head, chain.round, found)
 
 
 def _look_at_models(db: Any, folder: Path, found: Findings) -> None:
@@ -111,9 +112,9 @@ def _look_at_models(db: Any, folder: Path, found: Findings) -> None:
         found.checked["models"] = f"of {len(kept)} rules after round {restored.round}, by their digests"
 
 
-def _look_at_weights(folder: Path, found: Findings, differ: Collection[int | None]) -> None:
+def _look_at_weights(history: History, found: Findings) -> None:
     """Compute the weights again from the stored criteria, by the stored rules, but not in rounds that differ."""
-    history = History(folder)
+    folder = history.folder
     skipped = _not_by_rule_alone(folder)
     counted = 0
     reasons: dict[str, str] = {}
@@ -127,7 +128,7 @@ def _look_at_weights(folder: Path, found: Findings, differ: Collection[int | Non
             reasons[name] = reason
             continue
         # Of criteria that are known to be changed no weights follow.
-        orders = {r: priority for r, priority, kept_old in decided[key] if not kept_old and r not in differ}
+        orders = {r: priority for r, priority, kept_old in decided[key] if not kept_old and r not in found.differ}
         counted += _compared(history.cohorts(rule, seed), Rule(settings), orders, name, found)
     if counted:
         words = "differences are named above" if any("weight" in f.what for f in found.changed) else "the same"

@@ -11,20 +11,14 @@ import hashlib
 import json
 import sqlite3
 import struct
-from collections.abc import Generator, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
-from steelyard import files
-from steelyard.errors import UserError
-from steelyard.privacy.ledger_marks import FILE as LEDGER
-from steelyard.privacy.ledger_marks import Mark, first_difference
+from steelyard.privacy.ledger_marks import Mark
 from steelyard.runs.marks import Marks
-from steelyard.signing import DIGEST_BYTES, SigningKey, Statement, field, fingerprint, head_statement, link, root
+from steelyard.signing import DIGEST_BYTES, VERSION, SigningKey, field, fingerprint, head_statement, link
+from steelyard.statements import SealedRound, Statement, Tree, slot
 
-VERSION = 2
-"""The first field of every record; another definition gets another number."""
 SALT = "salt"
 """A run that promises something to its clients notes a secret under this name; the chain begins with it."""
 RUN = "federation_run"
@@ -45,10 +39,21 @@ _PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("samples", ("hits", "count")),
     ("ended", ("reason",)),
 )
-_SINGLE = (("failures", "reason"), ("untested", "reason"), ("signatures", "key"))
-"""Tables with a row for each client, and what of it is in the record. A signature holds by itself, or does not."""
+_SINGLE = ("failures", "untested")
+"""Tables with a row for each client and a reason. What nodes signed is in the tree of statements, not here."""
 _VALUES = ("measure", "method", "clients", "added", "error", "sizes", "before", "after")
 """What each client added, as measured while the run went; what was found out afterwards is not in the record."""
+
+
+class NodeStatement(NamedTuple):
+    """A statement as a run holds it."""
+
+    statement: Statement
+    key: str
+    """Fingerprint of the node's key."""
+    signature: bytes
+    digest: str
+    """Of the statement."""
 
 
 class Records:
@@ -57,6 +62,7 @@ class Records:
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
         self._names: dict[int, bytes] = {}
+        self._texts: dict[int, str] = {}
         self._marks = Marks(db)
         federations = db.execute("SELECT name, id, rule, seed, settings, algorithm FROM federations").fetchall()
         self._federations = sorted(federations, key=lambda row: str(row[0]))
@@ -81,28 +87,62 @@ class Records:
             parts += [field("ledger_bytes", mark.bytes), field("ledger", mark.sha256)]
         return b"".join(parts)
 
-    def head(self, round: int, before: str, mark: Mark | None) -> str:
-        """Return the head after a round, given the one before."""
-        leaves = [statement.leaf() for statement, *_ in self.statements(round)]
-        return link(before, round, root(leaves), hashlib.sha256(self.record(round, mark)).hexdigest())
+    def head(
+        self, round: int, before: str, mark: Mark | None, statements: Sequence[NodeStatement] | None = None
+    ) -> str:
+        """Return the head after a round, given the one before, and its statements where they are at hand."""
+        tree = self.tree(round, self.statements(round) if statements is None else statements)
+        return link(before, round, tree.root, hashlib.sha256(self.record(round, mark)).hexdigest())
 
-    def statements(self, round: int) -> list[tuple[Statement, str, bytes]]:
-        """Return what nodes signed in a round, with the key's fingerprint and the signature, in the tree's order."""
-        found: list[tuple[Statement, str, bytes]] = []
+    def tree(self, round: int, statements: Sequence[NodeStatement]) -> Tree:
+        """Return the tree over the statements of a round."""
         run = self.run
-        for federation, key, *_ in self._federations:
+        return Tree({slot(run, one.statement.federation, round, one.key): one.digest for one in statements})
+
+    def sealed(self, round: int) -> SealedRound | None:
+        """Return a round of the chain with all that proofs about it need; None where it has no head yet."""
+        rows = {
+            row[0]: row[1:]
+            for row in self._db.execute(
+                "SELECT round, ledger_bytes, ledger, head, key, signature FROM chain WHERE round IN (?, ?)",
+                (round - 1, round),
+            ).fetchall()
+        }
+        if round not in rows or rows[round][2] is None:
+            return None
+        size, sha256, head, key, signature = rows[round]
+        line = self._db.execute("SELECT line FROM keys WHERE key = ?", (key,)).fetchone()
+        record = hashlib.sha256(self.record(round, marked(size, sha256))).hexdigest()
+        before = str(rows[round - 1][2]) if round - 1 in rows else self.first()
+        line, signature = (str(line[0]), bytes(signature or b"")) if line else ("", b"")
+        tree = self.tree(round, self.statements(round))
+        return SealedRound(self.run, round, before, record, str(head), line, signature, tree)
+
+    def statements(self, round: int) -> list[NodeStatement]:
+        """Return what nodes signed in a round, by rule and key."""
+        found: list[NodeStatement] = []
+        run = self.run
+        for federation, number, *_ in self._federations:
             rows = self._db.execute(
-                "SELECT c.name, s.client, s.key, s.signature FROM signatures s JOIN clients c ON c.id = s.client "
-                "WHERE s.federation = ? AND s.round = ? ORDER BY c.name",
-                (key, round),
+                "SELECT key, clients, others, before, signature FROM signatures WHERE federation = ? AND round = ? "
+                "ORDER BY key",
+                (number, round),
             ).fetchall()
             if not rows:
                 continue
-            task, digests = self._digests(key, round)
-            for name, client, signer, signature in rows:
-                statement = Statement(run, federation, round, name, task, digests.get(client, b""))
-                found.append((statement, signer, signature))
+            task, digests = self._digests(number, round)
+            for key, clients, others, before, signature in rows:
+                numbers = _numbers(clients)
+                rest = iter(_cut(others))
+                named = {self._name(one): digests.get(one) or next(rest, b"") for one in numbers}
+                said = Statement(run, federation, round, task, str(before or ""), named)
+                found.append(NodeStatement(said, str(key), signature, said.digest()))
         return found
+
+    def _name(self, number: int) -> str:
+        if number not in self._texts:
+            self._texts |= dict(self._db.execute("SELECT id, CAST(name AS TEXT) FROM clients").fetchall())
+        return self._texts.get(number, f"number {number}")
 
     @property
     def run(self) -> str:
@@ -116,19 +156,15 @@ class Records:
         written = dict(rows)
         return [(name, key, written.get(key)) for name, key, *_ in self._federations]
 
-    def _digests(self, key: int, round: int) -> tuple[str, dict[int, bytes]]:
+    def _digests(self, federation: int, round: int) -> tuple[str, dict[int, bytes]]:
         """Return the task's digest of a federation's round, and each client's."""
         row = self._db.execute(
-            "SELECT d.task, d.updates, u.clients FROM digests d JOIN updates u USING (federation, round) "
+            "SELECT d.task, d.updates, u.clients FROM digests d LEFT JOIN updates u USING (federation, round) "
             "WHERE federation = ? AND round = ?",
-            (key, round),
+            (federation, round),
         ).fetchone()
-        task, updates, clients = row or ("", b"", b"")
-        if not isinstance(updates, bytes) or not isinstance(clients, bytes) or len(clients) % 4:
-            return str(task), {}
-        keys = struct.unpack(f"<{len(clients) // 4}i", clients)
-        each = (updates[at : at + DIGEST_BYTES] for at in range(0, len(updates), DIGEST_BYTES))
-        return str(task), dict(zip(keys, each, strict=False))
+        task, updates, clients = row or ("", None, None)
+        return str(task), dict(zip(_numbers(clients), _cut(updates), strict=False))
 
     def _federation(self, key: int, round: int, settings: object) -> Iterator[bytes]:
         here = (key, round)
@@ -141,15 +177,15 @@ class Records:
             if table == "updates":
                 yield from (field("criterion", name) for name in _criteria(settings))
             yield from self._columns(columns, row)
-        for table, column in _SINGLE:
+        for table in _SINGLE:
             rows = self._db.execute(
-                f"SELECT c.name, l.{column} FROM {table} l LEFT JOIN clients c ON c.id = l.client "
+                f"SELECT c.name, l.reason FROM {table} l LEFT JOIN clients c ON c.id = l.client "
                 "WHERE l.federation = ? AND l.round = ? ORDER BY c.name",
                 here,
             ).fetchall()
             yield field("table", table) if rows else b""
-            for name, value in rows:
-                yield field("client", name) + field(column, value)
+            for name, reason in rows:
+                yield field("client", name) + field("reason", reason)
         values = self._db.execute(
             f"SELECT {', '.join(_VALUES)} FROM contributions WHERE federation = ? AND round = ? AND source = 'run' "
             "ORDER BY measure, method",
@@ -167,7 +203,7 @@ class Records:
         """Return the names of a round's clients, a field each."""
         if not isinstance(numbers, bytes) or len(numbers) % 4:
             return field("clients", numbers)
-        keys = struct.unpack(f"<{len(numbers) // 4}i", numbers)
+        keys = _numbers(numbers)
         if not self._names.keys() >= set(keys):
             # Written out once for all rounds: names never change in a run.
             known = self._db.execute("SELECT id, name FROM clients").fetchall()
@@ -200,6 +236,20 @@ class Records:
         return head
 
 
+def _numbers(packed: object) -> tuple[int, ...]:
+    """Return the numbers of a column of clients; none where it is not one."""
+    if not isinstance(packed, bytes) or len(packed) % 4:
+        return ()
+    return struct.unpack(f"<{len(packed) // 4}i", packed)
+
+
+def _cut(digests: object) -> list[bytes]:
+    """Return digests that stand one after the other."""
+    if not isinstance(digests, bytes):
+        return []
+    return [digests[at : at + DIGEST_BYTES] for at in range(0, len(digests), DIGEST_BYTES)]
+
+
 def _criteria(settings: object) -> list[str]:
     """Return the names of a rule's criteria, so that columns of numbers cannot change their meaning."""
     try:
@@ -208,97 +258,8 @@ def _criteria(settings: object) -> list[str]:
         return []
 
 
-@dataclass(frozen=True)
-class Checked:
-    """What a look at a run's chain has shown."""
-
-    head: str = ""
-    """The last head; empty before the first checkpoint."""
-    round: int = -1
-    """The round that it is the head of; rounds after the last checkpoint are not in the chain yet."""
-    problem: str = ""
-    """What differs first, in words; empty where all is as it was written."""
-    ledger: bool = False
-    """Whether the run keeps a privacy ledger, for which nothing can be excused."""
-
-
-def check(db: sqlite3.Connection, folder: Path) -> Checked:
-    """Compute a run's chain again from its rows and its ledger, and say where it first differs."""
-    with _one_moment(db):
-        rows = db.execute("SELECT round, ledger_bytes, ledger, head FROM chain ORDER BY round").fetchall()
-        sealed = [row for row in rows if row[3] is not None]
-        problem = _first_problem(db, sealed)
-        seen = db.execute("SELECT value FROM info WHERE key = ?", (SEEN,)).fetchone()
-        salted = db.execute("SELECT 1 FROM info WHERE key = ?", (SALT,)).fetchone() is not None
-    marks = [(marked(size, sha256), f"round {round} was written") for round, size, sha256, _ in rows]
-    marks.append((_read_mark(seen), "the run was last resumed"))
-    known = sorted(((mark, when) for mark, when in marks if mark is not None), key=lambda each: each[0].bytes)
-    # The ledger is read after the rows: it may have grown meanwhile, and is never behind them.
-    found = first_difference(folder / LEDGER, [mark for mark, _ in known])
-    if found is not None:
-        problem = f"{LEDGER}: the ledger of this run {found[1]} when {known[found[0]][1]}"
-    last = sealed[-1] if sealed else (-1, None, None, "")
-    return Checked(str(last[3]), int(last[0]), problem, salted or bool(known) or files.is_file(folder / LEDGER))
-
-
-def _first_problem(db: sqlite3.Connection, sealed: Sequence[tuple[int, object, object, object]]) -> str:
-    records = Records(db)
-    head = records.first()
-    heads: dict[int, str] = {}
-    for expected, (round, size, sha256, written) in enumerate(sealed):
-        if round != expected:
-            return f"round {expected} is missing from its chain"
-        head = records.head(round, head, marked(size, sha256))
-        if head != written:
-            return f"round {round} is not as it was written"
-        heads[round] = head
-    checkpoints = db.execute("SELECT round, head FROM checkpoints ORDER BY round").fetchall()
-    for round, written in checkpoints:
-        if heads.get(round) != written:
-            return f"the checkpoint after round {round} names another head than the chain"
-    followed = checkpoints[-1][0] if checkpoints else -1
-    last = sealed[-1][0] if sealed else followed
-    return "" if followed == last else f"round {followed + 1} has a head and no checkpoint after it"
-
-
-def require_whole(checked: Checked, folder: Path, *, accept: bool) -> None:
-    """Refuse to go on with a run that is not as it was written; `accept` excuses it, where there is no ledger."""
-    if not checked.problem or (accept and not checked.ledger):
-        return
-    if checked.ledger:
-        allowed = "the folder as it was written; --accept-changes excuses no run that keeps a privacy ledger"
-    else:
-        allowed = f"the folder as it was written, or `steelyard resume {folder} --accept-changes`"
-    raise UserError(f"{folder}: {checked.problem}; allowed: {allowed}")
-
-
-def ledger_seen(db: sqlite3.Connection) -> dict[str, object]:
-    """Return the note by which a resume remembers how far the ledger had come in rounds that will be run again."""
-    row = db.execute("SELECT ledger_bytes, ledger FROM chain WHERE ledger IS NOT NULL ORDER BY round DESC").fetchone()
-    mark = None if row is None else marked(*row)
-    return {} if mark is None else {SEEN: [mark.bytes, mark.sha256]}
-
-
 def marked(size: object, sha256: object) -> Mark | None:
     """Return how far the privacy ledger had come, as a row of the chain says; None without a ledger."""
     if size is None and sha256 is None:
         return None
     return Mark(size if type(size) is int else 0, sha256 if type(sha256) is str else "")
-
-
-def _read_mark(row: tuple[str] | None) -> Mark | None:
-    try:
-        size, sha256 = json.loads("[null, null]" if row is None else row[0])
-    except (ValueError, TypeError, RecursionError):
-        return Mark(0, "")  # not what we wrote: it differs from every ledger
-    return marked(size, sha256)
-
-
-@contextmanager
-def _one_moment(db: sqlite3.Connection) -> Generator[None]:
-    """Let all questions be answered from the same moment, while a run is being written."""
-    db.execute("BEGIN")
-    try:
-        yield
-    finally:
-        db.rollback()

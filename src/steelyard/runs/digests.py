@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -39,8 +39,10 @@ class Digest:
     """SHA-256 of what the clients were asked, in hexadecimal digits; None where nobody was."""
     salts: bytes | None = None
     """16 bytes for each client; None where nodes keep them to themselves."""
-    signed: Mapping[str, Signed] = field(default_factory=dict[str, Signed])
-    """By client, what its node signed."""
+    signed: tuple[Signed, ...] = ()
+    """What nodes signed."""
+    clients: tuple[str, ...] = ()
+    """Whose digests `updates` are."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,14 +52,14 @@ class _Work:
     record: RoundRecord
     clients: tuple[str, ...]
     payload: Payload | None
-    signed: Mapping[str, Signed]
+    signed: tuple[Signed, ...]
     parameters: torch.Tensor
 
     @classmethod
     def of(cls, record: RoundRecord, payload: Payload | None, state: RoundState, *, single: bool) -> _Work:
-        updates = record.updates if single else None
-        clients = () if updates is None else updates.clients
-        signed = {} if updates is None else {name: updates.signed[name] for name in clients if name in updates.signed}
+        updates = record.updates
+        clients = updates.clients if single and updates is not None else ()
+        signed = () if updates is None else updates.signed  # in every round: what a node has proof of stays
         kept = RoundRecord(record.federation, record.round, 0.0, loss=record.loss, vectors=record.vectors)
         return cls(kept, clients, payload, signed, state.parameters)
 
@@ -117,7 +119,7 @@ class Digests:
             self._wait()  # A matrix too large for the GPU is not held beside the next one.
 
     def _hashable(self, updates: Updates | None) -> Payload | None:
-        if updates is None or set(updates.clients) <= updates.signed.keys():
+        if updates is None or set(updates.clients) <= {name for one in updates.signed for name in one.digests}:
             return None  # Whoever checked a node's signature has taken the digest.
         if self._every or not isinstance(updates.payload, DenseModels):
             return updates.payload
@@ -151,22 +153,23 @@ class Digests:
             task = task_digest(record.federation, seed, record.round, record.loss, algorithm, before, vectors)
         model = self._models[record.federation] = model_digest(work.parameters)
         updates, salts = self._singly(work)
-        return Digest(record.federation, record.round, model, updates, task, salts, work.signed)
+        return Digest(record.federation, record.round, model, updates, task, salts, work.signed, work.clients)
 
     def _singly(self, work: _Work) -> tuple[bytes | None, bytes | None]:
         """Return the digest and the salt of each client's update: as its node signed them, or taken here."""
-        record, signed = work.record, work.signed
+        record = work.record
+        digests = {name: digest for one in work.signed for name, digest in one.digests.items()}
+        salts = {name: salt for one in work.signed for name, salt in one.salts.items()}
         content = None if work.payload is None else work.payload.content()
-        if content is None:
-            none = bytes(DIGEST_BYTES)
-            digests = b"".join(signed[name].digest if name in signed else none for name in work.clients)
-            salts = b"".join(signed[name].salt for name in work.clients if name in signed)
-            return (digests, salts if salts and len(signed) == len(work.clients) else None) if signed else (None, None)
-        own = [
-            signed[name].salt if name in signed else server_salt(self._secret, record.federation, record.round, name)
-            for name in work.clients
-        ]
-        return b"".join(self._hashed(own, content)), b"".join(own)
+        if content is not None:
+            secret, here = self._secret, (record.federation, record.round)
+            own = [salts[name] if name in salts else server_salt(secret, *here, name) for name in work.clients]
+            return b"".join(self._hashed(own, content)), b"".join(own)
+        if not digests.keys() & set(work.clients):
+            return None, None
+        taken = b"".join(digests.get(name, bytes(DIGEST_BYTES)) for name in work.clients)
+        whole = salts.keys() >= set(work.clients)
+        return taken, b"".join(salts[name] for name in work.clients) if whole else None
 
     def _hashed(self, salts: Sequence[bytes], content: Sequence[NDArray[np.generic]]) -> Sequence[bytes]:
         if len(content) < 2 or sum(part.nbytes for part in content) < SMALL * len(content):

@@ -1,13 +1,15 @@
 """Updates that a run keeps (`store.keep = "updates"`): one safetensors file for each round, whole or not there.
 
-The tensors are the models that clients sent and what their algorithm sends beside them; all else that the server was
-given stands as JSON in the file's metadata, so that a round can be weighed and combined again to the same bits.
+The tensors are the models that clients sent, what their algorithm sends beside them, and the model that the round ended
+with; all else that the server was given stands as JSON in the file's metadata, so that a round can be weighed and
+combined again to the same bits. Round 0 has the first model alone.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,13 +20,15 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from steelyard import files
 from steelyard.errors import UserError
 from steelyard.messages import DenseModels, Failure, Updates
-from steelyard.rounds.state import RoundRecord
+from steelyard.rounds.state import RoundRecord, RoundState
 from steelyard.runs.tensor_files import metadata_of, read_content, read_tensors, write_tensors
 
 FOLDER = files.UPDATES
 """Folder of a run in which its updates lie."""
 ROUNDED = torch.bfloat16
 Kept = Literal["float32", "bfloat16"]
+_AFTER = "after/"
+"""Before the name of a federation: the model that the round ended with."""
 
 _Number = Annotated[float, Field(allow_inf_nan=True)]
 
@@ -57,9 +61,11 @@ def path_of_round(folder: Path, round: int) -> Path:
     return folder / FOLDER / f"round-{round:06d}.safetensors"
 
 
-def keep_round(folder: Path, round: int, records: Sequence[RoundRecord], keep_as: Kept) -> None:
-    """Write the updates of a round of all federations."""
-    tensors: dict[str, torch.Tensor] = {}
+def keep_round(
+    folder: Path, round: int, records: Sequence[RoundRecord], states: Mapping[str, RoundState], keep_as: Kept
+) -> None:
+    """Write the updates of a round of all federations, and the models that it ended with, these never rounded."""
+    tensors = {f"{_AFTER}{record.federation}": states[record.federation].parameters for record in records}
     about: dict[str, dict[str, Any]] = {}
     for record in records:
         updates = record.updates
@@ -99,15 +105,26 @@ def kept_rounds(folder: Path) -> bool:
     return any(name.endswith(".safetensors") for name in files.names_in(folder / FOLDER))
 
 
-def read_round(folder: Path, round: int) -> Mapping[str, Updates]:
-    """Return the updates of a round by federation; a file that is missing or damaged is named in the error."""
+@dataclass(frozen=True, eq=False)
+class KeptRound:
+    """What a run kept of one round, by federation."""
+
+    updates: Mapping[str, Updates]
+    models: Mapping[str, torch.Tensor]
+    """The models that the round ended with."""
+
+
+def read_round(folder: Path, round: int) -> KeptRound:
+    """Return what was kept of a round; a file that is missing or damaged is named in the error."""
     path = path_of_round(folder, round)
     tensors = read_tensors(path)
     try:
         table = _TABLE.validate_json(metadata_of(read_content(path)).get("updates", ""))
     except (ValidationError, ValueError) as error:
         raise UserError(f"{path}: not the updates that a run kept; allowed: the file as it was written") from error
-    return {name: _updates(path, name, round, about, tensors) for name, about in table.items()}
+    updates = {name: _updates(path, name, round, about, tensors) for name, about in table.items()}
+    models = {name.removeprefix(_AFTER): each for name, each in tensors.items() if name.startswith(_AFTER)}
+    return KeptRound(updates, models)
 
 
 def _updates(path: Path, name: str, round: int, about: _About, tensors: Mapping[str, torch.Tensor]) -> Updates:

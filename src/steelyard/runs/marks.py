@@ -39,15 +39,17 @@ class Marks:
         """Return the marks of a round: of clients that sent, that were tested, that were left out, that were not."""
         parts = [mark for table in _TABLES for mark in self._columns(table, federation, round)[1]]
         parts += [_word(name, reason) for table in _REASONS for name, reason in self._reasons(table, federation, round)]
+        parts += [_word(*map(str, row)) for row in self._signatures(federation, round)]
         return np.array(parts, dtype="<u8").tobytes()
 
     def others(self, federation: int, round: int, written: object) -> list[tuple[str | None, str]]:
         """Return the clients whose rows are not as they were marked, and what of each; None: of no single client."""
-        names: list[tuple[str, str]] = []
+        names: list[tuple[str | None, str]] = []
         for table, words in zip(_TABLES, ("its update", "its test"), strict=True):
             names += [(name, words) for name in self._columns(table, federation, round)[0]]
         for table, words in zip(_REASONS, ("why it was left out", "why it was not tested"), strict=True):
             names += [(name, words) for name, _ in self._reasons(table, federation, round)]
+        names += [(None, f"what the node {key} signed") for key, *_ in self._signatures(federation, round)]
         if not isinstance(written, bytes) or len(written) != 8 * len(names):
             return [(None, "who took part")] if names or written else []
         now = np.frombuffer(self.of(federation, round), "<u8") != np.frombuffer(written, "<u8")
@@ -57,6 +59,13 @@ class Marks:
         return self._db.execute(
             f"SELECT CAST(c.name AS TEXT), CAST(l.reason AS TEXT) FROM {table} l JOIN clients c ON c.id = l.client "
             "WHERE federation = ? AND round = ? ORDER BY c.name",
+            (federation, round),
+        ).fetchall()
+
+    def _signatures(self, federation: int, round: int) -> list[tuple[object, ...]]:
+        return self._db.execute(
+            "SELECT key, hex(clients), hex(others), before, hex(signature) FROM signatures "
+            "WHERE federation = ? AND round = ? ORDER BY key",
             (federation, round),
         ).fetchall()
 

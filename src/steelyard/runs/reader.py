@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from steelyard.errors import UserError, path_of
 from steelyard.messages import Counts, Floats
-from steelyard.runs.chain import Checked, check
+from steelyard.runs.chain_check import Checked, check
 from steelyard.runs.columns import KEYS, WHOLE, Cohorts, Tested, ranked, spread, unpack
 from steelyard.runs.schema import reading, unreadable
 from steelyard.runs.typed import NEWEST, known

@@ -106,10 +106,14 @@ class RoundRows:
         for each in digests:
             here = (self._federations[each.federation], each.round)
             self._db.execute(WRITE["digests"], (*here, each.model, each.task, each.updates, each.salts, None))
-            for client, signed in sorted(each.signed.items()):
-                key = fingerprint(signed.key)
+            there = set(each.clients) if each.updates is not None else set[str]()
+            for signed in each.signed:
+                key, names = fingerprint(signed.key), sorted(signed.digests)
                 self._db.execute(WRITE["keys"], (key, signed.key))
-                self._db.execute(WRITE["signatures"], (*here, self._client(client), key, signed.signature))
+                clients = pack([self._client(client) for client in names], KEYS)
+                others = b"".join(signed.digests[client] for client in names if client not in there)
+                row = (*here, key, clients, others or None, signed.before or None, signed.signature)
+                self._db.execute(WRITE["signatures"], row)
 
     def end(self, states: Mapping[str, RoundState]) -> None:
         """Write which federations ended because their model exploded, in the round after their last."""

@@ -27,7 +27,7 @@ from steelyard.runs.checks import (
 )
 from steelyard.runs.typed import Reader, declared
 
-VERSION = 7
+VERSION = 8
 _WAIT = 30
 """Seconds to wait for whoever holds a lock."""
 _VERSION = "SELECT value FROM info WHERE key = 'schema' LIMIT 1"
@@ -119,9 +119,12 @@ CREATE TABLE IF NOT EXISTS digests (
     marks BLOB,                  -- by which a change is found in its client's row (runs/marks.py), 8 bytes each
     PRIMARY KEY (federation, round)
 ) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS signatures (              -- of nodes, over their clients' digests
-    federation INTEGER NOT NULL, round INTEGER NOT NULL, client INTEGER NOT NULL REFERENCES clients(id),
-    key TEXT NOT NULL, signature BLOB NOT NULL, PRIMARY KEY (federation, round, client)
+CREATE TABLE IF NOT EXISTS signatures (              -- of nodes, each over all digests of its clients in a round
+    federation INTEGER NOT NULL, round INTEGER NOT NULL, key TEXT NOT NULL,
+    clients BLOB NOT NULL,       -- numbers of the clients that the statement names, int32
+    others BLOB,                 -- digests of those of them that are not among the round's updates; NULL: none
+    before TEXT,                 -- digest of the node's statement before; NULL: it knew of none
+    signature BLOB NOT NULL, PRIMARY KEY (federation, round, key)
 ) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS keys (
     key TEXT PRIMARY KEY,        -- fingerprint

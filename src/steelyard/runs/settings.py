@@ -18,8 +18,9 @@ class StoreSettings(Section):
     checkpoint_every: int = Field(default=1, ge=1)
     """Write a checkpoint each k rounds; a killed run repeats at most k rounds when resumed, to the same bits."""
     keep: Literal["models", "updates"] = "models"
-    """models: the newest models, to go on from; updates: also what each client sent in each round, so that what it
-    added can be found later without training again. How much room that takes is said before the run."""
+    """models: the newest models, to go on from; updates: also what each client sent in each round and the model that
+    came of it, so that what it added can be found later without training again, and `steelyard verify` computes every
+    model again. How much room that takes is said before the run."""
     keep_as: Literal["float32", "bfloat16"] = "float32"
     """How kept updates are written; bfloat16 takes half the room and rounds them, so that values become approximate."""
     clients_every: int = Field(default=1, ge=1)

@@ -18,13 +18,14 @@ from steelyard.errors import UserError
 from steelyard.privacy.ledger import Ledger
 from steelyard.rounds.contributions import RoundValues
 from steelyard.rounds.state import Federation, RoundRecord, RoundState
-from steelyard.runs import chain, checkpoint
+from steelyard.runs import chain, chain_check, checkpoint
 from steelyard.runs.digests import Digests
 from steelyard.runs.kept_updates import Kept, keep_round
 from steelyard.runs.round_rows import RoundRows
 from steelyard.runs.schema import BESIDE, DATABASE, WRITE, connect, put_to_rest, reading
 from steelyard.runs.tensor_files import FOLDER, NAMED, TensorFiles
 from steelyard.signing import SigningKey, model_digest
+from steelyard.statements import SealedRound
 
 _TABLES = (
     "rounds", "updates", "failures", "untested", "evaluations", "samples", "ended", "digests", "signatures", "chain",
@@ -132,8 +133,8 @@ class Store:
         kept_states = states if self.keep_models else checkpoint.without_models(states)
         packed = checkpoint.pack(kept_states, snapshot()) if due else None
         with self._writing(f"round {round}"):
-            if self.keep_updates is not None and round > 0:
-                keep_round(self.folder, round, records, self.keep_updates)
+            if self.keep_updates is not None:
+                keep_round(self.folder, round, records, states, self.keep_updates)
             kept: tuple[int, str, str, str] | None = None
             if packed is not None:
                 tensors, text = packed
@@ -158,6 +159,11 @@ class Store:
             if kept is not None:
                 self._chained = round
                 self.sweep()
+
+    def sealed(self, round: int) -> SealedRound | None:
+        """Return a round of the chain with what proofs about it need; None where it has no head yet."""
+        self._records = self._records or chain.Records(self._db)
+        return self._records.sealed(round)
 
     def sweep(self) -> None:
         """Remove checkpoint files that no row names, once the rows are in the database file itself.
@@ -193,9 +199,8 @@ class Store:
             raise UserError(f"{self.folder / DATABASE}: damaged: {gap}; allowed: the file as it was")
         restored = self._as_chained(restored, accept=accept)
         with self._writing("where it goes on from"), self._db:
-            self._note(chain.ledger_seen(self._db))
-            for table in _TABLES:
-                self._db.execute(f"DELETE FROM {table} WHERE round > ?", (restored.round,))
+            self._note(chain_check.ledger_seen(self._db))
+        self.forget_after(restored.round)
         self._chained = restored.round
         salt = self._db.execute("SELECT value FROM info WHERE key = ?", (chain.SALT,)).fetchone()
         models = {name: model_digest(state.parameters) for name, state in restored.states.items()}
@@ -203,10 +208,16 @@ class Store:
         self._tensors.start_from(restored.loaded)
         return restored
 
+    def forget_after(self, round: int) -> None:
+        """Forget all rounds after one, which has a checkpoint or is the one before the first."""
+        with self._writing("where it goes on from"), self._db:
+            for table in _TABLES:
+                self._db.execute(f"DELETE FROM {table} WHERE round > ?", (round,))
+
     def _as_chained(self, restored: checkpoint.Restored, *, accept: bool) -> checkpoint.Restored:
         """Hold rounds, ledger and models against the chain; a difference that is accepted is noted as a problem."""
         try:
-            checked = chain.check(self._db, self.folder)
+            checked = chain_check.check(self._db, self.folder)
             for name, state in restored.states.items():
                 row = self._db.execute(_MODEL, (name, state.round)).fetchone()
                 if self.keep_models and not checked.problem and row != (model_digest(state.parameters),):
@@ -214,7 +225,7 @@ class Store:
                     checked = replace(checked, problem=words)
         except sqlite3.Error as error:
             raise UserError(f"{self.folder / DATABASE}: damaged: {error}") from error
-        chain.require_whole(checked, self.folder, accept=accept)
+        chain_check.require_whole(checked, self.folder, accept=accept)
         return replace(restored, problems=(*restored.problems, checked.problem)) if checked.problem else restored
 
     def _gap(self, restored: checkpoint.Restored) -> str:

@@ -1,18 +1,19 @@
 """Checking a run's folder by itself: every round against the chain, every signature against its key.
 
-Where `chain.check` stops at the first round that differs, this goes on: each round is held against the head that was
-written before it, so that every change is named in its own round, and by the marks in its own client.
+Where `chain_check.check` stops at the first round that differs, this goes on: each round is held against the head that
+was written before it, so that every change is named in its own round, and by the marks in its own client.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from steelyard.errors import UserError
-from steelyard.runs.chain import Records, check, marked
+from steelyard.errors import UserError, first_names
+from steelyard.runs.chain import NodeStatement, Records, marked
+from steelyard.runs.chain_check import Checked, Row, chain_rows, checked, checkpoint_problem, one_moment
 from steelyard.runs.marks import Marks
 from steelyard.signing import fingerprint, head_statement, holds, read_public_key
 
@@ -44,6 +45,8 @@ class Findings:
     """What cannot be checked here: a key is missing, there is no chain yet."""
     checked: dict[str, str] = field(default_factory=dict[str, str])
     """What was looked at, in words."""
+    differ: set[int | None] = field(default_factory=set[int | None])
+    """Rounds whose rows are not those of the chain: nothing more is computed from them."""
 
 
 @dataclass(frozen=True)
@@ -76,29 +79,47 @@ class Keys:
         return f"signed by {signer}, which is no key of {self.folder}"
 
 
-def look_at_chain(db: sqlite3.Connection, folder: Path, found: Findings) -> tuple[str, int]:
-    """Hold every round, checkpoint and line of the ledger against the chain; returns the last head and its round."""
-    shallow = check(db, folder)
-    rows = db.execute("SELECT round, ledger_bytes, ledger, head FROM chain ORDER BY round").fetchall()
-    sealed = [row for row in rows if row[3] is not None]
+def look_at_rounds(db: sqlite3.Connection, folder: Path, found: Findings, keys: Keys | None = None) -> Checked:
+    """Hold every round, checkpoint, line of the ledger and signature against the chain, in one walk.
+
+    Signatures are checked by the keys in the folder, or by those that the checker trusts.
+    """
+    with one_moment(db):
+        rows = chain_rows(db)
+        sealed = [row for row in rows if row[3] is not None]
+        signatures = _Signatures(db, found, keys)
+        heads = _walk(db, sealed, found, signatures)
+        found.differ = {finding.round for finding in found.changed}
+        signatures.look()
+        shallow = checked(db, folder, rows, checkpoint_problem(db, heads) if sealed else "")
     if not sealed:
         found.unchecked.append(Finding("it has no head yet: no checkpoint was written"))
-        return "", -1
+        return shallow
+    # A checkpoint cannot follow a chain that is known to differ.
+    if shallow.problem and not (found.differ and "checkpoint" in shallow.problem):
+        found.changed.append(Finding(shallow.problem))
+    found.checked["chain"] = f"{len(sealed)} rounds, as written" if not found.differ else f"{len(sealed)} rounds"
+    return shallow
+
+
+def _walk(db: sqlite3.Connection, sealed: Sequence[Row], found: Findings, signatures: _Signatures) -> dict[int, object]:
+    """Hold each round against the head that was written before it; returns the heads that were written."""
     records, marks = Records(db), Marks(db)
-    before, expected, named = records.first(), 0, len(found.changed)
+    before, expected = records.first(), 0
+    heads: dict[int, object] = {}
     for round, size, sha256, written in sealed:
         if round != expected:
             found.changed.append(Finding("missing from the chain", round=expected))
+        statements = records.statements(round)
         others = list(_others(records, marks, round))
-        if records.head(round, before, marked(size, sha256)) != written:
+        if records.head(round, before, marked(size, sha256), statements) != written:
             general = "its rules, its seeds or its salt" if round == 0 else "its figures, its models or its head"
             others = others or [Finding(f"{general} are not as they were written", round)]
         found.changed += others
+        signatures.add(statements)
+        heads[round] = written
         before, expected = str(written), round + 1
-    if shallow.problem and len(found.changed) == named:
-        found.changed.append(Finding(shallow.problem))
-    found.checked["chain"] = f"{len(sealed)} rounds, as written" if not found.changed else f"{len(sealed)} rounds"
-    return shallow.head, shallow.round
+    return heads
 
 
 def _others(records: Records, marks: Marks, round: int) -> Iterator[Finding]:
@@ -108,46 +129,90 @@ def _others(records: Records, marks: Marks, round: int) -> Iterator[Finding]:
             yield Finding(f"{what} under {name} is not as it was written", round, client)
 
 
-def look_at_signatures(db: sqlite3.Connection, found: Findings, keys: Keys | None = None) -> None:
-    """Check every signature of nodes and server: by the keys in the folder, or by those that the checker trusts."""
-    records = Records(db)
-    lines = dict(db.execute("SELECT key, line FROM keys").fetchall())
-    for key, line in lines.items():
-        if not _is_key(key, line):
-            found.changed.append(Finding(f"the public key {key} is not the one of its fingerprint"))
-    counted = {"node": 0, "server": 0}
-    rounds = db.execute("SELECT DISTINCT round FROM signatures ORDER BY round").fetchall()
-    for (round,) in rounds:
-        for statement, signer, signature in records.statements(round):
-            counted["node"] += 1
-            _look(found, keys, lines, (signer, signature, statement.content()), round, statement.client)
-    heads = "SELECT round, head, key, signature FROM chain WHERE key IS NOT NULL OR signature IS NOT NULL"
-    for round, head, signer, signature in db.execute(f"{heads} ORDER BY round").fetchall():
-        counted["server"] += 1
-        _look(found, keys, lines, (signer, signature, head_statement(records.run, round, head)), round, None)
-    signed = f"{counted['node']} of nodes, {counted['server']} of the server"
-    by = f"the keys in {keys.folder}" if keys is not None else "the keys that lie in the run's own folder"
-    if sum(counted.values()):
-        found.checked["signatures"] = f"{signed}, by {by}"
-    elif keys is not None:
-        found.unchecked.append(Finding("it holds no signatures for --keys to check"))
+class _Signatures:
+    """The signatures of a run: `add` the statements of each round in order, then `look`.
 
+    A statement names the digest of the one before it, so a signature that holds stands for all statements that lead up
+    to it: of each node the last one is checked, and any other that the next one does not name.
+    """
 
-def _look(
-    found: Findings,
-    keys: Keys | None,
-    lines: Mapping[str, str],
-    signed: tuple[str, bytes, bytes],
-    round: int,
-    client: str | None,
-) -> None:
-    """Check one signature (key, signature, what was signed)."""
-    signer, signature, content = signed
-    whose = "the server's signature of the head" if client is None else "its node's signature"
-    if keys is not None and (refusal := keys.refusal(signer, client)) is not None:
-        found.unchecked.append(Finding(f"{whose}: {refusal}", round, client))
-    elif not isinstance(signature, bytes) or not holds(str(lines.get(signer, "")), signature, content):
-        found.changed.append(Finding(f"{whose} does not hold", round, client))
+    def __init__(self, db: sqlite3.Connection, found: Findings, keys: Keys | None) -> None:
+        self._db, self._found, self._keys = db, found, keys
+        self._lines = dict(db.execute("SELECT key, line FROM keys").fetchall())
+        self._last: dict[tuple[str, str], NodeStatement] = {}
+        """By key and rule: the newest statement."""
+        self._rounds: dict[tuple[str, str], list[int]] = {}
+        """The rounds of those that lead up to it, and its own."""
+        self._asked: set[tuple[str, str | None]] = set()
+        """Keys with the client (None: the server) for whom it was asked whether they may sign."""
+        self._counted = 0
+
+    def add(self, statements: Sequence[NodeStatement]) -> None:
+        """Take the statements of a round."""
+        for one in statements:
+            self._counted += 1
+            for client in one.statement.digests:
+                self._may_sign(one.key, one.statement.round, client)
+            line = (one.key, one.statement.federation)
+            if line in self._last and one.statement.before != self._last[line].digest:
+                self._end(line)
+            self._last[line] = one
+            self._rounds.setdefault(line, []).append(one.statement.round)
+
+    def look(self) -> None:
+        """Check what was added, and the server's signatures of heads."""
+        for key, line in self._lines.items():
+            if not _is_key(key, line):
+                self._found.changed.append(Finding(f"the public key {key} is not the one of its fingerprint"))
+        for line in list(self._last):
+            self._end(line)
+        heads = self._look_at_heads()
+        by = "the keys that lie in the run's own folder"
+        if self._keys is not None:
+            by = f"the keys in {self._keys.folder}"
+        if self._counted or heads:
+            self._found.checked["signatures"] = f"{self._counted} of nodes, {heads} of the server, by {by}"
+        elif self._keys is not None:
+            self._found.unchecked.append(Finding("it holds no signatures for --keys to check"))
+
+    def _end(self, line: tuple[str, str]) -> None:
+        """Check the last statement of a line; where it does not hold, those before it, until one does."""
+        one, rounds = self._last.pop(line), self._rounds.pop(line)[:-1]
+        records = Records(self._db)
+        while not self._holds(one) and rounds:
+            stated = records.statements(rounds.pop())
+            one = next(each for each in stated if (each.key, each.statement.federation) == line)
+
+    def _holds(self, one: NodeStatement) -> bool:
+        said = one.statement
+        if self._signed(one.key, one.signature, said.content()):
+            return True
+        single = next(iter(said.digests)) if len(said.digests) == 1 else None
+        whose = "its node's signature" if single else f"the signature of the node of {first_names(list(said.digests))}"
+        self._found.changed.append(Finding(f"{whose} does not hold", said.round, single))
+        return False
+
+    def _look_at_heads(self) -> int:
+        run, counted = Records(self._db).run, 0
+        heads = "SELECT round, head, key, signature FROM chain WHERE key IS NOT NULL OR signature IS NOT NULL"
+        for round, head, signer, signature in self._db.execute(f"{heads} ORDER BY round").fetchall():
+            counted += 1
+            self._may_sign(signer, round, None)
+            if not self._signed(signer, signature, head_statement(run, round, str(head))):
+                self._found.changed.append(Finding("the server's signature of the head does not hold", round))
+        return counted
+
+    def _may_sign(self, signer: str, round: int, client: str | None) -> None:
+        """Note, in the first round of it, that a key is not one that the checker trusts for a client or the server."""
+        if self._keys is None or (signer, client) in self._asked:
+            return
+        self._asked.add((signer, client))
+        if refusal := self._keys.refusal(signer, client):
+            whose = "the server's signature of the head" if client is None else "its node's signature"
+            self._found.unchecked.append(Finding(f"{whose}, here and later: {refusal}", round, client))
+
+    def _signed(self, signer: str, signature: object, content: bytes) -> bool:
+        return isinstance(signature, bytes) and holds(str(self._lines.get(signer, "")), signature, content)
 
 
 def _is_key(key: str, line: str) -> bool:

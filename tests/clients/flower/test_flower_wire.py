@@ -111,7 +111,7 @@ def test_a_client_that_its_node_forgot_is_named():
     [
         ({"round": 2}, "round: got 2; allowed: 1"),
         ({"federation": "other"}, "federation: got 'other'; allowed: 'fed'"),
-        ({"protocol": 99}, "protocol: got 99; allowed: 4"),
+        ({"protocol": 99}, "protocol: got 99; allowed: 5"),
         ({"clients": ["c1", "c1"]}, "clients: c1 answered twice; allowed: one answer each"),
         ({"clients": ["c1", "mallory"]}, "clients: got mallory; allowed: only those asked, c1, c2"),
         ({"samples": [1]}, "samples: 1 values; allowed: 2"),

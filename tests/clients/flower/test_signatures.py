@@ -20,7 +20,8 @@ from steelyard.algorithms.settings import algorithm_table
 from steelyard.clients.flower.signatures import Signer
 from steelyard.clients.flower.tasks import Expected, pack_parameters, read_task, read_updates, write_task, write_updates
 from steelyard.messages import DenseModels, Task, Updates
-from steelyard.signing import SigningKey, digest_of_task, signed_updates
+from steelyard.signing import SigningKey, digest_of_task
+from steelyard.statements import stated
 
 RUN = "12"
 TASK = Task("DS", 3, 4, ("a", "b"), torch.tensor([1.0, 2.0, 3.0]))
@@ -38,8 +39,9 @@ def answered(key: SigningKey, run: str = RUN, task: Task = TASK) -> RecordDict:
     updates = Updates(
         *("DS", 4, ("a", "b"), np.array([3, 1]), {}, np.array([0.5, 0.25]), DenseModels(MODELS.clone())),
     )
-    signed = signed_updates(key, header.run, received, digest_of_task(received, header.algorithm), updates)
-    return write_updates(replace(updates, signed=signed))
+    signed = stated(key, header.run, received, digest_of_task(received, header.algorithm), updates)
+    assert signed is not None
+    return write_updates(replace(updates, signed=(signed,)))
 
 
 def read(records: RecordDict, key: SigningKey, task: Task = TASK) -> Updates:
@@ -49,38 +51,64 @@ def read(records: RecordDict, key: SigningKey, task: Task = TASK) -> Updates:
 
 def changed(records: RecordDict, **fields: Any) -> RecordDict:
     form = json.loads(str(records["form"]["json"]))  # type: ignore[index]
-    form["signed"][0] |= fields
+    for name, value in fields.items():
+        if isinstance(value, dict):
+            form["signed"][name] |= value
+        else:
+            form["signed"][name] = value
     return RecordDict({"form": ConfigRecord({"json": json.dumps(form)}), "arrays": records["arrays"]})
 
 
 def test_an_honest_answer_is_taken_with_its_signatures(key: SigningKey) -> None:
     found = read(answered(key), key)
     assert found.clients == ("a", "b")
-    assert found.signed.keys() == {"a", "b"}
-    assert {one.key for one in found.signed.values()} == {key.line}
+    (signed,) = found.signed
+    assert (signed.key, signed.digests.keys(), signed.salts.keys()) == (key.line, {"a", "b"}, {"a", "b"})
     # A round that is repeated gives the same digests and salts, so that a resumed run has the same head.
-    again = read(answered(key), key)
-    assert [(one.digest, one.salt) for one in again.signed.values()] == [
-        (one.digest, one.salt) for one in found.signed.values()
-    ]
-    assert found.signed["a"].salt != found.signed["b"].salt
+    (again,) = read(answered(key), key).signed
+    assert (again.digests, again.salts) == (signed.digests, signed.salts)
+    assert signed.salts["a"] != signed.salts["b"]
 
 
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"digest": "00" * 32}, "its digest is not that of the update that came"),
-        ({"salt": "00" * 16}, "its digest is not that of the update that came"),
+        ({"digests": {"a": "00" * 32}}, "does not hold by the key that its node has registered"),
+        ({"before": "00" * 32}, "does not hold by the key that its node has registered"),
         ({"signature": "00"}, "does not hold by the key that its node has registered"),
         ({"signature": "zz"}, "not hexadecimal digits"),
-        ({"digest": "00"}, "its digest has 1 bytes and its salt 16"),
+        ({"digests": {"a": "00"}}, "its digests have [1, 32] bytes and its salts [16]"),
+        ({"salts": {"a": "00"}}, "its digests have [32] bytes and its salts [1, 16]"),
+        ({"digests": {"c": "00" * 32}}, "names a client that the answer does not"),
     ],
 )
-def test_a_signature_that_does_not_hold_leaves_its_client_out(key: SigningKey, fields: Any, words: str) -> None:
+def test_a_signature_that_does_not_hold_leaves_all_of_its_node_out(key: SigningKey, fields: Any, words: str) -> None:
     found = read(changed(answered(key), **fields), key)
+    assert (found.clients, found.signed) == ((), ())
+    assert {failure.reason for failure in found.failures} == {f"signature: {words}"}
+
+
+def test_an_update_that_is_not_the_one_that_was_signed_leaves_its_client_out(key: SigningKey) -> None:
+    found = read(changed(answered(key), salts={"a": "00" * 16}), key)
     assert found.clients == ("b",)
-    assert [(failure.client, failure.reason) for failure in found.failures] == [("a", f"signature: {words}")]
-    assert found.select([0], []).signed.keys() == {"b"}
+    assert [(failure.client, failure.reason) for failure in found.failures] == [
+        ("a", "signature: its digest is not that of the update that came")
+    ]
+    assert found.signed[0].digests.keys() == {"a", "b"}, "what was signed stays whole, to be checked later"
+
+
+def test_a_client_that_the_signature_does_not_name_is_left_out(key: SigningKey) -> None:
+    records = answered(key)
+    updates = Updates("DS", 4, ("a",), np.array([3]), {}, np.array([0.5]), DenseModels(MODELS[:1].clone()))
+    asked = digest_of_task(TASK, algorithm_table(TASK.algorithm))
+    signed = stated(key, RUN, TASK, asked, updates)
+    assert signed is not None
+    whole = {"digests": {k: v.hex() for k, v in signed.digests.items()}, "signature": signed.signature.hex()}
+    form = json.loads(str(records["form"]["json"]))  # type: ignore[index]
+    form["signed"] = {"before": "", "salts": {k: v.hex() for k, v in signed.salts.items()}, **whole}
+    found = read(RecordDict({"form": ConfigRecord({"json": json.dumps(form)}), "arrays": records["arrays"]}), key)
+    assert found.clients == ("a",)
+    assert [failure.reason for failure in found.failures] == ["signature: does not name it"]
 
 
 def test_a_signature_of_another_key_run_or_task_does_not_hold(key: SigningKey, tmp_path: Path) -> None:
@@ -96,4 +124,4 @@ def test_a_signature_of_another_key_run_or_task_does_not_hold(key: SigningKey, t
 
 def test_without_a_register_signatures_are_not_looked_at(key: SigningKey) -> None:
     found = read_updates(changed(answered(key), signature="00"), TASK, TASK.clients, Expected())
-    assert (found.clients, found.signed) == (("a", "b"), {})
+    assert (found.clients, found.signed) == (("a", "b"), ())

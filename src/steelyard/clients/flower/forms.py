@@ -11,14 +11,16 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from steelyard.messages import LossState
+from steelyard.statements import Hash, Proof
 
-PROTOCOL = 4
+PROTOCOL = 5
 """Version of these forms; both sides must use the same."""
 
 INTRODUCE = "query.introduce"
 TRAIN = "train.task"
 EVALUATE = "evaluate.question"
-"""The three messages that a server sends, by Flower's message type; `hidden_forms` has those of hidden updates."""
+HEADS = "query.heads"
+"""The messages that a server sends, by Flower's message type; `hidden_forms` has those of hidden updates."""
 
 
 LARGEST_FORM = 32 << 20
@@ -127,6 +129,16 @@ class TaskForm(Form):
     """Where updates are hidden: all clients of the round, whose keys are in the arrays beside it; else empty."""
     attempt: str = ""
     """Where updates are hidden: which attempt at the round the keys were made for."""
+    proofs: list[Proof] = []
+    """What the server's signed heads say of this node in earlier rounds; empty where it signs none."""
+
+
+class HeadsForm(Form):
+    """The server hands out what its signed heads say of a node, without a task: after the last round."""
+
+    run: str
+    proofs: list[Proof]
+    seconds: float
 
 
 class FailureForm(BaseModel):
@@ -139,14 +151,14 @@ class FailureForm(BaseModel):
 
 
 class SignedForm(BaseModel):
-    """One client's digest as its node signed it; bytes in hexadecimal digits."""
+    """What a node signs of its clients' updates; bytes in hexadecimal digits."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    client: str
-    digest: str
-    salt: str
-    """Empty where updates are hidden: the node keeps it."""
+    before: Hash
+    digests: dict[str, str]
+    salts: dict[str, str]
+    """Empty where updates are hidden: the node keeps them."""
     signature: str
 
 
@@ -164,8 +176,8 @@ class UpdateForm(Form):
     first_losses: list[float] | None = None
     started_over: list[str] = []
     """Clients that began with nothing kept: in their first round, or because their node lost it."""
-    signed: list[SignedForm] = []
-    """What the node signs of its clients' updates; empty where it has no key of its own."""
+    signed: SignedForm | None = None
+    """What the node signs of its clients' updates; None where it has no key of its own."""
     failures: list[FailureForm] = []
 
 

@@ -16,6 +16,7 @@ from steelyard.algorithms.settings import algorithm_table
 from steelyard.clients.flower import checks, merging
 from steelyard.clients.flower.checks import clean, reading_one_answer
 from steelyard.clients.flower.forms import EVALUATE, TRAIN, Refused
+from steelyard.clients.flower.heads import HeadSender
 from steelyard.clients.flower.payloads import DENSE, Codec, CohortRows
 from steelyard.clients.flower.questions import read_evaluations, write_question
 from steelyard.clients.flower.register import Register
@@ -27,6 +28,7 @@ from steelyard.clients.flower.tasks import Expected, Refusal, pack_parameters, r
 from steelyard.errors import UserError
 from steelyard.messages import Evaluations, Failure, Question, Task, Updates
 from steelyard.signing import digest_of_task
+from steelyard.statements import Proof, SealedRound
 
 
 class NodeAnswer(Protocol):
@@ -40,6 +42,9 @@ AnswerT = TypeVar("AnswerT", bound=NodeAnswer)
 _NAMES = "registered-clients"
 _OWNERS = "client-keys"
 _KEEPING = "clients-that-keep"
+_HEADS = "heads-sent"
+_LAST_SECONDS = 30.0
+"""Seconds that nodes have to take the last heads of a run."""
 _MOST_EXTRA = 64 << 10
 """Bytes that an answer may have beside its form and its arrays: names of parts, Flower's own records."""
 _PATIENCE = 2.0
@@ -61,6 +66,8 @@ class TaskRequest:
     node: int
     asked: tuple[str, ...]
     message: Request
+    proofs: Sequence[Proof] = ()
+    """What signed heads say of the node in earlier rounds, which go with it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,6 +117,7 @@ class FlowerClients:
         self._codec = codec
         self._noted: set[str] = set()
         """Clients whose claim of a large test set is in the notes."""
+        self._heads = HeadSender()
         self._keeping: set[tuple[str, str]] = set()
         """By federation: clients that keep something for the algorithm since an earlier round."""
 
@@ -139,14 +147,16 @@ class FlowerClients:
         ]
         for index, (task, sending) in enumerate(zip(tasks, sendings, strict=True)):
             for node, asked in self.group(task.clients, failures[index]).items():
+                proofs = self._heads.proofs(self.roster.key(node), task.federation)
                 content = write_task(
                     *(task, asked, self._seconds(tasks), sending.arrays, self._run, self._experiment),
                     cohort=sending.cohort,
                     attempt=sending.attempt,
+                    proofs=proofs,
                 )
                 most = checks.largest_form(len(asked)) + expected.largest(task, len(asked), sending.codec)
                 request = Request(node, TRAIN, content, task.round, _MOST_EXTRA + most)
-                requests.append(TaskRequest(index, node, asked, request))
+                requests.append(TaskRequest(index, node, asked, request, proofs))
 
         signing = self.roster.signs
         digests = [digest_of_task(task, algorithm_table(task.algorithm)) if signing else "" for task in tasks]
@@ -155,6 +165,7 @@ class FlowerClients:
             task, kept = tasks[request.index], rows[request.index]
             key = self.roster.key(request.node)
             signer = None if key is None else Signer(self._run, digests[request.index], key)
+            self._heads.arrived(request.proofs)  # A node keeps them before it answers.
             part = read_updates(content, task, request.asked, expected, sendings[request.index].codec, signer)
             return part if kept is None else kept.put(part)
 
@@ -225,6 +236,7 @@ class FlowerClients:
             _NAMES: [(client,) for client in self.roster.registered],
             _OWNERS: self.roster.owners.items(),
             _KEEPING: self._keeping,
+            _HEADS: [(key, name, str(round)) for (key, name), round in self._heads.reached.items()],
         }
         return {name: _tensor(sorted(map("\t".join, rows))) for name, rows in found.items()}
 
@@ -233,6 +245,20 @@ class FlowerClients:
         self.roster.registered |= set(_lines(state, _NAMES))
         self.roster.owners |= dict(_pairs(state, _OWNERS))
         self._keeping = set(_pairs(state, _KEEPING))
+        for key, rest in _pairs(state, _HEADS):
+            name, _, round = rest.rpartition("\t")
+            self._heads.reached[key, name] = int(round) if round.isdecimal() else 0
+
+    def prove_by(self, sealed: Callable[[int], SealedRound | None]) -> None:
+        """Send nodes, with their next task, what the signed heads of these rounds say of them."""
+        self._heads.sealed = sealed
+
+    def hand_out(self) -> None:
+        """Send nodes the proofs that no task has brought them; who does not answer is noted."""
+        nodes = {node: self.roster.key(node) for node in self.group(sorted(self.roster.registered), [])}
+        seconds = min(_LAST_SECONDS, self.settings.timeout)
+        for note in self._heads.hand_out(self._sender, self._run, nodes, seconds, self.roster.round):
+            self.roster.note(note)
 
     @property
     def notes(self) -> Sequence[str]:

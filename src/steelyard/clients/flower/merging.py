@@ -50,7 +50,7 @@ def updates(
         label_counts=_said_by_all([part.label_counts for part in parts], order),
         vectors=vectors,
         started_over=tuple(sorted(client for part in parts for client in part.started_over)),
-        signed={client: signed for part in parts for client, signed in part.signed.items()},
+        signed=tuple(signed for part in parts for signed in part.signed),
     )
 
 

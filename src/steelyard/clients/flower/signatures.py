@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from steelyard.clients.flower.forms import SignedForm, UpdateForm
 from steelyard.messages import Payload, Signed
-from steelyard.signing import DIGEST_BYTES, SALT_BYTES, Statement, holds, salted_digest
+from steelyard.signing import DIGEST_BYTES, SALT_BYTES, holds, salted_digest
+from steelyard.statements import Statement
 
 
 @dataclass(frozen=True)
@@ -20,40 +20,47 @@ class Signer:
     key: str
     """The node's public key, as one line of OpenSSH."""
 
-    def check(self, form: UpdateForm, payload: Payload) -> tuple[dict[str, Signed], dict[str, str]]:
-        """Return what holds, and why the rest does not, both by client."""
-        content = payload.content() if form.signed else None
-        found: dict[str, Signed] = {}
+    def check(self, form: UpdateForm, payload: Payload) -> tuple[tuple[Signed, ...], dict[str, str]]:
+        """Return what the node signed, where that holds, and by client why its update cannot be used."""
+        if form.signed is None:
+            return (), {}
+        signed = self._held(form, form.signed)
+        if not isinstance(signed, Signed):
+            return (), dict.fromkeys(form.clients, f"signature: {signed}")
+        content = payload.content()
         faults: dict[str, str] = {}
-        for one in form.signed:
-            if one.client not in form.clients:
-                continue
-            part = None if content is None else content[form.clients.index(one.client)].reshape(-1).data
-            signed = self._held(form, one, part)
-            if isinstance(signed, Signed):
-                found[one.client] = signed
-            else:
-                faults[one.client] = f"signature: {signed}"
-        return found, faults
+        for at, client in enumerate(form.clients):
+            if client not in signed.digests:
+                faults[client] = "signature: does not name it"
+            elif content is not None and (
+                salted_digest(signed.salts.get(client, b""), content[at].reshape(-1).data) != signed.digests[client]
+            ):
+                faults[client] = "signature: its digest is not that of the update that came"
+        return (signed,), faults
 
-    def _held(self, form: UpdateForm, one: SignedForm, part: memoryview | None) -> Signed | str:
+    def _held(self, form: UpdateForm, said: SignedForm) -> Signed | str:
         try:
-            digest, salt, signature = (bytes.fromhex(text) for text in (one.digest, one.salt, one.signature))
+            digests = {client: bytes.fromhex(text) for client, text in said.digests.items()}
+            salts = {client: bytes.fromhex(text) for client, text in said.salts.items()}
+            signature = bytes.fromhex(said.signature)
         except ValueError:
             return "not hexadecimal digits"
-        if len(digest) != DIGEST_BYTES or len(salt) not in (0, SALT_BYTES):
-            return f"its digest has {len(digest)} bytes and its salt {len(salt)}"
-        if part is not None and salted_digest(salt, part) != digest:
-            return "its digest is not that of the update that came"
-        said = Statement(self.run, form.federation, form.round, one.client, self.task, digest)
-        if not holds(self.key, signature, said.content()):
+        lengths = {len(digest) for digest in digests.values()}, {len(salt) for salt in salts.values()}
+        if lengths[0] - {DIGEST_BYTES} or lengths[1] - {SALT_BYTES}:
+            return f"its digests have {sorted(lengths[0])} bytes and its salts {sorted(lengths[1])}"
+        named = {*form.clients, *(failure.client for failure in form.failures)}
+        if digests.keys() - named or salts.keys() - digests.keys():
+            return "names a client that the answer does not"
+        statement = Statement(self.run, form.federation, form.round, self.task, said.before, digests)
+        if not holds(self.key, signature, statement.content()):
             return "does not hold by the key that its node has registered"
-        return Signed(digest, salt, self.key, signature)
+        return Signed(self.key, said.before, digests, salts, signature)
 
 
-def written(signed: Mapping[str, Signed]) -> list[SignedForm]:
+def written(signed: tuple[Signed, ...]) -> SignedForm | None:
     """Return what a node signed as its answer says it."""
-    return [
-        SignedForm(client=client, digest=one.digest.hex(), salt=one.salt.hex(), signature=one.signature.hex())
-        for client, one in sorted(signed.items())
-    ]
+    for one in signed:
+        digests = {client: digest.hex() for client, digest in one.digests.items()}
+        salts = {client: salt.hex() for client, salt in one.salts.items()}
+        return SignedForm(before=one.before, digests=digests, salts=salts, signature=one.signature.hex())
+    return None

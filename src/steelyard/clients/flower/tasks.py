@@ -22,6 +22,7 @@ from steelyard.clients.flower import checks, payloads, signatures
 from steelyard.clients.flower.forms import LossForm, Refused, TaskForm, UpdateForm
 from steelyard.clients.flower.wire import Header, content, failure_forms, split, written
 from steelyard.messages import MOST_SAMPLES, Failure, Task, Updates
+from steelyard.statements import Proof
 
 Refusal = Callable[[float], str | None]
 """Says why a criterion's value cannot be true, or None when it can."""
@@ -49,10 +50,12 @@ def write_task(
     *,
     cohort: Sequence[str] = (),
     attempt: str = "",
+    proofs: Sequence[Proof] = (),
 ) -> RecordDict:
     """Return a task for those of its cohort that live on one node.
 
-    Where updates are hidden, `cohort` names all clients of the round, and their keys are in `parameters` too.
+    Where updates are hidden, `cohort` names all clients of the round, and their keys are in `parameters` too. `proofs`
+    are of earlier rounds, for the node to keep.
     """
     form = TaskForm(
         run=run,
@@ -66,6 +69,7 @@ def write_task(
         experiment=experiment,
         cohort=list(cohort),
         attempt=attempt,
+        proofs=list(proofs),
     )
     return RecordDict({"form": written(form), "arrays": parameters})
 
@@ -91,7 +95,7 @@ def read_task(records: RecordDict) -> tuple[Task, Header]:
     )
     keys = packing.unpack(arrays["keys"], "keys", "|u1", (len(form.cohort), None)) if form.cohort else None
     return task, Header(
-        *(form.run, form.experiment, form.seconds, tuple(form.cohort), keys, form.attempt, form.algorithm)
+        *(form.run, form.experiment, form.seconds, tuple(form.cohort), keys, form.attempt, form.algorithm, form.proofs)
     )
 
 
@@ -171,7 +175,7 @@ def read_updates(
     finite = payload.finite()
     far = checks.explosion(payload, task.parameters)
     losses = checks.floats(form.losses)
-    signed, unsound = ({}, {}) if signer is None else signer.check(form, payload)
+    signed, unsound = ((), {}) if signer is None else signer.check(form, payload)
     faults = [
         checks.sample_fault(form.samples[i])
         or next((f for name, judge in criteria.items() if (f := judge(form.criteria[name][i]))), None)

@@ -14,6 +14,7 @@ from steelyard.clients.flower import arrays as packing
 from steelyard.clients.flower.checks import clean
 from steelyard.clients.flower.forms import FailureForm, Form, Refused
 from steelyard.messages import Failure
+from steelyard.statements import Proof
 
 
 def content(form: Form, arrays: Mapping[str, NDArray[Any]]) -> RecordDict:
@@ -53,6 +54,8 @@ class Header:
     attempt: str = ""
     algorithm: Mapping[str, Any] = field(default_factory=dict[str, Any])
     """Name and parameters of the algorithm; of a question only where clients test models of their own."""
+    proofs: Sequence[Proof] = ()
+    """What the server's signed heads say of the node in earlier rounds."""
 
 
 def failure_forms(failures: Sequence[Failure]) -> list[FailureForm]:

@@ -1,0 +1,224 @@
+"""The models of a run once more, round by round, from the updates that it kept: weights @ updates, the server's step.
+
+Every kept update and every kept model is held against its digest in the chain; then each round's model must follow from
+the one before, the updates and the weights, as far as floating point goes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from steelyard.algorithms.algorithm import Algorithm, ServerStep, Vectors
+from steelyard.errors import UserError
+from steelyard.experiment.description import Description
+from steelyard.experiment.federations import FederationSettings
+from steelyard.experiment.loading import read_experiment
+from steelyard.messages import DenseModels, Floats, Updates
+from steelyard.runs.digests import update_digest
+from steelyard.runs.kept_updates import KeptRound, kept_rounds, read_round
+from steelyard.runs.reader import History
+from steelyard.runs.schema import reading
+from steelyard.runs.verifying import Finding, Findings
+from steelyard.signing import DIGEST_BYTES, SALT_BYTES, model_digest
+
+TOLERANCE, ROUNDED = 1e-5, 2**-8
+"""Sums of float32 numbers are the same to this share of the sum of their sizes, since processors add in other orders;
+the second is for updates that were kept as bfloat16."""
+OF_A_STEP = 1e-3
+"""What a server's optimiser makes of a sum is the same to this share of its largest change."""
+
+
+@dataclass(eq=False)
+class _Federation:
+    """One rule and seed of a run, and how far it was computed again."""
+
+    name: str
+    algorithm: Algorithm | None
+    """None where the model cannot be computed again, for this reason:"""
+    reason: str
+    momentum: float
+    of_changes: bool
+    """Whether weights are of the updates' changes, and need not sum to 1."""
+    weights: Mapping[int, tuple[tuple[str, ...], Floats]]
+    """By round: the clients that were weighed, and their weights."""
+    kept_old: frozenset[int]
+    digests: Mapping[int, tuple[str, object, object]]
+    """By round: the digest of the model, those of the updates, their salts."""
+    model: torch.Tensor | None = None
+    """After the round before; None where it is not known."""
+    tensors: Vectors | None = field(default_factory=dict[str, torch.Tensor])
+    """What the server keeps; None where it is not known any more."""
+    counted: int = 0
+
+
+def look_at_updates(folder: Path, history: History, found: Findings, last: int) -> None:
+    """Hold what a run kept of each round up to the last against its chain, and compute the models again from it."""
+    if not kept_rounds(folder):
+        return
+    experiment = read_experiment(folder)
+    rounded = experiment.store.keep_as != "float32"
+    federations = _federations(folder, history, experiment)
+    for round in range(last + 1):
+        try:
+            kept = read_round(folder, round)
+        except UserError as error:
+            found.changed.append(Finding(str(error), round))
+            kept = KeptRound({}, {})
+        for one in federations:
+            if round in one.digests:
+                before = len(found.changed)
+                _look_at_digests(one, kept, round, found, rounded)
+                _follow(one, kept, round, found, ROUNDED if rounded else TOLERANCE, len(found.changed) > before)
+    _say(federations, found, rounded)
+
+
+def _say(federations: list[_Federation], found: Findings, rounded: bool) -> None:
+    if rounded:
+        found.checked["kept updates"] = "rounded to bfloat16, so their digests cannot be checked"
+    else:
+        found.checked["kept updates"] = "each held against its digest"
+    for one in federations:
+        words = f"not computed again: {one.reason}"
+        if one.algorithm is not None:
+            share = ROUNDED if rounded else TOLERANCE
+            words = f"{one.counted} rounds computed again from kept updates and weights, the same to {share:g}"
+        found.checked[f"model of {one.name}"] = words
+
+
+def _look_at_digests(one: _Federation, kept: KeptRound, round: int, found: Findings, rounded: bool) -> None:
+    """Hold the updates and the model that were kept of a round against the chain."""
+    model, digests, salts = one.digests[round]
+    if one.name in kept.models and model_digest(kept.models[one.name]) != model:
+        found.changed.append(Finding(f"the kept model of {one.name} is not the one that the round ended with", round))
+    updates = kept.updates.get(one.name)
+    content = None if updates is None else updates.payload.content()
+    if rounded or updates is None or content is None:
+        return
+    count = len(updates.clients)
+    if updates.clients != one.weights.get(round, ((), None))[0]:
+        found.changed.append(Finding(f"the kept updates of {one.name} are not of the clients that were weighed", round))
+    elif not isinstance(digests, bytes) or not isinstance(salts, bytes) or len(digests) != DIGEST_BYTES * count:
+        found.unchecked.append(Finding(f"the chain has no digests of the updates of {one.name}", round))
+    else:
+        for at, (client, part) in enumerate(zip(updates.clients, content, strict=True)):
+            salt = salts[at * SALT_BYTES : (at + 1) * SALT_BYTES]
+            if update_digest(salt, part) != digests[at * DIGEST_BYTES : (at + 1) * DIGEST_BYTES]:
+                found.changed.append(
+                    Finding(f"its kept update of {one.name} is not the one of its digest", round, client)
+                )
+
+
+def _follow(one: _Federation, kept: KeptRound, round: int, found: Findings, share: float, changed: bool) -> None:
+    """Compute the model of a round from the one before; the next one begins with what was kept."""
+    before, after, updates = one.model, kept.models.get(one.name), kept.updates.get(one.name)
+    one.model = after
+    if one.algorithm is None or after is None:
+        return
+    if round == 0:
+        one.tensors = one.algorithm.start(after)
+        return
+    if changed or before is None or one.tensors is None:
+        one.tensors = None if type(one.algorithm).step is not Algorithm.step else one.tensors
+        return
+    if round in one.kept_old:
+        again, allowed = before, torch.zeros_like(before)
+    elif updates is None or round not in one.weights or not isinstance(updates.payload, DenseModels):
+        found.unchecked.append(Finding(f"no updates of {one.name} were kept", round))
+        return
+    else:
+        again, allowed = _again(one, one.algorithm, before, updates, updates.payload, one.weights[round][1], share)
+    apart = (again - after).abs()
+    if not bool(torch.isfinite(again).all()):
+        one.algorithm, one.reason = None, "its step needs the cohort's share of all clients, which is not kept"
+    elif bool((apart > allowed).any()):
+        said = f"the model of {one.name} is up to {float(apart.max()):.3g} from what its updates and weights give"
+        found.changed.append(Finding(said, round))
+    else:
+        one.counted += 1
+
+
+def _again(
+    one: _Federation,
+    algorithm: Algorithm,
+    before: torch.Tensor,
+    updates: Updates,
+    payload: DenseModels,
+    weights: Floats,
+    share: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the model that follows, and by how much each of its numbers may differ."""
+    average = payload.combine(before, weights)
+    sizes = torch.as_tensor(np.abs(weights), dtype=torch.float32) @ payload.models.abs()
+    if one.of_changes:
+        rest = float(1 - weights.sum())
+        average, sizes = payload.keep_frozen(average + rest * before, before), sizes + abs(rest) * before.abs()
+    allowed = share * sizes + torch.finfo(torch.float32).tiny
+    if type(algorithm).step is Algorithm.step:
+        return average, allowed
+    assert one.tensors is not None
+    given = ServerStep(
+        *(before, average, weights, one.tensors, float("nan"), one.momentum),
+        *(payload.models, updates.vectors, updates.steps),
+    )
+    again, one.tensors = algorithm.step(given)
+    # What the server divides by may be small: then the rounding of a sum grows with it.
+    return again, torch.full_like(allowed, OF_A_STEP * float((again - before).abs().max()) + float(allowed.max()))
+
+
+def _federations(folder: Path, history: History, experiment: Description) -> list[_Federation]:
+    with reading(folder) as db:
+        rows = db.rows("federations", ("id", "name", "rule", "seed", "settings"), "ORDER BY name")
+        of = "WHERE federation = ?"
+        digests = {row[0]: db.rows("digests", ("round", "model", "updates", "salts"), of, row[0]) for row in rows}
+        kept_old = {row[0]: db.rows("rounds", ("round",), f"{of} AND kept_old = 1", row[0]) for row in rows}
+    found: list[_Federation] = []
+    for key, name, rule, seed, text in rows:
+        try:
+            settings = FederationSettings.model_validate_json(text)
+        except (UserError, ValueError):
+            settings = None
+        reason = "its settings are not of this version" if settings is None else _not_computed(settings, experiment)
+        named = None if settings is None or reason else settings.algorithm or experiment.algorithm
+        policy = None if settings is None or settings.policy is None else settings.policy.made()
+        found.append(
+            _Federation(
+                *(name, None if named is None else named.made(), reason, experiment.momentum),
+                policy is not None and policy.applies_to == "updates",
+                _weights(history, rule, seed),
+                frozenset(round for (round,) in kept_old[key]),
+                {round: rest for round, *rest in digests[key]},  # type: ignore[misc]
+            )
+        )
+    return found
+
+
+def _not_computed(settings: FederationSettings, experiment: Description) -> str:
+    """Say why a rule's model cannot be computed again from kept updates and weights; empty where it can."""
+    if settings.trained_by == "server":
+        return "no client trained it"
+    if settings.defence is not None and settings.defence.robust:
+        return "a robust rule takes more than the weighted sum"
+    named = settings.algorithm or experiment.algorithm
+    if named.plugins:
+        return "it would run code that the run names"
+    made = named.made()
+    if experiment.store.keep_as != "float32" and type(made).step is not Algorithm.step:
+        return f"{made.name} goes on from sums of updates that were rounded"
+    return ""
+
+
+def _weights(history: History, rule: str, seed: int) -> dict[int, tuple[tuple[str, ...], Floats]]:
+    cohorts = history.cohorts(rule, seed)
+    bounds = np.flatnonzero(np.diff(cohorts.round, prepend=-1, append=-1)) if len(cohorts.round) else np.zeros(0, int)
+    return {
+        int(cohorts.round[begin]): (
+            tuple(cohorts.clients[at] for at in cohorts.client[begin:end].tolist()),
+            cohorts.weight[begin:end],
+        )
+        for begin, end in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)
+    }
