@@ -173,7 +173,7 @@ def _keep_proofs(config: NodeConfig, run: str, proofs: Sequence[Proof]) -> None:
     if config.key is None or config.state is None or not proofs:
         return
     for fault in receipts.keep_proofs(config.state, run, SigningKey.read(config.key).line, proofs):
-        print(f"steelyard: {printable(fault)}", flush=True)
+        _log.warning(fault)
 
 
 def _heads(message: Message, context: Context) -> RecordDict:
