@@ -22,7 +22,11 @@ import tomli_w
 import torch
 from tests.runs.commands import steelyard
 from tests.runs.contents import assert_same_bits, checkpoint, last_round, query, rows
+from tests.runs.signed_runs import a_key
 from tests.warm import command_environment
+
+from steelyard.report.verification import verify
+from steelyard.signing import HEAD_KEY
 
 ROUNDS, EVERY, KILLED_AFTER = 7, 3, 5
 
@@ -258,3 +262,22 @@ def rounds_so_far(folder: Path) -> int:
         return last_round(folder)
     except (sqlite3.Error, TypeError):
         return -1  # no database, no table or no row yet
+
+
+def test_heads_that_a_server_signs_are_the_same_after_a_kill_and_hold_by_its_key(tmp_path: Path) -> None:
+    a_key(tmp_path / "keys" / "server")
+    signing = {HEAD_KEY: str(tmp_path / "keys" / "server")}
+    file = write(described(), tmp_path)
+    assert steelyard("run", file, "--out", tmp_path / "whole", folder=tmp_path, environment=signing) == 0
+    killed = steelyard(
+        "run", file, "--out", tmp_path / "part", folder=tmp_path, killed_after=KILLED_AFTER, environment=signing
+    )
+    assert killed == -signal.SIGKILL
+    found = verify(tmp_path / "part", tmp_path / "keys")
+    assert (found.code, found.round) == (0, EVERY), "rounds after the last checkpoint have no head yet"
+    assert steelyard("resume", tmp_path / "part", folder=tmp_path, environment=signing) == 0
+    heads = "SELECT round, head, key FROM chain ORDER BY round"
+    assert query(tmp_path / "part", heads) == query(tmp_path / "whole", heads)
+    found = verify(tmp_path / "part", tmp_path / "keys")
+    assert (found.code, found.round) == (0, ROUNDS)
+    assert found.found.checked["signatures"].startswith(f"0 of nodes, {ROUNDS + 1} of the server")
