@@ -31,6 +31,7 @@ body{margin:0;font:16px/1.55 system-ui,sans-serif;color:var(--ink);background:va
 nav{flex:0 0 15rem;padding:1rem;box-sizing:border-box;font-size:.9rem}nav ul{list-style:none;padding-left:.6rem}
 main{flex:1 1 20rem;max-width:52rem;padding:1rem;min-width:0}a{color:var(--link)}img{max-width:100%;background:#fff}
 pre,code{background:var(--soft);border-radius:4px}pre{padding:.7rem;overflow:auto}code{padding:.1em .25em}
+@media(max-width:45rem){nav{order:1;flex-basis:100%}}
 table{border-collapse:collapse;display:block;overflow:auto}td,th{border:1px solid var(--soft);padding:.3rem .6rem}
 """
 _FRAME = """<!doctype html>
