@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from tests.runs.records import record, updates
+from tests.runs.records import record, state, updates
 
 from steelyard.errors import UserError
 from steelyard.messages import DenseModels, Updates
@@ -32,8 +32,15 @@ WHOLE: dict[str, Any] = {
 
 
 def kept(folder: Path, *all_updates: Updates, keep_as: Any = "float32", round: int = 3) -> dict[str, Updates]:
-    keep_round(folder, round, [record(each.federation, round, updates=each) for each in all_updates], keep_as)
-    return dict(read_round(folder, round))
+    records = [record(each.federation, round, updates=each) for each in all_updates]
+    states = {each.federation: state(round, 1 / 3, -float(place)) for place, each in enumerate(all_updates)}
+    keep_round(folder, round, records, states, keep_as)
+    found = read_round(folder, round)
+    # The models that the round ended with are never rounded.
+    assert {name: model.tolist() for name, model in found.models.items()} == {
+        name: ended.parameters.tolist() for name, ended in states.items()
+    }
+    return dict(found.updates)
 
 
 def assert_same(one: Updates, other: Updates) -> None:
@@ -85,8 +92,11 @@ def test_rounded_models_are_float32_again_and_nothing_else_is_rounded(tmp_path: 
 
 
 def test_a_federation_without_updates_is_left_out(tmp_path: Path):
-    keep_round(tmp_path, 1, [record("gone", 1, updates=None), record("DS>LD", 1)], "float32")
-    assert list(read_round(tmp_path, 1)) == ["DS>LD"]
+    records = [record("gone", 1, updates=None), record("DS>LD", 1)]
+    keep_round(tmp_path, 1, records, {"gone": state(1, 5.0), "DS>LD": state(1)}, "float32")
+    found = read_round(tmp_path, 1)
+    assert list(found.updates) == ["DS>LD"]
+    assert found.models["gone"].tolist() == [5.0]
 
 
 def test_whether_a_folder_keeps_updates(tmp_path: Path):
