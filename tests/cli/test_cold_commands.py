@@ -18,7 +18,11 @@ from tests.runs.signed_runs import a_key
 from tests.warm import forget_steelyard, warm_command
 
 from steelyard.cli.main import command_line
+from steelyard.clients.flower.register import Entry, enter
+from steelyard.federate.outcomes import note_outcome
 from steelyard.federate.receipts import keep
+from steelyard.federate.server_folder import ServerFolder
+from steelyard.federate.server_runs import new_run
 from steelyard.messages import LossState, Signed, Task
 from steelyard.statements import Statement
 
@@ -53,6 +57,11 @@ COMMANDS = {
     "federate certificates tls --host localhost": "tls/ca.pem",
     "federate key node-a": "node-a.pub",
     "federate receipts signed": "client a: digest 0000000000000000…: signed",
+    "federate list server": "1    finished  1/1    quickstart",
+    "federate nodes server": "hospital-a  away    never",
+    "federate log server 1": "round 1/1",
+    "federate follow server 1": "round 1/1",
+    "federate stop server 2": "run 2 is stopped; 0 rounds are whole",
     "federate ledger node.toml": "epsilon 0 of 8 in 0 answers in all (delta 1e-05)",
     "recommend split tastes.tsv --out cut": "cut/train.tsv",
     "recommend baseline popular --train tastes.tsv --out popular.tsv": "popular.tsv",
@@ -115,6 +124,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for words in (f"run quickstart {QUICK} --out done", "run kgflex.toml --out kgflex"):
         made = warm_command(*shlex.split(words), folder=folder)
         assert made.returncode == 0, made.stderr
+    serving = ServerFolder(folder / "server")
+    serving.make()
+    enter(serving.register, Entry("hospital-a", "ssh one"))
+    for out in ("done", "later"):
+        run = new_run(serving)
+        run.note_submitted("quickstart", folder / out, 1)
+        if out == "done":
+            run.log.write_text("steelyard: waiting for 1 nodes\nround 1/1: DS 80%\n")
+            note_outcome(run.folder, "finished", str(folder / out))
     return folder
 
 

@@ -57,3 +57,17 @@ def test_it_is_left_to_end_by_itself_for_a_while(tmp_path: Path):
     end_all([process])
     assert not alive(child)
     assert time.monotonic() - begun < processes._ORPHAN_SECONDS
+
+
+def test_the_last_words_of_a_process_are_plain_text(tmp_path: Path):
+    printed = (
+        "\x1b[92mINFO \x1b[0m:      Starting\n\x1b[91mERROR \x1b[0m:     no such app\n"
+        "╭─ Error ──────╮\n│ No such file │\n╰──────────────╯\n\n"
+    )
+    log = tmp_path / "log"
+    log.write_text(printed)
+    process = Process("quiet", [sys.executable, "-c", ""], dict(os.environ), log, tmp_path)
+    end_all([process])
+    assert process.tail() == "ERROR : no such app | Error | No such file"
+    assert processes.last_words(printed, lines=1) == "No such file"
+    assert processes.last_words("╰──╯\n") == ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import ssl
@@ -46,7 +47,7 @@ from steelyard.clients.flower.register import Entry, enter, read_register, remov
 from steelyard.errors import UserError
 from steelyard.federate.certificates import make_certificates, make_key
 from steelyard.federate.processes import environment
-from steelyard.federate.proxy import ALLOWED, RegisteredKeys
+from steelyard.federate.proxy import ALLOWED, Refusal, RegisteredKeys
 from steelyard.signing import read_public_key
 
 
@@ -326,27 +327,46 @@ def test_a_port_in_use_is_told_in_one_line(tmp_path: Path):
     assert "Traceback" not in done.stderr
 
 
+def test_a_second_server_on_the_same_folder_is_refused_in_one_line(served: Served):
+    (other,) = free_ports(1)
+    command = [sys.executable, "-m", "steelyard", "federate", "serve", str(served.folder)]
+    before = (served.folder / ".flwr" / "config.toml").read_text()
+    done = subprocess.run(
+        [*command, "--tls", str(served.authority.parent), "--listen", f"127.0.0.1:{other}"],
+        env=environment(served.folder.parent / "home"), capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr.strip().splitlines()) == (
+        2,
+        [f"steelyard: {served.folder}: another process serves this folder; allowed: a folder of its own"],
+    )
+    assert (served.folder / ".flwr" / "config.toml").read_text() == before
+
+
 class TestRegisteredKeys:
     def test_a_signature_must_be_there_hold_be_of_now_and_of_a_registered_key(self, tmp_path: Path):
         key, public = make_key(tmp_path / "a")
         enter(tmp_path / "register.json", Entry("a", read_public_key(public)))
         keys, own = RegisteredKeys(tmp_path / "register.json"), private(key)
-        assert keys.fault(signed(own)) is None
-        assert keys.fault({}) == "a call without a signature"
-        assert keys.fault(signed(ec.generate_private_key(ec.SECP384R1()))) == "a key that is not registered"
-        old = keys.fault(signed(own, "2020-01-01T00:00:00+00:00"))
-        assert old == "a signature of another time; is a clock wrong?"
+        assert keys.caller(signed(own)).name == "a"
         forged = {**signed(own), "flwr-timestamp": datetime.now(UTC).isoformat()}
-        assert keys.fault(forged) == "a signature that does not hold"
-        assert keys.fault({**signed(own), "flwr-public-key": "!"}) == "a signature that does not hold"
+        for headers, words in (
+            ({}, "a call without a signature"),
+            (signed(ec.generate_private_key(ec.SECP384R1())), "a key that is not registered"),
+            (signed(own, "2020-01-01T00:00:00+00:00"), "a signature of another time; is a clock wrong?"),
+            (forged, "a signature that does not hold"),
+            ({**signed(own), "flwr-public-key": "!"}, "a signature that does not hold"),
+        ):
+            with pytest.raises(Refusal, match=re.escape(words)):
+                keys.caller(headers)
 
     def test_a_register_that_cannot_be_read_lets_nobody_in(self, tmp_path: Path):
         key, public = make_key(tmp_path / "a")
         enter(tmp_path / "register.json", Entry("a", read_public_key(public)))
         keys = RegisteredKeys(tmp_path / "register.json")
-        assert keys.fault(signed(private(key))) is None
+        assert keys.caller(signed(private(key))).name == "a"
         (tmp_path / "register.json").write_text("{")
-        assert keys.fault(signed(private(key))) == "a key that is not registered"
+        with pytest.raises(Refusal, match="a key that is not registered"):
+            keys.caller(signed(private(key)))
 
 
 class TestRegister:

@@ -70,3 +70,6 @@ def test_divergence_selection_and_broken_numbers(histories):
     payload.gradients[3, 1, 0] = np.nan
     assert payload.finite().tolist() == [user != 3 for user in range(USERS)]
     assert payload.sparse().finite().tolist() == [user != 3 for user in range(USERS)]
+    large = payload.sparse()
+    large.values[:] = 2e38  # Two of them are more than float32 holds, and each is a number.
+    assert large.finite().all()

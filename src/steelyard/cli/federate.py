@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from steelyard.cli import federate_server
+from steelyard.cli import federate_console, federate_server
 from steelyard.cli.finishing import finish
 from steelyard.cli.options import ExperimentArgument, FormatOption, SetOption
 from steelyard.cli.printing import print_json
@@ -29,6 +29,11 @@ app = typer.Typer(
 app.command("serve")(federate_server.serve)
 app.command("register")(federate_server.register)
 app.command("submit")(federate_server.submit)
+app.command("list")(federate_console.list_runs)
+app.command("follow")(federate_console.follow)
+app.command("stop")(federate_console.stop)
+app.command("nodes")(federate_console.nodes)
+app.command("log")(federate_console.log)
 
 
 @app.command("init")
@@ -135,17 +140,30 @@ def show_receipts(
 
 @app.command("certificates")
 def certificates(
-    folder: Annotated[Path, typer.Argument(help="Folder for ca.pem, server.pem and server.key.")],
-    hosts: Annotated[list[str], typer.Option("--host", help="Name or address of the server. May be given again.")],
+    folder: Annotated[Path, typer.Argument(help="Folder for ca.pem, ca.key, server.pem and server.key.")],
+    hosts: Annotated[
+        list[str] | None, typer.Option("--host", help="Name or address of the server. May be given again.")
+    ] = None,
+    renew: Annotated[
+        bool, typer.Option("--renew", help="A new server certificate by the same authority; nodes need no new file.")
+    ] = False,
+    authority_key: Annotated[
+        Path | None, typer.Option("--authority-key", help="With --renew: ca.key, where it lies elsewhere.")
+    ] = None,
 ) -> None:
-    """Make the certificates of a SuperLink: an authority of your own and a server certificate."""
+    """Make the certificates of a server: an authority of your own and a server certificate, good for a year."""
     from steelyard.federate import require_flower
 
     require_flower()
-    from steelyard.federate.certificates import make_certificates
+    from steelyard.federate.certificates import make_certificates, renew_certificate
 
-    made = make_certificates(folder, hosts)
-    for path in (made.authority, made.certificate, made.key):
+    if renew:
+        made = renew_certificate(folder, hosts or [], authority_key)
+        paths = (made.certificate, made.key)
+    else:
+        made = make_certificates(folder, hosts or [])
+        paths = (made.authority, made.authority_key, made.certificate, made.key)
+    for path in paths:
         print(printable(str(path)))
 
 

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from steelyard.cli.federate_console import follow_run
 from steelyard.cli.trust import TrustOption, asking
 from steelyard.errors import UserError
 
@@ -74,7 +75,7 @@ def submit(
     out: Annotated[Path | None, typer.Option("--out", help="The run's own folder.")] = None,
     trust: TrustOption = False,
 ) -> None:
-    """Start a run on a server of this machine and show its rounds; a run folder is gone on with."""
+    """Put a run into the queue of a server of this machine and show its rounds; a run folder is gone on with."""
     # For speed of start.
     from steelyard.federate import require_flower
 
@@ -87,6 +88,6 @@ def submit(
         stopped = read_experiment(run)
         if code := stopped.named_code():
             asking(trust)(experiment, code)
-        submit_run(folder, stopped, out=run, resume=True)
+        follow_run(submit_run(folder, stopped, out=run, resume=True))
     else:
-        submit_run(folder, load(experiment, changes or [], seed, asking(trust)), out=out)
+        follow_run(submit_run(folder, load(experiment, changes or [], seed, asking(trust)), out=out))

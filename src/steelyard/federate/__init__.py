@@ -14,9 +14,15 @@ On a node's machine
     `node_worker`       that process: the client app, warm between messages
 
 On the server's machine
-    `serving`           a SuperLink on loopback, the proxy, and the keys of the register
+    `serving`           a SuperLink on loopback, the proxy, the keys of the register, the runs
     `proxy`             the only way in: calls of registered nodes, nothing else
-    `submitting`        starts a run there and shows its rounds
+    `contacts`          what the proxy heard of nodes, and what it refused
+    `server_folder`     where everything of a server lies, and who serves it
+    `server_runs`       the runs that were submitted: what, how they go, how they ended
+    `server_nodes`      the registered nodes, as an operator sees them
+    `run_queue`         starts the runs one after another, and notices when one ends
+    `submitting`        puts a run into the queue and follows it
+    `outcomes`          how a run goes, as its server app says
 
 A federation on one machine
     `local`             run or resume an experiment with one

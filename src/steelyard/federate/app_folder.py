@@ -54,6 +54,8 @@ set = {set}
 out = {out}
 # true: go on with the run in `out` from its last whole round.
 resume = {resume}
+# Folder on the SuperLink's machine in which the server's part says how the run goes; empty: none.
+report = {report}
 """
 
 _README = """\
@@ -119,6 +121,7 @@ def write_app(
     authority: Path | None = None,
     out: Path | None = None,
     resume: bool = False,
+    report: Path | None = None,
     ship: bool = True,
 ) -> list[Path]:
     """Write the app folder and return its files; a folder that holds anything already is refused.
@@ -138,6 +141,7 @@ def write_app(
         **DEFAULTS,
         "out": "" if out is None else str(out),
         "resume": resume,
+        "report": "" if report is None else str(report),
         "experiment": experiment_text(experiment),
     }
     files = {**_texts(experiment, settings), ".flwr/config.toml": connection_file(address, authority)}

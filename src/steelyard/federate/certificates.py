@@ -19,7 +19,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from steelyard.errors import UserError, writable
 from steelyard.signing import key_pair
 
-_DAYS = 365
+_DAYS, _AUTHORITY_DAYS = 365, 3650
+"""How long a server certificate is good, and how long its authority, whose file every node has."""
 
 
 @dataclass(frozen=True)
@@ -32,55 +33,113 @@ class Certificates:
     """server.pem: the SuperLink's certificate."""
     key: Path
     """server.key: the SuperLink's private key; it stays on the SuperLink's machine."""
+    authority_key: Path
+    """ca.key: signs new server certificates; keep it where nobody reaches it over a network."""
 
 
 def make_certificates(folder: Path, hosts: Sequence[str]) -> Certificates:
-    """Make an authority and a server certificate for these host names and addresses; nothing is overwritten.
-
-    The authority's own key is not kept: what it signed once is all that it signs.
-    """
+    """Make an authority and a server certificate for these host names and addresses; nothing is overwritten."""
     writable(folder, "folder")
-    files = Certificates(folder / "ca.pem", folder / "server.pem", folder / "server.key")
-    _refuse_existing(files.authority, files.certificate, files.key)
+    files = _files(folder)
+    _refuse_existing(files.authority, files.certificate, files.key, files.authority_key)
     if not hosts:
         raise UserError("--host: got none; allowed: at least one name or address under which nodes reach the server")
-    for host in hosts:
-        _host(host)
-    # The SuperLink's own helpers reach it on its own machine, whatever its name is elsewhere.
-    names = list(dict.fromkeys([*hosts, "127.0.0.1", "localhost"]))
-    authority_key, server_key = ec.generate_private_key(ec.SECP384R1()), ec.generate_private_key(ec.SECP384R1())
-    authority_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Steelyard federation")])
-    server_name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, hosts[0][:64])])
+    names = [_host(host) for host in hosts]
+    authority_key = ec.generate_private_key(ec.SECP384R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "Steelyard federation")])
     authority = (
-        _certificate(authority_name, authority_name, authority_key.public_key())
+        _certificate(name, name, authority_key.public_key(), _AUTHORITY_DAYS)
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_usage(signs=True), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(authority_key.public_key()), critical=False)
         .sign(authority_key, hashes.SHA384())
     )
+    certificate, key = _server_certificate(names, name, authority_key)
+    _write(files.authority, authority.public_bytes(serialization.Encoding.PEM))
+    _write(files.authority_key, _pem(authority_key), secret=True)
+    _write(files.certificate, certificate)
+    _write(files.key, key, secret=True)
+    return files
+
+
+def renew_certificate(folder: Path, hosts: Sequence[str] = (), authority_key: Path | None = None) -> Certificates:
+    """Sign a new server certificate by the same authority, so that nodes need no new file; the old one is replaced.
+
+    Without hosts it is for those of the old one.
+    """
+    files = _files(folder)
+    signer = files.authority_key if authority_key is None else authority_key
+    try:
+        authority = x509.load_pem_x509_certificate(files.authority.read_bytes())
+        old = x509.load_pem_x509_certificate(files.certificate.read_bytes())
+        key = serialization.load_pem_private_key(signer.read_bytes(), password=None)
+        names = [_host(host) for host in hosts] or list(
+            old.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+        )
+    except OSError as error:
+        raise UserError(
+            f"--renew: {error.filename} cannot be read: {error.strerror}; allowed: a folder with ca.pem, server.pem "
+            "and ca.key, or --authority-key FILE where ca.key lies elsewhere"
+        ) from None
+    except (ValueError, TypeError, x509.ExtensionNotFound):
+        raise UserError(
+            f"--renew: {folder}: ca.pem, server.pem or {signer.name} is not what `steelyard federate certificates` "
+            "wrote"
+        ) from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != authority.public_key():
+        raise UserError(f"--renew: {signer} is not the key of {files.authority}; allowed: the one made with it")
+    certificate, server_key = _server_certificate(names, authority.subject, key)
+    drafts = {files.key: server_key, files.certificate: certificate}
+    for file, content in drafts.items():
+        draft = file.with_suffix(f"{file.suffix}.new")
+        draft.unlink(missing_ok=True)
+        _write(draft, content, secret=file == files.key)
+    for file in drafts:
+        file.with_suffix(f"{file.suffix}.new").replace(file)
+    return files
+
+
+def days_left(folder: Path) -> float:
+    """Return for how many days the server certificate of a folder is still good."""
+    found = x509.load_pem_x509_certificate((folder / "server.pem").read_bytes())
+    return (found.not_valid_after_utc - datetime.now(UTC)) / timedelta(days=1)
+
+
+def _files(folder: Path) -> Certificates:
+    return Certificates(folder / "ca.pem", folder / "server.pem", folder / "server.key", folder / "ca.key")
+
+
+def _server_certificate(
+    names: Sequence[x509.GeneralName], authority: x509.Name, authority_key: ec.EllipticCurvePrivateKey
+) -> tuple[bytes, bytes]:
+    """Return a new server certificate for these names, and its key."""
+    key = ec.generate_private_key(ec.SECP384R1())
+    # The SuperLink's own helpers reach it on its own machine, whatever its name is elsewhere.
+    known = list(dict.fromkeys([*names, _host("127.0.0.1"), _host("localhost")]))
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, str(known[0].value)[:64])])
     issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority_key.public_key())
-    server = (
-        _certificate(server_name, authority_name, server_key.public_key())
-        .add_extension(x509.SubjectAlternativeName([_host(host) for host in names]), critical=False)
+    certificate = (
+        _certificate(subject, authority, key.public_key(), _DAYS)
+        .add_extension(x509.SubjectAlternativeName(known), critical=False)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_usage(signs=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
         .add_extension(issuer, critical=False)
         .sign(authority_key, hashes.SHA384())
     )
-    _write(files.authority, authority.public_bytes(serialization.Encoding.PEM))
-    _write(files.certificate, server.public_bytes(serialization.Encoding.PEM))
-    pem = server_key.private_bytes(
+    return certificate.public_bytes(serialization.Encoding.PEM), _pem(key)
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     )
-    _write(files.key, pem, secret=True)
-    return files
 
 
 def check_certificates(folder: Path) -> None:
     """Refuse a folder whose certificates cannot serve: missing, unreadable, of another authority, or out of date."""
     allowed = "allowed: a folder of `steelyard federate certificates`"
-    files = Certificates(folder / "ca.pem", folder / "server.pem", folder / "server.key")
+    files = _files(folder)
     for file in (files.authority, files.certificate, files.key):
         if not file.is_file():
             raise UserError(f"--tls: no {file.name} in {folder}; {allowed}")
@@ -129,7 +188,9 @@ def make_key(file: Path) -> tuple[Path, Path]:
     return file, public
 
 
-def _certificate(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
+def _certificate(
+    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePublicKey, days: int
+) -> x509.CertificateBuilder:
     # A day back: clocks of two machines need not agree to the second.
     begins = datetime.now(UTC) - timedelta(days=1)
     return (
@@ -139,7 +200,7 @@ def _certificate(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePub
         .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(begins)
-        .not_valid_after(begins + timedelta(days=_DAYS + 1))
+        .not_valid_after(begins + timedelta(days=days + 1))
     )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 
 from steelyard import files
-from steelyard.clients.flower.adapter.superlink import KeyRegistration
+from steelyard.clients.flower.adapter.superlink import SuperLinkControl
 from steelyard.clients.flower.register import REGISTER, Entry, enter
 from steelyard.clients.node import EVERYTHING
 from steelyard.errors import UserError, ends_as_interrupted
@@ -23,9 +23,9 @@ from steelyard.experiment.description import Description
 from steelyard.federate.app_folder import CONNECTION, write_app
 from steelyard.federate.certificates import make_certificates, make_key
 from steelyard.federate.local_launch import FOLDER, Launch
-from steelyard.federate.processes import Process, end_all, environment, reserved_port, start_superlink
+from steelyard.federate.outcomes import forget_outcome, read_outcome
+from steelyard.federate.processes import LAUNCHER, Process, end_all, environment, reserved_port, start_superlink
 from steelyard.federate.run_config import experiment_text
-from steelyard.federate.server_app import LAUNCHER, OUTCOME
 from steelyard.signing import HEAD_KEY, read_public_key
 
 _START_SECONDS = 90.0
@@ -67,11 +67,6 @@ class LocalFederation:
         """The certificate by which the SuperLink is known; None without TLS."""
         return self.home / "tls" / "ca.pem" if self.launch.tls else None
 
-    @property
-    def outcome_file(self) -> Path:
-        """The file in which the ServerApp writes how the run goes."""
-        return self.home / "outcome.json"
-
     def env(self, **more: str) -> dict[str, str]:
         """The environment of `flwr` commands that speak to this federation."""
         return environment(self.home / "app" / ".flwr", **more)
@@ -94,7 +89,7 @@ class LocalFederation:
         self.home.chmod(0o700)
         for old in REMADE:
             shutil.rmtree(self.home / old, ignore_errors=True)
-        self.outcome_file.unlink(missing_ok=True)
+        forget_outcome(self.home)
         # Keys outlive a resume: clients belong to the key that they began with.
         if self.launch.tls and not (self.home / "tls").exists():
             make_certificates(self.home / "tls", ["127.0.0.1", "localhost"])
@@ -109,12 +104,13 @@ class LocalFederation:
             authority=self.authority,
             out=self.folder,
             resume=self.resume,
+            report=self.home,
             ship=False,
         )
         self.launch.write(self.folder)
 
     def _start(self) -> None:
-        for_app = {OUTCOME: str(self.outcome_file), LAUNCHER: str(os.getpid())}
+        for_app = {LAUNCHER: str(os.getpid())}
         if self.launch.tls:
             for_app |= {REGISTER: str(self._register), HEAD_KEY: str(self._head_key)}
         # Relative paths of the experiment (its data) are meant from where the user stands.
@@ -132,7 +128,7 @@ class LocalFederation:
 
     def _register_keys(self, numbers: list[int]) -> None:
         assert self.authority is not None
-        registration = KeyRegistration(self.address, self.authority.read_bytes())
+        registration = SuperLinkControl(self.address, self.authority.read_bytes())
         for number in numbers:
             public = self._key(number).with_suffix(".pub")
             try:
@@ -209,10 +205,7 @@ class LocalFederation:
 
     def outcome(self) -> dict[str, Any]:
         """What the ServerApp reports: status "running", "finished" or "stopped"; empty before it started."""
-        try:
-            return json.loads(self.outcome_file.read_text(encoding="utf-8"))
-        except (OSError, json.JSONDecodeError):
-            return {}
+        return read_outcome(self.home)
 
     def reap(self) -> None:
         """Notice processes that ended; a dead child stays visible to the others until its parent looks."""
@@ -225,14 +218,6 @@ class LocalFederation:
         self._listener.close()
         left = [*self.nodes, self.superlink]
         end_all([process for process in left if process is not None])
-
-
-def is_server_app(pid: int) -> bool:
-    """Whether the process of this id is a ServerApp of Flower; ids are used again, so we look."""
-    try:
-        return b"flwr-serverapp" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
 
 
 @contextmanager

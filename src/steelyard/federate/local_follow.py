@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from steelyard.errors import UserError
-from steelyard.federate.local_federation import LocalFederation, is_server_app
+from steelyard.federate.local_federation import LocalFederation
+from steelyard.federate.outcomes import is_server_app, rounds_of
 from steelyard.logs import logger
 from steelyard.rounds.progress import show_progress, weighed_one
 from steelyard.runs.schema import reading
@@ -73,18 +74,3 @@ def _warn(folder: Path) -> bool:
     if found is not None:
         _log.warning(weighed_one(*found))
     return found is not None
-
-
-def rounds_of(folder: Path) -> tuple[int, dict[str, float | None]]:
-    """Return the last whole round of a run folder and each rule's accuracy there; (-1, {}) before the first."""
-    try:
-        with reading(folder) as connection:
-            found = connection.rows("rounds", ("round",), "ORDER BY round DESC LIMIT 1")
-            if not found:
-                return -1, {}
-            ((last,),) = found
-            names = dict(connection.rows("federations", ("id", "name")))
-            rows = connection.rows("rounds", ("federation", "accuracy"), "WHERE round = ?", last)
-            return last, {names[key]: accuracy for key, accuracy in rows if key in names}
-    except UserError:
-        return -1, {}

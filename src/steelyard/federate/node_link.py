@@ -92,6 +92,10 @@ class NodeLink:
             beat = threading.Thread(target=self._beat, daemon=True, name=f"heartbeat-{self._number}")
             beat.start()
             _log.info(f"node {self._number} is connected")
+            if ahead := self._fleet.ahead:
+                where = "ahead of" if ahead > 0 else "behind"
+                line = f"this clock is {abs(ahead):.0f} s {where} the server's, whose time is used; set it right"
+                _log.warning(f"node {self._number}: {line}")
             self._serve()
         finally:
             self._leave()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -18,8 +19,13 @@ from steelyard.errors import UserError
 
 _LIBC = ctypes.CDLL(None)
 _PDEATHSIG = 1
+_ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b.?")
+_FRAME = re.compile(r"[\u2500-\u259f]")
+"""Lines and blocks with which programs draw boxes and bars."""
 _MARK = "STEELYARD_PROCESS"
 """The variable by which processes are known that were started by one of ours, in whatever session."""
+LAUNCHER = "STEELYARD_LAUNCHER"
+"""Environment variable with the process id of whoever started the federation; the ServerApp does not outlive it."""
 _ORPHAN_SECONDS = 10.0
 """How long processes that outlive the one which started them are left to end by themselves."""
 
@@ -98,7 +104,7 @@ class Process:
             text = self.log.read_text(encoding="utf-8", errors="replace")
         except OSError:
             return ""
-        return " | ".join(line.strip() for line in text.splitlines()[-lines:] if line.strip())
+        return last_words(text, lines)
 
     def wait_for_port(self, port: int, seconds: float) -> None:
         """Wait until it listens on a port of this machine."""
@@ -152,6 +158,13 @@ def end_with_parent() -> None:
     # Linux only: a child gets SIGTERM when we die, even by SIGKILL. Elsewhere `end` has to do.
     with contextlib.suppress(OSError, AttributeError):
         _LIBC.prctl(_PDEATHSIG, signal.SIGTERM)
+
+
+def last_words(printed: str, lines: int = 3) -> str:
+    """Return the last lines of what a process printed, for an error line: no colours, no frames, no empty lines."""
+    plain = _FRAME.sub(" ", _ESCAPE.sub("", printed))
+    found = [" ".join(line.split()) for line in plain.splitlines()]
+    return " | ".join([line for line in found if any(map(str.isalnum, line))][-lines:])
 
 
 def _processes_with(mark: str) -> list[int]:

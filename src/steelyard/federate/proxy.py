@@ -23,11 +23,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from steelyard.clients.flower.parts import LARGEST_PART, LARGEST_TREE
-from steelyard.clients.flower.register import Register, bare, read_register
-from steelyard.errors import UserError, without_controls
-from steelyard.logs import logger
-
-_log = logger(__name__)
+from steelyard.clients.flower.register import Entry, RegisterFile, bare
+from steelyard.errors import without_controls
+from steelyard.federate.contacts import Contacts, RefusalLog
+from steelyard.federate.server_folder import ServerFolder
 
 ALLOWED = frozenset(
     f"/v1/fleet/{call}"
@@ -55,7 +54,6 @@ _TOLERANCE = 310.0
 """Seconds by which a signature may be old or its clock wrong; Flower itself allows 305."""
 _CALL_SECONDS = 300.0
 """Longest that one call may take, its body and its answer included."""
-_MOST_REMEMBERED = 1000
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -76,12 +74,17 @@ class NodeProxy:
     `upstream` is the SuperLink on loopback, `authority` the certificate by which it is known.
     """
 
-    def __init__(self, upstream: str, authority: Path, register: Path) -> None:
-        self._upstream, self._authority = upstream, authority
-        self._keys = RegisteredKeys(register)
+    def __init__(self, upstream: str, authority: Path, home: ServerFolder) -> None:
+        self._upstream, self._authority, self._home = upstream, authority, home
+        self._keys = RegisteredKeys(home.register)
         self._client: httpx.AsyncClient | None = None
-        self._printed: set[tuple[str, str]] = set()
+        self._contacts, self._refusals = Contacts(), RefusalLog()
         self._room: dict[str, asyncio.Semaphore] = {}
+
+    def report(self) -> None:
+        """Write down what was heard of nodes, and how much was refused; call it again and again."""
+        self._contacts.write(self._home.contacts)
+        self._refusals.report()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one connection event of the server that runs us."""
@@ -111,21 +114,20 @@ class NodeProxy:
         try:
             if path not in ALLOWED or scope["method"] != "POST":
                 raise Refusal(403, f"{scope['method']} {path[:80]}")
-            fault = self._keys.fault(headers)
-            if fault is not None:
-                raise Refusal(401, fault)
-            async with self._room_for(path, headers):
+            caller = self._keys.caller(headers)
+            self._contacts.heard(caller, headers)
+            async with self._room_for(path, caller):
                 body = await self._body(headers, receive, LARGEST if path in PARTS else _LARGEST_OTHER)
                 await self._forward(path, headers, body, send)
         except Refusal as refusal:
-            self._print_once(scope, refusal.what)
+            self._refusals.note(str((scope.get("client") or ("unknown", 0))[0]), without_controls(refusal.what))
             await _answer(send, refusal.status, f"refused: {refusal.what}")
 
-    def _room_for(self, path: str, headers: dict[str, str]) -> contextlib.AbstractAsyncContextManager[Any]:
+    def _room_for(self, path: str, caller: Entry) -> contextlib.AbstractAsyncContextManager[Any]:
         """Return what a call waits for before its body is read: a key that sends much waits for itself alone."""
         if path not in PARTS:
             return contextlib.nullcontext()
-        return self._room.setdefault(_key(headers)[1], asyncio.Semaphore(_PARTS_AT_ONCE))
+        return self._room.setdefault(caller.key, asyncio.Semaphore(_PARTS_AT_ONCE))
 
     async def _forward(self, path: str, headers: dict[str, str], body: bytes, send: Send) -> None:
         assert self._client is not None
@@ -156,53 +158,30 @@ class NodeProxy:
             more = event.get("more_body", False)
         return b"".join(parts)
 
-    def _print_once(self, scope: Scope, what: str) -> None:
-        """Print a refusal once per caller and reason, so that a log cannot be filled from outside."""
-        caller = str((scope.get("client") or ("unknown", 0))[0])
-        line = without_controls(what)
-        if (caller, line) not in self._printed and len(self._printed) < _MOST_REMEMBERED:
-            self._printed.add((caller, line))
-            _log.error(f"refused {caller}: {line}")
-
 
 class RegisteredKeys:
-    """The keys of a register file, read again when it changes; use `fault` on every call."""
+    """The keys of a register file; use `caller` on every call."""
 
     def __init__(self, file: Path) -> None:
-        self._file = file
-        self._seen: tuple[int, int] | None = None
-        self._register = Register()
+        self._file = RegisterFile(file)
 
-    def register(self) -> Register:
-        """Return the register as it is now; while it cannot be read, nobody is let in."""
-        try:
-            found = self._file.stat()
-            stamp = (found.st_mtime_ns, found.st_ino)
-        except OSError:
-            return Register()
-        if stamp != self._seen:
-            try:
-                self._register = read_register(self._file)
-            except UserError as error:
-                _log.error(error)
-                self._register = Register()
-            self._seen = stamp
-        return self._register
-
-    def fault(self, headers: dict[str, str]) -> str | None:
-        """Say why a call is not from a registered node, or None where its signature holds."""
+    def caller(self, headers: dict[str, str]) -> Entry:
+        """Return the registered node that a call is from; raises `Refusal` where no signature shows it."""
         if any(name not in headers for name in _HEADERS):
-            return "a call without a signature"
+            raise Refusal(401, "a call without a signature")
         _, stamp, signature = (headers[name] for name in _HEADERS)
         try:
             key, line = _key(headers)
-            if not isinstance(key, ec.EllipticCurvePublicKey) or line not in self.register().entries:
-                return "a key that is not registered"
+            entry = self._file.now().entries.get(line)
+            if not isinstance(key, ec.EllipticCurvePublicKey) or entry is None:
+                raise Refusal(401, "a key that is not registered")
             age = (datetime.now(UTC) - datetime.fromisoformat(stamp)).total_seconds()
             key.verify(b64decode(signature, validate=True), stamp.encode("ascii"), ec.ECDSA(hashes.SHA256()))
         except (ValueError, TypeError, UnicodeError, binascii.Error, UnsupportedAlgorithm, InvalidSignature):
-            return "a signature that does not hold"
-        return None if abs(age) <= _TOLERANCE else "a signature of another time; is a clock wrong?"
+            raise Refusal(401, "a signature that does not hold") from None
+        if abs(age) > _TOLERANCE:
+            raise Refusal(401, "a signature of another time; is a clock wrong?")
+        return entry
 
 
 def _key(headers: dict[str, str]) -> tuple[object, str]:

@@ -13,7 +13,7 @@ from steelyard.experiment.description import Description
 from steelyard.experiment.loading import build
 from steelyard.settings import change
 
-DEFAULTS: dict[str, str | bool] = {"set": "", "out": "", "resume": False}
+DEFAULTS: dict[str, str | bool] = {"set": "", "out": "", "resume": False, "report": ""}
 """Keys of the run configuration beside `experiment`, with their defaults."""
 
 

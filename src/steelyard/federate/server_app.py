@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import threading
 import time
@@ -16,23 +15,20 @@ from flwr.serverapp import Grid, ServerApp
 
 from steelyard.clients.flower.grid import FlowerClients
 from steelyard.clients.flower.hidden_grid import HiddenClients
-from steelyard.clients.flower.register import REGISTER, read_register
+from steelyard.clients.flower.register import REGISTER, RegisterFile
 from steelyard.clients.protocol import Clients, Server
 from steelyard.errors import UserError
 from steelyard.experiment.description import Description
 from steelyard.experiment.loading import read_experiment
 from steelyard.experiment.running import resume, run
+from steelyard.federate.outcomes import LOG, Status, note_outcome
+from steelyard.federate.processes import LAUNCHER
 from steelyard.federate.run_config import experiment_of, experiment_text
 from steelyard.logs import logger, show
 from steelyard.runs.reader import History
 from steelyard.runs.store import exists
 
 _log = logger(__name__)
-
-OUTCOME = "STEELYARD_OUTCOME"
-"""Environment variable that names a file in which the ServerApp writes its status: running, finished or stopped."""
-LAUNCHER = "STEELYARD_LAUNCHER"
-"""Environment variable with the process id of whoever started the federation; the ServerApp does not outlive it."""
 
 app = ServerApp()
 
@@ -42,17 +38,20 @@ def main(grid: Grid, context: Context) -> None:
     """Run or resume the experiment of the run configuration; the run folder lies on the SuperLink's machine."""
     show()
     config = context.run_config
+    report = Path(str(config["report"])) if config.get("report") else None
+    if report is not None:
+        _print_into(report / LOG)
     _leave_with_launcher()
-    _note({"status": "running"})
+    _note(report, "running")
     try:
         folder = federate(grid, config, str(context.run_id))
     except BaseException as error:
         stopped = isinstance(error, UserError)
         line = " ".join(str(error).split()) if stopped else f"{type(error).__name__}: {error}"
-        _note({"status": "stopped", "line": line, "mistake": stopped})
+        _note(report, "stopped", line)
         _log.error(line)
         raise
-    _note({"status": "finished", "line": str(folder)})
+    _note(report, "finished", str(folder))
     _log.info(f"finished, {folder}")
 
 
@@ -89,7 +88,7 @@ def clients_behind(grid: Grid, experiment: Description, run_name: str) -> Flower
         "run": run_name,
         "codec": experiment.codec(),
         "experiment": experiment_text(experiment),
-        "register": read_register(Path(file)) if file else None,
+        "register": RegisterFile(Path(file)).now if file else None,
         "known": experiment.about_data(),
         "further": _further(experiment),
     }
@@ -120,6 +119,20 @@ def _further(experiment: Description) -> set[str]:
     return {name for name, wanted in asked.items() if wanted}
 
 
+def _note(report: Path | None, status: Status, line: str = "") -> None:
+    if report is not None:
+        note_outcome(report, status, line, pid=os.getpid())
+
+
+def _print_into(file: Path) -> None:
+    """Let all that this process prints from now on, and whatever it loads, go to the end of a file."""
+    with contextlib.suppress(OSError):
+        handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        for stream in (1, 2):
+            os.dup2(handle, stream)
+        os.close(handle)
+
+
 def _leave_with_launcher() -> None:
     """Leave at once when whoever started us is gone; Flower's own way out waits for a SuperLink that is gone too."""
     launcher = os.environ.get(LAUNCHER, "")
@@ -137,22 +150,3 @@ def _leave_with_launcher() -> None:
                 return
 
     threading.Thread(target=watch, daemon=True, name="launcher").start()
-
-
-def _note(outcome: dict[str, Any]) -> None:
-    """Write how the run goes into the file that whoever started it on this machine asked for, if anybody did."""
-    file = os.environ.get(OUTCOME)
-    if not file:
-        return
-    text = json.dumps({"pid": os.getpid(), **outcome})
-    draft = Path(file).with_suffix(".part")
-    try:
-        draft.write_text(text, encoding="utf-8")
-        draft.replace(file)
-    except OSError:
-        # On a full disk there is no room for a new file, but the block that the old one has is ours.
-        with contextlib.suppress(OSError):
-            draft.unlink(missing_ok=True)
-            with open(file, "r+", encoding="utf-8") as old:
-                old.write(text)
-                old.truncate()

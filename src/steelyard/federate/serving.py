@@ -1,4 +1,4 @@
-"""`steelyard federate serve`: a SuperLink on loopback, the proxy before it, and the keys of the register in it."""
+"""`steelyard federate serve`: a SuperLink on loopback, the proxy before it, the keys of the register, and the runs."""
 
 from __future__ import annotations
 
@@ -7,22 +7,23 @@ import contextlib
 import os
 import socket
 import threading
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 import uvicorn
 
-from steelyard.clients.flower.adapter.superlink import KeyRegistration
-from steelyard.clients.flower.register import FILE, REGISTER, Entry
+from steelyard.clients.flower.adapter.superlink import SuperLinkControl
+from steelyard.clients.flower.register import REGISTER, Entry, RegisterFile
 from steelyard.errors import UserError, ends_as_interrupted
 from steelyard.federate.app_folder import connection_file
 from steelyard.federate.bounded import BoundedLoop, BoundedProtocol, allow_many_files
-from steelyard.federate.certificates import check_certificates, make_key
-from steelyard.federate.processes import Process, end_all, environment, reserved_port, start_superlink
-from steelyard.federate.proxy import NodeProxy, RegisteredKeys
+from steelyard.federate.certificates import check_certificates, days_left, make_key
+from steelyard.federate.processes import LAUNCHER, Process, end_all, environment, reserved_port, start_superlink
+from steelyard.federate.proxy import NodeProxy
+from steelyard.federate.run_queue import RunQueue
+from steelyard.federate.server_folder import ServerFolder
 from steelyard.logs import logger
 from steelyard.signing import HEAD_KEY
 
@@ -31,96 +32,85 @@ _log = logger(__name__)
 _START_SECONDS = 120.0
 _LOOK_SECONDS = 0.5
 _DRAIN_SECONDS = 3
+_JOIN_SECONDS = 5.0
+_WARN_DAYS = 30
 _CONFLICT = 409
 _LARGEST_HEAD = 32 << 10
 """Most bytes of a call's headers; a node's have about one thousand."""
 
 
-@dataclass(frozen=True)
-class ServerFolder:
-    """What a server keeps: the register of keys, Flower's database, logs, and how `flwr` reaches the SuperLink."""
-
-    folder: Path
-    certificates: Path
-    """Folder with ca.pem, server.pem and server.key."""
-
-    @property
-    def register(self) -> Path:
-        """The register of node keys."""
-        return self.folder / FILE
-
-    @property
-    def head_key(self) -> Path:
-        """The private key that signs the heads of runs; made at the first start. Move it away to have another."""
-        return self.folder / "server"
-
-    @property
-    def flower(self) -> Path:
-        """FLWR_HOME of this machine's `flwr` commands."""
-        return self.folder / ".flwr"
-
-    def check(self) -> None:
-        """Refuse certificates that cannot serve, and keep what lies in the folder from other users of the machine."""
-        check_certificates(self.certificates)
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            os.chmod(self.folder, 0o700)
-        except OSError as error:
-            raise UserError(
-                f"{self.folder}: cannot be used: {error.strerror}; allowed: a folder of your own"
-            ) from error
-
-
 def serve(folder: Path, certificates: Path, host: str, port: int) -> None:
     """Serve until SIGINT or SIGTERM: nodes come in through the proxy; whoever is on this machine submits runs."""
-    home = ServerFolder(folder.resolve(), certificates.resolve())
-    home.check()
+    home, certificates = ServerFolder(folder.resolve()), certificates.resolve()
+    check_certificates(certificates)
+    if (days := days_left(certificates)) < _WARN_DAYS:
+        again = f"`steelyard federate certificates {certificates} --renew`, then serve again"
+        _log.warning(f"{certificates}/server.pem is good for {days:.0f} more days; {again}")
+    home.make()
     allow_many_files()
-    with _listening(host, port) as listener, _superlink(home) as (superlink, address):
-        keys = RegisteredKeys(home.register)
-        registrar = Registrar(address, home.certificates / "ca.pem", keys)
-        application = NodeProxy(f"https://{address}", home.certificates / "ca.pem", home.register)
-        config = uvicorn.Config(
-            application,
-            http=BoundedProtocol,
-            ws="none",  # An upgraded connection would leave the protocol that counts it.
-            h11_max_incomplete_event_size=_LARGEST_HEAD,
-            ssl_certfile=str(home.certificates / "server.pem"),
-            ssl_keyfile=str(home.certificates / "server.key"),
-            access_log=False,
-            log_level="warning",
-            server_header=False,
-            limit_concurrency=2000,
-            timeout_graceful_shutdown=_DRAIN_SECONDS,
-        )
-        server = uvicorn.Server(config)
-        watch = threading.Thread(target=_watch, args=(server, superlink, registrar), daemon=True, name="watch")
-        watch.start()
+    with (
+        home.held(),
+        _listening(host, port) as listener,
+        _superlink(home, certificates) as (superlink, address),
+    ):
+        authority = certificates / "ca.pem"
+        control = SuperLinkControl(address, authority.read_bytes())
+        application = NodeProxy(f"https://{address}", authority, home)
+        server = uvicorn.Server(_settings(application, certificates))
         _log.info(f"nodes come in at {host}:{port}; runs are submitted on this machine only")
-        with contextlib.suppress(KeyboardInterrupt), asyncio.Runner(loop_factory=BoundedLoop) as runner:
-            runner.run(server.serve(sockets=[listener]))
+        looks: list[Callable[[], None]] = [
+            Registrar(control, RegisterFile(home.register)).look,
+            RunQueue(home, control).look,
+            application.report,
+        ]
+        threads = [threading.Thread(target=_repeat, args=(server, superlink, look), daemon=True) for look in looks]
+        for thread in threads:
+            thread.start()
+        try:
+            with contextlib.suppress(KeyboardInterrupt), asyncio.Runner(loop_factory=BoundedLoop) as runner:
+                runner.run(server.serve(sockets=[listener]))
+        finally:
+            # Whoever looks after the runs must not take their end with us for an end of their own.
+            server.should_exit = True
+            for thread in threads:
+                thread.join(_JOIN_SECONDS)
         if superlink.code is not None:
             raise UserError(f"the SuperLink ended (code {superlink.code}): {superlink.tail() or superlink.log}")
+
+
+def _settings(application: NodeProxy, certificates: Path) -> uvicorn.Config:
+    return uvicorn.Config(
+        application,
+        http=BoundedProtocol,
+        ws="none",  # An upgraded connection would leave the protocol that counts it.
+        h11_max_incomplete_event_size=_LARGEST_HEAD,
+        ssl_certfile=str(certificates / "server.pem"),
+        ssl_keyfile=str(certificates / "server.key"),
+        access_log=False,
+        log_level="error",  # Warnings are a line for each call that is no HTTP: whoever likes could fill the disk.
+        server_header=False,
+        limit_concurrency=2000,
+        timeout_graceful_shutdown=_DRAIN_SECONDS,
+    )
 
 
 class Registrar:
     """Registers the keys of the register with the SuperLink, on this machine; call `look` again and again."""
 
-    def __init__(self, address: str, authority: Path, keys: RegisteredKeys) -> None:
-        self._keys = keys
+    def __init__(self, control: SuperLinkControl, register: RegisterFile) -> None:
+        self._control, self._file = control, register
         self._done: set[str] = set()
-        self._link = KeyRegistration(address, authority.read_bytes())
 
     def look(self) -> None:
         """Register what is new."""
-        for key, entry in self._keys.register().entries.items():
+        for key, entry in self._file.now().entries.items():
             if key not in self._done and self._register(entry):
                 self._done.add(key)
                 _log.info(f"the key of {entry.name} is registered")
 
     def _register(self, entry: Entry) -> bool:
         try:
-            self._link.register(entry.key, entry.name)
+            self._control.register(entry.key, entry.name)
         except httpx.HTTPStatusError as error:
             # Registered before, in the database of an earlier start: all is well.
             if error.response.status_code == _CONFLICT or "already" in error.response.text.lower():
@@ -132,16 +122,21 @@ class Registrar:
         return True
 
 
-def _watch(server: uvicorn.Server, superlink: Process, registrar: Registrar) -> None:
-    pause = threading.Event()
+def _repeat(server: uvicorn.Server, superlink: Process, look: Callable[[], None]) -> None:
+    """Look again and again while we serve; without its SuperLink a server ends."""
+    pause, before = threading.Event(), ""
     while not server.should_exit:
         if superlink.code is not None:
             server.should_exit = True
             return
         try:
-            registrar.look()
-        except Exception as error:  # Nodes must not be shut out because one entry is odd.
-            _log.error(f"register: {type(error).__name__}: {error}")
+            look()
+            before = ""
+        except Exception as error:  # Nodes must not be shut out because one look goes wrong.
+            line = f"{type(error).__name__}: {error}"
+            if line != before:
+                _log.error(line)
+            before = line
         pause.wait(_LOOK_SECONDS)
 
 
@@ -160,21 +155,22 @@ def _listening(host: str, port: int) -> Generator[socket.socket]:
 
 
 @contextmanager
-def _superlink(home: ServerFolder) -> Generator[tuple[Process, str]]:
+def _superlink(home: ServerFolder, certificates: Path) -> Generator[tuple[Process, str]]:
     listener = reserved_port()
     port = int(listener.getsockname()[1])
     address = f"127.0.0.1:{port}"
-    authority = home.certificates / "ca.pem"
+    authority = certificates / "ca.pem"
     home.flower.mkdir(parents=True, exist_ok=True)
     (home.flower / "config.toml").write_text(connection_file(address, authority), encoding="utf-8")
     options = [
-        *("--ssl-ca-certfile", str(authority), "--ssl-certfile", str(home.certificates / "server.pem")),
-        *("--ssl-keyfile", str(home.certificates / "server.key"), "--enable-supernode-auth"),
+        *("--ssl-ca-certfile", str(authority), "--ssl-certfile", str(certificates / "server.pem")),
+        *("--ssl-keyfile", str(certificates / "server.key"), "--enable-supernode-auth"),
         *("--database", str(home.folder / "federation.db")),
     ]
     if not home.head_key.exists():
         make_key(home.head_key)
-    env = environment(home.flower, **{REGISTER: str(home.register), HEAD_KEY: str(home.head_key)})
+    known = {REGISTER: str(home.register), HEAD_KEY: str(home.head_key), LAUNCHER: str(os.getpid())}
+    env = environment(home.flower, **known)
     # Relative paths of a run are meant from where the server was started.
     process = start_superlink(options, listener, env, home.folder / "superlink.log", Path.cwd())
     try:

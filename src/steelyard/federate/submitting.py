@@ -1,56 +1,97 @@
-"""Starting a run on a server of this machine, and showing its rounds until it ends."""
+"""Submitting a run to a server of this machine, and following it until it ends."""
 
 from __future__ import annotations
 
-import subprocess
-import tempfile
+import time
+from collections.abc import Generator
 from pathlib import Path
 
 from steelyard.errors import UserError
 from steelyard.experiment.description import Description
 from steelyard.experiment.folders import new_folder
-from steelyard.federate.app_folder import CONNECTION, write_app
-from steelyard.federate.processes import environment
+from steelyard.federate.app_folder import write_app
+from steelyard.federate.server_folder import ServerFolder
+from steelyard.federate.server_runs import ServerRun, new_run, runs_of
 from steelyard.logs import logger
-from steelyard.runs.reader import History
-from steelyard.runs.store import exists
 
+_LOOK_SECONDS = 0.25
+_GONE_SECONDS = 2.0
+"""How long nobody may serve before whoever follows hears of it."""
 _log = logger(__name__)
 
 
-def submit(server: Path, experiment: Description, *, out: Path | None = None, resume: bool = False) -> Path:
-    """Send an experiment to the SuperLink of a server's folder and follow it; returns the run's folder."""
-    flower = server / ".flwr"
-    if not (flower / "config.toml").is_file():
-        raise UserError(f"{server}: no server here; allowed: the folder of a running `steelyard federate serve`")
-    run = (out if resume and out is not None else new_folder(experiment, out)).resolve()
-    with tempfile.TemporaryDirectory() as scratch:
-        app = Path(scratch) / "app"
-        write_app(app, experiment, out=run, resume=resume, ship=False)
-        command = ["flwr", "run", str(app), CONNECTION, "--stream"]
-        with subprocess.Popen(
-            command, env=environment(flower.resolve()), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        ) as process:
-            last = _show(process, f"`steelyard resume {run}`", f"`steelyard federate submit {server} {run}`")
-    if not exists(run):
-        raise UserError(f"the run did not begin: {last or 'no word from the server; is it serving?'}")
-    if History(run).info.get("status") != "finished":
-        again = "" if "`steelyard" in last else f"; `steelyard federate submit {server} {run}` goes on"
-        raise UserError(f"the run did not finish: {last or 'the server stopped without a word'}{again}")
+def submit(server: Path, experiment: Description, *, out: Path | None = None, resume: bool = False) -> ServerRun:
+    """Put a run into the queue of a server; the folder of one that is still in it is taken up again."""
+    home = ServerFolder(server)
+    home.require_served()
+    folder = (out if resume and out is not None else new_folder(experiment, out)).resolve()
+    for run in runs_of(home):
+        if run.is_open and run.out == folder:
+            if resume:
+                return run
+            raise UserError(f"--out: {folder} is the folder of run {run.number}, which has not ended; allowed: another")
+    run = new_run(home)
+    report = run.folder.resolve()
+    write_app(run.app, experiment, out=folder, resume=resume, ship=False, report=report)
+    run.note_submitted(experiment.name, folder, experiment.resolved().rounds.count)
     return run
 
 
-def _show(process: subprocess.Popen[str], resume: str, submit: str) -> str:
-    """Print the lines of a run that are ours; return the last word of an error.
+def follow(run: ServerRun) -> Path:
+    """Print the lines of a run as they come, until it ends; raises with one clear line unless it finished."""
+    lines, before, seen = lines_of(run), "", time.monotonic()
+    while True:
+        time.sleep(_LOOK_SECONDS)
+        ended = not run.is_open  # Before its lines are read, so that none is missed.
+        for line in lines:
+            if line is None:
+                break
+            if line.startswith(("steelyard: ", "round ")):
+                _log.info(line.removeprefix("steelyard: "))
+        if ended:
+            return _end(run)
+        before = _print_place(run, before)
+        if run.server.is_served():
+            seen = time.monotonic()
+        elif time.monotonic() - seen > _GONE_SECONDS and run.is_open:
+            again = run.server.command("follow", str(run.number))
+            raise UserError(f"the server is gone; the run goes on when it serves again, `{again}` shows it then")
 
-    The server speaks of going on with any run; this one goes on by being submitted again.
-    """
-    assert process.stdout is not None
-    last, ours = "", False
-    for line in process.stdout:
-        text = line.strip().replace(resume, submit)
-        if text.startswith(("steelyard: ", "round ")):
-            _log.info(text.removeprefix("steelyard: "))
-        if text.startswith("steelyard: ") or (text and not ours):
-            last, ours = text.removeprefix("steelyard: "), text.startswith("steelyard: ")
-    return last
+
+def lines_of(run: ServerRun) -> Generator[str | None]:
+    """Yield the whole lines of a run's log, and None where there is no further one yet."""
+    while not run.log.exists():
+        yield None
+    with run.log.open(encoding="utf-8", errors="replace", newline="\n") as log:
+        part = ""
+        while True:
+            part += log.readline()
+            if part.endswith("\n"):
+                yield _own(run, part.strip())
+                part = ""
+            else:
+                yield None
+
+
+def _print_place(run: ServerRun, before: str) -> str:
+    """Say which run is waited for, once."""
+    if run.started:
+        return before
+    first = next((other.number for other in runs_of(run.server) if other.is_open and other.number < run.number), None)
+    line = "" if first is None else f"run {run.number} waits for run {first}"
+    if line and line != before:
+        _log.info(line)
+    return line
+
+
+def _end(run: ServerRun) -> Path:
+    outcome = run.outcome
+    if outcome.get("status") == "finished":
+        return run.out
+    line = _own(run, str(outcome.get("line")))
+    raise UserError(line if "`steelyard" in line else f"the run did not finish: {line}; {run.advice()}")
+
+
+def _own(run: ServerRun, line: str) -> str:
+    """Return a line of the server app as it is true here: it speaks of any run; this one goes on by being submitted."""
+    return line.replace(f"`steelyard resume {run.out}`", f"`{run.server.command('submit', str(run.out))}`")

@@ -149,7 +149,8 @@ class SparseRows:
         return SparseRows(len(keep), owners[kept], self.rows[kept], self.values[kept], self.rate)
 
     def finite(self) -> NDArray[np.bool_]:
-        good = np.isfinite(self.values.sum(axis=1))
+        # In float64 a sum of float32 numbers is finite exactly when every term is.
+        good = np.isfinite(self.values.sum(axis=1, dtype=np.float64))
         return np.bincount(self.owners[~good], minlength=self.clients) == 0
 
     def content(self) -> Sequence[NDArray[np.int32]]:

@@ -75,7 +75,7 @@ class TestKeys:
     def made(self, grid: FakeGrid, *entries: Entry) -> FlowerClients:
         register = Register({entry.key: entry for entry in entries})
         settings = FederateSettings(nodes=1, timeout=5.0, start_timeout=5.0)
-        return FlowerClients(grid, JUDGES, settings, register=register)  # type: ignore[arg-type]
+        return FlowerClients(grid, JUDGES, settings, register=lambda: register)  # type: ignore[arg-type]
 
     def keyed(self, nodes: dict[int, Any]) -> tuple[FakeGrid, dict[int, str]]:
         grid = FakeGrid(nodes)

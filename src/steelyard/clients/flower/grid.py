@@ -20,15 +20,18 @@ from steelyard.clients.flower.heads import HeadSender
 from steelyard.clients.flower.payloads import DENSE, Codec, CohortRows
 from steelyard.clients.flower.questions import read_evaluations, write_question
 from steelyard.clients.flower.register import Register
-from steelyard.clients.flower.requesting import Request, RequestSender, Silence
+from steelyard.clients.flower.requesting import Gone, Request, RequestSender, Silence
 from steelyard.clients.flower.roster import Roster
 from steelyard.clients.flower.settings import FederateSettings
 from steelyard.clients.flower.signatures import Signer
 from steelyard.clients.flower.tasks import Expected, Refusal, pack_parameters, read_updates, write_task
 from steelyard.errors import UserError
+from steelyard.logs import logger
 from steelyard.messages import Evaluations, Failure, Question, Task, Updates
 from steelyard.signing import digest_of_task
 from steelyard.statements import Proof, SealedRound
+
+_log = logger(__name__)
 
 
 class NodeAnswer(Protocol):
@@ -100,7 +103,7 @@ class FlowerClients:
         run: str = "",
         codec: Codec = DENSE,
         experiment: str = "",
-        register: Register | None = None,
+        register: Callable[[], Register] | None = None,
         known: Mapping[str, int | list[int]] | None = None,
         further: Collection[str] = (),
     ) -> None:
@@ -115,6 +118,8 @@ class FlowerClients:
         self._run = run
         self._experiment = experiment
         self._codec = codec
+        self._all_gone = False
+        """Whether no node at all was there any more when an exchange ended."""
         self._noted: set[str] = set()
         """Clients whose claim of a large test set is in the notes."""
         self._heads = HeadSender()
@@ -132,8 +137,25 @@ class FlowerClients:
     def train(self, tasks: Sequence[Task]) -> list[Updates]:
         """Send each task to the nodes of its cohort; who does not answer properly in time is named as a failure."""
         self.roster.round = max((task.round for task in tasks), default=0)
+        self.meet()
+        sendings = [Sending(pack_parameters(task), self._codec) for task in tasks]
+        answers = self.send_tasks(tasks, sendings)
+        if self._all_gone:
+            self.meet()
+            answers = self.send_tasks(tasks, sendings)
+        return answers
+
+    def meet(self) -> None:
+        """Take note of who is there; where nobody is any more, wait for those who were, as before the first round.
+
+        All nodes at once seldom leave: it is the server that was away, as a laptop that was closed.
+        """
+        before = self.roster.nodes
         self.roster.refresh(self._patience)
-        return self.send_tasks(tasks, [Sending(pack_parameters(task), self._codec) for task in tasks])
+        if before and not self.roster.nodes:
+            seconds = self.settings.start_timeout
+            _log.warning(f"no node is connected any more; waiting for {before} up to {seconds:g} s")
+            self.roster.wait_back(before, seconds)
 
     def send_tasks(self, tasks: Sequence[Task], sendings: Sequence[Sending]) -> list[Updates]:
         """Send each task as it is to travel, and join what comes back."""
@@ -190,7 +212,15 @@ class FlowerClients:
 
     def evaluate(self, questions: Sequence[Question]) -> list[Evaluations]:
         """Send each question to all nodes; raises `NoAnswers` where not one of them answers."""
-        self.roster.refresh(self._patience)
+        try:
+            return self._evaluate(questions)
+        except NoAnswers:
+            if not self._all_gone:
+                raise
+            return self._evaluate(questions)
+
+    def _evaluate(self, questions: Sequence[Question]) -> list[Evaluations]:
+        self.meet()
         requests: list[TaskRequest] = []
         failures: list[list[Failure]] = [[] for _ in questions]
         away: list[Failure] = []
@@ -316,6 +346,7 @@ class FlowerClients:
                 return str(refusal)
 
         answers = self._sender.ask([request.message for request in requests], seconds, read=take)
+        self._all_gone = bool(answers) and all(isinstance(answer, Gone) for answer in answers)
         for request, answer in zip(requests, answers, strict=True):
             # A node that sends nonsense or an error is there; one that is silent may not be.
             self.roster.heard(request.node, answered=not isinstance(answer, Silence))

@@ -64,7 +64,7 @@ class HiddenClients(FlowerClients):
         if not tasks:
             return []
         self.roster.round = max(task.round for task in tasks)
-        self.roster.refresh(self._patience)
+        self.meet()
         begun = [self._begin(task) for task in tasks]
         self._collect_keys(begun)
         cohorts = [tuple(sorted(work.server.keys)) for work in begun]

@@ -10,6 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from steelyard.errors import UserError, brief
+from steelyard.logs import logger
+
+_log = logger(__name__)
 
 FILE = "register.json"
 """Name of the register in a server's folder."""
@@ -66,6 +69,31 @@ def read_register(file: Path) -> Register:
         raise UserError(f"{file}: not a register of node keys ({type(error).__name__}); allowed: what "
                         "`steelyard federate register` writes") from error  # fmt: skip
     return Register({entry.key: entry for entry in entries})
+
+
+class RegisterFile:
+    """A register as it is now: its file is read again when it changes. Whoever asks holds one and calls `now`."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._seen: tuple[int, int] | None = None
+        self._register = Register()
+
+    def now(self) -> Register:
+        """Return the register; while it cannot be read, it has no entries and nobody is let in."""
+        try:
+            found = self._file.stat()
+            stamp = (found.st_mtime_ns, found.st_ino)
+        except OSError:
+            return Register()
+        if stamp != self._seen:
+            try:
+                self._register = read_register(self._file)
+            except UserError as error:
+                _log.error(error)
+                self._register = Register()
+            self._seen = stamp
+        return self._register
 
 
 def enter(file: Path, entry: Entry) -> Register:

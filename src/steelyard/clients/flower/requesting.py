@@ -16,7 +16,7 @@ from typing import Any
 from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 
-from steelyard.clients.flower.adapter.messages import ERRORS, RAISED
+from steelyard.clients.flower.adapter.messages import ERRORS, GONE, RAISED
 from steelyard.clients.flower.checks import clean, unreadable
 from steelyard.clients.flower.forms import Refused
 from steelyard.clients.flower.polling import AnswerPoller, PendingRequest
@@ -25,12 +25,20 @@ from steelyard.clients.flower.superlink import RunStopped, reaching_superlink
 Read = Callable[[int, RecordDict], Any]
 """Reads the content of the answer to the request at an index; a text that it returns is why it cannot be used."""
 
+_LONGEST_WAIT, _STILL_SECONDS = 1.0, 5.0
+"""Seconds of one wait for answers, and by how many it is too long: a laptop was closed, or the process stopped."""
 NOT_WAITED_FOR = "was not waited for"
 """The answer of a node where enough others had answered."""
 
 
 class Silence(str):
     """Why there is no answer: the node said nothing in time."""
+
+    __slots__ = ()
+
+
+class Gone(str):
+    """Why there is no answer: the node is not connected any more, or this machine itself was away."""
 
     __slots__ = ()
 
@@ -68,7 +76,7 @@ class RequestSender:
         index_of = {name: index for index, name in enumerate(sent) if name}
         for index, name in enumerate(sent):
             if not name:
-                results[index] = "the SuperLink did not take the message: its node is gone"
+                results[index] = Gone("the SuperLink did not take the message: its node is gone")
 
         def take(name: str, answer: list[Message] | Exception) -> None:
             index = index_of[name]
@@ -82,10 +90,14 @@ class RequestSender:
         outstanding = {name: PendingRequest(name, requests[index].largest) for name, index in index_of.items()}
         AnswerPoller(self.grid, outstanding, deadline, take).start(stop)
         try:
-            self._collect(results, arrived, len(index_of), deadline, enough)
+            slept = self._collect(results, arrived, len(index_of), deadline, enough)
         finally:
             stop.set()
-        late = NOT_WAITED_FOR if time.monotonic() < deadline else Silence(f"no answer within {seconds:g} s")
+        late: str = Silence(f"no answer within {seconds:g} s")
+        if time.monotonic() < deadline:
+            late = NOT_WAITED_FOR
+        elif slept:
+            late = Gone(f"no answer within {seconds:g} s, for {slept:.0f} s of which the server itself stood still")
         return [late if result is None else result for result in results]
 
     def _collect(
@@ -95,18 +107,22 @@ class RequestSender:
         waiting: int,
         deadline: float,
         enough: int | None,
-    ) -> None:
-        good = 0
-        while waiting and good != enough and (left := deadline - time.monotonic()) > 0:
+    ) -> float:
+        """Take what arrives; returns for how many seconds this process itself stood still meanwhile."""
+        good, slept = 0, 0.0
+        while waiting and good != enough and (left := deadline - (now := time.monotonic())) > 0:
             try:
-                index, result = arrived.get(timeout=left)
+                index, result = arrived.get(timeout=min(left, _LONGEST_WAIT))
             except queue.Empty:
-                return
+                late = time.monotonic() - now - _LONGEST_WAIT
+                slept += late if late > _STILL_SECONDS else 0.0
+                continue
             if isinstance(result, RunStopped):
                 raise result
             waiting -= 1
             results[index] = unreadable(result) if isinstance(result, Exception) else result
             good += not isinstance(results[index], str)
+        return slept
 
     def _send(self, requests: Sequence[Request], seconds: float) -> list[str]:
         # A message that outlives its round would only keep the node busy with work that nobody wants.
@@ -148,6 +164,8 @@ def _opened(request: Request, name: str, answer: list[Message]) -> RecordDict | 
 
 def _error_words(error: Any) -> str:
     words = ERRORS.get(error.code, f"failed with code {error.code}")
+    if error.code == GONE:
+        return Gone(words)
     # Flower writes <class 'ValueError'>:<'text'>; the class's name and the text are what a reader wants.
     reason = (error.reason or "").replace("<class '", "").replace("'>:<'", ": ").removesuffix("'>")
     return clean(f"{words}: {reason}" if reason and error.code in (0, RAISED) else words)

@@ -7,7 +7,7 @@ import queue
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from flwr.app import RecordDict
@@ -47,6 +47,7 @@ class _Claim:
 class Roster:
     """Maps stable client ids to the nodes that hold them now; cohorts are drawn from the ids, never from nodes.
 
+    `register` returns the register as it is now: a key that is entered during a run takes part from the next round.
     With a register, a client belongs to the key that its entry names, or else to the key that first had it. What the
     data look like is what the experiment says (`known`), and what it leaves open is what most nodes say; nodes that
     say otherwise are not admitted.
@@ -57,7 +58,7 @@ class Roster:
         sender: RequestSender,
         seconds: float = _INTRODUCTION_SECONDS,
         experiment: str = "",
-        register: Register | None = None,
+        register: Callable[[], Register] | None = None,
         most_clients: int = _MOST_CLIENTS,
         known: Mapping[str, int | list[int]] | None = None,
     ) -> None:
@@ -72,7 +73,8 @@ class Roster:
         self._sender = sender
         self._seconds = seconds
         self._question = AskForm(experiment=experiment)
-        self._register, self._most_clients = register, most_clients
+        self._read_register, self._most_clients = register, most_clients
+        self._register = None if register is None else register()
         self._known = dict(known or {})
         self._keys: dict[int, str] = {}
         self._claims: dict[int, _Claim] = {}
@@ -197,9 +199,13 @@ class Roster:
     def _present(self) -> set[int]:
         grid = self._sender.grid
         with reaching_superlink():
-            if self._register is None:
+            if self._read_register is None:
                 return set(grid.get_node_ids())
             nodes = list(grid.get_nodes())  # type: ignore[attr-defined]
+        register = self._read_register()
+        if register != self._register:
+            self._register = register
+            self._refused.clear()  # What was wrong with a node may be right now.
         self._keys = {int(node.node_id): key_line(bytes(node.public_key)) for node in nodes}
         return set(self._keys)
 
@@ -213,11 +219,16 @@ class Roster:
             if node in self._claims and isinstance(answer, str):
                 self._try_later(node)  # A node of ours that is still silent.
                 return
-            self.note(f"node {node} was not admitted: {refusal}")
+            self.note(f"node {self._name(node)} was not admitted: {refusal}")
             if isinstance(answer, str):  # It may be slow, or its data not there yet: it may try again.
                 self._try_later(node)
             else:  # It spoke, and not as it should.
                 self._refused.add(node)
+
+    def _name(self, node: int) -> str:
+        """Return a node's name in the register; without one, Flower's number."""
+        entry = None if self._register is None else self._register.entries.get(self._keys.get(node, ""))
+        return str(node) if entry is None else entry.name
 
     def _try_later(self, node: int) -> None:
         pause = min(2 * self._later.get(node, (0.0, _ASK_AGAIN_SECONDS / 2))[1], _LONGEST_PAUSE)
@@ -268,11 +279,18 @@ class Roster:
                 )
             time.sleep(_LOOK_SECONDS)
 
+    def wait_back(self, nodes: int, seconds: float) -> None:
+        """Wait until so many nodes are there again, for at most so many seconds; then it goes on with who is there."""
+        deadline = time.monotonic() + seconds
+        while self.nodes < nodes and time.monotonic() < deadline:
+            time.sleep(_LOOK_SECONDS)
+            self.refresh()
+
     def _settle(self) -> None:
         self._agreed = self.about
         for node, claim in list(self._claims.items()):
             if claim.about != self._agreed:
-                self.note(f"node {node} was not admitted: its data is of another kind: {claim.about}")
+                self.note(f"node {self._name(node)} was not admitted: its data is of another kind: {claim.about}")
                 self._refused.add(node)
                 del self._claims[node]
                 self.registered -= set(claim.clients)
@@ -292,7 +310,8 @@ class Roster:
             self._holders[client] = chosen
             for other in nodes:
                 if other != chosen:
-                    self.note(f"client {client} is claimed by node {other}, but node {chosen} holds it")
+                    claimed, held = self._name(other), self._name(chosen)
+                    self.note(f"client {client} is claimed by node {claimed}, but node {held} holds it")
         self._holders = {client: node for client, node in self._holders.items() if client in claimants}
         self.registered |= set(claimants)
 

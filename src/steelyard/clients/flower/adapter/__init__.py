@@ -2,8 +2,9 @@
 
     `messages`    a message taken apart, the parts fetched, what Flower's errors are called here
     `fleet`       a node's calls to its server
+    `signed_calls`  each of them signed, by the server's clock, and repeated where the server is busy
     `answers`     the server app's look for answers
-    `superlink`   Flower's SuperLink as a process, and the keys that are registered with it
+    `superlink`   Flower's SuperLink as a process, the keys that are registered with it, and its runs
     `transport`   bounds on what Flower's HTTP clients take from one call
 
 tests/clients/flower/test_adapter.py reads all sources for other imports, and holds every version that is supported to

@@ -28,9 +28,9 @@ from flwr.supercore.inflatable.inflatable_protobuf_utils import (
 from flwr.supercore.inflatable.inflatable_utils import push_object_contents_from_iterable
 from flwr.supercore.interceptors import RuntimeVersionHttpInterceptor
 from flwr.supernode.fleet_http_client import FleetHttpClient
-from flwr.supernode.node_auth_http_interceptor import NodeAuthHttpInterceptor
 
 from steelyard.clients.flower.adapter.messages import MessageParts, PartsTree
+from steelyard.clients.flower.adapter.signed_calls import SignedCalls
 from steelyard.clients.flower.adapter.transport import bound_answers
 
 
@@ -49,7 +49,8 @@ class FleetConnection:
     def __init__(self, address: str, authority: bytes | None, key: ec.EllipticCurvePrivateKey) -> None:
         public = key.public_key()
         self._pem = public.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
-        signing = [RuntimeVersionHttpInterceptor(component_name="SuperNode"), NodeAuthHttpInterceptor(key, public)]
+        self._calls = SignedCalls(key)
+        signing = [RuntimeVersionHttpInterceptor(component_name="SuperNode"), self._calls]
         self._client = FleetHttpClient.from_server_address(address, authority is None, authority, signing)
         bound_answers(self._client)
         self._node = Node()
@@ -58,6 +59,11 @@ class FleetConnection:
     def node(self) -> int:
         """The server's number for this node; 0 before it is activated."""
         return self._node.node_id
+
+    @property
+    def ahead(self) -> float:
+        """By how many seconds our clock is ahead of the server's, behind where negative; 0 where they agree."""
+        return self._calls.ahead
 
     def register(self) -> None:
         """Make the key known, where a server lets anybody in."""

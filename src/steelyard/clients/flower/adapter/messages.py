@@ -33,6 +33,7 @@ RunNotRunning = RunNotRunningException
 TEXT_TAG = ConfigRecordValue.STRING_FIELD_NUMBER << 3 | 2
 """The first byte of a text among the values of a ConfigRecord."""
 RAISED, DIED = ErrorCode.CLIENT_APP_RAISED_EXCEPTION, ErrorCode.CLIENT_APP_CRASHED
+GONE = ErrorCode.NODE_UNAVAILABLE
 ERRORS = {
     ErrorCode.LOAD_CLIENT_APP_EXCEPTION: "its ClientApp could not be loaded",
     ErrorCode.CLIENT_APP_RAISED_EXCEPTION: "raised an error",

@@ -1,0 +1,102 @@
+"""The folder of a server: where everything of it lies, and who serves it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shlex
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from steelyard.clients.flower.register import FILE
+from steelyard.errors import UserError
+
+_HOLD_SECONDS = 1.0
+"""How long a server tries to hold its folder: whoever asks whether it is served holds it for a moment too."""
+
+
+@dataclass(frozen=True)
+class ServerFolder:
+    """What a server keeps: the register of keys, the runs, Flower's database, logs, and how `flwr` reaches it."""
+
+    folder: Path
+
+    @property
+    def register(self) -> Path:
+        """The register of node keys."""
+        return self.folder / FILE
+
+    @property
+    def head_key(self) -> Path:
+        """The private key that signs the heads of runs; made at the first start. Move it away to have another."""
+        return self.folder / "server"
+
+    @property
+    def flower(self) -> Path:
+        """FLWR_HOME of this machine's `flwr` commands."""
+        return self.folder / ".flwr"
+
+    @property
+    def runs(self) -> Path:
+        """A folder for each run that was submitted."""
+        return self.folder / "runs"
+
+    @property
+    def contacts(self) -> Path:
+        """What the proxy last heard of each node."""
+        return self.folder / "contacts.json"
+
+    @property
+    def _lock(self) -> Path:
+        return self.folder / "lock"
+
+    def command(self, name: str, *arguments: str) -> str:
+        """Return the command of an operator of this server, as it is typed."""
+        return shlex.join(["steelyard", "federate", name, str(self.folder), *arguments])
+
+    def make(self) -> None:
+        """Make the folder, and keep what lies in it from other users of the machine."""
+        try:
+            self.runs.mkdir(parents=True, exist_ok=True)
+            os.chmod(self.folder, 0o700)
+        except OSError as error:
+            raise UserError(
+                f"{self.folder}: cannot be used: {error.strerror}; allowed: a folder of your own"
+            ) from error
+
+    @contextmanager
+    def held(self) -> Generator[None]:
+        """Hold the folder as the one process that serves it; it is free again when that process is gone."""
+        with self._lock.open("a") as lock:
+            deadline = time.monotonic() + _HOLD_SECONDS
+            while not _locked(lock.fileno(), fcntl.LOCK_EX):
+                if time.monotonic() > deadline:
+                    raise UserError(f"{self.folder}: another process serves this folder; allowed: a folder of its own")
+                time.sleep(0.05)
+            yield
+
+    def is_served(self) -> bool:
+        """Whether a process serves this folder now."""
+        try:
+            with self._lock.open() as lock:
+                return not _locked(lock.fileno(), fcntl.LOCK_SH)
+        except OSError:
+            return False
+
+    def require_served(self) -> None:
+        """Refuse where nobody serves this folder."""
+        if not self.is_served():
+            raise UserError(
+                f"{self.folder}: nobody serves this folder; allowed: the folder of a running `steelyard federate serve`"
+            )
+
+
+def _locked(handle: int, how: int) -> bool:
+    try:
+        fcntl.flock(handle, how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,72 @@
+"""The registered nodes of a server, as an operator sees them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from steelyard.clients.flower.register import Entry, read_register
+from steelyard.errors import UserError
+from steelyard.federate.outcomes import read_json
+from steelyard.federate.server_folder import ServerFolder
+from steelyard.federate.server_runs import runs_of
+from steelyard.runs.schema import reading
+
+_CONNECTED_SECONDS = 20.0
+"""A node calls at least every second; Flower takes one for gone after twenty."""
+
+
+def nodes_of(server: ServerFolder) -> list[dict[str, Any]]:
+    """Return what is known of each registered node: its last contact, clock, versions, and what it last refused."""
+    contacts, served = read_json(server.contacts), server.is_served()
+    faults = _last_faults(server)
+    found: list[dict[str, Any]] = []
+    for entry in read_register(server.register).entries.values():
+        contact = contacts.get(entry.key, {})
+        last = contact.get("last")
+        found.append(
+            {
+                "name": entry.name,
+                "clients": list(entry.clients),
+                "status": "connected" if served and last and _age(last) < _CONNECTED_SECONDS else "away",
+                "last": last,
+                "clock": contact.get("clock"),
+                "steelyard": contact.get("steelyard"),
+                "flower": contact.get("flower"),
+                "refused": _fault(entry, faults),
+            }
+        )
+    return found
+
+
+def _age(moment: str) -> float:
+    return (datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds()
+
+
+def _fault(entry: Entry, faults: tuple[dict[str, str], str]) -> str | None:
+    """Return the last fault of a node's clients, or else why the node was not admitted."""
+    by_client, notes = faults
+    own = [by_client[client] for client in entry.clients if client in by_client]
+    noted = [note for note in notes.split("; ") if f"node {entry.name} " in note]
+    return next(iter([*own[::-1], *noted[::-1]]), None)
+
+
+def _last_faults(server: ServerFolder) -> tuple[dict[str, str], str]:
+    """Return why clients were last left out in the newest run, and what was noted of nodes in it."""
+    newest = next((run.out for run in reversed(runs_of(server)) if run.started), None)
+    return ({}, "") if newest is None else _faults(newest)
+
+
+def _faults(folder: Path) -> tuple[dict[str, str], str]:
+    query = (
+        "SELECT c.name, f.round, f.reason FROM (SELECT * FROM untested UNION ALL SELECT * FROM failures) f "
+        "JOIN clients c ON c.id = f.client ORDER BY f.round"
+    )
+    try:
+        with reading(folder) as connection:
+            rows = connection.execute(query).fetchall()
+            notes = connection.rows("info", ("value",), "WHERE key = ?", "federation_notes")
+    except UserError:
+        return {}, ""
+    return {name: f"round {round}: {why}" for name, round, why in rows}, notes[0][0] if notes else ""
