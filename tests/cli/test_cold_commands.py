@@ -60,7 +60,7 @@ COMMANDS = {
     "federate list server": "1    finished  1/1    quickstart",
     "federate nodes server": "hospital-a  away    never",
     "federate log server 1": "round 1/1",
-    "federate follow server 1": "round 1/1",
+    "federate follow server 1": "/done",
     "federate stop server 2": "run 2 is stopped; 0 rounds are whole",
     "federate ledger node.toml": "epsilon 0 of 8 in 0 answers in all (delta 1e-05)",
     "recommend split tastes.tsv --out cut": "cut/train.tsv",

@@ -12,6 +12,7 @@ pytest.importorskip("flwr")
 from steelyard.clients.flower.register import Entry
 from steelyard.federate import contacts
 from steelyard.federate.contacts import Contacts, RefusalLog
+from steelyard.logs import show
 
 
 @pytest.fixture
@@ -20,6 +21,11 @@ def minute(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     now = [0.0]
     monkeypatch.setattr(contacts.time, "monotonic", lambda: now[0])
     return now
+
+
+@pytest.fixture(autouse=True)
+def shown() -> None:
+    show("info")
 
 
 def printed(capfd: pytest.CaptureFixture[str]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import time
 from collections.abc import Generator
@@ -14,9 +15,11 @@ import pytest
 pytest.importorskip("flwr")
 
 from tests.federate.test_node_process import Federation, hospitals
-from tests.federate.test_process_faults import last_round, wait_until
+from tests.federate.test_process_faults import failures, last_round, wait_until
 
 from steelyard import __version__
+from steelyard.federate import processes
+from steelyard.federate.certificates import make_key
 
 
 @pytest.fixture(scope="module")
@@ -107,3 +110,51 @@ def test_runs_go_one_after_another_and_are_seen_and_stopped(federation: Federati
     assert third.returncode == 2
     assert "stopped" in errors
     assert federation.steelyard("stop", "server", "3").returncode == 2
+
+
+@pytest.mark.slow
+def test_a_server_that_stood_still_waits_for_its_nodes(tmp_path: Path):
+    """SIGSTOP to all of it, as a laptop that is closed for longer than nodes count as connected."""
+    with hospitals(tmp_path) as made:
+        folder = tmp_path / "run"
+        submit = made.start_and_listen(
+            "submit", "server", "hospitals.toml", *LONG, "--set", "federate.timeout=15", "--out", str(folder)
+        )
+        wait_until(lambda: last_round(folder) >= 2, 240, "no round")
+        stopped = processes._processes_with(made.server_process._mark)
+        assert server_apps(tmp_path)[0] in stopped
+        for pid in stopped:
+            os.kill(pid, signal.SIGSTOP)
+        time.sleep(25)
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+        at = last_round(folder)
+        wait_until(lambda: last_round(folder) >= at + 3 or submit.poll() is not None, 120, "it hangs")
+        assert submit.poll() is None, submit.communicate()
+        assert (made.steelyard("stop", "server").returncode, submit.wait(60)) == (0, 2)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_by_itself_when_its_server_serves_again_and_a_new_key_joins_it(tmp_path: Path):
+    with hospitals(tmp_path) as made:
+        folder = tmp_path / "run"
+        few = ("--set", "rounds.count=400", "--set", "rounds.evaluate_every=400", "--out", str(folder))
+        submit = made.start_and_listen("submit", "server", "hospitals.toml", *few)
+        wait_until(lambda: last_round(folder) >= 1, 240, "no round")
+        shutil.copy(tmp_path / "hospital-a.npz", tmp_path / "hospital-c.npz")
+        make_key(tmp_path / "hospital-c")
+        text = (tmp_path / "hospital-a.toml").read_text()
+        (tmp_path / "hospital-c.toml").write_text(text.replace("hospital-a", "hospital-c"))
+        assert made.steelyard("register", "server", "hospital-c.pub", "--client", "hospital-c").returncode == 0
+        made.node("hospital-c")
+        wait_until(lambda: None in failures(folder, "hospital-c").values(), 120, "the newcomer is shut out")
+        os.kill(made.server_process.pid, signal.SIGKILL)
+        wait_until(lambda: not server_apps(tmp_path), 15, "the server app lives on")
+        _, errors = submit.communicate(timeout=30)
+        assert (
+            "steelyard: the server is gone; the run goes on when it serves again, `" in errors
+        )
+        at = last_round(folder)
+        made.start("again", "serve", "server", "--tls", "tls", "--listen", f"127.0.0.1:{made.port}")
+        wait_until(lambda: last_round(folder) > at, 200, "it did not go on")
+        assert made.steelyard("stop", "server").returncode == 0

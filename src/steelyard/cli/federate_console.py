@@ -107,7 +107,7 @@ def follow_run(run: ServerRun) -> None:
     from steelyard.federate.submitting import follow as until_it_ends
 
     try:
-        until_it_ends(run)
+        print(printable(str(until_it_ends(run))))
     except KeyboardInterrupt:
         show, end = (run.server.command(name, str(run.number)) for name in ("follow", "stop"))
         print(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -125,6 +126,54 @@ class TestKeys:
         notes = " | ".join(clients.roster.notes)
         assert "2 names; its entry allows 1" in notes
         assert "its key is not in the register" in notes
+
+    def test_a_key_that_is_registered_during_a_run_takes_part_and_notes_name_nodes_by_the_register(self):
+        grid, keys = self.keyed({1: honest("c1"), 2: honest("c2"), 3: honest("c3", "c4")})
+        entries = [Entry("ada", keys[1]), Entry("bob", keys[3])]
+        settings = FederateSettings(nodes=1, timeout=5.0, start_timeout=5.0)
+        made = FlowerClients(
+            grid,  # type: ignore[arg-type]
+            JUDGES,
+            settings,
+            register=lambda: Register({entry.key: entry for entry in entries}),
+        )
+        made.wait()
+        until(lambda: len(made.roster.notes) == 2, made)
+        assert any(note.startswith("node bob was not admitted: clients: 2 names") for note in made.roster.notes)
+        assert made.names(0) == ["c1"]
+        entries.append(Entry("eve", keys[2]))
+        until(lambda: made.names(0) == ["c1", "c2"], made)
+        assert made.roster.holder("c2") == 2
+
+
+class TestAllGone:
+    """Where no node at all is there any more, it is the server that was away: it waits, as before the first round."""
+
+    def made(self, grid: FakeGrid, seconds: float) -> FlowerClients:
+        settings = FederateSettings(nodes=2, timeout=2.0, start_timeout=seconds)
+        clients = FlowerClients(grid, JUDGES, settings)  # type: ignore[arg-type]
+        clients.wait()
+        return clients
+
+    def test_they_are_waited_for(self):
+        grid = FakeGrid({1: honest("c1"), 2: honest("c2")})
+        clients = self.made(grid, 20.0)
+        away = dict(grid.nodes)
+        grid.nodes.clear()
+        threading.Timer(0.5, lambda: grid.nodes.update(away)).start()
+        clients.meet()
+        assert clients.roster.nodes == 2
+
+    def test_who_does_not_come_back_is_waited_for_once_and_one_that_stays_is_enough(self):
+        grid = FakeGrid({1: honest("c1"), 2: honest("c2")})
+        clients = self.made(grid, 1.0)
+        del grid.nodes[2]
+        begun = time.monotonic()
+        clients.meet()
+        assert time.monotonic() - begun < 0.9
+        grid.nodes.clear()
+        clients.meet()
+        assert (clients.roster.nodes, time.monotonic() - begun > 1.0) == (0, True)
 
 
 class TestSilence:
