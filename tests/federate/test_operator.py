@@ -45,6 +45,7 @@ LONG = ("--set", "rounds.count=2000", "--set", "rounds.evaluate_every=2000")
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_server_that_is_killed_takes_its_server_app_along(tmp_path: Path):
     with hospitals(tmp_path) as made:
         folder = tmp_path / "run"
@@ -61,6 +62,7 @@ def test_a_server_that_is_killed_takes_its_server_app_along(tmp_path: Path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_runs_go_one_after_another_and_are_seen_and_stopped(federation: Federation):
     root = federation.root
     first = federation.start_and_listen("submit", "server", "hospitals.toml", *LONG, "--out", "runs/first")
@@ -88,7 +90,8 @@ def test_runs_go_one_after_another_and_are_seen_and_stopped(federation: Federati
     assert len(server_apps(root)) == 1
     # A killed server app is noticed at once, with its cause, by whoever follows; the next run begins.
     follow = federation.start_and_listen("follow", "server", "1")
-    time.sleep(5)
+    assert follow.stderr is not None
+    assert follow.stderr.readline() == "steelyard: waiting for 2 nodes\n"  # It has started.
     begun = time.monotonic()
     os.kill(server_apps(root)[0], signal.SIGKILL)
     _, errors = follow.communicate(timeout=60)
@@ -113,6 +116,7 @@ def test_runs_go_one_after_another_and_are_seen_and_stopped(federation: Federati
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_server_that_stood_still_waits_for_its_nodes(tmp_path: Path):
     """SIGSTOP to all of it, as a laptop that is closed for longer than nodes count as connected."""
     with hospitals(tmp_path) as made:
@@ -135,6 +139,7 @@ def test_a_server_that_stood_still_waits_for_its_nodes(tmp_path: Path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_run_goes_on_by_itself_when_its_server_serves_again_and_a_new_key_joins_it(tmp_path: Path):
     with hospitals(tmp_path) as made:
         folder = tmp_path / "run"
@@ -151,9 +156,7 @@ def test_a_run_goes_on_by_itself_when_its_server_serves_again_and_a_new_key_join
         os.kill(made.server_process.pid, signal.SIGKILL)
         wait_until(lambda: not server_apps(tmp_path), 15, "the server app lives on")
         _, errors = submit.communicate(timeout=30)
-        assert (
-            "steelyard: the server is gone; the run goes on when it serves again, `" in errors
-        )
+        assert "steelyard: the server is gone; the run goes on when it serves again, `" in errors
         at = last_round(folder)
         made.start("again", "serve", "server", "--tls", "tls", "--listen", f"127.0.0.1:{made.port}")
         wait_until(lambda: last_round(folder) > at, 200, "it did not go on")

@@ -133,6 +133,14 @@ def test_a_run_that_cannot_begin_says_why(server: ServerFolder):
     assert run.outcome["line"] == "the run did not begin: no such app"
 
 
+def test_a_server_that_ends_takes_no_run_for_ended(server: ServerFolder):
+    run, queue = submitted(server), Queue(server)
+    queue.refused = "connection refused"
+    queue.close()
+    queue.look()
+    assert run.is_open
+
+
 def test_one_process_holds_a_folder(server: ServerFolder):
     assert not server.is_served()
     with pytest.raises(UserError, match="nobody serves this folder"):

@@ -35,6 +35,11 @@ class RunQueue:
         """By which this server knows the runs that it started itself."""
         self._stopped: set[int] = set()
         self._asked = 0.0
+        self._closed = False
+
+    def close(self) -> None:
+        """Let the runs be: the server ends, and what goes on goes on with the next one."""
+        self._closed = True
 
     def look(self) -> None:
         """Stop what is to stop, notice what ended, and start the next run where none goes."""
@@ -116,5 +121,6 @@ class RunQueue:
             return  # Flower notices by itself that the app is gone, only later.
 
     def _end(self, run: ServerRun, line: str) -> None:
-        run.end(line)
-        _log.error(f"run {run.number}: {line}")
+        if not self._closed:
+            run.end(line)
+            _log.error(f"run {run.number}: {line}")

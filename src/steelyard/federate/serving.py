@@ -58,11 +58,8 @@ def serve(folder: Path, certificates: Path, host: str, port: int) -> None:
         application = NodeProxy(f"https://{address}", authority, home)
         server = uvicorn.Server(_settings(application, certificates))
         _log.info(f"nodes come in at {host}:{port}; runs are submitted on this machine only")
-        looks: list[Callable[[], None]] = [
-            Registrar(control, RegisterFile(home.register)).look,
-            RunQueue(home, control).look,
-            application.report,
-        ]
+        registrar, queue = Registrar(control, RegisterFile(home.register)), RunQueue(home, control)
+        looks = [registrar.look, queue.look, application.report]
         threads = [threading.Thread(target=_repeat, args=(server, superlink, look), daemon=True) for look in looks]
         for thread in threads:
             thread.start()
@@ -71,6 +68,7 @@ def serve(folder: Path, certificates: Path, host: str, port: int) -> None:
                 runner.run(server.serve(sockets=[listener]))
         finally:
             # Whoever looks after the runs must not take their end with us for an end of their own.
+            queue.close()
             server.should_exit = True
             for thread in threads:
                 thread.join(_JOIN_SECONDS)

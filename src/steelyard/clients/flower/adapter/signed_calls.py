@@ -22,8 +22,8 @@ _REPEATED = ("pull-object", "push-object", "confirm-message-received")
 """Calls in the middle of a task: to give up one of them is to give up the task. Who makes the others tries again."""
 _REPEAT_SECONDS, _FIRST_PAUSE, _LONGEST_PAUSE = 30.0, 0.2, 2.0
 _UNAUTHORIZED, _BUSY = 401, 503
-_COARSE_SECONDS = 2.0
-"""The server writes whole seconds, and looks at its clock once a second."""
+_COARSE_SECONDS, _LEAST_DRIFT = 2.0, 3.0
+"""The server writes whole seconds, and looks at its clock once a second, later where it is busy."""
 
 
 class SignedCalls:
@@ -89,7 +89,8 @@ class SignedCalls:
         except (ValueError, TypeError):
             return
         if not least <= self.ahead <= most:
-            self.ahead = 0.0 if least <= 0 <= most else float(round((least + most) / 2))
+            ahead = 0.0 if least <= 0 <= most else round((least + most) / 2)
+            self.ahead = float(ahead) if abs(ahead) >= _LEAST_DRIFT else 0.0
 
 
 def local_time() -> datetime:
