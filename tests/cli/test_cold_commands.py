@@ -56,7 +56,7 @@ COMMANDS = {
     "federate init app": "app/pyproject.toml",
     "federate certificates tls --host localhost": "tls/ca.pem",
     "federate key node-a": "node-a.pub",
-    "federate receipts signed": "client a: digest 0000000000000000…: signed",
+    "federate receipts signed": "run 7, DS, round 1, client a: signed: no head of the server is kept with it yet",
     "federate list server": "1    finished  1/1    quickstart",
     "federate nodes server": "hospital-a  away    never",
     "federate log server 1": "round 1/1",

@@ -59,7 +59,7 @@ def test_empty_experiments_and_points_of_a_grid(refused: Refused, small: Path, t
     assert "--over: got '0.1,,0.2', in which a value is empty; allowed: a value between all commas" in line
     line = refused("sweep", small, "--over", f"{rate}=0.1,0.2", "--set", f"{rate}=0.3")
     assert f"--set: {rate} is in --over too, which would change it again; allowed: one of the two" in line
-    line = refused("sweep", small, "--over", f"{rate}=0.1,0.2", "--validation", "0.00001")
+    line = refused("sweep", small, "--over", f"{rate}=0.1,0.2", "--validation", "0.00001", "--quiet")
     assert "partition.validation: got 1e-05, less than one of 1,437 training rows; allowed: a larger share" in line
 
 
