@@ -57,6 +57,7 @@ def sampled(pids: list[int]) -> Generator[dict[int, int]]:
         thread.join()
 
 
+@pytest.mark.slow
 def test_a_node_cannot_make_the_server_hold_gigabytes(tmp_path: Path):
     described = experiment(
         2, timeout=60.0, partition={"clients": 2}, rounds={"count": 1, "fraction": 1.0, "samples": True}
