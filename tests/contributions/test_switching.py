@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+import torch
 from tests.conftest import CommandLine
 from tests.contributions.test_replaying import experiment, rows
 from tests.runs.contents import query
@@ -20,8 +21,14 @@ def stopped(out: Path, **sections: object) -> Path:
         if round == 1:
             raise KeyboardInterrupt
 
-    with pytest.raises(Stopped):
-        run(experiment(**sections), out=out, progress=stop)
+    # As many threads as the commands have that go on and replay: other tests change this process's number.
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with pytest.raises(Stopped):
+            run(experiment(**sections), out=out, progress=stop)
+    finally:
+        torch.set_num_threads(threads)
     return out
 
 
