@@ -235,3 +235,8 @@ def _toml(value: str | bool) -> str:
 
 def _one_line(text: str) -> str:
     return " ".join(text.split())
+
+
+def number_of_run(output: str) -> int:
+    """Return Flower's number for a run, from what `flwr run --format json` printed; ValueError or KeyError if none."""
+    return int(json.loads(output[output.index("{") :])["run-id"])

@@ -20,7 +20,7 @@ from steelyard.clients.flower.register import REGISTER, Entry, enter
 from steelyard.clients.node import EVERYTHING
 from steelyard.errors import UserError, ends_as_interrupted
 from steelyard.experiment.description import Description
-from steelyard.federate.app_folder import CONNECTION, write_app
+from steelyard.federate.app_folder import CONNECTION, number_of_run, write_app
 from steelyard.federate.certificates import make_certificates, make_key
 from steelyard.federate.local_launch import FOLDER, Launch
 from steelyard.federate.outcomes import forget_outcome, read_outcome
@@ -201,7 +201,7 @@ class LocalFederation:
     def submit(self) -> str:
         """Send the app to the SuperLink; returns Flower's id of the run."""
         output = self.flwr("run", str(self.home / "app"), CONNECTION, "--format", "json")
-        return str(json.loads(output[output.index("{") :])["run-id"])
+        return str(number_of_run(output))
 
     def outcome(self) -> dict[str, Any]:
         """What the ServerApp reports: status "running", "finished" or "stopped"; empty before it started."""

@@ -23,6 +23,8 @@ CODES: dict[Outcome, int] = {"signed": 0, "took part": 0, "absent": 0, "did not 
 nothing of it."""
 Place = tuple[str, str, int]
 """Run, rule and round."""
+CheckedProof = tuple[Proof, str]
+"""A proof, and why it shows nothing; empty where it does."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +46,7 @@ class Answer:
 
 def listed(folder: Path, trusted: Keys | None = None) -> list[Answer]:
     """Return what a node's own files show of each round: its receipts, and the heads that were kept with them."""
-    return _answers(folder, read_proofs(folder), trusted)
+    return _answers(_receipts(folder), _checked(read_proofs(folder), trusted))
 
 
 def prove(folder: Path, run: Path, trusted: Keys | None = None) -> list[Answer]:
@@ -61,12 +63,12 @@ def prove(folder: Path, run: Path, trusted: Keys | None = None) -> list[Answer]:
         rules = [rule for (rule,) in db.execute("SELECT name FROM federations ORDER BY name").fetchall()]
         rounds = [round for (round,) in db.execute("SELECT round FROM chain WHERE round > 0 ORDER BY round").fetchall()]
         sealed = [one for round in rounds if (one := records.sealed(round)) is not None]
-    proofs = [one.proof(rule, node) for one in sealed for rule in rules for node in nodes]
-    written(folder, [proof for proof in proofs if not _fault(proof, trusted)])
+    proofs = _checked([one.proof(rule, node) for one in sealed for rule in rules for node in nodes], trusted)
+    written(folder, [proof for proof, fault in proofs if not fault])
     beyond = "the run's chain does not reach this round"
     return [
         Answer(one.place, one.clients, "did not take part", beyond) if one.outcome == "signed" else one
-        for one in _answers(folder, proofs, trusted)
+        for one in _answers(receipts, proofs)
         if one.place[0] == name
     ]
 
@@ -77,27 +79,24 @@ def _receipts(folder: Path) -> list[Receipt]:
     return read(folder)
 
 
-def _answers(folder: Path, proofs: Sequence[Proof], trusted: Keys | None) -> list[Answer]:
-    by_place: dict[Place, list[Proof]] = {}
-    for proof in proofs:
-        by_place.setdefault((proof.run, proof.federation, proof.round), []).append(proof)
+def _answers(receipts: Sequence[Receipt], proofs: Sequence[CheckedProof]) -> list[Answer]:
+    last: dict[Place, CheckedProof] = {(one[0].run, one[0].federation, one[0].round): one for one in proofs}
     signed: dict[Place, list[Receipt]] = {}
-    for one in _receipts(folder):
+    for one in receipts:
         signed.setdefault((one.run, one.federation, one.round), []).append(one)
     heads: dict[tuple[str, int], set[str]] = {}
-    for proof in proofs:
-        if not _fault(proof, trusted):
+    for proof, fault in proofs:
+        if not fault:
             heads.setdefault((proof.run, proof.round), set()).add(proof.head)
-    places = sorted({*by_place, *signed})
-    return [_answer(place, signed.get(place, []), by_place.get(place, []), heads, trusted) for place in places]
+    places = sorted({*last, *signed})
+    return [_answer(place, signed.get(place, []), last.get(place), heads) for place in places]
 
 
 def _answer(
     place: Place,
     receipts: Sequence[Receipt],
-    proofs: Sequence[Proof],
+    last: CheckedProof | None,
     heads: Mapping[tuple[str, int], set[str]],
-    trusted: Keys | None,
 ) -> Answer:
     """Say what is known of one round: it may have been repeated, then any of its receipts counts."""
     clients = tuple(sorted({client for one in receipts for client in one.digests}))
@@ -107,13 +106,12 @@ def _answer(
 
     if any(not one.holds() for one in receipts):
         return answer("differs", "the node's own signature does not hold")
-    if not proofs:
+    if last is None:
         return answer("signed", "no head of the server is kept with it yet")
     both = heads.get((place[0], place[2]), set[str]())
     if len(both) > 1:
         return answer("differs", f"the server signed two heads: {' and '.join(f'{one[:16]}…' for one in sorted(both))}")
-    proof = proofs[-1]
-    fault = _fault(proof, trusted)
+    proof, fault = last
     if fault not in ("", UNSIGNED):
         return answer("differs", fault)
     held = proof.statement if proof.own else ""
@@ -124,6 +122,10 @@ def _answer(
     if held not in {one.statement.digest() for one in receipts}:
         return answer("differs", f"{shown} and holds another statement, {held[:16]}…")
     return answer("took part", shown if fault else f"{shown} and its path holds")
+
+
+def _checked(proofs: Sequence[Proof], trusted: Keys | None) -> list[CheckedProof]:
+    return [(proof, _fault(proof, trusted)) for proof in proofs]
 
 
 def _fault(proof: Proof, trusted: Keys | None) -> str:

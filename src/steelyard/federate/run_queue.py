@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import time
 import uuid
@@ -10,7 +9,7 @@ import uuid
 import httpx
 
 from steelyard.clients.flower.adapter.superlink import SuperLinkControl
-from steelyard.federate.app_folder import CONNECTION
+from steelyard.federate.app_folder import CONNECTION, number_of_run
 from steelyard.federate.outcomes import forget_outcome, is_server_app
 from steelyard.federate.processes import end_with_parent, environment, last_words
 from steelyard.federate.server_folder import ServerFolder
@@ -34,6 +33,8 @@ class RunQueue:
         self._mark = uuid.uuid4().hex
         """By which this server knows the runs that it started itself."""
         self._stopped: set[int] = set()
+        self._ended: set[int] = set()
+        """Runs that are over: a queue looks twice a second, and need not read all that ever ran."""
         self._asked = 0.0
         self._closed = False
 
@@ -43,7 +44,9 @@ class RunQueue:
 
     def look(self) -> None:
         """Stop what is to stop, notice what ended, and start the next run where none goes."""
-        waiting = [run for run in runs_of(self._server) if run.is_open]
+        known = runs_of(self._server, without=self._ended)
+        waiting = [run for run in known if run.is_open]
+        self._ended |= {run.number for run in known} - {run.number for run in waiting}
         for run in waiting:
             if run.is_to_stop:
                 self._stop(run)
@@ -95,7 +98,7 @@ class RunQueue:
         except subprocess.TimeoutExpired:
             return None, f"no answer within {_COMMAND_SECONDS:g} s"
         try:
-            return int(json.loads(done.stdout[done.stdout.index("{") :])["run-id"]), ""
+            return number_of_run(done.stdout), ""
         except (ValueError, KeyError):
             return None, last_words(f"{done.stdout}\n{done.stderr}") or f"code {done.returncode}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -126,9 +127,10 @@ class ServerRun:
             raise UserError(f"{self.folder / name}: cannot be written: {error.strerror}") from error
 
 
-def runs_of(server: ServerFolder) -> list[ServerRun]:
-    """Return all runs that were submitted to a server, the first one first."""
-    return [run for number in _numbers(server) if (run := ServerRun(server, number)).submitted]
+def runs_of(server: ServerFolder, without: Collection[int] = ()) -> list[ServerRun]:
+    """Return all runs that were submitted to a server, the first one first; `without` those of some numbers."""
+    numbers = (number for number in _numbers(server) if number not in without)
+    return [run for number in numbers if (run := ServerRun(server, number)).submitted]
 
 
 def find_run(server: ServerFolder, number: int | None) -> ServerRun:
