@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -36,7 +37,9 @@ def test_a_table_with_times_becomes_a_federation_that_orders_patients(tmp_path: 
     assert "VC" in (tmp_path / "mine.toml").read_text()
 
 
-def test_what_needs_classes_is_refused_in_one_line(tmp_path: Path, steelyard: CommandLine, refused) -> None:  # type: ignore[no-untyped-def]
+def test_what_needs_classes_is_refused_in_one_line(
+    tmp_path: Path, steelyard: CommandLine, refused: Callable[..., str]
+) -> None:
     write_patients(tmp_path / "patients.csv", 80)
     assert steelyard("new", "mine.toml", "--csv", "patients.csv", "--owner", "hospital").returncode == 0
     line = refused("run", "mine.toml", "--set", 'weighing.criteria=["LE"]', "--set", "weighing.priority=LE")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.runs.contents import change
 from tests.runs.signed_runs import RUN, a_key, signed_run
 from typer.testing import CliRunner
 
@@ -67,14 +68,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def taken(made: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made, tmp_path / "made"))
-
-
-def change(run: Path, *statements: str) -> None:
-    db = sqlite3.connect(run / "run.sqlite")
-    with db:
-        for statement in statements:
-            assert db.execute(statement).rowcount > 0
-    db.close()
 
 
 def outcomes(found: list[Answer]) -> list[str]:

@@ -45,6 +45,14 @@ EVALUATIONS = (
 )
 
 
+def change(folder: Path, statement: str, *values: object) -> None:
+    """Change rows of a run's database, as whoever tampers with it does; the statement must meet some."""
+    connection = sqlite3.connect(folder / "run.sqlite")
+    with connection:
+        assert connection.execute(statement, values).rowcount > 0
+    connection.close()
+
+
 def query(folder: Path, text: str) -> list[tuple[Any, ...]]:
     """Ask a run's database."""
     connection = sqlite3.connect(f"file:{folder / 'run.sqlite'}?mode=ro", uri=True)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import shutil
-import sqlite3
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.runs.contents import change
 from tests.runs.records import values
 from tests.runs.signed_runs import signed_run
 
@@ -28,13 +28,6 @@ def run(plain: Path, tmp_path: Path) -> Path:
     copy = Path(shutil.copytree(plain, tmp_path / "run"))
     change(copy, "DELETE FROM contributions")
     return copy
-
-
-def change(folder: Path, statement: str, *given: object) -> None:
-    connection = sqlite3.connect(folder / "run.sqlite")
-    with connection:
-        connection.execute(statement, given)
-    connection.close()
 
 
 def test_values_come_back_by_round_with_their_rule_seed_and_source(run: Path):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.runs.contents import chain_again, query
+from tests.runs.contents import chain_again, change, query
 from tests.runs.records import values
 from tests.runs.signed_runs import a_key, signed_run
 
@@ -33,13 +33,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def run(whole: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(whole, tmp_path / "run"))
-
-
-def change(folder: Path, statement: str, *values: object) -> None:
-    connection = sqlite3.connect(folder / "run.sqlite")
-    with connection:
-        assert connection.execute(statement, values).rowcount > 0
-    connection.close()
 
 
 def lines(found: Verification) -> str:

@@ -40,6 +40,13 @@ def _classified(name: str, view: CohortView) -> ServerTest:
     return test
 
 
+def _figure(name: str, view: CohortView, figure: str, measures: str, allowed: str) -> Floats:
+    errors = view.validation.errors
+    if figure not in errors:
+        raise UserError(f"criterion {name}: measures {measures}; allowed: {allowed}")
+    return errors[figure]
+
+
 @server_criterion(
     "VP",
     description="validation performance: accuracy on the server's test set",
@@ -89,11 +96,8 @@ def validation_macro_f1(view: CohortView) -> Floats:
 )
 def validation_error(view: CohortView) -> Floats:
     """1 / (1 + MAPE): falls as the mean absolute percentage error grows (paper 001, §3.2)."""
-    errors = view.validation.errors
-    if "mape" not in errors:
-        raise UserError("criterion VE: measures the error of a regression, and this data is none; allowed: VP, VF, VC")
-    mape = np.nan_to_num(errors["mape"], nan=np.inf)
-    return 1.0 / (1.0 + mape)
+    mape = _figure("VE", view, "mape", "the error of a regression, and this data is none", "VP, VF, VC")
+    return 1.0 / (1.0 + np.nan_to_num(mape, nan=np.inf))
 
 
 @server_criterion(
@@ -106,12 +110,7 @@ def validation_error(view: CohortView) -> Floats:
 )
 def validation_concordance(view: CohortView) -> Floats:
     """Harrell's C-index of the client's model on the server's test set: how often it orders two patients rightly."""
-    errors = view.validation.errors
-    if "c_index" not in errors:
-        raise UserError(
-            "criterion VC: measures the order of times to an event, and this data has none; allowed: VP, VE"
-        )
-    return errors["c_index"]
+    return _figure("VC", view, "c_index", "the order of times to an event, and this data has none", "VP, VE")
 
 
 # ---------------------------------------------------------------- the loss that adapts (lines 10-12)
