@@ -180,8 +180,10 @@ def test_same_seed_same_bits(engine: str) -> None:
         assert one.losses.tolist() == two.losses.tolist()
 
 
-@pytest.mark.parametrize("engine", ["fused", "stacked", "loop", "vmap"])
-def test_bfloat16_stays_near(engine: str) -> None:
+@pytest.mark.parametrize("engine", ["fused", "stacked", "loop", "vmap", "threads"])
+def test_bfloat16_stays_near_and_leaves_torch_as_it_was(engine: str) -> None:
+    settings = torch.backends.mkldnn
+    before = settings.enabled
     model, shape, classes = cases.MODELS["cnn-digits"]
     people = cases.population(shape, classes)
     gentle = TrainingSettings(learning_rate=0.02, batch_size=7, epochs=2)
@@ -190,6 +192,8 @@ def test_bfloat16_stays_near(engine: str) -> None:
     assert not torch.equal(found[0].payload.models, expected[0].payload.models)
     # bfloat16 keeps eight bits of each number, and its errors add up over the steps.
     cases.assert_alike(found[:1], expected[:1], start, 0.25)
+    # Where a processor has no bfloat16, torch would switch its library off for all runs after this one.
+    assert settings.enabled == before
 
 
 @pytest.mark.parametrize("engine", ["vmap", "threads", "auto", "stacked", "fused"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -21,7 +21,8 @@ Item = TypeVar("Item")
 def arithmetic(precision: Precision, device: torch.device, autocast: bool = False) -> Generator[None]:
     """Use float32, TF32 or bfloat16 products inside the block, with algorithms that repeat bit for bit.
 
-    `autocast` lets torch choose which operations of an ordinary module run in bfloat16.
+    `autocast` lets torch choose which operations of an ordinary module run in bfloat16. The rest are settings of the
+    whole process: enter the block around threads, never inside one.
     """
     short = precision != "float32"
     cuda = device.type == "cuda"
@@ -32,15 +33,40 @@ def arithmetic(precision: Precision, device: torch.device, autocast: bool = Fals
             torch.backends.cuda.matmul.allow_tf32 = short
             torch.backends.cudnn.allow_tf32 = short
             torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
-        if autocast and precision == "bfloat16":
-            # Without its cache: it would keep the shortened weights of the first step for the whole block.
-            stack.enter_context(torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=False))
+        elif precision == "bfloat16":
+            stack.enter_context(_without_failed_products())
+        if autocast:
+            stack.enter_context(shortened(precision, device))
         try:
             yield
         finally:
             if cuda:
                 torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
                 torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = kept
+
+
+def shortened(precision: Precision, device: torch.device) -> torch.autocast:
+    """Return the block in which this thread computes an ordinary module in the precision that was asked for."""
+    # Without its cache: it would keep the shortened weights of the first step for the whole block.
+    return torch.autocast(device.type, torch.bfloat16, precision == "bfloat16", cache_enabled=False)
+
+
+@contextmanager
+def _without_failed_products() -> Generator[None]:
+    """Keep oneDNN out where the processor has no bfloat16.
+
+    Torch would call it, see it fail, and switch it off for the rest of the process: every later run, in whichever
+    precision, would end with other bits than the same run in a process of its own.
+    """
+    library: Any = torch.backends.mkldnn
+    if not library.is_available() or torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        yield
+        return
+    before, library.enabled = library.enabled, False
+    try:
+        yield
+    finally:
+        library.enabled = before
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import torch
 
 from steelyard.clients.local.device_data.schedule import CurrentStep
 from steelyard.clients.local.engines.engine import TrainingSetup
+from steelyard.clients.local.engines.execution import shortened
 from steelyard.clients.local.engines.vmap import MappedGradient
 from steelyard.clients.local.layers.replacing import stackable, stacked_layout
 from steelyard.clients.local.steps.gradients import output_gradient
@@ -74,10 +75,6 @@ class MappedStep:
     def restore(self, native: torch.Tensor) -> torch.Tensor:
         return native[:, self._back.to(native.device)]
 
-    def autocast(self, device: torch.device) -> torch.autocast:
-        """Return the block in which a module computes in the precision that was asked for."""
-        return torch.autocast(device.type, torch.bfloat16, self.setup.precision == "bfloat16", cache_enabled=False)
-
     def sample_floats(self, samples: int) -> int:
         # Unknown network: as much as the built-in convolutional one needs per parameter of a small model.
         return max(100_000, self.layout.size // 4)
@@ -99,7 +96,7 @@ class MappedStep:
 
         def step(cuts: Tensors, targets: Tensors, samples: Tensors) -> torch.Tensor:
             views = {s.name: cut.view(-1, *s.shape) for s, cut in zip(self.layout.slots, cuts, strict=True)}
-            with self.autocast(cuts[0].device):
+            with shortened(self.setup.precision, cuts[0].device):
                 found, each = gradient.of(views, *samples)
             for number, (slot, cut) in enumerate(zip(self.layout.slots, cuts, strict=True)):
                 new = found[slot.name].reshape(cut.shape)

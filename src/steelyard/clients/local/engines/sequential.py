@@ -13,7 +13,7 @@ from torch import nn
 from steelyard.clients.local.device_data.cohort import Cohort
 from steelyard.clients.local.device_data.schedule import longest_first
 from steelyard.clients.local.engines.engine import TrainingSetup, Unstacked
-from steelyard.clients.local.engines.execution import WorkerThreads, arithmetic, threads_for
+from steelyard.clients.local.engines.execution import WorkerThreads, arithmetic, shortened, threads_for
 from steelyard.learning.training import chance_of, train_client
 
 
@@ -59,12 +59,13 @@ class ThreadsEngine(Unstacked):
         def work(job: np.int64) -> None:
             module = self.modules.get()
             try:
-                with torch.enable_grad(), arithmetic(self.setup.precision, self.setup.device, autocast=True):
+                with torch.enable_grad(), shortened(self.setup.precision, self.setup.device):
                     losses[job] = train_job(self.setup, module, cohort, int(job), out, None)
             finally:
                 self.modules.put(module)
 
-        self.workers.run(work, list(longest_first(cohort, self.setup.training)))
+        with arithmetic(self.setup.precision, self.setup.device):
+            self.workers.run(work, list(longest_first(cohort, self.setup.training)))
         return losses
 
 
