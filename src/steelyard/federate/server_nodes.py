@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -44,21 +45,28 @@ def _age(moment: str) -> float:
     return (datetime.now(UTC) - datetime.fromisoformat(moment)).total_seconds()
 
 
-def _fault(entry: Entry, faults: tuple[dict[str, str], str]) -> str | None:
+def _fault(entry: Entry, faults: tuple[dict[str, str], list[str]]) -> str | None:
     """Return the last fault of a node's clients, or else why the node was not admitted."""
-    by_client, notes = faults
+    by_client, lines = faults
     own = [by_client[client] for client in entry.clients if client in by_client]
-    noted = [note for note in notes.split("; ") if f"node {entry.name} " in note]
+    refusal = re.compile(rf"steelyard: ((round \d+: )?node {re.escape(entry.name)} was not admitted: .*)")
+    noted = [found[1] for line in lines if (found := refusal.fullmatch(line))]
     return next(iter([*own[::-1], *noted[::-1]]), None)
 
 
-def _last_faults(server: ServerFolder) -> tuple[dict[str, str], str]:
-    """Return why clients were last left out in the newest run, and what was noted of nodes in it."""
-    newest = next((run.out for run in reversed(runs_of(server)) if run.started), None)
-    return ({}, "") if newest is None else _faults(newest)
+def _last_faults(server: ServerFolder) -> tuple[dict[str, str], list[str]]:
+    """Return why clients were last left out in the newest run, and what its log says; it may still wait for nodes."""
+    newest = next((run for run in reversed(runs_of(server)) if run.started), None)
+    if newest is None:
+        return {}, []
+    try:
+        lines = newest.log.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    return _faults(newest.out), lines
 
 
-def _faults(folder: Path) -> tuple[dict[str, str], str]:
+def _faults(folder: Path) -> dict[str, str]:
     query = (
         "SELECT c.name, f.round, f.reason FROM (SELECT * FROM untested UNION ALL SELECT * FROM failures) f "
         "JOIN clients c ON c.id = f.client ORDER BY f.round"
@@ -66,7 +74,6 @@ def _faults(folder: Path) -> tuple[dict[str, str], str]:
     try:
         with reading(folder) as connection:
             rows = connection.execute(query).fetchall()
-            notes = connection.rows("info", ("value",), "WHERE key = ?", "federation_notes")
     except UserError:
-        return {}, ""
-    return {name: f"round {round}: {why}" for name, round, why in rows}, notes[0][0] if notes else ""
+        return {}
+    return {name: f"round {round}: {why}" for name, round, why in rows}

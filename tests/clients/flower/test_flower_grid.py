@@ -420,7 +420,7 @@ def test_a_node_that_raises_at_the_start_is_named_when_too_few_are_left():
 
 
 def test_too_few_nodes_stop_the_run_before_it_starts():
-    with pytest.raises(UserError, match=r"federate.nodes: 3 nodes are to take part, 1 connected within .* = 1.5 s"):
+    with pytest.raises(UserError, match=r"federate.nodes: 3 nodes are to take part, 1 admitted within .* = 1.5 s"):
         clients(FakeGrid({1: honest("c1")}), nodes=3, start_timeout=1.5)
 
 

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from flwr.app import Error
 from tests.clients.flower.flower_fakes import FakeGrid, Node, failing, honest, reasons, task, until
 
-from steelyard.clients.flower import wire
+from steelyard.clients.flower import roster, wire
 from steelyard.clients.flower.forms import INTRODUCE, TRAIN, IntroductionForm
 from steelyard.clients.flower.grid import FlowerClients
 from steelyard.clients.flower.register import Entry, Register
@@ -113,7 +114,7 @@ class TestKeys:
         grid, keys = self.keyed({1: honest("c1"), 2: honest("c1", "c2")})
         second = self.made(grid, Entry("mallory", keys[2], most=5))
         second.restore(first.snapshot())
-        with pytest.raises(UserError, match="0 connected"):
+        with pytest.raises(UserError, match="0 admitted"):
             second.wait()
         assert any("client c1 belongs to the key of another node" in note for note in second.roster.notes)
 
@@ -144,6 +145,32 @@ class TestKeys:
         entries.append(Entry("eve", keys[2]))
         until(lambda: made.names(0) == ["c1", "c2"], made)
         assert made.roster.holder("c2") == 2
+
+    def test_whoever_waits_hears_which_node_is_missing_and_why(
+        self, messages: list[str], monkeypatch: pytest.MonkeyPatch
+    ):
+        monkeypatch.setattr(roster, "_QUIET_SECONDS", 0.5)
+        refusing = failing("c2", kind=INTRODUCE, answer=Error(0, "<class 'NotAllowed'>:<'data.labels: got y'>"))
+        grid, keys = self.keyed({1: honest("c1"), 2: refusing, 3: lambda message: None, 4: honest("c4")})
+        names = {1: "ada", 2: "bob", 3: "eve", 4: "far"}
+        gone, entries = 4, [Entry(name, keys[node]) for node, name in names.items()]
+        del grid.nodes[gone]
+        settings = FederateSettings(nodes=2, timeout=5.0, start_timeout=2.0)
+        register = Register({entry.key: entry for entry in entries})
+        made = FlowerClients(grid, JUDGES, settings, register=lambda: register)  # type: ignore[arg-type]
+        with pytest.raises(UserError) as caught:
+            made.wait()
+        missing = (
+            "bob was not admitted: failed with code 0: NotAllowed: data.labels: got y; "
+            "eve is connected and has not said who it is; far is not connected"
+        )
+        assert str(caught.value) == (
+            "federate.nodes: 2 nodes are to take part, 1 admitted within federate.start_timeout = 2 s; " + missing
+        )
+        assert messages == [
+            "node bob was not admitted: failed with code 0: NotAllowed: data.labels: got y",
+            f"still waiting: {missing}",
+        ]
 
 
 class TestAllGone:

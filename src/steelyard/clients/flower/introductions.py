@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from math import prod
 
 from cryptography.hazmat.primitives import serialization
@@ -10,7 +10,7 @@ from flwr.app import RecordDict
 
 from steelyard.clients.flower import wire
 from steelyard.clients.flower.forms import IntroductionForm, Refused
-from steelyard.clients.flower.register import bare
+from steelyard.clients.flower.register import Register, bare
 
 About = dict[str, int | list[int]]
 """What a server without data must know of the nodes' data, such as the shape of a sample."""
@@ -20,6 +20,7 @@ LARGEST_INTRODUCTION = 4 << 20
 _LONGEST_NAME = 128
 _LARGEST_FACT = 10**8
 _MOST_DIMENSIONS = 8
+_MOST_NAMED = 5
 
 
 def introduction(answer: RecordDict | str) -> IntroductionForm:
@@ -59,3 +60,21 @@ def client_names(clients: Sequence[str], most: int) -> tuple[str, ...]:
         if not (name.strip() and name.isprintable() and len(name) <= _LONGEST_NAME):
             raise Refused(f"clients: got {name[:40]!r}; allowed: printable names of at most {_LONGEST_NAME} letters")
     return tuple(sorted(clients))
+
+
+def absent(
+    register: Register, connected: Collection[str], said: Mapping[str, About], about: About, reasons: Mapping[str, str]
+) -> str:
+    """Say who of a register does not take part, and why, in one line; all but the register are by key.
+
+    `said` is what those who introduced themselves said of their data, `reasons` why others were not admitted.
+    """
+    missing: list[str] = []
+    for key, entry in register.entries.items():
+        if key not in said:
+            unknown = "is connected and has not said who it is" if key in connected else "is not connected"
+            missing.append(f"{entry.name} {reasons.get(key, unknown)}")
+        elif said[key] != about:
+            missing.append(f"{entry.name} has data of another kind: {said[key]}; most have {about}")
+    more = len(missing) - _MOST_NAMED
+    return "; ".join(missing[:_MOST_NAMED] + ([f"{more} others are missing"] if more > 0 else []))

@@ -62,12 +62,18 @@ class RequestSender:
         self.grid = grid
 
     def ask(
-        self, requests: Sequence[Request], seconds: float, enough: int | None = None, read: Read | None = None
+        self,
+        requests: Sequence[Request],
+        seconds: float,
+        enough: int | None = None,
+        read: Read | None = None,
+        failed: Callable[[int, str], object] | None = None,
     ) -> list[Any]:
         """Return for each request the content of its answer, or why there is none; takes at most `seconds`.
 
         With `enough`, nobody else is waited for once so many have given a proper answer. With `read`, each content is
-        read as it arrives and let go of, and what `read` returned stands in its place.
+        read as it arrives and let go of, and what `read` returned stands in its place; `failed` hears of every other
+        answer as it arrives.
         """
         deadline = time.monotonic() + seconds
         results: list[Any] = [None] * len(requests)
@@ -82,6 +88,8 @@ class RequestSender:
             index = index_of[name]
             try:
                 result: Any = _judge(requests[index], name, answer)
+                if failed and isinstance(result, str):
+                    failed(index, result)
                 arrived.put((index, read(index, result) if read and not isinstance(result, str) else result))
             except Exception as error:
                 arrived.put((index, error))

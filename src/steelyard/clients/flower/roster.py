@@ -18,6 +18,7 @@ from steelyard.clients.flower.forms import INTRODUCE, AskForm, IntroductionForm,
 from steelyard.clients.flower.introductions import (
     LARGEST_INTRODUCTION,
     About,
+    absent,
     client_names,
     facts,
     introduction,
@@ -27,6 +28,9 @@ from steelyard.clients.flower.register import Register
 from steelyard.clients.flower.requesting import Request, RequestSender
 from steelyard.clients.flower.superlink import reaching_superlink
 from steelyard.errors import UserError
+from steelyard.logs import logger
+
+_log = logger(__name__)
 
 _INTRODUCTION_SECONDS = 30.0
 _ASK_AGAIN_SECONDS, _LONGEST_PAUSE = 5.0, 600.0
@@ -34,6 +38,8 @@ _LOOK_SECONDS = 0.1
 _MOST_CLIENTS = 10_000
 _MOST_NOTES = 200
 _MOST_ROUNDS_LEFT_ALONE = 64
+_QUIET_SECONDS = 5.0
+"""How long a start waits before it says for whom."""
 
 
 @dataclass(frozen=True)
@@ -86,6 +92,8 @@ class Roster:
         self._until: dict[int, int] = {}
         """The round in which a node that was silent may work again."""
         self._refused: set[int] = set()
+        self._reasons: dict[str, str] = {}
+        """By key, why a node of the register was last not admitted."""
         self._later: dict[int, tuple[float, float]] = {}
         """When a node may be asked again, and the pause before that."""
         self._asked: set[int] = set()
@@ -181,13 +189,13 @@ class Roster:
         def ask() -> None:
             heard: set[int] = set()
 
-            def take(index: int, content: RecordDict) -> RecordDict:
+            def take(index: int, answer: RecordDict | str) -> RecordDict | str:
                 heard.add(nodes[index])
-                self._answers.put((nodes[index], content))
-                return content
+                self._answers.put((nodes[index], answer))
+                return answer
 
             try:
-                answers = self._sender.ask(requests, self._seconds, read=take)
+                answers = self._sender.ask(requests, self._seconds, read=take, failed=take)
             except Exception as error:
                 answers = [f"could not be asked: {type(error).__name__}"] * len(nodes)
             for node, answer in zip(nodes, answers, strict=True):
@@ -219,7 +227,7 @@ class Roster:
             if node in self._claims and isinstance(answer, str):
                 self._try_later(node)  # A node of ours that is still silent.
                 return
-            self.note(f"node {self._name(node)} was not admitted: {refusal}")
+            self._note_refusal(node, str(refusal))
             if isinstance(answer, str):  # It may be slow, or its data not there yet: it may try again.
                 self._try_later(node)
             else:  # It spoke, and not as it should.
@@ -263,7 +271,7 @@ class Roster:
 
     def wait_for(self, nodes: int, seconds: float) -> None:
         """Wait until this many nodes have introduced themselves, or say how many there are; settles `about`."""
-        deadline = time.monotonic() + seconds
+        begun, named = time.monotonic(), ""
         # Reading the data for the first time can take long, so nodes may use all of the time there is.
         usual, self._seconds = self._seconds, max(self._seconds, seconds)
         while True:
@@ -272,12 +280,23 @@ class Roster:
                 self._seconds = usual
                 self._settle()
                 return
-            if time.monotonic() >= deadline:
+            waited, missing = time.monotonic() - begun, self._absent()
+            if waited >= seconds:
                 raise UserError(
-                    f"federate.nodes: {nodes} nodes are to take part, {self.nodes} connected within "
-                    f"federate.start_timeout = {seconds:g} s{'; ' + self.notes[-1] if self.notes else ''}"
+                    f"federate.nodes: {nodes} nodes are to take part, {self.nodes} admitted within "
+                    f"federate.start_timeout = {seconds:g} s{missing and f'; {missing}'}"
                 )
+            if waited > _QUIET_SECONDS and missing != named:
+                named = missing
+                _log.info(f"still waiting: {missing}")
             time.sleep(_LOOK_SECONDS)
+
+    def _absent(self) -> str:
+        """Say who of the register does not take part, and why; without a register, what was noted last."""
+        if self._register is None:
+            return "".join(self.notes[-1:])
+        said = {self._keys.get(node, ""): claim.about for node, claim in self._claims.items()}
+        return absent(self._register, set(self._keys.values()), said, self.about, self._reasons)
 
     def wait_back(self, nodes: int, seconds: float) -> None:
         """Wait until so many nodes are there again, for at most so many seconds; then it goes on with who is there."""
@@ -290,7 +309,7 @@ class Roster:
         self._agreed = self.about
         for node, claim in list(self._claims.items()):
             if claim.about != self._agreed:
-                self.note(f"node {self._name(node)} was not admitted: its data is of another kind: {claim.about}")
+                self._note_refusal(node, f"its data is of another kind: {claim.about}")
                 self._refused.add(node)
                 del self._claims[node]
                 self.registered -= set(claim.clients)
@@ -315,9 +334,14 @@ class Roster:
         self._holders = {client: node for client, node in self._holders.items() if client in claimants}
         self.registered |= set(claimants)
 
+    def _note_refusal(self, node: int, why: str) -> None:
+        self._reasons[self._keys.get(node, "")] = clean(f"was not admitted: {why}")
+        self.note(f"node {self._name(node)} was not admitted: {why}")
+
     def note(self, text: str) -> None:
-        """Note what a reader of the run should know, each line once; of very many only the first."""
+        """Note and say what a reader of the run should know, each line once; of very many only the first."""
         line = clean(text)
         if line not in self._noted and len(self.notes) < _MOST_NOTES:
             self._noted.add(line)
             self.notes.append(line if self.round == 0 else f"round {self.round}: {line}")
+            _log.warning(self.notes[-1])
