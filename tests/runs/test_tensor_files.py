@@ -179,7 +179,11 @@ def test_an_older_file_that_was_changed_or_is_a_link_is_named(tmp_path: Path) ->
     first.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
     with pytest.raises(UserError, match=r"round-000001\.safetensors: not the checkpoint that was written"):
         load_all(tmp_path, name(2), content)
-    assert len(load_all(tmp_path, name(2), content, strict=False).tensors) == 9
+    loaded = load_all(tmp_path, name(2), content, strict=False)
+    assert (len(loaded.tensors), loaded.file) == (9, name(2))
+    first.write_bytes(b"no tensors")
+    with pytest.raises(UserError, match=r"round-000001\.safetensors"):
+        load_all(tmp_path, name(2), content, strict=False)
     first.unlink()
     (tmp_path / "elsewhere").write_bytes(whole)
     first.symlink_to(tmp_path / "elsewhere")
