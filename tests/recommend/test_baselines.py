@@ -15,6 +15,7 @@ from steelyard.recommend import splits
 from steelyard.recommend.baselines import BASELINES, needs_features, recommend, settings_of
 from steelyard.recommend.baselines.bpr_mf import BprMf
 from steelyard.recommend.baselines.fcf import item_gradient, solve
+from steelyard.recommend.baselines.mf import solve as least_squares
 from steelyard.recommend.baselines.neighbours import matrix
 from steelyard.recommend.fpl import Learning
 from steelyard.recommend.interactions import build
@@ -142,6 +143,90 @@ def cosine(first: set[int], second: set[int]) -> float:
     return len(first & second) / math.sqrt(len(first) * len(second)) if first and second else 0.0
 
 
+def likeness(similarity: str, first: np.ndarray, second: np.ndarray) -> float | None:
+    """Two rows of ratings, 0 where there is none; None where they share nothing. By the book, one pair at a time."""
+    both = (first > 0) & (second > 0)
+    if not both.any():
+        return None
+    if similarity == "jaccard":
+        return both.sum() / ((first > 0) | (second > 0)).sum()
+    if similarity == "euclidean":
+        return 1 / (1 + float(np.linalg.norm(first - second)))
+    if similarity == "pearson":
+        flat = len(set(first[both])) == 1 or len(set(second[both])) == 1
+        return 0.0 if flat else float(np.corrcoef(first[both], second[both])[0, 1])
+    return float(first @ second / np.linalg.norm(first) / np.linalg.norm(second))
+
+
+@pytest.mark.parametrize("divide", ["nothing", "counted", "all"])
+@pytest.mark.parametrize("similarity", ["cosine", "pearson", "jaccard", "euclidean"])
+@pytest.mark.parametrize("kept", [False, True])
+def test_scores_by_ratings_similarity_and_divisor(similarity: str, kept: bool, divide: str):
+    random = np.random.default_rng(7)
+    given = np.where(random.random((8, 10)) < 0.5, random.integers(1, 6, (8, 10)), 0).astype(float)
+    rows, columns = np.nonzero(given)
+    train = build(
+        [str(u) for u in rows],
+        [str(i) for i in columns],
+        given[rows, columns].tolist(),
+        all_users=map(str, range(8)),
+        all_items=map(str, range(10)),
+    )
+    table = given if kept else (given > 0).astype(float)
+
+    def expected(table: np.ndarray) -> np.ndarray:
+        """Users × items of item-kNN; of the turned table, turned back, it is user-kNN."""
+        scores = np.zeros_like(table)
+        for item in range(table.shape[1]):
+            found = [
+                (other, likeness(similarity, table[:, item], table[:, other]))
+                for other in range(table.shape[1])
+                if other != item
+            ]
+            near = sorted(((o, w) for o, w in found if w is not None), key=lambda each: (-round(each[1], 9), each[0]))
+            near = near[:3]
+            for user in range(len(table)):
+                total = sum(w * table[user, other] for other, w in near)
+                counted = [abs(w) for other, w in near if divide == "all" or table[user, other] > 0]
+                scores[user, item] = total if divide == "nothing" or not sum(counted) else total / sum(counted)
+        return scores
+
+    settings = {"neighbours": 3, "similarity": similarity, "ratings": "kept" if kept else "ones", "divide": divide}
+    by_items = BASELINES["item-knn"](train, **settings)(np.arange(8))
+    by_users = BASELINES["user-knn"](train, **settings)(np.arange(8))
+    np.testing.assert_allclose(by_items, expected(table), atol=1e-9)
+    np.testing.assert_allclose(by_users, expected(table.T).T, atol=1e-9)
+
+
+def test_mf_predicts_ratings_that_have_its_form():
+    """Ratings made of a mean, users', items' and one product of vectors come back, also those that were not shown."""
+    random = np.random.default_rng(3)
+    users, items = random.normal(size=(40, 1)), random.normal(size=(30, 1))
+    true = 3 + random.normal(size=(40, 1)) * 0.3 + random.normal(size=30) * 0.3 + users @ items.T * 0.5
+    shown = random.random((40, 30)) < 0.7
+    rows, columns = np.nonzero(shown)
+    names = ([f"{u:02d}" for u in rows], [f"{i:02d}" for i in columns])
+    train = build(*names, true[shown].tolist())
+    errors = {
+        epochs: np.abs(BASELINES["mf"](train, factors=2, decay=0.001, epochs=epochs)(np.arange(40)) - true)[~shown]
+        for epochs in (1, 30)
+    }
+    assert errors[30].mean() < 0.1 < np.abs(true - true[shown].mean())[~shown].mean()
+    assert errors[30].mean() < errors[1].mean()
+
+
+def test_mf_solves_its_least_squares():
+    random = np.random.default_rng(1)
+    taken = matrix(build(list("aabc"), list("0112"), [1.0, 4.0, 2.0, 5.0]), "kept")
+    others = random.normal(size=(3, 2))
+    found = least_squares(taken, others, 0.3)
+    dense = np.asarray(taken.todense())
+    for row, values in enumerate(dense):
+        theirs = others[values > 0]
+        left = theirs.T @ (theirs @ found[row] - values[values > 0]) + 0.3 * len(theirs) * found[row]
+        np.testing.assert_allclose(left, 0.0, atol=1e-9)
+
+
 @given(st.integers(0, 10**6), st.integers(1, 6))
 def test_neighbours_are_those_of_the_equations(seed: int, count: int):
     random = np.random.default_rng(seed)
@@ -232,4 +317,7 @@ def test_unknown_baselines_and_settings_are_named():
         settings_of("item-knn", ["neighbors=3"])
     with pytest.raises(UserError, match="allowed: a number"):
         settings_of("item-knn", ["neighbours=many"])
+    with pytest.raises(UserError, match=r"similarity is 'cosin' \(did you mean 'cosine'\?\); allowed: cosine, p"):
+        settings_of("item-knn", ["similarity=cosin"])
+    assert settings_of("item-knn", ["divide=all", "neighbours=700"]) == {"divide": "all", "neighbours": 700}
     assert settings_of("bpr", ["rate=0.1", "epochs=3"]) == {"rate": 0.1, "epochs": 3}

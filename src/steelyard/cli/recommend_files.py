@@ -21,6 +21,7 @@ from steelyard.logs import quiet
 from steelyard.rounds.progress import watching
 
 if TYPE_CHECKING:
+    from steelyard.recommend.baselines import Setting
     from steelyard.recommend.interactions import Codes, Interactions
     from steelyard.recommend.ranking import Floats
 
@@ -144,7 +145,7 @@ def _new_files(out: Path, names: Sequence[str]) -> dict[str, Path]:
 
 
 def baseline(
-    kind: Annotated[str, typer.Argument(help="random, popular, user-knn, item-knn, bpr-mf, bpr, vae, fcf or vsm.")],
+    kind: Annotated[str, typer.Argument(help="random, popular, user-knn, item-knn, mf, bpr-mf, bpr, vae, fcf or vsm.")],
     train: Annotated[Path, typer.Option(help="Training interactions: user, item, rating.")],
     out: Annotated[Path, typer.Option(help="File for the lists.")],
     cutoff: Annotated[int, typer.Option(help="Length of the lists.")] = 10,
@@ -154,7 +155,8 @@ def baseline(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of what is random.")] = 1,
     setting: Annotated[
-        list[str] | None, typer.Option("--set", help="A setting of the baseline: neighbours=50, factors=20, ...")
+        list[str] | None,
+        typer.Option("--set", help="A setting of the baseline: neighbours=50, divide=all, ..."),
     ] = None,
 ) -> None:
     """Train a baseline and write each user's list of items that she did not train on."""
@@ -182,7 +184,7 @@ def _trained(
     catalogue: Path | None,
     knowledge: str | None,
     seed: int,
-    chosen: Mapping[str, float | int],
+    chosen: Mapping[str, Setting],
 ) -> tuple[Codes, Floats, Interactions]:
     """Return each user's list, its scores, and the interactions that the baseline was trained on."""
     from steelyard.recommend.baselines import recommend

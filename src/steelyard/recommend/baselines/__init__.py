@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, get_args
 
 from steelyard.errors import UserError, brief, listed, nearest
-from steelyard.recommend.baselines import bpr_mf, fcf, libraries, neighbours, plain, vsm
+from steelyard.recommend.baselines import bpr_mf, fcf, libraries, mf, neighbours, plain, vsm
 from steelyard.recommend.interactions import Codes, Interactions
 from steelyard.recommend.knowledge.features import ItemFeatures
 from steelyard.recommend.lists import Scores, best_unseen
@@ -15,13 +15,14 @@ from steelyard.recommend.ranking import Floats
 from steelyard.recommend.sampling import Histories
 
 Maker = Callable[..., Scores]
-
+Setting = float | int | str
 
 BASELINES: Mapping[str, Maker] = {
     "random": plain.random,
     "popular": plain.popular,
     "user-knn": neighbours.user_knn,
     "item-knn": neighbours.item_knn,
+    "mf": mf.mf,
     "bpr-mf": bpr_mf.bpr_mf,
     "bpr": libraries.bpr,
     "vae": libraries.vae,
@@ -38,27 +39,34 @@ def maker(kind: str) -> Maker:
     return BASELINES[kind]
 
 
-def settings_of(kind: str, assignments: Sequence[str]) -> dict[str, float | int]:
-    """Read "neighbours=50" and the like; a name that the baseline does not have is refused."""
-    made = maker(kind)
-    known = [name for name in inspect.signature(made).parameters if name not in ("train", "features", "seed")]
-    found: dict[str, float | int] = {}
+def settings_of(kind: str, assignments: Sequence[str]) -> dict[str, Setting]:
+    """Read "neighbours=50", "similarity=jaccard" and the like; what the baseline does not have is refused."""
+    parameters = inspect.signature(maker(kind), eval_str=True).parameters
+    known = {name: each for name, each in parameters.items() if name not in ("train", "features", "seed")}
+    found: dict[str, Setting] = {}
     for text in assignments:
         name, _, value = text.partition("=")
         if name not in known:
             raise UserError(
                 f"--set: baseline {kind} has no '{name}'{nearest(name, known)}; allowed: {listed(known) or 'none'}"
             )
-        try:
-            number = int(value) if value.lstrip("-").isdigit() else float(value)
-        except ValueError:
-            raise UserError(f"--set: {name} is {brief(value)}; allowed: a number") from None
-        found[name] = _checked(name, number, inspect.signature(made).parameters[name].default)
+        words = get_args(known[name].annotation)
+        found[name] = _word(name, value, words) if words else _number(name, value, known[name].default)
     return found
 
 
-def _checked(name: str, number: float | int, default: float | int) -> float | int:
+def _word(name: str, value: str, allowed: Sequence[str]) -> str:
+    if value not in allowed:
+        raise UserError(f"--set: {name} is {brief(value)}{nearest(value, allowed)}; allowed: {listed(allowed)}")
+    return value
+
+
+def _number(name: str, value: str, default: float | int) -> float | int:
     """Refuse what a baseline cannot use; its default says whether it counts something."""
+    try:
+        number = int(value) if value.lstrip("-").isdigit() else float(value)
+    except ValueError:
+        raise UserError(f"--set: {name} is {brief(value)}; allowed: a number") from None
     if isinstance(default, int):
         most = 10_000 if name in ("factors", "latent", "hidden") else 100_000
         if not isinstance(number, int) or not 1 <= number <= most:
@@ -78,7 +86,7 @@ def recommend(
     train: Interactions,
     cutoff: int,
     seed: int = 1,
-    settings: Mapping[str, float | int] | None = None,
+    settings: Mapping[str, Setting] | None = None,
     features: ItemFeatures | None = None,
 ) -> tuple[Codes, Floats]:
     """Train a baseline and return each user's k best items that she did not train on, with their scores.

@@ -1,8 +1,13 @@
-"""User-kNN and item-kNN with cosine similarity (thesis §2.2.2)."""
+"""User-kNN and item-kNN (thesis §2.2.1), with the choices that change what the authors' tables hold.
+
+Ratings count as ones or as they are; the sum over neighbours is divided by nothing, by the weights of those that count
+(Eq. 2.2, 2.3), or by the weights of all k neighbours, as the authors' framework does.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Literal
 
 import numpy as np
 
@@ -10,70 +15,179 @@ from steelyard.recommend.interactions import Codes, Interactions
 from steelyard.recommend.lists import Scores
 from steelyard.recommend.ranking import Floats
 
+Similarity = Literal["cosine", "pearson", "jaccard", "euclidean"]
+Ratings = Literal["ones", "kept"]
+Divide = Literal["nothing", "counted", "all"]
+
 _BLOCK = 512
 """Rows whose similarities to all others are held at a time."""
 
 
-def matrix(train: Interactions) -> Any:
-    """Return the training interactions as a sparse matrix of ones, users × items."""
+def matrix(train: Interactions, ratings: Ratings = "ones") -> Any:
+    """Return the training interactions as a sparse matrix, users × items; a pair's ratings count as their mean."""
     # For speed of start: much of the package needs no SciPy.
     from scipy import sparse
 
-    ones = np.ones(len(train), dtype=np.float32)
     shape = (len(train.users), len(train.items))
-    found = sparse.csr_matrix((ones, (train.user, train.item)), shape=shape)
-    found.data[:] = 1.0
-    return found
+    ones: Any = sparse.csr_matrix((np.ones(len(train), np.float32), (train.user, train.item)), shape=shape)
+    if ratings == "ones":
+        ones.data[:] = 1.0
+        return ones
+    sums: Any = sparse.csr_matrix((train.rating.astype(np.float64), (train.user, train.item)), shape=shape)
+    sums.data /= ones.data
+    return sums
 
 
-def nearest(taken: Any, count: int) -> Any:
-    """Return a sparse matrix whose row i holds the cosines of row i with its `count` nearest other rows.
+def nearest(taken: Any, count: int, similarity: Similarity = "cosine") -> Any:
+    """Return a sparse matrix whose row i holds the similarities of row i with its `count` nearest other rows.
 
-    Equal cosines go by ascending number; rows that share nothing are no neighbours.
+    Equal ones go by ascending number; rows that share nothing are no neighbours.
     """
     from scipy import sparse  # For speed of start, as above.
 
-    sizes = np.asarray(taken.sum(axis=1), dtype=np.float64).reshape(-1)
-    others = sparse.csr_array(taken, dtype=np.float64).T.tocsr()
+    rows: Any = sparse.csr_array(taken, dtype=np.float64)
+    alike = _SIMILARITIES[similarity](rows)
     columns: list[Codes] = []
     values: list[Floats] = []
-    for begin in range(0, taken.shape[0], _BLOCK):
-        shared = sparse.csr_array(taken[begin : begin + _BLOCK], dtype=np.float64) @ others
-        shared.sort_indices()
-        for row in range(shared.shape[0]):
-            entries = slice(shared.indptr[row], shared.indptr[row + 1])
-            index = np.asarray(shared.indices[entries], dtype=np.int64)
-            # Counts are whole, so equal cosines are equal to the last bit and ties are real.
-            cosines = np.asarray(shared.data[entries]) / np.sqrt(sizes[begin + row] * sizes[index])
-            cosines[index == begin + row] = -1.0  # nobody is her own neighbour
-            best = np.argsort(-cosines, kind="stable")[: min(count, len(index) - 1)]
-            columns.append(index[best])
-            values.append(cosines[best])
+    for begin in range(0, rows.shape[0], _BLOCK):
+        block = alike(begin, min(begin + _BLOCK, rows.shape[0]))
+        block.sort_indices()
+        for row in range(block.shape[0]):
+            entries = slice(block.indptr[row], block.indptr[row + 1])
+            index = np.asarray(block.indices[entries], dtype=np.int64)
+            others = np.flatnonzero(index != begin + row)  # nobody is her own neighbour
+            found = np.asarray(block.data[entries])[others]
+            best = np.argsort(-found, kind="stable")[:count]
+            columns.append(index[others][best])
+            values.append(found[best])
     ends = np.concatenate([[0], np.cumsum([len(each) for each in columns])])
     joined = (np.concatenate([np.zeros(0), *values]), np.concatenate([np.zeros(0, np.int64), *columns]), ends)
-    return sparse.csr_array(joined, shape=(taken.shape[0], taken.shape[0]))
+    return sparse.csr_array(joined, shape=(rows.shape[0], rows.shape[0]))
 
 
-def item_knn(train: Interactions, seed: int = 1, neighbours: int = 50) -> Scores:
+_Block = Callable[[int, int], Any]
+"""Gives the similarities of rows `begin` to `end` with all rows that share something with them."""
+
+
+def _cosine(rows: Any) -> _Block:
+    return _from_products(rows, lambda dot, own, other: dot / np.sqrt(own * other))
+
+
+def _jaccard(rows: Any) -> _Block:
+    """Those who share over those who have either: ratings do not count."""
+    return _from_products(_ones(rows), lambda dot, own, other: dot / (own + other - dot))
+
+
+def _euclidean(rows: Any) -> _Block:
+    """1 / (1 + d): 1 for equal rows."""
+    return _from_products(rows, lambda dot, own, other: 1 / (1 + np.sqrt(np.maximum(own + other - 2 * dot, 0.0))))
+
+
+def _pearson(rows: Any) -> _Block:
+    """The correlation over what both rated; 0 where that is one rating, or the same all over."""
+    shifted = rows.copy()
+    # Correlations do not change, and no sum is 0: all products below have their entries in the same places.
+    shifted.data += 1.0 - min(shifted.data.min(initial=1.0), 1.0)
+    ones, squares = _ones(shifted), shifted.multiply(shifted).tocsr()
+
+    def block(begin: int, end: int) -> Any:
+        part = slice(begin, end)
+        count, dot, own, other, own_squares, other_squares = (
+            _sorted(one[part] @ two.T.tocsr())
+            for one, two in (
+                *((ones, ones), (shifted, shifted), (shifted, ones), (ones, shifted)),
+                *((squares, ones), (ones, squares)),
+            )
+        )
+        covered = dot.data - own.data * other.data / count.data
+        spread = (own_squares.data - own.data**2 / count.data) * (other_squares.data - other.data**2 / count.data)
+        # What is left of equal ratings by rounding is no spread.
+        known = spread > 1e-9 * own_squares.data * other_squares.data
+        count.data = np.where(known, covered / np.sqrt(np.where(known, spread, 1.0)), 0.0)
+        return count
+
+    return block
+
+
+def _from_products(rows: Any, similarity: Callable[[Floats, Floats, Floats], Floats]) -> _Block:
+    sizes = np.asarray(rows.multiply(rows).sum(axis=1), dtype=np.float64).reshape(-1)
+    others = rows.T.tocsr()
+
+    def block(begin: int, end: int) -> Any:
+        found = _sorted(rows[begin:end] @ others)
+        own = np.repeat(sizes[begin:end], np.diff(found.indptr))
+        # Counts are whole, so equal cosines of ones are equal to the last bit and ties are real.
+        found.data = similarity(found.data, own, sizes[found.indices])
+        return found
+
+    return block
+
+
+def _ones(rows: Any) -> Any:
+    found = rows.copy()
+    found.data = np.ones_like(found.data)
+    return found
+
+
+def _sorted(found: Any) -> Any:
+    found.sort_indices()
+    return found
+
+
+_SIMILARITIES: dict[Similarity, Callable[[Any], _Block]] = {
+    "cosine": _cosine,
+    "pearson": _pearson,
+    "jaccard": _jaccard,
+    "euclidean": _euclidean,
+}
+
+
+def item_knn(
+    train: Interactions,
+    seed: int = 1,
+    neighbours: int = 50,
+    similarity: Similarity = "cosine",
+    ratings: Ratings = "ones",
+    divide: Divide = "nothing",
+) -> Scores:
     """Item-kNN: an item scores by its likeness to those of its own k nearest items that the user took (Eq. 2.3).
 
-    With one kind of feedback, r = 1, the quotient of Eq. 2.3 is 1 for every item: it ranks by the numerator.
+    With one kind of feedback, r = 1, the quotient of Eq. 2.3 is 1 for every item, so it ranks by the numerator.
+    `divide="all"` is the authors' framework: it divides by the likeness to all k neighbours, taken or not.
     """
-    taken = matrix(train)
-    alike = nearest(taken.T.tocsr(), neighbours).T.tocsr()
+    taken, ones = matrix(train, ratings), matrix(train)
+    alike = nearest(taken.T.tocsr(), neighbours, similarity).T.tocsr()
 
     def scores(users: Codes) -> Floats:
-        return np.asarray((taken[users] @ alike).todense(), dtype=np.float64)
+        weights = abs(alike).sum(axis=0)[None, :] if divide == "all" else _dense(ones[users] @ abs(alike))
+        return _divided(_dense(taken[users] @ alike), weights, divide)
 
     return scores
 
 
-def user_knn(train: Interactions, seed: int = 1, neighbours: int = 50) -> Scores:
+def user_knn(
+    train: Interactions,
+    seed: int = 1,
+    neighbours: int = 50,
+    similarity: Similarity = "cosine",
+    ratings: Ratings = "ones",
+    divide: Divide = "nothing",
+) -> Scores:
     """User-kNN: an item scores by the likeness of those of the user's k nearest who took it (Eq. 2.2's numerator)."""
-    taken = matrix(train)
-    alike = nearest(taken, neighbours)
+    taken, ones = matrix(train, ratings), matrix(train)
+    alike = nearest(taken, neighbours, similarity)
 
     def scores(users: Codes) -> Floats:
-        return np.asarray((alike[users] @ taken).todense(), dtype=np.float64)
+        near = alike[users]
+        weights = abs(near).sum(axis=1)[:, None] if divide == "all" else _dense(abs(near) @ ones)
+        return _divided(_dense(near @ taken), weights, divide)
 
     return scores
+
+
+def _dense(found: Any) -> Floats:
+    return np.asarray(found.todense(), dtype=np.float64)
+
+
+def _divided(sums: Floats, weights: Floats, divide: Divide) -> Floats:
+    return sums if divide == "nothing" else sums / np.where(weights > 0, weights, 1.0)
