@@ -31,7 +31,6 @@ PROCESSES.set_forkserver_preload(
         "tests.built_app",
         "steelyard.api",
         "steelyard.cli.summaries",
-        "steelyard.clients.local.clients",
         "steelyard.experiment.learning_node",
         "steelyard.experiment.recommend_node",
         "steelyard.report.html",

@@ -20,7 +20,7 @@ SMALLEST: dict[str, str] = {
     "contributions": "--seeds 2 --rounds 2 --clients 3 --only two",
     "flower_replies": "--megabytes 0.5 --clients 3 --strategies MD>DS/max --here",
     "large_models": "--megabytes 0.5 --clients 3 --rules MD>DS/max --here",
-    "papers": "papers --parts quickstart --set rounds.count=1 --set partition.clients=8",
+    "papers": "papers --parts quickstart --set rounds.count=1 --set partition.clients=8 --set compute.engine=loop",
     "private_round": "out --models mlp --clients 10 --protections plain --seeds 1 --samples 20",
     "recommend": "--engines --rows 3000",
     "secure_aggregation": "--parameters 200 --clients 3",

@@ -72,9 +72,11 @@ def test_choosing_a_rule_changes_the_figures_and_the_cards(opened: Opened) -> No
 
 def test_weighing_again_equals_python(opened: Opened, run: Path) -> None:
     view = RunView([run])
-    for score in ("prioritized", "mean", "weighted-mean", "owa", "product", "power"):
-        for normalise in ("share", "max", "rank"):
-            weigh_again(opened, view, score, normalise)
+    for normalise in ("share", "max", "rank"):
+        weigh_again(opened, view, "mean", normalise)
+    others = {"prioritized": "max", "weighted-mean": "rank", "owa": "share", "product": "max", "power": "rank"}
+    for score, normalise in others.items():
+        weigh_again(opened, view, score, normalise)
     assert opened.problems == []
 
 

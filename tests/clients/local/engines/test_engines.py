@@ -1,6 +1,8 @@
 import functools
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -25,13 +27,22 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STEELYARD_CACHE", str(tmp_path / "cache"))
 
 
-def triples() -> list[tuple[str, str, str]]:
+def crossed(firsts: Sequence[tuple[str, str]], ways: Sequence[str]) -> list[Any]:
+    """Pair all with all; every second pair, as on a chessboard, is left to the slow tests."""
+    return [
+        pytest.param(*first, way, marks=[pytest.mark.slow] * ((row + column) % 2))
+        for row, first in enumerate(firsts)
+        for column, way in enumerate(ways)
+    ]
+
+
+def triples() -> list[Any]:
     found = [("vmap:4", name) for name in cases.MODELS]
     found += [("stacked:4", name) for name in BUILT_IN] + [("fused", name) for name in CONVOLUTIONAL]
     found += [("winograd", name) for name in CONVOLUTIONAL]
-    every = [(engine, name, how) for engine, name in found for how in cases.TRAINING]
     # Threads take the loop's own steps; "auto" is one of those above, found by a trial, which is slow.
-    return every + [(engine, name, "mini") for engine in ("threads", "auto") for name in cases.MODELS]
+    others = [(engine, name) for engine in ("threads", "auto") for name in cases.MODELS]
+    return crossed(found, list(cases.TRAINING)) + crossed(others, ["mini"])
 
 
 def people_of(name: str) -> Population:
@@ -58,7 +69,7 @@ def test_every_engine_gives_what_the_loop_gives(engine: str, name: str, how: str
 
 
 def test_the_library_may_answer_in_another_order_of_memory() -> None:
-    """Without oneDNN, which torch switches off by itself where a CPU lacks bfloat16, answers are channels first."""
+    """Without oneDNN, which a run in bfloat16 switches off where a CPU lacks it, answers are channels first."""
     expected, start = by_the_loop("cnn-odd", "full")
     with torch.backends.mkldnn.flags(enabled=False):
         found, _, _ = cases.trained("fused", people_of("cnn-odd"), cases.MODELS["cnn-odd"][0], cases.TRAINING["full"])
@@ -113,8 +124,7 @@ def test_dropout_by_name_depends_on_the_stream_alone(engine: str) -> None:
 STEPS = [("hand", "cnn-digits"), ("hand", "mlp"), ("hand", "keras"), ("map", "own"), ("map", "mlp"), ("map", "keras")]
 
 
-@pytest.mark.parametrize("how", [*cases.TRAINING, "adam"])
-@pytest.mark.parametrize(("kind", "name"), STEPS)
+@pytest.mark.parametrize(("kind", "name", "how"), crossed(STEPS, [*cases.TRAINING, "adam"]))
 def test_the_step_that_graphs_capture_gives_what_the_loop_gives(kind: str, name: str, how: str) -> None:
     model, shape, classes = cases.MODELS[name]
     training = (cases.TRAINING | cases.OPTIMISERS)[how]
