@@ -15,8 +15,10 @@ from steelyard.recommend import splits
 from steelyard.recommend.baselines import BASELINES, needs_features, recommend, settings_of
 from steelyard.recommend.baselines.bpr_mf import BprMf
 from steelyard.recommend.baselines.fcf import item_gradient, solve
+from steelyard.recommend.baselines.kahfm import informed
 from steelyard.recommend.baselines.mf import solve as least_squares
 from steelyard.recommend.baselines.neighbours import matrix
+from steelyard.recommend.baselines.neumf import NeuMf
 from steelyard.recommend.fpl import Learning
 from steelyard.recommend.interactions import build
 from steelyard.recommend.knowledge import features
@@ -120,7 +122,7 @@ class TestEveryBaseline:
         assert 1 not in lists[1]
 
 
-@pytest.mark.parametrize("kind", ["user-knn", "item-knn", "bpr-mf", "bpr", "vae", "fcf", "vsm"])
+@pytest.mark.parametrize("kind", ["user-knn", "item-knn", "bpr-mf", "bpr", "vae", "fcf", "vsm", "kahfm", "neumf"])
 def test_learners_beat_chance(split, kind):
     if kind in LIBRARY:
         pytest.importorskip(LIBRARY[kind])
@@ -290,6 +292,32 @@ def test_bpr_mf_takes_the_steps_of_bpr_one_after_the_other():
             table[other, -1] -= 0.1 * push
     np.testing.assert_allclose(model.table, table, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(model.vectors, vectors, rtol=1e-4, atol=1e-5)
+
+
+def test_kahfm_begins_from_tf_idf_and_means_of_it():
+    # Items 0 and 1 have feature a, item 1 also b, item 2 none; the user took items 0 and 1.
+    train = build(["u", "u", "v"], ["0", "1", "2"])
+    known = features.build(np.array([0, 1, 1]), np.array([0, 0, 1]), 3, ["a", "b"])
+    model = informed(train, known, seed=1, rate=0.1)
+    a, b = math.log(3 / 2), math.log(3)
+    half = 1 / math.sqrt(2)
+    np.testing.assert_allclose(model.table, [[a, 0, 0], [half * a, half * b, 0], [0, 0, 0]], rtol=1e-6)
+    np.testing.assert_allclose(model.vectors, [[(a + half * a) / 2, half * b / 2], [0, 0]], rtol=1e-6)
+    before = model.table.copy()
+    model.train(1)
+    assert model.epochs == 1
+    assert not np.array_equal(before, model.table)
+
+
+def test_neumf_is_the_network_of_its_paper():
+    torch.manual_seed(1)
+    model = NeuMf(3, 4, 2)
+    p, q = model.user.weight[1], model.item.weight[2]
+    deep = torch.cat([model.deep_user.weight[1], model.deep_item.weight[2]])
+    for layer in (model.layers[0], model.layers[2]):
+        deep = torch.relu(layer.weight @ deep + layer.bias)
+    expected = model.out.weight[0] @ torch.cat([p * q, deep]) + model.out.bias[0]
+    assert model(torch.tensor([1]), torch.tensor([2])).item() == pytest.approx(expected.item())
 
 
 def test_fcf_solves_its_equations():

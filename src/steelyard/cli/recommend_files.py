@@ -145,13 +145,16 @@ def _new_files(out: Path, names: Sequence[str]) -> dict[str, Path]:
 
 
 def baseline(
-    kind: Annotated[str, typer.Argument(help="random, popular, user-knn, item-knn, mf, bpr-mf, bpr, vae, fcf or vsm.")],
+    kind: Annotated[
+        str, typer.Argument(help="random, popular, user-knn, item-knn, mf, bpr-mf, bpr, vae, neumf, fcf, vsm or kahfm.")
+    ],
     train: Annotated[Path, typer.Option(help="Training interactions: user, item, rating.")],
     out: Annotated[Path, typer.Option(help="File for the lists.")],
     cutoff: Annotated[int, typer.Option(help="Length of the lists.")] = 10,
     catalogue: Annotated[Path | None, typer.Option(help="All items, also those without training rows.")] = None,
     knowledge: Annotated[
-        str | None, typer.Option(help="For vsm: an experiment whose section \\[knowledge] gives the items' features.")
+        str | None,
+        typer.Option(help="For vsm and kahfm: an experiment whose section \\[knowledge] gives the items' features."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of what is random.")] = 1,
     setting: Annotated[
@@ -169,7 +172,7 @@ def baseline(
     if needs_features(kind) != (knowledge is not None):
         needed = "needs it" if knowledge is None else "looks at no features"
         raise UserError(
-            f"--knowledge: {kind} {needed}; allowed: an experiment with [knowledge] for vsm, none for others"
+            f"--knowledge: {kind} {needed}; allowed: an experiment with [knowledge] for vsm and kahfm, none for others"
         )
     with watching(not quiet()), doing(f"baseline {kind}"):
         lists, scores, table = _trained(kind, train, length, catalogue, knowledge, seed, chosen)

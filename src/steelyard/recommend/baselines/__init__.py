@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
 from steelyard.errors import UserError, brief, listed, nearest
-from steelyard.recommend.baselines import bpr_mf, fcf, libraries, mf, neighbours, plain, vsm
+from steelyard.recommend.baselines import bpr_mf, fcf, kahfm, libraries, mf, neighbours, neumf, plain, vsm
 from steelyard.recommend.interactions import Codes, Interactions
 from steelyard.recommend.knowledge.features import ItemFeatures
 from steelyard.recommend.lists import Scores, best_unseen
@@ -25,6 +25,8 @@ BASELINES: Mapping[str, Maker] = {
     "mf": mf.mf,
     "bpr-mf": bpr_mf.bpr_mf,
     "bpr": libraries.bpr,
+    "kahfm": kahfm.kahfm,
+    "neumf": neumf.neumf,
     "vae": libraries.vae,
     "fcf": fcf.fcf,
     "vsm": vsm.vsm,

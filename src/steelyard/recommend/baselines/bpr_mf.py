@@ -50,6 +50,12 @@ class BprMf:
         everything = np.ones((count, 1), dtype=np.bool_)
         self._engine.sequential_rounds(self.table, self.vectors, users, triples, everything, self.learning)
 
+    def train(self, epochs: int) -> None:
+        """Go through some epochs and say where it is."""
+        for epoch in range(1, epochs + 1):
+            with doing(f"epoch {epoch} of {epochs}"):
+                self.epoch()
+
     def scores(self, users: Codes) -> Floats32:
         """Return b_i + q_i·p_u of all items for these users."""
         return self.vectors[users] @ self.table[:, :-1].T + self.table[:, -1]
@@ -58,7 +64,5 @@ class BprMf:
 def bpr_mf(train: Interactions, seed: int = 1, factors: int = 20, rate: float = 0.05, epochs: int = 50) -> Scores:
     """BPR-MF with evenly drawn negatives; the weights of regularisation follow from the rate, as in FPL (§4.5.3)."""
     model = BprMf(train, seed, Learning(rate, factors))
-    for epoch in range(1, epochs + 1):
-        with doing(f"epoch {epoch} of {epochs}"):
-            model.epoch()
+    model.train(epochs)
     return model.scores

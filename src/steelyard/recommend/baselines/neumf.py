@@ -1,0 +1,89 @@
+"""NeuMF: a product of factors and a small network side by side, trained to tell items taken from others.
+
+X. He et al., *Neural Collaborative Filtering*, WWW 2017. ŷ_ui = σ(hᵀ [p_u ⊙ q_i, MLP(p'_u, q'_i)]); each interaction is
+a 1, and items drawn evenly from those that the user did not take are 0. Trained by cross-entropy with Adam.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import numpy as np
+import torch
+from torch import nn
+
+from steelyard.activity import doing
+from steelyard.randomness import stream_key
+from steelyard.recommend.interactions import Codes, Interactions
+from steelyard.recommend.lists import Scores
+from steelyard.recommend.ranking import Floats
+from steelyard.recommend.sampling import Histories, draw_triples, round_keys, user_keys
+
+
+class NeuMf(nn.Module):
+    """The network of the paper: four tables of factors, and layers of 2f, f and f/2 units."""
+
+    def __init__(self, users: int, items: int, factors: int) -> None:
+        super().__init__()
+        self.user, self.item = nn.Embedding(users, factors), nn.Embedding(items, factors)
+        self.deep_user, self.deep_item = nn.Embedding(users, factors), nn.Embedding(items, factors)
+        half = max(1, factors // 2)
+        layers = [nn.Linear(2 * factors, factors), nn.ReLU(), nn.Linear(factors, half), nn.ReLU()]
+        self.layers, self.out = nn.Sequential(*layers), nn.Linear(factors + half, 1)
+        for table in (self.user, self.item, self.deep_user, self.deep_item):
+            nn.init.normal_(table.weight, std=0.01)
+
+    def forward(self, users: torch.Tensor, items: torch.Tensor) -> torch.Tensor:
+        """Return the logit of each pair."""
+        product = self.user(users) * self.item(items)
+        deep = self.layers(torch.cat([self.deep_user(users), self.deep_item(items)], dim=-1))
+        return cast(torch.Tensor, self.out(torch.cat([product, deep], dim=-1))).squeeze(-1)
+
+
+def neumf(
+    train: Interactions,
+    seed: int = 1,
+    factors: int = 16,
+    rate: float = 0.001,
+    epochs: int = 20,
+    negatives: int = 4,
+    batch: int = 1024,
+) -> Scores:
+    """NeuMF on the interactions as they are; use it as the thesis' row NeuMF (Tables 6.1 to 6.3)."""
+    histories = Histories.of(train)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(stream_key(seed, 0, "", "neumf baseline"))
+        model = NeuMf(histories.users, histories.catalogue, factors)
+        optimiser = torch.optim.Adam(model.parameters(), lr=rate)
+        for epoch in range(1, epochs + 1):
+            with doing(f"epoch {epoch} of {epochs}"):
+                _epoch(model, optimiser, histories, seed, epoch, negatives, batch)
+
+    def scores(users: Codes) -> Floats:
+        everything = torch.arange(histories.catalogue)
+        with torch.no_grad():
+            rows = [model(torch.full_like(everything, user), everything) for user in users.tolist()]
+        return torch.stack(rows).double().numpy()
+
+    return scores
+
+
+def _epoch(
+    model: NeuMf, optimiser: torch.optim.Optimizer, histories: Histories, seed: int, epoch: int, count: int, batch: int
+) -> None:
+    """Visit every interaction once, each with `count` items that its user did not take, in a new order."""
+    taken = np.repeat(np.arange(histories.users), histories.sizes)
+    drawn = np.flatnonzero(histories.sizes[taken] < histories.catalogue)  # who took everything has no others
+    users = taken[drawn]
+    keys = user_keys(seed, histories.names, "neumf")[users]
+    others = draw_triples(histories, users, round_keys(keys, epoch * histories.total + drawn), count).negatives
+    pairs = np.concatenate(
+        [np.stack([users, histories.items[drawn]]), np.stack([np.repeat(users, count), others.reshape(-1)])], axis=1
+    )
+    wanted = torch.cat([torch.ones(len(users)), torch.zeros(others.size)])
+    for rows in torch.randperm(len(wanted)).split(batch):
+        who, what = torch.from_numpy(pairs[:, rows.numpy()]).long()
+        loss = nn.functional.binary_cross_entropy_with_logits(model(who, what), wanted[rows])
+        optimiser.zero_grad()
+        loss.backward()
+        optimiser.step()
