@@ -13,9 +13,11 @@ import httpx
 import uvicorn
 from tests.runs.records import federation, record, state
 
+from steelyard.federate.server_folder import ServerFolder
 from steelyard.page.app import create_app
 from steelyard.page.guard import PAGE_HEADER, Keys
 from steelyard.page.jobs import Jobs
+from steelyard.page.server import ServerView
 from steelyard.page.serving import listen
 from steelyard.runs.process import this_process
 from steelyard.runs.store import Store
@@ -57,23 +59,28 @@ class Page:
 
 
 @contextmanager
-def serving(root: Path, *, host: str = "127.0.0.1", trust: bool = False, read_only: bool = False) -> Generator[Page]:
+def serving(
+    root: Path,
+    *,
+    host: str = "127.0.0.1",
+    trust: bool = False,
+    read_only: bool = False,
+    server: ServerFolder | None = None,
+) -> Generator[Page]:
     """Serve the page over a folder; `host` is what the page thinks it listens on, the socket is always loopback's."""
     root.mkdir(parents=True, exist_ok=True)
     keys, jobs = Keys(), Jobs(root, trust=trust, read_only=read_only)
     made = listen("127.0.0.1", 0)
     ending = threading.Event()
-    app = create_app(root, host, keys, jobs, ending.is_set)
-    server = uvicorn.Server(
-        uvicorn.Config(app, log_level="error", lifespan="off", ws="none", timeout_graceful_shutdown=1)
-    )
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [made]}, daemon=True)
+    app = create_app(root, host, keys, jobs, ending.is_set, server and ServerView(server, jobs))
+    web = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off", ws="none", timeout_graceful_shutdown=1))
+    thread = threading.Thread(target=web.run, kwargs={"sockets": [made]}, daemon=True)
     thread.start()
     try:
         yield Page(root, keys, jobs, made.getsockname()[1])
     finally:
         ending.set()
-        server.should_exit = True
+        web.should_exit = True
         thread.join(10)
         made.close()
         for run in jobs.going():

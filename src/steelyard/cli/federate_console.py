@@ -118,12 +118,9 @@ def follow_run(run: ServerRun) -> None:
 
 
 def _home(server: Path) -> ServerFolder:
-    from steelyard.federate.server_folder import ServerFolder
+    from steelyard.federate.server_folder import server_folder
 
-    home = ServerFolder(server)
-    if not home.runs.is_dir():
-        raise UserError(f"{server}: no server's folder; allowed: a folder of `steelyard federate serve`")
-    return home
+    return server_folder(server)
 
 
 def _print_table(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:

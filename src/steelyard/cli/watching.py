@@ -63,6 +63,10 @@ def watch(
     read_only: Annotated[
         bool, typer.Option("--read-only", help="Show runs only: nothing is started, stopped or resumed.")
     ] = False,
+    server: Annotated[
+        Path | None,
+        typer.Option("--server", help="Folder of a federation's server: its runs, its queue and its nodes, too."),
+    ] = None,
 ) -> None:
     """Open a page over the runs in a folder, live while they run; Ctrl-C ends it."""
     from steelyard.page import require_page
@@ -73,4 +77,13 @@ def watch(
     from steelyard.page.serving import serve
 
     announce = functools.partial(print, flush=True)
-    serve(folder, host=host, port=port, token=token, announce=announce, trust=trust, read_only=read_only)
+    serve(
+        folder,
+        host=host,
+        port=port,
+        token=token,
+        announce=announce,
+        trust=trust,
+        read_only=read_only,
+        server=server,
+    )

@@ -94,6 +94,14 @@ class ServerFolder:
             )
 
 
+def server_folder(folder: Path) -> ServerFolder:
+    """Return the folder of a server that is there already; any other is refused."""
+    home = ServerFolder(folder)
+    if not home.runs.is_dir():
+        raise UserError(f"{folder}: no server's folder; allowed: a folder of `steelyard federate serve`")
+    return home
+
+
 def _locked(handle: int, how: int) -> bool:
     try:
         fcntl.flock(handle, how | fcntl.LOCK_NB)

@@ -20,6 +20,7 @@ from steelyard.page.figures import FigureDocument, Figures, Overview
 from steelyard.page.form import FormField, Recipe, form, list_recipes
 from steelyard.page.guard import Guard, Keys
 from steelyard.page.jobs import Jobs
+from steelyard.page.server import ServerDocument, ServerView
 from steelyard.report.documents.page import RawCriteria
 from steelyard.report.figures.bundle import bundle
 from steelyard.runs.glance import RunDocument
@@ -45,15 +46,27 @@ def assets() -> dict[str, str]:
     }
 
 
-def create_app(root: Path, host: str, keys: Keys, jobs: Jobs, ended: Callable[[], bool] = lambda: False) -> FastAPI:
-    """Return the application over the runs under `root`; `ended` says when open streams must close."""
+def create_app(
+    root: Path,
+    host: str,
+    keys: Keys,
+    jobs: Jobs,
+    ended: Callable[[], bool] = lambda: False,
+    server: ServerView | None = None,
+) -> FastAPI:
+    """Return the application over the runs under `root`, and over a federation's server where one is given.
+
+    `ended` says when open streams must close.
+    """
     app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
     app.add_middleware(Guard, host=host, keys=keys)
     _errors(app)
-    _static(app, keys, root, jobs)
+    _static(app, keys, root, jobs, server is not None)
     _listed(app, feed.Listing(root, jobs), ended)
     _shown(app, Figures(root))
     _started(app, jobs)
+    if server is not None:
+        _served(app, server)
     return app
 
 
@@ -134,6 +147,19 @@ def _started(app: FastAPI, jobs: Jobs) -> None:
         return {"run": run}
 
 
+def _served(app: FastAPI, server: ServerView) -> None:
+    """The server of a federation: what an operator sees, and stopping a run."""
+
+    @app.get("/api/server", response_model=None)
+    def look() -> ServerDocument:
+        return server.document()
+
+    @app.post("/api/server/stop")
+    def stop(run: Annotated[int, Body(embed=True)]) -> dict[str, int]:
+        server.stop(run)
+        return {"run": run}
+
+
 def _errors(app: FastAPI) -> None:
     """A mistake is one line of JSON, whoever made it; the inside of the server stays hidden."""
 
@@ -152,11 +178,12 @@ def _errors(app: FastAPI) -> None:
         return JSONResponse({"problem": f"the page failed: {type(error).__name__}"}, 500)
 
 
-def _static(app: FastAPI, keys: Keys, root: Path, jobs: Jobs) -> None:
+def _static(app: FastAPI, keys: Keys, root: Path, jobs: Jobs, server: bool) -> None:
     @app.get("/")
     def index() -> Response:
         """The HTML holds the token that its script sends with everything that changes something."""
         facts = {"page-token": keys.page, "root": str(root), "read-only": str(jobs.read_only).lower()}
+        facts |= {"server": "true"} if server else {}
         meta = "\n".join(f'<meta name="{name}" content="{html.escape(value)}">' for name, value in facts.items())
         icon = assets()["icon.svg"].replace("<svg ", '<svg aria-hidden="true" ', 1)
         text = assets()["index.html"].replace("<!-- meta -->", meta).replace("<!-- icon -->", icon)

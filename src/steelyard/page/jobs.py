@@ -101,7 +101,7 @@ class Jobs:
 
     def start(self, recipe: str, name: str, fields: Mapping[str, object]) -> str:
         """Start a recipe with some fields changed, into a new folder of this name under the root; returns the name."""
-        self._allowed()
+        self.require_verbs()
         if recipe not in recipes():
             raise UserError(f"recipe: got '{recipe[:100]}'; allowed: {', '.join(recipes())}")
         if not NAME.fullmatch(name):
@@ -121,7 +121,7 @@ class Jobs:
 
     def stop(self, run: str) -> None:
         """Ask a run to end as Ctrl-C would: its last round stays whole, and it can be resumed."""
-        self._allowed()
+        self.require_verbs()
         job = self._jobs.get(run)
         if job is not None and job.ended is None:
             job.process.send_signal(signal.SIGTERM)
@@ -136,7 +136,7 @@ class Jobs:
 
     def resume(self, run: str) -> None:
         """Go on with a run that was stopped or killed, in a new process."""
-        self._allowed()
+        self.require_verbs()
         folder = run_folder(self.root, run)
         files.check_run(folder)
         self._resumable(glance(self.root, run))
@@ -163,7 +163,8 @@ class Jobs:
         if found.flower:
             raise UserError(f"{found.name}: went on across nodes; resume it where it was started")
 
-    def _allowed(self) -> None:
+    def require_verbs(self) -> None:
+        """Refuse where the page only shows runs."""
         if self.read_only:
             raise UserError("this page only shows runs (--read-only); allowed: starting and stopping in a terminal")
 

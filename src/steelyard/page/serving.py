@@ -13,10 +13,12 @@ from urllib.parse import urlencode
 import uvicorn
 
 from steelyard.errors import UserError
+from steelyard.federate.server_folder import server_folder
 from steelyard.logs import logger
 from steelyard.page.app import create_app
 from steelyard.page.guard import Keys
 from steelyard.page.jobs import Jobs
+from steelyard.page.server import ServerView
 from steelyard.report.figures.bundle import bundle
 
 _log = logger(__name__)
@@ -75,19 +77,24 @@ def serve(
     announce: Callable[[str], None],
     trust: bool = False,
     read_only: bool = False,
+    server: Path | None = None,
 ) -> None:
-    """Serve the page until Ctrl-C; runs that it started go on. `announce` gets the address to open."""
+    """Serve the page until Ctrl-C; runs that it started go on. `announce` gets the address to open.
+
+    `server` is the folder of a federation's server, which is then shown too.
+    """
     keys = keys_with(token)
     if not root.exists():
         root.mkdir(parents=True)
     if not root.is_dir():
         raise UserError(f"{root}: is a file; allowed: a folder, which may be empty")
     jobs = Jobs(root.resolve(), trust=trust, read_only=read_only)
+    shown_server = None if server is None else ServerView(server_folder(server), jobs)
     made = listen(host, port)
     shown = f"[{host}]" if ":" in host.strip("[]") else host
     address = f"http://{shown}:{made.getsockname()[1]}/"
-    ends = lambda: server.ending or server.should_exit  # noqa: E731
-    app = create_app(root.resolve(), host, keys, jobs, ends)
+    ends = lambda: web.ending or web.should_exit  # noqa: E731
+    app = create_app(root.resolve(), host, keys, jobs, ends, shown_server)
     settings = uvicorn.Config(
         app,
         log_level="warning",
@@ -97,12 +104,12 @@ def serve(
         lifespan="off",
         ws="none",
     )
-    server = _Server(settings)
+    web = _Server(settings)
     threading.Thread(target=_warm, daemon=True).start()
     announce(f"page over {root}: {address}?{urlencode({'token': keys.token})}")
     announce("Ctrl-C ends the page; runs that it started go on")
     try:
-        server.run(sockets=[made])
+        web.run(sockets=[made])
     except KeyboardInterrupt:
         pass
     finally:

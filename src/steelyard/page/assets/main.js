@@ -4,6 +4,7 @@ import { events } from "./api.js";
 import { byId, h, meta } from "./dom.js";
 import { drawList, ticked } from "./list.js";
 import { RunView } from "./run.js";
+import { ServerView } from "./server.js";
 import { openForm } from "./start.js";
 
 let runs = [];
@@ -61,7 +62,7 @@ async function route() {
   view?.end();
   view = null;
   waiting = null;
-  const [, kind, rest] = location.hash.match(/^#\/(run|new)\/?(.*)$/) ?? [];
+  const [, kind, rest] = location.hash.match(/^#\/(run|new|server)\/?(.*)$/) ?? [];
   const before = chosen.join("\n");
   chosen = kind === "run" && rest ? rest.split(",").map(decodeURIComponent) : [];
   document.body.dataset.view = kind ?? "list";
@@ -71,6 +72,9 @@ async function route() {
   drawList(runs, chosen);
   if (kind === "new") {
     await openForm(byId("main"));
+  } else if (kind === "server") {
+    view = new ServerView(byId("main"));
+    await view.open();
   } else if (chosen.length) {
     // A run that was only just asked for has no rounds yet, and the list may not have come.
     if (chosen.length === 1 && !runs.find((run) => run.name === chosen[0])?.rules.length) {
@@ -108,6 +112,7 @@ function looks() {
 
 byId("root").textContent = meta("root");
 if (meta("read-only") === "true") byId("new").hidden = true;
+byId("server").hidden = meta("server") !== "true";
 looks();
 addEventListener("hashchange", route);
 addEventListener("DOMContentLoaded", route);
