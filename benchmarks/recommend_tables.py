@@ -3,10 +3,12 @@
     python -m benchmarks.recommend_tables fpl-amazon --out OUT --jobs 2
     python -m benchmarks.recommend_tables fpl-ml1m --out OUT --set fpl.mode=sFPL+ --set fpl.epoch=tables --epochs 1,2,3
     python -m benchmarks.recommend_tables kgflex-yahoo --out OUT --over kgflex.others=1,5
+    python -m benchmarks.recommend_tables kgflex-yahoo --out OUT --baselines mf,neumf,kahfm --no-sweep
 
 The experiment is swept over learning rates, factors and epochs (`--over` in place of the first two), baselines over
 their own settings; what is best by P@10 on each user's validation rows is trained on all training rows and tested.
-Called again with the same OUT it goes on where it was stopped. Prints a table in Markdown and writes OUT/tables.json.
+Called again with the same OUT it goes on where it was stopped. Prints a table in Markdown and writes OUT/tables.json,
+which has every metric, at 10 and at 1.
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ from typing import Any
 
 from steelyard import Experiment
 from steelyard.api import RecommendExperiment
-from steelyard.recommend.baselines import recommend
+from steelyard.recommend.baselines import needs_features, recommend
 from steelyard.recommend.evaluate import Case, figures
+from steelyard.recommend.knowledge.loading import load_features
 from steelyard.recommend.run_data import RunData
 from steelyard.report.recommender import open_run
 
@@ -33,6 +36,9 @@ GRIDS: Mapping[str, Mapping[str, Sequence[float]]] = {
     "popular": {},
     "user-knn": {"neighbours": (10, 30, 50, 70, 100)},
     "item-knn": {"neighbours": (10, 30, 50, 70, 100)},
+    "mf": {"batch": (1024,), "factors": (8, 32), "rate": (0.001, 0.005), "decay": (0.0, 1e-5), "epochs": (10, 30)},
+    "neumf": {"batch": (1024,), "factors": (8, 32), "rate": (0.001, 0.003), "epochs": (10, 30)},
+    "kahfm": {"rate": (0.005, 0.02, 0.05), "epochs": (10, 30)},
     "bpr-mf": {"rate": (0.005, 0.05, 0.5), "factors": (10, 20, 50), "epochs": (10, 30, 50)},
     "fcf": {"factors": (10, 20, 50), "epochs": (10, 30, 50)},
 }
@@ -50,22 +56,25 @@ def measured(run_data: RunData, lists: Any) -> dict[str, float]:
     """Return the metrics of some lists."""
     data = run_data.data
     case = Case(run_data.users.truth, tuple(data.users), tuple(data.items), lists, None, ())
-    found = figures(case, [CUTOFF])
-    return {name: float(value) for name, value in found[str(CUTOFF)].items() if isinstance(value, int | float)}
+    found = figures(case, [CUTOFF, 1])
+    first = {f"{name}@1": value for name, value in found["1"].items()}
+    return {
+        name: float(value) for name, value in {**found[str(CUTOFF)], **first}.items() if isinstance(value, int | float)
+    }
 
 
 def baseline(kind: str, experiment: RecommendExperiment, seeds: int) -> Row:
     """Choose a baseline's settings on the validation rows and test them."""
     choosing, testing = experiment.changed({"interactions.validation": VALIDATION}).run_data(), experiment.run_data()
-    tried = [
-        (measured(choosing, recommend(kind, choosing.split.train, CUTOFF, 1, point)[0])["precision"], point)
-        for point in points(GRIDS[kind])
-    ]
+    knowledge = experiment.knowledge if needs_features(kind) else None
+    known = None if knowledge is None else load_features(knowledge, testing.data.items)
+
+    def tested(run_data: RunData, seed: int, point: dict[str, Any]) -> dict[str, float]:
+        return measured(run_data, recommend(kind, run_data.split.train, CUTOFF, seed, point, known)[0])
+
+    tried = [(tested(choosing, 1, point)["precision"], point) for point in points(GRIDS[kind])]
     best = max(tried, key=lambda entry: entry[0])[1]
-    found = [
-        measured(testing, recommend(kind, testing.split.train, CUTOFF, seed, best)[0]) for seed in range(1, seeds + 1)
-    ]
-    return {"system": kind, "chosen": best, "seeds": found}
+    return {"system": kind, "chosen": best, "seeds": [tested(testing, seed, best) for seed in range(1, seeds + 1)]}
 
 
 def federated(experiment: RecommendExperiment, over: Mapping[str, Sequence[Any]], arguments: Any) -> Row:
@@ -106,7 +115,8 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], help="change a field: section.field=value")
     parser.add_argument("--over", action="append", default=[], help="sweep a field: section.field=value,value")
     parser.add_argument("--epochs", default="10,30,50")
-    parser.add_argument("--baselines", default=",".join(GRIDS))
+    parser.add_argument("--baselines", default="random,popular,user-knn,item-knn,bpr-mf,fcf")
+    parser.add_argument("--no-sweep", action="store_true", help="baselines alone")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=1)
     chosen = parser.parse_args()
@@ -119,7 +129,8 @@ def main() -> None:
         over[field] = [json.loads(value) for value in values.split(",")]
     chosen.out.mkdir(parents=True, exist_ok=True)
     rows = [baseline(kind, experiment, chosen.seeds) for kind in chosen.baselines.split(",") if kind]
-    rows.append(federated(experiment, over, chosen))
+    if not chosen.no_sweep:
+        rows.append(federated(experiment, over, chosen))
     (chosen.out / "tables.json").write_text(json.dumps(rows, indent=1))
     print(table(rows))
 

@@ -50,7 +50,7 @@ def test_settings_are_chosen_on_validation_rows_and_a_second_call_goes_on(
     ]
     choosing, testing = sorted({size for _, size, *_ in seen})
     assert choosing < testing
-    assert [(size, settings) for kind, size, _, _, settings in seen if kind == "user-knn" and size == choosing] == [
+    assert [(size, settings) for kind, size, _, _, settings, _ in seen if kind == "user-knn" and size == choosing] == [
         (choosing, {"neighbours": 2}),
         (choosing, {"neighbours": 4}),
     ]

@@ -16,9 +16,9 @@ from steelyard.recommend.baselines import BASELINES, needs_features, recommend, 
 from steelyard.recommend.baselines.bpr_mf import BprMf
 from steelyard.recommend.baselines.fcf import item_gradient, solve
 from steelyard.recommend.baselines.kahfm import informed
-from steelyard.recommend.baselines.mf import solve as least_squares
 from steelyard.recommend.baselines.neighbours import matrix
-from steelyard.recommend.baselines.neumf import NeuMf
+from steelyard.recommend.baselines.pointwise import Mf, NeuMf
+from steelyard.recommend.baselines.svd import solve as least_squares
 from steelyard.recommend.fpl import Learning
 from steelyard.recommend.interactions import build
 from steelyard.recommend.knowledge import features
@@ -122,12 +122,13 @@ class TestEveryBaseline:
         assert 1 not in lists[1]
 
 
-@pytest.mark.parametrize("kind", ["user-knn", "item-knn", "bpr-mf", "bpr", "vae", "fcf", "vsm", "kahfm", "neumf"])
+@pytest.mark.parametrize("kind", ["user-knn", "item-knn", "bpr-mf", "bpr", "vae", "fcf", "vsm", "kahfm", "mf", "neumf"])
 def test_learners_beat_chance(split, kind):
     if kind in LIBRARY:
         pytest.importorskip(LIBRARY[kind])
     # Two of the twelve items left of a user's own taste are in her test set; by chance it is two of 32.
-    assert precision(split, kind) > 0.12
+    # NeuMF begins near 0 and takes small steps: on 480 rows its default has seen too little.
+    assert precision(split, kind, **({"rate": 0.01} if kind == "neumf" else {})) > 0.12
 
 
 def test_chance_and_popularity(split):
@@ -200,7 +201,7 @@ def test_scores_by_ratings_similarity_and_divisor(similarity: str, kept: bool, d
     np.testing.assert_allclose(by_users, expected(table.T).T, atol=1e-9)
 
 
-def test_mf_predicts_ratings_that_have_its_form():
+def test_svd_predicts_ratings_that_have_its_form():
     """Ratings made of a mean, users', items' and one product of vectors come back, also those that were not shown."""
     random = np.random.default_rng(3)
     users, items = random.normal(size=(40, 1)), random.normal(size=(30, 1))
@@ -210,14 +211,14 @@ def test_mf_predicts_ratings_that_have_its_form():
     names = ([f"{u:02d}" for u in rows], [f"{i:02d}" for i in columns])
     train = build(*names, true[shown].tolist())
     errors = {
-        epochs: np.abs(BASELINES["mf"](train, factors=2, decay=0.001, epochs=epochs)(np.arange(40)) - true)[~shown]
+        epochs: np.abs(BASELINES["svd"](train, factors=2, decay=0.001, epochs=epochs)(np.arange(40)) - true)[~shown]
         for epochs in (1, 30)
     }
     assert errors[30].mean() < 0.1 < np.abs(true - true[shown].mean())[~shown].mean()
     assert errors[30].mean() < errors[1].mean()
 
 
-def test_mf_solves_its_least_squares():
+def test_svd_solves_its_least_squares():
     random = np.random.default_rng(1)
     taken = matrix(build(list("aabc"), list("0112"), [1.0, 4.0, 2.0, 5.0]), "kept")
     others = random.normal(size=(3, 2))
@@ -309,8 +310,13 @@ def test_kahfm_begins_from_tf_idf_and_means_of_it():
     assert not np.array_equal(before, model.table)
 
 
-def test_neumf_is_the_network_of_its_paper():
+def test_mf_and_neumf_are_the_networks_of_their_papers():
     torch.manual_seed(1)
+    plain = Mf(3, 4, 2)
+    plain.user_bias.weight.data.normal_()
+    plain.item_bias.weight.data.normal_()
+    expected = plain.user_bias.weight[1, 0] + plain.item_bias.weight[2, 0] + plain.user.weight[1] @ plain.item.weight[2]
+    assert plain(torch.tensor([1]), torch.tensor([2])).item() == pytest.approx(expected.item())
     model = NeuMf(3, 4, 2)
     p, q = model.user.weight[1], model.item.weight[2]
     deep = torch.cat([model.deep_user.weight[1], model.deep_item.weight[2]])

@@ -146,7 +146,10 @@ def _new_files(out: Path, names: Sequence[str]) -> dict[str, Path]:
 
 def baseline(
     kind: Annotated[
-        str, typer.Argument(help="random, popular, user-knn, item-knn, mf, bpr-mf, bpr, vae, neumf, fcf, vsm or kahfm.")
+        str,
+        typer.Argument(
+            help="random, popular, user-knn, item-knn, svd, mf, neumf, bpr-mf, bpr, vae, fcf, vsm or kahfm."
+        ),
     ],
     train: Annotated[Path, typer.Option(help="Training interactions: user, item, rating.")],
     out: Annotated[Path, typer.Option(help="File for the lists.")],

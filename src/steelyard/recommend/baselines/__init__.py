@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
 
 from steelyard.errors import UserError, brief, listed, nearest
-from steelyard.recommend.baselines import bpr_mf, fcf, kahfm, libraries, mf, neighbours, neumf, plain, vsm
+from steelyard.recommend.baselines import bpr_mf, fcf, kahfm, libraries, neighbours, plain, pointwise, svd, vsm
 from steelyard.recommend.interactions import Codes, Interactions
 from steelyard.recommend.knowledge.features import ItemFeatures
 from steelyard.recommend.lists import Scores, best_unseen
@@ -22,11 +22,12 @@ BASELINES: Mapping[str, Maker] = {
     "popular": plain.popular,
     "user-knn": neighbours.user_knn,
     "item-knn": neighbours.item_knn,
-    "mf": mf.mf,
+    "svd": svd.svd,
+    "mf": pointwise.mf,
+    "neumf": pointwise.neumf,
     "bpr-mf": bpr_mf.bpr_mf,
     "bpr": libraries.bpr,
     "kahfm": kahfm.kahfm,
-    "neumf": neumf.neumf,
     "vae": libraries.vae,
     "fcf": fcf.fcf,
     "vsm": vsm.vsm,

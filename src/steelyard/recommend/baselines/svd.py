@@ -1,4 +1,4 @@
-"""MF: matrix factorisation of ratings (thesis Eq. 2.4), r̃_ui = μ + b_u + b_i + q_iᵀ p_u.
+"""SVD: matrix factorisation of ratings (thesis Eq. 2.4), r̃_ui = μ + b_u + b_i + q_iᵀ p_u.
 
 μ is the mean of all ratings, b_u and b_i how far a user's and an item's own stray from it; the vectors are found by
 alternating least squares on what that leaves. It predicts ratings: where all are 1, it has nothing to learn.
@@ -18,15 +18,15 @@ from steelyard.recommend.lists import Scores
 from steelyard.recommend.ranking import Floats
 
 
-def mf(train: Interactions, seed: int = 1, factors: int = 20, decay: float = 0.1, epochs: int = 15) -> Scores:
-    """Matrix factorisation of ratings (Eq. 2.4); use it where ratings differ, and as the thesis' row MF."""
+def svd(train: Interactions, seed: int = 1, factors: int = 20, decay: float = 0.1, epochs: int = 15) -> Scores:
+    """Matrix factorisation of ratings (Eq. 2.4); use it where ratings differ and are to be predicted."""
     ratings = matrix(train, "kept").astype(np.float64)
     mean, of_users, of_items = baseline_predictor(ratings)
     left = ratings.copy()
     user = np.repeat(np.arange(ratings.shape[0]), np.diff(ratings.indptr))
     left.data -= mean + of_users[user] + of_items[ratings.indices]
     by_item = left.T.tocsr()
-    items = generator(seed, 0, "", "mf baseline").normal(0.0, 0.1, (ratings.shape[1], factors))
+    items = generator(seed, 0, "", "svd baseline").normal(0.0, 0.1, (ratings.shape[1], factors))
     vectors = np.zeros((ratings.shape[0], factors))
     for epoch in range(1, epochs + 1):
         with doing(f"epoch {epoch} of {epochs}"):
