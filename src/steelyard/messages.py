@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -137,6 +137,15 @@ class SingleModels(ABC):
             found += (models.double() - start) @ start
         return float(parameters.double().square().sum()), found.cpu().numpy()
 
+    def gram(self, parameters: torch.Tensor) -> Floats:
+        """Return the inner products of all pairs of updates; see `Payload`."""
+        total = self.like.double() @ self.like.double().T
+        for span, models in self.blocks():
+            part = models.double() - parameters[span].to(models.device)
+            total += part @ part.T
+        # A product may round ⟨a, b⟩ and ⟨b, a⟩ differently; one of them is kept for both.
+        return (total.tril() + total.tril(-1).T).cpu().numpy()
+
     def keep_frozen(self, combined: torch.Tensor, parameters: torch.Tensor) -> torch.Tensor:
         """Put what is not trained back as it was; here all is trained."""
         return combined
@@ -149,6 +158,8 @@ class DenseModels(SingleModels):
     models: torch.Tensor
     frozen: tuple[tuple[int, int], ...] = ()
     """Spans of parameters that are not trained: every model holds the received ones, and so does any combination."""
+    at_hand: ClassVar[bool] = True
+    """Whether `models` lie in this process; otherwise whoever asks for them has them brought here."""
 
     def combine(self, parameters: torch.Tensor, weights: Floats) -> torch.Tensor:
         import torch  # Late for speed of start; whoever has models has loaded it already.
@@ -165,6 +176,11 @@ class DenseModels(SingleModels):
     @property
     def like(self) -> torch.Tensor:
         return self.models[:, :0]
+
+    @property
+    def nbytes(self) -> int:
+        """How many bytes the models have."""
+        return self.models.nbytes
 
     def blocks(self) -> Iterator[tuple[slice, torch.Tensor]]:
         for span in spans(self.models.shape[1], len(self.models), self.models.device.type):
@@ -385,3 +401,19 @@ class ServerTest:
     """Mean loss of each model; empty where the server does not say."""
     by_class: Mapping[str, Floats] = field(default_factory=dict[str, Floats])
     """[models, classes] each: precision, recall, accuracy and jaccard of every class; empty for regression."""
+
+    @classmethod
+    def joined(cls, parts: Sequence[ServerTest], order: Sequence[int] | Counts | slice = slice(None)) -> ServerTest:
+        """Return the tests of several groups of models as one, in another order of the models where one is given."""
+
+        def along(values: Callable[[ServerTest], Floats]) -> Floats:
+            found = np.concatenate([values(part) for part in parts])
+            return found[order] if len(found) else found
+
+        return cls(
+            accuracy=along(lambda part: part.accuracy),
+            f1=along(lambda part: part.f1),
+            errors={name: along(lambda part, name=name: part.errors[name]) for name in parts[0].errors},
+            losses=along(lambda part: part.losses),
+            by_class={name: along(lambda part, name=name: part.by_class[name]) for name in parts[0].by_class},
+        )

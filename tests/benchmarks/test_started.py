@@ -34,6 +34,7 @@ SLOW: dict[str, str] = {
     "kgflex": "--recipe kgflex-yahoo --epochs 1",
     "knowledge": "--format json",
     "looking": "3 4",
+    "ranks": "--ranks 1,2 --bench C --rounds 2 --engine loop",
     "scaffold": "out --rounds 1 --seeds 1 --cells 0.5:0 --every 10 --device cpu",
     "store": "3 4",
 }

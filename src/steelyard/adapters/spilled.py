@@ -119,13 +119,6 @@ class SpilledModels(SingleModels):
             total += torch.linalg.vector_norm(models - parameters[span], dim=1, dtype=torch.float64).square()
         return total.sqrt().numpy()
 
-    def gram(self, parameters: torch.Tensor) -> Floats:
-        total = torch.zeros(len(self.rows), len(self.rows), dtype=torch.float64)
-        for span, models in self.blocks():
-            part = models.to(torch.float64) - parameters[span]
-            total += part @ part.T
-        return (total.tril() + total.tril(-1).T).numpy()
-
     def select(self, keep: Sequence[int]) -> SpilledModels:
         return SpilledModels(tuple(self.rows[row] for row in keep), self.size, self.kind)
 

@@ -6,6 +6,7 @@ What is heavy is imported inside the commands, for speed of start: `steelyard --
 from __future__ import annotations
 
 import functools
+import os
 import re
 import sys
 from typing import Annotated, Any, NoReturn, cast
@@ -65,6 +66,15 @@ def command_line() -> Any:
 
 
 def main() -> NoReturn:
+    """Run the command line, in one process or as one of those that torchrun starts."""
+    if "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":
+        from steelyard.experiment.ranks import among_ranks
+
+        among_ranks(_main, fail)
+    _main()
+
+
+def _main() -> NoReturn:
     """Run the command line; a user's mistake is one line on standard error and exit code 2."""
     try:
         logs.show()

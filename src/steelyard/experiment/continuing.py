@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from steelyard import files
 from steelyard.clients.protocol import FingerprintedClients
+from steelyard.clients.ranks.group import rank_count
 from steelyard.errors import UserError, brief, listed
 from steelyard.experiment.code import FOLDER, digest
 from steelyard.experiment.loading import RUN_FILE, own_text, read_experiment
@@ -138,13 +139,14 @@ def check_rules(history: History, federations: Sequence[Federation]) -> None:
 
 
 def changed_versions(history: History) -> list[str]:
-    """Return a line for each version (ours, torch) that is not the one that a run began with."""
-    now = versions()
+    """Return a line for each version (ours, torch) that is not the one that a run began with, and for other ranks."""
+    now = {**versions(), "ranks": str(rank_count())}
+    names = {"version_steelyard": "steelyard", "version_torch": "torch", "ranks": "the number of ranks"}
     return [
-        f"{name} was {before} when the run began, and is {now.get(f'version_{name}')} now: the rounds to come may "
-        "differ in their last bits from those of a run left alone"
-        for name in ("steelyard", "torch")
-        if (before := history.info.get(f"version_{name}")) is not None and before != now.get(f"version_{name}")
+        f"{words} was {before} when the run began, and is {now.get(name)} now: the rounds to come may differ in their "
+        "last bits from those of a run left alone"
+        for name, words in names.items()
+        if (before := history.info.get(name)) is not None and before != now.get(name)
     ]
 
 

@@ -302,6 +302,11 @@ class Description(Section):
         """Refuse a run that another program carries on; called before a run goes on."""
 
     @property
+    def shared_out(self) -> bool:
+        """Whether several processes can train the clients of one run."""
+        return False
+
+    @property
     def clocked(self) -> bool:
         """Whether simulated devices have a clock."""
         return False

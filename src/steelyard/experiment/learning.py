@@ -174,6 +174,11 @@ class LearningDescription(Description):
             )
 
     @property
+    def shared_out(self) -> bool:
+        """Whether several processes can train the clients of one run: they can, with their data in files."""
+        return True
+
+    @property
     def clients_evaluate(self) -> bool:
         """Whether clients have test rows."""
         return self.partition.test != "none"
@@ -236,6 +241,7 @@ class LearningDescription(Description):
             noise=self._device_noise(),
             clock=self.clock,
             rounds=self.rounds.count,
+            experiment=self.model_dump(mode="json", exclude_none=True),
         )
         if self.privacy is None or self.privacy.aggregation is None:
             return clients, server

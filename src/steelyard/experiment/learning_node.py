@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -14,6 +14,9 @@ from steelyard.clients.local import ClockedClients, ClockSettings, ComputeSettin
 from steelyard.clients.node import NodeClients, NodeConfig
 from steelyard.clients.private import PrivateClients
 from steelyard.clients.protocol import Clients
+from steelyard.clients.ranks.group import current
+from steelyard.clients.ranks.placing import on_rank
+from steelyard.clients.ranks.simulation import RankedSimulation
 from steelyard.data import load, share_out
 from steelyard.data.dataset import ClientRows, Dataset, DatasetOrSeeded, Population
 from steelyard.data.facts import FactSettings
@@ -52,11 +55,13 @@ def simulate(
     noise: DeviceNoise | None = None,
     clock: ClockSettings | None = None,
     rounds: int = 0,
+    experiment: Mapping[str, Any] | None = None,
 ) -> tuple[Clients, SimulationServer]:
     """Build all clients of an experiment in this process, and their server.
 
     Data are read once for all seeds; a function handed over as `dataset` is called once for each seed. With `noise`
-    every device adds it to what it sends. `rounds` is how many there will be at most, where that is known.
+    every device adds it to what it sends. `rounds` is how many there will be at most, where that is known. Where this
+    process leads others, they build the same from the document `experiment`, and the clients are shared out.
     """
     given = load(data) if dataset is None else dataset
     if not isinstance(given, Dataset) and not callable(given):
@@ -72,13 +77,17 @@ def simulate(
     samples = (
         _Seeded(given, data) if callable(given) else _always(given if dataset is None else normalised(given, data))
     )
+    ranks = current()
     clients = Simulation(
         lambda seed: _with_facts(share_out(samples(seed), partition, seed, flaws), facts, seed),
-        *(model, training, compute, criteria),
+        *(model, training, compute if ranks is None else on_rank(compute, ranks.place), criteria),
         rounds=rounds,
     )
     server = SimulationServer(clients)
-    timed = clients if clock is None else ClockedClients(clients, clients.context, clock)
+    trained: Clients = clients
+    if ranks is not None and ranks.place.rank == 0 and experiment is not None:
+        trained = RankedSimulation(clients, server, ranks, experiment)
+    timed = trained if clock is None else ClockedClients(trained, clients.context, clock)
     return timed if noise is None else PrivateClients(timed, noise), server
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Self
 
 from steelyard.activity import doing
 from steelyard.clients.protocol import RemainingClients
+from steelyard.clients.ranks.group import current
 from steelyard.errors import UserError
 from steelyard.experiment.code import Ask
 from steelyard.experiment.continuing import begun_with, changed_data, changed_experiment, check_rules
@@ -110,6 +111,9 @@ def assembled(
     experiment: Description, dataset: DatasetOrSeeded | None, assemble: Assembly | None
 ) -> tuple[Clients, Server]:
     """Build clients and server: simulated ones, or those that `assemble` brings."""
+    if current() is not None and (assemble is not None or dataset is not None or not experiment.shared_out):
+        what = "a data set from Python" if dataset is not None else "clients of this kind"
+        raise UserError(f"WORLD_SIZE: several processes were started, and {what} are not shared out; allowed: 1")
     with doing("reading the data" if assemble is None else "waiting for the nodes"):
         clients, server = experiment.assemble(dataset) if assemble is None else assemble()
     withdrawn = experiment.rounds.withdrawn

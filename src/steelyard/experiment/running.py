@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from steelyard import files
 from steelyard.activity import doing
 from steelyard.clients.protocol import CheckedClients, CountedServer, FingerprintedClients, ProvedClients
+from steelyard.clients.ranks.group import rank_count
 from steelyard.errors import Stopped, UserError, listed, nearest
 from steelyard.experiment.code import FOLDER as CODE
 from steelyard.experiment.code import Ask
@@ -77,6 +78,7 @@ def run(
             "status": "running",
             "seeds": list(seeds or [experiment.seed]),
             "in_memory": dataset is not None,
+            "ranks": rank_count(),
             **begun_with(folder, text, clients, parts.seeds),
             **versions(),
             **({} if parts.private is None else {SALT: secrets.token_hex(32)}),

@@ -115,7 +115,7 @@ class Digests:
 
         self._beside = self._beside or ThreadPoolExecutor(1, "digests")
         self._under_way = self._beside.submit(beside)
-        if any(isinstance(each.payload, DenseModels) and not each.payload.models.is_cuda for each in work):
+        if any(isinstance(each.payload, DenseModels) and not each.payload.like.is_cuda for each in work):
             self._wait()  # A matrix too large for the GPU is not held beside the next one.
 
     def _hashable(self, updates: Updates | None) -> Payload | None:
@@ -123,9 +123,10 @@ class Digests:
             return None  # Whoever checked a node's signature has taken the digest.
         if self._every or not isinstance(updates.payload, DenseModels):
             return updates.payload
-        models, steps = updates.payload.models, updates.steps
-        long = not models.is_cuda and steps is not None and len(steps) > 0 and steps.mean() >= MANY_STEPS
-        return updates.payload if long or models.nbytes <= FEW_BYTES else None
+        payload, steps = updates.payload, updates.steps
+        here = payload.at_hand and not payload.like.is_cuda
+        long = here and steps is not None and len(steps) > 0 and steps.mean() >= MANY_STEPS
+        return payload if long or payload.nbytes <= FEW_BYTES else None
 
     def collect(self) -> list[Digest]:
         """Return all digests since the last call; waits for those that are under way."""

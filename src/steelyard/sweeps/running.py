@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from steelyard import files
+from steelyard.clients.ranks.group import current
 from steelyard.errors import Stopped, UserError, brief, own_folder
 from steelyard.experiment.code import Ask
 from steelyard.experiment.description import Description
@@ -77,6 +78,8 @@ def resume_sweep(
         raise UserError(f"--jobs: got {jobs}; allowed: a whole number from 1 to {MOST_JOBS}")
     if jobs > 1 and dataset is not None:
         raise UserError(f"jobs: got {jobs} with a data set from Python, which other processes do not have; allowed: 1")
+    if jobs > 1 and current() is not None:
+        raise UserError(f"--jobs: got {jobs} on several ranks, which share out each run; allowed: 1")
     found = read_sweep(folder)
     if ask is not None and (code := found.experiment.named_code()):
         ask(str(folder), code)

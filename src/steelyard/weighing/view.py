@@ -182,7 +182,7 @@ class CohortView:
             # Some models at a time: all coalitions of twelve clients are 4,096.
             size = max(1, MOST_TESTED // max(1, parameters.numel()))
             parts = [test(_models(payload, parameters, rows[at : at + size])) for at in range(0, len(rows), size)]
-            return parts[0] if len(parts) == 1 else _joined(parts)
+            return parts[0] if len(parts) == 1 else ServerTest.joined(parts)
 
         return cls(
             samples=read_only(updates.samples),
@@ -273,19 +273,6 @@ def _models(payload: Payload, parameters: torch.Tensor, weights: Floats) -> torc
     if nobody.any():
         found[np.flatnonzero(nobody)] = parameters.to(found.device, found.dtype)
     return found
-
-
-def _joined(parts: Sequence[ServerTest]) -> ServerTest:
-    def along(values: Callable[[ServerTest], Floats]) -> Floats:
-        return np.concatenate([values(part) for part in parts])
-
-    return ServerTest(
-        accuracy=along(lambda part: part.accuracy),
-        f1=along(lambda part: part.f1),
-        errors={name: along(lambda part, name=name: part.errors[name]) for name in parts[0].errors},
-        losses=along(lambda part: part.losses),
-        by_class={name: along(lambda part, name=name: part.by_class[name]) for name in parts[0].by_class},
-    )
 
 
 def _listed(value: object) -> object:

@@ -10,6 +10,7 @@ import torch
 
 from steelyard.clients.local.context import SimulationContext
 from steelyard.clients.local.device_data.dataset import DevicePopulation
+from steelyard.clients.local.engines.engine import TrainingSetup
 from steelyard.clients.local.evaluator import Evaluator, evaluations
 from steelyard.clients.local.personal import OwnModels
 from steelyard.messages import Evaluations, LossState, Question
@@ -23,6 +24,8 @@ class ClientTests:
 
     def __init__(self, context: SimulationContext, own: OwnModels, tune: Tune) -> None:
         self.context, self._own, self._tune = context, own, tune
+        self.make_evaluator: Callable[[TrainingSetup], Evaluator] = Evaluator
+        """Makes what tests models; another one may share tests out."""
         self._evaluator: Evaluator | None = None
 
     def evaluate(self, questions: Sequence[Question]) -> list[Evaluations]:
@@ -76,7 +79,7 @@ class ClientTests:
     def evaluator(self) -> Evaluator:
         """What tests models; made when first needed."""
         if self._evaluator is None:
-            self._evaluator = Evaluator(self.context.setup)
+            self._evaluator = self.make_evaluator(self.context.setup)
         return self._evaluator
 
     def close(self) -> None:

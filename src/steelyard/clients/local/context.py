@@ -62,6 +62,10 @@ class SimulationContext:
             self._populations[seed] = DevicePopulation(source, self._datasets[key])
         return self._populations[seed]
 
+    def seed_of(self, dataset: DeviceDataset) -> int:
+        """Return a seed whose population is made of a data set that lies on the device."""
+        return next(seed for seed, population in self._populations.items() if population.dataset is dataset)
+
     def _source(self, seed: int) -> Population:
         if not isinstance(self._sources, Mapping):
             return self._sources(seed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -20,6 +20,7 @@ from steelyard.clients.local.device_data.cohort import Cohort
 from steelyard.clients.local.device_data.dataset import DevicePopulation, Ints
 from steelyard.clients.local.device_data.schedule import step_counts
 from steelyard.clients.local.engines.choice import ChosenEngine
+from steelyard.clients.local.engines.engine import TrainingSetup
 from steelyard.clients.local.evaluator import Evaluator
 from steelyard.clients.local.hardware import peak_memory
 from steelyard.clients.local.hostile import attack
@@ -140,6 +141,29 @@ class Simulation:
             self._engine = ChosenEngine(self.context.setup, self.compute.engine)
         return self._engine
 
+    def settled(self, tasks: Sequence[Task]) -> str:
+        """Return the engine that trains these tasks, as compute.engine takes it; the choice falls now if it has not."""
+        engine = self._main_engine()
+        if engine.engine is None:
+            cohort, _ = self._cohort([tasks[index] for index in self._groups(tasks)[0]])
+            if len(cohort):
+                engine.settled(cohort)
+        return engine.choice
+
+    def use_engine(self, choice: str) -> None:
+        """Train with the engine that another process has chosen."""
+        if self._main_engine().choice != choice:
+            self._engine, self._by_hand = ChosenEngine(self.context.setup, choice), None
+
+    def frozen(self, algorithm: Algorithm) -> tuple[tuple[int, int], ...]:
+        """Return begin and end of what is not trained under an algorithm, as `DenseModels` takes it."""
+        return self._own.spans(algorithm)
+
+    def test_with(self, make: Callable[[TrainingSetup], Evaluator]) -> None:
+        """Have models tested by another evaluator."""
+        self._tests.make_evaluator = make
+        self._tests.close()
+
     def _hand_engine(self) -> HandEngine:
         if self._by_hand is None:
             self._by_hand = HandEngine(self.context, self._vectors, self._main_engine())
@@ -238,7 +262,7 @@ class Simulation:
             samples=_claimed(population, clients),
             criteria=criteria,
             losses=losses[jobs],
-            payload=DenseModels(mine, self._own.spans(task.algorithm)),
+            payload=DenseModels(mine, self.frozen(task.algorithm)),
             failures=tuple(failures),
             steps=step_counts(working.sizes[clients], self.context.training, joined=self.context.setup.batch_norm),
             first_losses=self._first_losses(task, population, clients) if self.criteria.tell_first_losses else None,

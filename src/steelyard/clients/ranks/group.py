@@ -1,0 +1,275 @@
+"""The processes of one run: how they find each other, ask and answer, and what happens when one is gone.
+
+They are started by torchrun, or by anything else that sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+"""
+
+from __future__ import annotations
+
+import _thread
+import os
+import signal
+import socket
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from time import monotonic
+
+import torch
+import torch.distributed as dist
+
+from steelyard.clients.ranks.wire import Arriving, Content, Packed
+from steelyard.errors import UserError, brief
+
+MEETING = timedelta(seconds=120)
+"""How long processes wait for each other at the start."""
+LONGEST = timedelta(hours=2)
+"""How long one waits for another that lives and does not answer."""
+NEWS = 0.5
+"""Seconds in which a rank's end becomes known, where this process is asked to end because of it."""
+END = "end"
+NAMES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""What a launcher says of a process, in its environment."""
+Answer = Callable[[str, Content], Content]
+"""Does one command with what it is given, and returns what is asked for."""
+
+
+class RankLost(UserError):
+    """A process of the run has ended or does not answer any more; what is written is kept."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a process stands among all of a run, and among those of its machine."""
+
+    rank: int
+    count: int
+    local_rank: int
+    local_count: int
+
+    @classmethod
+    def given(cls, environment: Mapping[str, str]) -> Place | None:
+        """Return the place that a launcher gave this process; None where there is no other process."""
+        if environment.get("WORLD_SIZE", "1").strip() == "1" or "RANK" not in environment:
+            return None
+        for name in ("MASTER_ADDR", "MASTER_PORT"):
+            if not environment.get(name):
+                raise UserError(f"{name}: missing in the environment, with RANK; allowed: both, as torchrun sets them")
+        count = _number(environment, "WORLD_SIZE", None, 1, 1 << 16)
+        rank = _number(environment, "RANK", None, 0, count - 1)
+        local_count = _number(environment, "LOCAL_WORLD_SIZE", count, 1, count)
+        return cls(rank, count, _number(environment, "LOCAL_RANK", rank, 0, local_count - 1), local_count)
+
+
+def _number(environment: Mapping[str, str], name: str, usual: int | None, least: int, most: int) -> int:
+    text = environment.get(name, "" if usual is None else str(usual))
+    if not text.isdecimal() or not least <= int(text) <= most:
+        raise UserError(f"{name}: got {brief(text)} in the environment; allowed: a whole number from {least} to {most}")
+    return int(text)
+
+
+class Ranks:
+    """The processes of a run, as one of them sees them; rank 0 asks, the others answer until they are told to end."""
+
+    def __init__(self, place: Place, group: dist.ProcessGroup | None = None) -> None:
+        self.place = place
+        self._group = group
+        self.broken = False
+        """True once a process was lost, or this one stopped in the middle of a question: nobody can be asked again."""
+
+    @property
+    def count(self) -> int:
+        """How many processes there are."""
+        return self.place.count
+
+    def ask(
+        self, command: str, contents: Mapping[int, Content], answer: Answer, common: Content = None
+    ) -> dict[int, Content]:
+        """Have some ranks do a command, this one too where it is named, and return their answers by rank.
+
+        `common` goes to all of them; where it is given, every rank must be named. The first error is raised here, once
+        all have answered.
+        """
+        others = [rank for rank in sorted(contents) if rank != self.place.rank]
+        packed = Packed(common)
+        for rank in others:
+            self._send(rank, Packed([command, contents[rank], common is not None]))
+            if common is not None:
+                self._send(rank, packed, large=False)
+        for part in packed.large:
+            self._carefully(None, lambda part=part: dist.broadcast(part, 0, group=self._group))
+        receiving = _Receiving(others, self._receive)
+        found: dict[int, Content] = {}
+        problem: Exception | None = None
+        try:
+            if self.place.rank in contents:
+                try:
+                    found[self.place.rank] = answer(command, _with(contents[self.place.rank], common))
+                except Exception as error:
+                    problem = error
+            answers = receiving.wait()
+        except BaseException as error:
+            self.broken = True
+            lost = receiving.lost(NEWS)
+            if lost is not None and isinstance(error, KeyboardInterrupt | RankLost):
+                # Whoever starts the ranks ends the others too: that must not take the words away.
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                raise lost from None
+            raise
+        if problem is not None:
+            raise problem
+        for rank in others:
+            fault = answers[rank].get("fault")
+            if fault is not None:
+                raise (UserError if answers[rank]["user"] else RuntimeError)(f"rank {rank}: {fault}")
+            found[rank] = answers[rank]["found"]
+        return found
+
+    def serve(self, answer: Answer) -> None:
+        """Do what rank 0 asks until it says that this is the end, or is gone."""
+        while True:
+            command, content, more = self._receive(0)
+            if more:
+                content = _with(content, self._receive(0, shared=True))
+            if command == END:
+                return
+            try:
+                reply = {"found": answer(command, content)}
+            except UserError as error:
+                reply = {"fault": str(error), "user": True}
+            except Exception:
+                reply = {"fault": f"on {socket.gethostname()}\n{traceback.format_exc()}", "user": False}
+            self._send(0, Packed(reply))
+
+    def end(self) -> None:
+        """Tell the others that there is nothing more to do, unless that is out of order already."""
+        if self.place.rank == 0 and not self.broken:
+            try:
+                for rank in range(1, self.count):
+                    self._send(rank, Packed([END, None, False]))
+            except RankLost:
+                return
+
+    def _send(self, rank: int, packed: Packed, *, large: bool = True) -> None:
+        sizes = torch.tensor([packed.head.numel(), packed.words])
+        for part in (sizes, packed.head, *(packed.large if large else ())):
+            self._carefully(rank, lambda part=part: dist.send(part, rank, group=self._group))
+
+    def _receive(self, rank: int, *, shared: bool = False) -> Content:
+        sizes = torch.zeros(2, dtype=torch.int64)
+        self._carefully(rank, lambda: dist.recv(sizes, rank, group=self._group))
+        head = torch.zeros(int(sizes[0]), dtype=torch.uint8)
+        self._carefully(rank, lambda: dist.recv(head, rank, group=self._group))
+        arriving = Arriving(head, int(sizes[1]))
+        for part in arriving.large:
+            if shared:
+                self._carefully(rank, lambda part=part: dist.broadcast(part, 0, group=self._group))
+            else:
+                self._carefully(rank, lambda part=part: dist.recv(part, rank, group=self._group))
+        return arriving.content()
+
+    def _carefully(self, rank: int | None, do: Callable[[], object]) -> None:
+        try:
+            do()
+        except RuntimeError as error:
+            self.broken = True
+            who = "one of the other ranks" if rank is None else f"rank {rank}"
+            late = "imed out" in str(error)
+            what = f"gave no sign for {LONGEST.total_seconds():g} s" if late else "has ended"
+            raise RankLost(
+                f"{who} of {self.count} {what}, and the run stops; rounds written before are kept, and `steelyard "
+                "resume FOLDER` goes on, with as many ranks as you like"
+            ) from error
+
+
+def _with(content: Content, common: Content) -> Content:
+    return content if common is None else {**(content or {}), **common}
+
+
+class _Receiving:
+    """The answers of some ranks, each awaited by a thread of its own: one that ends is noticed at once.
+
+    Waiting in torch itself, this process would hear neither Ctrl-C nor the end of another rank.
+    """
+
+    def __init__(self, ranks: Sequence[int], receive: Callable[[int], Content]) -> None:
+        self._receive, self._left = receive, len(ranks)
+        self._changed = threading.Condition()
+        self._answers: dict[int, Content] = {}
+        self._lost: RankLost | None = None
+        self._waiting = False
+        for rank in ranks:
+            threading.Thread(target=self._take, args=(rank,), name=f"rank {rank}", daemon=True).start()
+
+    def _take(self, rank: int) -> None:
+        try:
+            answer = self._receive(rank)
+        except RankLost as error:
+            with self._changed:
+                first, self._lost = self._lost is None, self._lost or error
+                self._changed.notify()
+                if first and not self._waiting:
+                    # This process may be in the middle of a long training of its own.
+                    _thread.interrupt_main()
+            return
+        with self._changed:
+            self._answers[rank] = answer
+            self._left -= 1
+            self._changed.notify()
+
+    def wait(self) -> dict[int, Content]:
+        """Return all answers; a rank that is lost is an error as soon as it is known."""
+        with self._changed:
+            self._waiting = True
+            while self._left and self._lost is None:
+                self._changed.wait()
+            if self._lost is not None:
+                raise self._lost
+            return self._answers
+
+    def lost(self, seconds: float) -> RankLost | None:
+        """Return the first rank's loss, where there is one or comes to be one within so many seconds."""
+        end = monotonic() + seconds
+        with self._changed:
+            while self._left and self._lost is None and monotonic() < end:
+                self._changed.wait(end - monotonic())
+            return self._lost
+
+
+_joined: Ranks | None = None
+
+
+def current() -> Ranks | None:
+    """Return the ranks that this process has joined; None where it works alone."""
+    return _joined
+
+
+def rank_count() -> int:
+    """Return how many processes share out a run of this process; 1 where it works alone."""
+    return 1 if _joined is None else _joined.count
+
+
+def join() -> Ranks | None:
+    """Meet the other processes that a launcher has started; None where there are none.
+
+    Afterwards the environment says nothing of them: commands that this process starts work alone.
+    """
+    global _joined
+    place = Place.given(os.environ)
+    if place is None:
+        return None
+    where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+    try:
+        dist.init_process_group("gloo", rank=place.rank, world_size=place.count, timeout=MEETING)
+        group = dist.new_group(timeout=LONGEST)
+    except (RuntimeError, ValueError) as error:
+        reason = str(error).splitlines()[0][:200]
+        raise UserError(
+            f"MASTER_ADDR: the {place.count} processes of the run did not meet at {where} within "
+            f"{MEETING.total_seconds():g} s ({reason}); allowed: an address that all of them reach"
+        ) from error
+    for name in NAMES:
+        os.environ.pop(name, None)
+    _joined = Ranks(place, group)
+    return _joined

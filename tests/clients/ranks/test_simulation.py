@@ -1,0 +1,214 @@
+"""A simulation on several ranks answers as one process does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.clients.contract import ClientsContract, Make, assert_same_state, assert_same_updates, models_of
+from tests.clients.local import engine_cases as cases
+from tests.clients.local.test_contract import simulation
+from tests.clients.ranks.one_process import OneProcess, ranked
+
+from steelyard.algorithms.algorithm import Algorithm
+from steelyard.algorithms.settings import AlgorithmSettings
+from steelyard.clients.local import ComputeSettings, Simulation, SimulationServer
+from steelyard.clients.protocol import Clients
+from steelyard.clients.ranks import simulation as ranked_simulation
+from steelyard.clients.ranks.models import RankedModels
+from steelyard.clients.ranks.share import read_task, task_content
+from steelyard.data.dataset import Behaviour
+from steelyard.defence.robust import RobustRule
+from steelyard.defence.settings import DefenceSettings
+from steelyard.errors import UserError
+from steelyard.messages import DenseModels, Question, Task, Updates
+from steelyard.weighing.criteria import get
+
+
+class TestContract(ClientsContract):
+    """Three ranks keep the contract of all clients."""
+
+    @pytest.fixture
+    def make(self) -> Make:
+        def fresh() -> Clients:
+            return ranked(lambda: simulation("loop", "mlp"))
+
+        return fresh
+
+    @pytest.fixture
+    def start(self) -> torch.Tensor:
+        return SimulationServer(simulation("loop", "mlp")).initial(0)
+
+
+def made(name: str = "mlp", **behaviours: Behaviour) -> Simulation:
+    _, shape, classes = cases.MODELS[name]
+    population = replace(cases.population(shape, classes), behaviours=behaviours)
+    criteria = [get("DS"), get("LD"), get("LB"), get("KL")]
+    compute = ComputeSettings(engine="loop", device="cpu", threads=1)
+    return Simulation({0: population}, cases.MODELS[name][0], cases.TRAINING["mini"], compute, criteria)
+
+
+def start_of(name: str = "mlp") -> torch.Tensor:
+    return SimulationServer(made(name)).initial(0)
+
+
+def tasks(start: torch.Tensor, algorithm: Algorithm, round: int, federations: tuple[str, ...]) -> list[Task]:
+    names = tuple(f"c{number}" for number in range(len(cases.SIZES)))
+    sent = {name: torch.full_like(start, 0.01) for name in algorithm.receives}
+    return [Task(name, 0, round, names, start, algorithm=algorithm, vectors=sent) for name in federations]
+
+
+def assert_alike(found: Updates, expected: Updates, start: torch.Tensor) -> None:
+    assert_same_updates(found, expected, start, 0.0)
+    assert found.failures == expected.failures
+    for name in ("steps", "first_losses", "label_counts", "listening"):
+        np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
+    assert found.vectors.keys() == expected.vectors.keys()
+    for name, vectors in expected.vectors.items():
+        assert torch.equal(found.vectors[name], vectors)
+
+
+@pytest.mark.parametrize("federations", [("f",), ("f", "g", "h")], ids=["one", "three"])
+@pytest.mark.parametrize(
+    "algorithm", ["fedavg", "scaffold", "feddyn", "fednova", "ditto", "apfl", "fedrep", "fedala", "fedfomo"]
+)
+def test_every_algorithm_trains_as_in_one_process_and_keeps_the_same(
+    algorithm: str, federations: tuple[str, ...]
+) -> None:
+    chosen, start = AlgorithmSettings(name=algorithm).made(), start_of()
+    alone, several = made(), ranked(made)
+    for round in (1, 2):
+        asked = tasks(start * (1 + 0.01 * round), chosen, round, federations)
+        for task, found, expected in zip(asked, several.train(asked), alone.train(asked), strict=True):
+            assert_alike(found, expected, task.parameters)
+        assert_same_state(several.snapshot(), alone.snapshot())
+    question = Question("f", 0, 2, start[None], algorithm=chosen)
+    np.testing.assert_array_equal(several.evaluate([question])[0].scores, alone.evaluate([question])[0].scores)
+
+
+@pytest.mark.parametrize(
+    "behaviour",
+    [
+        Behaviour(attack="alie", strength=2.0),
+        Behaviour(attack="gaussian", strength=2.0),
+        Behaviour(stale=1),
+        Behaviour(own_model=True),
+        Behaviour(free_rider=True),
+    ],
+    ids=["sees all", "alone", "stale", "own model", "free rider"],
+)
+def test_clients_that_do_not_keep_the_protocol_do_the_same(behaviour: Behaviour) -> None:
+    def make() -> Simulation:
+        return made("mlp", c0=behaviour, c4=behaviour)
+
+    alone, several, start = make(), ranked(make, 2), start_of()
+    for round in (1, 2, 3):
+        asked = tasks(start * (1 + 0.01 * round), Algorithm(), round, ("f",))
+        for task, found, expected in zip(asked, several.train(asked), alone.train(asked), strict=True):
+            assert_alike(found, expected, task.parameters)
+        assert_same_state(several.snapshot(), alone.snapshot())
+
+
+def both(count: int = 3) -> tuple[RankedModels, DenseModels, torch.Tensor]:
+    asked, start = tasks(start_of(), Algorithm(), 1, ("f",)), start_of()
+    (found,), (expected,) = ranked(made, count).train(asked), made().train(asked)
+    assert isinstance(found.payload, RankedModels)
+    assert isinstance(expected.payload, DenseModels)
+    return found.payload, expected.payload, start
+
+
+@pytest.mark.parametrize("keep", [[0, 1, 2, 3, 4, 5], [0, 2, 5], [4]], ids=["all", "some", "one"])
+def test_models_that_lie_on_ranks_are_summed_measured_and_tested_as_in_one_matrix(keep: list[int]) -> None:
+    several, alone, start = both()
+    several, alone = several.select(keep), alone.select(keep)
+    weights = np.random.default_rng(1).dirichlet(np.ones(len(keep)), size=4)
+    for given in (weights, weights[0]):
+        torch.testing.assert_close(several.combine(start, given), alone.combine(start, given), rtol=1e-5, atol=1e-6)
+    np.testing.assert_array_equal(several.divergence(start), alone.divergence(start))
+    np.testing.assert_allclose(several.divergence(start * 0.5), alone.divergence(start * 0.5))
+    np.testing.assert_allclose(several.gram(start), alone.gram(start), rtol=1e-6)
+    assert several.finite().tolist() == alone.finite().tolist()
+    server = SimulationServer(made())
+    mine, theirs = several.tested(lambda models: server.test(0, models)), server.test(0, alone.models)
+    for name in ("accuracy", "f1", "losses"):
+        np.testing.assert_allclose(getattr(mine, name), getattr(theirs, name), rtol=1e-6)
+    assert several.nbytes == alone.nbytes
+    assert not several.at_hand
+    assert torch.equal(several.models, alone.models)
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed-mean", "multi-krum", "centred-clip", "geometric-median"])
+def test_robust_rules_go_over_models_on_ranks(rule: str) -> None:
+    several, alone, start = both()
+    settings, weights = DefenceSettings.model_validate({"rule": rule}), np.full(6, 1 / 6)
+    found = [
+        RobustRule(settings, payload, start, lambda payload=payload: payload.gram(start)).combine(weights)
+        for payload in (several, alone)
+    ]
+    torch.testing.assert_close(found[0], found[1], rtol=1e-5, atol=1e-6)
+
+
+def test_sums_are_added_up_in_the_order_of_the_ranks() -> None:
+    several, _, start = both(3)
+    first = several.combine(start, np.full(6, 1 / 6))
+    assert torch.equal(first, several.combine(start, np.full(6, 1 / 6)))
+    by_rank = [
+        rows
+        for _, rows in several._asked("sum", {rank: np.full(len(c), 1 / 6) for rank, c in several._clients().items()})
+    ]
+    assert len(by_rank) == 3
+    assert torch.equal(first, (torch.zeros_like(first) + by_rank[0] + by_rank[1]) + by_rank[2])
+
+
+def test_tests_are_shared_out_and_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranked_simulation, "FEWEST_TESTS", 1)
+    several, alone, start = ranked(made), made(), start_of()
+    models = torch.stack([start, start * 0.5])
+    (found,), (expected,) = (one.evaluate([Question("f", 0, 1, models, detailed=True)]) for one in (several, alone))
+    assert isinstance(several.ranks, OneProcess)
+    assert ("test", [0, 1, 2]) in several.ranks.asked
+    np.testing.assert_array_equal(found.scores, expected.scores)
+    np.testing.assert_allclose(found.losses, expected.losses, rtol=1e-6)
+    np.testing.assert_array_equal(found.right, expected.right)
+
+
+def test_whole_federations_go_to_one_rank_each() -> None:
+    several = ranked(made, 2)
+    several.train(tasks(start_of(), Algorithm(), 1, ("f", "g")))
+    assert isinstance(several.ranks, OneProcess)
+    assert sorted(several.ranks.shares[0]._held) == [1]
+
+
+def test_a_task_that_is_not_that_of_rank_0_is_refused() -> None:
+    (task,) = tasks(start_of(), Algorithm(), 3, ("f",))
+    table = task_content(task)
+    assert read_task(table, ("c1",)).clients == ("c1",)
+    changed = task.parameters.clone()
+    changed[5] += 1e-6
+    with pytest.raises(UserError, match="round 3 of f: the model, the loss or the algorithm here is not the one"):
+        read_task({**table, "parameters": changed}, ("c1",))
+
+
+def test_other_data_on_a_rank_are_refused_before_it_trains() -> None:
+    several = ranked(made)
+    assert isinstance(several.ranks, OneProcess)
+    data = several.ranks.shares[1].simulation.context.population(0).source.dataset
+    data.labels[3] = (data.labels[3] + 1) % 10
+    with pytest.raises(UserError, match=r"rank 2: its data differ from those of rank 0 in .*seed 0"):
+        several.train(tasks(start_of(), Algorithm(), 1, ("f",)))
+
+
+def test_all_ranks_train_with_the_engine_that_rank_0_chose(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STEELYARD_CACHE", str(tmp_path))
+    make: Callable[[], Simulation] = lambda: simulation("auto", "mlp")  # noqa: E731
+    several = ranked(make)
+    several.train([Task("f", 0, 1, ("c0", "c1", "c2", "c3"), start_of())])
+    choice = several.describe()["engine_choice"]
+    assert choice != "auto"
+    assert isinstance(several.ranks, OneProcess)
+    assert [share.simulation.describe()["engine_choice"] for share in several.ranks.shares] == [choice] * 2
+    assert len(models_of(several.train([Task("f", 0, 2, ("c0", "c2"), start_of())])[0], start_of())) == 2

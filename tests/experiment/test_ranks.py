@@ -1,0 +1,212 @@
+"""Commands on several real processes that meet over gloo: as in one process, and stopped in one line."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.ports import free_ports
+from tests.warm import command_environment, warm_command
+
+from steelyard.runs.reader import History
+
+Ranked = Callable[..., subprocess.CompletedProcess[str]]
+
+EXPERIMENT = """
+name = "small"
+seed = 3
+[data]
+source = "digits"
+[partition]
+clients = 6
+scheme = "iid"
+test = "local"
+server = "fraction"
+server_fraction = 0.3
+server_report = "apart"
+[model]
+name = "mlp"
+[training]
+batch_size = 20
+learning_rate = 0.1
+[rounds]
+count = 3
+fraction = 1.0
+[weighing]
+criteria = ["VP", "MD", "DS"]
+priority = "VP>MD>DS"
+[compute]
+engine = "loop"
+device = "cpu"
+"""
+FATAL = """
+import os
+from pathlib import Path
+import torch.distributed as ranks
+import steelyard
+
+seen = []
+
+@steelyard.client_criterion("FATAL", about="model", description="ends a rank in its second round")
+def fatal(data):
+    seen.append(data)
+    if Path("{flag}").exists() and ranks.is_initialized() and ranks.get_rank() == 1 and len(seen) > 4:
+        os._exit(9)
+    return 1.0
+"""
+
+
+def become_ranks(count: int, port: int) -> None:
+    """Fork a process into so many, each of which goes on as one rank."""
+    os.environ.update(WORLD_SIZE=str(count), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK="0")
+    for rank in range(1, count):
+        if os.fork() == 0:
+            os.environ["RANK"] = str(rank)
+            return
+
+
+@pytest.fixture
+def ranked(tmp_path: Path) -> Ranked:
+    """Run `steelyard ...` on so many ranks; what all of them write comes together, the exit code is that of rank 0."""
+
+    def call(count: int, *words: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
+        before = functools.partial(become_ranks, count, free_ports(1)[0]) if count > 1 else None
+        return warm_command(*words, folder=tmp_path, before=before, environment=command_environment(**environment))
+
+    return call
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> Path:
+    path = tmp_path / "small.toml"
+    path.write_text(EXPERIMENT, encoding="utf-8")
+    return path
+
+
+def models(folder: Path) -> dict[str, torch.Tensor]:
+    return load_file(sorted((folder / "checkpoints").iterdir())[-1])
+
+
+def difference(one: Path, other: Path) -> float:
+    left, right = models(one), models(other)
+    assert left.keys() == right.keys()
+    return max(float((left[name] - right[name]).abs().max()) for name in left)
+
+
+def test_a_round_on_several_ranks_gives_the_model_of_one_process(
+    ranked: Ranked, experiment: Path, tmp_path: Path
+) -> None:
+    shown: dict[str, str] = {}
+    for name, count in {"one": 1, "two": 2, "three": 3, "again": 3}.items():
+        done = ranked(count, "-q", "run", experiment, "--set", "rounds.count=1", "--out", tmp_path / name)
+        assert done.returncode == 0, done.stderr
+        assert done.stderr == ""
+        shown[name] = done.stdout.replace(str(tmp_path / name), "FOLDER")
+    assert 0 < difference(tmp_path / "one", tmp_path / "three") < 1e-5
+    assert difference(tmp_path / "one", tmp_path / "two") < 1e-5
+    # Rank 0 alone prints, and what one process prints.
+    assert shown["two"].splitlines()[0] == shown["one"].splitlines()[0]
+    assert len(shown["three"].splitlines()) == len(shown["one"].splitlines())
+    # The same number of ranks gives the same bits.
+    assert difference(tmp_path / "three", tmp_path / "again") == 0
+    assert [History(tmp_path / name).info.get("ranks") for name in ("one", "two", "three")] == ["1", "2", "3"]
+
+
+def test_a_rank_that_dies_stops_the_run_in_one_line_and_any_number_of_ranks_goes_on(
+    ranked: Ranked, experiment: Path, tmp_path: Path
+) -> None:
+    flag, plugin, folder = tmp_path / "die", tmp_path / "fatal.py", tmp_path / "run"
+    flag.touch()
+    plugin.write_text(FATAL.format(flag=flag), encoding="utf-8")
+    words = ["--set", 'weighing.criteria=["VP","FATAL"]', "--set", "weighing.priority=VP>FATAL"]
+    words += ["--set", f'weighing.plugins=["{plugin}"]', "--trust"]
+    done = ranked(2, "-q", "run", experiment, *words, "--out", folder)
+    assert done.returncode == 2, done.stderr
+    (line,) = done.stderr.strip().splitlines()
+    assert line.startswith("steelyard: rank 1 of 2 has ended, and the run stops; rounds written before are kept")
+    assert History(folder).rounds["round"].max() == 1
+    assert "rank 1 of 2 has ended" in History(folder).info["stopped"]
+    flag.unlink()
+    done = ranked(1, "-q", "resume", folder, "--trust")
+    assert done.returncode == 0, done.stderr
+    assert "the number of ranks was 2 when the run began, and is 1 now" in done.stderr
+    assert History(folder).info["status"] == "finished"
+    done = ranked(1, "-q", "run", experiment, *words, "--out", tmp_path / "alone")
+    assert done.returncode == 0, done.stderr
+    assert difference(folder, tmp_path / "alone") < 1e-3
+
+
+def test_a_mistake_is_one_line_of_rank_0(ranked: Ranked, experiment: Path, tmp_path: Path) -> None:
+    done = ranked(3, "run", experiment, "--set", "rounds.count=0", "--out", tmp_path / "run")
+    assert done.returncode == 2
+    assert [line for line in done.stderr.splitlines() if "rounds.count" in line] == done.stderr.splitlines()
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["run", "fpl-ml1m"], "WORLD_SIZE: several processes were started, and clients of this kind are not shared"),
+        (["sweep", "quickstart", "--over", "rounds.count=1,2", "--jobs", "2"], "--jobs: got 2 on several ranks"),
+    ],
+)
+def test_what_is_not_shared_out_is_refused(ranked: Ranked, words: list[str], line: str) -> None:
+    done = ranked(2, *words)
+    assert done.returncode == 2
+    assert [said for said in done.stderr.splitlines() if said.startswith("steelyard: ")] == done.stderr.splitlines()[
+        -1:
+    ]
+    assert line in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("environment", "line"),
+    [
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "MASTER_ADDR: missing in the environment"),
+        ({"RANK": "2", "WORLD_SIZE": "2", "MASTER_ADDR": "x", "MASTER_PORT": "1"}, ""),
+        ({"RANK": "0", "WORLD_SIZE": "many", "MASTER_ADDR": "x", "MASTER_PORT": "1"}, "WORLD_SIZE: got 'many' in the"),
+    ],
+)
+def test_a_launcher_that_says_nonsense_is_named(ranked: Ranked, environment: dict[str, str], line: str) -> None:
+    done = ranked(1, "recipes", **environment)
+    assert done.returncode == 2
+    assert line in done.stderr
+    assert len(done.stderr.splitlines()) == (1 if line else 0)
+
+
+@pytest.mark.slow
+def test_a_comparison_and_a_sweep_share_out_their_federations(ranked: Ranked, experiment: Path, tmp_path: Path) -> None:
+    words = ["--rules", "fedavg,LD,scaffold,median", "--seeds", "2", "--set", "rounds.count=1"]
+    for name, count in {"one": 1, "two": 2}.items():
+        done = ranked(count, "-q", "compare", experiment, *words, "--out", tmp_path / name)
+        assert done.returncode == 0, done.stderr
+    assert difference(tmp_path / "one", tmp_path / "two") < 1e-5
+    over = ["--over", "training.learning_rate=0.1,0.2", "--set", "rounds.count=1"]
+    for name, count in {"swept": 1, "swept2": 2}.items():
+        done = ranked(count, "-q", "sweep", experiment, *over, "--out", tmp_path / name)
+        assert done.returncode == 0, done.stderr
+    for run in (path.parent for path in (tmp_path / "swept").glob("*/experiment.toml")):
+        assert difference(run, tmp_path / "swept2" / run.name) < 1e-5
+
+
+@pytest.mark.slow
+def test_a_stopped_run_goes_on_with_the_same_bits_on_as_many_ranks(
+    ranked: Ranked, experiment: Path, tmp_path: Path
+) -> None:
+    flag, plugin = tmp_path / "die", tmp_path / "fatal.py"
+    plugin.write_text(FATAL.format(flag=flag), encoding="utf-8")
+    words = ["--set", 'weighing.criteria=["VP","FATAL"]', "--set", "weighing.priority=VP>FATAL", "--set"]
+    words += [f'weighing.plugins=["{plugin}"]', "--set", "algorithm.name=scaffold", "--trust"]
+    assert ranked(2, "-q", "run", experiment, *words, "--out", tmp_path / "whole").returncode == 0
+    flag.touch()
+    assert ranked(2, "-q", "run", experiment, *words, "--out", tmp_path / "cut").returncode == 2
+    flag.unlink()
+    assert ranked(2, "-q", "resume", tmp_path / "cut", "--trust").returncode == 0
+    assert difference(tmp_path / "whole", tmp_path / "cut") == 0
+    assert History(tmp_path / "cut").rounds["round"].max() == 3
