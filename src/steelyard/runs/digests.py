@@ -115,8 +115,9 @@ class Digests:
 
         self._beside = self._beside or ThreadPoolExecutor(1, "digests")
         self._under_way = self._beside.submit(beside)
-        if any(isinstance(each.payload, DenseModels) and not each.payload.like.is_cuda for each in work):
-            self._wait()  # A matrix too large for the GPU is not held beside the next one.
+        payloads = [each.payload for each in work if isinstance(each.payload, DenseModels)]
+        if not all(payload.at_hand and payload.like.is_cuda for payload in payloads):
+            self._wait()  # A matrix too large for the GPU, or on other ranks, is not held beside the next one.
 
     def _hashable(self, updates: Updates | None) -> Payload | None:
         if updates is None or set(updates.clients) <= {name for one in updates.signed for name in one.digests}:

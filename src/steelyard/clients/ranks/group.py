@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from time import monotonic
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -72,7 +73,7 @@ def _number(environment: Mapping[str, str], name: str, usual: int | None, least:
 class Ranks:
     """The processes of a run, as one of them sees them; rank 0 asks, the others answer until they are told to end."""
 
-    def __init__(self, place: Place, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(self, place: Place, group: Any = None) -> None:
         self.place = place
         self._group = group
         self.broken = False
@@ -92,39 +93,41 @@ class Ranks:
         all have answered.
         """
         others = [rank for rank in sorted(contents) if rank != self.place.rank]
-        packed = Packed(common)
-        for rank in others:
-            self._send(rank, Packed([command, contents[rank], common is not None]))
-            if common is not None:
-                self._send(rank, packed, large=False)
-        for part in packed.large:
-            self._carefully(None, lambda part=part: dist.broadcast(part, 0, group=self._group))
-        receiving = _Receiving(others, self._receive)
-        found: dict[int, Content] = {}
-        problem: Exception | None = None
+        own: list[Content | Exception] = []
+        receiving: _Receiving | None = None
         try:
+            self._send_all(command, {rank: contents[rank] for rank in others}, common)
+            receiving = _Receiving(others, self._receive)
             if self.place.rank in contents:
-                try:
-                    found[self.place.rank] = answer(command, _with(contents[self.place.rank], common))
-                except Exception as error:
-                    problem = error
+                own.append(_tried(lambda: answer(command, _with(contents[self.place.rank], common))))
             answers = receiving.wait()
         except BaseException as error:
             self.broken = True
-            lost = receiving.lost(NEWS)
-            if lost is not None and isinstance(error, KeyboardInterrupt | RankLost):
-                # Whoever starts the ranks ends the others too: that must not take the words away.
+            lost = error if receiving is None else receiving.lost(NEWS) or error
+            if isinstance(lost, RankLost) and threading.current_thread() is threading.main_thread():
+                # Whoever started the ranks now ends the others too: that must not take the words away.
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-                raise lost from None
-            raise
-        if problem is not None:
-            raise problem
+            raise lost from None
+        found = dict.fromkeys(contents)
+        for part in own:
+            if isinstance(part, Exception):
+                raise part
+            found[self.place.rank] = part
         for rank in others:
             fault = answers[rank].get("fault")
             if fault is not None:
                 raise (UserError if answers[rank]["user"] else RuntimeError)(f"rank {rank}: {fault}")
             found[rank] = answers[rank]["found"]
         return found
+
+    def _send_all(self, command: str, contents: Mapping[int, Content], common: Content) -> None:
+        packed = Packed(common)
+        for rank, content in contents.items():
+            self._send(rank, Packed([command, content, common is not None]))
+            if common is not None:
+                self._send(rank, packed, large=False)
+        for part in packed.large:
+            self._carefully(None, lambda part=part: dist.broadcast(part, 0, group=self._group))
 
     def serve(self, answer: Answer) -> None:
         """Do what rank 0 asks until it says that this is the end, or is gone."""
@@ -181,6 +184,14 @@ class Ranks:
                 f"{who} of {self.count} {what}, and the run stops; rounds written before are kept, and `steelyard "
                 "resume FOLDER` goes on, with as many ranks as you like"
             ) from error
+
+
+def _tried(do: Callable[[], Content]) -> Content | Exception:
+    """Return what is found, or what went wrong: the answers of the others are still to be taken in."""
+    try:
+        return do()
+    except Exception as error:
+        return error
 
 
 def _with(content: Content, common: Content) -> Content:

@@ -36,17 +36,21 @@ class RankedModels(DenseModels):
         seed: int,
         places: Sequence[tuple[int, int]],
         received: torch.Tensor,
+        memory: Callable[[int], torch.Tensor],
         frozen: tuple[tuple[int, int], ...] = (),
     ) -> None:
-        """Name the rank and the row there of each client; `task` is the number of the training, and its place in it."""
+        """Name the rank and the row there of each client; `task` is the number of the training, and its place in it.
+
+        `memory` gives a matrix for so many models, where all of them are wanted here.
+        """
         object.__setattr__(self, "frozen", frozen)
         self._ask, self._task, self._seed, self._received = ask, task, seed, received
-        self._places = tuple(places)
+        self._places, self._memory = tuple(places), memory
 
     @cached_property
     def models(self) -> torch.Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
         """All models, copied into this process."""
-        found = self._received.new_empty((len(self._places), self._received.numel()))
+        found = self._memory(len(self._places))
         for span, models in self.blocks():
             found[:, span] = models
         return found
@@ -93,7 +97,7 @@ class RankedModels(DenseModels):
 
     def select(self, keep: Sequence[int]) -> RankedModels:
         places = [self._places[place] for place in keep]
-        return RankedModels(self._ask, self._task, self._seed, places, self._received, self.frozen)
+        return RankedModels(self._ask, self._task, self._seed, places, self._received, self._memory, self.frozen)
 
     def content(self) -> Sequence[NDArray[Any]] | None:
         return DenseModels(self.models).content()

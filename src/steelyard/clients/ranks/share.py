@@ -132,7 +132,7 @@ def read_task(table: Content, clients: Sequence[str]) -> Task:
 def read_loss(table: Content) -> LossState:
     """Return a loss that travelled as a table."""
     weights = table["class_weights"]
-    return LossState(**{**table, "class_weights": None if weights is None else tuple(weights)})
+    return LossState(table["name"], None if weights is None else tuple(weights), table["shape"], table["scale"])
 
 
 def updates_content(updates: Updates) -> Content:

@@ -119,9 +119,10 @@ class RankedSimulation(WrappedClients):
     def _joined(self, place: int, task: Task, answers: Mapping[int, Content]) -> Updates:
         parts = {rank: answers[rank]["answers"][place] for rank in sorted(answers)}
         updates, places = joined(task, {rank: part for rank, part in parts.items() if part is not None})
-        received = task.parameters.to(self.simulation.context.device)
-        frozen = self.simulation.frozen(task.algorithm)
-        models = RankedModels(self.ask, (self._trainings, place), task.seed, places, received, frozen)
+        context, frozen = self.simulation.context, self.simulation.frozen(task.algorithm)
+        received = task.parameters.to(context.device)
+        which = (self._trainings, place)
+        models = RankedModels(self.ask, which, task.seed, places, received, context.matrix, frozen)
         return replace(updates, payload=models)
 
     def close(self) -> None:
