@@ -165,7 +165,7 @@ def test_sums_are_added_up_in_the_order_of_the_ranks() -> None:
 
 
 def test_tests_are_shared_out_and_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranked_simulation, "FEWEST_TESTS", 1)
+    monkeypatch.setattr(ranked_simulation, "FEWEST_ROWS", 1)
     several, alone, start = ranked(made), made(), start_of()
     models = torch.stack([start, start * 0.5])
     (found,), (expected,) = (one.evaluate([Question("f", 0, 1, models, detailed=True)]) for one in (several, alone))

@@ -25,8 +25,8 @@ from steelyard.data.flaw_settings import OMNISCIENT
 from steelyard.errors import UserError
 from steelyard.messages import LossState, Task, Updates
 
-FEWEST_TESTS = 512
-"""Tests of one model on one row from which on they are shared out; sending fewer around takes longer."""
+FEWEST_ROWS = 256
+"""Rows from which on tests are shared out: on fewer, a model is tested sooner than it is sent."""
 
 
 class RankedSimulation(WrappedClients):
@@ -156,7 +156,7 @@ class RankedEvaluator(Evaluator):
         self, models: torch.Tensor, dataset: DeviceDataset, rows: torch.Tensor, loss: LossState
     ) -> tuple[torch.Tensor, torch.Tensor]:
         count = self._clients.ranks.count
-        if self._clients.answering or len(models) * len(rows) < FEWEST_TESTS or len(rows) < count:
+        if self._clients.answering or len(rows) < max(count, FEWEST_ROWS):
             return super().test(models, dataset, rows, loss)
         common = {"models": models, "loss": asdict(loss), "seed": self._clients.simulation.context.seed_of(dataset)}
         contents = [{"rows": part} for part in rows.tensor_split(count)]
