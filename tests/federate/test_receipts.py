@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.runs.contents import change
 from tests.runs.signed_runs import RUN, a_key, signed_run
 from typer.testing import CliRunner
@@ -250,3 +252,56 @@ def test_a_statement_follows_the_newest_of_an_earlier_round_also_where_rounds_ar
     assert receipts.last_statement(tmp_path, RUN, "DS", 3) == again != second
     assert receipts.last_statement(tmp_path, RUN, "other", 3) == ""
     assert receipts.last_statement(tmp_path, "8", "DS", 3) == ""
+
+
+def of_round(round: int, run: str = RUN, federation: str = "DS") -> receipts.Receipt:
+    return receipts.Receipt(
+        run=run, federation=federation, round=round, task="asked", before="", digests={"a": f"{round:064x}"}, salts={},
+        key="line", signature="",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("rules", [1, 3])
+def test_the_last_statement_costs_the_same_after_many_rounds_as_after_few(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rules: int
+) -> None:
+    names = [f"rule-{number}" for number in range(rules)]
+    old = [of_round(round, run="6") for round in range(500)]
+    receipts.append(
+        tmp_path / receipts.FILE, [*old, *(of_round(r, RUN, name) for r in range(1, 500) for name in names)]
+    )
+    parsed: list[bytes] = []
+    read: list[int] = []
+    parse, is_read = receipts.Receipt.model_validate_json, receipts.read_end
+    monkeypatch.setattr(receipts.Receipt, "model_validate_json", lambda line: parsed.append(line) or parse(line))
+    monkeypatch.setattr(receipts, "read_end", lambda *place: read.append(place[2] - place[1]) or is_read(*place))
+    found = receipts.last_statement(tmp_path, RUN, names[0], 500)
+    assert found == of_round(499, RUN, names[0]).statement.digest()
+    assert len(parsed) <= rules
+    assert sum(read) <= 2 * receipts.BLOCK < (tmp_path / receipts.FILE).stat().st_size
+    parsed.clear()
+    assert receipts.last_statement(tmp_path, "8", names[0], 1) == "", "the first task of a run"
+    assert parsed == [], "nothing of other runs is parsed"
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from("67"), st.sampled_from(["DS", "LD"]), st.integers(1, 4))),
+    st.binary(max_size=20).filter(lambda torn: b"\n" not in torn),
+    st.integers(1, 300),
+)
+def test_whatever_was_written_the_last_line_of_an_earlier_round_is_found(
+    tmp_path_factory: pytest.TempPathFactory, places: list[tuple[str, str, int]], torn: bytes, block: int
+) -> None:
+    folder = tmp_path_factory.mktemp("state")
+    lines = [of_round(round, run, federation) for run, federation, round in places]
+    content = "".join(line.model_dump_json() + "\n" for line in lines).encode() + torn
+    (folder / receipts.FILE).write_bytes(content)
+    earlier = [one for one in lines if (one.run, one.federation) == ("7", "DS") and one.round < 3]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(receipts, "BLOCK", block)
+        expected = earlier[-1].statement.digest() if earlier else ""
+        assert receipts.last_statement(folder, "7", "DS", 3) == expected
+        receipts.append(folder / receipts.FILE, [of_round(9)])
+    assert (folder / receipts.FILE).read_bytes() == content[: len(content) - len(torn)] + (
+        of_round(9).model_dump_json().encode() + b"\n"
+    )

@@ -7,6 +7,7 @@ server.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -22,8 +23,10 @@ from steelyard.statements import Hash, Proof, Statement, stated
 
 FILE, PROOFS = "receipts.jsonl", "proofs.jsonl"
 """In a node's `state` folder: what it signed, and what servers' heads say of it."""
-_TAIL = 1 << 24
-"""Bytes at the end of a file in which its last lines are looked for; the line of a thousand clients has 130,000."""
+BLOCK = 1 << 16
+"""Bytes that are read at once where a file is read from its end; the line of a thousand clients has 130,000."""
+_FARTHEST = 1 << 24
+"""Bytes from the end up to which a statement of the same run is looked for: what is older is a run long ended."""
 
 LineT = TypeVar("LineT", bound=BaseModel)
 
@@ -91,21 +94,23 @@ def keep(folder: Path, run: str, task: Task, asked: str, signed: Signed) -> None
 
 
 def last_statement(folder: Path, run: str, federation: str, round: int) -> str:
-    """Return the digest of the node's newest statement before a round; empty where there is none.
+    """Return the digest of the node's last statement of an earlier round; empty where there is none.
 
-    A round that is repeated follows the one before it, as it did the first time.
+    A round that is repeated follows the one before it, as it did the first time. Lines are read from the end and only
+    as far as needed, so that a task late in a long run costs no more than an early one.
     """
     path = folder / FILE
-    found: Receipt | None = None
-    for line in _last_lines(path)[1] if files.is_file(path) else ():
+    of_run = f'{{"run":{json.dumps(run, ensure_ascii=False)},'.encode()
+    for line in _from_the_end(path) if files.is_file(path) else ():
+        if not line.startswith(of_run):
+            continue
         try:
             one = Receipt.model_validate_json(line)
         except ValidationError:
             continue
-        mine = (one.run, one.federation) == (run, federation) and one.round < round
-        if mine and (found is None or one.round >= found.round):
-            found = one
-    return "" if found is None else found.statement.digest()
+        if (one.run, one.federation) == (run, federation) and one.round < round:
+            return one.statement.digest()
+    return ""
 
 
 def keep_proofs(folder: Path, run: str, key: str, proofs: Sequence[Proof]) -> list[str]:
@@ -133,21 +138,41 @@ def append(path: Path, lines: Sequence[BaseModel]) -> None:
         return
     with files.owners_only(path.parent), files.open_to_append(path) as file:
         # A node that was killed while it wrote leaves a torn line, whose answer never left: it is overwritten.
-        if (size := file.seek(0, os.SEEK_END)) and (last := _last_lines(path)[0]) < size:
+        if (size := file.seek(0, os.SEEK_END)) and (last := _whole_lines(path, size)) < size:
             file.truncate(last)
         file.write(b"".join(line.model_dump_json().encode() + b"\n" for line in lines))
         file.flush()
         os.fsync(file.fileno())
 
 
-def _last_lines(path: Path) -> tuple[int, list[bytes]]:
-    """Return where the last whole line of a file ends, and its last lines; only its end is read."""
+def read_end(path: Path, start: int, end: int) -> bytes:
+    """Return a stretch of a file."""
     with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        start = file.seek(max(0, size - _TAIL))
-        content = file.read()
-    whole = content[: content.rfind(b"\n") + 1]
-    return start + len(whole), whole.splitlines()
+        file.seek(start)
+        return file.read(end - start)
+
+
+def _whole_lines(path: Path, size: int) -> int:
+    """Return where the last whole line of a file ends; only its end is read."""
+    while size:
+        start = max(0, size - BLOCK)
+        if (found := read_end(path, start, size).rfind(b"\n")) >= 0:
+            return start + found + 1
+        size = start
+    return 0
+
+
+def _from_the_end(path: Path) -> Iterator[bytes]:
+    """Yield the whole lines of a file, the last one first; only as much of its end is read as is asked for."""
+    at = _whole_lines(path, path.stat().st_size)
+    farthest = max(0, at - _FARTHEST)
+    begun = b""
+    while at > farthest:
+        start = max(farthest, at - BLOCK)
+        begun, *lines = (read_end(path, start, at) + begun).split(b"\n")
+        yield from reversed(lines)
+        at = start
+    yield begun
 
 
 def read(folder: Path) -> list[Receipt]:
