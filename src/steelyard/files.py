@@ -238,3 +238,11 @@ def owners_only(folder: Path) -> Generator[None]:
         yield
     finally:
         os.umask(before)
+
+
+def in_bytes(count: int) -> str:
+    """Write a size, short: "12 kB", "3.4 MB"."""
+    for unit, length in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if count >= length:
+            return f"{count / length:.3g} {unit}"
+    return f"{count} B"

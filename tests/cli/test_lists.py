@@ -15,7 +15,8 @@ from tests.conftest import CommandLine
 from tests.runs.records import federation, record, state
 from tests.warm import command_environment, warm_command
 
-from steelyard.cli.lists import age, in_bytes, plain, sparkline
+from steelyard.cli.lists import age, plain, sparkline
+from steelyard.files import in_bytes
 from steelyard.runs.process import this_process
 from steelyard.runs.store import Store
 

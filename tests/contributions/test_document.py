@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tests.runs.records import federation, record, state
 
-from steelyard.contributions.document import Contributions, stored_contributions
+from steelyard.contributions.document import AGREEMENT, Contributions, stored_contributions
 from steelyard.errors import UserError
 from steelyard.rounds.contributions import RoundValues
 from steelyard.runs.store import Store
@@ -64,14 +64,22 @@ def test_values_are_summed_over_rounds_with_rows_and_rounds_in_the_interval(tmp_
     assert found["rounds"] == [1, 2]
 
 
-def test_shares_stand_only_beside_a_gain_that_is_clear(tmp_path: Path) -> None:
-    good = in_round((0.3, 0.3, 0.3), (0.1, 0.1, 0.1))
+def test_shares_stand_only_beside_a_gain_that_is_clear_and_values_that_are_more_than_an_order(tmp_path: Path) -> None:
+    good = in_round((0.9, 0.9, 0.9), (-0.3, -0.3, -0.3))
     found = document(stored(tmp_path / "good", good))
-    assert [row["share"] for row in found["clients"]] == pytest.approx([0.75, 0.25])
+    assert [row["share"] for row in found["clients"]] == pytest.approx([1.5, -0.5])
+    assert not any("percent" in note or "Order only" in note for note in found["notes"])
     poor = in_round((0.3, 0.9, -1.5), (0.1, 0.1, 0.1))
     found = document(stored(tmp_path / "poor", poor))
     assert [row["share"] for row in found["clients"]] == [None, None]
     assert any("percent" in note for note in found["notes"])
+    unharmed = stored(tmp_path / "unharmed", in_round((0.3, 0.3, 0.3), (0.1, 0.1, 0.1)))
+    found = document(unharmed)
+    assert [row["share"] for row in found["clients"]] == [None, None]
+    assert any("Order only" in note for note in found["notes"])
+    assert not any("percent" in note for note in found["notes"])
+    add_values(unharmed, {("DS>LD#0", 1): [in_round((0.3, 0.3, 0.3), (0.1, 0.1, 0.1))]}, "retrained")
+    assert [row["share"] for row in document(unharmed, retrained=True)["clients"]] == pytest.approx([0.75, 0.25])
 
 
 def test_one_who_is_not_in_every_cohort_adds_nothing_elsewhere(tmp_path: Path) -> None:
@@ -98,6 +106,13 @@ def test_retrained_values_and_other_methods_have_no_error_of_the_method(tmp_path
     add_values(folder, {("DS>LD#0", 1): [in_round((0.3, 0.3, 0.3), (0.1, 0.1, 0.1))]}, "retrained")
     for found in (document(folder, method="leave-one-out"), document(folder, retrained=True)):
         assert [row["high"] - row["low"] for row in found["clients"]] == pytest.approx([0.0, 0.0])
+
+
+def test_that_an_update_agrees_class_by_class_is_not_called_help(tmp_path: Path) -> None:
+    both = in_round((0.8, 0.8, 0.8), (-0.5, -0.5, -0.5), method="classes")
+    found = document(stored(tmp_path, both, both), method="classes")
+    assert [(row["value"], row["verdict"]) for row in found["clients"]] == [(0.8, "agrees"), (-0.5, "opposes")]
+    assert found["notes"] == [AGREEMENT]
 
 
 def test_no_weight_is_said_and_what_was_not_measured_too(tmp_path: Path) -> None:
@@ -129,6 +144,7 @@ def test_values_far_above_the_whole_gain_are_an_order_only(tmp_path: Path) -> No
     assert found["total"] == pytest.approx(0.1)
     assert [row["share"] for row in found["clients"]] == [None, None]
     assert any(note.startswith("Order only: the values are over 10 times the whole gain.") for note in found["notes"])
+    assert any("percent" in note for note in found["notes"]) == (found["total_low"] <= 0)
     near = document(
         stored(tmp_path / "near", in_round((0.9, 0.9, 0.9), (-0.7, -0.7, -0.7)), in_round((0.1, 0.1, 0.1), (0, 0, 0)))
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 from tests.report.made_run import make_run
+from tests.runs.contents import change
 from tests.runs.signed_runs import signed_run
 
 from steelyard.cli.attack import outcomes_of
@@ -46,6 +48,20 @@ def test_a_record_names_sites_weights_hashes_and_what_is_not_known(tmp_path: Pat
     page = (tmp_path / "record.html").read_text()
     assert found["hashes"]["head after round 3"] in page
     assert "<script" not in page
+    values = found["contributions"]
+    assert "a gain of" in page
+    assert values["notes"]
+    assert all(html.escape(note) in page for note in values["notes"]), "also that they are an order only"
+
+
+def test_a_record_of_a_changed_run_names_what_was_changed(tmp_path: Path) -> None:
+    run = signed_run(tmp_path / "run", tmp_path / "keys")
+    change(run, "UPDATE failures SET reason = 'late' WHERE round = 2")
+    (tmp_path / "keys" / "server.pub").unlink()
+    found = record(run, tmp_path / "keys")["verified"]
+    assert found["verdict"] == "CHANGED"
+    assert found["changed"].startswith("round 2, client c: why it was left out")
+    assert found["cannot be checked"].startswith("round 0: the server's signature of the head")
 
 
 def test_values_that_were_not_measured_are_said_to_be_missing(tmp_path: Path) -> None:
@@ -107,7 +123,7 @@ def crowded(document: Record, sites: int) -> Record:
         "contributions": {
             "run": "", "rule": "", "seeds": [1], "measure": "loss", "unit": "loss", "method": "shapley",
             "source": "", "rounds": [1], "before": 1, "after": 0, "total": 1, "total_low": 0, "total_high": 2,
-            "notes": [],
+            "notes": ["a note of many words " * 6] * 6,
             "clients": [
                 {"client": f"c{n}", "value": n, "low": 0, "high": 1, "verdict": "helps", "share": None, "rounds": 1,
                  "by_round": []} for n in range(sites)
@@ -133,8 +149,16 @@ def test_long_lists_are_cut_on_the_page_and_say_how_many_more(tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_even_a_crowded_record_is_one_printed_page(tmp_path: Path, browser: Any) -> None:
-    document = crowded(record(signed_run(tmp_path / "run", tmp_path / "keys")), 1000)
-    page = browser.new_page()
-    page.set_content(record_html(document))
-    printed = page.pdf(prefer_css_page_size=True)
-    assert len(re.findall(rb"/Type\s*/Page\b", printed)) == 1
+    plain = record(signed_run(tmp_path / "run", tmp_path / "keys"))
+    full: Record = {
+        **plain, "purpose": "words " * 100, "why": ["words " * 40] * 2, "notes": "a note; " * 40,
+        "privacy": ["a line of privacy"] * 4, "attacks": ["an attack"] * 4,
+    }  # fmt: skip
+    pages = [record_html({**full, "sites": plain["sites"] * number}) for number in range(1, 9)]
+    roomy = [page for page in pages if 'class="roomy"' in page]
+    assert 0 < len(roomy) < len(pages), "the last of them is the most that larger letters have room for"
+    for content in (roomy[-1], record_html(crowded(plain, 1000))):
+        page = browser.new_page()
+        page.set_content(content)
+        printed = page.pdf(prefer_css_page_size=True)
+        assert len(re.findall(rb"/Type\s*/Page\b", printed)) == 1

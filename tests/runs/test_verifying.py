@@ -11,13 +11,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.runs.contents import chain_again, change, query
-from tests.runs.records import values
-from tests.runs.signed_runs import a_key, signed_run
+from tests.runs.records import federation, record, state, values
+from tests.runs.signed_runs import TEXT, a_key, signed_run
 
 from steelyard.errors import UserError
 from steelyard.report.verification import Verification, verify
 from steelyard.runs import verifying
 from steelyard.runs.schema import SCHEMA
+from steelyard.runs.store import Store
 from steelyard.runs.valued import add_values
 
 NOT_IN_THE_CHAIN = {("info", "key"), ("info", "value"), ("rounds", "seconds")}
@@ -123,9 +124,50 @@ def test_a_changed_bit_is_named_by_round_and_client(
     assert {(finding.round, finding.client) for finding in found.found.changed} == {(round, client)}
 
 
-def test_values_found_out_after_the_run_leave_it_whole(run: Path) -> None:
+def test_values_found_out_after_the_run_leave_it_whole_and_are_said_not_to_be_checked(run: Path) -> None:
+    assert "contributions" not in verify(run).found.checked
     assert not add_values(run, {("DS>LD", 2): [values(2)]}, "replay")
+    found = verify(run)
+    assert (found.code, found.found.checked["contributions"]) == (
+        0,
+        "those found out after the run (rows: 1) are not in the chain and were not checked",
+    )
+
+
+def flip(file: Path, at: int = -1) -> None:
+    content = bytearray(file.read_bytes())
+    content[at] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_changed_byte_of_each_checkpoint_that_a_run_keeps_is_named_by_its_round(tmp_path: Path, which: int) -> None:
+    store = Store(tmp_path / "run")
+    store.register([federation()])
+    store.resume()
+    for round in range(3):
+        store.commit(round, [record(round=round)], {"DS>LD": state(round, 1.0 + round, 2.0)}, dict, last=False)
+    store.close()
+    (tmp_path / "run" / "experiment.toml").write_text(TEXT)
+    assert verify(tmp_path / "run").found.checked["models"].startswith("of the checkpoints after round 1 and 2,")
+    flip(sorted((tmp_path / "run" / "checkpoints").iterdir())[which])
+    found = verify(tmp_path / "run")
+    assert (found.code, [finding.round for finding in found.found.changed]) == (1, [1 + which])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ('"digits"', '"mnist"', "data.source: 'digits' when the run began, 'mnist' now"),
+        ("[data]", "[data", "not valid TOML"),
+    ],
+)
+def test_a_changed_experiment_file_is_named(run: Path, old: str, new: str, words: str) -> None:
+    change(run, "INSERT INTO info VALUES ('experiment_text', ?)", TEXT)
     assert verify(run).code == 0
+    (run / "experiment.toml").write_text(TEXT.replace(old, new))
+    found = verify(run)
+    assert (found.code, words in lines(found)) == (1, True), lines(found)
 
 
 def test_every_changed_round_is_named_and_not_only_the_first(run: Path) -> None:
@@ -216,13 +258,15 @@ def test_keys_that_are_not_there_are_one_line(whole: Path, tmp_path: Path) -> No
 
 
 CHAINS: dict[str, tuple[str, int, str]] = {
-    "a gap": ("DELETE FROM chain WHERE round = 2", 1, "round 2: missing from the chain"),
+    "a gap": (
+        "DELETE FROM chain WHERE round = 2", 1, "round 2: missing from the chain: round 3 cannot be held against it",
+    ),
     "two heads": ("UPDATE checkpoints SET head = 'x'", 1, "names another head than the chain"),
     "none": ("DELETE FROM chain", 2, "it has no head yet: no checkpoint was written"),
     "a node's signature is gone": ("DELETE FROM signatures WHERE round = 2", 1, "round 2: "),
     "the order of rounds": ("UPDATE rounds SET priority = 'LD>DS' WHERE round = 2", 1, "round 2: "),
     "the file of a checkpoint": ("UPDATE checkpoints SET checksum = 'x'", 1, "its checksum differs"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("what", CHAINS)
@@ -231,6 +275,7 @@ def test_a_chain_that_is_not_one_is_named(run: Path, what: str) -> None:
     change(run, statement)
     found = verify(run)
     assert (found.code, words in lines(found)) == (code, True), lines(found)
+    assert what != "a gap" or "\n" not in lines(found)
 
 
 def test_a_run_of_another_version_is_one_line(run: Path) -> None:

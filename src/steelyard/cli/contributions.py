@@ -75,7 +75,7 @@ def withdraw(
     report: ReportOption = False,
     format: FormatOption = "text",
 ) -> None:
-    """Run an experiment again without one client, from the first model; both folders name each other."""
+    """Run an experiment again without one client, as if it had never taken part; both folders name each other."""
     with watching(not quiet()):
         with doing("starting"):
             from steelyard.contributions.withdrawing import withdraw as run_without

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from steelyard.errors import without_controls
+from steelyard.files import in_bytes
 from steelyard.report.rendering import Table, as_text, bars
 from steelyard.rounds.progress import show_score
 from steelyard.runs.glance import Glance
@@ -78,14 +79,6 @@ def age(seconds: float) -> str:
         if passed >= length:
             return f"{int(passed // length)} {unit}"
     return f"{int(passed)} s"
-
-
-def in_bytes(count: int) -> str:
-    """Write a size, short: "12 kB", "3.4 MB"."""
-    for unit, length in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
-        if count >= length:
-            return f"{count / length:.3g} {unit}"
-    return f"{count} B"
 
 
 def sparkline(values: Sequence[float], width: int) -> str:

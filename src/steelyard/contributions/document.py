@@ -27,6 +27,10 @@ NEAR_ZERO = (
     "An interval that holds 0 means: on these rows and rounds it cannot be told whether the client helped or harmed. "
     "It does not mean that its data are worthless: others may hold the same."
 )
+AGREEMENT = (
+    "1: its update points where the rule's own does, class by class; 0: across it; -1: against it. That an update "
+    "agrees does not say that it helped."
+)
 
 
 class ClientValue(TypedDict):
@@ -37,9 +41,9 @@ class ClientValue(TypedDict):
     low: float
     high: float
     verdict: str
-    """helps, harms, not clear, or no weight: the rule never gave it any."""
+    """helps, harms, not clear, or no weight: the rule never gave it any; of classes: agrees, opposes, not clear."""
     share: float | None
-    """Of the whole gain; None unless that is clearly positive."""
+    """Of the whole gain; None unless that is clearly positive, and the value more than a place in an order."""
     rounds: int
     """In how many rounds it was weighed."""
     by_round: list[float]
@@ -123,8 +127,10 @@ def _document(history: History, rule: str, stored: Sequence[StoredValues]) -> Co
         value, low, high = widened(value, low, high)
     whole = over_seeds([add_over_rounds(each.summed(), mean=mean) for each in series])
     total, total_low, total_high = (float(each[0]) for each in whole)
-    undone = _undone(stored, value, total)
-    shares = first.method == "shapley" and total_low > 0 and not undone
+    words = ("agrees", "opposes") if mean else ("helps", "harms")
+    verdicts = [_verdict(*ends, *words) for ends in zip(low.tolist(), high.tolist(), strict=True)]
+    order_only = _order_only(stored, verdicts, value, total)
+    shares = first.method == "shapley" and total_low > 0 and not order_only
     by_round = np.mean([each.values[:, :, 0] for each in series], axis=0)
     weighed = np.mean([each.there.sum(axis=0) for each in series], axis=0)
     rows: list[ClientValue] = [
@@ -133,7 +139,7 @@ def _document(history: History, rule: str, stored: Sequence[StoredValues]) -> Co
             "value": float(value[at]),
             "low": float(low[at]),
             "high": float(high[at]),
-            "verdict": _verdict(float(low[at]), float(high[at])),
+            "verdict": verdicts[at],
             "share": float(value[at]) / total if shares else None,
             "rounds": round(float(weighed[at])),
             "by_round": by_round[:, at].tolist(),
@@ -154,38 +160,32 @@ def _document(history: History, rule: str, stored: Sequence[StoredValues]) -> Co
         "total": total,
         "total_low": total_low,
         "total_high": total_high,
-        "notes": [*_notes(history, stored, series, rounds, shares=shares), *_order_only(stored, rows, undone=undone)],
+        "notes": [*_notes(history, stored, series, rounds, clear=total_low > 0), *order_only],
         "clients": sorted(rows, key=lambda row: (-row["value"], row["client"])),
     }
 
 
-def _verdict(low: float, high: float) -> str:
+def _verdict(low: float, high: float, above: str, below: str) -> str:
     if low == high == 0:
         return "no weight"
-    return "helps" if low > 0 else "harms" if high < 0 else "not clear"
+    return above if low > 0 else below if high < 0 else "not clear"
 
 
 UNDONE = 10.0
 """How many times the whole gain the clients' values may be, added up without their signs."""
 
 
-def _undone(stored: Sequence[StoredValues], values: Floats, total: float) -> bool:
-    """Whether estimates count again and again what one client spoils in a round and the others mend in the next."""
-    estimated = stored[0].source != RETRAINED and stored[0].found.method == "shapley"
-    return estimated and float(np.abs(values).sum()) > UNDONE * abs(total)
-
-
-def _order_only(stored: Sequence[StoredValues], rows: Sequence[ClientValue], *, undone: bool) -> list[str]:
-    """Say that estimates are an order where they were found too sure of themselves."""
+def _order_only(stored: Sequence[StoredValues], verdicts: Sequence[str], values: Floats, total: float) -> list[str]:
+    """Say that estimates are an order where they were found too sure of themselves; shares are then not shown."""
     if stored[0].source == RETRAINED or stored[0].found.method != "shapley":
         return []
-    if undone:
+    if float(np.abs(values).sum()) > UNDONE * abs(total):
         return [
             f"Order only: the values are over {UNDONE:g} times the whole gain. What one client spoils in a round and "
             "others mend in the next counts again in every round, so that sizes and intervals do not hold "
             "(docs/results/contributions.md); --retrain tells."
         ]
-    if any(row["verdict"] == "harms" for row in rows):
+    if "harms" in verdicts:
         return []
     return [
         "Order only, and an unsure one: nobody clearly harms, and among such clients estimates agreed poorly with "
@@ -194,11 +194,11 @@ def _order_only(stored: Sequence[StoredValues], rows: Sequence[ClientValue], *, 
 
 
 def _notes(
-    history: History, stored: Sequence[StoredValues], series: Sequence[Series], rounds: Sequence[int], *, shares: bool
+    history: History, stored: Sequence[StoredValues], series: Sequence[Series], rounds: Sequence[int], *, clear: bool
 ) -> list[str]:
-    notes = [NEAR_ZERO]
     method = stored[0].found.method
-    if method == "shapley" and not shares:
+    notes = [AGREEMENT if method == "classes" else NEAR_ZERO]
+    if method == "shapley" and not clear:
         notes.append("The whole gain is not clearly above 0: shares of it, in percent, would mean nothing.")
     if method == "leave-one-out":
         notes.append("Values of leaving one out do not sum to the gain: what two clients both know counts for neither.")

@@ -27,6 +27,7 @@ from steelyard.experiment.guarantees import ended_early, guarantee_record, open_
 from steelyard.experiment.loading import RUN_FILE, read_experiment, run_file
 from steelyard.experiment.parts import Assembly, Parts, as_begun, assembled, federations_of
 from steelyard.experiment.run_notes import RunRecorder, run_facts, versions, why
+from steelyard.files import in_bytes
 from steelyard.logs import logger
 from steelyard.rounds.loop import Progress, run_rounds
 from steelyard.rounds.progress import show_progress
@@ -113,9 +114,9 @@ def _check_room(parts: Parts, folder: Path) -> None:
     )  # fmt: skip
     there = next(above for above in (folder, *folder.absolute().parents) if above.exists())
     free = shutil.disk_usage(there).free
-    words = f"the updates of {plan.rounds} rounds take {size / 1e9:.3g} GB as {settings.keep_as}"
+    words = f"the updates of {plan.rounds} rounds take {in_bytes(size)} as {settings.keep_as}"
     if size > free:
-        raise UserError(f"store.keep: {words}, and the disk has {free / 1e9:.3g} GB; allowed: keep = 'models'")
+        raise UserError(f"store.keep: {words}, and the disk has {in_bytes(free)}; allowed: keep = 'models'")
     _log.info(f"store.keep: {words}")
 
 

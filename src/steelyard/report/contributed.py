@@ -31,11 +31,14 @@ def _gain(document: Contributions) -> float:
     return (document["before"] - document["after"]) * (1 if falls else -1)
 
 
-def contribution_table(document: Contributions) -> Table:
-    """Lay out each client's value, the most helpful first; shares stand there only where they mean something."""
+def contribution_table(document: Contributions, most: int = MOST) -> Table:
+    """Lay out each client's value, the most helpful first; shares stand there only where they mean something.
+
+    Of more than `most` clients, those that helped most and least are shown.
+    """
     clients = document["clients"]
     shares = any(row["share"] is not None for row in clients)
-    shown = clients if len(clients) <= MOST else [*clients[: MOST // 2], *clients[-MOST // 2 :]]
+    shown = clients if len(clients) <= most else [*clients[: most // 2], *clients[-most // 2 :]]
     rows = tuple(
         (
             row["client"],
@@ -47,7 +50,7 @@ def contribution_table(document: Contributions) -> Table:
         for row in shown
     )
     headings = ("client", "added", "95 %", "verdict", *(("share",) if shares else ()))
-    note = f"{MOST} of {len(clients)} clients: the most and the least helpful." if len(shown) < len(clients) else ""
+    note = f"{most} of {len(clients)} clients: the most and the least helpful." if len(shown) < len(clients) else ""
     return Table(f"What each client added ({document['method']})", headings, rows, note)
 
 

@@ -19,7 +19,7 @@ from steelyard.report.documents.shared import RecordedRule
 from steelyard.report.hostile import CLEAN
 from steelyard.report.notices import privacy_lines, privacy_of
 from steelyard.report.record_page import record_html
-from steelyard.report.verification import verify
+from steelyard.report.verification import Verification, verify
 from steelyard.report.view import RunView
 from steelyard.runs.reader import History
 from steelyard.weighing import criteria
@@ -27,7 +27,10 @@ from steelyard.weighing import criteria
 NO_PURPOSE = "not said: `description` of the experiment is empty"
 NOT_MEASURED = "not measured in this run (`steelyard contributions`)"
 NO_ATTACKS = "none recorded"
-_NOT_COVERED = "purpose, rows by class, flaws, attacks and versions are as the run noted them, outside the chain"
+_NOT_COVERED = (
+    "purpose, rows by class, flaws, attacks and versions are as the run noted them, outside the chain; so are "
+    "contributions that were found out after the run"
+)
 
 
 def record(folder: Path, keys: Path | None = None, rule: str | None = None, attacks: Attacks | None = None) -> Record:
@@ -61,9 +64,16 @@ def record(folder: Path, keys: Path | None = None, rule: str | None = None, atta
         "notes": info.get("notes", ""),
         "versions": {key.removeprefix("version_"): value for key, value in info.items() if key.startswith("version_")},
         "hashes": {f"head after round {checked.round}": checked.head, RUN_FILE: hashlib.sha256(text).hexdigest()},
-        "verified": {"verdict": checked.verdict, **checked.found.checked},
+        "verified": _verified(checked),
         "not_covered": _NOT_COVERED,
     }
+
+
+def _verified(checked: Verification) -> dict[str, str]:
+    """Return what `verify` found: the verdict, what differs, what cannot be checked, what was looked at."""
+    lists = {"changed": checked.found.changed, "cannot be checked": checked.found.unchecked}
+    named = {name: "; ".join(one.line() for one in found) for name, found in lists.items() if found}
+    return {"verdict": checked.verdict, **named, **checked.found.checked}
 
 
 def rule_sentence(text: str) -> str:

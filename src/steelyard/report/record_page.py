@@ -6,25 +6,29 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from steelyard.contributions.document import Contributions
+from steelyard.report.contributed import contribution_table, headline
 from steelyard.report.documents.proof import Record, RecordedSite
 from steelyard.report.rendering import Table, as_html
 
-MOST_SITES = 20
+MOST_SITES = 14
 """So many sites stand on the page; more would need a second one."""
-MOST_VALUES = 10
+MOST_VALUES = 8
 MOST_FACTS = 8
 MOST_LINES = 4
 MOST_CLASSES = 10
-LONGEST = 360
+LONGEST = 300
 """Most characters of one paragraph."""
 _STYLE = """@page{size:A4;margin:9mm}body{font:13px/1.4 system-ui,sans-serif;max-width:188mm;margin:1.5rem auto;
 padding:0 1rem;color:#111;background:#fff}h1{font-size:1.4em;margin:0}h2{font-size:1.05em;margin:.7em 0 .2em;
 border-bottom:1px solid #999}table{border-collapse:collapse;width:100%}td,th{padding:.05em .4em;text-align:right;
-border-bottom:1px solid #ddd;overflow-wrap:break-word}td:first-child,th:first-child{text-align:left}
+border-bottom:1px solid #ddd;overflow-wrap:break-word}td:first-child,th:first-child{text-align:left;min-width:9em}
 caption{display:none}
 dl{margin:0;display:grid;grid-template-columns:max-content 1fr;gap:0 1em}dt{font-weight:600}
 dd{margin:0;overflow-wrap:anywhere}p{margin:.15em 0;overflow-wrap:anywhere}
-@media print{body{font-size:9px;line-height:1.2;margin:0;padding:0;max-width:none}h2{margin:.4em 0 .1em}}"""
+@media print{body{font-size:11px;line-height:1.2;margin:0;padding:0;max-width:none}h2{margin:.4em 0 .1em}
+body.crowded{font-size:9px}}"""
+ROOMY = 5400
+"""Characters of a body up to which one printed page has room for larger letters."""
 
 
 def record_html(document: Record) -> str:
@@ -32,7 +36,8 @@ def record_html(document: Record) -> str:
     result = "-" if document["result"] is None else f"{document['result']:.4f}"
     facts = {
         "Rule": f"{document['rule']}, algorithm {document['algorithm']}",
-        "Why this rule": " ".join(map(_cut, document["why"])),
+        "How it weighs": document["why"][0],
+        "Why this rule": " ".join(document["why"][1:]) or "it is the run's main rule; none was recommended",
         "Beside it": _cut(", ".join(document["beside"])) or "no other rule",
         "Rounds": str(document["rounds"]),
         f"Last {document['measure']}": result,
@@ -55,7 +60,8 @@ def record_html(document: Record) -> str:
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-        f"<title>{escape(document['name'])}: record</title><style>{_STYLE}</style></head><body>"
+        f"<title>{escape(document['name'])}: record</title><style>{_STYLE}</style></head>"
+        f'<body class="{"crowded" if len(body) > ROOMY else "roomy"}">'
         f"<h1>Record of {escape(document['name'])}</h1>{body}</body></html>"
     )
 
@@ -84,16 +90,9 @@ def _classes(counts: Sequence[int]) -> str:
 
 
 def _values(found: Contributions) -> str:
-    """Show what clients added: those that added most and those that added least, where there are many."""
-    clients = sorted(found["clients"], key=lambda one: -one["value"])
-    half = MOST_VALUES // 2
-    shown = clients if len(clients) <= MOST_VALUES else [*clients[:half], *clients[-half:]]
-    rows = tuple(
-        (one["client"], *(f"{one[key]:.4f}" for key in ("value", "low", "high")), one["verdict"]) for one in shown
-    )
-    more = f"and {len(clients) - len(shown)} more between them" if len(shown) < len(clients) else ""
-    unit = _paragraphs([f"In {found['unit']}, {found['method']}, with 95 % intervals."])
-    return unit + as_html(Table("", ("site", "value", "low", "high", "verdict"), rows, note=more))
+    """Show what clients added, and all that is to be known before the values are used: "order only" is among it."""
+    notes = f"<p>{escape(' '.join(found['notes']))}</p>"
+    return _paragraphs([headline(found)]) + as_html(contribution_table(found, MOST_VALUES)) + notes
 
 
 def _cut(text: str) -> str:

@@ -11,12 +11,13 @@ import numpy as np
 
 from steelyard import files
 from steelyard.errors import UserError
+from steelyard.experiment.continuing import changed_since
 from steelyard.experiment.federations import FederationSettings
 from steelyard.experiment.loading import read_experiment
 from steelyard.experiment.recorded import RecordedDescription
 from steelyard.report.documents.proof import FoundJson, VerificationJson
 from steelyard.report.recomputing import look_at_updates
-from steelyard.runs.checkpoint import last_checkpoint
+from steelyard.runs.checkpoint import kept_checkpoints
 from steelyard.runs.columns import Cohorts
 from steelyard.runs.reader import History
 from steelyard.runs.schema import reading
@@ -90,6 +91,13 @@ def verify(folder: Path, keys: Path | None = None, head: str | None = None) -> V
         if head is not None and (head.lower(),) not in db.execute("SELECT head FROM chain").fetchall():
             found.changed.append(Finding(f"no round has the head {head[:64]}; its last is {chain.head}"))
         _look_at_models(db, folder, found)
+        ((later,),) = db.execute("SELECT COUNT(*) FROM contributions WHERE source != 'run'").fetchall()
+    if later:
+        found.checked["contributions"] = (
+            f"those found out after the run (rows: {later}) are not in the chain and were not checked"
+        )
+    if (said := changed_since(folder)) is not None:
+        found.changed.append(Finding(said))
     try:
         history = History(folder)
         _look_at_weights(history, found)
@@ -103,19 +111,20 @@ def verify(folder: Path, keys: Path | None = None, head: str | None = None) -> V
 
 
 def _look_at_models(db: Any, folder: Path, found: Findings) -> None:
-    """Hold the models of the last checkpoint against the digests of their round."""
-    try:
-        restored = last_checkpoint(db, folder)
-    except UserError as error:
-        found.changed.append(Finding(str(error)))
-        return
+    """Hold the models of the checkpoints against the digests of their rounds."""
     query = "SELECT model FROM digests d JOIN federations f ON f.id = d.federation WHERE f.name = ? AND d.round = ?"
-    kept = {name: state for name, state in restored.states.items() if state.parameters.numel()}
-    for name, state in kept.items():
-        if db.execute(query, (name, state.round)).fetchone() != (model_digest(state.parameters),):
-            found.changed.append(Finding(f"the model of {name} is not the one that it ended with", state.round))
-    if kept:
-        found.checked["models"] = f"of {len(kept)} rules after round {restored.round}, by their digests"
+    rounds: list[str] = []
+    for round, restored in kept_checkpoints(db, folder):
+        if isinstance(restored, UserError):
+            found.changed.append(Finding(str(restored), round))
+            continue
+        kept = {name: state for name, state in restored.states.items() if state.parameters.numel()}
+        for name, state in kept.items():
+            if db.execute(query, (name, state.round)).fetchone() != (model_digest(state.parameters),):
+                found.changed.append(Finding(f"the model of {name} is not the one that it ended with", state.round))
+        rounds += [str(round)] if kept else []
+    if rounds:
+        found.checked["models"] = f"of the checkpoints after round {' and '.join(reversed(rounds))}, by their digests"
 
 
 def _look_at_weights(history: History, found: Findings) -> None:

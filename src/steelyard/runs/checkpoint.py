@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -115,6 +115,15 @@ def last_checkpoint(connection: sqlite3.Connection, folder: Path) -> Restored:
     """Return the last checkpoint of a run; a damaged one is named in the error. For readers: nothing is passed over."""
     rows = _listed(connection)
     return _read(folder, *rows[0]) if rows else Restored()
+
+
+def kept_checkpoints(connection: sqlite3.Connection, folder: Path) -> Iterator[tuple[int, Restored | UserError]]:
+    """Yield the rounds of a run's checkpoints, the newest first, each with what it holds or what is wrong with it."""
+    for row in _listed(connection):
+        try:
+            yield row[0], _read(folder, *row)
+        except UserError as error:
+            yield row[0], error
 
 
 def restore(connection: sqlite3.Connection, folder: Path, *, accept: bool = False) -> Restored:

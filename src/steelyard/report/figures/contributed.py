@@ -27,7 +27,8 @@ def contributed(view: RunView, part: FederationView) -> alt.LayerChart | None:
     base = alt.Chart(pd.DataFrame(rows)).encode(
         alt.Y("client:N", sort=names, title="client", axis=alt.Axis(ticks=False, domain=False))
     )
-    scale = alt.Scale(domain=["harms", "not clear", "helps"])
+    verdicts = ["harms", "not clear", "helps"]
+    scale = alt.Scale(domain=[*verdicts, *sorted({row["verdict"] for row in kept} - set(verdicts))])
     colour = alt.Color("verdict:N", scale=scale, legend=alt.Legend(title=None))
     tips = [alt.Tooltip("client:N"), *(alt.Tooltip(f"{name}:Q", format=".4~g") for name in ("added", "low", "high"))]
     title = f"added: {document['unit']}"
