@@ -296,6 +296,15 @@ class Updates:
     signed: tuple[Signed, ...] = ()
     """What nodes signed of these updates, checked; empty where nobody signs."""
 
+    @property
+    def bytes_up(self) -> int | None:
+        """Size of all answers: as sent, or, in a simulation, of the models and vectors that would be; None: unknown."""
+        if self.bytes_sent is not None:
+            return int(self.bytes_sent.sum())
+        if not isinstance(self.payload, DenseModels):
+            return None
+        return self.payload.models.nbytes + sum(sent.nbytes for sent in self.vectors.values())
+
     def select(self, keep: Sequence[int], refused: Sequence[Failure]) -> Updates:
         """Return the same updates with only the clients at these positions; the rest are noted as failures."""
         rows = list(keep)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import io
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.conftest import CommandLine
 from tests.warm import command_environment
+
+from steelyard.cli import main
 
 Refused = Callable[..., str]
 TABLE = "client,DS,CD,IS\nAlice,.9,.2,.4\nBob,.1,.8,.5\n"
@@ -156,6 +161,26 @@ def test_unknown_words_are_refused(steelyard: CommandLine, refused: Refused) -> 
 
 def test_a_misspelt_command_is_guessed_once(refused: Refused) -> None:
     assert refused("swep").count("Did you mean 'sweep'?") == 1
+
+
+def test_only_the_commands_that_are_asked_for_are_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    def shown(root: Any) -> str:
+        text = io.StringIO()
+        with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
+            root(["--help"], prog_name="steelyard", standalone_mode=False)
+        return text.getvalue()
+
+    built = main._built  # pyright: ignore[reportPrivateUsage]
+    assert shown(built(main.needed(["--help"]))) == shown(built(main.needed([]))) == shown(main.command_line())
+    for word in ("run", "import", "federate", "privacy"):
+        (one,) = built(main.needed([word, "-x"])).commands.values()
+        whole = main.command_line().commands[word]
+        assert [option.name for option in one.params] == [option.name for option in whole.params]
+        assert getattr(one, "commands", {}).keys() == getattr(whole, "commands", {}).keys()
+    for words in (["rnu"], ["--log-file", "run", "compare"], ["-v", "run"]):
+        assert main.needed(words) is main.app
+    monkeypatch.setenv("_STEELYARD_COMPLETE", "complete_bash")
+    assert main.needed([]) is main.app
 
 
 def test_help_does_not_wait_for_what_is_heavy() -> None:

@@ -32,6 +32,7 @@ COMMANDS = {
     f"compare quickstart {QUICK} --rules DS,EQ --out both": "both/run.sqlite",
     f"sweep quickstart {QUICK} --over training.epochs=1 --out grid": "grid/best.toml",
     f"attack quickstart {QUICK} --attack inflation --rules DS --out hostile": "inflation: 20% of the clients hostile",
+    "join part --out joined": "joined/run.sqlite",
     "resume done": "accuracy",
     "report done -o done.html": "done.html",
     "ls .": "finished",
@@ -121,7 +122,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     kgflex = {**fpl, "knowledge": {"sources": [source], "min_items": 2}, "kgflex": {}}
     (folder / "fpl.toml").write_text(tomli_w.dumps(fpl))
     (folder / "kgflex.toml").write_text(tomli_w.dumps(kgflex))
-    for words in (f"run quickstart {QUICK} --out done", "run kgflex.toml --out kgflex"):
+    part = f"compare quickstart {QUICK} --rules DS,EQ --part 1/1 --out part"
+    for words in (f"run quickstart {QUICK} --out done", "run kgflex.toml --out kgflex", part):
         made = warm_command(*shlex.split(words), folder=folder)
         assert made.returncode == 0, made.stderr
     serving = ServerFolder(folder / "server")

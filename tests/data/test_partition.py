@@ -335,3 +335,23 @@ def test_a_regression_has_no_classes_to_share_out():
     for fields in ({"scheme": "dirichlet", "clients": 2}, {"scheme": "table", "table": [[5], [5]]}):
         with pytest.raises(UserError, match=r"partition.scheme: needs classes, but memory has none"):
             share_out(dataset, PartitionSettings(**fields), 0)
+
+
+def test_some_clients_test_for_all(monkeypatch: pytest.MonkeyPatch):
+    every = share_out(made(200), PartitionSettings(scheme="iid", clients=40), 3)
+    some = share_out(made(200), PartitionSettings(scheme="iid", clients=40, test_clients=7), 3)
+    testing = [rows for rows in some.clients if len(rows.test)]
+    assert len(testing) == 7
+    assert (some.testable, every.testable) == (40, None)
+    assert some.notes == ("7 of 40 clients test the models, drawn by the seed (partition.test_clients)",)
+    for rows in some.clients:
+        whole = every.by_name[rows.client]
+        assert rows.train.tolist() == whole.train.tolist()
+        assert rows.test.tolist() in ([], whole.test.tolist())
+    again = share_out(made(200), PartitionSettings(scheme="iid", clients=40, test_clients=7), 3)
+    assert [rows.client for rows in again.clients if len(rows.test)] == [rows.client for rows in testing]
+    assert same(share_out(made(200), PartitionSettings(scheme="iid", clients=40, test_clients=40), 3), every)
+    monkeypatch.setattr("steelyard.data.partition.MANY", 39)
+    monkeypatch.setattr("steelyard.data.partition.TESTED", 5)
+    many = share_out(made(200), PartitionSettings(scheme="iid", clients=40), 3)
+    assert sum(len(rows.test) > 0 for rows in many.clients) == 5

@@ -539,3 +539,9 @@ def test_leaf_celeba_names_images(tmp_path):
     assert dataset.features[:, 0, 0, 0].tolist() == [10, 20, 40]
     leaf_file(data / "test" / "a.json", {"7": (["000009.png"], [0])})
     assert "holds no image '000009.png'" in refused(DataSettings(source="leaf", path=tmp_path / "celeba", size=8))
+
+
+def test_the_digits_are_those_of_scikit_learn() -> None:
+    ours, theirs = read_digits(DataSettings(source="digits")), load_digits()
+    assert np.array_equal(ours.features.numpy()[:, 0] * 16, theirs.images)
+    assert np.array_equal(ours.labels.numpy(), theirs.target)

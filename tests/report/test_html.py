@@ -82,7 +82,8 @@ def test_every_part_is_there(page: str) -> None:
         *("devices", "orders", "classes", "split", "tables", "experiment"),
     ]
     data = data_of(page)
-    assert set(data["figures"]) == {"accuracy", "server", "macro-f1", "class-f1", "flawed", "targets", "devices"}
+    known = {"accuracy", "bytes", "server", "macro-f1", "class-f1", "flawed", "targets", "devices"}
+    assert set(data["figures"]) == known
     assert set(data["parts"]["weights"]) == {"VP>DS", "fedavg", "online(DS>LD)"}
     assert set(data["parts"]["orders"]) == {"online(DS>LD)"}
     assert "[partition]" in page

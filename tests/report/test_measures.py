@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from steelyard.report.measures import jain, rounds_to_target, worst_tenth
+from steelyard.report.measures import jain, on_sample, rounds_to_target, worst_tenth
 
 SCORES = np.array([[0.1, 0.2, 0.3], [0.9, 0.2, 0.3], [0.9, 0.8, 0.95], [0.5, 0.5, 0.5]])
 ROUNDS = np.array([1, 2, 3, 4])
@@ -75,3 +75,17 @@ def test_jain() -> None:
     assert jain(np.array([1.0, 0, 0, 0])) == pytest.approx(0.25)
     assert jain(np.array([1.0, 2.0, 3.0])) == pytest.approx(36 / (3 * 14))
     assert np.isnan(jain(np.zeros(3)))
+
+
+def test_the_interval_of_a_sample_holds_the_score_of_all_as_often_as_it_says() -> None:
+    draw = np.random.default_rng(5)
+    rows = draw.integers(1, 30, 4000)
+    scores = draw.binomial(rows, draw.beta(4, 2, 4000)) / rows
+    truth, held = float(scores @ rows / rows.sum()), 0
+    for _ in range(400):
+        some = draw.choice(4000, 300, replace=False)
+        found = on_sample(scores[some], rows[some], 4000)
+        held += found["low"] <= truth <= found["high"]
+    assert 0.92 <= held / 400 <= 0.98
+    whole = on_sample(scores, rows, 4000)
+    assert whole["low"] == whole["high"] == pytest.approx(truth)

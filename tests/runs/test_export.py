@@ -18,6 +18,7 @@ from tests.runs.records import federation, record, state
 
 from steelyard.errors import UserError, printable
 from steelyard.runs.export import csv_lines, export_run, no_formula
+from steelyard.runs.reader import History
 from steelyard.runs.store import Store
 
 
@@ -47,6 +48,15 @@ def test_csv_files_hold_the_rows(run: Path) -> None:
     ]
     assert [(row["client"], row["score"]) for row in tables["evaluations"]] == [("a", "0.5"), ("d", "1.0")]
     assert next(iter(tables["rounds"][0])) == "rule"  # no column of row numbers
+
+
+def test_parquet_files_hold_the_same_tables(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("pyarrow")
+    for path in export_run(run, "parquet"):
+        pd.testing.assert_frame_equal(pd.read_parquet(path), getattr(History(run), path.stem), check_dtype=False)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"needs pyarrow: pip install 'steelyard\[parquet\]'; allowed: csv, json"):
+        export_run(run, "parquet", force=True)
 
 
 def test_json_files_are_lists_of_rows_with_15_digits(run: Path, tmp_path: Path) -> None:

@@ -78,7 +78,7 @@ def test_federations_and_facts(history: History) -> None:
     assert history.federations["rule"].tolist() == ["both", "size"] * 2
     assert history.federations["seed"].tolist() == [1, 1, 2, 2]
     assert json.loads(history.federations["settings"][1])["criteria"] == ["DS"]
-    assert history.info == {"schema": "8", "status": "finished"}
+    assert history.info == {"schema": "9", "status": "finished"}
 
 
 def test_criteria_stand_in_columns_of_their_own(history: History) -> None:

@@ -41,7 +41,7 @@ def test_a_writer_makes_the_tables_once_and_readers_do_not_block_it(tmp_path: Pa
     assert writer.execute("PRAGMA synchronous").fetchone() == (1,)  # NORMAL
     reader = connect(tmp_path, write=False)
     reader.execute("BEGIN")
-    assert reader.execute("SELECT * FROM info").fetchall() == [("schema", "8")]
+    assert reader.execute("SELECT * FROM info").fetchall() == [("schema", "9")]
     with writer:
         writer.execute("INSERT INTO info VALUES ('status', 'running')")
     assert reader.execute("SELECT COUNT(*) FROM info").fetchone() == (1,)  # whole transactions only
@@ -76,7 +76,7 @@ def test_another_version_is_named(tmp_path: Path, write: bool) -> None:
     with writer:
         writer.execute("UPDATE info SET value = '1' WHERE key = 'schema'")
     writer.close()
-    with pytest.raises(UserError, match=r"run\.sqlite: schema 1; this version reads schema 8$"):
+    with pytest.raises(UserError, match=r"run\.sqlite: schema 1; this version reads schema 9$"):
         connect(tmp_path, write=write)
 
 
@@ -85,7 +85,7 @@ def test_a_database_without_a_version_is_named(tmp_path: Path) -> None:
     with writer:
         writer.execute("DELETE FROM info")
     writer.close()
-    with pytest.raises(UserError, match="schema None; this version reads schema 8"):
+    with pytest.raises(UserError, match="schema None; this version reads schema 9"):
         connect(tmp_path, write=False)
 
 

@@ -26,7 +26,7 @@ def test_a_run_has_its_files_facts_and_rules_and_nothing_else(tmp_path: Path) ->
     folder = tmp_path / "deep" / "run"
     assert sorted(path.name for path in folder.iterdir()) == ["checkpoints", "experiment.toml", "lock", "run.sqlite"]
     assert (folder / "experiment.toml").read_text() == "name = 'x'\n"
-    assert History(folder).info == {"schema": "8", "seeds": "[1, 2]", "status": "running"}
+    assert History(folder).info == {"schema": "9", "seeds": "[1, 2]", "status": "running"}
     assert query(folder, "SELECT name FROM federations") == [("a#1",), ("a#2",)]
 
 

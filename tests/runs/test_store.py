@@ -297,7 +297,7 @@ def test_notes_are_text_or_json_and_the_newest_holds(store: Store) -> None:
     store.note(status="running", seeds=[1, 2], in_memory=False)
     store.note(status="finished")
     found = dict(query(store.folder, "SELECT key, value FROM info"))
-    assert found == {"schema": "8", "status": "finished", "seeds": "[1, 2]", "in_memory": "false"}
+    assert found == {"schema": "9", "status": "finished", "seeds": "[1, 2]", "in_memory": "false"}
 
 
 def test_one_writer_at_a_time(tmp_path: Path) -> None:

@@ -26,6 +26,10 @@ ExperimentArgument = Annotated[
     str, typer.Argument(help="Name of a recipe, or path of a TOML file.", autocompletion=recipe_names)
 ]
 FormatOption = Annotated[Format, typer.Option("--format", help="text for people, json for programs.")]
+PartOption = Annotated[
+    str | None,
+    typer.Option("--part", help="Run only this part, such as 3/8; `steelyard join` puts all parts together."),
+]
 OutOption = Annotated[Path | None, typer.Option("--out", help="The run's own folder; it must not hold a run yet.")]
 TableFormat = Literal["text", "markdown", "latex", "csv", "json"]
 TableFormatOption = Annotated[

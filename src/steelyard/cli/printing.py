@@ -41,6 +41,15 @@ def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))) else value
 
 
+def say_part(part: object, folder: Path, format: str) -> None:
+    """Say that a part of a comparison or a sweep is done: alone it has no table."""
+    if format == "json":
+        print_json({"part": str(part), "folder": str(folder)})
+        return
+    print(f"part {part} stored in {printable(str(folder))}")
+    print("when all parts are done: steelyard join FOLDERS --out WHOLE")
+
+
 def terminal_width() -> int | None:
     """Return the terminal's width, also as COLUMNS gives it; None where the output goes to a file or a program."""
     if "COLUMNS" not in os.environ and not sys.stdout.isatty():

@@ -21,6 +21,7 @@ from steelyard.cli.options import (
     FormatOption,
     FullOption,
     OutOption,
+    PartOption,
     ReportOption,
     SeedOption,
     SeedsOption,
@@ -28,7 +29,7 @@ from steelyard.cli.options import (
     TableFormat,
     TableFormatOption,
 )
-from steelyard.cli.printing import print_json, say_changed, terminal_width
+from steelyard.cli.printing import print_json, say_changed, say_part, terminal_width
 from steelyard.cli.sweep import resume_sweep, show_sweep
 from steelyard.cli.trust import TrustOption, asking
 from steelyard.errors import UserError, printable
@@ -115,6 +116,7 @@ def compare(
     changes: SetOption = None,
     seed: FirstSeedOption = None,
     out: OutOption = None,
+    part: PartOption = None,
     baseline: BaselineOption = None,
     trust: TrustOption = False,
     report: ReportOption = False,
@@ -125,6 +127,7 @@ def compare(
     with watching(not quiet()):
         with doing("starting"):
             from steelyard.experiment.comparing import load_comparison, seeds_of
+            from steelyard.experiment.part import Part
             from steelyard.experiment.running import run as run_experiment
             from steelyard.result import Result
 
@@ -132,7 +135,12 @@ def compare(
         if baseline is not None and baseline not in described.rules():
             raise UserError(f"--baseline: got '{baseline}'; allowed: {', '.join(described.rules())}")
         chosen = seeds_of(described, seeds)
-        result = watched(lambda: Result(run_experiment(described, seeds=chosen, out=out, progress=not quiet())))
+        mine = None if part is None else Part.read(part)
+        folder = watched(lambda: run_experiment(described, seeds=chosen, out=out, progress=not quiet(), part=mine))
+        if mine is not None:
+            say_part(mine, folder, format)
+            return
+        result = Result(folder)
         with doing("comparing the rules"):
             _print_table(result.folder, baseline, format, all_tables=full, in_words=full)
     if report:

@@ -130,7 +130,7 @@ def policies(format: FormatOption = "text") -> None:
 
 def export(
     folder: Annotated[Path, typer.Argument(help="Folder of a run.")],
-    to: Annotated[Literal["csv", "json"], typer.Option("--to", help="Format of the tables.")] = "csv",
+    to: Annotated[Literal["csv", "json", "parquet"], typer.Option("--to", help="Format of the tables.")] = "csv",
     out: Annotated[Path | None, typer.Option("--out", help="Folder for the files; default: DIR/export.")] = None,
     force: Annotated[bool, typer.Option("--force", help="Write over files of an earlier export.")] = False,
 ) -> None:

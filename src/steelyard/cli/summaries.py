@@ -33,7 +33,7 @@ def show_summary(summary: Summary) -> None:
         why = "partition.test = 'none', or nodes with tests = false"
         lines.append(f"no client tested the models ({why}): no accuracy is known")
     lines += [summary["sentence"]] if summary["sentence"] else []
-    for line in [*lines, *_flaws(summary), *_server(summary)]:
+    for line in [*lines, *_sampled(summary), *_flaws(summary), *_server(summary)]:
         print_wrapped(line)
     for table in (*_orders(summary), *_heaviest(summary)):
         print_table(table)
@@ -111,6 +111,20 @@ def _score(value: float | None) -> str:
 
 def _share(value: float | None) -> str:
     return "–" if value is None else f"{value:.1%}"
+
+
+def _sampled(summary: Summary) -> list[str]:
+    """Say on how many clients scores rest, where a sample of them tests, and how far that may be from all clients."""
+    found = [(rule, on) for rule in summary["rules"] if (on := rule["accuracy_on"]) is not None]
+    if not found:
+        return []
+    measure = summary["measure"]
+    each = [
+        f"{_name(rule['rule'])} {show_measure(on['low'], measure)} to {show_measure(on['high'], measure)}"
+        for rule, on in found[:SHOWN]
+    ]
+    drawn = found[0][1]
+    return [f"tested on {drawn['clients']:,} of {drawn['of']:,} clients; 95% interval for all: {', '.join(each)}"]
 
 
 def _flaws(summary: Summary) -> list[str]:

@@ -15,13 +15,14 @@ from steelyard.activity import doing
 from steelyard.cli.finishing import watched
 from steelyard.cli.options import (
     ExperimentArgument,
+    PartOption,
     SeedOption,
     SeedsOption,
     SetOption,
     TableFormat,
     TableFormatOption,
 )
-from steelyard.cli.printing import print_json, terminal_width
+from steelyard.cli.printing import print_json, say_part, terminal_width
 from steelyard.cli.trust import TrustOption, asking
 from steelyard.errors import UserError
 from steelyard.logs import logger, quiet
@@ -73,6 +74,7 @@ def sweep(
     out: Annotated[
         Path | None, typer.Option("--out", help="The sweep's own folder; one that holds the same sweep goes on.")
     ] = None,
+    part: PartOption = None,
     trust: TrustOption = False,
     format: TableFormatOption = "text",
 ) -> None:
@@ -80,6 +82,7 @@ def sweep(
     with watching(not quiet()):
         with doing("starting"):
             from steelyard.experiment.loading import load
+            from steelyard.experiment.part import Part
             from steelyard.sweeps.plan import plan
             from steelyard.sweeps.running import sweep as run_sweep
 
@@ -87,6 +90,8 @@ def sweep(
         swept, fixed = ({text.partition("=")[0].strip() for text in texts or []} for texts in (over, changes))
         if both := sorted(swept & fixed):
             raise UserError(f"--set: {both[0]} is in --over too, which would change it again; allowed: one of the two")
+        if part is not None and test:
+            raise UserError("--test: got it with --part, where no best point is known; allowed: it alone")
         described = load(experiment, changes or [], seed, ask)
         planned = plan(
             *(described, over or []),
@@ -96,6 +101,7 @@ def sweep(
             validation=validation,
             stacked=stacked,
             many=yes,
+            part=None if part is None else Part.read(part),
         )
 
         def work() -> Path:
@@ -116,9 +122,13 @@ def resume_sweep(folder: Path, trust: bool, accept_changes: bool, format: TableF
 
 def finish_sweep(work: Callable[[], Path], test: bool, format: TableFormat) -> None:
     """Do the work of a sweep, write its files, run the best on the test set where asked, and show the table."""
+    from steelyard.sweeps.plan_file import read_sweep
     from steelyard.sweeps.result import BEST, sweep_document, write_sweep_files
 
     folder = watched(work)
+    if (part := read_sweep(folder).part) is not None:
+        say_part(part, folder, format)
+        return
     with doing("summing up"):
         document = write_sweep_files(folder)
     if test and document["best"] is not None:

@@ -160,6 +160,8 @@ class Population:
     """By client: what is known of its device and its user, {"device": {"battery": 0.7}, "user": {...}}."""
     backdoor: Backdoor | None = None
     """Test rows with the pattern that hostile clients taught; None in a population without."""
+    testable: int | None = None
+    """How many clients had test rows, where only a sample of them keeps theirs; None: all of them do."""
 
     @cached_property
     def by_name(self) -> dict[str, ClientRows]:

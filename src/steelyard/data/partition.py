@@ -7,7 +7,7 @@ fraction leaves the clients' rows as they were.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -29,6 +29,10 @@ class _Parts:
     names: list[str]
     rows: list[Rows]
     notes: list[str]
+
+
+MANY, TESTED = 20_000, 10_000
+"""Of more clients with test rows than this, so many test, unless the settings say how many."""
 
 
 def share_out(
@@ -59,7 +63,19 @@ def share_out(
     clients = sorted(clients, key=lambda client: client.client)
     dataset = prepare(dataset, clients, np.union1d(server, report))
     population = Population(dataset, tuple(clients), server, (*dataset.notes, *notes), report)
-    return flawed(population, flaws, seed) if flaws else population
+    return _some_test(flawed(population, flaws, seed) if flaws else population, settings.test_clients, seed)
+
+
+def _some_test(population: Population, wanted: int | None, seed: int) -> Population:
+    """Return the population with test rows for some clients alone, where that is wanted or there are very many."""
+    having = [rows.client for rows in population.clients if len(rows.test)]
+    count = wanted if wanted is not None else TESTED if len(having) > MANY else len(having)
+    if count >= len(having):
+        return population
+    chosen = set(randomness.choose(seed, 0, having, count, "partition/tested"))
+    clients = tuple(rows if rows.client in chosen else replace(rows, test=rows.test[:0]) for rows in population.clients)
+    note = f"{count:,} of {len(having):,} clients test the models, drawn by the seed (partition.test_clients)"
+    return replace(population, clients=clients, notes=(*population.notes, note), testable=len(having))
 
 
 def _check(dataset: Dataset, settings: PartitionSettings) -> None:

@@ -93,6 +93,9 @@ class PartitionSettings(Section):
     test_order: Literal["mixed", "stored"] = "mixed"
     """test = held-out, with iid or test_labels = all: mixed: rows at random; stored: client after client gets the next
     test_samples rows of the test part as it is stored, each row at most once (how papers 000 and 004 cut MNIST)."""
+    test_clients: Count | None = None
+    """How many clients test the models, drawn once for a run by its seed; what they find has an interval for that.
+    Default: all of up to 20,000 clients with test rows, 10,000 of more."""
     server: Literal["none", "held-out", "fraction"] = "none"
     """Rows the server holds for its own test set: none; the source's test part; or server_fraction of the rows, taken
     away before clients get theirs. Never a row that a client trains on."""
@@ -180,6 +183,8 @@ class PartitionSettings(Section):
                 )
 
     def _check_tests(self) -> None:
+        if self.test == "none" and self.test_clients is not None:
+            raise ValueError(f"test_clients: got {self.test_clients} with test 'none'; allowed: test = local, held-out")
         if self.test == "local" and self.minimum < 2:
             raise ValueError("minimum: got 1 with test 'local', which takes one row to test; allowed: 2 or more")
         if self.scheme == "given" and self.test == "local":

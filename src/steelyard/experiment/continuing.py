@@ -50,8 +50,8 @@ def _code_files(folder: Path) -> dict[str, str]:
 def changed_experiment(history: History, *, accept: bool) -> list[str]:
     """Return which fields of a run's experiment file are not as the run wrote them; refused unless accepted."""
     path = history.folder / RUN_FILE
-    before = _flat(parse(history.info.get(TEXT, ""), "the run's own record of its experiment"))
-    now = _flat(parse(own_text(path), str(path)))
+    before = flat_fields(parse(history.info.get(TEXT, ""), "the run's own record of its experiment"))
+    now = flat_fields(parse(own_text(path), str(path)))
     ledger = SALT in history.info or files.is_file(history.folder / files.LEDGER)
     if ledger and not any(name.startswith(("privacy.central.", "privacy.local.")) for name in now):
         raise UserError(
@@ -162,10 +162,10 @@ def check_models(states: Mapping[str, RoundState], federations: Sequence[Federat
             )
 
 
-def _flat(document: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+def flat_fields(document: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in document.items():
-        flat |= _flat(value, f"{before}{name}.") if isinstance(value, dict) and value else {before + name: value}
+        flat |= flat_fields(value, f"{before}{name}.") if isinstance(value, dict) and value else {before + name: value}
     return flat
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -18,6 +18,7 @@ from steelyard.experiment.continuing import begun_with, changed_data, changed_ex
 from steelyard.experiment.description import Description
 from steelyard.experiment.guarantees import private_rounds
 from steelyard.experiment.loading import RUN_FILE, own_text, read_experiment
+from steelyard.experiment.part import PART, Part
 from steelyard.rounds.state import Federation, Plan
 from steelyard.runs.reader import History
 from steelyard.tracking.trackers import check as check_tracker
@@ -35,14 +36,17 @@ Assembly = Callable[[], "tuple[Clients, Server]"]
 
 
 def federations_of(
-    experiment: Description, seeds: Sequence[int] | None = None, criteria: Sequence[Criterion] | None = None
+    experiment: Description,
+    seeds: Sequence[int] | None = None,
+    criteria: Sequence[Criterion] | None = None,
+    part: Part | None = None,
 ) -> list[Federation]:
-    """Return every rule of an experiment with every seed as a federation, the main rule first.
+    """Return every rule of an experiment with every seed as a federation, the main rule first; of a part, its own.
 
     `criteria` are the experiment's own, where they are looked up already; without them no code of the user's is run.
     """
     chosen = list(seeds) if seeds else [experiment.seed]
-    return [
+    found = [
         Federation(
             f"{name}#{seed}" if len(chosen) > 1 else name,
             name,
@@ -57,6 +61,13 @@ def federations_of(
         for seed in chosen
         for name, settings in experiment.rules().items()
     ]
+    return found if part is None else part.share(found, "rules and seeds together")
+
+
+def part_of(history: History) -> Part | None:
+    """Return which part of a comparison a run is; None for a whole one."""
+    text = history.info.get(PART)
+    return None if text is None else Part.read(text, f"{history.folder}: {PART}")
 
 
 def plan_of(experiment: Description) -> Plan:
@@ -91,12 +102,19 @@ class Parts:
     private: PrivateRounds | None
 
     @classmethod
-    def of(cls, experiment: Description, clients: Clients, server: Server, federations: Sequence[Federation]) -> Self:
-        plan = plan_of(experiment)
-        return cls(
-            *(experiment, clients, server, federations, plan),
-            private_rounds(experiment, plan, federations, clients),
-        )
+    def of(
+        cls,
+        experiment: Description,
+        clients: Clients,
+        server: Server,
+        federations: Sequence[Federation],
+        part: Part | None = None,
+    ) -> Self:
+        plan = replace(plan_of(experiment), part=part is not None)
+        private = private_rounds(experiment, plan, federations, clients)
+        if private is not None and part is not None:
+            raise UserError("--part: got a comparison with [privacy], whose rules share one ledger; allowed: no --part")
+        return cls(experiment, clients, server, federations, plan, private)
 
     @property
     def seeds(self) -> list[int]:
@@ -147,11 +165,12 @@ def as_begun(
     choice = history.info.get("engine_choice")
     if choice:
         experiment = experiment.with_engine(choice)
-    federations = federations_of(experiment, seeds, experiment.criteria())
+    part = part_of(history)
+    federations = federations_of(experiment, seeds, experiment.criteria(), part)
     check_rules(history, federations)
     clients, server = assembled(experiment, dataset, assemble)
     try:
-        parts = Parts.of(experiment, clients, server, federations)
+        parts = Parts.of(experiment, clients, server, federations, part)
         changes += changed_data(history, parts.begun(folder), accept=accept)
         yield parts, changes
     finally:

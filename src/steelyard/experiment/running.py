@@ -25,6 +25,7 @@ from steelyard.experiment.description import Description
 from steelyard.experiment.folders import new_folder
 from steelyard.experiment.guarantees import ended_early, guarantee_record, open_ledger, remaining
 from steelyard.experiment.loading import RUN_FILE, read_experiment, run_file
+from steelyard.experiment.part import PART, Part
 from steelyard.experiment.parts import Assembly, Parts, as_begun, assembled, federations_of
 from steelyard.experiment.run_notes import RunRecorder, run_facts, versions, why
 from steelyard.files import in_bytes
@@ -58,18 +59,19 @@ def run(
     dataset: DatasetOrSeeded | None = None,
     progress: bool | Progress = False,
     assemble: Assembly | None = None,
+    part: Part | None = None,
 ) -> Path:
     """Run an experiment from the start into a new folder, which is returned.
 
-    `assemble` brings clients of another kind than simulated.
+    `assemble` brings clients of another kind than simulated. `part` runs only that part of the rules and seeds.
     """
     check_tracker(experiment.tracking)
     folder = new_folder(experiment, out)
     clients, server = assembled(experiment, dataset, assemble)
     try:
         experiment = _ready(experiment, clients, list(seeds or [experiment.seed]))
-        federations = federations_of(experiment, seeds, experiment.criteria())
-        parts = Parts.of(experiment, clients, server, federations)
+        federations = federations_of(experiment, seeds, experiment.criteria(), part)
+        parts = Parts.of(experiment, clients, server, federations, part)
         if parts.private is not None:
             parts.private.check_first_round(federations)
         _check_room(parts, folder)
@@ -80,6 +82,7 @@ def run(
             "seeds": list(seeds or [experiment.seed]),
             "in_memory": dataset is not None,
             "ranks": rank_count(),
+            **({} if part is None else {PART: str(part)}),
             **begun_with(folder, text, clients, parts.seeds),
             **versions(),
             **({} if parts.private is None else {SALT: secrets.token_hex(32)}),

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from steelyard.messages import Counts, Floats
-from steelyard.report.documents.shared import OnRows
+from steelyard.report.documents.shared import OnRows, OnSample
 from steelyard.report.statistics import wilson
 from steelyard.rounds.settings import reached
 
@@ -44,6 +44,19 @@ def on_rows(scores: Sequence[Floats], rows: Sequence[Counts]) -> OnRows:
     carried = [len(mine) ** 2 / float((1 / np.maximum(mine, 1)).sum()) for mine in rows]
     low, high = wilson(float(np.mean([mine.mean() for mine in scores])), float(np.mean(carried)))
     return {"rows": round(float(np.mean([mine.sum() for mine in rows]))), "low": low, "high": high}
+
+
+def on_sample(scores: Floats, rows: Counts, of: int) -> OnSample:
+    """Return the interval of the score over all test rows, where some clients were drawn (scores, rows) `of` so many.
+
+    The score is a ratio of two sums over clients: its variance is that of each client's part in it (linearised), less
+    the share of the clients that were drawn.
+    """
+    count, total = len(scores), float(rows.sum())
+    mean = float(scores @ rows / total)
+    parts = rows * (scores - mean) * count / total
+    half = 1.96 * math.sqrt((1 - count / of) * float(parts @ parts) / (count * max(count - 1, 1)))
+    return {"clients": count, "of": of, "low": mean - half, "high": mean + half}
 
 
 def jain(scores: Floats) -> float:

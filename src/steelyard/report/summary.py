@@ -13,6 +13,7 @@ import numpy as np
 from steelyard.messages import Counts, Floats
 from steelyard.report.baseline import asks_clients, is_fedavg
 from steelyard.report.documents.run import (
+    Cost,
     CriterionUsed,
     Exploded,
     HeavyClient,
@@ -22,9 +23,9 @@ from steelyard.report.documents.run import (
     Summary,
     TargetReached,
 )
-from steelyard.report.documents.shared import RecordedRule
+from steelyard.report.documents.shared import OnSample, RecordedRule
 from steelyard.report.flawed import flawed_shares, flaws_of, sentence
-from steelyard.report.measures import on_rows, rounds_to_target, worst_devices, worst_tenth
+from steelyard.report.measures import on_rows, on_sample, rounds_to_target, worst_devices, worst_tenth
 from steelyard.report.notices import chain_of, privacy_of, single_client_lines, single_client_rounds
 from steelyard.report.rendering import Table, as_text
 from steelyard.report.reporting_rows import servers_rows
@@ -101,6 +102,7 @@ def _account(
         "seed": seed,
         "rounds": int(mine["round"].max()) if len(mine) else 0,
         "accuracy": float(measured["accuracy"].iloc[-1]) if len(measured) else None,
+        "accuracy_on": _on_sample(history, rule, seed, found),
         "worst_tenth": worst_tenth(last) if len(last) else None,
         "worst_tenth_on": None if rows is None else on_rows([last[worst]], [rows[worst]]),
         "p10": float(np.percentile(last, 10)) if len(last) else None,
@@ -112,6 +114,7 @@ def _account(
         "ended": _ended(history, rule, seed),
         "left_out": int((mine["cohort"] - mine["answered"]).to_numpy().sum()),
         "seconds": float(mine["seconds"].to_numpy().sum()),
+        "cost": _cost(mine),
         "heaviest_clients": _heaviest(history, rule, seed),
         "criteria": _criteria(rule, given, history),
         "fedavg": is_fedavg(given),
@@ -119,6 +122,29 @@ def _account(
         "adapts_loss": given.get("loss") is not None,
         "flawed": flawed,
         "flawed_weight": None if flawed is None else flawed["weight"],
+    }
+
+
+def _on_sample(history: History, rule: str, seed: int, found: tuple[Counts, Floats]) -> OnSample | None:
+    """Return the interval of the last score, where a sample of the clients tested it; None where all did."""
+    drawn = json.loads(history.info.get("tested", "{}")).get(str(seed))
+    if drawn is None or not len(found[1]):
+        return None
+    tested = history.tested(rule, seed, int(found[0][-1]) - 1)
+    return on_sample(tested.score, tested.samples, drawn[1])
+
+
+def _cost(rounds: Any) -> Cost:
+    """Return what a rule's rounds took; what is known of no round stays unknown."""
+
+    def total(column: str) -> float | None:
+        return float(rounds[column].sum()) if rounds[column].notna().any() else None
+
+    return {
+        "cpu_seconds": total("cpu"),
+        "gpu_seconds": total("gpu"),
+        "bytes_up": total("up"),
+        "bytes_down": total("down"),
     }
 
 

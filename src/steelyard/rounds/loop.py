@@ -118,7 +118,7 @@ def one_round(
     private: PrivateRounds | None = None,
 ) -> list[RoundRecord]:
     """Do one round of every federation; `states` is brought up to date, the records say what happened."""
-    begun = time.perf_counter()
+    begun, used = time.perf_counter(), time.process_time()
     asking = [federation for federation in federations if federation.rule.settings.trained_by == "clients"]
     tasks = [make_task(federation, states[federation.name], clients, plan, round, private) for federation in asking]
     if private is not None:
@@ -141,7 +141,7 @@ def one_round(
                     drafts.append(train_alone(federation, state, server, round))
             except Exploded as error:
                 exploded[federation.name] = error
-        _end(exploded, states)
+        _end(exploded, states, plan)
         fit_to_server([draft for draft in drafts if draft.federation.rule.settings.fit is not None], server)
     last = round == plan.rounds
     tested = drafts if last or round % plan.evaluate_every == 0 else [d for d in drafts if d.federation.name in ending]
@@ -159,7 +159,8 @@ def one_round(
             state = replace(state, finished=state.finished or name in ending)
         states[name] = state
         records.append(record)
-    return records
+    cpu, held = (time.process_time() - used) / len(federations), (time.perf_counter() - begun) / len(federations)
+    return [replace(r, cpu=cpu, gpu=held if states[r.federation].parameters.is_cuda else 0.0) for r in records]
 
 
 def _valued(
@@ -173,11 +174,11 @@ def _valued(
         return {d.federation.name: value_round(d, clients, server, plan.contributions, round) for d in wanted}
 
 
-def _end(exploded: Mapping[str, Exploded], states: dict[str, RoundState]) -> None:
+def _end(exploded: Mapping[str, Exploded], states: dict[str, RoundState], plan: Plan) -> None:
     """Let federations rest whose model exploded, with the last good one; where all have ended so, the run stops."""
     for name, error in exploded.items():
         states[name] = replace(states[name], finished=True, ended=error.reason)
-    if exploded and all(state.ended for state in states.values()):
+    if exploded and not plan.part and all(state.ended for state in states.values()):
         raise next(iter(exploded.values()))
 
 
@@ -240,6 +241,7 @@ def _finish(draft: Draft, server: Server, plan: Plan, seconds: float) -> tuple[R
     orders = draft.orders or before.orders
     memory = _remembered(draft, plan)
     state = RoundState(before.round + 1, draft.model, loss, orders, finished, memory, tensors=draft.tensors)
+    vectors = {name: before.tensors[name] for name in federation.algorithm.receives}
     macro = None if test is None or test.f1.shape[1] == 0 else float(test.f1[0].mean())
     record = RoundRecord(
         federation=federation.name,
@@ -254,11 +256,12 @@ def _finish(draft: Draft, server: Server, plan: Plan, seconds: float) -> tuple[R
         evaluations=answer,
         accuracy=accuracy,
         loss=before.loss,
-        vectors={name: before.tensors[name] for name in federation.algorithm.receives},
+        vectors=vectors,
         server_accuracy=None if test is None or macro is None else float(test.accuracy[0]),
         server_macro_f1=macro,
         server_metrics={} if test is None else _server_metrics(test),
         simulated=draft.updates.simulated,
+        bytes_each=sum(sent.nbytes for sent in (before.parameters, *vectors.values())),
     )
     return state, record
 

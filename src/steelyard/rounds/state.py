@@ -97,6 +97,12 @@ class RoundRecord:
     """What the rounds so far have cost any one client, as ε at the budget's δ; None without a budget."""
     contributions: tuple[RoundValues, ...] = ()
     """What each client added, where it is measured."""
+    bytes_each: int | None = None
+    """Size of what each client that was asked is sent: the model and the algorithm's vectors; None: unknown."""
+    cpu: float | None = None
+    """Seconds of this process's processors, shared evenly by the federations of the round; None: not measured."""
+    gpu: float | None = None
+    """Seconds that the round held a GPU, shared likewise."""
 
 
 class Combine(Protocol):
@@ -176,6 +182,8 @@ class Plan:
     """How to measure what each client added to each new model; None: not at all."""
     valued: frozenset[str] | None = None
     """The only federations of which that is measured; None: all of them."""
+    part: bool = False
+    """Others of this comparison run elsewhere: that all models here exploded is an end like any other."""
 
     def cohort(
         self, seed: int, round: int, names: Sequence[str], memory: Mapping[str, Memory] | None = None

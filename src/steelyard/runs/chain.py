@@ -30,7 +30,7 @@ _ROUND = (
     "accuracy", "priority", "tried", "tests", "cohort", "answered", "kept_old", "zero_criteria", "zero_scores", "loss",
     "server_accuracy", "server_macro_f1", "server_metrics", "simulated", "epsilon",
 )  # fmt: skip
-"""All of a round but its seconds."""
+"""All of a round but its seconds and bytes."""
 _PARTS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("rounds", _ROUND),
     ("updates", ("clients", "samples", "bytes", "loss", "score", "weight", "raw", "normalised", "listening")),
@@ -205,9 +205,9 @@ class Records:
             return field("clients", numbers)
         keys = _numbers(numbers)
         if not self._names.keys() >= set(keys):
-            # Written out once for all rounds: names never change in a run.
-            known = self._db.execute("SELECT id, name FROM clients").fetchall()
-            self._names |= {key: field("client", name) for key, name in known if key not in self._names}
+            # Written out once for all rounds: names never change in a run, and new ones get higher numbers.
+            known = self._db.execute("SELECT id, name FROM clients WHERE id > ?", (len(self._names),))
+            self._names |= {key: field("client", name) for key, name in known.fetchall()}
         return b"".join(self._names.get(key) or field("client", key) for key in keys)
 
     def extend(self, after: int, last: int, signer: SigningKey | None = None) -> str:

@@ -16,6 +16,10 @@ NUMBERS, WHOLE, KEYS = "<f8", "<i8", "<i4"
 """How numbers stand in the database: little-endian, eight bytes each; clients by their number in four."""
 
 
+_GAPS = 100
+"""A database whose numbers of clients are so many times their count is none of ours."""
+
+
 def pack(values: object, kind: str = NUMBERS) -> bytes:
     """Return numbers as the bytes of one column; what is not finite becomes "unknown" (NaN)."""
     array = np.asarray(values, dtype=kind)
@@ -43,6 +47,12 @@ def unpack(
     if (np.isinf(found) if kind == NUMBERS else found < 0).any():
         raise ValueError("a stored column holds a number below zero, or one that is not finite")
     return found if width is None else found.reshape(-1, width)
+
+
+def runs_of(ascending: Counts) -> tuple[Counts, Counts]:
+    """Return (each value once, the place of each entry's value among them); for ascending values, without sorting."""
+    new = np.diff(ascending, prepend=-1) > 0  # rounds are from 0 on
+    return ascending[new], np.cumsum(new) - 1
 
 
 def spread(rows: Counts, columns: Counts, shape: tuple[int, int], values: Floats) -> Floats:
@@ -76,15 +86,19 @@ class Cohorts:
     normalised: Floats
     """[entries, criteria]: after normalising over the cohort."""
 
-    @cached_property
+    @property
     def rounds(self) -> Counts:
         """The rounds that have entries, ascending."""
-        return np.unique(self.round)
+        return self._rounds[0]
+
+    @cached_property
+    def _rounds(self) -> tuple[Counts, Counts]:
+        return runs_of(self.round)
 
     def table(self, values: Floats | Counts) -> Floats:
         """Return a column as [rounds, clients], criteria as [rounds, clients, criteria]; NaN for clients not there."""
-        where = np.searchsorted(self.rounds, self.round)
-        shape = (len(self.rounds), len(self.clients))
+        rounds, where = self._rounds
+        shape = (len(rounds), len(self.clients))
         return spread(where, self.client, shape, np.asarray(values, dtype=np.float64))
 
 
@@ -104,7 +118,9 @@ class Tested:
 
 def ranked(keys: Counts, names: Mapping[int, str]) -> tuple[tuple[str, ...], Counts]:
     """Return (names ascending, index of each key's name in them) for clients given by their number."""
-    distinct, inverse = np.unique(keys, return_inverse=True)
+    # Numbers of clients are small and without gaps, so that a table of them takes no sorting.
+    few = not len(keys) or int(keys.max()) > _GAPS * len(names)
+    distinct = np.unique(keys) if few else np.flatnonzero(np.bincount(keys))
     try:
         known = [names[int(key)] for key in distinct]
     except KeyError as error:
@@ -112,4 +128,8 @@ def ranked(keys: Counts, names: Mapping[int, str]) -> tuple[tuple[str, ...], Cou
     order = sorted(range(len(known)), key=known.__getitem__)
     rank = np.empty(len(known), np.int64)
     rank[order] = np.arange(len(known))
-    return tuple(known[index] for index in order), rank[inverse]
+    if few:
+        return tuple(known[index] for index in order), rank[np.searchsorted(distinct, keys)]
+    ranks = np.zeros(int(distinct[-1]) + 1, np.int64)
+    ranks[distinct] = rank
+    return tuple(known[index] for index in order), ranks[keys]

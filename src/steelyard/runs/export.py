@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import io
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,11 +23,18 @@ _ROWS = 20_000
 """Rows that are written at once: enough for speed, few enough for memory."""
 
 
-def export_run(folder: Path, to: Literal["csv", "json"], out: Path | None = None, *, force: bool = False) -> list[Path]:
+To = Literal["csv", "json", "parquet"]
+
+
+def export_run(folder: Path, to: To, out: Path | None = None, *, force: bool = False) -> list[Path]:
     """Write each table of a run as one file and return the files; works while the run goes on.
 
     Files that are there already are refused unless forced: they may be another run's, or edited.
     """
+    if to == "parquet" and importlib.util.find_spec("pyarrow") is None:
+        raise UserError(
+            "--to: got 'parquet', which needs pyarrow: pip install 'steelyard[parquet]'; allowed: csv, json"
+        )
     history = History(folder)
     target = out or folder / files.EXPORT
     try:
@@ -36,7 +45,7 @@ def export_run(folder: Path, to: Literal["csv", "json"], out: Path | None = None
     there = [path for path in paths if files.is_file(path)]
     if there and not force:
         raise UserError(f"{there[0]}: exists already; allowed: another --out, or --force to write over it")
-    written = csv_lines if to == "csv" else _json_lines
+    written = {"csv": csv_lines, "json": _json_lines, "parquet": _parquet}[to]
     try:
         files.write_all({path: written(getattr(history, name)) for path, name in paths.items()})
     except OSError as error:
@@ -46,6 +55,12 @@ def export_run(folder: Path, to: Literal["csv", "json"], out: Path | None = None
 
 def _json_lines(frame: pd.DataFrame) -> Iterator[bytes]:
     yield str(frame.to_json(orient="records", double_precision=15)).encode()
+
+
+def _parquet(frame: pd.DataFrame) -> Iterator[bytes]:
+    content = io.BytesIO()
+    frame.to_parquet(content, engine="pyarrow", index=False)
+    yield content.getvalue()
 
 
 def csv_lines(frame: pd.DataFrame) -> Iterator[bytes]:

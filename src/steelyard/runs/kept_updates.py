@@ -21,7 +21,7 @@ from steelyard import files
 from steelyard.errors import UserError
 from steelyard.messages import DenseModels, Failure, Updates
 from steelyard.rounds.state import RoundRecord, RoundState
-from steelyard.runs.tensor_files import metadata_of, read_content, read_tensors, write_tensors
+from steelyard.runs.tensor_files import NAMED, metadata_of, read_content, read_tensors, write_tensors
 
 FOLDER = files.UPDATES
 """Folder of a run in which its updates lie."""
@@ -77,6 +77,19 @@ def keep_round(
             tensors[f"sent/{name}/{record.federation}"] = sent
         about[record.federation] = _described(updates, updates.payload)
     write_tensors(path_of_round(folder, round), tensors, {"updates": json.dumps(about)})
+
+
+def join_kept(parts: Sequence[Path], folder: Path) -> None:
+    """Put the files that parts of one comparison kept together, a file for each round, as one run would have."""
+    names = {name for part in parts for name in files.names_in(part / FOLDER) if NAMED.fullmatch(name)}
+    for name in sorted(names):
+        tensors: dict[str, torch.Tensor] = {}
+        about: dict[str, Any] = {}
+        for path in (part / FOLDER / name for part in parts):
+            if files.is_file(path):
+                tensors |= read_tensors(path)
+                about |= json.loads(metadata_of(read_content(path)).get("updates", "{}"))
+        write_tensors(folder / FOLDER / name, tensors, {"updates": json.dumps(about)})
 
 
 def _described(updates: Updates, payload: DenseModels) -> dict[str, Any]:

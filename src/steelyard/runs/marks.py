@@ -90,7 +90,8 @@ class Marks:
 
     def _client(self, key: int) -> tuple[str, int]:
         if key not in self._clients:
-            known = self._db.execute("SELECT id, CAST(name AS TEXT) FROM clients").fetchall()
+            query = "SELECT id, CAST(name AS TEXT) FROM clients WHERE id > ?"  # new clients get higher numbers
+            known = self._db.execute(query, (len(self._clients),)).fetchall()
             self._clients |= {number: (name, _word(name)) for number, name in known}
         return self._clients.get(key, (f"number {key}", key & 0xFFFF))
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from steelyard.errors import UserError, path_of
 from steelyard.messages import Counts, Floats
 from steelyard.runs.chain_check import Checked, check
-from steelyard.runs.columns import KEYS, WHOLE, Cohorts, Tested, ranked, spread, unpack
+from steelyard.runs.columns import KEYS, WHOLE, Cohorts, Tested, ranked, runs_of, spread, unpack
 from steelyard.runs.schema import reading, unreadable
 from steelyard.runs.typed import NEWEST, known
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _ROUNDS = (
     *("accuracy", "priority", "tried", "tests", "cohort", "answered", "kept_old", "zero_criteria", "zero_scores"),
     *("loss", "server_accuracy", "server_macro_f1", "server_metrics", "seconds", "simulated", "epsilon"),
+    *("cpu", "gpu", "up", "down"),
 )
 _UPDATES = ("round", "clients", "samples", "bytes", "loss", "score", "weight", "raw", "normalised")
 _EVALUATIONS = ("round", "clients", "samples", "score", "loss", "metrics", "figures")
@@ -226,7 +227,7 @@ class History:
 
     def _who(
         self, rounds: tuple[int, ...], blobs: tuple[bytes, ...]
-    ) -> tuple[tuple[str, ...], Counts, Counts, Counts, list[int]]:
+    ) -> tuple[tuple[str, ...], Counts, Counts, Counts | slice, list[int]]:
         """Return names, round and name's index of each entry in order, that order, and the entries of each round."""
         if any(later <= earlier for earlier, later in pairwise(rounds)):
             raise ValueError("rounds come twice, or out of order")
@@ -235,7 +236,9 @@ class History:
         round = np.repeat(np.array(rounds, dtype=np.int64), counts)
         # After the columns: a round that was written meanwhile may bring names, never take one away.
         clients, client = ranked(keys, dict(self._rows("clients", ("id", "name"))))
-        order = np.lexsort((client, round))
+        # A run writes clients in ascending order: then a long history needs no sorting.
+        sorted_already = bool(((np.diff(client) > 0) | (np.diff(round) > 0)).all())
+        order = slice(None) if sorted_already else np.lexsort((client, round))
         return clients, round[order], client[order], order, counts
 
     @cached_property
@@ -293,9 +296,8 @@ class History:
     def scores(self, rule: str, seed: int, after: int = 0) -> tuple[Counts, Floats]:
         """Return (rounds, local scores [rounds, clients]) of one federation, round 0 left out unless after = -1."""
         found = self.tested(rule, seed, after)
-        rounds = np.unique(found.round)
-        shape = (len(rounds), len(found.clients))
-        return rounds, spread(np.searchsorted(rounds, found.round), found.client, shape, found.score)
+        rounds, where = runs_of(found.round)
+        return rounds, spread(where, found.client, (len(rounds), len(found.clients)), found.score)
 
     def hits(self, rule: str, seed: int) -> NDArray[np.bool_] | None:
         """Return right or wrong for every test sample in the last detailed round, or None when none was recorded."""

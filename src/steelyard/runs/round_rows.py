@@ -83,6 +83,10 @@ class RoundRows:
                 record.seconds,
                 record.simulated,
                 record.epsilon,
+                record.cpu,
+                record.gpu,
+                None if updates is None or (up := updates.bytes_up) is None else float(up),
+                None if record.bytes_each is None else float(record.bytes_each * asked),
             ),
         )
         if single and updates is not None:

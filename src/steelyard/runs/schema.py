@@ -27,7 +27,7 @@ from steelyard.runs.checks import (
 )
 from steelyard.runs.typed import Reader, declared
 
-VERSION = 8
+VERSION = 9
 _WAIT = 30
 """Seconds to wait for whoever holds a lock."""
 _VERSION = "SELECT value FROM info WHERE key = 'schema' LIMIT 1"
@@ -63,6 +63,8 @@ CREATE TABLE IF NOT EXISTS rounds (
     seconds REAL NOT NULL,
     simulated REAL,              -- seconds that the round took on the devices' clock; NULL without one
     epsilon REAL,                -- what the rounds so far have told about any one client; NULL without such a promise
+    cpu REAL, gpu REAL,          -- seconds of this process's processors and of a GPU held; a round's are shared evenly
+    up REAL, down REAL,          -- bytes of all answers, and sent to all that were asked; NULL: unknown
     PRIMARY KEY (federation, round)
 ) WITHOUT ROWID;
 -- What single clients did stands as one row per round, a column of numbers in each field (runs/columns.py): a row per

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -26,12 +26,13 @@ def set_up(
     info: Mapping[str, object],
     federations: Sequence[Federation],
     made: Iterable[str] = (),
+    fill: Callable[[Path], None] | None = None,
 ) -> None:
     """Make a folder a run: texts by file name, facts, rules. All of it is there, on the disk, or the folder is no run.
 
     The database comes last, in one rename, and a folder without it is no run; what a set-up that was killed has left
     behind is replaced. `made` are further files and folders in it that are of this run: flushed with the rest, and
-    removed with it where the set-up fails.
+    removed with it where the set-up fails. `fill` writes rounds into the draft of the folder, which it is given.
     """
     try:
         fresh = not folder.exists()
@@ -44,7 +45,7 @@ def set_up(
             try:
                 for name in made:
                     sync_tree(folder / name)
-                _put_together(folder, texts, info, federations)
+                _put_together(folder, texts, info, federations, fill)
             except BaseException:
                 if not exists(folder):
                     discard(folder, own)
@@ -58,7 +59,11 @@ def set_up(
 
 
 def _put_together(
-    folder: Path, texts: Mapping[str, str], info: Mapping[str, object], federations: Sequence[Federation]
+    folder: Path,
+    texts: Mapping[str, str],
+    info: Mapping[str, object],
+    federations: Sequence[Federation],
+    fill: Callable[[Path], None] | None,
 ) -> None:
     draft = folder / DRAFT
     shutil.rmtree(draft, ignore_errors=True)
@@ -69,12 +74,16 @@ def _put_together(
         store.note(**info)
     finally:
         store.close()
+    if fill is not None:
+        fill(draft)
     with (draft / DATABASE).open("rb") as file:
         os.fsync(file.fileno())
     for name, text in texts.items():
         files.write(folder / name, text.encode())
     shutil.rmtree(folder / FOLDER, ignore_errors=True)
-    (folder / FOLDER).mkdir()
+    for name in (FOLDER, files.UPDATES):
+        if (draft / name).exists():
+            (draft / name).replace(folder / name)
     for ending in BESIDE:
         # They would be taken for a part of the new database.
         (folder / (DATABASE + ending)).unlink(missing_ok=True)

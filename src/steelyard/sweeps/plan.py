@@ -15,6 +15,7 @@ from steelyard.experiment.comparing import CHECKPOINTS, MOST_SEEDS, with_rules
 from steelyard.experiment.description import Description
 from steelyard.experiment.federations import put_federations
 from steelyard.experiment.loading import build
+from steelyard.experiment.part import PART, Part
 from steelyard.settings import put, read_value
 
 SHARE = 0.1
@@ -61,6 +62,8 @@ class Sweep:
     validation: float
     stacked: bool
     """Whether the rules and seeds of one point of the grid are one run."""
+    part: Part | None = None
+    """The part of the runs that this folder is for; None: all of them."""
 
     def at(self, values: Sequence[Scalar]) -> Description:
         """Return the experiment at one point of the grid, on the test set, with all rules."""
@@ -98,6 +101,12 @@ class Sweep:
             for number, (name, values, described, seeds) in enumerate(found, 1)
         ]
 
+    @cached_property
+    def own(self) -> list[int]:
+        """The numbers of the runs, in `parts`, that are done in this folder."""
+        numbers = range(len(self.parts))
+        return list(numbers) if self.part is None else self.part.share(numbers, "runs")
+
     def document(self) -> dict[str, Any]:
         """Return the sweep as its file holds it."""
         return {
@@ -106,6 +115,7 @@ class Sweep:
             "seeds": list(self.seeds),
             "rules": list(self.rules),
             "stacked": self.stacked,
+            **({} if self.part is None else {PART: str(self.part)}),
             "over": [{"field": axis.field, "values": list(axis.values)} for axis in self.axes],
             # So that reading a sweep needs no building of its points, which may run code that they name.
             "runs": [
@@ -138,6 +148,7 @@ def plan(
     validation: float | None = None,
     stacked: bool = True,
     many: bool = False,
+    part: Part | None = None,
 ) -> Sweep:
     """Return the sweep of an experiment over fields such as "training.learning_rate=0.05,0.1", every point checked.
 
@@ -163,8 +174,9 @@ def plan(
         allowed = f"at most {MOST:,}" if count > MOST else f"at most {MANY}, or --yes if you mean it"
         raise UserError(f"--over: a grid of {count:,} points; allowed: {allowed}")
     first = [experiment.seed + number for number in range(seeds)]
-    found = Sweep(base, axes, tuple(rules), tuple(first), measure, share, stacked)
+    found = Sweep(base, axes, tuple(rules), tuple(first), measure, share, stacked, part)
     _check_points(found)
+    _ = found.own
     return found
 
 

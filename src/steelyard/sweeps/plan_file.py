@@ -12,6 +12,7 @@ from steelyard import files
 from steelyard.errors import UserError, brief, listed, nearest
 from steelyard.experiment.code import FOLDER, content_name, keep_code, rename_code, resolve_code
 from steelyard.experiment.loading import build, own_text
+from steelyard.experiment.part import PART, Part
 from steelyard.files import SWEEP_FILE as SWEEP_FILE
 from steelyard.settings import parse
 from steelyard.sweeps.plan import Axis, Scalar, Sweep, measures_of
@@ -64,7 +65,8 @@ def read_sweep(folder: Path) -> Sweep:
     known = measures_of(experiment)
     if measure not in known:
         raise UserError(f"{path}: measure: got {brief(measure)}{nearest(measure, known)}; allowed: {listed(known)}")
-    return Sweep(experiment, axes, rules, seeds, measure, share, stacked)
+    part = Part.read(str(document[PART]), f"{path}: {PART}") if PART in document else None
+    return Sweep(experiment, axes, rules, seeds, measure, share, stacked, part)
 
 
 def read_runs(folder: Path) -> list[ListedRun]:

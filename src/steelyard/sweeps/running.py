@@ -85,7 +85,7 @@ def resume_sweep(
         ask(str(folder), code)
     with closing(held(folder)):
         parts = found.parts
-        left = [number for number, part in enumerate(parts) if not done(folder, part.folder)]
+        left = [number for number in found.own if not done(folder, parts[number].folder)]
         try:
             if jobs > 1 and len(left) > 1:
                 in_processes(

@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -71,12 +71,17 @@ def bounded_samples(samples: Counts, settings: WeighingSettings) -> Counts:
 
 def warnings(rules: Iterable[Rule]) -> list[str]:
     """Return one line that names the criteria of some rules which nothing limits; none where there are none."""
+    return unlimited((rule.settings, trusted(rule)) for rule in rules)
+
+
+def unlimited(rules: Iterable[tuple[WeighingSettings, Mapping[str, str]]]) -> list[str]:
+    """Return the same where it is noted already how far the criteria of each rule can be trusted."""
     found = dict.fromkeys(
         name
-        for rule in rules
-        if rule.settings.trained_by == "clients" and not rule.settings.capped
-        for name, trust in trusted(rule).items()
-        if trust == "self-reported"
+        for settings, trust in rules
+        if settings.trained_by == "clients" and not settings.capped
+        for name, trusted_as in trust.items()
+        if trusted_as == "self-reported"
     )
     if not found:
         return []

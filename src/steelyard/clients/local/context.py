@@ -87,6 +87,14 @@ class SimulationContext:
             if population.source.flaws
         }
 
+    def tested(self) -> dict[str, tuple[int, int]]:
+        """Return by seed how many clients test the models, of how many that could; without seeds in which all do."""
+        return {
+            str(seed): (len(population.tests.clients), population.source.testable)
+            for seed, population in sorted(self._populations.items())
+            if population.source.testable is not None
+        }
+
     def labels(self) -> dict[str, dict[str, list[int]]]:
         """Return by seed and client how many training samples it has of each class; nothing for a regression.
 

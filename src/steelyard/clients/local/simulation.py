@@ -359,7 +359,7 @@ class Simulation:
         }
         engine = self._engine.describe() if self._engine else {"engine_choice": self.compute.engine}
         notes = self.context.notes()
-        by_client = {"flaws": self.context.flaws(), "labels": self.context.labels()}
+        by_client = {"flaws": self.context.flaws(), "labels": self.context.labels(), "tested": self.context.tested()}
         found_notes = {"notes": notes} if notes else {}
         found_notes |= {name: json.dumps(found, separators=(",", ":")) for name, found in by_client.items() if found}
         return {**facts, **engine, **found_notes}

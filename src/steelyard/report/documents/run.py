@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing_extensions import TypedDict  # typing's own is one that pydantic reads from Python 3.12 on only
 
-from steelyard.report.documents.shared import Chain, OnRows, Promise, SingleClient
+from steelyard.report.documents.shared import Chain, OnRows, OnSample, Promise, SingleClient
 
 
 class FlawedShares(TypedDict):
@@ -59,6 +59,19 @@ class ServerTest(TypedDict, total=False):
     rmse: float
 
 
+class Cost(TypedDict):
+    """What the rounds of one rule took, without tests on clients; None: not known."""
+
+    cpu_seconds: float | None
+    """Of this process; rules that ran side by side share evenly."""
+    gpu_seconds: float | None
+    """During which a GPU was held."""
+    bytes_up: float | None
+    """Of models and vectors that clients sent, or would have sent."""
+    bytes_down: float | None
+    """Of models and vectors that they were sent."""
+
+
 class RuleSummary(TypedDict):
     """The final figures of one rule with one seed."""
 
@@ -67,6 +80,7 @@ class RuleSummary(TypedDict):
     seed: int
     rounds: int
     accuracy: float | None
+    accuracy_on: OnSample | None
     worst_tenth: float | None
     worst_tenth_on: OnRows | None
     p10: float | None
@@ -78,6 +92,7 @@ class RuleSummary(TypedDict):
     ended: Exploded | None
     left_out: int
     seconds: float
+    cost: Cost
     heaviest_clients: list[HeavyClient]
     criteria: list[CriterionUsed]
     fedavg: bool

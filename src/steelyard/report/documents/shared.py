@@ -35,6 +35,15 @@ class OnRows(TypedDict):
     high: float
 
 
+class OnSample(TypedDict):
+    """How many clients, drawn of how many, a score was measured on, and its 95 % interval for all of them."""
+
+    clients: int
+    of: int
+    low: float
+    high: float
+
+
 class RecordedLoss(TypedDict, total=False):
     """How a rule's loss adapts."""
 

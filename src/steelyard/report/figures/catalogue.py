@@ -47,6 +47,14 @@ _LIST = (
         curves.over_time,
     ),
     Kind(
+        "bytes",
+        "Score against what was sent",
+        "Over the test samples of all clients; models and vectors to and from those that trained, without tests.",
+        "How much was sent is not known of this run.",
+        "view",
+        curves.over_bytes,
+    ),
+    Kind(
         "server",
         "On the server's rows",
         "Accuracy on rows of the server that no client holds.",

@@ -45,17 +45,27 @@ def macro_f1(view: RunView) -> alt.LayerChart | None:
 
 def over_time(view: RunView) -> alt.LayerChart | None:
     """Draw the score over all clients' test samples against the devices' clock, a line for each seed."""
+    return _against(view, ["simulated"], "simulated seconds", "by the devices' clock", "s")
+
+
+def over_bytes(view: RunView) -> alt.LayerChart | None:
+    """Draw the score over all clients' test samples against what was sent both ways, a line for each seed."""
+    return _against(view, ["up", "down"], "bytes sent to and from clients", "by what was sent to and from clients", "B")
+
+
+def _against(view: RunView, columns: list[str], axis: str, by: str, unit: str) -> alt.LayerChart | None:
+    """Draw the score against what rounds took, added up: the sum of columns of `rounds`, known in each."""
     frame = view.rounds
-    frame = frame[frame["simulated"].notna()]
+    frame = frame[frame[columns].notna().all(axis=1)]
     rows: list[dict[str, Any]] = []
     last: dict[str, float] = {}
     for (rule, seed), mine in frame.groupby(["rule", "seed"], sort=False):
-        ends, tested = mine["simulated"].astype(float).cumsum(), mine["accuracy"].notna()
+        ends, tested = mine[columns].astype(float).sum(axis=1).cumsum(), mine["accuracy"].notna()
         chosen = sampled(int(tested.sum()), POINTS)
         scores = [float(value) for value in mine["accuracy"][tested].iloc[chosen]]
         if scores:
-            seconds = [float(value) for value in ends[tested].iloc[chosen]]
-            rows.append({"rule": str(rule), "seed": int(seed), "seconds": seconds, "score": scores})
+            taken = [float(value) for value in ends[tested].iloc[chosen]]
+            rows.append({"rule": str(rule), "seed": int(seed), "taken": taken, "score": scores})
             last.setdefault(str(rule), scores[-1])
     if not rows:
         return None
@@ -64,22 +74,20 @@ def over_time(view: RunView) -> alt.LayerChart | None:
     title = f"{view.measure} over all clients' test samples"
     line = (
         alt.Chart(lists([row for row in rows if row["rule"] in labels]))
-        .transform_flatten(["seconds", "score"])
+        .transform_flatten(["taken", "score"])
         .mark_line(point=max(len(row["score"]) for row in rows) <= 3)
         .encode(
-            alt.X("seconds:Q", title="simulated seconds", axis=alt.Axis(format="~s")),
+            alt.X("taken:Q", title=axis, axis=alt.Axis(format="~s")),
             alt.Y("score:Q", title=title, scale=alt.Scale(zero=False), axis=alt.Axis(format=form)),
             rule_colour(view.labels, labels),
             rule_dash(view.labels, labels),
             detail="seed:N",
-            tooltip=[alt.Tooltip("rule:N"), alt.Tooltip("seed:N"), alt.Tooltip("seconds:Q", format=".4~s")],
+            tooltip=[alt.Tooltip("rule:N"), alt.Tooltip("seed:N"), alt.Tooltip("taken:Q", title=axis, format=".4~s")],
         )
     )
-    ends = ", ".join(f"{row['rule']} {row['seconds'][-1]:.4g} s" for row in rows if row["rule"] in labels)
+    ends = ", ".join(f"{row['rule']} {row['taken'][-1]:.4g} {unit}" for row in rows if row["rule"] in labels)
     note = "A line for each seed." if len({row["seed"] for row in rows}) > 1 else ""
-    return described(
-        alt.layer(line).properties(width=WIDTH, height=HEIGHT), f"{title}, by the devices' clock. Ends: {ends}.", note
-    )
+    return described(alt.layer(line).properties(width=WIDTH, height=HEIGHT), f"{title}, {by}. Ends: {ends}.", note)
 
 
 def _curves(view: RunView, column: str, measure: str, title: str) -> alt.LayerChart | None:

@@ -1,0 +1,164 @@
+"""Recommenders at the size of MovieLens 20M: an epoch of FPL, its memory, and implicit's BPR at equal quality.
+
+    python -m benchmarks.recommend_large                       # 138,493 users, 26,744 items, 20 million interactions
+    python -m benchmarks.recommend_large --users 300 --items 200 --rows 5000 --epochs 2 --quiet
+
+The interactions are made here: users of fifty tastes, items by Zipf's law. A fifth of each user's items is held out.
+Both systems take turns, an epoch each, and nDCG@10 on a sample of users is computed after each. "Equal quality" is the
+best nDCG of the worse of the two, less a hundredth: what counts is the time that each has trained when it first gets
+there, on the clock and of the processor. Tests are not timed. Memory is the peak of a process that trains ours alone.
+The last line is one JSON document.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.recommend import FACTORS, RATE, THREADS, Ours, Theirs, machine, peak_megabytes
+from steelyard.recommend.interactions import Interactions
+
+TASTES, OWN, CUTOFF, JUDGED = 50, 0.7, 10, 2000
+Floats = NDArray[np.floating[Any]]
+
+
+def interactions(users: int, items: int, rows: int, seed: int = 1) -> tuple[Interactions, Interactions]:
+    """Return made-up training and test interactions, about so many in all; no pair comes twice."""
+    draw = np.random.default_rng(seed)
+    sizes = draw.lognormal(0.0, 1.0, users)
+    user = np.repeat(np.arange(users), draw.multinomial(int(1.15 * rows), sizes / sizes.sum()))
+    popular = np.cumsum(1.0 / np.arange(1, items + 1) ** 0.8)
+    ranks = np.searchsorted(popular, draw.random(len(user)) * popular[-1]).clip(max=items - 1)
+    # A taste is an order of the items of its own; the first orders of all are one: what everybody likes.
+    orders = np.stack([np.arange(items), *(draw.permutation(items) for _ in range(TASTES))])
+    taste = draw.integers(1, TASTES + 1, users)[user] * (draw.random(len(user)) < OWN)
+    pairs = np.unique(user.astype(np.int64) * items + orders[taste, ranks])
+    pairs = np.sort(draw.choice(pairs, min(rows, len(pairs)), replace=False))
+    names = np.arange(users).astype(np.str_), np.arange(items).astype(np.str_)
+    test = draw.random(len(pairs)) < 0.2
+
+    def table(some: NDArray[np.int64]) -> Interactions:
+        return Interactions(*names, some // items, some % items, np.ones(len(some)))
+
+    return table(pairs[~test]), table(pairs[test])
+
+
+class Judge:
+    """nDCG@10 of scores on a sample of the users, items that they trained on left out."""
+
+    def __init__(self, train: Interactions, test: Interactions) -> None:
+        having = np.unique(test.user)
+        self.users = np.sort(np.random.default_rng(2).choice(having, min(JUDGED, len(having)), replace=False))
+        self._seen, self._wanted = (self._flags(table) for table in (train, test))
+
+    def _flags(self, table: Interactions) -> NDArray[np.bool_]:
+        flags = np.zeros((len(self.users), len(table.items)), dtype=np.bool_)
+        mine = np.isin(table.user, self.users)
+        flags[np.searchsorted(self.users, table.user[mine]), table.item[mine]] = True
+        return flags
+
+    def ndcg(self, scores: Floats) -> float:
+        """Return the mean over the users of scores [users, items]."""
+        best = np.argsort(-np.where(self._seen, -np.inf, scores), axis=1, kind="stable")[:, :CUTOFF]
+        gains = 1 / np.log2(np.arange(2, CUTOFF + 2))
+        found = np.take_along_axis(self._wanted, best, axis=1) @ gains
+        ideal = np.cumsum(gains)[np.minimum(self._wanted.sum(axis=1), CUTOFF) - 1]
+        return float((found / ideal).mean())
+
+
+def reached(courses: dict[str, list[dict[str, float]]]) -> dict[str, Any]:
+    """Return the level that both reach, and the seconds that each has trained until then."""
+    level = 0.99 * min(max(step["ndcg"] for step in course) for course in courses.values())
+    first = {name: next(step for step in course if step["ndcg"] >= level) for name, course in courses.items()}
+    ours, theirs = first["steelyard"], first["implicit"]
+    return {
+        "ndcg": round(level, 4),
+        "until": first,
+        "times_as_fast": {key: round(theirs[key] / ours[key], 2) for key in ("seconds", "processor")},
+    }
+
+
+def measure(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Train both in turns and return what each took and reached."""
+    train, test = interactions(arguments.users, arguments.items, arguments.rows)
+    judge = Judge(train, test)
+    ours, theirs = Ours(train, arguments.mode), Theirs(train)
+    courses: dict[str, list[dict[str, float]]] = {"steelyard": [], "implicit": []}
+    if arguments.warm:
+        Ours(interactions(50, 40, 500)[0], arguments.mode).epoch()  # numba's loops are compiled before any is timed
+    for _ in range(arguments.epochs):
+        for name, system in (("steelyard", ours), ("implicit", theirs)):
+            course = courses[name]
+            begun = time.process_time()
+            seconds, processor = system.epoch(), time.process_time() - begun
+            before = course[-1] if course else {"seconds": 0.0, "processor": 0.0}
+            if isinstance(system, Ours):
+                scores = system.clients.scores("EQ", 1, system.states["EQ"].parameters, judge.users)
+            else:
+                scores = system.model.user_factors[judge.users] @ system.model.item_factors.T
+            course.append(
+                {
+                    "seconds": round(before["seconds"] + seconds, 3),
+                    "processor": round(before["processor"] + processor, 3),
+                    "ndcg": round(judge.ndcg(scores), 4),
+                }
+            )
+    return {
+        "users": arguments.users,
+        "items": arguments.items,
+        "interactions": len(train),
+        "mode": arguments.mode,
+        "factors": FACTORS,
+        "rate": RATE,
+        "threads": THREADS,
+        "courses": courses,
+        "equal_quality": reached(courses),
+        "machine": machine(),
+    }
+
+
+def _memory(arguments: argparse.Namespace) -> float:
+    words = [f"--{name}={getattr(arguments, name)}" for name in ("users", "items", "rows", "mode")]
+    command = [sys.executable, "-m", "benchmarks.recommend_large", "--memory", *words]
+    return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()[-1])
+
+
+def main() -> None:
+    """Parse, measure, print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--users", type=int, default=138_493)
+    parser.add_argument("--items", type=int, default=26_744)
+    parser.add_argument("--rows", type=int, default=20_000_263)
+    parser.add_argument("--epochs", type=int, default=15)
+    parser.add_argument("--mode", default="sFPL+", choices=("sFPL", "sFPL+", "pFPL", "pFPL+"))
+    parser.add_argument("--memory", action="store_true", help="only train two epochs of ours and print the peak in MB")
+    parser.add_argument("--quiet", action="store_true", help="JSON alone")
+    chosen = parser.parse_args()
+    chosen.warm = True
+    if chosen.memory:
+        ours = Ours(interactions(chosen.users, chosen.items, chosen.rows)[0], chosen.mode)
+        ours.epoch(), ours.epoch()
+        print(peak_megabytes())
+        return
+    found = measure(chosen) | {"memory_mb": round(_memory(chosen))}
+    if not chosen.quiet:
+        print("| epoch | steelyard: s | processor s | nDCG@10 | implicit: s | processor s | nDCG@10 |")
+        print("|---|---|---|---|---|---|---|")
+        for number, steps in enumerate(zip(*found["courses"].values(), strict=True), 1):
+            cells = [f"{step[key]}" for step in steps for key in ("seconds", "processor", "ndcg")]
+            print(f"| {number} | {' | '.join(cells)} |")
+        fast = found["equal_quality"]["times_as_fast"]
+        print(f"\nat equal quality {fast['seconds']} times as fast ({fast['processor']} by the processor)")
+        print(f"peak memory of ours {found['memory_mb']} MB, the interactions included\n")
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,273 @@
+"""What grows and what does not: many clients, a large model, a long history. Each part prints a table and JSON lines.
+
+    python -m benchmarks.scale clients [--registered 10000,100000,1000000] [--cohorts 1000,3000,10000] [--rounds 20]
+    python -m benchmarks.scale large [--parameters 100000000] [--clients 20] [--rounds 3]
+    python -m benchmarks.scale history [--rounds 10000] [--clients 1000]
+
+clients: a small MLP on made-up rows, five for each client. The largest cohort is drawn from each number of registered
+clients, and each cohort from the largest number. A round is the processor time between two of them, the median; memory
+is that of the process after the second round and after the last. Each case has a process of its own.
+large: a dense network, all clients asked, models of a cohort in a file beyond 2 GB. Memory that no file stands behind
+(`RssAnon`) is looked at every 20 ms; it is also given in models.
+history: a run of one rule with four criteria, everybody asked and tested in every round, written by `benchmarks.store`;
+then, each in a process of its own, what the report, the page and the exports take. Libraries are read before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+ROWS, FEATURES, CLASSES = 5, 8, 4
+STEPS = ("report", "page", "summary", "parquet")
+
+
+def memory(field: str = "VmRSS") -> float:
+    """Return a figure of this process's memory in MB."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(f"{field}:"))
+
+
+def described(registered: int, cohort: int, rounds: int, **sections: Any) -> Any:
+    """Return an experiment on rows from memory in which so many of the registered clients train."""
+    from steelyard.experiment.loading import build
+
+    document: dict[str, Any] = {
+        "name": "scale",
+        "data": {"source": "memory"},
+        "partition": {"scheme": "iid", "clients": registered},
+        "model": {"name": "mlp", "hidden": [16]},
+        "training": {"epochs": 1, "batch_size": 4, "learning_rate": 0.1},
+        "rounds": {"count": rounds, "fraction": min(1.0, cohort / registered)},
+        "store": {"checkpoint_every": 10},
+        "weighing": {"criteria": ["DS"]},
+    }
+    return build({**document, **sections})
+
+
+def made_rows(rows: int, features: int) -> Any:
+    """Return rows of a few classes that a small network can tell apart."""
+    import numpy as np
+
+    from steelyard import in_memory
+
+    draw = np.random.default_rng(1)
+    labels = draw.integers(0, CLASSES, rows)
+    means = draw.normal(size=(CLASSES, features))
+    found = draw.standard_normal((rows, features), dtype=np.float32)
+    return in_memory(found + means[labels].astype(np.float32), labels, classes=CLASSES)
+
+
+def one_population(registered: int, cohort: int, rounds: int) -> dict[str, float]:
+    """Run some rounds and return what setting up and a round took, and the memory early and late."""
+    from steelyard.experiment.running import run
+
+    marks: list[tuple[float, float, float]] = []
+
+    def mark(round: int, scores: Mapping[str, float | None]) -> None:
+        marks.append((time.perf_counter(), time.process_time(), memory()))
+
+    begun = time.process_time()
+    with tempfile.TemporaryDirectory() as scratch:
+        data = made_rows(ROWS * registered, FEATURES)
+        run(described(registered, cohort, rounds), out=Path(scratch) / "run", dataset=data, progress=mark)
+        size = (Path(scratch) / "run" / "run.sqlite").stat().st_size
+    clock, processor = ([b[at] - a[at] for a, b in pairwise(marks[1:])] for at in (0, 1))
+    return {
+        "registered": registered,
+        "cohort": cohort,
+        "set_up": round(marks[0][1] - begun, 2),
+        "round_seconds": round(statistics.median(clock), 4),
+        "round_processor": round(statistics.median(processor), 4),
+        "mb_early": round(marks[2][2]),
+        "mb_late": round(marks[-1][2]),
+        "mb_peak": round(memory("VmHWM")),
+        "disk_kb_a_round": round(size / 1024 / rounds),
+    }
+
+
+def clients(arguments: argparse.Namespace) -> None:
+    """Measure each population and cohort in a process of its own."""
+    registered, cohorts = (sorted(map(int, text.split(","))) for text in (arguments.registered, arguments.cohorts))
+    cases = [(number, cohorts[-1]) for number in registered if number >= cohorts[-1]]
+    cases += [(registered[-1], cohort) for cohort in cohorts[:-1]]
+    found = [_in_process("clients", f"{a}", f"{b}", f"{arguments.rounds}") for a, b in cases]
+    headings = {
+        "registered": "registered",
+        "cohort": "a round",
+        "set_up": "set up, processor s",
+        "round_seconds": "round, s",
+        "round_processor": "round, processor s",
+        "mb_early": "MB after 2 rounds",
+        "mb_late": f"after {arguments.rounds}",
+        "mb_peak": "peak",
+        "disk_kb_a_round": "KB on the disk a round",
+    }
+    _table(found, headings)
+
+
+def one_large(parameters: int, cohort: int, rounds: int) -> dict[str, float]:
+    """Run a network of so many parameters and return what it takes."""
+    from steelyard.experiment.running import run
+
+    features = 64
+    width = int(((features + CLASSES) ** 2 + 4 * parameters) ** 0.5 - (features + CLASSES)) // 2
+    model = {"name": "mlp", "hidden": [width, width]}
+    compute = {"engine": "loop", "device": "cpu", "memory_gb": 4.0}
+    base, peak, marks, done = memory("RssAnon"), 0.0, list[float](), threading.Event()
+
+    def watch() -> None:
+        nonlocal peak
+        while not done.wait(0.02):
+            peak = max(peak, memory("RssAnon"))
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    with tempfile.TemporaryDirectory() as scratch:
+        experiment = described(cohort, cohort, rounds, model=model, compute=compute, partition=_local(cohort))
+        mark: Callable[..., None] = lambda round, scores: marks.append(time.process_time())  # noqa: E731
+        run(experiment, out=Path(scratch) / "run", dataset=made_rows(20 * cohort, features), progress=mark)
+    done.set()
+    watcher.join()
+    size = 4 * (features * width + width * width + width * CLASSES + 2 * width + CLASSES) / 2**20
+    return {
+        "parameters": round(size * 2**18),
+        "clients": cohort,
+        "model_mb": round(size),
+        "cohort_mb": round(size * cohort),
+        "anon_mb": round(peak - base),
+        "models": round((peak - base) / size, 1),
+        "round_processor": round(statistics.median(b - a for a, b in pairwise(marks)), 1),
+    }
+
+
+def _local(cohort: int) -> dict[str, Any]:
+    return {"scheme": "iid", "clients": cohort}
+
+
+def large(arguments: argparse.Namespace) -> None:
+    """Measure a large model in a process of its own."""
+    found = _in_process("large", f"{arguments.parameters}", f"{arguments.clients}", f"{arguments.rounds}")
+    headings = {
+        "parameters": "parameters",
+        "clients": "clients a round",
+        "model_mb": "a model, MB",
+        "cohort_mb": "all of a round's",
+        "anon_mb": "most memory, MB",
+        "models": "in models",
+        "round_processor": "round, processor s",
+    }
+    _table([found], headings)
+
+
+def one_step(step: str, folder: Path) -> dict[str, float]:
+    """Do one thing with a run's folder; returns its seconds and the peak memory of this process."""
+    import pandas as pd
+
+    from steelyard.page.figures import Figures  # noqa: F401  # read before anything is timed
+    from steelyard.report.html import html
+    from steelyard.report.summary import summarise
+    from steelyard.report.view import RunView
+    from steelyard.rounds.settings import RoundSettings
+    from steelyard.runs.export import export_run
+
+    done: dict[str, Callable[[], object]] = {
+        "report": lambda: html(RunView([folder])),
+        "page": lambda: _page(folder),
+        "summary": lambda: summarise(folder, RoundSettings(count=1)),
+        "parquet": lambda: export_run(folder, "parquet", folder / "tables"),
+    }
+    pd.DataFrame({"warm": [1]}).groupby("warm").sum()
+    began, worked = time.perf_counter(), time.process_time()
+    done[step]()
+    return {
+        "seconds": round(time.perf_counter() - began, 2),
+        "processor": round(time.process_time() - worked, 2),
+        "peak_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
+    }
+
+
+def _page(folder: Path) -> None:
+    """Do what a browser has the page do first: the run's facts and every figure."""
+    from steelyard.report import figures
+    from steelyard.report.view import RunView
+
+    view = RunView([folder])
+    figures.draw_all(view)
+
+
+def history(arguments: argparse.Namespace) -> None:
+    """Write a long run and time what reads it."""
+    from benchmarks.store import write_run
+    from steelyard.experiment.loading import to_toml
+
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "run"
+        each = write_run(folder, arguments.rounds, arguments.clients)
+        (folder / "experiment.toml").write_text(to_toml(described(arguments.clients, arguments.clients, 1)))
+        size = sum(path.stat().st_size for path in folder.glob("run.sqlite*")) / 1e6
+        print(
+            f"{arguments.rounds:,} rounds x {arguments.clients:,} clients; {size:,.0f} MB; {1000 * each:.1f} ms a round"
+        )
+        found = [{"step": step, **_in_process("history", step, str(folder))} for step in arguments.steps.split(",")]
+    _table(found, {"step": "", "seconds": "seconds", "processor": "processor s", "peak_mb": "peak memory, MB"})
+
+
+def _in_process(part: str, *words: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "benchmarks.scale", "--one", part, *words]
+    text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return json.loads(text.splitlines()[-1])
+
+
+def _table(rows: Sequence[Mapping[str, Any]], headings: Mapping[str, str]) -> None:
+    print(f"\n| {' | '.join(headings.values())} |\n|{'---|' * len(headings)}")
+    for row in rows:
+        print(
+            "| "
+            + " | ".join(f"{row[key]:,}" if isinstance(row[key], int) else f"{row[key]}" for key in headings)
+            + " |"
+        )
+    print()
+    for row in rows:
+        print(json.dumps(row))
+
+
+def main() -> None:
+    """Parse, measure, print."""
+    if sys.argv[1:2] == ["--one"]:
+        part, *words = sys.argv[2:]
+        ones: dict[str, Callable[..., dict[str, float]]] = {"clients": one_population, "large": one_large}
+        found = one_step(words[0], Path(words[1])) if part == "history" else ones[part](*map(int, words))
+        print(json.dumps(found))
+        return
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parts = parser.add_subparsers(dest="part", required=True)
+    many = parts.add_parser("clients")
+    many.add_argument("--registered", default="10000,100000,1000000")
+    many.add_argument("--cohorts", default="1000,3000,10000")
+    many.add_argument("--rounds", type=int, default=20)
+    big = parts.add_parser("large")
+    big.add_argument("--parameters", type=int, default=100_000_000)
+    big.add_argument("--clients", type=int, default=20)
+    big.add_argument("--rounds", type=int, default=3)
+    long = parts.add_parser("history")
+    long.add_argument("--rounds", type=int, default=10_000)
+    long.add_argument("--clients", type=int, default=1_000)
+    long.add_argument("--steps", default=",".join(STEPS))
+    chosen = parser.parse_args()
+    {"clients": clients, "large": large, "history": history}[chosen.part](chosen)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""The rounds of several run folders as those of one: each folder is a part of one comparison."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from steelyard.rounds.state import RoundState
+from steelyard.runs.chain import Records
+from steelyard.runs.checkpoint import checksum, last_checkpoint, pack
+from steelyard.runs.columns import KEYS, unpack
+from steelyard.runs.columns import pack as pack_column
+from steelyard.runs.kept_updates import join_kept
+from steelyard.runs.schema import SCHEMA, WRITE, connect, put_to_rest, reading
+from steelyard.runs.tensor_files import TensorFiles
+from steelyard.runs.typed import Reader, declared, known
+from steelyard.signing import SigningKey
+
+_TABLES = ("rounds", "updates", "failures", "evaluations", "untested", "samples", "contributions", "digests", "ended")
+"""In the order in which a run writes them: clients get the numbers that one run would have given them."""
+_SINGLE = ("updates", "failures")
+"""What is written of single clients, not in every round."""
+_HERE = "WHERE federation = ? AND round = ?"
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """One part as it is read."""
+
+    reader: Reader
+    federations: Mapping[str, tuple[Any, ...]]
+    clients: Mapping[int, str]
+
+    @classmethod
+    def of(cls, reader: Reader) -> _Part:
+        rows = reader.rows("federations", tuple(declared(SCHEMA)["federations"]), "ORDER BY id")
+        return cls(reader, {row[1]: row for row in rows}, dict(reader.rows("clients", ("id", "name"))))
+
+
+@dataclass(frozen=True, eq=False)
+class _Joined:
+    """The database that the parts become."""
+
+    db: sqlite3.Connection
+    clients: dict[str, int] = field(default_factory=dict[str, int])
+
+    def client(self, name: str) -> int:
+        """Return the number of a client, a new one where it is not known yet."""
+        if name not in self.clients:
+            self.clients[name] = len(self.clients) + 1
+            self.db.execute(WRITE["clients"], (self.clients[name], name))
+        return self.clients[name]
+
+    def copy(self, part: _Part, table: str, key: int, number: int, round: int, *, single: bool) -> None:
+        """Copy the rows of a federation's round; without `single`, not what is of single clients."""
+        columns = tuple(declared(SCHEMA)[table])
+        order = "ORDER BY client" if "client" in columns else ""
+        for row in part.reader.rows(table, columns, f"{_HERE} {order}", key, round):
+            values = dict(zip(columns, row, strict=True)) | {"federation": number}
+            if "clients" in values:
+                keys = unpack([values["clients"]], [len(values["clients"]) // 4], KEYS).tolist()
+                names = [known(part.clients, one, "client") for one in keys]
+                values["clients"] = pack_column([self.client(name) for name in names], KEYS)
+            if "client" in values:
+                values["client"] = self.client(known(part.clients, values["client"], "client"))
+            if table == "digests":
+                # Marks are made again with the chain.
+                values |= {"marks": None} if single else {"marks": None, "updates": None, "salts": None}
+            self.db.execute(WRITE[table], tuple(values.values()))
+
+
+def join_rounds(
+    folder: Path, parts: Sequence[Path], names: Sequence[str], clients_every: int, signer: SigningKey | None
+) -> None:
+    """Write the rounds of all parts into a new run, with the chain and the checkpoint of a run made at once.
+
+    `names` are the federations in the order of the whole; `clients_every` is the experiment's.
+    """
+    with ExitStack() as stack:
+        readers = [stack.enter_context(reading(part)) for part in parts]
+        db = stack.enter_context(closing(connect(folder, write=True)))
+        with db:
+            last = _copy(db, [_Part.of(reader) for reader in readers], names, clients_every)
+            head = Records(db).extend(-1, last, signer)
+            states: dict[str, RoundState] = {}
+            kept: dict[str, Any] = {}
+            for reader, part in zip(readers, parts, strict=True):
+                found = last_checkpoint(reader, part)
+                states |= found.states
+                kept |= found.kept
+            tensors, text = pack({name: states[name] for name in names}, kept)
+            file = f"round-{last:06d}.safetensors"
+            content = TensorFiles(folder).write(file, tensors, whole=True)
+            db.execute(WRITE["checkpoints"], (last, file, text, checksum(content, text), head))
+        put_to_rest(db)
+    join_kept(parts, folder)
+
+
+def _copy(db: sqlite3.Connection, parts: Sequence[_Part], names: Sequence[str], clients_every: int) -> int:
+    """Copy all rounds of all federations; returns the last round."""
+    joined = _Joined(db)
+    holds = {name: part for part in parts for name in part.federations}
+    numbers = {name: number for number, name in enumerate(names, 1)}
+    for name, number in numbers.items():
+        db.execute(WRITE["federations"], (number, *holds[name].federations[name][1:]))
+    last = max(round for part in parts for (round,) in part.reader.rows("chain", ("round",)))
+    for round in range(last + 1):
+        # A part that ends early writes its last round with every client; one run would not have.
+        single = round == last or round % clients_every == 0
+        for name, number in numbers.items():
+            part = holds[name]
+            for table in _TABLES:
+                if single or table not in _SINGLE:
+                    joined.copy(part, table, part.federations[name][0], number, round, single=single)
+        db.execute(WRITE["chain"], (round, None, None, None, None, None))
+    return last
