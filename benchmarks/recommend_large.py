@@ -144,10 +144,11 @@ def main() -> None:
     chosen.warm = True
     if chosen.memory:
         ours = Ours(interactions(chosen.users, chosen.items, chosen.rows)[0], chosen.mode)
-        ours.epoch(), ours.epoch()
+        for _ in range(2):
+            ours.epoch()
         print(peak_megabytes())
         return
-    found = measure(chosen) | {"memory_mb": round(_memory(chosen))}
+    found: dict[str, Any] = {**measure(chosen), "memory_mb": round(_memory(chosen))}
     if not chosen.quiet:
         print("| epoch | steelyard: s | processor s | nDCG@10 | implicit: s | processor s | nDCG@10 |")
         print("|---|---|---|---|---|---|---|")

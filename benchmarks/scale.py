@@ -175,7 +175,8 @@ def one_step(step: str, folder: Path) -> dict[str, float]:
     """Do one thing with a run's folder; returns its seconds and the peak memory of this process."""
     import pandas as pd
 
-    from steelyard.page.figures import Figures  # noqa: F401  # read before anything is timed
+    from steelyard.page.figures import Figures
+    from steelyard.report import figures
     from steelyard.report.html import html
     from steelyard.report.summary import summarise
     from steelyard.report.view import RunView
@@ -184,7 +185,8 @@ def one_step(step: str, folder: Path) -> dict[str, float]:
 
     done: dict[str, Callable[[], object]] = {
         "report": lambda: html(RunView([folder])),
-        "page": lambda: _page(folder),
+        # What a browser has the page do: open the run, and draw every figure of it.
+        "page": lambda: figures.draw_all(Figures(folder.parent).view([folder.name])),
         "summary": lambda: summarise(folder, RoundSettings(count=1)),
         "parquet": lambda: export_run(folder, "parquet", folder / "tables"),
     }
@@ -196,15 +198,6 @@ def one_step(step: str, folder: Path) -> dict[str, float]:
         "processor": round(time.process_time() - worked, 2),
         "peak_mb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024),
     }
-
-
-def _page(folder: Path) -> None:
-    """Do what a browser has the page do first: the run's facts and every figure."""
-    from steelyard.report import figures
-    from steelyard.report.view import RunView
-
-    view = RunView([folder])
-    figures.draw_all(view)
 
 
 def history(arguments: argparse.Namespace) -> None:

@@ -28,7 +28,7 @@ Took = tuple[float, float]
 """Seconds on the clock, and of the processor."""
 
 
-def _timed(work: Callable[[], None]) -> Took:
+def _timed(work: Callable[[], object]) -> Took:
     before, begun = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     work()
     seconds, after = time.perf_counter() - begun, resource.getrusage(resource.RUSAGE_CHILDREN)

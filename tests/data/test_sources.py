@@ -11,8 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 
 from steelyard.data import DataSettings, PartitionSettings, in_memory, load, share_out
+from steelyard.data.bundled import read_digits
 from steelyard.data.mnist import read_idx
 from steelyard.errors import UserError
 

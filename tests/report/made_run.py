@@ -121,6 +121,7 @@ def _record(
         federation=federation.name,
         round=round,
         seconds=0.1,
+        bytes_each=8,
         updates=updates,
         weighing=weighing,
         order=tried[-1][0],

@@ -60,7 +60,7 @@ def broken_from(monkeypatch: pytest.MonkeyPatch, federation: str, first: int, mo
 
 
 def without_seconds(history: History) -> list[dict[str, Any]]:
-    frame = history.rounds.drop(columns="seconds")
+    frame = history.rounds.drop(columns=["seconds", "cpu", "gpu"])
     return frame.astype(object).where(frame.notna(), None).to_dict("records")  # NaN would equal nothing, not itself
 
 

@@ -69,6 +69,7 @@ def test_rounds_are_listed_by_federation_and_round(history: History) -> None:
     assert list(found.columns[3:]) == [
         *("accuracy", "priority", "tried", "tests", "cohort", "answered", "kept_old", "zero_criteria", "zero_scores"),
         *("loss", "server_accuracy", "server_macro_f1", "server_metrics", "seconds", "simulated", "epsilon"),
+        *("cpu", "gpu", "up", "down"),
     ]
     assert found["priority"].fillna("").tolist()[:6] == ["", "DS>LD", "DS>LD", "", "DS", "DS"]
 
@@ -286,3 +287,22 @@ def test_a_rule_that_is_not_there_is_named(history: History) -> None:
     with pytest.raises(UserError) as found:
         history.hits("both", 9)
     assert str(found.value) == f"{history.folder}: no rule 'both' with seed 9 in this run"
+
+
+@pytest.mark.parametrize(("clients_every", "most", "read"), [(1, 8, [3, 6, 9, 10]), (2, 8, [4, 8, 10]), (1, 22, None)])
+def test_of_a_long_run_some_rounds_are_looked_at(
+    tmp_path: Path, clients_every: int, most: int, read: list[int] | None
+) -> None:
+    store = Store(tmp_path, checkpoint_every=5, clients_every=clients_every)
+    store.register([federation("both", 1, "both")])
+    for round in range(11):
+        store.commit(round, [record("both", round)], {"both": state(round)}, dict, last=round == 10)
+    store.close()
+    history = History(tmp_path)
+    spaced = history.spaced(most)
+    whole = list(range(0, 11, clients_every))
+    assert history.cohorts("both", 1).rounds.tolist() == whole
+    assert [round for round in spaced.cohorts("both", 1).rounds.tolist() if round] == (read or whole[1:])
+    assert spaced.weights("both", 1)[2].shape == (len(spaced.cohorts("both", 1).rounds), 2)
+    assert spaced.scores("both", 1)[0].tolist() == history.scores("both", 1)[0].tolist() == list(range(1, 11))
+    assert spaced.spaced(most) is spaced

@@ -78,7 +78,25 @@ def test_a_round_stands_in_the_tables_number_by_number(store: Store) -> None:
     (row,) = query(store.folder, "SELECT * FROM rounds")
     plain = json.dumps({"name": "auto", "class_weights": None, "shape": None, "scale": None})
     start = (1, 1, 0.625, "DS>LD", '[["DS>LD", 0.625]]', 2)
-    assert row == (*start, 3, 2, 0, "[]", 0, plain, 0.5, 0.25, '{"f1": [0.5, 0.0]}', 0.125, None, 1.5)
+    assert row == (
+        *start,
+        3,
+        2,
+        0,
+        "[]",
+        0,
+        plain,
+        0.5,
+        0.25,
+        '{"f1": [0.5, 0.0]}',
+        0.125,
+        None,
+        1.5,
+        None,
+        None,
+        16.0,
+        None,
+    )
     assert contents.updates(store.folder) == [
         {
             "federation": "DS>LD",
@@ -112,7 +130,7 @@ def test_a_round_stands_in_the_tables_number_by_number(store: Store) -> None:
 def test_the_first_model_has_neither_cohort_nor_order(store: Store) -> None:
     commit(store, RoundRecord("DS>LD", 0, 0.5, evaluations=evaluations(round=0), accuracy=0.5))
     assert query(store.folder, "SELECT * FROM rounds") == [
-        (1, 0, 0.5, None, "[]", 0, 0, 0, 0, "[]", 0, "{}", None, None, None, 0.5, None, None)
+        (1, 0, 0.5, None, "[]", 0, 0, 0, 0, "[]", 0, "{}", *[None] * 3, 0.5, *[None] * 6)
     ]
     assert query(store.folder, "SELECT * FROM updates") == []
 

@@ -6,21 +6,20 @@ import threading
 from collections import OrderedDict
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from steelyard.messages import Floats
-from steelyard.runs.columns import Cohorts, Tested
+from steelyard.runs.columns import Cohorts, EntriesT, Tested, cut, entry_columns
 from steelyard.runs.glance import run_folder, signature
-from steelyard.runs.reader import START, History
+from steelyard.runs.reader import LOOKED_AT, START, History
 
 if TYPE_CHECKING:
     import pandas as pd
 
 KEPT = 4
 """Runs whose tables are held in memory; a long run takes some hundred megabytes."""
-_Entries = TypeVar("_Entries", Cohorts, Tested)
 
 
 class LiveHistory(History):
@@ -31,6 +30,7 @@ class LiveHistory(History):
         self.seen = self.last_round
         self.version = 0
         """Counts the looks that found something new."""
+        self.every = self.spacing(LOOKED_AT)
         self._signature = signature(self.folder)
         self._lock = threading.RLock()
         self._cohorts: dict[tuple[str, int], Cohorts] = {}
@@ -78,7 +78,7 @@ class LiveHistory(History):
             known = self._cohorts.get((rule, seed))
             new = super().cohorts(rule, seed, _last(known))
             self._cohorts[rule, seed] = found = _joined(known, new)
-        return found if after == START else _cut(found, found.round > after)
+        return found if after == START else cut(found, found.round > after)
 
     def tested(self, rule: str, seed: int, after: int = START) -> Tested:
         """Return how the model of one federation did at each client; only rounds not yet in memory are read."""
@@ -86,7 +86,7 @@ class LiveHistory(History):
             known = self._tested.get((rule, seed))
             new = super().tested(rule, seed, _last(known))
             self._tested[rule, seed] = found = _joined(known, new)
-        return found if after == START else _cut(found, found.round > after)
+        return found if after == START else cut(found, found.round > after)
 
     def failures_after(self, round: int = START) -> pd.DataFrame:
         """Return who was left out after a round and why; only rounds not yet in memory are read, and come last."""
@@ -124,12 +124,12 @@ class Snapshot(History):
     def cohorts(self, rule: str, seed: int, after: int = START) -> Cohorts:
         """Return what the clients of one federation sent and were given, up to the snapshot's round."""
         found = self.live.cohorts(rule, seed)
-        return _cut(found, (found.round > after) & (found.round <= self.seen))
+        return cut(found, (found.round > after) & (found.round <= self.seen))
 
     def tested(self, rule: str, seed: int, after: int = START) -> Tested:
         """Return how the model of one federation did at each client, up to the snapshot's round."""
         found = self.live.tested(rule, seed)
-        return _cut(found, (found.round > after) & (found.round <= self.seen))
+        return cut(found, (found.round > after) & (found.round <= self.seen))
 
     def failures_after(self, round: int = START) -> pd.DataFrame:
         """Return who was left out after a round and why, up to the snapshot's round."""
@@ -141,12 +141,7 @@ def _last(known: Cohorts | Tested | None) -> int:
     return START if known is None or not len(known.round) else int(known.round[-1])
 
 
-def _columns(entries: Cohorts | Tested) -> list[str]:
-    """Name the arrays that have one entry for each round and client."""
-    return [name for name, value in vars(entries).items() if isinstance(value, np.ndarray) and name != "rounds"]
-
-
-def _joined(known: _Entries | None, new: _Entries) -> _Entries:
+def _joined(known: EntriesT | None, new: EntriesT) -> EntriesT:
     """Put later rounds after those known; the clients of both are counted in one list of names."""
     if known is None or not len(known.round):
         return new
@@ -154,7 +149,7 @@ def _joined(known: _Entries | None, new: _Entries) -> _Entries:
         return known
     names = tuple(sorted({*known.clients, *new.clients}))
     index = {name: position for position, name in enumerate(names)}
-    both = {name: np.concatenate([getattr(known, name), getattr(new, name)]) for name in _columns(new)}
+    both = {name: np.concatenate([getattr(known, name), getattr(new, name)]) for name in entry_columns(new)}
     codes = [np.array([index[name] for name in part.clients], dtype=np.int64)[part.client] for part in (known, new)]
     both["client"] = np.concatenate(codes)
     joined = replace(new, **{**both, "clients": names})
@@ -169,18 +164,6 @@ def _metrics(known: Tested, new: Tested) -> dict[str, Floats]:
 
     names = dict.fromkeys([*known.metrics, *new.metrics])
     return {name: np.concatenate([filled(known, name), filled(new, name)]) for name in names}
-
-
-def _cut(found: _Entries, kept: np.ndarray) -> _Entries:
-    """Return some of the entries, with the names of their clients alone, as a reader of those rounds would."""
-    if bool(kept.all()):
-        return found
-    some = {name: getattr(found, name)[kept] for name in _columns(found)}
-    codes, client = np.unique(some["client"], return_inverse=True)
-    some |= {"client": client, "clients": tuple(found.clients[code] for code in codes)}
-    if isinstance(found, Tested):
-        some["metrics"] = {name: values[kept] for name, values in found.metrics.items()}
-    return replace(found, **some)
 
 
 class Followed:

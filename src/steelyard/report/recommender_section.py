@@ -84,7 +84,7 @@ def _systems(view: RunView, index: int) -> list[_System]:
 
     folder = view.histories[index].folder
     found: list[_System] = []
-    for rule in dict.fromkeys(one.rule for one in view.federations if one.history is view.histories[index]):
+    for rule in dict.fromkeys(one.rule for one in view.federations if one.history.folder == folder):
         run = open_run(folder, rule)
         cutoff = run.experiment.ranking.cutoff
         truth, data = run.run_data.users.truth, run.run_data.data

@@ -20,8 +20,9 @@ from steelyard.report.documents.comparison import Comparison
 from steelyard.report.documents.run import FlawedShares
 from steelyard.report.documents.shared import RecordedRule
 from steelyard.report.flawed import flawed_shares, flaws_of
+from steelyard.runs.columns import cut, runs_of
 from steelyard.runs.frames import clients_frame, evaluations_frame
-from steelyard.runs.reader import History
+from steelyard.runs.reader import LOOKED_AT, History
 
 if TYPE_CHECKING:
     from steelyard.experiment.description import Description
@@ -57,6 +58,7 @@ class RunView:
         self.histories = [run if isinstance(run, History) else History(run) for run in runs]
         if not self.histories:
             raise UserError("report: no run named; allowed: one folder of a run or several")
+        self._looked_at = [history.spaced() for history in self.histories]
         self.names = _names([history.folder for history in self.histories])
 
     @cached_property
@@ -70,7 +72,7 @@ class RunView:
                 history,
                 json.loads(row["settings"]),
             )
-            for index, history in enumerate(self.histories)
+            for index, history in enumerate(self._looked_at)
             for row in history.federations.to_dict("records")
         ]
 
@@ -142,7 +144,10 @@ class RunView:
         return found[0]
 
     def clients(self, federation: FederationView) -> Frame:
-        """Return the rows of clients asked under one rule and seed: raw and normalised criteria, weight, failure."""
+        """Return the rows of clients asked under one rule and seed: raw and normalised criteria, weight, failure.
+
+        Of a long run, some rounds, evenly spaced; failures of all.
+        """
         key = ("clients", federation.label, federation.seed)
         if key not in self._kept:
             failures: Frame = self._failures[id(federation.history)]
@@ -152,10 +157,16 @@ class RunView:
         return self._kept[key]
 
     def evaluations(self, federation: FederationView) -> Frame:
-        """Return the local scores of one rule and seed, round 0 left out."""
+        """Return the local scores of one rule and seed, round 0 left out; of a long run some rounds, evenly spaced."""
         key = ("evaluations", federation.label, federation.seed)
         if key not in self._kept:
             found = federation.history.tested(federation.rule, federation.seed, 0)
+            if len(found.round) > LOOKED_AT:
+                rounds, place = runs_of(found.round)
+                chosen = sampled(len(rounds), max(2, LOOKED_AT * len(rounds) // len(found.round)))
+                kept = np.zeros(len(rounds), dtype=np.bool_)
+                kept[chosen] = True
+                found = cut(found, kept[place])
             self._kept[key] = evaluations_frame([((federation.rule, federation.seed), found)])
         return self._kept[key]
 
@@ -165,7 +176,7 @@ class RunView:
 
     @cached_property
     def _failures(self) -> dict[int, Frame]:
-        return {id(history): history.failures_after() for history in self.histories}
+        return {id(history): history.failures_after() for history in self._looked_at}
 
     def flaws(self, federation: FederationView) -> dict[str, list[str]]:
         """Return what is wrong with each flawed client of a federation's seed; empty for a run without flaws."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -114,6 +114,26 @@ class Tested:
     loss: Floats
     metrics: Mapping[str, Floats]
     """Further figures by name; NaN in rounds that lack one."""
+
+
+EntriesT = TypeVar("EntriesT", Cohorts, Tested)
+
+
+def entry_columns(entries: Cohorts | Tested) -> list[str]:
+    """Name the arrays that have one entry for each round and client."""
+    return [name for name, value in vars(entries).items() if isinstance(value, np.ndarray)]
+
+
+def cut(found: EntriesT, kept: NDArray[np.bool_]) -> EntriesT:
+    """Return some of the entries, with the names of their clients alone, as a reader of those rounds would."""
+    if bool(kept.all()):
+        return found
+    some = {name: getattr(found, name)[kept] for name in entry_columns(found)}
+    codes, client = np.unique(some["client"], return_inverse=True)
+    some |= {"client": client, "clients": tuple(found.clients[code] for code in codes)}
+    if isinstance(found, Tested):
+        some["metrics"] = {name: values[kept] for name, values in found.metrics.items()}
+    return replace(found, **some)
 
 
 def ranked(keys: Counts, names: Mapping[int, str]) -> tuple[tuple[str, ...], Counts]:

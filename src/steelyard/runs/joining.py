@@ -60,7 +60,7 @@ class _Joined:
         columns = tuple(declared(SCHEMA)[table])
         order = "ORDER BY client" if "client" in columns else ""
         for row in part.reader.rows(table, columns, f"{_HERE} {order}", key, round):
-            values = dict(zip(columns, row, strict=True)) | {"federation": number}
+            values: dict[str, Any] = {**dict(zip(columns, row, strict=True)), "federation": number}
             if "clients" in values:
                 keys = unpack([values["clients"]], [len(values["clients"]) // 4], KEYS).tolist()
                 names = [known(part.clients, one, "client") for one in keys]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 from itertools import pairwise
@@ -36,6 +38,12 @@ _LAST = "ORDER BY round DESC LIMIT 1"
 _AFTER = "WHERE round > ? ORDER BY federation, round"
 _OF_ONE_AFTER = "WHERE federation = ? AND round > ? ORDER BY round"
 _LISTENING = "WHERE federation = ? AND listening IS NOT NULL ORDER BY round"
+_SPACED = (
+    "WHERE federation = ? AND round > ? AND (round % ? = 0 OR round = (SELECT MAX(round) FROM updates WHERE "
+    "federation = ?)) ORDER BY round"
+)
+LOOKED_AT = 500_000
+"""Entries (a round and a client) of one rule and seed that those who draw a run look at, about."""
 START = -1
 """The round before the first: what comes after it is everything."""
 
@@ -54,6 +62,9 @@ class History:
     Raises:
         UserError: `folder` holds no run, one of another version, or one that was damaged.
     """
+
+    every = 1
+    """What single clients sent is read of every so manyth round, and of the last: see `spaced`."""
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = path_of(folder, "History", "the folder of a run")
@@ -220,9 +231,35 @@ class History:
         size, loss, score, weight = numbers
         return Cohorts(clients, criteria, round, client, samples, loss, score, weight, size, raw, normalised)
 
+    def spaced(self, most: int = LOOKED_AT) -> History:
+        """Return the history of a long run with what single clients sent in some rounds, evenly spaced, and the last.
+
+        There are about `most` entries for each rule and seed. Rounds, tests and failures stay whole. Use it to draw.
+        """
+        every = self.spacing(most)
+        if every <= self.every:
+            return self
+        found = copy.copy(self)
+        found.every = every
+        return found
+
+    def spacing(self, most: int) -> int:
+        """Return of which rounds `spaced` reads what clients sent: a multiple of what the run itself kept."""
+        answered: Counter[int] = Counter()
+        for federation, count in self._rows("rounds", ("federation", "answered")):
+            answered[federation] += count
+        entries = max(answered.values(), default=0)
+        if entries <= most:
+            return 1
+        kept = [round for (round,) in self._rows("updates", ("round",), "WHERE federation = 1 ORDER BY round LIMIT 3")]
+        gap = kept[-1] - kept[-2] if len(kept) > 1 else 1
+        return gap * -(-entries // (most * gap))
+
     def _columns(self, table: str, names: Sequence[str], key: int, after: int) -> list[tuple[Any, ...]]:
         """Return what a table holds of a federation's rounds after one, in order, a tuple for each column."""
-        rows = self._rows(table, names, _OF_ONE_AFTER, key, after)
+        spaced = table == "updates" and self.every > 1
+        where, more = (_SPACED, (self.every, key)) if spaced else (_OF_ONE_AFTER, ())
+        rows = self._rows(table, names, where, key, after, *more)
         return list(zip(*rows, strict=True)) or [()] * len(names)
 
     def _who(
