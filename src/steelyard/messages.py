@@ -303,7 +303,7 @@ class Updates:
             return int(self.bytes_sent.sum())
         if not isinstance(self.payload, DenseModels):
             return None
-        return self.payload.models.nbytes + sum(sent.nbytes for sent in self.vectors.values())
+        return self.payload.nbytes + sum(sent.nbytes for sent in self.vectors.values())
 
     def select(self, keep: Sequence[int], refused: Sequence[Failure]) -> Updates:
         """Return the same updates with only the clients at these positions; the rest are noted as failures."""

@@ -12,10 +12,11 @@ from typing import Any
 from steelyard.rounds.state import RoundState
 from steelyard.runs.chain import Records
 from steelyard.runs.checkpoint import checksum, last_checkpoint, pack
+from steelyard.runs.checks import BROKEN
 from steelyard.runs.columns import KEYS, unpack
 from steelyard.runs.columns import pack as pack_column
 from steelyard.runs.kept_updates import join_kept
-from steelyard.runs.schema import SCHEMA, WRITE, connect, put_to_rest, reading
+from steelyard.runs.schema import SCHEMA, WRITE, connect, put_to_rest, reading, unreadable
 from steelyard.runs.tensor_files import TensorFiles
 from steelyard.runs.typed import Reader, declared, known
 from steelyard.signing import SigningKey
@@ -31,14 +32,15 @@ _HERE = "WHERE federation = ? AND round = ?"
 class _Part:
     """One part as it is read."""
 
+    folder: Path
     reader: Reader
     federations: Mapping[str, tuple[Any, ...]]
     clients: Mapping[int, str]
 
     @classmethod
-    def of(cls, reader: Reader) -> _Part:
+    def of(cls, folder: Path, reader: Reader) -> _Part:
         rows = reader.rows("federations", tuple(declared(SCHEMA)["federations"]), "ORDER BY id")
-        return cls(reader, {row[1]: row for row in rows}, dict(reader.rows("clients", ("id", "name"))))
+        return cls(folder, reader, {row[1]: row for row in rows}, dict(reader.rows("clients", ("id", "name"))))
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +86,7 @@ def join_rounds(
         readers = [stack.enter_context(reading(part)) for part in parts]
         db = stack.enter_context(closing(connect(folder, write=True)))
         with db:
-            last = _copy(db, [_Part.of(reader) for reader in readers], names, clients_every)
+            last = _copy(db, list(map(_Part.of, parts, readers)), names, clients_every)
             head = Records(db).extend(-1, last, signer)
             states: dict[str, RoundState] = {}
             kept: dict[str, Any] = {}
@@ -114,7 +116,11 @@ def _copy(db: sqlite3.Connection, parts: Sequence[_Part], names: Sequence[str], 
         for name, number in numbers.items():
             part = holds[name]
             for table in _TABLES:
-                if single or table not in _SINGLE:
+                if not single and table in _SINGLE:
+                    continue
+                try:
                     joined.copy(part, table, part.federations[name][0], number, round, single=single)
+                except (*BROKEN, ValueError) as error:
+                    raise unreadable(part.folder, error) from error
         db.execute(WRITE["chain"], (round, None, None, None, None, None))
     return last
