@@ -56,6 +56,7 @@ def test_columns_that_no_rule_has_are_left_out() -> None:
         "algorithm": "fedavg",
         "rule": "r" * 60,
         "accuracy": -3.5,
+        "accuracy_on": None,
         "worst_tenth": None,
         "server": {},
         "rounds_to_target": None,

@@ -17,6 +17,7 @@ def rule(name: str, accuracy: float) -> dict[str, Any]:
         "flawed": {"weight": 0.25, "samples": 0.5},
         "flawed_weight": 0.25,
         "accuracy": accuracy,
+        "accuracy_on": None,
         "worst_tenth": 0.125,
         "worst_tenth_on": {"rows": 24, "low": 0.043, "high": 0.31},
         "rounds_to_target": None,
@@ -81,3 +82,13 @@ def test_control_characters_in_names_reach_no_terminal(capsys: pytest.CaptureFix
     assert "\x1b" not in (text := capsys.readouterr().out)
     assert "evil" in text
     assert "[/b]" in text
+
+
+def test_scores_of_a_sample_have_their_interval(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    drawn = rule("DS", 0.81) | {"accuracy_on": {"clients": 10_000, "of": 1_000_000, "low": 0.805, "high": 0.815}}
+    show_summary(SUMMARY | {"rules": [drawn]})
+    line = "tested on 10,000 of 1,000,000 clients; 95% interval for all: DS 80.50% to 81.50%"
+    assert line in capsys.readouterr().out
