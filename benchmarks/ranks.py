@@ -15,26 +15,26 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import tomli_w
 
-from benchmarks.simulators.work import BENCHES, make_data
+from benchmarks.simulators.work import BENCHES, Bench, make_data
 from steelyard.runs.reader import History
 
 
-def experiment(name: str, data: Path, device: str, engine: str, rounds: int, epochs: int | None) -> str:
+def experiment(bench: Bench, data: Path, device: str, engine: str, rounds: int) -> str:
     """Return a benchmark of the simulator as an experiment file."""
-    bench = BENCHES[name]
     model = {"name": "cnn-mnist"} if bench.convolutional else {"name": "mlp", "hidden": [bench.hidden]}
     return tomli_w.dumps(
         {
-            "name": f"ranks-{name}",
+            "name": f"ranks-{bench.name}",
             "data": {"source": "npz", "path": str(data), "features": "x", "labels": "y"},
             "partition": {"scheme": "iid", "clients": bench.clients, "test": "local", "test_fraction": 0.1},
             "model": model,
-            "training": {"learning_rate": bench.rate, "epochs": epochs or bench.epochs, "batch_size": bench.batch},
+            "training": {"learning_rate": bench.rate, "epochs": bench.epochs, "batch_size": bench.batch},
             "rounds": {"count": rounds, "fraction": bench.cohort / bench.clients},
             "store": {"checkpoint_every": rounds},
             "compute": {"device": device, "engine": engine},
@@ -43,10 +43,10 @@ def experiment(name: str, data: Path, device: str, engine: str, rounds: int, epo
     )
 
 
-def write_data(name: str, path: Path) -> None:
+def write_data(bench: Bench, path: Path) -> None:
     """Write the images of a benchmark as an npz file."""
-    data = make_data(BENCHES[name])
-    side = (-1, 28, 28) if BENCHES[name].convolutional else (-1, 784)
+    data = make_data(bench)
+    side = (-1, 28, 28) if bench.convolutional else (-1, 784)
     np.savez(path, x=data.features.reshape(side), y=data.labels)
 
 
@@ -69,14 +69,18 @@ def main() -> None:
     parser.add_argument("--bench", default="A", choices=sorted(BENCHES))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--epochs", type=int, help="local epochs; default: the benchmark's")
+    parser.add_argument("--clients", type=int, help="registered clients; default: the benchmark's")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--engine", default="auto")
     given = parser.parse_args()
+    bench = BENCHES[given.bench]
+    clients = given.clients or bench.clients
+    bench = replace(bench, epochs=given.epochs or bench.epochs, clients=clients, cohort=min(bench.cohort, clients))
     found: list[dict[str, float]] = []
     with tempfile.TemporaryDirectory() as place:
         data, described = Path(place) / "data.npz", Path(place) / "experiment.toml"
-        write_data(given.bench, data)
-        text = experiment(given.bench, data, given.device, given.engine, given.rounds, given.epochs)
+        write_data(bench, data)
+        text = experiment(bench, data, given.device, given.engine, given.rounds)
         described.write_text(text, encoding="utf-8")
         print(f"bench {given.bench}, {given.device}, {os.cpu_count()} cores\nranks  s a round  times  GB of rank 0")
         for ranks in map(int, given.ranks.split(",")):

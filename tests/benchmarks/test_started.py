@@ -34,7 +34,7 @@ SLOW: dict[str, str] = {
     "kgflex": "--recipe kgflex-yahoo --epochs 1",
     "knowledge": "--format json",
     "looking": "3 4",
-    "ranks": "--ranks 1,2 --bench C --rounds 2 --engine loop",
+    "ranks": "--ranks 1,2 --bench C --clients 20 --rounds 2 --engine loop",
     "scaffold": "out --rounds 1 --seeds 1 --cells 0.5:0 --every 10 --device cpu",
     "recommend_large": "--users 60 --items 50 --rows 1500 --epochs 2",
     "scale clients": "clients --registered 20,40 --cohorts 5,10 --rounds 4",

@@ -14,6 +14,8 @@ from safetensors.torch import load_file
 from tests.ports import free_ports
 from tests.warm import command_environment, warm_command
 
+from steelyard import __version__
+from steelyard.clients.ranks import share
 from steelyard.runs.reader import History
 
 Ranked = Callable[..., subprocess.CompletedProcess[str]]
@@ -62,12 +64,25 @@ def fatal(data):
 """
 
 
-def become_ranks(count: int, port: int) -> None:
-    """Fork a process into so many, each of which goes on as one rank."""
+def other_version() -> None:
+    """Let this rank have another version of the package."""
+    share.__version__ = "0.0.7"
+
+
+def other_round() -> None:
+    """Let this rank take another model for that of the second round."""
+    before = share.digest_of_task
+    share.digest_of_task = lambda task, algorithm: before(task, algorithm) if task.round < 2 else "another"
+
+
+def become_ranks(count: int, port: int, differ: Callable[[], None] | None = None) -> None:
+    """Fork a process into so many, each of which goes on as one rank; the last of them is made to differ."""
     os.environ.update(WORLD_SIZE=str(count), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK="0")
     for rank in range(1, count):
         if os.fork() == 0:
             os.environ["RANK"] = str(rank)
+            if differ is not None and rank == count - 1:
+                differ()
             return
 
 
@@ -75,8 +90,10 @@ def become_ranks(count: int, port: int) -> None:
 def ranked(tmp_path: Path) -> Ranked:
     """Run `steelyard ...` on so many ranks; what all of them write comes together, the exit code is that of rank 0."""
 
-    def call(count: int, *words: str | Path, **environment: str) -> subprocess.CompletedProcess[str]:
-        before = functools.partial(become_ranks, count, free_ports(1)[0]) if count > 1 else None
+    def call(
+        count: int, *words: str | Path, differ: Callable[[], None] | None = None, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
+        before = functools.partial(become_ranks, count, free_ports(1)[0], differ) if count > 1 else None
         return warm_command(*words, folder=tmp_path, before=before, environment=command_environment(**environment))
 
     return call
@@ -129,7 +146,10 @@ def test_a_rank_that_dies_stops_the_run_in_one_line_and_any_number_of_ranks_goes
     done = ranked(2, "-q", "run", experiment, *words, "--out", folder)
     assert done.returncode == 2, done.stderr
     (line,) = done.stderr.strip().splitlines()
-    assert line.startswith("steelyard: rank 1 of 2 has ended, and the run stops; rounds written before are kept")
+    assert line.startswith(
+        f"steelyard: rank 1 of 2 has ended; what is done is in {folder}; go on, with as many ranks as"
+    )
+    assert line.endswith(f"steelyard resume {folder}")
     assert History(folder).rounds["round"].max() == 1
     assert "rank 1 of 2 has ended" in History(folder).info["stopped"]
     flag.unlink()
@@ -140,6 +160,25 @@ def test_a_rank_that_dies_stops_the_run_in_one_line_and_any_number_of_ranks_goes
     done = ranked(1, "-q", "run", experiment, *words, "--out", tmp_path / "alone")
     assert done.returncode == 0, done.stderr
     assert difference(folder, tmp_path / "alone") < 1e-3
+
+
+@pytest.mark.parametrize(
+    ("differ", "line", "written"),
+    [
+        (other_version, f"rank 2: steelyard: 0.0.7 here, {__version__} on rank 0; allowed: the same on all ranks", -1),
+        (other_round, "rank 2: round 2 of VP>MD>DS: the model, the loss or the algorithm here is not the one of", 1),
+    ],
+    ids=["version", "model"],
+)
+def test_a_rank_that_differs_stops_the_run_in_one_line(
+    ranked: Ranked, experiment: Path, tmp_path: Path, differ: Callable[[], None], line: str, written: int
+) -> None:
+    done = ranked(3, "-q", "run", experiment, "--out", tmp_path / "run", differ=differ)
+    assert done.returncode == 2, done.stderr
+    assert done.stderr.startswith(f"steelyard: {line}")
+    assert len(done.stderr.splitlines()) == 1
+    assert (tmp_path / "run").exists() == (written >= 0)
+    assert written < 0 or History(tmp_path / "run").rounds["round"].max() == written
 
 
 def test_a_mistake_is_one_line_of_rank_0(ranked: Ranked, experiment: Path, tmp_path: Path) -> None:
@@ -182,7 +221,14 @@ def test_a_launcher_that_says_nonsense_is_named(ranked: Ranked, environment: dic
 
 @pytest.mark.slow
 def test_a_comparison_and_a_sweep_share_out_their_federations(ranked: Ranked, experiment: Path, tmp_path: Path) -> None:
-    words = ["--rules", "fedavg,LD,scaffold,median", "--seeds", "2", "--set", "rounds.count=1"]
+    words = [
+        "--rules",
+        "fedavg,LD,scaffold,median(DS),fedlaw,shapfed,online",
+        "--seeds",
+        "2",
+        "--set",
+        "rounds.count=1",
+    ]
     for name, count in {"one": 1, "two": 2}.items():
         done = ranked(count, "-q", "compare", experiment, *words, "--out", tmp_path / name)
         assert done.returncode == 0, done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import shlex
 import shutil
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 from steelyard import files
 from steelyard.activity import doing
 from steelyard.clients.protocol import CheckedClients, CountedServer, FingerprintedClients, ProvedClients
-from steelyard.clients.ranks.group import rank_count
+from steelyard.clients.ranks.group import RankLost, rank_count
 from steelyard.errors import Stopped, UserError, listed, nearest
 from steelyard.experiment.code import FOLDER as CODE
 from steelyard.experiment.code import Ask
@@ -240,6 +241,9 @@ def _go(parts: Parts, folder: Path, store: Store, progress: bool | Progress, *, 
         tracked.end(finished=False)
         if isinstance(error, KeyboardInterrupt):
             raise Stopped(folder) from error
+        if isinstance(error, RankLost) and store.begun:
+            words = f"what is done is in {folder}; go on, with as many ranks as you like: steelyard resume"
+            raise RankLost(f"{error}; {words} {shlex.quote(str(folder))}") from error
         raise
     ends = [f"{name}: ended in round {state.round + 1}: {state.ended}" for name, state in states.items() if state.ended]
     if private is not None:

@@ -180,10 +180,7 @@ class Ranks:
             who = "one of the other ranks" if rank is None else f"rank {rank}"
             late = "imed out" in str(error)
             what = f"gave no sign for {LONGEST.total_seconds():g} s" if late else "has ended"
-            raise RankLost(
-                f"{who} of {self.count} {what}, and the run stops; rounds written before are kept, and `steelyard "
-                "resume FOLDER` goes on, with as many ranks as you like"
-            ) from error
+            raise RankLost(f"{who} of {self.count} {what}") from error
 
 
 def _tried(do: Callable[[], Content]) -> Content | Exception:
