@@ -41,6 +41,7 @@ SLOW: dict[str, str] = {
     "scale history": "history --rounds 3 --clients 4",
     "scale large": "large --parameters 10000 --clients 3 --rounds 2",
     "startup": "--repeats 1",
+    "server_kills": "--kills 1",
     "store": "3 4",
 }
 """The same for scripts that take long even so; what follows a script's name tells its parts apart."""

@@ -83,19 +83,19 @@ class Federation:
             command, env=self.env, cwd=self.root, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
 
-    def start(self, name: str, *arguments: str) -> Process:
-        return self._process(name, [sys.executable, "-m", "steelyard", "federate", *arguments])
+    def start(self, name: str, *arguments: str, **env: str) -> Process:
+        return self._process(name, [sys.executable, "-m", "steelyard", "federate", *arguments], **env)
 
     def run_script(self, name: str, *arguments: str) -> Process:
         return self._process(name, [sys.executable, *arguments])
 
-    def _process(self, name: str, command: list[str]) -> Process:
-        process = Process(name, command, self.env, self.root / f"{name}.log", self.root)
+    def _process(self, name: str, command: list[str], **env: str) -> Process:
+        process = Process(name, command, {**self.env, **env}, self.root / f"{name}.log", self.root)
         self.processes.append(process)
         return process
 
-    def node(self, name: str) -> Process:
-        return self.start(name, "node", f"{name}.toml")
+    def node(self, name: str, **env: str) -> Process:
+        return self.start(name, "node", f"{name}.toml", **env)
 
     def stop(self, name: str) -> None:
         """Let a node leave."""
@@ -103,8 +103,8 @@ class Federation:
 
 
 @contextmanager
-def hospitals(root: Path, server: str = "server") -> Generator[Federation]:
-    """Serve two hospitals, each with its own key, data and process."""
+def hospitals(root: Path, server: str = "server", script: str = "") -> Generator[Federation]:
+    """Serve two hospitals, each with its own key, data and process; by a script of a test where one is given."""
     made, rng = Federation(root, server), np.random.default_rng(3)
     make_certificates(root / "tls", ["127.0.0.1"])
     for name in ("hospital-a", "hospital-b"):
@@ -115,7 +115,11 @@ def hospitals(root: Path, server: str = "server") -> Generator[Federation]:
         assert made.steelyard("register", server, f"{name}.pub", "--client", name).returncode == 0
     (root / "hospitals.toml").write_text(HOSPITALS)
     try:
-        made.start("serve", "serve", server, "--tls", "tls", "--listen", f"127.0.0.1:{made.port}")
+        if script:
+            (root / "serve.py").write_text(script)
+            made.run_script("serve", "serve.py", server, str(made.port))
+        else:
+            made.start("serve", "serve", server, "--tls", "tls", "--listen", f"127.0.0.1:{made.port}")
         made.server_process.wait_for_port(made.port, 100)
         made.node("hospital-a")
         made.node("hospital-b")
