@@ -80,7 +80,7 @@ class Going:
         untested = history.untested
         mine = untested[(untested["client"] == "hospital-b") & (untested["round"] > after)]
         left_out = [why for round, why in failures(self.folder, "hospital-b").items() if why and round > after]
-        return {*left_out, *map(str, mine["reason"].tolist())}
+        return {*left_out, *map(str, mine["failure"].tolist())}
 
 
 @pytest.fixture(scope="module")
