@@ -167,10 +167,8 @@ class TestKeys:
         assert str(caught.value) == (
             "federate.nodes: 2 nodes are to take part, 1 admitted within federate.start_timeout = 2 s; " + missing
         )
-        assert messages == [
-            "node bob was not admitted: failed with code 0: NotAllowed: data.labels: got y",
-            f"still waiting: {missing}",
-        ]
+        assert "node bob was not admitted: failed with code 0: NotAllowed: data.labels: got y" in messages
+        assert messages[-1] == f"still waiting: {missing}"
 
 
 class TestAllGone:
