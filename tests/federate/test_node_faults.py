@@ -44,7 +44,6 @@ class Net(nn.Linear):
         return super().forward(x)
 
 def network(feature_shape, outputs):
-    misbehave("start")
     return Net(feature_shape[0], outputs)
 """
 SECONDS = 10
@@ -146,15 +145,21 @@ def test_a_node_that_is_killed_and_started_again_three_times_comes_back(going: G
 
 
 def test_a_node_that_hangs_at_its_start_holds_up_nobody(going: Going):
+    """Its data cannot be read and never say so, as on a network drive that is gone: a pipe to which nobody writes."""
     victim = next(one for one in reversed(going.federation.processes) if one.name == "hospital-b")
-    going.fault.write_text("hang in start")
+    data, kept = going.federation.root / "hospital-b.npz", going.federation.root / "kept.npz"
+    data.rename(kept)
+    os.mkfifo(data)
     os.kill(victim.pid, signal.SIGKILL)
+    before = last_round(going.folder)
     going.start_b()
-    noted = "node hospital-b was not admitted: "
-    count = going.lines.count(noted)
-    wait_until(lambda: going.lines.count(noted) > count, 150, "it is not said")
+    late = TOO_LATE | {f"node hospital-b was not admitted: no answer within {SECONDS} s"}
+    said = lambda: bool(going.reasons(before) & late) or any(f"{line}\n" in going.lines for line in late)  # noqa: E731
+    wait_until(said, 150, f"it is not noticed: {going.reasons(before)}")
     at = last_round(going.folder)
     wait_until(lambda: last_round(going.folder) >= at + 3, 60, "the others wait for it")
+    assert all(why for round, why in failures(going.folder, "hospital-b").items() if round > at)
+    kept.replace(data)
     going.came_back()
 
 
