@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -56,7 +56,7 @@ def start_of(name: str = "mlp") -> torch.Tensor:
     return SimulationServer(made(name)).initial(0)
 
 
-def tasks(start: torch.Tensor, algorithm: Algorithm, round: int, federations: tuple[str, ...]) -> list[Task]:
+def tasks(start: torch.Tensor, algorithm: Algorithm, round: int, federations: Sequence[str]) -> list[Task]:
     names = tuple(f"c{number}" for number in range(len(cases.SIZES)))
     sent = {name: torch.full_like(start, 0.01) for name in algorithm.receives}
     return [Task(name, 0, round, names, start, algorithm=algorithm, vectors=sent) for name in federations]
@@ -72,13 +72,14 @@ def assert_alike(found: Updates, expected: Updates, start: torch.Tensor) -> None
         assert torch.equal(found.vectors[name], vectors)
 
 
-@pytest.mark.parametrize("federations", [("f",), ("f", "g", "h")], ids=["one", "three"])
+QUICK = [("fedavg", "f"), ("fedavg", "fgh"), ("scaffold", "fg"), ("ditto", "f"), ("fedfomo", "f")]
+LONG = [(name, "fgh") for name in ("feddyn", "fednova", "ditto", "apfl", "fedrep", "fedala", "fedfomo")]
+
+
 @pytest.mark.parametrize(
-    "algorithm", ["fedavg", "scaffold", "feddyn", "fednova", "ditto", "apfl", "fedrep", "fedala", "fedfomo"]
+    ("algorithm", "federations"), [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in LONG)]
 )
-def test_every_algorithm_trains_as_in_one_process_and_keeps_the_same(
-    algorithm: str, federations: tuple[str, ...]
-) -> None:
+def test_every_algorithm_trains_as_in_one_process_and_keeps_the_same(algorithm: str, federations: str) -> None:
     chosen, start = AlgorithmSettings(name=algorithm).made(), start_of()
     alone, several = made(), ranked(made)
     for round in (1, 2):
