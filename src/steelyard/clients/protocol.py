@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Protocol, runtime_checkable
-
-import torch
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from steelyard.algorithms.algorithm import Algorithm
 from steelyard.messages import Counts, Evaluations, Question, RowTests, ServerTest, Task, Updates
 from steelyard.statements import SealedRound
+
+if TYPE_CHECKING:
+    # Only for annotations: the process of a node that speaks to the server does without torch.
+    import torch
 
 
 class Clients(Protocol):

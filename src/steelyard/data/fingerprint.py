@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from steelyard.data.dataset import Population
+if TYPE_CHECKING:
+    # Only for annotations: the process of a node that speaks to the server does without torch.
+    from steelyard.data.dataset import Population
 
 
 def digest(arrays: Iterable[object]) -> str:

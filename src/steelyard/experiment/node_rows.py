@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from steelyard.clients.node import NodeConfig
-from steelyard.data.dataset import Population
 from steelyard.data.files import find
 from steelyard.data.fingerprint import file_digest
 from steelyard.data.settings import DataSettings, PartitionSettings
@@ -16,6 +15,10 @@ from steelyard.errors import UserError, listed
 from steelyard.recommend.settings import InteractionSettings
 from steelyard.settings import Section, validated
 from steelyard.usercode import NotAllowed
+
+if TYPE_CHECKING:
+    # Only for annotations: the process of a node that speaks to the server does without torch.
+    from steelyard.data.dataset import Population
 
 SectionT = TypeVar("SectionT", bound=Section)
 

@@ -2,13 +2,12 @@
 
 A node is two processes. One speaks to the server and never runs a model; the other does the work and may be killed: one
 that hangs or dies costs its own message and is replaced. Several nodes on one machine share the process that loads
-the libraries, from which every worker is forked.
+the libraries, from which every worker is forked; that of a single node does the work itself, for memory.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import os
 import signal
@@ -66,7 +65,10 @@ def _packed(reply: Message) -> bytes:
 
 
 def serve(control: socket.socket) -> NoReturn:
-    """Fork a worker for each request of the process that speaks to the server, until that one is gone."""
+    """Fork a worker for each request of the process that speaks to the server, until that one is gone.
+
+    For a single node this process becomes the worker: a fork would copy most of what Python has loaded.
+    """
     nodes = WorkersSpec(**json.loads(_line(control)))
     _warm(nodes)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # Nobody waits for workers.
@@ -77,10 +79,11 @@ def serve(control: socket.socket) -> NoReturn:
             os._exit(0)
         sys.stdout.flush()
         sys.stderr.flush()
-        pid = os.fork()
+        pid = os.getpid() if nodes.is_single else os.fork()
         if pid:
-            os.close(handles[0])
             control.sendall(f"{pid}\n".encode())
+        if pid and not nodes.is_single:
+            os.close(handles[0])
             continue
         code = 1
         try:
@@ -99,8 +102,6 @@ def serve(control: socket.socket) -> NoReturn:
 
 
 def _warm(nodes: WorkersSpec) -> None:
-    # What torch loads, in two seconds, when the first optimiser is made.
-    importlib.import_module("torch._dynamo")
     # Threads do not survive a fork: with one thread torch starts none.
     torch.set_num_threads(1)
     if not nodes.experiment:

@@ -31,6 +31,11 @@ class WorkersSpec:
     threads: int = 0
     """Threads that torch uses in a worker; 0: as many as it likes."""
 
+    @property
+    def is_single(self) -> bool:
+        """Whether there is one node; the process that loads the libraries is then its worker."""
+        return len(self.configs) == 1
+
 
 class WorkerDied(Exception):
     """The process that did a node's work ended without an answer."""
@@ -70,8 +75,8 @@ class Workers:
         ours, theirs = socket.socketpair()
         with self._lock, theirs:
             try:
-                if self._popen.poll() is not None:
-                    self._control.close()
+                if self._popen.poll() is not None or (self._ready and self._spec.is_single):
+                    self.close()  # The worker of a single node is this process: another worker is another process.
                     self._start()
                 if not self._ready:
                     self._read()
@@ -95,10 +100,10 @@ class Workers:
     def close(self) -> None:
         """End it, and with it every worker."""
         self._control.close()
+        self._popen.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._popen.wait(2)
-        if self._popen.poll() is None:
-            self._popen.kill()
+        self._popen.kill()
         self._popen.wait()
 
 
