@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
+from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
+import httpx
 import pytest
 
 pytest.importorskip("flwr")
@@ -12,6 +16,7 @@ pytest.importorskip("flwr")
 from flwr.app import Message, RecordDict
 
 from steelyard.clients.flower.adapter.messages import PartsLost, PartsTree, enter_run, name_message
+from steelyard.errors import UserError
 from steelyard.federate.node_link import NodeLink
 
 
@@ -36,3 +41,87 @@ def test_a_message_whose_parts_never_arrive_does_not_end_a_node(messages: list[s
     assert asked[0] == 3  # It went on to ask for the next message.
     assert [line.partition(":")[0] for line in messages] == ["a message was not answered"]
     assert "ObjectPullError" in messages[0]
+
+
+def link(next_message: Callable[[], list[Any]], stop: threading.Event, activated: list[float]) -> NodeLink:
+    """Return the link of a node whose server answers as the test says."""
+
+    def activate(seconds: float) -> int:
+        activated.append(seconds)
+        return 7
+
+    fleet = SimpleNamespace(next_message=next_message, activate=activate, deactivate=lambda: None, close=lambda: None)
+    fleet.node, fleet.ahead = 7, 0.0
+    return NodeLink(SimpleNamespace(connection=lambda: fleet, key="key"), None, 0, stop)  # type: ignore[arg-type]
+
+
+def refused() -> httpx.HTTPStatusError:
+    request = httpx.Request("POST", "https://server")
+    return httpx.HTTPStatusError("", request=request, response=httpx.Response(401, text="no", request=request))
+
+
+def test_a_server_that_started_anew_is_joined_again():
+    stop, asked, activated = threading.Event(), [0], list[float]()
+
+    def next_message() -> list[Any]:
+        asked[0] += 1
+        if asked[0] == 1:
+            made._joined -= 3600  # It joined long ago.
+            raise refused()
+        stop.set()
+        return []
+
+    made = link(next_message, stop, activated)
+    made.run()
+    assert (asked[0], len(activated)) == (2, 2)
+
+
+def test_a_node_that_is_refused_right_after_it_joined_ends():
+    stop, activated = threading.Event(), list[float]()
+
+    def next_message() -> list[Any]:
+        raise refused()
+
+    with pytest.raises(UserError, match="the server refuses this node: no"):
+        link(next_message, stop, activated).run()
+    assert len(activated) == 1
+
+
+def test_an_empty_answer_that_came_at_once_is_not_asked_for_again_at_once():
+    """A server that holds no calls is not to be asked all the time; one that holds them is asked again at once."""
+    stop, times = threading.Event(), list[float]()
+
+    def next_message() -> list[Any]:
+        times.append(time.monotonic())
+        if len(times) == 4:
+            stop.set()
+        time.sleep(0.0 if len(times) < 3 else 0.4)
+        return []
+
+    link(next_message, stop, []).run()
+    assert times[1] - times[0] >= 0.1
+    assert times[2] - times[1] >= 0.13
+    assert times[3] - times[2] < 0.4 + 0.1
+
+
+def test_a_node_whose_call_is_held_leaves_without_waiting_for_it():
+    stop, held, let_go = threading.Event(), threading.Event(), threading.Event()
+
+    def next_message() -> list[Any]:
+        held.set()
+        let_go.wait(60)
+        return []
+
+    made = link(next_message, stop, [])
+    thread = threading.Thread(target=made.run, daemon=True)
+    thread.start()
+    assert held.wait(60)
+    assert made.is_waiting
+    stop.set()
+    begun = time.monotonic()
+    made.leave()
+    assert time.monotonic() - begun < 30
+    let_go.set()
+    thread.join(60)
+    assert not made.is_waiting
+    assert not thread.is_alive()

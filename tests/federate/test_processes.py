@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -14,7 +15,7 @@ if not Path("/proc/self/environ").exists():
     pytest.skip("this system does not show environments of processes", allow_module_level=True)
 
 from steelyard.federate import processes
-from steelyard.federate.processes import Process, end_all
+from steelyard.federate.processes import Process, end_all, is_running
 
 DETACHED = """
 import pathlib, subprocess, sys, time
@@ -71,3 +72,16 @@ def test_the_last_words_of_a_process_are_plain_text(tmp_path: Path):
     assert process.tail() == "ERROR : no such app | Error | No such file"
     assert processes.last_words(printed, lines=1) == "No such file"
     assert processes.last_words("╰──╯\n") == ""
+
+
+def test_a_process_that_has_ended_does_not_run_even_if_nobody_has_waited_for_it():
+    """As where a container's first process waits for nobody."""
+    ended = subprocess.Popen(["true"])
+    deadline = time.monotonic() + 60
+    while is_running(ended.pid) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.kill(ended.pid, 0)  # The system still knows its id.
+    assert not is_running(ended.pid)
+    ended.wait()
+    assert not is_running(ended.pid)
+    assert is_running(os.getpid())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -57,6 +57,12 @@ class Contacts:
             self._drifted.add(entry.key)
             where = "ahead of" if ahead > 0 else "behind"
             _log.warning(f"the clock of {entry.name} is {abs(ahead):.0f} s {where} ours; it is let in")
+
+    def still_there(self, keys: Iterable[str]) -> None:
+        """Note that calls of these nodes are being held: no node makes another one meanwhile."""
+        for key in keys:
+            if key in self._known:
+                self._known[key].last = datetime.now(UTC).isoformat(timespec="seconds")
 
     def write(self, file: Path) -> None:
         """Write what is known, where it changed."""

@@ -95,16 +95,21 @@ def run_nodes(
 
     try:
         links = [NodeLink(server, workers, number, stop) for number, server in enumerate(servers)]
+        # Daemons: one whose call is held by the server is not waited for at the end.
         running = [
-            threading.Thread(target=take_part, args=(link, number), name=f"node-{number}")
+            threading.Thread(target=take_part, args=(link, number), name=f"node-{number}", daemon=True)
             for number, link in enumerate(links)
         ]
         for thread in running:
             thread.start()
-        # Short waits, so that signals are noticed in between.
-        while any(thread.is_alive() for thread in running):
-            for thread in running:
-                thread.join(0.2)
+        busy = list(zip(running, links, strict=True))
+        while busy:
+            # Short waits, so that signals are noticed in between.
+            busy[0][0].join(0.2)
+            for thread, link in [one for one in busy if stop.is_set() and one[1].is_waiting]:
+                link.leave()
+                busy.remove((thread, link))
+            busy = [(thread, link) for thread, link in busy if thread.is_alive()]
     finally:
         stop.set()
         workers.close()

@@ -6,6 +6,7 @@ It speaks Flower's fleet protocol and nothing else. No app that a server sends i
 from __future__ import annotations
 
 import contextlib
+import math
 import ssl
 import threading
 import time
@@ -28,6 +29,7 @@ from steelyard.clients.flower.adapter.messages import (
     error_parts,
 )
 from steelyard.clients.flower.forms import Refused
+from steelyard.clients.flower.news import SIGN_OF_LIFE_SECONDS
 from steelyard.clients.flower.parts import LARGEST_MESSAGE, fetch
 from steelyard.errors import UserError, without_controls
 from steelyard.federate.node_workers import Worker, WorkerDied, Workers, read_frame, write_frame
@@ -38,13 +40,17 @@ _log = logger(__name__)
 
 ResultT = TypeVar("ResultT")
 
-_HEARTBEAT_SECONDS = 10.0
 _SHORTEST_PAUSE, _LONGEST_PAUSE, _GROWTH = 0.1, 1.0, 1.3
 _LONGEST_WAIT = 10.0
 _GRACE_SECONDS = 5.0
 _MOST_PULL_SECONDS = 600.0
 _UNAUTHORIZED, _PRECONDITION = 401, 412
 _FORGOTTEN_SECONDS = 35.0
+"""How long a node that was killed may count as connected, and how long a server that starts may not know our key."""
+
+
+class _Unknown(UserError):
+    """The server does not know this node, or not any more."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +81,11 @@ def _authority(file: Path) -> bytes:
 
 
 class NodeLink:
-    """One node's life: join, answer messages until `stop` is set, leave. Call `run` in a thread of its own."""
+    """One node's life: join, answer messages until `stop` is set, leave. Call `run` in a thread of its own.
+
+    A call for a message is held by the server, so the thread may be in it long after `stop` is set. Whoever wants to
+    end calls `leave` then, where the link `is_waiting`.
+    """
 
     def __init__(self, server: Server, workers: Workers, number: int, stop: threading.Event) -> None:
         self._fleet = server.connection()
@@ -83,6 +93,9 @@ class NodeLink:
         self._workers, self._number, self._stop = workers, number, stop
         self._worker: Worker | None = None
         self._warned = False
+        self._joined = -math.inf
+        self.is_waiting = False
+        """Whether it is asking for a message and has none to answer."""
 
     def run(self) -> None:
         """Take part until `stop` is set; raises `UserError` where the server does not want this node."""
@@ -98,7 +111,7 @@ class NodeLink:
                 _log.warning(f"node {self._number}: {line}")
             self._serve()
         finally:
-            self._leave()
+            self.leave()
 
     def _join(self) -> bool:
         """Join the federation; False where we are to stop before."""
@@ -111,7 +124,9 @@ class NodeLink:
         deadline = time.monotonic() + _FORGOTTEN_SECONDS
         while not self._stop.is_set():
             try:
-                return self._call(lambda: self._fleet.activate(_HEARTBEAT_SECONDS)) is not None
+                joined = self._call(lambda: self._fleet.activate(SIGN_OF_LIFE_SECONDS)) is not None
+                self._joined = time.monotonic()
+                return joined
             except httpx.HTTPStatusError as error:
                 if error.response.status_code != _PRECONDITION or time.monotonic() > deadline:
                     raise UserError(
@@ -121,7 +136,8 @@ class NodeLink:
                 self._stop.wait(1.0)
         return False
 
-    def _leave(self) -> None:
+    def leave(self) -> None:
+        """End the worker and say goodbye to the server."""
         if self._worker is not None:
             self._worker.end()
         with contextlib.suppress(httpx.HTTPError, RuntimeError, ValueError):
@@ -129,21 +145,26 @@ class NodeLink:
                 self._fleet.deactivate()
                 if self._own_key:
                     self._fleet.unregister()
-        self._fleet.close()
+        if not self.is_waiting:
+            self._fleet.close()
 
     def _beat(self) -> None:
-        while not self._stop.wait(_HEARTBEAT_SECONDS / 2):
+        while not self._stop.wait(SIGN_OF_LIFE_SECONDS / 2):
+            if self.is_waiting:
+                continue  # The server holds our call, and knows by it that we are there.
             with contextlib.suppress(httpx.HTTPError, RuntimeError, ValueError):
-                self._fleet.send_heartbeat(_HEARTBEAT_SECONDS)
+                self._fleet.send_heartbeat(SIGN_OF_LIFE_SECONDS)
 
     def _serve(self) -> None:
         pause = _SHORTEST_PAUSE
         while not self._stop.is_set():
-            found = self._call(self._fleet.next_message)
+            begun = time.monotonic()
+            found = self._next_message()
             if found is None:
                 return
             if not found:
-                self._stop.wait(pause)
+                # A server that held our call for long is asked again at once.
+                self._stop.wait(max(0.0, begun + pause - time.monotonic()))
                 pause = min(pause * _GROWTH, _LONGEST_PAUSE)
                 continue
             pause = _SHORTEST_PAUSE
@@ -152,6 +173,18 @@ class NodeLink:
             except (httpx.HTTPError, ValueError, RuntimeError, PartsLost) as error:
                 # The run was stopped, or the answer is too late: there will be another message.
                 _log.error(f"a message was not answered: {type(error).__name__}: {error}"[:300])
+
+    def _next_message(self) -> list[tuple[Message, PartsTree]] | None:
+        """Return the next message; a server that has started anew is joined again. None where we are to stop."""
+        self.is_waiting = True
+        try:
+            return self._call(self._fleet.next_message)
+        except _Unknown:
+            if time.monotonic() - self._joined < _FORGOTTEN_SECONDS:
+                raise
+            return [] if self._join() else None
+        finally:
+            self.is_waiting = False
 
     def _answer(self, message: Message, tree: PartsTree) -> None:
         begun, run, name = time.monotonic(), message.metadata.run_id, message.metadata.message_id
@@ -195,7 +228,7 @@ class NodeLink:
             except httpx.HTTPStatusError as error:
                 # Other refusals concern one call only, such as one of a run that has ended.
                 if error.response.status_code == _UNAUTHORIZED:
-                    raise UserError(f"the server refuses this node: {_words(error.response)}") from None
+                    raise _Unknown(f"the server refuses this node: {_words(error.response)}") from None
                 if error.response.status_code < 500:
                     raise
                 self._warn(f"the server answers {error.response.status_code}")
@@ -213,7 +246,7 @@ class NodeLink:
         return None
 
     def _warn(self, line: str) -> None:
-        if not self._warned:
+        if not self._warned and not self._stop.is_set():
             self._warned = True
             _log.error(f"node {self._number}: {line}; trying again")
 

@@ -1,14 +1,15 @@
-"""Flower's SuperLink, closed to other accounts: python -m steelyard.federate.own_superlink SOCKET OPTIONS...
+"""Flower's SuperLink, closed to other accounts: python -m steelyard.federate.own_superlink SOCKET PARTS OPTIONS...
 
 Whoever reaches a SuperLink may start a run there, and a run is a programme that runs as whoever started the SuperLink.
 On loopback that is every account of the machine. So a connection of another account is ended before it is read; the
-system knows whose each is.
+system knows whose each is. PARTS is a folder for the parts of messages, emptied at the start; "" keeps them in memory.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import socket
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from steelyard.clients.flower.adapter.superlink import run_superlink
+from steelyard.federate.bounded import allow_many_files
 from steelyard.logs import logger, show
 
 _log = logger(__name__)
@@ -25,6 +27,7 @@ _log = logger(__name__)
 Address = tuple[str, int]
 
 _TABLE = Path("/proc/net/tcp")
+_DRAIN_SECONDS = 2
 _TRIES = 3
 """The table changes while it is read, and a line may be missed."""
 
@@ -72,13 +75,20 @@ def _written(address: Address) -> str:
 def main() -> None:
     """Run it until a signal ends it."""
     show()
-    listener = socket.socket(fileno=int(sys.argv.pop(1)))
+    listener, folder = socket.socket(fileno=int(sys.argv.pop(1))), sys.argv.pop(1)
+    parts = Path(folder) if folder else None
+    if parts is not None:
+        shutil.rmtree(parts, ignore_errors=True)
+        parts.mkdir(mode=0o700)
+    allow_many_files()
 
     def run(app: Any, **options: Any) -> None:
         kept = {name: value for name, value in options.items() if name not in ("host", "port", "reload", "workers")}
+        # A line for each call would fill the disk; a call that is held must not hold up the end.
+        kept |= {"access_log": False, "timeout_graceful_shutdown": _DRAIN_SECONDS}
         uvicorn.Server(uvicorn.Config(app, http=OwnProtocol, **kept)).run(sockets=[listener])
 
-    run_superlink(run)
+    run_superlink(run, parts)
 
 
 if __name__ == "__main__":

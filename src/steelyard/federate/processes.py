@@ -141,12 +141,21 @@ class Process:
 
 
 def start_superlink(
-    options: Sequence[str], listener: socket.socket, env: Mapping[str, str], log: Path, folder: Path
+    options: Sequence[str],
+    listener: socket.socket,
+    env: Mapping[str, str],
+    log: Path,
+    folder: Path,
+    parts: Path | None = None,
 ) -> Process:
-    """Start a SuperLink on a socket that is bound already, so that no other account can take its port before it."""
+    """Start a SuperLink on a socket that is bound already, so that no other account can take its port before it.
+
+    The parts of messages lie in the folder `parts`; None: in its memory.
+    """
     host, port = listener.getsockname()
     handle = str(listener.fileno())
-    command = [sys.executable, "-m", "steelyard.federate.own_superlink", handle, "--host", host, "--port", str(port)]
+    command = [sys.executable, "-m", "steelyard.federate.own_superlink", handle, str(parts or "")]
+    command += ["--host", host, "--port", str(port)]
     disabled = "--disable-runtime-dependency-installation"
     process = Process("superlink", [*command, disabled, *options], env, log, folder, handles=[listener.fileno()])
     listener.close()
@@ -158,6 +167,18 @@ def end_with_parent() -> None:
     # Linux only: a child gets SIGTERM when we die, even by SIGKILL. Elsewhere `end` has to do.
     with contextlib.suppress(OSError, AttributeError):
         _LIBC.prctl(_PDEATHSIG, signal.SIGTERM)
+
+
+def is_running(pid: int) -> bool:
+    """Whether a process of this id runs; one that has ended does not, also where nobody has waited for it yet."""
+    try:
+        os.kill(pid, 0)
+        line = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except ProcessLookupError:
+        return False
+    except OSError:  # It is another account's, or the system has no such table.
+        return True
+    return line.rpartition(")")[2].split()[0] != "Z"
 
 
 def last_words(printed: str, lines: int = 3) -> str:

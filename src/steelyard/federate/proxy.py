@@ -2,7 +2,8 @@
 
 Flower serves nodes, run submission and app runtimes on one port, and asks whoever submits a run for nothing. So the
 SuperLink never gets a public port. The proxy has one, and passes on nothing but the calls that a node needs, and those
-only when they are signed with a key of the register; everything else is refused before its body is read.
+only when they are signed with a key of the register; everything else is refused before its body is read. Calls of
+nodes that wait for a message are held here; the SuperLink is asked once for all of them who has one.
 """
 
 from __future__ import annotations
@@ -11,17 +12,19 @@ import asyncio
 import binascii
 import contextlib
 import ssl
+import time
 from base64 import b64decode
 from collections.abc import Awaitable, Callable, MutableMapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
+from steelyard.clients.flower.news import KEY_HEADER, LOOK_SECONDS, NEWS, WAIT_HEADER, News, seconds_to_hold
 from steelyard.clients.flower.parts import LARGEST_PART, LARGEST_TREE
 from steelyard.clients.flower.register import Entry, RegisterFile, bare
 from steelyard.errors import without_controls
@@ -43,17 +46,20 @@ ALLOWED = frozenset(
 )
 """The paths that are passed on. Registering and unregistering keys is not among them: that is done on the server.
 Nor is fetching an app: a node runs the one that is installed there."""
+_PULL = "/v1/fleet/pull-messages"
 PARTS = frozenset({"/v1/fleet/pull-object", "/v1/fleet/push-object"})
 """The calls that carry a part of a message; all others are small."""
 LARGEST = LARGEST_PART + (64 << 10)
 _LARGEST_OTHER = LARGEST_TREE + (64 << 10)
 _PARTS_AT_ONCE = 4
 """Parts of one key that are passed on at the same time, to bound what lies in memory; more of them wait."""
-_HEADERS = ("flwr-public-key", "flwr-timestamp", "flwr-signature")
+_HEADERS = (KEY_HEADER, "flwr-timestamp", "flwr-signature")
 _TOLERANCE = 310.0
 """Seconds by which a signature may be old or its clock wrong; Flower itself allows 305."""
 _CALL_SECONDS = 300.0
 """Longest that one call may take, its body and its answer included."""
+
+_TEXT, _BYTES = "text/plain; charset=utf-8", "application/octet-stream"
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -68,6 +74,14 @@ class Refusal(Exception):
         self.status, self.what = status, what
 
 
+class Answer(NamedTuple):
+    """What goes back to a caller."""
+
+    status: int
+    content: bytes
+    media: str = "application/protobuf"
+
+
 class NodeProxy:
     """An ASGI application that passes the calls of registered nodes on to a SuperLink; serve it with uvicorn and TLS.
 
@@ -78,11 +92,13 @@ class NodeProxy:
         self._upstream, self._authority, self._home = upstream, authority, home
         self._keys = RegisteredKeys(home.register)
         self._client: httpx.AsyncClient | None = None
+        self._polls = HeldPolls()
         self._contacts, self._refusals = Contacts(), RefusalLog()
         self._room: dict[str, asyncio.Semaphore] = {}
 
     def report(self) -> None:
         """Write down what was heard of nodes, and how much was refused; call it again and again."""
+        self._contacts.still_there(list(self._polls.held.values()))
         self._contacts.write(self._home.contacts)
         self._refusals.report()
 
@@ -102,8 +118,10 @@ class NodeProxy:
             trusted = ssl.create_default_context(cafile=str(self._authority))
             limits = httpx.Limits(max_connections=None, max_keepalive_connections=100)
             self._client = httpx.AsyncClient(verify=trusted, timeout=60.0, limits=limits, trust_env=False)
+            self._listener = asyncio.create_task(self._polls.listen(self._client, f"{self._upstream}{NEWS}"))
             await send({"type": "lifespan.startup.complete"})
         if self._client is not None:
+            self._listener.cancel()
             await self._client.aclose()
         await send({"type": "lifespan.shutdown.complete"})
 
@@ -118,7 +136,16 @@ class NodeProxy:
             self._contacts.heard(caller, headers)
             async with self._room_for(path, caller):
                 body = await self._body(headers, receive, LARGEST if path in PARTS else _LARGEST_OTHER)
-                await self._forward(path, headers, body, send)
+
+                async def ask() -> Answer:
+                    return await self._ask(path, headers, body)
+
+                seconds = seconds_to_hold(headers.get(WAIT_HEADER, ""))
+                if path == _PULL and seconds:
+                    answer = await self._polls.hold(headers[KEY_HEADER], caller, seconds, receive, ask)
+                else:
+                    answer = await ask()
+                await _answer(send, answer.status, answer.content, answer.media)
         except Refusal as refusal:
             self._refusals.note(str((scope.get("client") or ("unknown", 0))[0]), without_controls(refusal.what))
             await _answer(send, refusal.status, f"refused: {refusal.what}")
@@ -129,17 +156,16 @@ class NodeProxy:
             return contextlib.nullcontext()
         return self._room.setdefault(caller.key, asyncio.Semaphore(_PARTS_AT_ONCE))
 
-    async def _forward(self, path: str, headers: dict[str, str], body: bytes, send: Send) -> None:
+    async def _ask(self, path: str, headers: dict[str, str], body: bytes) -> Answer:
+        """Pass a call on to the SuperLink."""
         assert self._client is not None
         passed = ("accept", "content-type")
         kept = {name: value for name, value in headers.items() if name.startswith("flwr-") or name in passed}
         try:
             answer = await self._client.post(f"{self._upstream}{path}", content=body, headers=kept)
         except httpx.HTTPError:
-            await _answer(send, 503, "the server is not ready; try again")
-        else:
-            media = answer.headers.get("content-type", "application/octet-stream")
-            await _answer(send, answer.status_code, answer.content, media)
+            return Answer(503, b"the server is not ready; try again", _TEXT)
+        return Answer(answer.status_code, answer.content, answer.headers.get("content-type", _BYTES))
 
     async def _body(self, headers: dict[str, str], receive: Receive, largest: int) -> bytes:
         declared = headers.get("content-length", "0")
@@ -157,6 +183,60 @@ class NodeProxy:
                 raise Refusal(413, "a call larger than any node makes")
             more = event.get("more_body", False)
         return b"".join(parts)
+
+
+class HeldPolls:
+    """Calls of nodes that wait for a message; use `hold` for each of them, while `listen` runs."""
+
+    def __init__(self) -> None:
+        self.held: dict[str, str] = {}
+        """Nodes with a call that is held: the key as it signs, and as the register has it."""
+        self._news = News()
+        self._nothing: dict[str, int] = {}
+        """For each node, up to which news we know that nothing waits for it."""
+        self._hears = False
+
+    async def listen(self, client: httpx.AsyncClient, address: str) -> None:
+        """Ask the SuperLink again and again for whom messages have come; whose calls are held, it takes for alive."""
+        after, said = 0, 0.0
+        while True:
+            due = time.monotonic() - said > LOOK_SECONDS / 2
+            said = time.monotonic() if due else said
+            try:
+                asked = {"after": after, "alive": list(self.held) if due else []}
+                answer = await client.post(address, json=asked)
+                found = answer.raise_for_status().json()
+            except (httpx.HTTPError, ValueError):
+                # Nobody is held by what we may have missed: every call is passed on until we hear again.
+                self._hears = False
+                self._nothing.clear()
+                await asyncio.sleep(1.0)
+                continue
+            self._hears, after = True, found["serial"]
+            self._news.note(found["names"])
+
+    async def hold(
+        self, name: str, caller: Entry, seconds: float, receive: Receive, ask: Callable[[], Awaitable[Answer]]
+    ) -> Answer:
+        """Return a node's message once there is one; no message after so many seconds, or where the node is gone."""
+        deadline, gone = time.monotonic() + seconds, asyncio.ensure_future(receive())
+        try:
+            while True:
+                if not self._hears or self._news.last(name) > self._nothing.get(name, -1):
+                    before = self._news.serial
+                    answer = await ask()
+                    if answer.status != 200 or answer.content:
+                        self._nothing.pop(name, None)
+                        return answer
+                    self._nothing[name] = before
+                left = deadline - time.monotonic()
+                if left <= 0 or gone.done() or not self._hears:
+                    return Answer(200, b"")
+                self.held[name] = caller.key
+                await self._news.wait(name, self._nothing.get(name, 0), min(left, LOOK_SECONDS))
+        finally:
+            self.held.pop(name, None)
+            gone.cancel()
 
 
 class RegisteredKeys:
@@ -191,7 +271,7 @@ def _key(headers: dict[str, str]) -> tuple[object, str]:
     return key, bare(line)
 
 
-async def _answer(send: Send, status: int, content: str | bytes, media: str = "text/plain; charset=utf-8") -> None:
+async def _answer(send: Send, status: int, content: str | bytes, media: str = _TEXT) -> None:
     body = content.encode() if isinstance(content, str) else content
     headers = [(b"content-type", media.encode("latin-1")), (b"content-length", str(len(body)).encode())]
     await send({"type": "http.response.start", "status": status, "headers": headers})

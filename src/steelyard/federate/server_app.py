@@ -22,7 +22,7 @@ from steelyard.experiment.description import Description
 from steelyard.experiment.loading import read_experiment
 from steelyard.experiment.running import resume, run
 from steelyard.federate.outcomes import LOG, Status, note_outcome
-from steelyard.federate.processes import LAUNCHER
+from steelyard.federate.processes import LAUNCHER, is_running
 from steelyard.federate.run_config import experiment_of, experiment_text
 from steelyard.logs import logger, show
 from steelyard.runs.reader import History
@@ -140,13 +140,8 @@ def _leave_with_launcher() -> None:
         return
 
     def watch() -> None:
-        while True:
+        while is_running(int(launcher)):
             time.sleep(0.5)
-            try:
-                os.kill(int(launcher), 0)
-            except ProcessLookupError:
-                os._exit(1)
-            except OSError:
-                return
+        os._exit(1)
 
     threading.Thread(target=watch, daemon=True, name="launcher").start()

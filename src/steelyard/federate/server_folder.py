@@ -20,7 +20,7 @@ _HOLD_SECONDS = 1.0
 
 @dataclass(frozen=True)
 class ServerFolder:
-    """What a server keeps: the register of keys, the runs, Flower's database, logs, and how `flwr` reaches it."""
+    """What a server keeps: the register of keys, the runs, messages on their way, logs, and how `flwr` reaches it."""
 
     folder: Path
 
@@ -48,6 +48,11 @@ class ServerFolder:
     def contacts(self) -> Path:
         """What the proxy last heard of each node."""
         return self.folder / "contacts.json"
+
+    @property
+    def parts(self) -> Path:
+        """The parts of messages that are on their way, a file each; emptied when a server starts."""
+        return self.folder / "parts"
 
     @property
     def _lock(self) -> Path:

@@ -15,7 +15,7 @@ from steelyard.federate.server_runs import runs_of
 from steelyard.runs.schema import reading
 
 _CONNECTED_SECONDS = 20.0
-"""A node calls at least every second; Flower takes one for gone after twenty."""
+"""A node calls every few seconds or has a call held; Flower takes one for gone after twenty."""
 
 
 def nodes_of(server: ServerFolder) -> list[dict[str, Any]]:

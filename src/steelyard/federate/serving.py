@@ -163,14 +163,13 @@ def _superlink(home: ServerFolder, certificates: Path) -> Generator[tuple[Proces
     options = [
         *("--ssl-ca-certfile", str(authority), "--ssl-certfile", str(certificates / "server.pem")),
         *("--ssl-keyfile", str(certificates / "server.key"), "--enable-supernode-auth"),
-        *("--database", str(home.folder / "federation.db")),
     ]
     if not home.head_key.exists():
         make_key(home.head_key)
     known = {REGISTER: str(home.register), HEAD_KEY: str(home.head_key), LAUNCHER: str(os.getpid())}
     env = environment(home.flower, **known)
     # Relative paths of a run are meant from where the server was started.
-    process = start_superlink(options, listener, env, home.folder / "superlink.log", Path.cwd())
+    process = start_superlink(options, listener, env, home.folder / "superlink.log", Path.cwd(), home.parts)
     try:
         with ends_as_interrupted():
             process.wait_for_port(port, _START_SECONDS)

@@ -15,6 +15,7 @@ from flwr.supercore.constant import FLEET_HTTP_PUBLIC_KEY_HEADER, FLEET_HTTP_SIG
 from flwr.supercore.protobuf.client import ProtobufCall, ProtobufRequestContext
 
 from steelyard import __version__
+from steelyard.clients.flower.news import WAIT_HEADER
 
 CLOCK_HEADER, VERSION_HEADER = "steelyard-clock", "steelyard-version"
 """What a node says of itself beside Flower's own headers: by how much its clock is ahead, and its version."""
@@ -22,6 +23,8 @@ _REPEATED = ("pull-object", "push-object", "confirm-message-received")
 """Calls in the middle of a task: to give up one of them is to give up the task. Who makes the others tries again."""
 _REPEAT_SECONDS, _FIRST_PAUSE, _LONGEST_PAUSE = 30.0, 0.2, 2.0
 _UNAUTHORIZED, _BUSY = 401, 503
+_HOLD_SECONDS = 20.0
+"""How long our call for a message may be held where there is none."""
 _COARSE_SECONDS, _LEAST_DRIFT = 2.0, 3.0
 """The server writes whole seconds, and looks at its clock once a second, later where it is busy."""
 
@@ -73,6 +76,7 @@ class SignedCalls:
                 FLEET_HTTP_SIGNATURE_HEADER: b64encode(signature).decode("ascii"),
                 CLOCK_HEADER: f"{self.ahead:g}",
                 VERSION_HEADER: __version__,
+                WAIT_HEADER: f"{_HOLD_SECONDS:g}",
             }
         )
         begun = local_time()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -37,9 +38,31 @@ class SuperLinkControl:
         return f"{status.sub_status}: {status.details}" if status is not None and status.status == "finished" else None
 
 
-def run_superlink(serve: Callable[..., None]) -> None:
-    """Run Flower's SuperLink with the options of this process's command line, its web application served by `serve`."""
-    # Flower has no setting for how its server is made. The package names a function as it names this module.
+def run_superlink(serve: Callable[..., None], parts: Path | None) -> None:
+    """Run Flower's SuperLink with the options of this process's command line, its web application served by `serve`.
+
+    With a folder, the parts of messages are kept in files there and not in memory.
+    """
+    # For speed of start: whoever only speaks to a SuperLink need not load all of it.
+    from steelyard.clients.flower.adapter.direct_calls import DirectCalls
+    from steelyard.clients.flower.adapter.link_state import NodeMessages, PartsInFiles
+
+    started: list[DirectCalls] = []
+
+    def note(names: list[str]) -> None:
+        for calls in started:
+            calls.note(names)
+
+    def run(app: Any, **options: Any) -> None:
+        started.append(DirectCalls(app))
+        serve(started[0], **options)
+
+    # Flower has no settings for any of this. The package names a function as it names this module.
     superlink: Any = importlib.import_module("flwr.superlink.cli.flower_superlink")
-    superlink.uvicorn = SimpleNamespace(run=serve)
+    superlink.uvicorn = SimpleNamespace(run=run)
+    states: Any = importlib.import_module("flwr.server.superlink.linkstate.linkstate_factory")
+    states.InMemoryLinkState = lambda manager, store: NodeMessages(manager, store, note)
+    if parts is not None:
+        stores: Any = importlib.import_module("flwr.supercore.object_store.object_store_factory")
+        stores.InMemoryObjectStore = lambda: PartsInFiles(parts)
     superlink.flower_superlink()

@@ -1,0 +1,92 @@
+"""What a SuperLink keeps, in memory: nodes, runs and messages; the parts of messages in files.
+
+Nothing of it outlives the SuperLink: keys are registered anew at every start, and runs go on from their own folders.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flwr.server.superlink.linkstate.in_memory_linkstate import InMemoryLinkState
+from flwr.supercore.object_store.in_memory_object_store import InMemoryObjectStore
+
+
+@dataclass
+class _Push:
+    """Messages that are being sent in one go."""
+
+    nodes: list[str] = field(default_factory=list[str])
+    missing: set[str] = field(default_factory=set[str])
+    """Parts that have not arrived yet."""
+
+
+class NodeMessages(InMemoryLinkState):
+    """Flower's state in memory, which says for which nodes a message has come once all of its parts are there."""
+
+    def __init__(self, manager: Any, store: Any, note: Callable[[list[str]], None]) -> None:
+        super().__init__(manager, store)
+        self._note = note
+        self._pushes: dict[str, _Push] = {}
+
+    def store_message_and_object_tree(self, message: Any, object_tree: Any, session_id: str) -> tuple[bool, list[str]]:
+        """Keep a message whose parts will follow."""
+        stored, missing = super().store_message_and_object_tree(message, object_tree, session_id)
+        node = self.nodes.get(message.metadata.dst_node_id)
+        if stored and node is not None and not message.metadata.reply_to_message_id:
+            push = self._pushes.setdefault(session_id, _Push())
+            push.nodes.append(b64encode(node.public_key).decode("ascii"))
+            push.missing.update(missing)
+        return stored, missing
+
+    def store_object(self, run_id: int, session_id: str, object_id: str, object_content: bytes) -> bool:
+        """Keep a part of a message."""
+        stored = super().store_object(run_id, session_id, object_id, object_content)
+        push = self._pushes.get(session_id)
+        if stored and push is not None:
+            push.missing.discard(object_id)
+            if not push.missing:
+                del self._pushes[session_id]
+                self._note(push.nodes)
+        return stored
+
+
+class PartsInFiles(InMemoryObjectStore):
+    """Flower's store in memory, with the parts themselves in files: large models must not fill the memory."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+
+    def put(self, object_id: str, object_content: bytes) -> None:
+        """Keep a part that was announced."""
+        super().put(object_id, object_content)
+        with self.lock_store:
+            entry = self.store[object_id]
+            if entry.content:
+                try:
+                    (self._folder / object_id).write_bytes(entry.content)
+                except OSError:
+                    entry.is_available = False
+                    raise
+                finally:
+                    entry.content = b""
+
+    def get(self, object_id: str) -> bytes | None:
+        """Return a part; None where it was never announced, nothing where it has not arrived."""
+        with self.lock_store:
+            entry = self.store.get(object_id)
+            if entry is None:
+                return None
+            return (self._folder / object_id).read_bytes() if entry.is_available else b""
+
+    def delete(self, object_id: str) -> None:
+        """Let go of a part, and of those that only it needs."""
+        with self.lock_store:
+            known = object_id in self.store  # Only such a name is a file of ours.
+            super().delete(object_id)
+            if known and object_id not in self.store:
+                (self._folder / object_id).unlink(missing_ok=True)

@@ -1,0 +1,89 @@
+"""What a SuperLink keeps: parts of messages in files, and news of messages that are whole."""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from flwr.app import ConfigRecord, Message, RecordDict
+
+from steelyard.clients.flower.adapter import link_state
+from steelyard.clients.flower.adapter.link_state import NodeMessages, PartsInFiles
+from steelyard.clients.flower.adapter.messages import MessageParts, PartsTree, enter_run, take_apart
+
+
+@pytest.fixture
+def apart() -> MessageParts:
+    enter_run(1, 7)
+    return take_apart(Message(RecordDict({"form": ConfigRecord({"json": "text"})}), 7, "train.task", ttl=9.0))
+
+
+def test_parts_lie_in_files_until_nobody_needs_them(apart: MessageParts, tmp_path: Path):
+    store, tree = PartsInFiles(tmp_path), PartsTree.FromString(apart.tree)
+    assert sorted(store.preregister(1, tree)) == sorted(apart.parts)
+    assert {store.get(name) for name in apart.parts} == {b""}  # Announced, not there.
+    for name, part in apart.parts.items():
+        store.put(name, part)
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == apart.parts
+    assert {name: store.get(name) for name in apart.parts} == apart.parts
+    assert sum(len(entry.content) for entry in store.store.values()) == 0  # Nothing of it in memory.
+    assert store.get("0" * 64) is None
+    store.delete(tree.object_id)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_name_that_somebody_sends_removes_another_file(tmp_path: Path):
+    (tmp_path / "parts").mkdir()
+    other = tmp_path / "register.json"
+    other.write_text("keys")
+    store = PartsInFiles(tmp_path / "parts")
+    store.delete("../register.json")
+    assert store.get("../register.json") is None
+    with pytest.raises(Exception, match=r"pre-registered|hash"):
+        store.put("../register.json", b"mine")
+    assert other.read_text() == "keys"
+
+
+def test_a_part_that_the_disk_does_not_take_has_not_arrived(apart: MessageParts, tmp_path: Path):
+    store, tree = PartsInFiles(tmp_path / "gone"), PartsTree.FromString(apart.tree)
+    store.preregister(1, tree)
+    with pytest.raises(OSError, match="gone"):
+        store.put(tree.object_id, apart.parts[tree.object_id])
+    assert store.get(tree.object_id) == b""
+
+
+def test_a_message_is_news_once_all_parts_of_its_push_are_there(monkeypatch: pytest.MonkeyPatch):
+    base = link_state.InMemoryLinkState
+    missing = {"m1": ["m1", "model"], "m2": ["m2", "model"], "answer": ["answer"]}
+
+    def announced(self: object, message: Any, tree: str, session: str) -> tuple[bool, list[str]]:
+        return True, missing[tree]
+
+    monkeypatch.setattr(base, "__init__", lambda self, *_: setattr(self, "nodes", {7: key(b"7"), 8: key(b"8")}))
+    monkeypatch.setattr(base, "store_message_and_object_tree", announced)
+    monkeypatch.setattr(base, "store_object", lambda self, run, session, name, content: content != b"refused")
+    noted: list[list[str]] = []
+    state = NodeMessages(None, None, noted.append)
+    state.store_message_and_object_tree(message_to(7), "m1", "push")
+    state.store_message_and_object_tree(message_to(8), "m2", "push")
+    state.store_message_and_object_tree(message_to(1, "m1"), "answer", "other")  # A node's answer is no news.
+    for name in ("m1", "model", "answer"):
+        state.store_object(1, "other" if name == "answer" else "push", name, b"part")
+    state.store_object(1, "push", "m2", b"refused")
+    assert noted == []
+    state.store_object(1, "push", "m2", b"part")
+    assert noted == [[b64encode(b"7").decode(), b64encode(b"8").decode()]]
+
+
+def key(content: bytes) -> SimpleNamespace:
+    return SimpleNamespace(public_key=content)
+
+
+def message_to(node: int, answers: str = "") -> Any:
+    return SimpleNamespace(metadata=SimpleNamespace(dst_node_id=node, reply_to_message_id=answers))
