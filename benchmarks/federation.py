@@ -1,7 +1,13 @@
-"""Where the time of a federation goes: `python -m benchmarks.federation [--nodes N] [--rounds R] [--tls]`.
+"""Where the time and memory of a federation go, with real processes on this machine.
 
-A small model on nodes of this machine, as `steelyard federate local` runs it. The last line is JSON: seconds to the
-first tested model, the median and the longest round after it, and the whole with starting and ending.
+    python -m benchmarks.federation --nodes 2 --rounds 10                # as `steelyard federate local` runs it
+    python -m benchmarks.federation --nodes 2 --rounds 10 --served       # a server with its proxy, TLS; nodes apart
+    python -m benchmarks.federation --nodes 10 --clients 1000 --rounds 3 --served --data mnist
+    python -m benchmarks.federation --nodes 8 --rounds 3 --served --hidden 2530,2530      # 6.6 million parameters
+
+The last line is JSON: seconds to the first tested model, the median and the longest round after it, and the whole with
+starting and ending. With `--served` also, for each kind of process, its processor seconds per round, and its memory
+when the last round has been stored (PSS: shared pages count once). `--out FILE` adds a row to a Markdown table.
 """
 
 from __future__ import annotations
@@ -10,54 +16,201 @@ import argparse
 import itertools
 import json
 import os
+import platform
 import statistics
+import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 _LOOK_SECONDS = 0.02
+_TICKS = os.sysconf("SC_CLK_TCK")
+PIXELS = {"digits": 64, "mnist": 784}
+COLUMNS = {
+    "nodes": "nodes",
+    "clients": "clients",
+    "parameters": "parameters",
+    "rounds": "rounds",
+    "through": "through",
+    "first_model_sec": "to the first model, s",
+    "median_round_sec": "a round, s (median)",
+    "longest_round_sec": "longest",
+    "total_sec": "whole, s",
+    "node_mb": "a node, MB",
+    "server_app_mb": "server app, MB",
+    "superlink_mb": "SuperLink, MB",
+    "cpu_sec_per_round": "processor, s a round",
+    "load": "load",
+}
 
 
-def measure(nodes: int, rounds: int, *, tls: bool) -> dict[str, Any]:
-    """Run one federation and return its times."""
+def main() -> None:
+    """Measure as the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--clients", type=int, default=0, help="of all nodes together; 0: two for each node")
+    parser.add_argument("--hidden", default="", help="hidden units of the model, 2530,2530; none: logistic regression")
+    parser.add_argument(
+        "--data",
+        default="digits",
+        choices=list(PIXELS),
+        help="mnist (from STEELYARD_DATA) has enough rows for many clients",
+    )
+    parser.add_argument("--tls", action="store_true")
+    parser.add_argument("--served", action="store_true", help="through the proxy, each node in processes of its own")
+    parser.add_argument("--out", type=Path, help="Markdown file that gets a row more")
+    chosen = parser.parse_args()
+    hidden = tuple(int(one) for one in chosen.hidden.split(",") if one)
+    document = experiment(chosen.nodes, chosen.clients or 2 * chosen.nodes, chosen.rounds, hidden, chosen.data)
+    found = served(document, chosen.nodes) if chosen.served else local(document, chosen.nodes, tls=chosen.tls)
+    if chosen.out is not None:
+        add_row(chosen.out, COLUMNS, found, "python -m benchmarks.federation " + " ".join(sys.argv[1:]))
+    print(json.dumps(found))
+
+
+def experiment(nodes: int, clients: int, rounds: int, hidden: tuple[int, ...], data: str) -> dict[str, Any]:
+    """Return an experiment on images of digits."""
+    return {
+        "name": "small",
+        "data": {"source": data},
+        "partition": {"scheme": "iid", "clients": clients},
+        "model": {"name": "mlp", "hidden": list(hidden)} if hidden else {"name": "logistic"},
+        "rounds": {"count": rounds, "fraction": 1.0},
+        "compute": {"engine": "loop", "device": "cpu"},
+        "federate": {"nodes": nodes},
+    }
+
+
+def local(document: dict[str, Any], nodes: int, *, tls: bool) -> dict[str, Any]:
+    """Run one federation as `steelyard federate local` does."""
     from steelyard.experiment.loading import build
     from steelyard.federate.local import run_local
-    from steelyard.federate.local_follow import rounds_of
 
-    described = build(
-        {
-            "name": "small",
-            "partition": {"scheme": "iid", "clients": 2 * nodes},
-            "model": {"name": "logistic"},
-            "rounds": {"count": rounds, "fraction": 1.0},
-            "compute": {"engine": "loop", "device": "cpu"},
-        }
-    )
+    with tempfile.TemporaryDirectory() as scratch:
+        out = Path(scratch) / "run"
+        found = watched(out, lambda: run_local(build(document), nodes=nodes, tls=tls, out=out))
+    return {**about(document), "through": "TLS" if tls else "plain", **found}
+
+
+def served(document: dict[str, Any], nodes: int) -> dict[str, Any]:
+    """Run one federation through a server's proxy, each node as its owner would start it."""
+    from steelyard.experiment.loading import build
+    from steelyard.federate.server_folder import ServerFolder
+    from steelyard.federate.submitting import follow, submit
+
+    with tempfile.TemporaryDirectory() as scratch, server(Path(scratch), nodes, _clients(document)) as begun:
+        root, started = Path(scratch), begun.parts
+        begun.start_nodes()
+        run = submit(ServerFolder(root / "server").folder, build(document), out=root / "run")
+        measured: dict[str, Any] = {}
+
+        def finish() -> None:
+            rounds = document["rounds"]["count"]
+            before = {name: seconds(pids) for name, pids in started().items()}
+            while last_round(root / "run") < rounds and run.is_open:
+                if last_round(root / "run") == 0:
+                    before = {name: seconds(pids) for name, pids in started().items()}
+                time.sleep(_LOOK_SECONDS)
+            groups = started()
+            used = {name: seconds(pids) - before.get(name, 0.0) for name, pids in groups.items()}
+            memory = {name: sum(map(pss, pids)) for name, pids in groups.items()}
+            of_server = [name for name in ("proxy", "superlink", "server_app") if name in groups]
+            sides = {"nodes": sum(value for name, value in used.items() if name.startswith("node-"))}
+            sides |= {name: used[name] for name in of_server}
+            measured.update({f"{name}_mb": memory[name] for name in of_server})
+            measured["node_mb"] = max(memory[name] for name in groups if name.startswith("node-"))
+            measured["cpu_sec_per_round"] = {name: round(value / rounds, 2) for name, value in sides.items()}
+            follow(run)
+
+        found = watched(root / "run", finish)
+    return {**about(document), "through": "proxy, TLS", **found, **measured}
+
+
+class Server:
+    """A server in a folder, with keys for so many nodes; `start_nodes` starts them as their owners would."""
+
+    def __init__(self, root: Path, nodes: int, clients: int) -> None:
+        from steelyard.clients.flower.register import Entry, enter
+        from steelyard.federate.certificates import make_certificates, make_key
+        from steelyard.federate.processes import environment, reserved_port
+        from steelyard.signing import read_public_key
+
+        self.root, self.names = root, [f"node-{number}" for number in range(nodes)]
+        make_certificates(root / "tls", ["127.0.0.1"])
+        for name in self.names:
+            _, public = make_key(root / name)
+            enter(root / "server" / "register.json", Entry(name, read_public_key(public), most=clients))
+        with reserved_port() as reserved:
+            self.port = int(reserved.getsockname()[1])
+        self._env = environment(root / "home", OMP_NUM_THREADS="1")
+        self.serving = self._start("serve", "serve", "server", "--tls", "tls", "--listen", f"127.0.0.1:{self.port}")
+        self.nodes: list[Any] = []
+
+    def _start(self, name: str, *words: str) -> Any:
+        from steelyard.federate.processes import Process
+
+        command = [sys.executable, "-m", "steelyard", "federate", *words]
+        return Process(name, command, self._env, self.root / f"{name}.log", self.root)
+
+    def start_nodes(self) -> None:
+        """Start every node in processes of its own, each with its part of the clients."""
+        for number, name in enumerate(self.names):
+            lines = [f'server = "127.0.0.1:{self.port}"', 'ca = "tls/ca.pem"', f'key = "{name}"']
+            lines += [f"partition-id = {number}", f"num-partitions = {len(self.names)}", f'state = "state-{name}"']
+            (self.root / f"{name}.toml").write_text("\n".join(lines), encoding="utf-8")
+            self.nodes.append(self._start(name, "node", f"{name}.toml"))
+
+    def parts(self) -> dict[str, list[int]]:
+        """Return the process ids of each node, of the proxy, of the SuperLink and of the server app."""
+        found = {node.name: family(node.pid) for node in self.nodes} | {"proxy": [self.serving.pid]}
+        kinds = {b"own_superlink": "superlink", b"flwr-serverapp": "server_app"}
+        for pid in family(self.serving.pid)[1:]:
+            with suppress(OSError):
+                words = Path(f"/proc/{pid}/cmdline").read_bytes()
+                found.setdefault(next((kind for word, kind in kinds.items() if word in words), "others"), []).append(
+                    pid
+                )
+        return found
+
+
+@contextmanager
+def server(root: Path, nodes: int, clients: int) -> Generator[Server]:
+    """Start a server, and end it and its nodes."""
+    from steelyard.federate.processes import end_all
+
+    begun = Server(root, nodes, clients)
+    try:
+        begun.serving.wait_for_port(begun.port, 120)
+        yield begun
+    finally:
+        end_all([*begun.nodes, begun.serving])
+
+
+def watched(out: Path, work: Callable[[], object]) -> dict[str, Any]:
+    """Do the work and return when which round was stored."""
     stored: dict[int, float] = {}
     done = threading.Event()
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch) / "run"
 
-        def watch() -> None:
-            while not done.wait(_LOOK_SECONDS):
-                stored.setdefault(rounds_of(folder)[0], time.perf_counter())
+    def watch() -> None:
+        while not done.wait(_LOOK_SECONDS):
+            stored.setdefault(last_round(out), time.perf_counter())
 
-        watcher = threading.Thread(target=watch, daemon=True)
-        begun = time.perf_counter()
-        watcher.start()
-        run_local(described, nodes=nodes, tls=tls, out=folder)
-        ended = time.perf_counter()
-        done.set()
-        watcher.join()
-        stored.setdefault(rounds_of(folder)[0], ended)
+    watcher = threading.Thread(target=watch, daemon=True)
+    begun = time.perf_counter()
+    watcher.start()
+    work()
+    ended = time.perf_counter()
+    done.set()
+    watcher.join()
+    stored.setdefault(last_round(out), ended)
     times = [stored[round] for round in sorted(stored) if round >= 0]
     each = [later - earlier for earlier, later in itertools.pairwise(times)]
     return {
-        "nodes": nodes,
-        "rounds": rounds,
-        "tls": tls,
         "load": os.getloadavg()[0],
         "first_model_sec": round(times[0] - begun, 2),
         "median_round_sec": round(statistics.median(each), 2),
@@ -66,14 +219,65 @@ def measure(nodes: int, rounds: int, *, tls: bool) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Measure as the command line says."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--nodes", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=10)
-    parser.add_argument("--tls", action="store_true")
-    chosen = parser.parse_args()
-    print(json.dumps(measure(chosen.nodes, chosen.rounds, tls=chosen.tls)))
+def about(document: dict[str, Any]) -> dict[str, Any]:
+    """Return what was run: nodes, clients, parameters and rounds."""
+    widths = [PIXELS[document["data"]["source"]], *document["model"].get("hidden", ()), 10]
+    parameters = sum((inputs + 1) * outputs for inputs, outputs in itertools.pairwise(widths))
+    rounds, nodes = document["rounds"]["count"], document["federate"]["nodes"]
+    return {"nodes": nodes, "clients": _clients(document), "parameters": parameters, "rounds": rounds}
+
+
+def _clients(document: dict[str, Any]) -> int:
+    return int(document["partition"]["clients"])
+
+
+def last_round(out: Path) -> int:
+    """Return the last round that a run has stored; -1 before the first."""
+    from steelyard.federate.outcomes import rounds_of
+
+    return rounds_of(out)[0]
+
+
+def family(pid: int) -> list[int]:
+    """Return a process and all that it started, and those in turn, as far as they run."""
+    try:
+        tasks = list(Path(f"/proc/{pid}/task").iterdir())
+        children = [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    except OSError:
+        return []
+    return [pid, *itertools.chain.from_iterable(map(family, children))]
+
+
+def seconds(pids: list[int]) -> float:
+    """Return the processor seconds that processes have used."""
+    used = 0
+    for pid in pids:
+        try:
+            used += sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
+        except OSError:
+            continue
+    return used / _TICKS
+
+
+def pss(pid: int) -> int:
+    """Return the memory of a process in MB, pages that it shares with others in proportion."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+        return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) // 1024
+    except OSError:
+        return 0
+
+
+def add_row(file: Path, columns: dict[str, str], found: dict[str, Any], command: str) -> None:
+    """Add what was found to a Markdown table, with the command and the machine; it is made where it is missing."""
+    titles = [*columns.values(), "command", "machine"]
+    if not file.exists():
+        file.write_text(f"| {' | '.join(titles)} |\n|{'---|' * len(titles)}\n", encoding="utf-8")
+    machine = f"{os.cpu_count()} cores, {platform.machine()}, Python {platform.python_version()}"
+    values = [found.get(name, "") for name in columns]
+    words = [f"{value:.3g}" if isinstance(value, float) else str(value) for value in values]
+    with file.open("a", encoding="utf-8") as table:
+        table.write(f"| {' | '.join([*words, f'`{command}`', machine])} |\n")
 
 
 if __name__ == "__main__":

@@ -1,0 +1,92 @@
+"""What nodes that wait for a message cost a server: `python -m benchmarks.idle_nodes [--nodes 50,200] [--seconds 40]`.
+
+A server with its proxy and TLS, and light nodes: each has its own key and connection, joins and asks for messages as a
+real one does, and there are none. All of them are threads of one process, which is not counted. For each number of
+nodes: the processor time of proxy and SuperLink, in milliseconds a second. The last line is JSON, with the slope: what
+a thousand nodes more would take, in cores. `--out FILE` adds a row to a Markdown table.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import threading
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from benchmarks.federation import Server, add_row, seconds, server
+
+COLUMNS = {
+    "nodes": "idle nodes",
+    "proxy_ms": "proxy, ms a second",
+    "superlink_ms": "SuperLink, ms a second",
+    "cores_per_1000": "cores for 1,000 more",
+    "load": "load",
+}
+
+
+def main() -> None:
+    """Measure as the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--nodes", default="50,200", help="numbers of nodes, ascending; at most 450 have one address")
+    parser.add_argument("--seconds", type=float, default=40.0, help="how long each number is watched")
+    parser.add_argument("--out", type=Path, help="Markdown file that gets a row more")
+    chosen = parser.parse_args()
+    steps = [int(one) for one in chosen.nodes.split(",")]
+    with tempfile.TemporaryDirectory() as scratch, server(Path(scratch), steps[-1], 1) as started:
+        found = measure(started, steps, chosen.seconds)
+    if chosen.out is not None:
+        add_row(chosen.out, COLUMNS, found, "python -m benchmarks.idle_nodes " + " ".join(sys.argv[1:]))
+    print(json.dumps(found))
+
+
+def measure(started: Server, steps: list[int], watch: float) -> dict[str, Any]:
+    """Let more and more nodes join, and watch what they cost."""
+    stop, there = threading.Event(), 0
+    used: list[dict[str, float]] = []
+    for step in steps:
+        joined = threading.Barrier(step - there + 1)
+        for name in started.names[there:step]:
+            threading.Thread(target=take_part, args=(started, name, joined, stop), daemon=True).start()
+        joined.wait(600)
+        there = step
+        time.sleep(watch / 2)
+        parts, begun = started.parts(), time.monotonic()
+        before = {name: seconds(parts[name]) for name in ("proxy", "superlink")}
+        time.sleep(watch)
+        passed = time.monotonic() - begun
+        used.append({name: 1000 * (seconds(parts[name]) - before[name]) / passed for name in before})
+        print(f"{step} nodes: {used[-1]}", file=sys.stderr)
+    stop.set()
+    slope = (sum(used[-1].values()) - sum(used[0].values())) / max(1, steps[-1] - steps[0])
+    milliseconds = {f"{name}_ms": [round(one[name], 1) for one in used] for name in used[0]}
+    return {"nodes": steps, **milliseconds, "cores_per_1000": round(slope, 3), "load": os.getloadavg()[0]}
+
+
+def take_part(started: Server, name: str, joined: threading.Barrier, stop: threading.Event) -> None:
+    """Be a node that has nothing to do."""
+    import httpx
+
+    from steelyard.federate.node_link import Server as Address
+
+    root = started.root
+    fleet = Address(f"127.0.0.1:{started.port}", root / "tls" / "ca.pem", root / name).connection()
+    while not stop.is_set():
+        try:
+            fleet.activate(10.0)
+            break
+        except httpx.HTTPError:  # Its key is not registered yet.
+            time.sleep(1.0)
+    joined.wait()
+    while not stop.is_set():
+        with suppress(httpx.HTTPError):  # A busy machine; the next call comes at once, as a real node's does.
+            fleet.next_message()
+
+
+if __name__ == "__main__":
+    main()
