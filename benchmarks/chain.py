@@ -22,11 +22,11 @@ from unittest import mock
 import torch
 
 from benchmarks.simulators.work import BENCHES, make_data
-from benchmarks.store import write_run
+from benchmarks.store import PARAMETERS, RULE, write_run
 from steelyard.data import in_memory
 from steelyard.experiment.learning import LearningDescription
 from steelyard.experiment.running import run
-from steelyard.messages import Signed
+from steelyard.messages import LossState, Signed
 from steelyard.report.verification import verify
 from steelyard.runs.chain import Records
 from steelyard.runs.digests import Digests
@@ -34,7 +34,7 @@ from steelyard.runs.reader import History
 from steelyard.runs.schema import reading
 from steelyard.runs.store import Store
 from steelyard.settings import validated
-from steelyard.signing import SigningKey, key_pair
+from steelyard.signing import SigningKey, key_pair, model_digest, task_digest
 from steelyard.statements import Statement
 
 SKIPPED = 2
@@ -44,7 +44,7 @@ SKIPPED = 2
 def described(name: str, device: str, precision: str, rounds: int, digests: str) -> LearningDescription:
     """Return a benchmark of the simulator as an experiment."""
     bench = BENCHES[name]
-    document = {
+    document: dict[str, Any] = {
         "data": {"source": "memory"},
         "partition": {"scheme": "iid", "clients": bench.clients, "test": "none"},
         "model": {"name": "cnn-mnist" if bench.convolutional else "mlp"},
@@ -146,13 +146,14 @@ def signed(rounds: int = 1000, nodes: int = 371) -> dict[str, float]:
         (folder / "experiment.toml").write_text('name = "made"\nkind = "learning"\n[data]\nsource = "digits"\n')
         keys = [_key(Path(scratch) / f"node-{number}") for number in range(nodes)]
         before = [""] * nodes
+        model = model_digest(torch.zeros(PARAMETERS))
 
         def sign(round: int, names: Sequence[str]) -> tuple[Signed, ...]:
             found: list[Signed] = []
+            task = task_digest(RULE, 0, round, LossState(), {"name": "fedavg"}, model, {})
             for at, (key, name) in enumerate(zip(keys, names, strict=True)):
-                # No model is sent here, and so nobody was asked: the chain has no digest of a task.
                 digests = {name: hashlib.sha256(f"{round} {name}".encode()).digest()}
-                said = Statement("", "DS>LD>MD>VP", round, "None", before[at], digests)
+                said = Statement("", RULE, round, task, before[at], digests)
                 signature = key.sign(said.content()) if round == rounds else bytes(103)
                 found.append(Signed(key.line, before[at], digests, {name: bytes(16)}, signature))
                 before[at] = said.digest()

@@ -22,6 +22,7 @@ STEPS = ("open", "rounds", "weights", "follow", "clients", "evaluations", "summa
 
 Sign = Callable[[int, Sequence[str]], "tuple[Signed, ...]"]
 """Returns what nodes sign in a round, given the clients."""
+RULE, PARAMETERS = "DS>LD>MD>VP", 1000
 
 
 def write_run(
@@ -44,21 +45,21 @@ def write_run(
     names = tuple(f"client-{number:03d}" for number in range(clients))
     rule = Rule(WeighingSettings(criteria=("DS", "LD", "MD", "VP")))
     store = Store(folder, checkpoint_every=100, signer=signer)
-    store.register([Federation("DS>LD>MD>VP", "DS>LD>MD>VP", 0, rule)])
-    state = RoundState(0, torch.zeros(1000), LossState(), OrderState((0, 1, 2, 3), 0.5))
+    store.register([Federation(RULE, RULE, 0, rule)])
+    state = RoundState(0, torch.zeros(PARAMETERS), LossState(), OrderState((0, 1, 2, 3), 0.5))
     nobody = DenseModels(torch.zeros(0, 1))
     samples = draw.integers(10, 500, clients)
     began = time.perf_counter()
     for round in range(rounds + 1):
         signed = sign(round, names) if sign is not None and round else ()
-        asked = Updates("DS>LD>MD>VP", round, names, samples, {}, draw.random(clients), nobody, signed=signed)
-        tested = Evaluations("DS>LD>MD>VP", round, names, samples, draw.random((1, clients)), draw.random((1, clients)))
+        asked = Updates(RULE, round, names, samples, {}, draw.random(clients), nobody, signed=signed)
+        tested = Evaluations(RULE, round, names, samples, draw.random((1, clients)), draw.random((1, clients)))
         weighing = rule.weigh(draw.random((clients, 4)))
         record = RoundRecord(
-            "DS>LD>MD>VP", round, 0.1, asked if round else None, weighing if round else None, (0, 1, 2, 3),
+            RULE, round, 0.1, asked if round else None, weighing if round else None, (0, 1, 2, 3),
             evaluations=tested, accuracy=float(tested.overall()[0]), loss=LossState(),
         )  # fmt: skip
-        store.commit(round, [record], {"DS>LD>MD>VP": state}, dict, last=round == rounds)
+        store.commit(round, [record], {RULE: state}, dict, last=round == rounds)
     seconds = (time.perf_counter() - began) / rounds
     store.note(status="finished")
     store.close()
@@ -74,14 +75,13 @@ def measure(step: str, folder: Path) -> dict[str, float]:
     from steelyard.runs.export import export_run
     from steelyard.runs.reader import History
 
-    rule = "DS>LD>MD>VP"
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     last = History(folder).last_round
     done: dict[str, Callable[[], object]] = {
         "open": lambda: History(folder).info,
         "rounds": lambda: History(folder).rounds,
-        "weights": lambda: History(folder).weights(rule, 0),
-        "follow": lambda: (History(folder).rounds_after(last - 1), History(folder).cohorts(rule, 0, last - 1)),
+        "weights": lambda: History(folder).weights(RULE, 0),
+        "follow": lambda: (History(folder).rounds_after(last - 1), History(folder).cohorts(RULE, 0, last - 1)),
         "clients": lambda: History(folder).clients,
         "evaluations": lambda: History(folder).evaluations,
         "summary": lambda: summarise(folder, RoundSettings(count=last)),
