@@ -120,8 +120,10 @@ def test_a_round_on_several_ranks_gives_the_model_of_one_process(
     ranked: Ranked, experiment: Path, tmp_path: Path
 ) -> None:
     shown: dict[str, str] = {}
+    # More than a megabyte each: large arrays take another way than small ones.
+    words = ["--set", "rounds.count=1", "--set", "model.hidden=[500,500]"]
     for name, count in {"one": 1, "two": 2, "three": 3, "again": 2}.items():
-        done = ranked(count, "-q", "run", experiment, "--set", "rounds.count=1", "--out", tmp_path / name)
+        done = ranked(count, "-q", "run", experiment, *words, "--out", tmp_path / name)
         assert done.returncode == 0, done.stderr
         assert done.stderr == ""
         shown[name] = done.stdout.replace(str(tmp_path / name), "FOLDER")
