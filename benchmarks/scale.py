@@ -119,6 +119,8 @@ def clients(arguments: argparse.Namespace) -> None:
 
 def one_large(parameters: int, cohort: int, rounds: int) -> dict[str, float]:
     """Run a network of so many parameters and return what it takes."""
+    import torch  # noqa: F401  # its own memory is not a model's
+
     from steelyard.experiment.running import run
 
     features = 64
