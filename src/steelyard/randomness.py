@@ -78,8 +78,21 @@ def permutations(keys: NDArray[np.uint64], size: int, count: int) -> NDArray[np.
     return np.argsort(drawn, axis=-1, kind="stable").astype(np.int64)
 
 
+_sorted: tuple[Sequence[str], Sequence[str]] = ((), ())
+"""The names that were sorted last, and in order: a million of them are asked for again in every round."""
+
+
+def _ascending(names: Sequence[str]) -> Sequence[str]:
+    global _sorted
+    known, ordered = _sorted
+    if names is not known or not isinstance(names, tuple):
+        ordered = sorted(names)
+        _sorted = (names, ordered)
+    return ordered
+
+
 def choose(seed: int, round: int, names: Sequence[str], count: int, purpose: str = "cohort") -> list[str]:
     """Choose `count` of the names without repetition, in sorted order; use it to select a round's cohort."""
-    ordered = sorted(names)
+    ordered = _ascending(names)
     picked = generator(seed, round, purpose=purpose).choice(len(ordered), size=count, replace=False)
     return [ordered[i] for i in sorted(picked.tolist())]

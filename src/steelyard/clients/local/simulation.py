@@ -195,11 +195,10 @@ class Simulation:
         starts: list[torch.Tensor] = [task.parameters for task in tasks]
         jobs: list[tuple[int, int, int]] = []
         for number, (task, population) in enumerate(zip(tasks, populations, strict=True)):
-            sizes = population.sizes.tolist()
             self._kept.receive(task, population.behaviours)
             for name in sorted(task.clients):
                 position = population.position.get(name)
-                why = "not registered" if position is None else self.context.too_few(sizes[position])
+                why = "not registered" if position is None else self.context.too_few(int(population.sizes[position]))
                 if position is None or why is not None:
                     failures[number].append(Failure(name, why or ""))
                     continue
