@@ -73,7 +73,9 @@ def serve(folder: Path, certificates: Path, host: str, port: int) -> None:
             for thread in threads:
                 thread.join(_JOIN_SECONDS)
         if superlink.code is not None:
-            raise UserError(f"the SuperLink ended (code {superlink.code}): {superlink.tail() or superlink.log}")
+            # Whoever is killed has no last words; those of others in its log would mislead.
+            words = f"log {superlink.log}" if superlink.code < 0 else superlink.tail() or f"log {superlink.log}"
+            raise UserError(f"the SuperLink ended (code {superlink.code}): {words}; serve again, and its run goes on")
 
 
 def _settings(application: NodeProxy, certificates: Path) -> uvicorn.Config:
