@@ -123,3 +123,14 @@ def test_without_news_every_call_is_passed_on_at_once():
         assert await played.hold("a") == FAULT
 
     play(test)
+
+
+def test_a_server_that_ends_answers_the_calls_that_it_holds():
+    async def test(played: Played) -> None:
+        held = asyncio.create_task(played.hold("a"))
+        await asyncio.sleep(0.2)
+        held.cancel()
+        assert await held == EMPTY
+        assert played.polls.held == {}
+
+    play(test)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,8 @@ from steelyard.clients.flower.forms import EVALUATE, INTRODUCE
 from steelyard.errors import UserError
 from steelyard.experiment.loading import build
 from steelyard.experiment.running import run
+from steelyard.federate import server_app
+from steelyard.federate.outcomes import read_outcome
 from steelyard.federate.server_app import federate
 from steelyard.runs import tensor_files
 from steelyard.runs.reader import History
@@ -73,3 +76,16 @@ def test_a_run_that_was_stopped_before_its_first_round_is_resumed_by_starting_it
     grid, config = grid_of(described(rounds={"count": 1}), 2, out=str(tmp_path / "run"), resume=True)
     folder = federate(grid, config, "1")  # type: ignore[arg-type]
     assert History(folder).info["status"] == "finished"
+
+
+def test_a_run_whose_app_is_ended_by_a_signal_of_flowers_was_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def ended(*_: object) -> Path:
+        raise SystemExit(0)
+
+    monkeypatch.setattr(server_app, "federate", ended)
+    monkeypatch.setattr(server_app, "_print_into", lambda file: None)
+    context: Any = SimpleNamespace(run_config={"report": str(tmp_path)}, run_id=1)
+    with pytest.raises(SystemExit):
+        server_app.main(context, context)
+    outcome = read_outcome(tmp_path)
+    assert (outcome["status"], outcome["line"]) == ("stopped", "the SuperLink stopped this run (`flwr stop`?)")

@@ -234,6 +234,8 @@ class HeldPolls:
                     return Answer(200, b"")
                 self.held[name] = caller.key
                 await self._news.wait(name, self._nothing.get(name, 0), min(left, LOOK_SECONDS))
+        except asyncio.CancelledError:  # The server ends.
+            return Answer(200, b"")
         finally:
             self.held.pop(name, None)
             gone.cancel()

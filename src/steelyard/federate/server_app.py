@@ -16,6 +16,7 @@ from flwr.serverapp import Grid, ServerApp
 from steelyard.clients.flower.grid import FlowerClients
 from steelyard.clients.flower.hidden_grid import HiddenClients
 from steelyard.clients.flower.register import REGISTER, RegisterFile
+from steelyard.clients.flower.superlink import RunStopped
 from steelyard.clients.protocol import Clients, Server
 from steelyard.errors import UserError
 from steelyard.experiment.description import Description
@@ -46,8 +47,10 @@ def main(grid: Grid, context: Context) -> None:
     try:
         folder = federate(grid, config, str(context.run_id))
     except BaseException as error:
-        stopped = isinstance(error, UserError)
-        line = " ".join(str(error).split()) if stopped else f"{type(error).__name__}: {error}"
+        # Flower ends the app of a run that was stopped by a signal, if the app does not notice it first.
+        found = RunStopped() if isinstance(error, SystemExit) else error
+        known = isinstance(found, UserError)
+        line = " ".join(str(found).split()) if known else f"{type(found).__name__}: {found}"
         _note(report, "stopped", line)
         _log.error(line)
         raise

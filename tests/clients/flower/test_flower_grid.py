@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -35,7 +36,7 @@ from steelyard.clients.flower.forms import EVALUATE, INTRODUCE, TRAIN, Form
 from steelyard.clients.flower.grid import FlowerClients, NoAnswers
 from steelyard.clients.flower.payloads import DENSE, Codec
 from steelyard.clients.flower.register import REGISTER
-from steelyard.clients.flower.requesting import Request, RequestSender
+from steelyard.clients.flower.requesting import Gone, Request, RequestSender
 from steelyard.clients.flower.settings import FederateSettings
 from steelyard.clients.flower.superlink import RunStopped, SuperLinkFault
 from steelyard.errors import UserError
@@ -327,6 +328,19 @@ def test_a_full_disk_of_the_server_is_named(tmp_path: Path, monkeypatch: pytest.
     with pytest.raises(SuperLinkFault, match=r"any more: ObjectPushError: Failed to push object") as caught:
         ask()
     assert "\n" not in str(caught.value)
+
+
+def test_a_server_that_stood_still_while_it_sent_does_not_call_its_nodes_silent():
+    class Slow(FakeGrid):
+        def push_messages(self, messages: Iterable[Message]) -> list[str]:
+            time.sleep(0.3)  # As a laptop that is closed while a round's messages are sent.
+            return super().push_messages(messages)
+
+    (found,) = RequestSender(Slow({1: lambda _: None})).ask(  # type: ignore[arg-type]
+        [Request(1, INTRODUCE, wire.content(Form(), {}), 0, 1 << 20)], 0.2
+    )
+    assert isinstance(found, Gone)
+    assert "the server itself stood still" in found
 
 
 def test_nobody_answers_gives_an_empty_update_for_the_loop_to_judge():

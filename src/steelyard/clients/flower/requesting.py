@@ -75,10 +75,12 @@ class RequestSender:
         read as it arrives and let go of, and what `read` returned stands in its place; `failed` hears of every other
         answer as it arrives.
         """
-        deadline = time.monotonic() + seconds
+        begun = time.monotonic()
+        deadline = begun + seconds
         results: list[Any] = [None] * len(requests)
         arrived: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
         sent = self._send(requests, seconds)
+        sending = time.monotonic() - begun
         index_of = {name: index for index, name in enumerate(sent) if name}
         for index, name in enumerate(sent):
             if not name:
@@ -99,6 +101,8 @@ class RequestSender:
         AnswerPoller(self.grid, outstanding, deadline, take).start(stop)
         try:
             slept = self._collect(results, arrived, len(index_of), deadline, enough)
+            if sending >= seconds:  # Nobody had any time to answer.
+                slept += sending
         finally:
             stop.set()
         late: str = Silence(f"no answer within {seconds:g} s")

@@ -99,14 +99,23 @@ class DirectCalls:
             if found.messages_list or left <= 0 or await request.is_disconnected():
                 return found
             self._keep_alive([name])
-            await self._news.wait(name, before, min(left, LOOK_SECONDS))
+            if not await self._waited(name, before, min(left, LOOK_SECONDS)):
+                return found
 
     async def _tell(self, request: Request) -> Response:
         """Tell the proxy for which nodes messages have come since it last asked."""
         asked = await request.json()
         self._keep_alive(asked["alive"])
-        await self._news.wait(ANYBODY, asked["after"], LOOK_SECONDS)
+        await self._waited(ANYBODY, asked["after"], LOOK_SECONDS)
         return JSONResponse({"serial": self._news.serial, "names": self._news.since(asked["after"])})
+
+    async def _waited(self, name: str, after: int, seconds: float) -> bool:
+        """Wait for news; False where the SuperLink ends, and calls that are held are to be answered at once."""
+        try:
+            await self._news.wait(name, after, seconds)
+        except asyncio.CancelledError:
+            return False
+        return True
 
     def _keep_alive(self, names: list[str]) -> None:
         """Take a call that is held for its node's sign of life."""
